@@ -11,7 +11,7 @@ import asyncpg
 from bench.stores import APPLICATION, Database
 from bench.subjects.trellis import TYPE
 from trellis.engine.jobs import JobId
-from trellis.engine.records import History
+from trellis.engine.records import JobHistory
 from trellis.engine.verify import check_history
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import LIFECYCLES, Role, Trigger, event_code
@@ -98,7 +98,7 @@ async def _verify_sample(url: str, jobs: int) -> None:
             job = await ledger.job(job_id)
             if job is None:
                 raise PreloadBroken(job_id)
-            found = check_history(History(job=job, events=tuple(await ledger.events(job_id)), dead_letters=()))
+            found = check_history(JobHistory(job=job, events=tuple(await ledger.events(job_id)), dead_letters=()))
             if found:
                 raise PreloadBroken(f"{job_id}: {found[0].detail}")
     finally:

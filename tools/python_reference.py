@@ -51,7 +51,7 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("function", "trellis.wiring", "connect"),
         ("class", "trellis.client", "Trellis"),
         ("fields", "trellis.worker.requests", "SubmitSettings"),
-        ("fields", "trellis.bus.wishes", "TopicWishes"),
+        ("fields", "trellis.bus.wishes", "TopicSubmitOptions"),
         ("class", "trellis.client", "JobHandle"),
         ("fields", "trellis.engine.jobs", "Priority"),
     ),
@@ -59,7 +59,7 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("function", "trellis.wiring", "connect_sync"),
         ("class", "trellis.http.client", "GatewayClient"),
         *(("class", f"trellis.http.{name}", "".join(map(str.title, name.split("_")))) for name in OVER_HTTP),
-        ("fields", "trellis.http.jobs", "JobWishes"),
+        ("fields", "trellis.http.jobs", "JobSubmitOptions"),
         ("fields", "trellis.http.memory", "Backing"),
         ("fields", "trellis.http.calls", "CallOptions"),
     ),
@@ -77,7 +77,7 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
 TITLES = {
     "JobOptions": "Options of `@app.job`",
     "SubmitSettings": "Settings of a submit",
-    "JobWishes": "Settings of a submit over HTTP",
+    "JobSubmitOptions": "Settings of a submit over HTTP",
 }
 
 

@@ -31,8 +31,8 @@ from tests.servers.nats import NatsServer
 from trellis import App
 from trellis.bus.messages import RESULT
 from trellis.bus.safety.kernel import PolicyKernel
-from trellis.bus.safety.policy import BUILTIN
-from trellis.bus.services import BusParts, BusServices
+from trellis.bus.safety.policy import ALLOW_ALL_POLICY
+from trellis.bus.services import BusDependencies, BusServices
 from trellis.bus.topics import Topics
 from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.engine.jobs import JobId
@@ -57,11 +57,11 @@ async def worker(task: Task) -> None:
     server, ledger = NatsServer.start(jetstream=True), await open_ledger(task.url)
     options = BusOptions(url=server.url)
     bus = await open_bus(options, clock=SystemClock(), now=lambda: datetime.now(UTC), new_id=new_id)
-    parts = BusParts(
+    parts = BusDependencies(
         ledger=ledger,
         bus=bus,
         topics=Topics.model_validate({"topics": {TOPIC: {"idempotent": True}}}),
-        kernel=PolicyKernel(BUILTIN),
+        kernel=PolicyKernel(ALLOW_ALL_POLICY),
         clock=SystemClock(),
         new_id=new_id,
         name="bench",

@@ -16,7 +16,7 @@ import trellis.storage.local  # noqa: F401 - as above
 from bench.marks import Marker
 from bench.task import Task
 from trellis.engine.clock import Clock
-from trellis.engine.holding import Heartbeat
+from trellis.engine.holding import LeaseHeartbeat
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
@@ -24,13 +24,13 @@ from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.lifecycles.run import RUN
 from trellis.runs import ids
-from trellis.runs.documents import Request
-from trellis.runs.driver import Driver, DriverOptions
+from trellis.runs.documents import RunRequest
+from trellis.runs.driver import RunDriver, RunDriverOptions
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, accept
 from trellis.runs.projector import Projector
-from trellis.runs.published import Published
-from trellis.runs.publishing import Publisher
-from trellis.runs.steps import Step, StepContext, StepResult
+from trellis.runs.published import PublishedRuns
+from trellis.runs.publishing import DocumentPublisher
+from trellis.runs.steps import RunStep, StepContext, StepResult
 from trellis.storage.open import open_objects
 from trellis.wiring import SystemClock, new_id, process_name
 
@@ -63,7 +63,7 @@ async def bulk(task: Task) -> None:
 
 
 def _new(slug: str, run_id: JobId) -> NewJob:
-    payload = Request(slug, "manual", {}).to_bytes()
+    payload = RunRequest(slug, "manual", {}).to_bytes()
     return NewJob(job_id=run_id, type=TYPE, lifecycle=RUN.name, payload=payload, concurrency_key=f"run:{slug}")
 
 
@@ -73,24 +73,24 @@ async def worker(task: Task) -> None:
     objects = await open_objects(Path(task.objects).as_uri()) if task.objects else None
     published, services = at_once, []
     if objects is not None:
-        publisher, actor = Publisher(objects), Actor(role=Role.PROJECTOR, name=process_name("bench"))
-        published = Published(objects, clock, publisher).reached
+        publisher, actor = DocumentPublisher(objects), Actor(role=Role.PROJECTOR, name=process_name("bench"))
+        published = PublishedRuns(objects, clock, publisher).reached
         services.append(Projector(ledger=ledger, actor=actor, publisher=publisher, clock=clock))
     orchestrator = _orchestrator(ledger, published, clock, task)
-    services += (orchestrator, Heartbeat(holder=orchestrator, name="run-heartbeat"))
+    services += (orchestrator, LeaseHeartbeat(holder=orchestrator, name="run-heartbeat"))
     rng, never = random.Random(1), asyncio.Event()
     await asyncio.gather(*(serve(service, clock, rng, never) for service in services))
 
 
 def _orchestrator(ledger: Ledger, published: Wait, clock: Clock, task: Task) -> Orchestrator:
     actor = Actor(role=Role.ORCHESTRATOR, name=process_name("bench"))
-    driver = Driver(
+    driver = RunDriver(
         ledger=ledger,
         actor=actor,
         clock=clock,
         steps=_steps(task),
         published=published,
-        options=DriverOptions(),
+        options=RunDriverOptions(),
     )
     options = OrchestratorOptions(concurrency=task.concurrency)
     return Orchestrator(ledger=ledger, actor=actor, clock=clock, driver=driver, new_id=new_id, options=options)
@@ -100,7 +100,7 @@ async def at_once(slug: str, run_id: str, version: int) -> None:
     """Nobody publishes, so nothing is waited for."""
 
 
-def _steps(task: Task) -> dict[str, Step]:
+def _steps(task: Task) -> dict[str, RunStep]:
     """The first marks that a run began; the third leaves an output, because every run has one."""
     mark = Marker(task.folder).mark
 

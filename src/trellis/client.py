@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import pydantic
 
-from trellis.bus.wishes import TopicWishes
+from trellis.bus.wishes import TopicSubmitOptions
 from trellis.engine import tracing
 from trellis.engine.authority import Principal
 from trellis.engine.clock import Clock
-from trellis.engine.dead_letters import dead_letter, operators_reason
+from trellis.engine.dead_letters import dead_letter, operator_reason_code
 from trellis.engine.errors import (
     IdempotencyMismatch,
     InvalidTransition,
@@ -48,15 +48,15 @@ from trellis.engine.jobs import (
 from trellis.engine.ledger import Ledger
 from trellis.engine.matrices import permit
 from trellis.engine.ownership import (
-    admitted,
+    acting_or_gateway,
+    admitted_submission,
     canceller,
     cancelling_roles,
-    checked,
     owner_name,
-    relayed,
+    permit_on_job,
     scoped_key,
 )
-from trellis.engine.reach import Reach
+from trellis.engine.reach import PrincipalReach
 from trellis.engine.records import Event, FeedPage, Job, JobFilter, Signal
 from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
 from trellis.lifecycles import LIFECYCLES, Role, State
@@ -66,9 +66,9 @@ from trellis.worker.payloads import read_as
 from trellis.worker.requests import SubmitSettings, new_job
 
 if TYPE_CHECKING:  # the bus is loaded by those who submit to it
-    from trellis.bus.asking import Asking
+    from trellis.bus.asking import BusSubmitter
 
-SUBMITTING = (Role.SUBMITTER, Role.GATEWAY, Role.ORCHESTRATOR, Role.WORKER)
+SUBMITTING_ROLES = (Role.SUBMITTER, Role.GATEWAY, Role.ORCHESTRATOR, Role.WORKER)
 """The roles of `jobs.create` that lifecycles know, the least powerful first. An owner submits through a gateway."""
 WAIT_S_FIRST = 0.01
 WAIT_S_MAX = 0.25
@@ -125,7 +125,7 @@ class JobHandle:
         return await self._trellis.cancel(self.id, mode, cause=cause, grace_s=grace_s)
 
 
-def cancelling(job: Job) -> tuple[Role, ...]:
+def cancelling_roles_of(job: Job) -> tuple[Role, ...]:
     """The roles that may cancel this job, those with a right to their own alone first."""
     return cancelling_roles(job.lifecycle)
 
@@ -141,7 +141,7 @@ class Trellis:
         clock: Clock,
         new_id: Callable[[], str],
         app: App | None = None,
-        asking: "Callable[[], AbstractAsyncContextManager[Asking]] | None" = None,
+        asking: "Callable[[], AbstractAsyncContextManager[BusSubmitter]] | None" = None,
         accepted: Callable[[], None] | None = None,
         cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT,
     ) -> None:
@@ -158,7 +158,7 @@ class Trellis:
         self._declared = False
         self._asking = asking
         self._accepted = accepted
-        self._reach = Reach(principal=principal, ledger=ledger)
+        self._reach = PrincipalReach(principal=principal, ledger=ledger)
 
     # --- submit --------------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class Trellis:
         if given and len(payloads) != 1:
             option = min(given)
             raise OptionInvalid(option=option, value=settings.get(option), expected="it names one job, not many")
-        actor = self._permitted("jobs.create", SUBMITTING)
+        actor = self._permitted("jobs.create", SUBMITTING_ROLES)
         await self._declare_new()
         about = {"trellis.type": type_, "trellis.jobs": len(payloads)}
         with tracing.span("job.submit", about, kind=tracing.PRODUCER) as span:
@@ -200,7 +200,7 @@ class Trellis:
         The job is there once the caller commits, and never was if it rolls back. On PostgreSQL call the SQL function
         `trellis.submit_job` on your connection instead, from any driver.
         """
-        actor = self._permitted("jobs.create", SUBMITTING)
+        actor = self._permitted("jobs.create", SUBMITTING_ROLES)
         job = await self._admitted(new_job(type_, payload, settings, app=self._app, new_id=self._new_id))
         now_us = round((await self.ledger.now()).timestamp() * 1_000_000)
         (answer,) = submit_on(connection, actor, [job], now_us)
@@ -214,22 +214,22 @@ class Trellis:
         idempotency_key: str | None = None,
         correlation_id: str | None = None,
         returns: Any = None,
-        **wishes: Unpack[TopicWishes],
+        **options: Unpack[TopicSubmitOptions],
     ) -> JobHandle:
         """Submit a job on a topic of the bus; its payload is kept where the topic's workers look for it.
 
         The handle's result is what its worker reported: with `result_ptr`, where the result itself is.
         """
-        refuse_unknown(wishes, tuple(TopicWishes.__annotations__))
+        refuse_unknown(options, tuple(TopicSubmitOptions.__annotations__))
         if self._asking is None:
             raise OptionInvalid(
                 option="topic", value=topic, expected="only a connection of `connect` has the bus's settings"
             )
-        actor = self._permitted("jobs.create", SUBMITTING)
+        actor = self._permitted("jobs.create", SUBMITTING_ROLES)
         asked_as = None if idempotency_key is None else (f"topic:{owner_name(self.principal)}", idempotency_key)
         async with self._asking() as asking:
             job = await asking.job(
-                {"topic": topic, **wishes},
+                {"topic": topic, **options},
                 payload=payload,
                 principal=self.principal,
                 correlation_id=correlation_id,
@@ -238,8 +238,8 @@ class Trellis:
         if asked_as is not None:
             scope, key = asked_as
             job = replace(job, idempotency_key=key, idempotency_scope=scope)
-        job = await admitted(self.principal, self.ledger, job)
-        (answer,) = await self.ledger.submit(relayed(actor, job.lifecycle), [job])
+        job = await admitted_submission(self.principal, self.ledger, job)
+        (answer,) = await self.ledger.submit(acting_or_gateway(actor, job.lifecycle), [job])
         made = _accepted(answer)
         if made.created and self._accepted is not None:
             self._accepted()
@@ -349,7 +349,7 @@ class Trellis:
     ) -> Job:
         """End a job that has not ended with a dead letter, without a retry; an operator's act. Raises InvalidTransition."""
         actor = self._permitted("jobs.dead-letter")
-        code = operators_reason(reason_code)
+        code = operator_reason_code(reason_code)
         answer = await dead_letter(
             self.ledger, actor, JobId(job_id), self._request_id(), reason_code=code, reason=reason
         )
@@ -393,7 +393,7 @@ class Trellis:
     async def leave_behind(self, follower: str, *, reason: str | None = None) -> bool:
         """Let retention go on without a follower, until it reads on; False when it has no place."""
         actor = self._acting(Role.CONTROL_PLANE, action="leave a follower behind")
-        return await self.ledger.leave_behind(actor, follower, cause=reason)
+        return await self.ledger.release_retention(actor, follower, cause=reason)
 
     async def declare(self, app: App) -> None:
         """Let what an application declares about its job types hold for every submit from anywhere, as a worker does when it starts."""
@@ -418,7 +418,7 @@ class Trellis:
 
     async def _admitted(self, job: NewJob) -> NewJob:
         """The job as this principal may submit it; raises NotAllowed."""
-        made = await admitted(self.principal, self.ledger, job)
+        made = await admitted_submission(self.principal, self.ledger, job)
         return await scoped_key(self.ledger, made, self.principal.name) if self.principal.by_token else made
 
     async def _canceller(self, job_id: JobId) -> Actor:
@@ -426,7 +426,7 @@ class Trellis:
         self._refuse_expired()
         job = await self.ledger.job(job_id)
         if job is None:
-            await checked(self.principal, "jobs.cancel", self.ledger, None)
+            await permit_on_job(self.principal, "jobs.cancel", self.ledger, None)
             raise JobNotFound(job_id=job_id)
         return await canceller(self.principal, self.ledger, job)
 

@@ -10,13 +10,13 @@ from types import MappingProxyType
 
 from pydantic import SecretStr
 
-from trellis.bus.asking import Asking
+from trellis.bus.asking import BusSubmitter
 from trellis.bus.pointers import Pointers, make_pointers
 from trellis.bus.port import Bus
-from trellis.bus.room import Room
+from trellis.bus.room import BacklogLimit
 from trellis.bus.safety.kernel import PolicyKernel, SafetyKernel
 from trellis.bus.safety.opening import open_kernel
-from trellis.bus.safety.policy import Policy
+from trellis.bus.safety.policy import SafetyPolicy
 from trellis.bus.topics import FILE_NAME, Topics, read_topics
 from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.engine.clock import Clock
@@ -65,7 +65,7 @@ def is_without_policy(settings: Settings, url: str) -> bool:
 def kernel_of(settings: Settings, url: str, *, monotonic: Callable[[], float]) -> SafetyKernel:
     """What judges jobs before they are handed out; without a policy all of `job.>` may go in an embedded instance, and nothing elsewhere (D53)."""
     if is_without_policy(settings, url):
-        return PolicyKernel(Policy.model_validate({"rules": [dict(NO_POLICY)]}))
+        return PolicyKernel(SafetyPolicy.model_validate({"rules": [dict(NO_POLICY)]}))
     return open_kernel(settings.policy, monotonic=monotonic, ca_file=settings.gateway_ca_file)
 
 
@@ -96,7 +96,7 @@ async def open_settings_bus(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
+class StorageLocations:
     """Where an instance keeps what it has."""
 
     ledger: str
@@ -104,7 +104,7 @@ class Places:
     memory: Path
 
 
-def places(settings: Settings, ledger: str) -> Places:
+def storage_locations(settings: Settings, ledger: str) -> StorageLocations:
     """The settings' places; beside an SQLite file what is not set lies in its folder. Raises SettingsInvalid."""
     folder = Path(ledger.removeprefix("sqlite:///")).absolute().parent if ledger.startswith("sqlite:///") else None
     if folder is None and (settings.objects is None or settings.memory is None):
@@ -113,10 +113,12 @@ def places(settings: Settings, ledger: str) -> Places:
             source=missing, detail=f"set TRELLIS_{missing.upper()}: only an SQLite ledger has a folder"
         )
     objects = settings.objects or f"file://{(folder or Path()) / OBJECTS_FOLDER}"
-    return Places(ledger=ledger, objects=objects, memory=settings.memory or (folder or Path()) / MEMORY_FOLDER)
+    return StorageLocations(
+        ledger=ledger, objects=objects, memory=settings.memory or (folder or Path()) / MEMORY_FOLDER
+    )
 
 
-def objects_place(settings: Settings, url: str) -> str | None:
+def object_store_url(settings: Settings, url: str) -> str | None:
     """Where the object store of an instance with this ledger is; None when nothing says it."""
     if settings.objects is not None or not url.startswith("sqlite:///"):
         return settings.objects
@@ -126,7 +128,7 @@ def objects_place(settings: Settings, url: str) -> str | None:
 @asynccontextmanager
 async def open_pointers(settings: Settings, url: str) -> AsyncGenerator[Pointers]:
     """What can be behind pointers, for a process that has no instance: a worker on the bus, or somebody who submits."""
-    place = objects_place(settings, url)
+    place = object_store_url(settings, url)
     objects: ObjectStore | None = None
     if place is not None:
         objects = await open_objects(place, credentials=s3_credentials(os.environ))
@@ -142,11 +144,13 @@ async def open_pointers(settings: Settings, url: str) -> AsyncGenerator[Pointers
 
 
 @asynccontextmanager
-async def open_asking(settings: Settings, url: str, room: Room, *, new_id: Callable[[], str]) -> AsyncGenerator[Asking]:
+async def open_bus_submitter(
+    settings: Settings, url: str, room: BacklogLimit, *, new_id: Callable[[], str]
+) -> AsyncGenerator[BusSubmitter]:
     """How jobs on topics are asked for, for a process that has no instance."""
     topics = topics_of(settings)
     async with open_pointers(settings, url) as pointers:
-        yield Asking(topics=topics, pointers=pointers, room=room, new_id=new_id)
+        yield BusSubmitter(topics=topics, pointers=pointers, room=room, new_id=new_id)
 
 
 def nlm_key(settings: Settings) -> SecretStr | None:

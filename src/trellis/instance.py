@@ -10,53 +10,60 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 from trellis.agents.catalog import Catalog, agent_key
-from trellis.agents.desk import Limits
+from trellis.agents.desk import RunLimits
 from trellis.agents.garden import AGENTS, memory_seed, plant
 from trellis.agents.models import ModelOptions
 from trellis.artifacts.collecting import ArtifactCollector
 from trellis.artifacts.keys import project_id
 from trellis.artifacts.of_run import artifacts_of_run
-from trellis.artifacts.registry import Artifacts
-from trellis.bus.asking import Asking as BusAsking
+from trellis.artifacts.registry import ArtifactRegistry
+from trellis.bus.asking import BusSubmitter as BusAsking
 from trellis.bus.collecting import BusCollector, CollectOptions
 from trellis.bus.pointers import Pointers, make_pointers
-from trellis.bus.room import Room
+from trellis.bus.room import BacklogLimit
 from trellis.bus.safety.kernel import SafetyKernel
 from trellis.bus.topics import Topics
 from trellis.engine.admin_acts import NewAct
 from trellis.engine.authority import Principal
-from trellis.engine.holding import Heartbeat, HolderOptions
+from trellis.engine.holding import LeaseHeartbeat, LeaseRunnerOptions
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
-from trellis.fleet import Places, gateway_address, kernel_of, nlm_key, places, reachable_host, topics_of
+from trellis.fleet import (
+    StorageLocations,
+    gateway_address,
+    kernel_of,
+    nlm_key,
+    reachable_host,
+    storage_locations,
+    topics_of,
+)
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.nlm.asking import Asking
+from trellis.nlm.asking import RetryingProvider
 from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
 from trellis.queue.backend import READ_BYTES_MAX, NlmBackend
-from trellis.queue.context import Assembly
-from trellis.queue.driver import Driver as QueueDriver
-from trellis.queue.driver import DriverOptions as QueueDriverOptions
+from trellis.queue.context import ContextAssembler
+from trellis.queue.driver import QueueDriver, QueueDriverOptions
 from trellis.queue.orchestrator import QueueOrchestrator
 from trellis.runs import finalizing
 from trellis.runs.agent_acts import CREATED
 from trellis.runs.applying import ApplyEngine, ApplyOptions
-from trellis.runs.driver import Driver, DriverOptions
+from trellis.runs.driver import RunDriver, RunDriverOptions
 from trellis.runs.gate import AgentGate
 from trellis.runs.health import AgentHealth
-from trellis.runs.inbox import Inbox, InboxKeeper
+from trellis.runs.inbox import InboxService, InboxSettler
 from trellis.runs.layer import BuiltinLayer
-from trellis.runs.offering import Offering
+from trellis.runs.offering import ProposalService
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions
 from trellis.runs.projector import Projector, ProjectorOptions
-from trellis.runs.published import Published
-from trellis.runs.publishing import Publisher
-from trellis.runs.schedules import ScheduleRegistrar, Schedules
+from trellis.runs.published import PublishedRuns
+from trellis.runs.publishing import DocumentPublisher
+from trellis.runs.schedules import ScheduleFirer, ScheduleRegistrar
 from trellis.runs.timetable import Timetable
-from trellis.runs.work import Work
+from trellis.runs.work import RunSteps
 from trellis.settings import Settings
 from trellis.storage.address import s3_credentials
 from trellis.storage.memory import (
@@ -82,7 +89,7 @@ from trellis.wiring import (
     outgoing_tls,
     process_name,
 )
-from trellis.worker.kinds import Making, read_job
+from trellis.worker.kinds import JobFactory, make_job_from_json
 
 PROBE_KEY = "agents/index.json"
 """What the object store is asked for to see whether it answers."""
@@ -117,7 +124,7 @@ def is_of_queue(service: Service[Any]) -> bool:
 class Instance:
     """Everything open."""
 
-    places: Places
+    places: StorageLocations
     ledger: Ledger
     objects: ObjectStore
     memory: MemoryRepository
@@ -159,9 +166,9 @@ class Instance:
         return Catalog(self.objects, counter=self.counter)
 
     @property
-    def artifacts(self) -> Artifacts:
+    def artifacts(self) -> ArtifactRegistry:
         """What queue jobs left behind."""
-        return Artifacts(
+        return ArtifactRegistry(
             ledger=self.ledger,
             objects=self.objects,
             cid=project_id(self.settings.project),
@@ -170,9 +177,9 @@ class Instance:
         )
 
     @property
-    def published(self) -> Published:
+    def published(self) -> PublishedRuns:
         """What readers see."""
-        return Published(self.objects, SystemClock())
+        return PublishedRuns(self.objects, SystemClock())
 
     @property
     def layer(self) -> BuiltinLayer:
@@ -182,7 +189,7 @@ class Instance:
             gateway=self.actor(Role.GATEWAY),
             orchestrator=self.actor(Role.ORCHESTRATOR),
             catalog=self.catalog,
-            publisher=Publisher(self.objects),
+            publisher=DocumentPublisher(self.objects),
             timetable=Timetable(objects=self.objects),
             random_text=lambda: new_id()[:8],
             waiting_max=self.settings.runs_waiting,
@@ -200,9 +207,9 @@ class Instance:
             options=ApplyOptions(),
         )
 
-    def offering(self, gateway: Actor) -> Offering:
+    def proposal_service(self, gateway: Actor) -> ProposalService:
         """How proposals are made from outside a run, in this actor's name."""
-        return Offering(
+        return ProposalService(
             ledger=self.ledger,
             gateway=gateway,
             objects=self.objects,
@@ -212,22 +219,26 @@ class Instance:
             random_text=new_id,
         )
 
-    def inbox(self, gateway: Actor) -> Inbox:
+    def inbox(self, gateway: Actor) -> InboxService:
         """What takes entries, in this actor's name."""
-        return Inbox(
+        return InboxService(
             ledger=self.ledger,
             gateway=gateway,
             layer=replace(self.layer, gateway=gateway),
-            offering=self.offering(gateway),
-            new_job=lambda asked, by: read_job(
-                asked, self.making(Principal(name=by, roles=frozenset({Role.GATEWAY}), by_token=True))
+            proposal_service=self.proposal_service(gateway),
+            new_job=lambda asked, by: make_job_from_json(
+                asked, self.job_factory(Principal(name=by, roles=frozenset({Role.GATEWAY}), by_token=True))
             ),
         )
 
-    def making(self, principal: Principal) -> Making:
+    def job_factory(self, principal: Principal) -> JobFactory:
         """What new jobs are made with, and checked against, for this principal."""
-        return Making(
-            new_id=new_id, ledger=self.ledger, catalog=self.catalog, asking=self._bus_asking, principal=principal
+        return JobFactory(
+            new_id=new_id,
+            ledger=self.ledger,
+            catalog=self.catalog,
+            bus_submitter=self._bus_submitter,
+            principal=principal,
         )
 
     @cached_property
@@ -246,11 +257,11 @@ class Instance:
         return kernel_of(self.settings, self.places.ledger, monotonic=elapsed_s)
 
     @cached_property
-    def room(self) -> Room:
+    def room(self) -> BacklogLimit:
         """How much may wait on the topics."""
-        return Room(ledger=self.ledger, clock=SystemClock())
+        return BacklogLimit(ledger=self.ledger, clock=SystemClock())
 
-    def _bus_asking(self) -> BusAsking:
+    def _bus_submitter(self) -> BusAsking:
         """How jobs on topics are asked for."""
         return BusAsking(topics=self.topics, pointers=self.pointers, room=self.room, new_id=new_id)
 
@@ -272,7 +283,7 @@ class Instance:
         token, tls = self._token_as(Role.GATEWAY), outgoing_tls(self.settings)
         return NlmBackend(self.nlm_url, token, tls, answer_bytes_max=READ_BYTES_MAX)
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """End connections that were made on the way."""
         if "nlm_reader" in vars(self):
             await self.nlm_reader.close()
@@ -291,7 +302,9 @@ class Instance:
             actor=actor,
             clock=clock,
             objects=self.objects,
-            assembly=Assembly(objects=self.objects, memory=self.memory, cid=artifacts.cid, counter=self.counter),
+            assembly=ContextAssembler(
+                objects=self.objects, memory=self.memory, cid=artifacts.cid, counter=self.counter
+            ),
             artifacts=artifacts,
             layer=self.layer,
             backend=NlmBackend(self.nlm_url, self._token_as(Role.ORCHESTRATOR), outgoing_tls(self.settings)),
@@ -307,33 +320,33 @@ class Instance:
             clock=clock,
             driver=driver,
             new_id=new_id,
-            options=HolderOptions(poll_s=0.2),
+            options=LeaseRunnerOptions(poll_s=0.2),
         )
 
-    def _orchestrator(self, engine: ApplyEngine, publisher: Publisher) -> Orchestrator:
+    def _orchestrator(self, engine: ApplyEngine, publisher: DocumentPublisher) -> Orchestrator:
         """What drives runs; `publisher` tells its driver what was published."""
         clock = SystemClock()
-        work = Work(
+        work = RunSteps(
             ledger=self.ledger,
             orchestrator=self.actor(Role.ORCHESTRATOR),
             gateway=self.actor(Role.GATEWAY),
             objects=self.objects,
             memory=self.memory,
-            asking=Asking(self.provider, clock=clock),
+            asking=RetryingProvider(self.provider, clock=clock),
             models=_models(self.settings),
             apply_engine=engine,
             clock=clock,
-            limits=Limits(),
+            limits=RunLimits(),
             counter=self.counter,
         )
-        driver = Driver(
+        driver = RunDriver(
             ledger=self.ledger,
             actor=self.actor(Role.ORCHESTRATOR),
             clock=clock,
             steps=work.steps(),
-            published=Published(self.objects, clock, publisher).reached,
+            published=PublishedRuns(self.objects, clock, publisher).reached,
             artifacts=partial(artifacts_of_run, self.ledger),
-            options=DriverOptions(upstream_wait_s=self.settings.upstream_wait_s),
+            options=RunDriverOptions(upstream_wait_s=self.settings.upstream_wait_s),
         )
         return Orchestrator(
             ledger=self.ledger,
@@ -347,7 +360,7 @@ class Instance:
     def services(self) -> list[Service[Any]]:
         """All that runs need, in one process."""
         clock, engine, layer = SystemClock(), self.apply_engine(), self.layer
-        publisher = Publisher(self.objects)  # the driver hears from it what the projector has published
+        publisher = DocumentPublisher(self.objects)  # the driver hears from it what the projector has published
         orchestrator = self._orchestrator(engine, publisher)
         queue = self.queue_orchestrator()
         projector = Projector(
@@ -359,16 +372,16 @@ class Instance:
         )
         return [
             orchestrator,
-            Heartbeat(holder=orchestrator, name="run-heartbeat"),
+            LeaseHeartbeat(holder=orchestrator, name="run-heartbeat"),
             queue,
-            Heartbeat(holder=queue, name="queue-heartbeat"),
+            LeaseHeartbeat(holder=queue, name="queue-heartbeat"),
             projector,
             engine,
             ScheduleRegistrar(layer=layer, catalog=self.catalog),
-            Schedules(ledger=self.ledger, layer=layer, timetable=layer.timetable),
+            ScheduleFirer(ledger=self.ledger, layer=layer, timetable=layer.timetable),
             AgentGate(ledger=self.ledger, actor=self.actor(Role.ORCHESTRATOR), catalog=self.catalog),
             self.agent_health(),
-            InboxKeeper(inbox=self.inbox(self.actor(Role.GATEWAY))),
+            InboxSettler(inbox=self.inbox(self.actor(Role.GATEWAY))),
             ArtifactCollector(artifacts=self.artifacts, is_recorded=partial(finalizing.is_recorded, self.objects)),
             Sweeper(
                 ledger=self.ledger,
@@ -398,7 +411,7 @@ class Instance:
                 if not (await health.run_once()).events:
                     return
         finally:
-            await health.let_go()
+            await health.release()
 
     def bus_collector(self) -> BusCollector:
         """What removes contexts and results of jobs on topics that retention has removed."""
@@ -425,7 +438,7 @@ class Instance:
             if isinstance(service, Orchestrator | QueueOrchestrator):
                 await service.drain()
             elif isinstance(service, Projector | AgentHealth | BusCollector):
-                await service.let_go()
+                await service.release()
 
     async def plant(self) -> None:
         """Put the demonstration agents there, with the first pages of their memory. Twice is as once."""
@@ -469,7 +482,7 @@ async def open_instance(
 
     Raises MemoryOfAnother where the memory is used and belongs to another instance.
     """
-    found, counter = places(settings, ledger_url), open_tokenizer(settings.tokenizer)
+    found, counter = storage_locations(settings, ledger_url), open_tokenizer(settings.tokenizer)
     ledger = await open_ledger(found.ledger, part=part)
     try:
         objects = await open_objects(found.objects, credentials=s3_credentials(os.environ))
@@ -500,7 +513,7 @@ async def open_instance(
                 try:
                     yield instance
                 finally:
-                    await instance.let_go()
+                    await instance.release()
             finally:
                 await provider.close()
         finally:

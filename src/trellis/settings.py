@@ -53,7 +53,7 @@ _ENVIRONMENT_ONLY = {
 AUDIT_OBJECTS_MAX = 50
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     """A list as the environment writes it, or as the file does."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
@@ -110,7 +110,7 @@ class Settings(pydantic.BaseModel):
     operator_window_s: float = pydantic.Field(900.0, ge=0, le=30 * 86_400)
     """How long a failed queue job waits for a person before it is dead."""
     outgoing: Annotated[
-        tuple[Annotated[str, pydantic.Field(max_length=300)], ...], pydantic.BeforeValidator(_listed)
+        tuple[Annotated[str, pydantic.Field(max_length=300)], ...], pydantic.BeforeValidator(_as_list)
     ] = pydantic.Field((), max_length=OUTGOING_MAX)
     """Origins (`https://host`, `http://host:port`) that snapshots may come from although they are not public; separated by commas. They get no token."""
     bus: str = pydantic.Field(LOCAL_BUS, min_length=1, max_length=2_000)
@@ -149,7 +149,7 @@ class Settings(pydantic.BaseModel):
     upstream_wait_s: float = pydantic.Field(86_400.0, gt=0, le=30 * 86_400)
     """How long a run may wait in all for a projector or an object store that is away; after that it fails."""
     audit_objects: Annotated[
-        tuple[Annotated[str, pydantic.Field(pattern=TYPE_PATTERN)], ...], pydantic.BeforeValidator(_listed)
+        tuple[Annotated[str, pydantic.Field(pattern=TYPE_PATTERN)], ...], pydantic.BeforeValidator(_as_list)
     ] = pydantic.Field((), max_length=AUDIT_OBJECTS_MAX)
     """Job types whose every event gets an audit record of its own, instead of a line in a segment; separated by commas."""
     gateway: str | None = None
@@ -354,7 +354,7 @@ def read_settings(
     """
     file = folder / FILE_NAME
     values: dict[str, Any] = {}
-    if _is_there(file):
+    if _exists(file):
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
@@ -369,11 +369,13 @@ def read_settings(
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False)[0]
         # `from None`: pydantic's own message repeats the values, and some are secrets.
-        raise SettingsInvalid(**_told(problem["loc"], problem["msg"], problem["input"], named, file)) from None
+        raise SettingsInvalid(**_problem_of(problem["loc"], problem["msg"], problem["input"], named, file)) from None
     return settings.noting(file, frozenset(values) - frozenset(named))
 
 
-def _told(at: tuple[int | str, ...], message: str, value: Any, named: Mapping[str, str], file: Path) -> dict[str, str]:
+def _problem_of(
+    at: tuple[int | str, ...], message: str, value: Any, named: Mapping[str, str], file: Path
+) -> dict[str, str]:
     """Where the mistake is and what it is; what may be a secret is not repeated."""
     key = ".".join(str(part) for part in at)
     message = message.removeprefix("Value error, ")
@@ -384,7 +386,7 @@ def _told(at: tuple[int | str, ...], message: str, value: Any, named: Mapping[st
     return {"source": source, "detail": message if is_secret else f"{message}, not {value!r}"}
 
 
-def _is_there(file: Path) -> bool:
+def _exists(file: Path) -> bool:
     try:
         return file.is_file()
     except PermissionError:

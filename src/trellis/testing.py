@@ -24,7 +24,7 @@ from trellis.client import JobHandle, Trellis
 from trellis.engine.authority import Principal
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import JobFilter, Place, SweepOptions
+from trellis.engine.records import JobFilter, JobPlace, SweepOptions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.wiring import SystemClock, new_id
@@ -136,7 +136,7 @@ class Sandbox:
         cursor: str | None = None
         while True:
             page = await self.ledger.jobs(JobFilter(), limit=PAGE_MAX, cursor=cursor)
-            resting = (job for job in page.jobs if job.place is Place.RESTING and job.due_at is not None)
+            resting = (job for job in page.jobs if job.place is JobPlace.SCHEDULED and job.due_at is not None)
             waits += [max(0.0, (job.due_at - now).total_seconds()) for job in resting if job.due_at is not None]
             cursor = page.cursor
             if cursor is None:

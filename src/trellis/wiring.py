@@ -36,8 +36,8 @@ from trellis.worker.options import WorkerOptions
 from trellis.worker.worker import Worker
 
 if TYPE_CHECKING:  # HTTP and the bus are loaded by those who use them: importing HTTP takes as long as all the rest
-    from trellis.bus.asking import Asking
-    from trellis.bus.room import Room
+    from trellis.bus.asking import BusSubmitter
+    from trellis.bus.room import BacklogLimit
     from trellis.http.calls import CallOptions
     from trellis.http.client import GatewayClient
     from trellis.http.sync import SyncGatewayClient
@@ -181,15 +181,15 @@ async def _connect_ledger(
     ledger = await open_ledger(address)
 
     @cache
-    def room() -> "Room":
-        from trellis.bus.room import Room  # nobody else here needs the bus
+    def room() -> "BacklogLimit":
+        from trellis.bus.room import BacklogLimit  # nobody else here needs the bus
 
-        return Room(ledger=ledger, clock=SystemClock())
+        return BacklogLimit(ledger=ledger, clock=SystemClock())
 
     try:
         if identity is not None:
             await check_home_issuer(ledger, settings)
-        asking = partial(_asking, settings, address, room)
+        asking = partial(_open_bus_submitter, settings, address, room)
         yield Trellis(
             ledger,
             principal,
@@ -204,11 +204,13 @@ async def _connect_ledger(
 
 
 @asynccontextmanager
-async def _asking(settings: Settings, url: str, room: "Callable[[], Room]") -> "AsyncGenerator[Asking]":
+async def _open_bus_submitter(
+    settings: Settings, url: str, room: "Callable[[], BacklogLimit]"
+) -> "AsyncGenerator[BusSubmitter]":
     """How jobs on topics are asked for here, for one of them."""
-    from trellis.fleet import open_asking
+    from trellis.fleet import open_bus_submitter
 
-    async with open_asking(settings, url, room(), new_id=new_id) as asking:
+    async with open_bus_submitter(settings, url, room(), new_id=new_id) as asking:
         yield asking
 
 
@@ -238,7 +240,7 @@ def make_worker(app: App, ledger: Ledger, options: WorkerOptions) -> Worker:
     return Worker(app, ledger, options, clock=SystemClock(), rng=random.Random(), new_id=new_id)  # noqa: S311 - jitter
 
 
-async def open_when_there(url: str, *, part: str | None = None) -> Ledger | None:
+async def open_when_available(url: str, *, part: str | None = None) -> Ledger | None:
     """The ledger, waited for while it does not answer; None when SIGTERM or SIGINT came first."""
     rng = random.Random()  # noqa: S311 - jitter
     return await open_until_signalled(lambda: open_ledger(url, part=part), SystemClock(), rng)
@@ -290,7 +292,7 @@ def principal_for(url: str, *, name: str, operator: bool, identity: Identity | N
     if not local:
         return Principal(name=name, roles=frozenset(Role), because="the database role decides")
     if not operator:
-        return Principal(name=name, roles=LOCAL_ROLES, because=f"a local file gives {_listed(LOCAL_ROLES)}")
+        return Principal(name=name, roles=LOCAL_ROLES, because=f"a local file gives {_role_names(LOCAL_ROLES)}")
     try:
         read_key(development_key_path(url))
     except KeyUnusable as error:
@@ -468,7 +470,7 @@ class KeySetFile(Sequence[TrustedKey]):
         return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _listed(roles: frozenset[Role]) -> str:
+def _role_names(roles: frozenset[Role]) -> str:
     return " and ".join(sorted(role.value for role in roles))
 
 

@@ -14,7 +14,7 @@ from trellis.agents.errors import DefinitionContended, SlugInvalid, StatusChange
 from trellis.agents.frontmatter import FILE_BYTES_MAX
 from trellis.agents.index import INDEX_BYTES_MAX, INDEX_KEY, read_index
 from trellis.storage.local import LocalObjects
-from trellis.storage.objects import OVERWRITE, ObjectPage, ObjectStore, Refused, Stored, When
+from trellis.storage.objects import OVERWRITE, ObjectPage, ObjectStore, PutCondition, PutRefused, PutStored
 from trellis.storage.open import random_name
 
 
@@ -30,7 +30,7 @@ class Watched(LocalObjects):
         self.lists += 1
         return await super().list(prefix, after=after, limit=limit)
 
-    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+    async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
         self.puts += 1
         once, self.before_put = self.before_put, None
         for meeting in (once, self.before_every_put):

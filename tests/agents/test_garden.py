@@ -10,12 +10,11 @@ from tests.agents.files import NOW
 from trellis.agents.catalog import Catalog, agent_key
 from trellis.agents.definition import AgentDefinition, read_definition
 from trellis.agents.garden import AGENTS, memory_seed, objects_of, plant
-from trellis.nlm.extractive import Extractive
-from trellis.nlm.provider import Flag, Question
-from trellis.nlm.provider import Source as NlmSource
-from trellis.storage.memory.layout import LAYER_1, READINGS, ReadMode, count_tokens
+from trellis.nlm.extractive import ExtractiveProvider
+from trellis.nlm.provider import AnswerFlag, NlmQuestion, NlmSource
+from trellis.storage.memory.layout import LAYER_1, READ_LIMITS, ReadMode, count_tokens
 from trellis.storage.memory.markdown import loops
-from trellis.storage.memory.updates import Applied, Operation, Update, apply_updates
+from trellis.storage.memory.updates import AppliedUpdates, Operation, Update, apply_updates
 from trellis.storage.objects import ObjectStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,10 +88,10 @@ def test_the_first_memory_keeps_its_limits_and_can_be_applied(slug: str):
     assert tuple(seed) == LAYER_1
     updates = [Update(file=name, operation=Operation.REPLACE, content=text) for name, text in seed.items()]
     applied = apply_updates({}, updates, NOW)
-    assert isinstance(applied, Applied), applied
+    assert isinstance(applied, AppliedUpdates), applied
     assert applied.files == seed
     for mode in ReadMode:
-        assert sum(count_tokens(seed[name]) for name in READINGS[mode].files) <= READINGS[mode].tokens_max
+        assert sum(count_tokens(seed[name]) for name in READ_LIMITS[mode].files) <= READ_LIMITS[mode].tokens_max
     assert len(loops(seed["open_loops.md"])) >= 4
 
 
@@ -101,13 +100,13 @@ async def test_every_question_of_the_instructions_is_answered_from_the_sources(o
     await plant(objects)
     read = await Catalog(objects).sources(slug, definition(slug))
     sources = tuple(NlmSource(ref=source.ref, text=source.text) for source in read.items)
-    provider = Extractive()
+    provider = ExtractiveProvider()
     prepared = await provider.prepare(sources)
     cited: set[str] = set()
     for text in questions(slug):
-        answer = await provider.query(prepared, Question(text=text, sources=sources), deadline_s=10)
+        answer = await provider.query(prepared, NlmQuestion(text=text, sources=sources), deadline_s=10)
         assert answer.citations, text
-        assert Flag.NO_ANSWER not in answer.flags, text
+        assert AnswerFlag.NO_ANSWER not in answer.flags, text
         cited.update(citation.ref for citation in answer.citations)
     assert {f"sources/{name}" for name in BOTH_SIDES[slug]} <= cited
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from trellis.agents.definition import ContextOptions
-from trellis.agents.sources import SOURCE_BYTES_MAX, SOURCES_TOKENS_MAX, LeftOutReason, Source, read_sources
+from trellis.agents.sources import SOURCE_BYTES_MAX, SOURCES_TOKENS_MAX, AgentSource, OmissionReason, read_sources
 from trellis.storage.local import LocalObjects
 from trellis.storage.memory.layout import count_tokens
-from trellis.storage.objects import Object, ObjectStore
+from trellis.storage.objects import ObjectStore, StoredObject
 from trellis.storage.open import random_name
 
 FOLDER = "agents/gardener/sources"
@@ -26,7 +26,7 @@ async def test_sources_come_by_name_with_ref_text_and_digest(objects: ObjectStor
     await put(objects, **{"b.md": "# Bed", "a.txt": "ґрунт", "c.json": '{"ph": 6}', "deep/d.md": "below"})
     read = await read_sources(objects, "gardener", ContextOptions())
     assert read.items == tuple(
-        Source(ref=f"sources/{name}", text=text, sha256=hashlib.sha256(text.encode()).hexdigest())
+        AgentSource(ref=f"sources/{name}", text=text, sha256=hashlib.sha256(text.encode()).hexdigest())
         for name, text in [("a.txt", "ґрунт"), ("b.md", "# Bed"), ("c.json", '{"ph": 6}'), ("deep/d.md", "below")]
     )
     assert (read.left_out, read.complete) == ((), True)
@@ -60,7 +60,7 @@ async def test_what_is_not_text_is_left_out_and_named(objects: ObjectStore):
     read = await read_sources(objects, "gardener", ContextOptions())
     assert [(source.ref, source.text) for source in read.items] == [("sources/d.MD", "read"), ("sources/e.md", "read")]
     assert [(one.ref, one.reason) for one in read.left_out] == [
-        (f"sources/{name}", LeftOutReason.NOT_TEXT) for name in ("a.png", "b.md", "c.md")
+        (f"sources/{name}", OmissionReason.NOT_TEXT) for name in ("a.png", "b.md", "c.md")
     ]
 
 
@@ -68,7 +68,7 @@ async def test_beyond_max_sources_the_later_names_are_left_out(objects: ObjectSt
     await put(objects, **{f"{number}.md": "x" for number in range(5)}, **{"0.png": b"not counted"})
     read = await read_sources(objects, "gardener", ContextOptions(max_sources=3))
     assert [source.ref for source in read.items] == [f"sources/{number}.md" for number in range(3)]
-    late = [one.ref for one in read.left_out if one.reason is LeftOutReason.TOO_MANY]
+    late = [one.ref for one in read.left_out if one.reason is OmissionReason.TOO_MANY]
     assert late == ["sources/3.md", "sources/4.md"]
 
 
@@ -81,8 +81,8 @@ async def test_a_source_over_the_budget_is_left_out_whole_and_the_next_that_fits
     assert [source.ref for source in read.items] == ["sources/a.md", "sources/c.md"]
     assert read.tokens == SOURCES_TOKENS_MAX
     assert [(one.ref, one.reason) for one in read.left_out] == [
-        ("sources/b.md", LeftOutReason.OVER_BUDGET),
-        ("sources/d.md", LeftOutReason.OVER_BUDGET),
+        ("sources/b.md", OmissionReason.OVER_BUDGET),
+        ("sources/d.md", OmissionReason.OVER_BUDGET),
     ]
     assert f"of {SOURCES_TOKENS_MAX}" in read.left_out[0].detail
 
@@ -91,13 +91,13 @@ async def test_a_file_beyond_every_bound_is_not_fetched(objects: ObjectStore):
     await put(objects, **{"a.md": b"x" * (SOURCE_BYTES_MAX + 1), "b.md": "b"})
     read = await read_sources(objects, "gardener", ContextOptions(), counter=len)
     assert [source.ref for source in read.items] == ["sources/b.md"]
-    assert [one.reason for one in read.left_out] == [LeftOutReason.TOO_LARGE]
+    assert [one.reason for one in read.left_out] == [OmissionReason.TOO_LARGE]
 
 
 class Vanishing(LocalObjects):
     """The real store, in which a source is removed between the listing and the reading."""
 
-    async def get(self, key: str) -> Object | None:
+    async def get(self, key: str) -> StoredObject | None:
         if key.endswith("gone.md"):
             await self.delete(key)
         return await super().get(key)
@@ -109,7 +109,7 @@ async def test_a_source_that_is_removed_meanwhile_is_named(tmp_path: Path):
     read = await read_sources(objects, "gardener", ContextOptions())
     await objects.close()
     assert [source.ref for source in read.items] == ["sources/here.md"]
-    assert [(one.ref, one.reason) for one in read.left_out] == [("sources/gone.md", LeftOutReason.GONE)]
+    assert [(one.ref, one.reason) for one in read.left_out] == [("sources/gone.md", OmissionReason.GONE)]
 
 
 async def test_another_counter_of_tokens_can_be_given(objects: ObjectStore):

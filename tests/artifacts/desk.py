@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from trellis.artifacts.collecting import ArtifactCollector
-from trellis.artifacts.content import ArtifactType, Draft, JobType
+from trellis.artifacts.content import ArtifactDraft, ArtifactType, JobType
 from trellis.artifacts.keys import journal_entry, project_id
-from trellis.artifacts.registry import Artifacts, Staged
+from trellis.artifacts.registry import ArtifactRegistry, StagedArtifact
 from trellis.engine.jobs import (
     Actor,
     Advance,
-    Applied,
     Claim,
     ClaimId,
     Epoch,
@@ -27,6 +26,7 @@ from trellis.engine.jobs import (
     Moved,
     NewJob,
     RequestId,
+    StepApplied,
     Turn,
     TypeClaim,
 )
@@ -38,7 +38,7 @@ from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.runs.finalizing import is_recorded
 from trellis.runs.projector import Projector
-from trellis.runs.publishing import Publisher
+from trellis.runs.publishing import DocumentPublisher
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
 from trellis.testing import FakeClock
@@ -81,10 +81,10 @@ CONTENTS: dict[JobType, tuple[ArtifactType, dict[str, Any]]] = {
 SOURCES = [{"ref": "sources/bows.md", "excerpt": "A bow is strung with horsehair."}]
 
 
-def draft(job_type: JobType = JobType.RESEARCH, **changed: Any) -> Draft:
+def draft(job_type: JobType = JobType.RESEARCH, **changed: Any) -> ArtifactDraft:
     """An artifact as the backend makes it; `changed` are fields of its content."""
     type_, content = CONTENTS[job_type]
-    return Draft.model_validate(
+    return ArtifactDraft.model_validate(
         {"type": type_, "entity_refs": ["bow"], "tags": ["test"], "content": content | changed, "sources": SOURCES}
     )
 
@@ -124,11 +124,11 @@ async def advance(ledger: Ledger, lease: Lease, source: str, trigger: str, **opt
     """One step of the holder; whether it was made."""
     step = Advance(lease, source, trigger, **options)
     (outcome,) = (await ledger.turn(Turn(actor=ORCHESTRATOR, advances=(step,)))).outcomes
-    assert isinstance(outcome, Applied | LeaseLost)
-    return isinstance(outcome, Applied)
+    assert isinstance(outcome, StepApplied | LeaseLost)
+    return isinstance(outcome, StepApplied)
 
 
-async def complete(ledger: Ledger, artifacts: Artifacts, lease: Lease, artifact_id: JobId) -> bool:
+async def complete(ledger: Ledger, artifacts: ArtifactRegistry, lease: Lease, artifact_id: JobId) -> bool:
     """What the orchestration layer does with a staged artifact: keep its bytes, and complete the job with it; False without bytes."""
     body = await artifacts.staged_bytes(artifact_id)
     if body is None:
@@ -149,8 +149,8 @@ class Desk:
     keep_days: int = 90
 
     @property
-    def artifacts(self) -> Artifacts:
-        return Artifacts(
+    def artifacts(self) -> ArtifactRegistry:
+        return ArtifactRegistry(
             ledger=self.ledger,
             objects=self.objects,
             cid=project_id(PROJECT),
@@ -163,7 +163,9 @@ class Desk:
 
     def projector(self) -> Projector:
         projector = Actor(role=Role.PROJECTOR, name=f"projector-{new_id()}@test")
-        return Projector(ledger=self.ledger, actor=projector, publisher=Publisher(self.objects), clock=self.clock)
+        return Projector(
+            ledger=self.ledger, actor=projector, publisher=DocumentPublisher(self.objects), clock=self.clock
+        )
 
     async def waiting(self, job_type: JobType = JobType.RESEARCH) -> Lease:
         """A job that waits for its artifact."""
@@ -174,13 +176,17 @@ class Desk:
         assert found is not None
         return found
 
-    async def stage(self, lease: Lease, made: Draft | None = None, epoch: Epoch | None = None) -> Staged:
+    async def stage(
+        self, lease: Lease, made: ArtifactDraft | None = None, epoch: Epoch | None = None
+    ) -> StagedArtifact:
         job = await self.job(lease.job_id)
         return await self.artifacts.stage(
             BACKEND, made or draft(JobType(job.type)), job=job, epoch=epoch or lease.epoch
         )
 
-    async def finalized(self, job_type: JobType = JobType.RESEARCH, made: Draft | None = None) -> Staged:
+    async def finalized(
+        self, job_type: JobType = JobType.RESEARCH, made: ArtifactDraft | None = None
+    ) -> StagedArtifact:
         """An artifact that is final and not published yet."""
         lease = await self.waiting(job_type)
         staged = await self.stage(lease, made or draft(job_type))
@@ -206,7 +212,7 @@ class Desk:
             assert report.following
             if not report.events:
                 break
-        await projector.let_go()
+        await projector.release()
 
     async def keys(self, prefix: str = "projects/") -> list[str]:
         return [info.key for info in (await self.objects.list(prefix)).items]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.artifacts.desk import BACKEND, CONTENTS, DAY_S, OPERATOR, Counted, Desk, complete, desk_in, draft
 from tests.artifacts.turnstile import Turnstile
-from trellis.artifacts.collecting import Collected
+from trellis.artifacts.collecting import ArtifactCollectionReport
 from trellis.artifacts.content import JobType
 from trellis.artifacts.rows import DISCARDED, FINALIZED, STAGED
 from trellis.engine.errors import InvalidTransition, LeaseConflictError
@@ -39,7 +39,7 @@ async def test_a_blob_goes_when_its_row_has_ended_or_its_object_is_published_and
     await desk.sweep()  # nobody named it for a week
     assert (await desk.collector().run_once()).taken == 1
     assert await desk.keys() == [final.row.key]
-    assert await desk.collector().run_once() == Collected()
+    assert await desk.collector().run_once() == ArtifactCollectionReport()
 
 
 async def test_a_published_object_that_is_not_the_recorded_one_keeps_the_blob(desk: Desk):
@@ -102,7 +102,7 @@ async def test_what_was_removed_is_never_looked_at_again(desk: Desk):
     await desk.publish()
     ledger, objects = Counted(desk.ledger), Counted(desk.objects)
     collector = Desk(ledger=ledger, objects=objects, clock=desk.clock).collector(batch=2)  # type: ignore[arg-type]
-    assert [await collector.run_once() for _ in range(3)] == [Collected()] * 3
+    assert [await collector.run_once() for _ in range(3)] == [ArtifactCollectionReport()] * 3
     assert (objects.calls, ledger.calls) == ({"list": 3}, {})
 
 
@@ -110,7 +110,7 @@ async def test_a_round_goes_over_every_blob_page_by_page(desk: Desk):
     for _ in range(5):
         staged = await desk.stage(await desk.waiting())
         await desk.artifacts.discard(BACKEND, staged.artifact_id, cause="given up")
-    collector, reports = desk.collector(batch=2), list[Collected]()
+    collector, reports = desk.collector(batch=2), list[ArtifactCollectionReport]()
     while not reports or reports[-1].more:
         reports.append(await collector.run_once())
     assert [report.looked_at for report in reports] == [2, 2, 1]
@@ -163,7 +163,7 @@ async def act(desk: Desk, name: str, lease: Lease, seen: list[Any]) -> None:
         case "publish":
             projector = desk.projector()
             await projector.run_once()
-            await projector.let_go()
+            await projector.release()
         case "collect":
             await desk.collector().run_once()
         case _:

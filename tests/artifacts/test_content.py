@@ -7,15 +7,15 @@ import pytest
 
 from tests.artifacts.desk import CONTENTS, SOURCES
 from trellis.artifacts.content import (
+    ARTIFACT_TYPE_OF_JOB_TYPE,
     ITEMS_MAX,
     LINE_CHARS_MAX,
     TEXT_CHARS_MAX,
-    YIELDS,
+    ArtifactDraft,
     ArtifactType,
     ContentInvalid,
-    Draft,
     JobType,
-    checked,
+    checked_content,
 )
 
 REFS = frozenset({"sources/bows.md"})
@@ -24,9 +24,9 @@ RESEARCH, BRIEF, PREPROCESSED = (CONTENTS[kind] for kind in JobType)
 
 @pytest.mark.requirement("ART-2", "JQ-13")
 def test_each_kind_of_job_yields_one_type_and_its_content_is_kept_as_it_came():
-    assert {kind: type_ for kind, (type_, _) in CONTENTS.items()} == dict(YIELDS)
+    assert {kind: type_ for kind, (type_, _) in CONTENTS.items()} == dict(ARTIFACT_TYPE_OF_JOB_TYPE)
     for type_, content in CONTENTS.values():
-        assert checked(type_, content, REFS) == content
+        assert checked_content(type_, content, REFS) == content
 
 
 @pytest.mark.requirement("ART-2")
@@ -34,9 +34,9 @@ def test_each_kind_of_job_yields_one_type_and_its_content_is_kept_as_it_came():
 def test_a_field_that_is_missing_or_unknown_is_refused(type_: ArtifactType, content: dict[str, Any]):
     for name in content:
         with pytest.raises(ContentInvalid, match=name):
-            checked(type_, {key: value for key, value in content.items() if key != name}, REFS)
+            checked_content(type_, {key: value for key, value in content.items() if key != name}, REFS)
     with pytest.raises(ContentInvalid, match="more"):
-        checked(type_, {**content, "more": 1}, REFS)
+        checked_content(type_, {**content, "more": 1}, REFS)
 
 
 @pytest.mark.requirement("ART-2", "ART-6")
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_refused_and_says_where(
 ):
     type_, content = made
     with pytest.raises(ContentInvalid) as refused:
-        checked(type_, content | changed, REFS)
+        checked_content(type_, content | changed, REFS)
     assert (type_.value in str(refused.value), told in str(refused.value)) == (True, True)
 
 
@@ -88,4 +88,4 @@ def test_what_does_not_fit_is_refused_and_says_where(
 def test_a_draft_has_sources_with_ref_and_excerpt_and_nothing_of_the_registrys(changed: dict[str, Any]):
     type_, content = RESEARCH
     with pytest.raises(pydantic.ValidationError):
-        Draft.model_validate({"type": type_, "content": content, "sources": SOURCES, **changed})
+        ArtifactDraft.model_validate({"type": type_, "content": content, "sources": SOURCES, **changed})

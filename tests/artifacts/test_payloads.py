@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trellis.artifacts.content import JobType, Severity
+from trellis.artifacts.content import IssueSeverity, JobType
 from trellis.artifacts.payloads import (
     BriefPayload,
     PreprocessPayload,
@@ -36,7 +36,7 @@ def test_each_type_has_its_own_payload() -> None:
     assert isinstance(brief, BriefPayload)
     assert brief.style_guide == StyleGuide()
     assert isinstance(proposal, PreprocessPayload)
-    assert proposal.validation_rules[0].severity is Severity.WARNING
+    assert proposal.validation_rules[0].severity is IssueSeverity.WARNING
 
 
 @pytest.mark.requirement("D34")

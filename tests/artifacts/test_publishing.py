@@ -11,13 +11,13 @@ from tests.artifacts.desk import BACKEND, CONTENTS, DAY_S, OPERATOR, Desk, advan
 from tests.runs.conftest import is_of_rebuild
 from trellis.artifacts.content import JobType
 from trellis.artifacts.keys import journal_entry
-from trellis.artifacts.registry import Staged
+from trellis.artifacts.registry import StagedArtifact
 from trellis.engine.records import RetentionOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.runs.alerts import read_alerts
 from trellis.runs.rebuild import rebuild_ledger, rebuild_objects
-from trellis.storage.objects import Object
+from trellis.storage.objects import StoredObject
 
 
 async def bucket(desk: Desk) -> dict[str, bytes]:
@@ -39,7 +39,7 @@ async def lose(desk: Desk, folder: Path) -> None:
     desk.ledger = await open_ledger(f"sqlite:///{folder / 'ledger.db'}", clock=desk.clock)
 
 
-async def holds(desk: Desk, made: Staged) -> None:
+async def holds(desk: Desk, made: StagedArtifact) -> None:
     """It is final, readable, and published with the recorded bytes."""
     document = await desk.artifacts.read(made.artifact_id)
     assert document is not None
@@ -193,7 +193,7 @@ async def test_wherever_the_projector_dies_the_records_bring_the_pair_back_or_ne
     await holds(desk, made)
 
 
-async def ends_after_a_rebuild(desk: Desk, made: Staged, file: Path) -> tuple[str, ...]:
+async def ends_after_a_rebuild(desk: Desk, made: StagedArtifact, file: Path) -> tuple[str, ...]:
     """How job and artifact stand in a new ledger that was made of what is published."""
     ledger = await open_ledger(f"sqlite:///{file}", clock=desk.clock)
     assert (await rebuild_ledger(ledger, desk.objects, OPERATOR)).refusals == ()
@@ -259,7 +259,7 @@ class Meanwhile:
     def __init__(self, inner: Any, key: str, act: Any) -> None:
         self._inner, self._key, self._act = inner, key, act
 
-    async def get(self, key: str) -> Object | None:
+    async def get(self, key: str) -> StoredObject | None:
         found = await self._inner.get(key)
         if key == self._key and self._act is not None:
             act, self._act = self._act, None

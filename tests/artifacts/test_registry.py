@@ -45,7 +45,7 @@ from trellis.engine.records import RetentionOptions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.storage.documents import encode, sha256
-from trellis.storage.objects import CREATE, Refused
+from trellis.storage.objects import CREATE, PutRefused
 from trellis.wiring import new_id
 
 SCHEMA = (
@@ -239,7 +239,7 @@ async def test_a_finalized_artifact_cannot_be_changed_in_the_registry_or_in_the_
         move = Move(job_id=staged.artifact_id, target=target, request_id=RequestId(new_id()))
         assert isinstance(await desk.ledger.move(actor, move), NotMoved)
     assert not await desk.artifacts.discard(ORCHESTRATOR, staged.artifact_id, cause="no")
-    assert isinstance(await desk.objects.put(staged.row.key, b"{}", when=CREATE), Refused)
+    assert isinstance(await desk.objects.put(staged.row.key, b"{}", when=CREATE), PutRefused)
     await desk.objects.put(staged.row.key, b"{}")  # as somebody with the store's own credentials can
     document = await desk.artifacts.read(staged.artifact_id)
     assert document is not None

@@ -14,28 +14,28 @@ from itertools import count
 from typing import Any
 
 from tests.bus.rig import TOPIC, Rig, Switched, quiet
-from trellis.bus.ends.aftermath import FOLLOWS_AS as AFTERMATH
-from trellis.bus.ends.aftermath import Aftermath
-from trellis.bus.ends.following import Follower
-from trellis.bus.ends.publisher import FOLLOWS_AS as PUBLISHER
-from trellis.bus.ends.publisher import Publisher
+from trellis.bus.ends.aftermath import SUBSCRIBER_NAME as AFTERMATH
+from trellis.bus.ends.aftermath import OutcomeReconciler
+from trellis.bus.ends.following import FeedSubscriber
+from trellis.bus.ends.publisher import SUBSCRIBER_NAME as PUBLISHER
+from trellis.bus.ends.publisher import BusPublisher
 from trellis.bus.ends.retrying import ATTEMPTS, attempts_of
 from trellis.bus.messages import (
     CANCEL,
     PROGRESS,
     RESULT,
-    Body,
     Dispatch,
     JobCancel,
     JobProgress,
     JobResult,
     Packet,
+    PacketBody,
     Status,
 )
-from trellis.bus.port import Received
-from trellis.bus.reporting.attempts import Attempts, Stopping
-from trellis.bus.reporting.renewals import Renewals
-from trellis.bus.reporting.results import Results
+from trellis.bus.port import ReceivedPacket
+from trellis.bus.reporting.attempts import AttemptCache, StopNotifier
+from trellis.bus.reporting.renewals import LeaseRenewals
+from trellis.bus.reporting.results import ResultListener
 from trellis.bus.wire_ids import wire_id
 from trellis.engine.jobs import Actor, CancelMode, CancelRequested, JobId, Move, Moved, NotMoved, RequestId
 from trellis.engine.ledger import Ledger
@@ -61,10 +61,10 @@ class Parts:
 
     rig: Rig
     ledger: Ledger
-    results: Results
-    renewals: Renewals
-    aftermath: Aftermath
-    publisher: Publisher
+    results: ResultListener
+    renewals: LeaseRenewals
+    aftermath: OutcomeReconciler
+    publisher: BusPublisher
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
@@ -123,23 +123,25 @@ class Parts:
         dispatch = Dispatch(dispatch_id=held.dispatch_id)
         return await self.progress(held, worker_id, step_id="start", message=token, dispatch=dispatch)
 
-    async def hear(self, sender_id: str, body: Body) -> JobProgress:
+    async def hear(self, sender_id: str, body: PacketBody) -> JobProgress:
         """Have a packet handled, as if it had come over the bus with a question; the answer."""
         (answer,) = await self.answers(sender_id, body)
         return answer
 
-    async def answers(self, sender_id: str, body: Body) -> list[JobProgress]:
+    async def answers(self, sender_id: str, body: PacketBody) -> list[JobProgress]:
         """Every answer to a packet; none when it is not heard at all."""
         answers: list[JobProgress] = []
 
-        async def answer(said: Body) -> None:
+        async def answer(said: PacketBody) -> None:
             assert isinstance(said, JobProgress)
             answers.append(said)
 
         now = datetime.fromtimestamp(self.rig.clock(), UTC)
         packet = Packet(trace_id="t", sender_id=sender_id, created_at=now, body=body)
         is_result = isinstance(body, JobResult)
-        received = Received(subject=RESULT if is_result else PROGRESS, packet=packet, answer=answer, wants_answer=True)
+        received = ReceivedPacket(
+            subject=RESULT if is_result else PROGRESS, packet=packet, answer=answer, wants_answer=True
+        )
         await (self.results.handle_result(received) if is_result else self.results.handle_progress(received))
         return answers
 
@@ -212,9 +214,9 @@ class Parts:
 def parts_of(rig: Rig, *, name: str = "process-1", ledger: Ledger | None = None, bus: Switched | None = None) -> Parts:
     """The parts of one process; with another name and view of the ledger those of another."""
     ledger, bus = ledger or rig.ledger, bus or rig.bus
-    attempts, stopping = Attempts(ledger), Stopping(bus)
+    attempts, stopping = AttemptCache(ledger), StopNotifier(bus)
     control = Actor(role=Role.CONTROL_PLANE, name=name)
-    results = Results(
+    results = ResultListener(
         ledger=ledger,
         bus=bus,
         topics=rig.topics,
@@ -224,7 +226,7 @@ def parts_of(rig: Rig, *, name: str = "process-1", ledger: Ledger | None = None,
         attempts=attempts,
         stopping=stopping,
     )
-    renewals = Renewals(
+    renewals = LeaseRenewals(
         ledger=ledger,
         topics=rig.topics,
         workers=rig.workers,
@@ -234,12 +236,12 @@ def parts_of(rig: Rig, *, name: str = "process-1", ledger: Ledger | None = None,
         stopping=stopping,
         bus=bus,
     )
-    aftermath = Aftermath(ledger=ledger, topics=rig.topics, follower=_follower(ledger, control, rig, AFTERMATH))
-    publisher = Publisher(
+    aftermath = OutcomeReconciler(ledger=ledger, topics=rig.topics, follower=_follower(ledger, control, rig, AFTERMATH))
+    publisher = BusPublisher(
         ledger=ledger, bus=bus, topics=rig.topics, follower=_follower(ledger, control, rig, PUBLISHER)
     )
     return Parts(rig=rig, ledger=ledger, results=results, renewals=renewals, aftermath=aftermath, publisher=publisher)
 
 
-def _follower(ledger: Ledger, actor: Actor, rig: Rig, follows_as: str) -> Follower:
-    return Follower(ledger=ledger, actor=actor, clock=rig.clock, follows_as=follows_as)
+def _follower(ledger: Ledger, actor: Actor, rig: Rig, follows_as: str) -> FeedSubscriber:
+    return FeedSubscriber(ledger=ledger, actor=actor, clock=rig.clock, follows_as=follows_as)

@@ -27,20 +27,20 @@ from trellis.bus.messages import (
     HANDSHAKE,
     HEARTBEAT,
     RESULT,
-    Body,
     Handshake,
-    Heartbeat,
+    JobOrder,
     JobResult,
-    Order,
     Packet,
+    PacketBody,
     Status,
+    WorkerHeartbeat,
     direct_subject,
 )
-from trellis.bus.port import Handler, Listening, Received
+from trellis.bus.port import BusSubscription, PacketHandler, ReceivedPacket
 from trellis.bus.requests import JobRequest, new_bus_job
-from trellis.bus.safety.decisions import Decision, Kind
-from trellis.bus.scheduling.options import Did, Passed, SchedulerOptions
-from trellis.bus.scheduling.registry import Workers
+from trellis.bus.safety.decisions import DecisionKind, SafetyDecision
+from trellis.bus.scheduling.options import DispatchOutcome, SchedulerOptions, SchedulerReport
+from trellis.bus.scheduling.registry import WorkerRegistry
 from trellis.bus.scheduling.scheduler import Scheduler
 from trellis.bus.topics import Topics
 from trellis.bus.wire.local import LocalBus
@@ -57,12 +57,12 @@ POLICY = "policy-1"
 TURNS = 50
 PATIENCE_S = 30.0
 PASSES_MAX = 1_000
-Check = Callable[[JobRequest], Decision]
+Check = Callable[[JobRequest], SafetyDecision]
 
 
-def decision(request: JobRequest, kind: Kind = Kind.ALLOW, **said: Any) -> Decision:
+def decision(request: JobRequest, kind: DecisionKind = DecisionKind.ALLOW, **said: Any) -> SafetyDecision:
     told: dict[str, Any] = {"rule": "test", "reason": f"{kind} it", "policy_hash": POLICY} | said
-    return Decision(kind=kind, job_hash=request.hash, **told)
+    return SafetyDecision(kind=kind, job_hash=request.hash, **told)
 
 
 @dataclass
@@ -73,13 +73,13 @@ class ScriptedKernel:
     away: bool = False
     asked: list[str] = field(default_factory=list[str])
 
-    async def check(self, request: JobRequest) -> Decision:
+    async def check(self, request: JobRequest) -> SafetyDecision:
         self.asked.append(request.job_id)
         if self.away:
             raise KernelUnavailable(detail="it is away")
         return self.answer(request)
 
-    def says(self, kind: Kind, **said: Any) -> None:
+    def says(self, kind: DecisionKind, **said: Any) -> None:
         self.answer = lambda request: decision(request, kind, **said)
 
 
@@ -91,11 +91,11 @@ class Switched:
         self.url, self.sender_id = bus.url, bus.sender_id
         self.on_refused: OnRefused | None = None
         self.down = False
-        self.published: list[tuple[str, Body]] = []
+        self.published: list[tuple[str, PacketBody]] = []
         self.message_ids: list[str | None] = []
-        self.before: Callable[[str, Body], None] | None = None
+        self.before: Callable[[str, PacketBody], None] | None = None
         """Called before a packet goes out; what it raises, publishing raises."""
-        self.after: Callable[[str, Body], None] | None = None
+        self.after: Callable[[str, PacketBody], None] | None = None
         """Called when a packet has gone out; what it raises, publishing raises all the same."""
 
     @property
@@ -105,7 +105,7 @@ class Switched:
     async def publish(
         self,
         subject: str,
-        body: Body,
+        body: PacketBody,
         *,
         trace_id: str,
         message_id: str | None = None,
@@ -122,28 +122,28 @@ class Switched:
         if self.after is not None:
             self.after(subject, body)
 
-    async def ask(self, subject: str, body: Body, *, trace_id: str, timeout_s: float) -> Packet:
+    async def ask(self, subject: str, body: PacketBody, *, trace_id: str, timeout_s: float) -> Packet:
         self._check()
         return await self._bus.ask(subject, body, trace_id=trace_id, timeout_s=timeout_s)
 
     async def listen(
         self,
         subject: str,
-        handler: Handler,
+        handler: PacketHandler,
         *,
         group: str | None = None,
         durable: bool = False,
         alerts: bool = True,
-    ) -> Listening:
+    ) -> BusSubscription:
         return await self._bus.listen(subject, handler, group=group, durable=durable, alerts=alerts)
 
     async def close(self) -> None:
         await self._bus.close()
 
     @property
-    def orders(self) -> list[Order]:
+    def orders(self) -> list[JobOrder]:
         """Every order that went out here."""
-        return [body for _, body in self.published if isinstance(body, Order)]
+        return [body for _, body in self.published if isinstance(body, JobOrder)]
 
     def _check(self) -> None:
         if self.down:
@@ -156,8 +156,8 @@ class ScriptedWorker:
 
     worker_id: str
     bus: LocalBus
-    orders: list[Order] = field(default_factory=list[Order])
-    listening: list[Listening] = field(default_factory=list[Listening])
+    orders: list[JobOrder] = field(default_factory=list[JobOrder])
+    listening: list[BusSubscription] = field(default_factory=list[BusSubscription])
     _got: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def has(self, number: int) -> None:
@@ -177,12 +177,12 @@ class ScriptedWorker:
             await self.listening.pop().stop()
 
     async def beat(self, **said: Any) -> None:
-        await self._say(HEARTBEAT, Heartbeat(worker_id=self.worker_id, **said))
+        await self._say(HEARTBEAT, WorkerHeartbeat(worker_id=self.worker_id, **said))
 
     async def shake(self, *topics: str, **said: Any) -> None:
         await self._say(HANDSHAKE, Handshake(component_id=self.worker_id, ready_topics=topics, **said))
 
-    async def finish(self, order: Order, status: Status = Status.SUCCEEDED, **said: Any) -> None:
+    async def finish(self, order: JobOrder, status: Status = Status.SUCCEEDED, **said: Any) -> None:
         result = JobResult(job_id=order.request.job_id, status=status, worker_id=self.worker_id, **said)
         await self._say(RESULT, result)
 
@@ -191,13 +191,13 @@ class ScriptedWorker:
         """The plain ids of what it got."""
         return [order.request.env["job_id"] for order in self.orders]
 
-    async def _take(self, received: Received) -> None:
-        assert isinstance(received.packet.body, Order)
+    async def _take(self, received: ReceivedPacket) -> None:
+        assert isinstance(received.packet.body, JobOrder)
         async with self._got:
             self.orders.append(received.packet.body)
             self._got.notify_all()
 
-    async def _say(self, subject: str, body: Body) -> None:
+    async def _say(self, subject: str, body: PacketBody) -> None:
         await self.bus.publish(subject, body, trace_id="t-worker")
         await quiet()
 
@@ -218,7 +218,7 @@ class Rig:
     clock: FakeClock
     topics: Topics
     kernel: ScriptedKernel
-    workers: Workers
+    workers: WorkerRegistry
     scheduler: Scheduler
     numbers: "count[int]" = field(default_factory=lambda: count(1))
     made: list[LocalBus] = field(default_factory=list[LocalBus])
@@ -276,15 +276,15 @@ class Rig:
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
-    async def run(self) -> Passed:
+    async def run(self) -> SchedulerReport:
         """Passes until one brings nothing on; what they did together. Time stands still."""
-        did: Counter[Did] = Counter()
+        did: Counter[DispatchOutcome] = Counter()
         for _ in range(PASSES_MAX):
             report = await self.scheduler.run_once()
             did.update(report.did)
             if not report.moved:
                 await quiet()
-                return Passed(did=did, bus_away=report.bus_away)
+                return SchedulerReport(did=did, bus_away=report.bus_away)
         raise AssertionError("the scheduler does not come to rest")
 
     async def advance(self, seconds: float) -> None:
@@ -318,7 +318,7 @@ class Rig:
     async def another(self, name: str) -> Scheduler:
         """The scheduler of another process: it has its own view of the ledger and its own workers."""
         bus = Switched(self.sender(SENDER))
-        workers = Workers(clock=self.clock)
+        workers = WorkerRegistry(clock=self.clock)
         await workers.listen(bus)
         return _scheduler(await self.bench.open_another(), bus, workers, self, name)
 
@@ -332,7 +332,7 @@ async def rigged(
     opening = sqlite_rig(folder / "ledger.db") if server is None else postgres_rig(server, "postgres")
     async with opening as bench:
         bus = Switched(LocalBus(SENDER, clock=clock, now=lambda: datetime.fromtimestamp(clock(), UTC)))
-        workers, kernel = Workers(clock=clock), ScriptedKernel()
+        workers, kernel = WorkerRegistry(clock=clock), ScriptedKernel()
         await workers.listen(bus)
         scheduler = Scheduler(
             ledger=bench.ledger,
@@ -363,7 +363,7 @@ async def rigged(
         assert report.ok, "\n".join(map(str, report.violations[:20]))
 
 
-def _scheduler(ledger: Ledger, bus: Switched, workers: Workers, rig: Rig, name: str) -> Scheduler:
+def _scheduler(ledger: Ledger, bus: Switched, workers: WorkerRegistry, rig: Rig, name: str) -> Scheduler:
     return Scheduler(
         ledger=ledger,
         actor=Actor(role=Role.SCHEDULER, name=name),

@@ -9,14 +9,14 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Held, Parts, parts_of
 from tests.bus.rig import TOPIC, Rig
-from trellis.bus.ends.derived import ids_after
-from trellis.bus.ends.families import Families
-from trellis.bus.ends.requeueing import run_again
+from trellis.bus.ends.derived import derived_ids
+from trellis.bus.ends.families import JobTree
+from trellis.bus.ends.requeueing import requeue_as_new_job
 from trellis.bus.ends.retrying import retry_of
 from trellis.bus.messages import Status
 from trellis.bus.requests import JobRequest
 from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
-from trellis.engine.records import Place
+from trellis.engine.records import JobPlace
 from trellis.lifecycles import Role
 
 SHORT = {TOPIC: {"lease_s": 3, "max_attempts": 3, "backoff_s": 2}}
@@ -66,9 +66,9 @@ async def test_a_job_that_never_started_ends_and_a_linked_one_is_made(rig_of: Op
         assert retry.labels == {"team": "x", "retry_of": "a", "trellis.retry_attempt": "1"}
         assert (retry.context_ptr, retry.priority, retry.tenant) == ("redis://ctx", "critical", "acme")
         assert (job.parent_id, job.correlation_id) == ("a", (await rig.job("a")).correlation_id)
-        assert (job.state, job.place) == ("SCHEDULED", Place.RESTING)
+        assert (job.state, job.place) == ("SCHEDULED", JobPlace.SCHEDULED)
         await rig.advance(2.1)
-        assert (await rig.job("a.r1")).place is Place.READY
+        assert (await rig.job("a.r1")).place is JobPlace.READY
 
 
 @pytest.mark.on_both
@@ -174,7 +174,7 @@ async def test_an_id_that_somebody_else_has_or_that_is_long_is_no_obstacle(rig_o
 @pytest.mark.requirement("BUS-7")
 async def test_a_retry_is_made_though_older_jobs_have_both_of_its_first_ids(rig_of: Opens):
     async with rig_of(topics=SHORT) as rig:
-        parts, taken = parts_of(rig), ids_after("a", ".r1")[:2]
+        parts, taken = parts_of(rig), derived_ids("a", ".r1")[:2]
         for job_id in taken:
             await rig.put(JobRequest.checked({"job_id": job_id, "topic": TOPIC, "context_ptr": "redis://other"}))
         await parts.result(await parts.dispatched(job_id="a"), "w1", Status.FAILED_RETRYABLE)
@@ -212,7 +212,7 @@ async def test_a_step_whose_retry_cannot_be_made_does_not_keep_the_others_waitin
 
 def test_an_id_that_follows_from_another_leaves_room_for_its_wire_id():
     for base, number in (("a", 4), ("l" * 160, 4), ("l" * 178, 3), ("l" * 200, 3)):
-        ids = ids_after(base, ".r1")
+        ids = derived_ids(base, ".r1")
         assert len(ids) == len(set(ids)) == number
         assert all(len(f"{job_id}@{10**18 - 1}") <= 200 and job_id.endswith(".r1") for job_id in ids)
 
@@ -288,7 +288,7 @@ async def test_a_job_that_is_run_again_right_after_its_retry_was_cancelled_is_no
         await parts.follow_up()
         await rig.submit(job_id="c", parent_job_id="p")
         await parts.cancel("p.r1")
-        again = await run_again(rig.ledger, operator, await rig.job("p"), rig.topics, RequestId("again"))
+        again = await requeue_as_new_job(rig.ledger, operator, await rig.job("p"), rig.topics, RequestId("again"))
         await parts.follow_up()
         assert (await rig.state(again.job_id), await rig.state("c")) == ("PENDING", "CANCELLED")
 
@@ -323,7 +323,7 @@ async def test_a_child_that_comes_after_a_retry_of_its_parent_was_cancelled_is_c
         assert {states[name] for name in ("early", "meanwhile", "late")} == {"CANCELLED"}
         assert (await parts.last("late")).cause == "p.r1 was cancelled"
         again = Actor(role=Role.GATEWAY, name="olha")
-        await run_again(rig.ledger, again, await rig.job("p"), rig.topics, RequestId("again"))
+        await requeue_as_new_job(rig.ledger, again, await rig.job("p"), rig.topics, RequestId("again"))
         await rig.submit(job_id="later", parent_job_id="p")
         await parts.follow_up()
         assert await rig.state("later") == "PENDING", "its parent is done again"
@@ -414,7 +414,7 @@ async def test_to_look_for_the_retries_of_a_job_its_other_children_are_not_read(
     await rig.submit_many(50, parent_job_id="s")
     await rig.submit_many(50, topic="job.other", parent_job_id="s")
     await parts.follow_up()
-    families = Families(ledger=rig.ledger, topics=rig.topics)
+    families = JobTree(ledger=rig.ledger, topics=rig.topics)
     step = await rig.job("s")
 
     async def noting(job_id: JobId) -> Any:
@@ -422,7 +422,7 @@ async def test_to_look_for_the_retries_of_a_job_its_other_children_are_not_read(
         return await job(job_id)
 
     monkeypatch.setattr(rig.ledger, "job", noting)
-    standing = await families.stands_as(step)
+    standing = await families.effective_job(step)
     assert standing is not None
     assert standing.job.job_id == "s.r1"
     assert sorted(read) == ["s", "s.r1"]
@@ -458,7 +458,7 @@ async def test_to_cancel_the_retry_of_a_job_the_children_of_that_job_are_not_rea
             await parts.cancel(await rig.submit(job_id=f"c{number}", parent_job_id="p"))
         await parts.follow_up()
         await parts.cancel("p.r1")
-        await parts.aftermath.let_go()
+        await parts.aftermath.release()
         parts, job, read = parts_of(rig, name="process-2"), rig.ledger.job, list[str]()
 
         async def noting(job_id: JobId) -> Any:
@@ -495,13 +495,13 @@ async def test_a_step_that_waits_for_its_turn_is_let_go_when_the_one_before_it_e
     await _defer(parts, "s3")
     await parts.result(await _go(parts, "s1"), "w1")
     await parts.follow_up()
-    assert [(await rig.job(name)).place for name in ("s2", "s3")] == [Place.READY, Place.RESTING]
+    assert [(await rig.job(name)).place for name in ("s2", "s3")] == [JobPlace.READY, JobPlace.SCHEDULED]
     assert (await parts.last("s2")).type == "job_deferred"
     await parts.follow_up()
     path = await rig.path("s2")
     await parts.result(await _go(parts, "s2"), "w1")
     await parts.follow_up()
-    assert (await rig.job("s3")).place is Place.READY
+    assert (await rig.job("s3")).place is JobPlace.READY
     assert len(path) == 4
 
 
@@ -518,7 +518,7 @@ async def test_a_step_that_waits_for_something_else_goes_on_waiting(rig: Rig, ho
         await _defer(parts, "s2", hold)
     await parts.result(await _go(parts, "s1"), "w1")
     await parts.follow_up()
-    assert (await rig.job("s2")).place is Place.RESTING
+    assert (await rig.job("s2")).place is JobPlace.SCHEDULED
 
 
 @pytest.mark.requirement("BUS-7", "BUS-8")
@@ -530,10 +530,10 @@ async def test_a_step_waits_for_the_retry_of_the_one_before_it(rig_of: Opens):
         await _defer(parts, "s2")
         await parts.result(await _go(parts, "s1"), "w1", Status.FAILED_RETRYABLE)
         await parts.follow_up()
-        assert (await rig.job("s2")).place is Place.RESTING
+        assert (await rig.job("s2")).place is JobPlace.SCHEDULED
         await parts.result(await _go(parts, "s1.r1"), "w1")
         await parts.follow_up()
-        assert (await rig.job("s2")).place is Place.READY
+        assert (await rig.job("s2")).place is JobPlace.READY
 
 
 @pytest.mark.on_both
@@ -568,7 +568,7 @@ async def test_one_follows_and_another_takes_over_where_it_stopped(rig: Rig):
     waiting = await other.aftermath.run_once()
     assert not waiting.following
     assert other.aftermath.pause_s(waiting) > 0
-    await parts.aftermath.let_go()
+    await parts.aftermath.release()
     assert (await other.aftermath.run_once()).following
     await rig.advance(6)
     await parts.aftermath.run_once()
@@ -583,8 +583,8 @@ async def test_the_place_moves_on_over_what_belongs_to_others(rig: Rig):
     await parts.follow_up()
     await rig.advance(2)
     await parts.aftermath.run_once()
-    await parts.aftermath.let_go()
-    following = await rig.ledger.follow(parts.aftermath.follower.actor, "bus-aftermath", lease_s=5)
+    await parts.aftermath.release()
+    following = await rig.ledger.subscribe(parts.aftermath.follower.actor, "bus-aftermath", lease_s=5)
     assert following is not None
     page = await rig.ledger.feed(following.position, limit=10)
     assert not page.events

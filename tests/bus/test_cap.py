@@ -13,28 +13,28 @@ from hypothesis import strategies as st
 from trellis.bus.envelope import PacketRefused, PacketWrong
 from trellis.bus.messages import (
     SUBMIT,
-    Alert,
-    Body,
+    AlertSeverity,
+    BusAlert,
     Dispatch,
     ErrorCode,
     Handshake,
-    Heartbeat,
     JobCancel,
+    JobOrder,
     JobProgress,
     JobResult,
-    Order,
     Packet,
-    Severity,
+    PacketBody,
     Status,
+    WorkerHeartbeat,
 )
 from trellis.bus.requests import JobRequest, ResourceRef
 from trellis.bus.wire.cap import PACKET_BYTES_MAX, decode, encode
 from trellis.bus.wire.fields import ACTOR_TYPES, PRIORITIES
-from trellis.bus.wire.signing import Keys
+from trellis.bus.wire.signing import PacketKeys
 from trellis.bus.wire.strict import FIELDS_MAX
 
 AT = datetime(2026, 3, 4, 5, 6, 7, 891011, tzinfo=UTC)
-PLAIN = Keys()
+PLAIN = PacketKeys()
 REF: dict[str, Any] = {
     "resolver_id": "store-1",
     "uri": "objects://ctx/one",
@@ -88,9 +88,9 @@ FULL: dict[str, Any] = {
     "context_ref": REF,
 }
 DISPATCH = Dispatch(dispatch_id="d-1", attempt=3, worker_id="w-1")
-BODIES: dict[str, Body] = {
+BODIES: dict[str, PacketBody] = {
     "request": JobRequest.checked(FULL),
-    "order": Order(request=JobRequest.checked({**FULL, "job_id": "job-1@3"}), dispatch=DISPATCH),
+    "order": JobOrder(request=JobRequest.checked({**FULL, "job_id": "job-1@3"}), dispatch=DISPATCH),
     "result": JobResult(
         job_id="job-1@3",
         status=Status.FAILED_RETRYABLE,
@@ -109,7 +109,7 @@ BODIES: dict[str, Body] = {
         job_id="job-1@3", step_id="start", percent=40, message="on it", result_ptr="p", dispatch=DISPATCH
     ),
     "cancel": JobCancel(job_id="job-1@3", reason="no more", requested_by="ann", dispatch=DISPATCH),
-    "heartbeat": Heartbeat(
+    "heartbeat": WorkerHeartbeat(
         worker_id="w-1",
         pool="code",
         region="eu",
@@ -130,11 +130,13 @@ BODIES: dict[str, Body] = {
         sdk_version="1.2",
         ready_topics=("job.a", "job.b"),
     ),
-    "alert": Alert(message="look", code=ErrorCode.DUPLICATE, severity=Severity.WARNING, details={"job_id": "job-1"}),
+    "alert": BusAlert(
+        message="look", code=ErrorCode.DUPLICATE, severity=AlertSeverity.WARNING, details={"job_id": "job-1"}
+    ),
 }
 
 
-def packet_of(body: Body, sender_id: str = "w-1") -> Packet:
+def packet_of(body: PacketBody, sender_id: str = "w-1") -> Packet:
     return Packet(trace_id="trace-1", sender_id=sender_id, created_at=AT, body=body)
 
 
@@ -349,7 +351,7 @@ def test_a_client_cannot_set_labels_of_the_control_plane_but_an_order_has_them()
 def test_a_submission_is_a_request_whatever_it_says_of_a_dispatch():
     data = encode(packet_of(BODIES["order"]), PLAIN)
     assert isinstance(decode(data, PLAIN, SUBMIT).body, JobRequest)
-    assert isinstance(decode(data, PLAIN, "job.code.review").body, Order)
+    assert isinstance(decode(data, PLAIN, "job.code.review").body, JobOrder)
 
 
 @pytest.mark.parametrize(
@@ -362,10 +364,10 @@ def test_a_submission_is_a_request_whatever_it_says_of_a_dispatch():
         JobResult(job_id="j", status=Status.SUCCEEDED, worker_id="w-1", execution_ms=2**70),
         JobProgress(job_id="j", percent=101),
         JobCancel(job_id="j", requested_by=""),
-        Heartbeat(worker_id="somebody else"),
+        WorkerHeartbeat(worker_id="somebody else"),
         Handshake(component_id="somebody else"),
-        Alert(message="", code=ErrorCode.TIMEOUT, severity=Severity.INFO),
-        Alert(message="look", code=ErrorCode.UNSPECIFIED, severity=Severity.INFO),
+        BusAlert(message="", code=ErrorCode.TIMEOUT, severity=AlertSeverity.INFO),
+        BusAlert(message="look", code=ErrorCode.UNSPECIFIED, severity=AlertSeverity.INFO),
     ],
 )
 def test_what_receivers_would_drop_is_not_sent(body):
@@ -420,7 +422,7 @@ def test_an_alert_of_the_old_shape_is_understood():
     message.alert.level, message.alert.message = "critical", "help"
     message.alert.component, message.alert.code = "w-1", "OOPS"
     alert = decode(message.SerializeToString(), PLAIN).body
-    assert alert == Alert(message="help", code=ErrorCode.UNSPECIFIED, severity=Severity.CRITICAL)
+    assert alert == BusAlert(message="help", code=ErrorCode.UNSPECIFIED, severity=AlertSeverity.CRITICAL)
 
 
 def test_a_role_that_nobody_knows_is_no_role():

@@ -12,9 +12,24 @@ from urllib.parse import quote
 import pytest
 
 from tests.bus.rig import TOPIC, Rig
-from trellis.bus.collecting import LOOK_BYTES, BusCollector, Collected, CollectOptions, Phase, _Round
+from trellis.bus.collecting import (
+    LOOK_BYTES,
+    BusCollectionReport,
+    BusCollector,
+    CollectionPhase,
+    CollectOptions,
+    _CollectionRound,
+)
 from trellis.bus.errors import PointerGone
-from trellis.bus.pointers import BYTES_MAX, DIGEST_CHARS, Part, Pointers, aside, below, make_pointers
+from trellis.bus.pointers import (
+    BYTES_MAX,
+    DIGEST_CHARS,
+    PointerPart,
+    Pointers,
+    aside_key_of,
+    make_pointers,
+    object_key_of,
+)
 from trellis.bus.requests import JobRequest
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, Advance, CancelMode, JobId, Move, Moved, RequestId, Turn
@@ -40,18 +55,18 @@ class Store:
     folder: Path
     objects: ObjectStore
     pointers: Pointers
-    passes: list[Collected] = field(default_factory=list[Collected])
+    passes: list[BusCollectionReport] = field(default_factory=list[BusCollectionReport])
 
-    async def put(self, body: bytes, part: Part = Part.CONTEXT, *, days: float = 100.0) -> str:
+    async def put(self, body: bytes, part: PointerPart = PointerPart.CONTEXT, *, days: float = 100.0) -> str:
         pointer = await self.pointers.put(body, part=part)
         await self.is_old(f"bus/{pointer.partition('://')[2]}", days)
         return pointer
 
     async def write_again(self, body: bytes) -> None:
         """The same bytes, now: by the ledger's clock, which is the test's, where the file system has its own."""
-        key = f"bus/{self.pointers.pointer_to(body, part=Part.CONTEXT).partition('://')[2]}"
+        key = f"bus/{self.pointers.pointer_to(body, part=PointerPart.CONTEXT).partition('://')[2]}"
         before = self.file(key).stat().st_mtime_ns
-        await self.pointers.put(body, part=Part.CONTEXT)
+        await self.pointers.put(body, part=PointerPart.CONTEXT)
         if self.file(key).stat().st_mtime_ns != before:
             await self.is_old(key, 0.0)
 
@@ -156,7 +171,7 @@ async def held_and_succeeded(rig: Rig, job_id: str, **report: Any) -> None:
 @pytest.mark.requirement("D61")
 async def test_whatever_a_request_or_a_report_names_stays_wherever_it_stands(rig: Rig, store: Store):
     contexts = [await store.put(b"%d" % n) for n in range(4)]
-    results = [await store.put(b"r%d" % n, Part.RESULT) for n in range(5)]
+    results = [await store.put(b"r%d" % n, PointerPart.RESULT) for n in range(5)]
     undo = {"topic": "job.undo", "context_ptr": contexts[1]}
     await rig.submit(job_id="first", context_ptr=contexts[0], compensation=undo, env={"FROM": contexts[2]})
     await held_and_succeeded(rig, "first", result_ptr=results[0], artifact_ptrs=[results[1], results[2]])
@@ -184,15 +199,15 @@ async def test_a_retry_keeps_what_its_first_job_named(rig: Rig, store: Store):
 async def test_what_is_young_stays_and_writing_the_same_again_makes_it_young(rig: Rig, store: Store):
     young, old = await store.put(b"young", days=29.0), await store.put(b"old", days=31.0)
     collector = store.collector()
-    assert await collector.run_once() == Collected(phase=Phase.LISTING)
-    while (await collector.run_once()).phase is not Phase.REMOVING:
+    assert await collector.run_once() == BusCollectionReport(phase=CollectionPhase.LISTING)
+    while (await collector.run_once()).phase is not CollectionPhase.REMOVING:
         pass
     await store.write_again(b"old")  # by somebody who is about to submit its job
     assert await store.round(collector) == (0, 0, 0)
     assert (await store.has(young), await store.has(old)) == (True, True)
     await store.is_old(f"bus/{old.partition('://')[2]}", 31.0)
     assert await store.round(collector) == (1, 0, 0)
-    await store.pointers.put(b"old", part=Part.CONTEXT)
+    await store.pointers.put(b"old", part=PointerPart.CONTEXT)
     await rig.submit(job_id="again", context_ptr=old)
     assert await store.round(collector) == (0, 1, 0), "one of the two is enough"
     assert await store.has(old)
@@ -203,7 +218,7 @@ async def test_what_was_set_aside_by_mistake_is_found_and_comes_back(rig: Rig, s
     collector, pointer = store.collector(), await store.put(b"late")
     assert await store.round(collector) == (1, 0, 0)
     await rig.submit(job_id="late", context_ptr=pointer)
-    assert await store.pointers.read(pointer, part=Part.CONTEXT) == b"late"
+    assert await store.pointers.read(pointer, part=PointerPart.CONTEXT) == b"late"
     await rig.advance(SMALL.aside_s)
     assert await store.round(collector) == (0, 1, 0)
     assert await store.keys() == [f"bus/{pointer.partition('://')[2]}"]
@@ -243,7 +258,7 @@ async def test_two_that_move_the_same_both_ways_at_once_lose_nothing(rig: Rig, s
         one.objects = cast("ObjectStore", Meanwhile(store.objects, lambda: other._bring_back(name)))
         await one._set_aside(name, now)
     else:
-        await store.objects.put(aside(name), b"context")
+        await store.objects.put(aside_key_of(name), b"context")
         one.objects = cast("ObjectStore", Meanwhile(store.objects, lambda: other._set_aside(name, now)))
         await one._bring_back(name)
     assert await store.pointers.read(pointer) == b"context"
@@ -251,7 +266,7 @@ async def test_two_that_move_the_same_both_ways_at_once_lose_nothing(rig: Rig, s
 
 async def test_a_pointer_with_the_longest_key_is_followed(store: Store):
     key = "/".join(["ctx", *["k" * 202] * 5])
-    await store.objects.put(below(key), b"1")
+    await store.objects.put(object_key_of(key), b"1")
     assert await store.pointers.read(f"objects://{key}") == b"1"
 
 
@@ -272,14 +287,14 @@ async def test_names_that_others_chose_and_what_is_too_large_are_left_alone(rig:
 async def test_a_round_that_has_enough_is_followed_by_one_that_goes_on_behind_it(rig: Rig, store: Store):
     for n in range(7):
         await store.put(b"%d" % n)
-        await store.put(b"%d" % n, Part.RESULT)
-    kept = await store.put(b"kept", Part.RESULT)
+        await store.put(b"%d" % n, PointerPart.RESULT)
+    kept = await store.put(b"kept", PointerPart.RESULT)
     await rig.submit(job_id="a", context_ptr=kept)
     collector, rounds = store.collector(options=replace(SMALL, names_max=2, aside_s=0.0)), 0
     while True:
         await store.round(collector)
         rounds += 1
-        if collector.pause_s(Collected()) == SMALL.interval_s and await store.keys() == [
+        if collector.pause_s(BusCollectionReport()) == SMALL.interval_s and await store.keys() == [
             f"bus/{kept.partition('://')[2]}"
         ]:
             break
@@ -288,9 +303,9 @@ async def test_a_round_that_has_enough_is_followed_by_one_that_goes_on_behind_it
 
 
 async def test_what_lies_aside_does_not_keep_the_rest_from_being_collected(rig: Rig, store: Store):
-    pointers = [await store.put(b"%d" % n, part) for n in range(5) for part in Part]
+    pointers = [await store.put(b"%d" % n, part) for n in range(5) for part in PointerPart]
     collector, rounds = store.collector(options=replace(SMALL, names_max=2)), 0
-    while not rounds or collector.pause_s(Collected()) < 1.0:
+    while not rounds or collector.pause_s(BusCollectionReport()) < 1.0:
         await store.round(collector)
         rounds += 1
         assert rounds < 40
@@ -311,7 +326,7 @@ async def test_rounds_that_follow_each_other_look_at_each_kind_once(rig: Rig, st
     names = [await store.put(b"needed %d" % n) for n in range(10)]
     await rig.submit(job_id="a", env={f"n{n}": name for n, name in enumerate(names)})
     collector, rounds = store.collector(options=replace(SMALL, names_max=2)), 0
-    while not rounds or collector.pause_s(Collected()) < 1.0:
+    while not rounds or collector.pause_s(BusCollectionReport()) < 1.0:
         assert await store.round(collector) == (0, 0, 0)
         rounds += 1
         assert rounds < 40
@@ -343,7 +358,7 @@ async def test_a_long_text_is_looked_through_in_parts_and_no_name_is_missed(rig:
     env = {f"n{n}": digests[2_000 * n : 2_000 * (n + 1)] for n in range(60)}
     await rig.submit(job_id="a", env=env)
     body = (await rig.job("a")).payload or b""
-    seen = _Round(laid={f"ctx/{pointer[-DIGEST_CHARS:]}" for pointer in pointers})
+    seen = _CollectionRound(laid={f"ctx/{pointer[-DIGEST_CHARS:]}" for pointer in pointers})
     looking, turns = seen.find([body, None, b""]), 0
     with suppress(StopIteration):
         while True:
@@ -359,13 +374,13 @@ async def test_a_long_text_is_looked_through_in_parts_and_no_name_is_missed(rig:
 async def test_one_process_at_a_time_collects_and_another_goes_on(rig: Rig, store: Store):
     one, two = store.collector("one"), store.collector("two")
     pointer = await store.put(b"1")
-    assert (await one.run_once()).phase is Phase.LISTING
+    assert (await one.run_once()).phase is CollectionPhase.LISTING
     assert await store.round(two) == (0, 0, 0)
-    await one.let_go()
+    await one.release()
     assert await store.round(two) == (1, 0, 0)
-    assert await one.run_once() == Collected()
+    assert await one.run_once() == BusCollectionReport()
     await rig.advance(2 * SMALL.interval_s)
-    assert (await one.run_once()).phase is Phase.LISTING, "the other one is silent"
+    assert (await one.run_once()).phase is CollectionPhase.LISTING, "the other one is silent"
     assert (await two.run_once()).phase is None
     assert await store.has(pointer)
 
@@ -375,7 +390,7 @@ async def test_who_lost_the_work_while_much_was_left_asks_no_more_often_than_oth
     for n in range(7):
         await store.put(b"%d" % n)
     await store.round(one)
-    assert one.pause_s(Collected()) < 1.0, "there is more"
+    assert one.pause_s(BusCollectionReport()) < 1.0, "there is more"
     await rig.advance(2 * SMALL.interval_s)
     assert (await two.run_once()).phase is not None
     assert one.pause_s(await one.run_once()) == SMALL.interval_s

@@ -7,8 +7,8 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import TOPIC, Rig
-from trellis.bus.ends.derived import ids_after
-from trellis.bus.ends.requeueing import done_again
+from trellis.bus.ends.derived import derived_ids
+from trellis.bus.ends.requeueing import find_successor
 from trellis.bus.messages import Status
 from trellis.bus.requests import JobRequest
 from trellis.bus.topics import Topics
@@ -48,7 +48,7 @@ async def _undone(parts: Parts) -> list[str]:
 @pytest.mark.requirement("D36")
 async def test_nobody_can_take_the_ids_of_a_compensation_before_it_is_made(rig: Rig):
     parts = parts_of(rig)
-    for job_id in ids_after("a", ".c"):
+    for job_id in derived_ids("a", ".c"):
         with pytest.raises(IdReserved):
             await rig.submit(job_id=job_id)
     await _step(parts, "a", 1)
@@ -60,7 +60,7 @@ async def test_nobody_can_take_the_ids_of_a_compensation_before_it_is_made(rig: 
 @pytest.mark.on_both
 @pytest.mark.requirement("D36")
 async def test_a_step_is_undone_though_older_jobs_have_both_of_its_first_ids(rig: Rig):
-    parts, taken = parts_of(rig), ids_after("a", ".c")[:2]
+    parts, taken = parts_of(rig), derived_ids("a", ".c")[:2]
     for job_id in taken:
         await rig.put(JobRequest.checked({"job_id": job_id, "topic": TOPIC}))
     await _step(parts, "a", 1)
@@ -240,13 +240,13 @@ async def test_a_workflow_that_is_undone_goes_on_when_its_topics_are_configured_
         await parts.schedule("c")
         await parts.result(await parts.dispatch("c"), "w1", status, error_code="LOST")
         await parts.follow_up()
-        await parts.aftermath.let_go()
+        await parts.aftermath.release()
         rig.topics = Topics.model_validate({"topics": {TOPIC: change}})
         parts = parts_of(rig, name="process-2")
         await _end(parts, "b.c")
         await parts.follow_up()
         assert set(await _undone(parts)) == {"b.c", "a.c"}
-        assert await done_again(rig.ledger, await rig.job("c"), rig.topics) is None
+        assert await find_successor(rig.ledger, await rig.job("c"), rig.topics) is None
 
 
 @pytest.mark.requirement("BUS-7", "BUS-8")

@@ -9,31 +9,31 @@ import pytest
 from tests.bus.holding_parts import parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig, quiet
 from trellis.bus.envelope import PacketRefused
-from trellis.bus.errors import RequestInvalid
+from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.messages import (
     ALERT,
     CANCEL,
     RESULT,
     SUBMIT,
-    Alert,
-    Body,
+    BusAlert,
     Dispatch,
     ErrorCode,
     JobCancel,
+    JobOrder,
     JobResult,
-    Order,
     Packet,
+    PacketBody,
     Status,
 )
-from trellis.bus.port import Received
+from trellis.bus.port import ReceivedPacket
 from trellis.bus.requests import JobRequest
-from trellis.bus.room import COUNT_S, Room
+from trellis.bus.room import COUNT_FRESH_S, BacklogLimit
 from trellis.bus.scheduling.early_cancels import KEPT_MAX, SENDER_MAX
-from trellis.bus.scheduling.intake import REFUSALS, Intake
+from trellis.bus.scheduling.intake import REFUSALS, BusIntake
 from trellis.bus.topics import Topics
 from trellis.bus.wire import cap
 from trellis.bus.wire.local import LocalBus
-from trellis.bus.wire.signing import Keys
+from trellis.bus.wire.signing import PacketKeys
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.lifecycles import Role
@@ -44,39 +44,39 @@ class Client:
     """Somebody on the bus who submits, and hears what is said to everybody."""
 
     bus: LocalBus
-    intake: Intake
-    heard: list[Body] = field(default_factory=list[Body])
+    intake: BusIntake
+    heard: list[PacketBody] = field(default_factory=list[PacketBody])
     accepted: list[int] = field(default_factory=list[int])
 
     async def listen(self) -> None:
         for subject in (ALERT, RESULT):
             await self.bus.listen(subject, self._take)
 
-    async def send(self, subject: str, body: Body, trace_id: str = "trace-1") -> None:
+    async def send(self, subject: str, body: PacketBody, trace_id: str = "trace-1") -> None:
         """As it comes in: the intake has dealt with it when this returns."""
         packet = self.bus.packet(body, trace_id)
         handler = self.intake.on_submit if subject == SUBMIT else self.intake.on_cancel
-        await handler(Received(subject=subject, packet=packet, answer=self._nothing))
+        await handler(ReceivedPacket(subject=subject, packet=packet, answer=self._nothing))
         await quiet()
 
-    async def _take(self, received: Received) -> None:
+    async def _take(self, received: ReceivedPacket) -> None:
         self.heard.append(received.packet.body)
 
-    async def _nothing(self, body: Body) -> None:
+    async def _nothing(self, body: PacketBody) -> None:
         raise AssertionError(f"nobody asked for {body}")
 
     @property
     def alerts(self) -> list[ErrorCode]:
-        return [body.code for body in self.heard if isinstance(body, Alert)]
+        return [body.code for body in self.heard if isinstance(body, BusAlert)]
 
     @property
     def results(self) -> list[JobResult]:
         return [body for body in self.heard if isinstance(body, JobResult)]
 
 
-def intake_of(rig: Rig, topics: Topics) -> Intake:
-    room = Room(ledger=rig.ledger, clock=rig.clock)
-    return Intake(ledger=rig.ledger, bus=rig.bus, topics=topics, room=room, clock=rig.clock)
+def intake_of(rig: Rig, topics: Topics) -> BusIntake:
+    room = BacklogLimit(ledger=rig.ledger, clock=rig.clock)
+    return BusIntake(ledger=rig.ledger, bus=rig.bus, topics=topics, room=room, clock=rig.clock)
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ async def test_a_bad_request_with_the_id_of_a_job_gets_no_result_in_its_name(rig
 
 
 async def test_a_request_with_a_dispatch_of_its_own_is_a_request(rig: Rig, client: Client):
-    await client.send(SUBMIT, Order(request=request(), dispatch=Dispatch(dispatch_id="forged")))
+    await client.send(SUBMIT, JobOrder(request=request(), dispatch=Dispatch(dispatch_id="forged")))
     assert await rig.state("mine") == "PENDING"
 
 
@@ -259,7 +259,7 @@ async def test_what_we_tell_workers_is_no_wish_of_a_client(rig: Rig, client: Cli
         created_at=client.bus.packet(request(), "t").created_at,
         body=JobCancel(job_id=job_id, requested_by=SENDER),
     )
-    await client.intake.on_cancel(Received(subject=CANCEL, packet=ours, answer=client._nothing))
+    await client.intake.on_cancel(ReceivedPacket(subject=CANCEL, packet=ours, answer=client._nothing))
     assert await rig.state(job_id) == "PENDING"
 
 
@@ -293,7 +293,7 @@ async def test_a_request_that_finds_no_room_is_refused_aloud_and_may_come_again(
     assert told.error_message.startswith(f"2 jobs wait on {TOPIC} and 2 is the limit; nothing was stored")
     assert await rig.ledger.job(JobId("c")) is None
     await client.send(CANCEL, JobCancel(job_id="a", reason="no longer", requested_by="client-1"))
-    rig.clock.advance(COUNT_S)
+    rig.clock.advance(COUNT_FRESH_S)
     await client.send(SUBMIT, request("c"))
     assert (await rig.job("c")).state == "PENDING"
     assert (client.accepted, len(client.alerts)) == ([1, 1, 1], 1)
@@ -307,7 +307,7 @@ async def test_a_request_that_finds_no_room_is_refused_aloud_and_may_come_again(
     ],
 )
 def test_a_field_of_the_wrong_shape_is_refused_with_its_shape_in_words(said: dict[str, str], told: str):
-    with pytest.raises(RequestInvalid, match=told):
+    with pytest.raises(BusRequestInvalid, match=told):
         JobRequest.checked(said)
 
 
@@ -392,9 +392,9 @@ def test_a_reference_that_expires_at_no_time_is_refused_and_every_other_can_be_s
         )
 
     for wrong in ("tomorrow", "2030-01-31", "2030-02-31T00:00:00Z", "2030-01-31T12:00:00", "0001-01-01T00:00:00+23:00"):
-        with pytest.raises(RequestInvalid, match=f"{place}/expires_at: a time as in RFC 3339"):
+        with pytest.raises(BusRequestInvalid, match=f"{place}/expires_at: a time as in RFC 3339"):
             asked(wrong)
     for right in ("", "2030-01-31T12:00:00Z", "2030-01-31T12:00:00.123456789+05:30", "9999-12-31T23:59:59.9Z"):
-        sent = Order(request=asked(right), dispatch=Dispatch())
+        sent = JobOrder(request=asked(right), dispatch=Dispatch())
         now = datetime(2026, 1, 1, tzinfo=UTC)
-        assert cap.encode(Packet(trace_id="t", sender_id="s", created_at=now, body=sent), Keys())
+        assert cap.encode(Packet(trace_id="t", sender_id="s", created_at=now, body=sent), PacketKeys())

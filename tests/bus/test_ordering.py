@@ -7,26 +7,26 @@ import pytest
 
 from tests.bus.conftest import Opens
 from tests.bus.rig import TOPIC, Rig
-from trellis.bus.ends.workflow import Front, Seen
+from trellis.bus.ends.workflow import StepState, WorkflowFrontier
 from trellis.bus.messages import Status
 from trellis.bus.requests import COMPENSATES, FIRST_PARENT, RETRY_ATTEMPT, RETRY_OF, JobRequest
-from trellis.bus.scheduling.ordering import Never, NotYet, turn_of
-from trellis.engine.jobs import Actor, Advance, CancelMode, Hold, JobId, RequestId, Turn
+from trellis.bus.scheduling.ordering import StepDoomed, StepNotDue, turn_of
+from trellis.engine.jobs import Actor, Advance, CancelMode, HeldLease, JobId, RequestId, Turn
 from trellis.engine.records import Job
 from trellis.lifecycles import Role, Trigger
 
 
-def seen(number: int, state: str) -> Seen:
-    return Seen(index=number, job_id=JobId(f"s{number}"), state=state)
+def seen(number: int, state: str) -> StepState:
+    return StepState(index=number, job_id=JobId(f"s{number}"), state=state)
 
 
 @pytest.mark.requirement("BUS-8")
 def test_a_step_waits_for_those_with_a_lower_number_only():
-    assert turn_of(Front(open=seen(1, "RUNNING"), failed=seen(2, "FAILED")), 1) is None
-    assert turn_of(Front(), 2) is None
-    assert turn_of(Front(open=seen(1, "RUNNING")), 2) == NotYet(step_index=1, job_id="s1")
-    bad = turn_of(Front(open=seen(0, "RUNNING"), failed=seen(1, "FAILED")), 2)
-    assert bad == Never(step_index=1, job_id="s1", state="FAILED")
+    assert turn_of(WorkflowFrontier(open=seen(1, "RUNNING"), failed=seen(2, "FAILED")), 1) is None
+    assert turn_of(WorkflowFrontier(), 2) is None
+    assert turn_of(WorkflowFrontier(open=seen(1, "RUNNING")), 2) == StepNotDue(step_index=1, job_id="s1")
+    bad = turn_of(WorkflowFrontier(open=seen(0, "RUNNING"), failed=seen(1, "FAILED")), 2)
+    assert bad == StepDoomed(step_index=1, job_id="s1", state="FAILED")
 
 
 async def steps(rig: Rig, *numbers: int, parent: str = "parent") -> list[str]:
@@ -36,7 +36,7 @@ async def steps(rig: Rig, *numbers: int, parent: str = "parent") -> list[str]:
     ]
 
 
-async def hold(rig: Rig, job_id: str) -> Hold:
+async def hold(rig: Rig, job_id: str) -> HeldLease:
     (found,) = await rig.ledger.holds([JobId(job_id)])
     return found
 

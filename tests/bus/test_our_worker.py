@@ -12,8 +12,8 @@ import pytest
 from tests.bus.rig import SENDER, Rig, quiet
 from tests.worker.on_bus_rig import Kept, Line
 from trellis.bus.messages import Status, direct_subject
-from trellis.bus.reporting.attempts import Attempts, Stopping
-from trellis.bus.reporting.results import Results
+from trellis.bus.reporting.attempts import AttemptCache, StopNotifier
+from trellis.bus.reporting.results import ResultListener
 from trellis.engine.errors import TransientError
 from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
 from trellis.lifecycles import Role
@@ -45,17 +45,17 @@ class Held:
 
 
 @asynccontextmanager
-async def control_plane(rig: Rig) -> AsyncGenerator[Results]:
+async def control_plane(rig: Rig) -> AsyncGenerator[ResultListener]:
     """What hears of results, beside the rig's scheduler."""
-    results = Results(
+    results = ResultListener(
         ledger=rig.ledger,
         bus=rig.bus,
         topics=rig.topics,
         workers=rig.workers,
         clock=rig.clock,
         name="results-1",
-        attempts=Attempts(rig.ledger),
-        stopping=Stopping(rig.bus),
+        attempts=AttemptCache(rig.ledger),
+        stopping=StopNotifier(rig.bus),
     )
     await results.start()
     yield results

@@ -23,17 +23,17 @@ from trellis.bus.messages import (
     RESULT,
     Dispatch,
     Handshake,
+    JobOrder,
     JobProgress,
     JobResult,
-    Order,
     Status,
 )
-from trellis.bus.pointers import Part, Pointers, make_pointers
-from trellis.bus.port import Bus, Received
+from trellis.bus.pointers import PointerPart, Pointers, make_pointers
+from trellis.bus.port import Bus, ReceivedPacket
 from trellis.bus.requests import JobRequest
 from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.cli import main
-from trellis.cli.bus_worker import LOOK_S, ProcessLoad, say_served
+from trellis.cli.bus_worker import LOOK_S, ProcessLoad, print_served
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Output
 from trellis.storage.open import open_objects
@@ -58,7 +58,7 @@ class Plane:
         await self.bus.listen(PROGRESS, self._heard, group="trellis")
         await self.bus.listen(RESULT, self._heard, group="trellis", durable=True)
 
-    async def _heard(self, received: Received) -> None:
+    async def _heard(self, received: ReceivedPacket) -> None:
         body = received.packet.body
         if isinstance(body, Handshake):
             self.met.put_nowait(body)
@@ -68,7 +68,7 @@ class Plane:
                 self.results.put_nowait(body)
 
     async def run(self, topic: str, payload: Any) -> JobResult:
-        pointer = await self.pointers.put(json.dumps(payload).encode(), part=Part.CONTEXT)
+        pointer = await self.pointers.put(json.dumps(payload).encode(), part=PointerPart.CONTEXT)
         job_id = str(uuid4())
         said = {
             "job_id": f"{job_id}@1",
@@ -76,7 +76,9 @@ class Plane:
             "context_ptr": pointer,
             "env": {ASK_FIRST: "ask", JOB_ID_IN_ENV: job_id},
         }
-        order = Order(request=JobRequest.model_validate(said), dispatch=Dispatch(dispatch_id="d-1", worker_id=WORKER))
+        order = JobOrder(
+            request=JobRequest.model_validate(said), dispatch=Dispatch(dispatch_id="d-1", worker_id=WORKER)
+        )
         await self.bus.publish(f"worker.{WORKER}.jobs", order, trace_id="trace", needs_listener=True)
         return await asyncio.wait_for(self.results.get(), PATIENCE_S)
 
@@ -141,7 +143,7 @@ async def test_a_worker_says_that_it_waits_until_the_bus_is_there(
     bus = await open_bus(options, clock=SystemClock(), now=now, new_id=new_id)
     try:
         clock = FakeClock()
-        telling = asyncio.create_task(say_served(cli, bus, "it serves job.echo", clock))
+        telling = asyncio.create_task(print_served(cli, bus, "it serves job.echo", clock))
         await asyncio.sleep(0)
         assert clock.sleeping == 1
         told = capsys.readouterr().err

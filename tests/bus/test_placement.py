@@ -7,10 +7,18 @@ import pytest
 
 from tests.bus.conftest import Opens
 from tests.bus.rig import Rig, quiet
-from trellis.bus.messages import Alert, ErrorCode, Heartbeat, direct_subject
+from trellis.bus.messages import BusAlert, ErrorCode, WorkerHeartbeat, direct_subject
 from trellis.bus.requests import JobRequest
-from trellis.bus.scheduling.placement import DOUBT_S_MAX, Placed, Placement, Stays, Unfit, Why, place
-from trellis.bus.scheduling.registry import Seen, Workers
+from trellis.bus.scheduling.placement import (
+    DOUBT_S_MAX,
+    NoFittingWorker,
+    PlacedJob,
+    Placement,
+    StaysReady,
+    WaitReason,
+    place_job,
+)
+from trellis.bus.scheduling.registry import LiveWorker, WorkerRegistry
 from trellis.bus.topics import Topics
 from trellis.testing import FakeClock
 
@@ -40,10 +48,12 @@ class Subjects:
         return self.under_way
 
 
-def seen(worker_id: str = "w1", *, topics: tuple[str, ...] = (), load: int = 0, **said: Any) -> Seen:
+def seen(worker_id: str = "w1", *, topics: tuple[str, ...] = (), load: int = 0, **said: Any) -> LiveWorker:
     clock = FakeClock()
-    workers = Workers(clock=clock)
-    workers.heard(Heartbeat(worker_id=worker_id, **{"pool": "code", "max_parallel_jobs": 4, **said}), clock.monotonic())
+    workers = WorkerRegistry(clock=clock)
+    workers.record_heartbeat(
+        WorkerHeartbeat(worker_id=worker_id, **{"pool": "code", "max_parallel_jobs": 4, **said}), clock.monotonic()
+    )
     for number in range(load):
         workers.assigned(worker_id, f"a@{number}")
     (found,) = workers.live()
@@ -51,14 +61,14 @@ def seen(worker_id: str = "w1", *, topics: tuple[str, ...] = (), load: int = 0, 
 
 
 def put(
-    *workers: Seen, topics: Topics = POOLED, subjects: Subjects | None = None, age_s: float = 0.0, **said: Any
+    *workers: LiveWorker, topics: Topics = POOLED, subjects: Subjects | None = None, age_s: float = 0.0, **said: Any
 ) -> Placement:
     request = JobRequest.checked({"job_id": "j1", "topic": TOPIC, **said})
-    return place(request, topics, workers, subjects or Subjects(), subject_max=10, age_s=age_s)
+    return place_job(request, topics, workers, subjects or Subjects(), subject_max=10, age_s=age_s)
 
 
-def to(worker_id: str) -> Placed:
-    return Placed(subject=direct_subject(worker_id), worker_id=worker_id)
+def to(worker_id: str) -> PlacedJob:
+    return PlacedJob(subject=direct_subject(worker_id), worker_id=worker_id)
 
 
 @pytest.mark.requirement("BUS-3", "D68")
@@ -67,18 +77,18 @@ def test_a_worker_of_another_version_stops_only_the_topics_that_it_names_or_that
     naming, wild = replace(later, ready_topics=(TOPIC,)), replace(later, ready_topics=(">",))
     used = Subjects(used={TOPIC})
     for unsaid in (later, wild):
-        assert isinstance(put(unsaid, topics=PLAIN), Unfit), "nobody is known who would understand the order"
+        assert isinstance(put(unsaid, topics=PLAIN), NoFittingWorker), "nobody is known who would understand the order"
         late = put(unsaid, topics=PLAIN, age_s=DOUBT_S_MAX)
-        assert isinstance(late, Placed)
+        assert isinstance(late, PlacedJob)
         assert (late.subject, late.doubt and late.doubt.worker_id) == (TOPIC, "later")
         placed = put(unsaid, topics=PLAIN, subjects=used)
-        assert isinstance(placed, Placed)
+        assert isinstance(placed, PlacedJob)
         assert (placed.subject, placed.doubt and placed.doubt.worker_id) == (TOPIC, "later")
         by_pool = put(unsaid, seen("able", pool=TOPIC), topics=PLAIN)
-        assert isinstance(by_pool, Placed)
+        assert isinstance(by_pool, PlacedJob)
     for named in (naming, replace(later, pool=TOPIC)):
-        assert isinstance(put(named, topics=PLAIN, subjects=used), Unfit)
-    assert put(replace(later, pool="other"), topics=PLAIN) == Placed(subject=TOPIC)
+        assert isinstance(put(named, topics=PLAIN, subjects=used), NoFittingWorker)
+    assert put(replace(later, pool="other"), topics=PLAIN) == PlacedJob(subject=TOPIC)
 
 
 # --- pools ------------------------------------------------------------------------------------------------------------
@@ -87,8 +97,8 @@ def test_a_worker_of_another_version_stops_only_the_topics_that_it_names_or_that
 @pytest.mark.requirement("BUS-3")
 def test_a_pooled_topic_goes_to_a_worker_of_its_pools_only():
     assert put(seen("a", pool="other"), seen("b", pool="spare")) == to("b")
-    assert put(seen("a", pool="other")) == Stays(why=Why.NOBODY, all_do=True)
-    assert put() == Stays(why=Why.NOBODY, all_do=True)
+    assert put(seen("a", pool="other")) == StaysReady(why=WaitReason.NOBODY, all_do=True)
+    assert put() == StaysReady(why=WaitReason.NOBODY, all_do=True)
 
 
 @pytest.mark.requirement("BUS-3")
@@ -100,18 +110,18 @@ def test_a_worker_that_says_its_topics_gets_no_others():
 @pytest.mark.requirement("BUS-3", "D53")
 def test_a_topic_without_a_pool_goes_to_a_worker_that_named_it_and_else_to_its_own_subject():
     assert put(seen("a", topics=(TOPIC,)), topics=PLAIN) == to("a")
-    assert put(seen("a"), topics=PLAIN) == Placed(subject=TOPIC)
-    assert put(topics=PLAIN) == Placed(subject=TOPIC)
+    assert put(seen("a"), topics=PLAIN) == PlacedJob(subject=TOPIC)
+    assert put(topics=PLAIN) == PlacedJob(subject=TOPIC)
 
 
 @pytest.mark.requirement("D53")
 def test_a_topics_own_subject_is_left_alone_while_it_is_silent_or_has_enough():
-    assert put(topics=PLAIN, subjects=Subjects({TOPIC})) == Stays(why=Why.SILENT, all_do=True)
-    assert put(topics=PLAIN, subjects=Subjects(under_way=10)) == Stays(why=Why.FULL, all_do=True)
+    assert put(topics=PLAIN, subjects=Subjects({TOPIC})) == StaysReady(why=WaitReason.SILENT, all_do=True)
+    assert put(topics=PLAIN, subjects=Subjects(under_way=10)) == StaysReady(why=WaitReason.FULL, all_do=True)
 
 
 def test_a_worker_without_an_ear_of_its_own_is_reached_through_the_topic():
-    assert put(seen("a"), subjects=Subjects({direct_subject("a")})) == Placed(subject=TOPIC)
+    assert put(seen("a"), subjects=Subjects({direct_subject("a")})) == PlacedJob(subject=TOPIC)
 
 
 # --- labels and what is required --------------------------------------------------------------------------------------
@@ -129,12 +139,12 @@ def test_what_only_some_workers_may_have_does_not_go_to_whoever_listens_on_the_t
     deaf = Subjects(quiet={direct_subject("w1")})
     able, other = seen(labels={"kind": "gpu"}), seen("w2", labels={"kind": "cpu"})
     wish = {"worker.kind": "gpu"}
-    assert put(able, subjects=deaf, labels=wish) == Placed(subject=TOPIC), "everybody who serves it may have it"
+    assert put(able, subjects=deaf, labels=wish) == PlacedJob(subject=TOPIC), "everybody who serves it may have it"
     placed = put(able, other, subjects=deaf, labels=wish)
-    assert isinstance(placed, Unfit)
+    assert isinstance(placed, NoFittingWorker)
     assert "own subjects" in placed.reason
     busy = seen("w3", labels={"kind": "gpu"}, load=4)
-    assert put(able, busy, other, subjects=deaf, labels=wish) == Stays(why=Why.FULL, all_do=False)
+    assert put(able, busy, other, subjects=deaf, labels=wish) == StaysReady(why=WaitReason.FULL, all_do=False)
 
 
 @pytest.mark.requirement("BUS-3")
@@ -142,7 +152,7 @@ def test_a_label_about_the_worker_must_be_the_workers():
     here, there = seen("a", labels={"zone": "here"}), seen("b", labels={"zone": "there"})
     assert put(here, there, labels={"worker.zone": "there"}) == to("b")
     answer = put(here, there, labels={"worker.zone": "nowhere"})
-    assert isinstance(answer, Unfit)
+    assert isinstance(answer, NoFittingWorker)
     assert "worker.zone=nowhere" in answer.reason
 
 
@@ -164,13 +174,13 @@ def test_what_a_job_requires_is_in_its_pool_or_in_the_worker():
     assert put(plain, gpu, meta={"requires": ["git"]}) == to("a")
     assert put(plain, gpu, meta={"requires": ["gpu"]}) == to("b")
     answer = put(plain, gpu, meta={"requires": ["gpu", "git"]})
-    assert isinstance(answer, Unfit)
+    assert isinstance(answer, NoFittingWorker)
     assert "gpu" in answer.reason
 
 
 def test_what_nobody_says_it_can_do_is_not_sent_to_whoever_listens():
-    assert isinstance(put(topics=PLAIN, meta={"requires": ["gpu"]}), Unfit)
-    assert isinstance(put(topics=PLAIN, labels={"worker.zone": "here"}), Unfit)
+    assert isinstance(put(topics=PLAIN, meta={"requires": ["gpu"]}), NoFittingWorker)
+    assert isinstance(put(topics=PLAIN, labels={"worker.zone": "here"}), NoFittingWorker)
 
 
 # --- room -------------------------------------------------------------------------------------------------------------
@@ -185,18 +195,18 @@ def test_the_least_loaded_for_its_size_comes_first():
 @pytest.mark.requirement("BUS-3")
 def test_full_and_overloaded_workers_get_nothing():
     full, hot = seen("full", load=4), seen("hot", cpu_load=97.0)
-    assert put(full, hot) == Stays(why=Why.FULL, all_do=True)
+    assert put(full, hot) == StaysReady(why=WaitReason.FULL, all_do=True)
     assert put(full, seen("free")) == to("free")
 
 
 def test_a_worker_that_says_no_size_has_room_for_one():
     assert put(seen("a", max_parallel_jobs=0)) == to("a")
-    assert put(seen("a", max_parallel_jobs=0, load=1)) == Stays(why=Why.FULL, all_do=True)
+    assert put(seen("a", max_parallel_jobs=0, load=1)) == StaysReady(why=WaitReason.FULL, all_do=True)
 
 
 def test_a_job_for_certain_workers_that_are_full_says_nothing_about_the_others():
     full, free = seen("a", load=4, labels={"zone": "here"}), seen("b", labels={"zone": "there"})
-    assert put(full, free, labels={"worker.zone": "here"}) == Stays(why=Why.FULL, all_do=False)
+    assert put(full, free, labels={"worker.zone": "here"}) == StaysReady(why=WaitReason.FULL, all_do=False)
 
 
 def test_equal_workers_are_chosen_by_turns_over_the_jobs():
@@ -204,8 +214,8 @@ def test_equal_workers_are_chosen_by_turns_over_the_jobs():
     chosen: set[str] = set()
     for number in range(30):
         request = JobRequest.checked({"job_id": f"j{number}", "topic": TOPIC})
-        placed = place(request, POOLED, workers, Subjects(), subject_max=10)
-        assert isinstance(placed, Placed)
+        placed = place_job(request, POOLED, workers, Subjects(), subject_max=10)
+        assert isinstance(placed, PlacedJob)
         chosen.add(placed.worker_id)
     assert chosen == {"a", "b", "c"}
 
@@ -281,6 +291,6 @@ async def test_one_handshake_of_another_version_does_not_stop_a_topic_in_use_and
     await (await rig.worker("intruder", direct=False)).shake(supported_versions=(2,))
     await rig.submit(TOPIC)
     await rig.run()
-    alerts = [body for _, body in rig.bus.published if isinstance(body, Alert)]
+    alerts = [body for _, body in rig.bus.published if isinstance(body, BusAlert)]
     assert len(silent.orders) == 2
     assert [(alert.code, alert.details["sender_id"]) for alert in alerts] == [(ErrorCode.VERSION_MISMATCH, "intruder")]

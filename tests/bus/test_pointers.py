@@ -19,7 +19,16 @@ from trellis.bus.errors import (
     PointerUnavailable,
     PointerUnknown,
 )
-from trellis.bus.pointers import BYTES_MAX, OBJECTS, REDIS, InRedis, Part, Pointers, digest_in, make_pointers
+from trellis.bus.pointers import (
+    BYTES_MAX,
+    OBJECTS,
+    REDIS,
+    PointerPart,
+    Pointers,
+    RedisPointerStore,
+    digest_in,
+    make_pointers,
+)
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
@@ -54,11 +63,11 @@ async def pointers(objects: ObjectStore, redis_url: str) -> AsyncGenerator[Point
 @pytest.mark.parametrize("scheme", [OBJECTS, REDIS])
 async def test_what_is_written_is_read_and_the_same_bytes_have_the_same_pointer(pointers: Pointers, scheme: str):
     for body in (b"", b'{"n":1}', os.urandom(3000)):
-        first = await pointers.put(body, part=Part.CONTEXT, scheme=scheme)
-        again = await pointers.put(body, part=Part.CONTEXT, scheme=scheme)
+        first = await pointers.put(body, part=PointerPart.CONTEXT, scheme=scheme)
+        again = await pointers.put(body, part=PointerPart.CONTEXT, scheme=scheme)
         assert (first, await pointers.read(first)) == (again, body)
         assert first.startswith(f"{scheme}://ctx")
-    assert first != await pointers.put(b"other", part=Part.CONTEXT, scheme=scheme)
+    assert first != await pointers.put(b"other", part=PointerPart.CONTEXT, scheme=scheme)
     assert await pointers.read(await pointers.write("job-1@2", b"result", scheme=scheme)) == b"result"
 
 
@@ -101,13 +110,13 @@ async def test_no_pointer_leads_to_an_object_outside_the_folder_of_the_bus(point
 async def test_too_much_is_neither_written_nor_fetched(objects: ObjectStore):
     whole, server = b"y" * BYTES_MAX, fakeredis.FakeAsyncRedis()  # the server in a thread cannot carry so much
     pointers = make_pointers(objects, None)
-    pointers.register(REDIS, InRedis(server))
+    pointers.register(REDIS, RedisPointerStore(server))
     await objects.put("bus/res/large", whole + b"y")
     await server.set("res/large", whole + b"y")
     for scheme in (OBJECTS, REDIS):
         with pytest.raises(PointerTooLarge):
-            await pointers.put(whole + b"y", part=Part.RESULT, scheme=scheme)
-        assert await pointers.read(await pointers.put(whole, part=Part.RESULT, scheme=scheme)) == whole
+            await pointers.put(whole + b"y", part=PointerPart.RESULT, scheme=scheme)
+        assert await pointers.read(await pointers.put(whole, part=PointerPart.RESULT, scheme=scheme)) == whole
         with pytest.raises(PointerTooLarge):
             await pointers.read(f"{scheme}://res/large")
     await pointers.close()
@@ -130,10 +139,10 @@ async def test_a_redis_key_is_taken_literally_as_the_sdk_writes_it(pointers: Poi
 
 async def test_what_is_written_again_is_kept_longer_and_never_shorter(pointers: Pointers, redis_url: str):
     client = client_of(redis_url)
-    key = (await pointers.put(b"kept", part=Part.CONTEXT, scheme=REDIS, keep_s=1000)).removeprefix("redis://")
-    await pointers.put(b"kept", part=Part.CONTEXT, scheme=REDIS, keep_s=10)
+    key = (await pointers.put(b"kept", part=PointerPart.CONTEXT, scheme=REDIS, keep_s=1000)).removeprefix("redis://")
+    await pointers.put(b"kept", part=PointerPart.CONTEXT, scheme=REDIS, keep_s=10)
     assert await client.pttl(key) > 900_000
-    await pointers.put(b"kept", part=Part.CONTEXT, scheme=REDIS, keep_s=5000)
+    await pointers.put(b"kept", part=PointerPart.CONTEXT, scheme=REDIS, keep_s=5000)
     assert await client.pttl(key) > 4_000_000
     await client.aclose()
 
@@ -168,7 +177,7 @@ async def test_a_redis_that_is_down_says_so_when_it_is_asked(objects: ObjectStor
     with pytest.raises(PointerUnavailable):
         await made.read("redis://ctx:1")
     with pytest.raises(PointerUnavailable):
-        await made.put(b"x", part=Part.CONTEXT, scheme=REDIS)
+        await made.put(b"x", part=PointerPart.CONTEXT, scheme=REDIS)
     await made.close()
 
 
@@ -195,14 +204,14 @@ async def test_who_wants_a_result_gets_nothing_else_of_the_same_stores(pointers:
     async with Redis.from_url(redis_url) as server:
         for key in ("res:job-1@1", "session:1", "resident", "ctx:job-1"):
             await server.set(key, key)
-    assert await pointers.read("redis://res:job-1@1", part=Part.RESULT) == b"res:job-1@1"
+    assert await pointers.read("redis://res:job-1@1", part=PointerPart.RESULT) == b"res:job-1@1"
     for key in ("session:1", "resident", "ctx:job-1", "res"):
         with pytest.raises(PointerInvalid, match="only what is kept as res"):
-            await pointers.read(f"redis://{key}", part=Part.RESULT)
-    context = await pointers.put(b"x", part=Part.CONTEXT)
+            await pointers.read(f"redis://{key}", part=PointerPart.RESULT)
+    context = await pointers.put(b"x", part=PointerPart.CONTEXT)
     for pointer in (context, "objects://resident/x", "objects://res/../ctx/x"):
         with pytest.raises(PointerInvalid):
-            await pointers.read(pointer, part=Part.RESULT)
+            await pointers.read(pointer, part=PointerPart.RESULT)
 
 
 @pytest.mark.parametrize("url", ["redis://:hunter/2@host", "redis://me:hun#ter@host:1", "rdis://:hunter2@host"])
@@ -213,9 +222,9 @@ def test_an_address_of_redis_that_is_none_is_refused_without_its_password(url: s
 
 
 @pytest.mark.requirement("BUS-9", "D45")
-@pytest.mark.parametrize("part", list(Part))
+@pytest.mark.parametrize("part", list(PointerPart))
 async def test_bytes_that_do_not_have_the_digest_in_their_name_are_refused(
-    pointers: Pointers, objects: ObjectStore, redis_url: str, part: Part
+    pointers: Pointers, objects: ObjectStore, redis_url: str, part: PointerPart
 ):
     kept = await pointers.put(b"as it was judged", part=part)
     await objects.put(f"bus/{kept.removeprefix('objects://')}", b"as somebody wants it")
@@ -232,7 +241,7 @@ async def test_bytes_that_do_not_have_the_digest_in_their_name_are_refused(
 
 @pytest.mark.requirement("BUS-9")
 async def test_a_payload_that_is_swapped_while_it_lies_aside_is_refused(pointers: Pointers, objects: ObjectStore):
-    kept = await pointers.put(b"first", part=Part.CONTEXT)
+    kept = await pointers.put(b"first", part=PointerPart.CONTEXT)
     key = kept.removeprefix("objects://")
     await objects.delete(f"bus/{key}")
     await objects.put(f"bus-aside/{key}", b"second")

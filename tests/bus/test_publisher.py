@@ -14,11 +14,11 @@ from trellis.bus.messages import (
     CANCEL,
     POINTER_CHANGED,
     RESULT,
-    Alert,
-    Body,
+    AlertSeverity,
+    BusAlert,
     ErrorCode,
     JobResult,
-    Severity,
+    PacketBody,
     Status,
 )
 from trellis.engine.jobs import CancelMode
@@ -80,8 +80,8 @@ async def test_people_are_alerted_once_of_a_payload_that_was_changed(rig: Rig):
     await parts.result(held, "w1", Status.FAILED_FATAL, error_code=POINTER_CHANGED, error_message="somebody wrote")
     for _ in range(2):
         await parts.settle()
-    alerts = [body for subject, body in rig.bus.published if subject == ALERT and isinstance(body, Alert)]
-    assert [(one.severity, one.details["job_id"]) for one in alerts] == [(Severity.CRITICAL, "swapped")]
+    alerts = [body for subject, body in rig.bus.published if subject == ALERT and isinstance(body, BusAlert)]
+    assert [(one.severity, one.details["job_id"]) for one in alerts] == [(AlertSeverity.CRITICAL, "swapped")]
     assert (await rig.job("swapped")).state == "FAILED"
 
 
@@ -186,7 +186,7 @@ async def test_a_bus_that_fails_in_the_middle_of_a_page_gets_the_rest_later(rig:
         await parts.result(held, "w1")
     failing = {jobs[1].job_id, jobs[4].job_id}
 
-    def before(_: str, body: Body) -> None:
+    def before(_: str, body: PacketBody) -> None:
         if isinstance(body, JobResult) and body.job_id in failing:
             failing.discard(body.job_id)
             raise BusUnavailable(url="local", detail="for a moment")
@@ -207,7 +207,7 @@ async def test_a_bus_that_fails_again_and_again_leaves_nothing_behind(rig: Rig):
         await parts.result(held, "w1")
         failing = {held.job_id}
 
-        def before(_: str, body: Body, failing: set[str] = failing) -> None:
+        def before(_: str, body: PacketBody, failing: set[str] = failing) -> None:
             if isinstance(body, JobResult) and body.job_id in failing:
                 failing.clear()
                 raise BusUnavailable(url="local", detail="for a moment")
@@ -236,7 +236,7 @@ async def test_a_packet_that_no_bus_can_take_does_not_hold_up_the_others(
     for name in ("a", "b", "c"):
         await parts.result(await parts.dispatched(job_id=name), "w1")
 
-    def before(_: str, body: Body) -> None:
+    def before(_: str, body: PacketBody) -> None:
         if isinstance(body, JobResult) and body.job_id == "b":
             raise error
 
@@ -250,7 +250,7 @@ async def test_a_packet_that_no_bus_can_take_does_not_hold_up_the_others(
 async def test_results_wait_for_a_stream_that_refuses_them_and_not_for_ever(rig: Rig, caplog: pytest.LogCaptureFixture):
     parts, refusing = parts_of(rig), [True]
 
-    def before(subject: str, _: Body) -> None:
+    def before(subject: str, _: PacketBody) -> None:
         if subject == RESULT and refusing[0]:
             raise NotKept(subject=subject, detail="it is full")
 
@@ -279,7 +279,7 @@ async def test_results_must_be_kept_and_words_to_workers_need_not(rig: Rig):
     parts, kept = parts_of(rig), dict[str, bool]()
     publish = rig.bus.publish
 
-    async def noting(subject: str, body: Body, **how: Any) -> None:
+    async def noting(subject: str, body: PacketBody, **how: Any) -> None:
         kept[subject] = how["kept"]
         await publish(subject, body, **how)
 
@@ -299,7 +299,7 @@ async def test_another_process_goes_on_where_the_first_one_stopped(rig: Rig):
     await parts.tell()
     assert not (await other.publisher.run_once()).following
     assert other.publisher.pause_s(await other.publisher.run_once()) > 0
-    await parts.publisher.let_go()
+    await parts.publisher.release()
     await parts.result(await parts.dispatched(job_id="b"), "w1")
     await other.tell()
     assert _heard(parts) == {"a": [Status.SUCCEEDED], "b": [Status.SUCCEEDED]}
@@ -325,7 +325,7 @@ async def test_a_crash_before_the_place_is_remembered_tells_the_same_again(rig: 
     ids: list[str | None] = []
     publish = rig.bus.publish
 
-    async def noting(subject: str, body: Body, **how: Any) -> None:
+    async def noting(subject: str, body: PacketBody, **how: Any) -> None:
         if subject == RESULT:
             ids.append(how["message_id"])
         await publish(subject, body, **how)
@@ -346,7 +346,7 @@ class Forgetful:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    async def followed(self, *_: object, **__: object) -> bool:
+    async def ack(self, *_: object, **__: object) -> bool:
         raise ConnectionError("gone")
 
     def __getattr__(self, name: str) -> Any:
@@ -358,8 +358,8 @@ async def test_an_end_is_told_at_once_by_the_process_that_tells_and_by_no_other(
     await parts.publisher.run_once()  # the first one follows
     await parts.result(await parts.dispatched(job_id="good"), "w1")
     other.publisher.wake()
-    assert other.publisher._waking._woken is None
+    assert other.publisher._trigger._woken is None
     parts.publisher.wake()
-    assert parts.publisher._waking._woken is not None
-    await parts.publisher._waking._woken
+    assert parts.publisher._trigger._woken is not None
+    await parts.publisher._trigger._woken
     assert _heard(parts) == {"good": [Status.SUCCEEDED]}

@@ -10,7 +10,7 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import TOPIC, Rig, rigged
-from trellis.bus.ends.publisher import FOLLOWS_AS as TELLS_CLIENTS
+from trellis.bus.ends.publisher import SUBSCRIBER_NAME as TELLS_CLIENTS
 from trellis.bus.messages import Status
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import Actor, JobId
@@ -20,7 +20,7 @@ from trellis.engine.service import Sweeper
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.runs.projector import Projector
-from trellis.runs.publishing import Publisher as Documents
+from trellis.runs.publishing import DocumentPublisher as Documents
 from trellis.runs.rebuild import rebuild_ledger
 from trellis.storage.open import open_objects
 
@@ -195,7 +195,7 @@ async def test_two_that_follow_at_the_same_moment_do_the_same(rig_of: Opens):
                 if not any(report.events for report in await asyncio.gather(*(one.run_once() for one in both))):
                     break
             for one in both:
-                await one.let_go()
+                await one.release()
 
         await _story(parts, follow_up)
         assert await parts.fingerprint() == EXPECTED
@@ -216,7 +216,7 @@ async def test_after_a_rebuild_nothing_is_told_or_done_again(rig_of: Opens, tmp_
         projector = Projector(ledger=rig.ledger, actor=by, publisher=Documents(objects), clock=rig.clock)
         while (await projector.run_once()).events:
             pass
-        await projector.let_go()
+        await projector.release()
         ledger = await open_ledger(f"sqlite:///{tmp_path / 'another.db'}", clock=rig.clock)
         operator = Actor(role=Role.CONTROL_PLANE, name="operator")
         done = await rebuild_ledger(ledger, objects, operator, tellers=(TELLS_CLIENTS,))

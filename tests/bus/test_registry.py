@@ -7,29 +7,29 @@ import pytest
 
 from tests.bus.conftest import Opens
 from tests.bus.rig import TOPIC, Rig, quiet
-from trellis.bus.messages import Handshake, Heartbeat, direct_subject
+from trellis.bus.messages import Handshake, WorkerHeartbeat, direct_subject
 from trellis.bus.scheduling import registry
 from trellis.bus.scheduling.registry import (
-    FIRST_TOLD_MAX,
+    FIRST_LEDGER_WRITES_MAX,
     LASTING_S_MAX,
     LOST_KEPT_S,
     PATTERNS_MAX,
     SILENCE_S_MAX,
-    Workers,
+    WorkerRegistry,
 )
-from trellis.bus.topics import fits
+from trellis.bus.topics import subject_matches
 from trellis.testing import FakeClock
 
 POOL = {"topics": {"job.>": {"pools": ["p"]}}, "pools": {"p": {}}}
 
 
-def workers() -> tuple[Workers, FakeClock]:
+def workers() -> tuple[WorkerRegistry, FakeClock]:
     clock = FakeClock()
-    return Workers(clock=clock), clock
+    return WorkerRegistry(clock=clock), clock
 
 
-def beat(worker_id: str = "w1", **said: object) -> Heartbeat:
-    return Heartbeat(worker_id=worker_id, **said)  # pyright: ignore[reportArgumentType]
+def beat(worker_id: str = "w1", **said: object) -> WorkerHeartbeat:
+    return WorkerHeartbeat(worker_id=worker_id, **said)  # pyright: ignore[reportArgumentType]
 
 
 # --- alive and lost ---------------------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def beat(worker_id: str = "w1", **said: object) -> Heartbeat:
 @pytest.mark.requirement("BUS-3")
 def test_a_worker_is_lost_after_three_heartbeats_that_did_not_come():
     known, clock = workers()
-    known.heard(beat(active_jobs=2), clock.monotonic())
+    known.record_heartbeat(beat(active_jobs=2), clock.monotonic())
     seen = known.alive("w1")
     assert seen is not None
     assert (seen.heard_at, seen.active_jobs) == (clock.monotonic(), 2)
@@ -54,7 +54,7 @@ def test_a_worker_is_lost_after_three_heartbeats_that_did_not_come():
 def test_how_often_a_worker_speaks_is_learnt(interval_s: float, learnt_s: float):
     known, clock = workers()
     for _ in range(20):
-        known.heard(beat(), clock.monotonic())
+        known.record_heartbeat(beat(), clock.monotonic())
         clock.advance(interval_s)
     seen = known.alive("w1")
     assert seen is not None
@@ -65,7 +65,7 @@ def test_a_worker_that_speaks_ever_more_seldom_is_waited_for_three_minutes_at_mo
     known, clock = workers()
     interval_s = 5.0
     for _ in range(20):
-        known.heard(beat(), clock.monotonic())
+        known.record_heartbeat(beat(), clock.monotonic())
         seen = known.alive("w1")
         assert seen is not None
         interval_s = seen.interval_s
@@ -75,10 +75,10 @@ def test_a_worker_that_speaks_ever_more_seldom_is_waited_for_three_minutes_at_mo
 
 def test_a_lost_worker_that_comes_back_begins_anew():
     known, clock = workers()
-    known.heard(beat(max_parallel_jobs=2), clock.monotonic())
+    known.record_heartbeat(beat(max_parallel_jobs=2), clock.monotonic())
     known.assigned("w1", "a@1")
     clock.advance(60)
-    known.heard(beat(max_parallel_jobs=2), clock.monotonic())
+    known.record_heartbeat(beat(max_parallel_jobs=2), clock.monotonic())
     seen = known.alive("w1")
     assert seen is not None
     assert seen.load == 0
@@ -88,25 +88,27 @@ def test_a_lost_worker_that_comes_back_begins_anew():
 @pytest.mark.parametrize("away", ["unheard", "not listening"])
 def test_a_worker_that_comes_back_still_serves_what_it_named_once(away: str):
     known, clock = workers()
-    known.met(Handshake(component_id="w1", ready_topics=("job.a",), supported_versions=(1, 2)), clock.monotonic())
-    known.heard(beat(), clock.monotonic())
+    known.record_handshake(
+        Handshake(component_id="w1", ready_topics=("job.a",), supported_versions=(1, 2)), clock.monotonic()
+    )
+    known.record_heartbeat(beat(), clock.monotonic())
     if away == "unheard":
         clock.advance(60)
     else:
-        known.unanswered(direct_subject("w1"), "w1")
+        known.mark_silent(direct_subject("w1"), "w1")
     assert known.alive("w1") is None
-    known.heard(beat(), clock.monotonic())
+    known.record_heartbeat(beat(), clock.monotonic())
     assert [seen.ready_topics for seen in known.live()] == [("job.a",)], "it introduces itself once in its life"
-    known.met(Handshake(component_id="w1", ready_topics=("job.b",)), clock.monotonic())
+    known.record_handshake(Handshake(component_id="w1", ready_topics=("job.b",)), clock.monotonic())
     assert [seen.ready_topics for seen in known.live()] == [("job.b",)]
 
 
 def test_workers_that_have_been_lost_for_long_are_forgotten():
     known, clock = workers()
     for number in range(100):
-        known.heard(beat(f"pod-{number}"), clock.monotonic())
+        known.record_heartbeat(beat(f"pod-{number}"), clock.monotonic())
     clock.advance(LOST_KEPT_S / 2)
-    known.heard(beat("late"), clock.monotonic())
+    known.record_heartbeat(beat("late"), clock.monotonic())
     clock.advance(LOST_KEPT_S / 2 + 200)
     assert list(known.live()) == []
     assert list(known._workers) == ["late"]
@@ -118,29 +120,29 @@ def test_a_worker_is_known_by_the_versions_that_it_speaks_instead_of_ours(
     said: tuple[int, ...], others: tuple[int, ...]
 ):
     known, clock = workers()
-    known.met(Handshake(component_id="w1", supported_versions=said), clock.monotonic())
-    known.heard(beat(), clock.monotonic())
+    known.record_handshake(Handshake(component_id="w1", supported_versions=said), clock.monotonic())
+    known.record_heartbeat(beat(), clock.monotonic())
     clock.advance(LOST_KEPT_S / 2)
-    known.heard(beat(), clock.monotonic())  # it was lost meanwhile, and does not say it again
+    known.record_heartbeat(beat(), clock.monotonic())  # it was lost meanwhile, and does not say it again
     assert [seen.other_versions for seen in known.live()] == [others]
 
 
 def test_other_components_are_no_workers():
     known, clock = workers()
-    known.met(Handshake(component_id="gateway-1", role="gateway"), clock.monotonic())
+    known.record_handshake(Handshake(component_id="gateway-1", role="gateway"), clock.monotonic())
     assert known.alive("gateway-1") is None
 
 
 @pytest.mark.parametrize("worker_id", ["", "a b", "a.>", "*", ".a", "x" * 201])
 def test_a_worker_whose_name_is_no_subject_is_not_taken_in(worker_id: str):
     known, clock = workers()
-    known.heard(beat(worker_id), clock.monotonic())
+    known.record_heartbeat(beat(worker_id), clock.monotonic())
     assert list(known.live()) == []
 
 
 def test_numbers_that_are_none_do_no_harm():
     known, clock = workers()
-    known.heard(beat(cpu_load=float("nan"), max_parallel_jobs=-3), clock.monotonic())
+    known.record_heartbeat(beat(cpu_load=float("nan"), max_parallel_jobs=-3), clock.monotonic())
     seen = known.alive("w1")
     assert seen is not None
     assert (seen.cpu, seen.capacity) == (0.0, 1)
@@ -152,7 +154,7 @@ def test_numbers_that_are_none_do_no_harm():
 @pytest.mark.requirement("BUS-3")
 def test_what_was_handed_out_since_the_last_heartbeat_counts():
     known, clock = workers()
-    known.heard(beat(max_parallel_jobs=4, active_jobs=1), clock.monotonic())
+    known.record_heartbeat(beat(max_parallel_jobs=4, active_jobs=1), clock.monotonic())
     known.assigned("w1", "a@1")
     known.assigned("w1", "b@1")
     assert [seen.load for seen in known.live()] == [3]
@@ -164,9 +166,9 @@ def test_what_was_handed_out_since_the_last_heartbeat_counts():
 def test_what_ended_since_the_last_heartbeat_makes_room_before_the_next():
     known, clock = workers()
     known.assigned("w1", "a@1")
-    known.heard(beat(max_parallel_jobs=1), clock.monotonic())
+    known.record_heartbeat(beat(max_parallel_jobs=1), clock.monotonic())
     known.assigned("w1", "a@1")
-    known.heard(beat(max_parallel_jobs=1, active_jobs=1), clock.monotonic())
+    known.record_heartbeat(beat(max_parallel_jobs=1, active_jobs=1), clock.monotonic())
     assert [seen.free for seen in known.live()] == [0]
     known.settled("a@1", "w1")
     known.settled("a@1", "w1")
@@ -175,18 +177,18 @@ def test_what_ended_since_the_last_heartbeat_makes_room_before_the_next():
 
 def test_a_job_that_another_process_handed_out_makes_room_too_when_it_ends():
     known, clock = workers()
-    known.heard(beat(max_parallel_jobs=2, active_jobs=2), clock.monotonic())
+    known.record_heartbeat(beat(max_parallel_jobs=2, active_jobs=2), clock.monotonic())
     known.settled("theirs@1", "w1")
     assert [seen.free for seen in known.live()] == [1]
 
 
 def test_an_order_that_crosses_a_heartbeat_still_counts():
     known, clock = workers()
-    known.heard(beat(max_parallel_jobs=2), clock.monotonic())
+    known.record_heartbeat(beat(max_parallel_jobs=2), clock.monotonic())
     known.assigned("w1", "a@1")
-    known.heard(beat(max_parallel_jobs=2, active_jobs=0), clock.monotonic())
+    known.record_heartbeat(beat(max_parallel_jobs=2, active_jobs=0), clock.monotonic())
     assert [seen.load for seen in known.live()] == [1]
-    known.heard(beat(max_parallel_jobs=2, active_jobs=0), clock.monotonic())
+    known.record_heartbeat(beat(max_parallel_jobs=2, active_jobs=0), clock.monotonic())
     assert [seen.load for seen in known.live()] == [0], "by the second one the worker would have counted it"
 
 
@@ -198,16 +200,16 @@ def test_a_silence_grows_to_its_bound_and_ends_when_a_worker_appears():
     known, clock = workers()
     waits: list[float] = []
     for _ in range(8):
-        known.unanswered(TOPIC)
+        known.mark_silent(TOPIC)
         began = clock.monotonic()
         while known.silent(TOPIC):
             clock.advance(0.5)
         waits.append(clock.monotonic() - began)
     assert waits == [1, 2, 4, 8, 16, SILENCE_S_MAX, SILENCE_S_MAX, SILENCE_S_MAX]
-    known.unanswered(TOPIC)
-    known.met(Handshake(component_id="w1", ready_topics=("job.other",)), clock.monotonic())
+    known.mark_silent(TOPIC)
+    known.record_handshake(Handshake(component_id="w1", ready_topics=("job.other",)), clock.monotonic())
     assert known.silent(TOPIC), "it serves another topic"
-    known.met(Handshake(component_id="w1", ready_topics=(TOPIC,)), clock.monotonic())
+    known.record_handshake(Handshake(component_id="w1", ready_topics=(TOPIC,)), clock.monotonic())
     assert not known.silent(TOPIC)
 
 
@@ -218,10 +220,10 @@ def tries(*, days: float, appears_every_s: float | None = None) -> int:
     while clock.monotonic() < end:
         if not known.silent(TOPIC):
             count += 1
-            known.unanswered(TOPIC)
+            known.mark_silent(TOPIC)
         if appears_every_s is not None and clock.monotonic() >= appears_at:
             appears_at += appears_every_s
-            known.heard(beat(f"w{clock.monotonic():.0f}"), clock.monotonic())
+            known.record_heartbeat(beat(f"w{clock.monotonic():.0f}"), clock.monotonic())
         clock.advance(5)
     return count
 
@@ -239,30 +241,30 @@ def test_workers_that_come_and_go_do_not_have_a_silence_tried_each_time():
 @pytest.mark.requirement("D53")
 def test_a_worker_that_appears_after_others_did_in_vain_is_found_and_then_trusted_again():
     known, clock = workers()
-    known.unanswered(TOPIC)
+    known.mark_silent(TOPIC)
     for number in range(20):
-        known.heard(beat(f"w{number}"), clock.monotonic())
+        known.record_heartbeat(beat(f"w{number}"), clock.monotonic())
         while known.silent(TOPIC):
             clock.advance(1)
-        known.unanswered(TOPIC)
-    known.heard(beat("listens"), clock.monotonic())
+        known.mark_silent(TOPIC)
+    known.record_heartbeat(beat("listens"), clock.monotonic())
     clock.advance(LASTING_S_MAX)
     assert not known.silent(TOPIC)
-    known.answered(TOPIC)
-    known.unanswered(TOPIC)
-    known.heard(beat("again"), clock.monotonic())
+    known.mark_listening(TOPIC)
+    known.mark_silent(TOPIC)
+    known.record_heartbeat(beat("again"), clock.monotonic())
     assert not known.silent(TOPIC)
 
 
 def test_a_worker_whose_own_subject_is_silent_is_not_there_until_it_speaks_again():
     known, clock = workers()
-    known.heard(beat(), clock.monotonic())
-    known.unanswered(direct_subject("w1"), "w1")
+    known.record_heartbeat(beat(), clock.monotonic())
+    known.mark_silent(direct_subject("w1"), "w1")
     assert known.alive("w1") is None
-    known.heard(beat(), clock.monotonic())
+    known.record_heartbeat(beat(), clock.monotonic())
     assert known.alive("w1") is not None
     assert known.silent(direct_subject("w1")), "a heartbeat does not say that it listens there"
-    known.met(Handshake(component_id="w1"), clock.monotonic())
+    known.record_handshake(Handshake(component_id="w1"), clock.monotonic())
     assert not known.silent(direct_subject("w1"))
 
 
@@ -290,25 +292,25 @@ def few(monkeypatch: pytest.MonkeyPatch) -> int:
 def test_more_workers_than_can_be_kept_leave_those_alone_that_are_known(few: int, caplog: pytest.LogCaptureFixture):
     known, clock = workers()
     for number in range(1_000):
-        known.heard(beat(f"w{number}"), clock.monotonic())
-        known.met(Handshake(component_id=f"h{number}"), clock.monotonic())
+        known.record_heartbeat(beat(f"w{number}"), clock.monotonic())
+        known.record_handshake(Handshake(component_id=f"h{number}"), clock.monotonic())
     assert len(known._workers) == few
     assert known.alive("w0") is not None
     assert caplog.text.count("too_many_workers") == 1, "a flood of strangers does not fill the log"
     clock.advance(60)
-    known.heard(beat("late"), clock.monotonic())
+    known.record_heartbeat(beat("late"), clock.monotonic())
     assert [seen.worker_id for seen in known.live()] == ["late"], "the lost make room"
 
 
 def test_a_flood_of_strangers_is_not_measured_against_every_worker_each_time(few: int):
     known, clock = workers()
     for number in range(few):
-        known.heard(beat(f"w{number}"), clock.monotonic())
+        known.record_heartbeat(beat(f"w{number}"), clock.monotonic())
     known._make_room(clock.monotonic())
     clock.advance(0.5)
     before = known._looked_at
     for number in range(100):
-        known.heard(beat(f"stranger{number}"), clock.monotonic())
+        known.record_heartbeat(beat(f"stranger{number}"), clock.monotonic())
     assert known._looked_at == before
 
 
@@ -317,11 +319,11 @@ def test_more_subjects_than_can_be_kept_are_forgotten_with_what_went_there(few: 
     for number in range(1_000):
         subject = f"job.t{number}"
         known.sent(subject, f"j{number}@1", 30.0)
-        known.answered(subject)
+        known.mark_listening(subject)
         if number % 3:
             known.settled(f"j{number}@1")
         else:
-            known.unanswered(subject)
+            known.mark_silent(subject)
         clock.advance(0.1)
     assert len(known._subjects) <= few
     assert len(known._given_to) <= few
@@ -335,9 +337,9 @@ def test_more_subjects_than_can_be_kept_are_forgotten_with_what_went_there(few: 
         Handshake(component_id="w1", ready_topics=tuple(f"job.{'x' * 100}{number}" for number in range(1_000))),
     ],
 )
-def test_a_worker_that_tells_more_than_can_be_kept_is_not_taken_in(said: Heartbeat | Handshake):
+def test_a_worker_that_tells_more_than_can_be_kept_is_not_taken_in(said: WorkerHeartbeat | Handshake):
     known, clock = workers()
-    told = known.heard if isinstance(said, Heartbeat) else known.met
+    told = known.record_heartbeat if isinstance(said, WorkerHeartbeat) else known.record_handshake
     told(said, clock.monotonic())  # pyright: ignore[reportArgumentType]
     assert list(known.live()) == []
 
@@ -345,11 +347,11 @@ def test_a_worker_that_tells_more_than_can_be_kept_is_not_taken_in(said: Heartbe
 def test_a_worker_that_names_thousands_of_topics_is_not_compared_with_each():
     known, clock = workers()
     for number in range(500):
-        known.unanswered(f"job.t{number}")
-    before = fits.cache_info()
+        known.mark_silent(f"job.t{number}")
+    before = subject_matches.cache_info()
     topics = tuple(f"job.t{number}" for number in range(3_000))
-    known.met(Handshake(component_id="w1", ready_topics=topics), clock.monotonic())
-    after = fits.cache_info()
+    known.record_handshake(Handshake(component_id="w1", ready_topics=topics), clock.monotonic())
+    after = subject_matches.cache_info()
     assert after.hits + after.misses == before.hits + before.misses
     assert not known.silent("job.t7")
 
@@ -357,10 +359,10 @@ def test_a_worker_that_names_thousands_of_topics_is_not_compared_with_each():
 def test_a_worker_that_names_too_many_patterns_is_not_taken_in(caplog: pytest.LogCaptureFixture):
     known, clock = workers()
     patterns = tuple(f"job.{number}.*" for number in range(PATTERNS_MAX + 1))
-    known.met(Handshake(component_id="w1", ready_topics=patterns), clock.monotonic())
+    known.record_handshake(Handshake(component_id="w1", ready_topics=patterns), clock.monotonic())
     assert list(known.live()) == []
     assert "worker_tells_too_much" in caplog.text
-    known.met(Handshake(component_id="w1", ready_topics=patterns[1:]), clock.monotonic())
+    known.record_handshake(Handshake(component_id="w1", ready_topics=patterns[1:]), clock.monotonic())
     assert [seen.worker_id for seen in known.live()] == ["w1"]
 
 
@@ -422,10 +424,10 @@ async def test_people_see_the_workers_of_the_bus(rig: Rig):
 async def test_names_that_are_made_up_do_not_fill_the_ledger(rig: Rig):
     rig.workers.ledger = rig.ledger
     now = rig.clock.monotonic()
-    for number in range(3 * FIRST_TOLD_MAX):
-        rig.workers.heard(beat(f"made-up-{number}"), now)
+    for number in range(3 * FIRST_LEDGER_WRITES_MAX):
+        rig.workers.record_heartbeat(beat(f"made-up-{number}"), now)
         await rig.workers._tell(f"made-up-{number}", now)
-    assert len(await rig.ledger.workers()) == FIRST_TOLD_MAX
+    assert len(await rig.ledger.workers()) == FIRST_LEDGER_WRITES_MAX
 
 
 async def test_the_scheduler_is_called_when_a_worker_appears_and_when_one_has_room_again(rig: Rig):

@@ -7,8 +7,8 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Held, Parts, parts_of
 from tests.bus.rig import TOPIC, Rig
-from trellis.bus.messages import Heartbeat
-from trellis.bus.reporting.renewals import AMNESTY_S_MAX, RETURN_S
+from trellis.bus.messages import WorkerHeartbeat
+from trellis.bus.reporting.renewals import AMNESTY_S_MAX, RECONNECT_GRACE_S
 from trellis.engine.jobs import CancelMode
 from trellis.engine.records import RetentionOptions
 
@@ -17,7 +17,9 @@ SHORT = {TOPIC: {"lease_s": LEASE_S, "running_s": 60.0}}
 
 
 def _beat(rig: Rig, worker_id: str, active_jobs: int) -> None:
-    rig.workers.heard(Heartbeat(worker_id=worker_id, active_jobs=active_jobs, max_parallel_jobs=4), rig.clock())
+    rig.workers.record_heartbeat(
+        WorkerHeartbeat(worker_id=worker_id, active_jobs=active_jobs, max_parallel_jobs=4), rig.clock()
+    )
 
 
 async def _pass(parts: Parts, seconds: float, worker_id: str | None, active_jobs: int = 1) -> None:
@@ -232,7 +234,7 @@ async def test_an_outage_of_the_bus_has_nothing_done_again(rig_of: Opens):
         rig.bus.down = True
         await _pass(parts, 3 * LEASE_S, None)
         rig.bus.down = False
-        await _pass(parts, RETURN_S - 1, None)
+        await _pass(parts, RECONNECT_GRACE_S - 1, None)
         assert await rig.state(held.job_id) == "DISPATCHED"
         _beat(rig, "w1", 1)
         await _pass(parts, 2, "w1")
@@ -247,7 +249,7 @@ async def test_a_worker_that_is_not_heard_after_an_outage_is_lost(rig_of: Opens)
         rig.bus.down = True
         await _pass(parts, LEASE_S, None)
         rig.bus.down = False
-        await _pass(parts, RETURN_S + LEASE_S + 2, None)
+        await _pass(parts, RECONNECT_GRACE_S + LEASE_S + 2, None)
         assert await rig.state(held.job_id) == "TIMEOUT"
 
 

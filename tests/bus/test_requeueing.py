@@ -6,8 +6,8 @@ from tests.bus.conftest import Opens
 from tests.bus.holding_parts import parts_of
 from tests.bus.rig import TOPIC, Rig
 from trellis.bus.documents import requeue_cause
-from trellis.bus.ends.requeueing import done_again, run_again
-from trellis.bus.errors import RequestInvalid
+from trellis.bus.ends.requeueing import find_successor, requeue_as_new_job
+from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.messages import Status
 from trellis.bus.requests import REQUEUE_CAUSE, RETRY_OF, JobRequest
 from trellis.bus.topics import Topics
@@ -20,7 +20,7 @@ OPERATOR = Actor(role=Role.GATEWAY, name="olha")
 
 async def requeued(rig: Rig, job_id: str, cause: str | None, request: str = "r") -> str:
     job = await rig.job(job_id)
-    return (await run_again(rig.ledger, OPERATOR, job, rig.topics, RequestId(request), cause=cause)).job_id
+    return (await requeue_as_new_job(rig.ledger, OPERATOR, job, rig.topics, RequestId(request), cause=cause)).job_id
 
 
 async def labels(rig: Rig, job_id: str) -> dict[str, str]:
@@ -82,12 +82,14 @@ async def test_a_job_that_failed_under_fewer_attempts_can_be_run_again_after_the
     await parts.follow_up()
     last = await rig.job("a.r2")
     assert last.state == "FAILED"
-    assert await done_again(rig.ledger, last, rig.topics) is None
-    assert await done_again(rig.ledger, last, generous) is None, "how often it may be done was settled when it ended"
-    made = await run_again(rig.ledger, OPERATOR, last, generous, RequestId("r"), cause="more attempts now")
+    assert await find_successor(rig.ledger, last, rig.topics) is None
+    assert await find_successor(rig.ledger, last, generous) is None, (
+        "how often it may be done was settled when it ended"
+    )
+    made = await requeue_as_new_job(rig.ledger, OPERATOR, last, generous, RequestId("r"), cause="more attempts now")
     assert made.created
     with pytest.raises(InvalidTransition, match=rf"as {made.job_id}, which is PENDING"):
-        await run_again(rig.ledger, OPERATOR, await rig.job("a"), generous, RequestId("other"))
+        await requeue_as_new_job(rig.ledger, OPERATOR, await rig.job("a"), generous, RequestId("other"))
 
 
 @pytest.mark.requirement("D39")
@@ -95,7 +97,7 @@ async def test_a_job_whose_labels_leave_no_room_for_ours_is_refused_and_not_made
     parts = parts_of(rig)
     full = {f"n{n}": "x" for n in range(1_000)}
     await parts.result(await parts.dispatched(job_id="a", labels=full), "w1", Status.FAILED)
-    with pytest.raises(RequestInvalid, match="labels"):
+    with pytest.raises(BusRequestInvalid, match="labels"):
         await requeued(rig, "a", "try once more")
     assert list(await parts.jobs()) == ["a"]
 
@@ -113,7 +115,7 @@ async def test_how_often_a_job_may_be_done_is_settled_when_it_is_handed_out(rig_
         assert await parts.jobs() == {"failed": "FAILED", "lost": "TIMEOUT"}
         generous = Topics.model_validate({"topics": {TOPIC: {"max_attempts": 5}}})
         for name in ("failed", "lost"):
-            assert await done_again(rig.ledger, await rig.job(name), generous) is None
+            assert await find_successor(rig.ledger, await rig.job(name), generous) is None
 
 
 @pytest.mark.on_both

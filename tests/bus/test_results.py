@@ -10,13 +10,13 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Held, Parts, parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig
-from trellis.bus.ends.requeueing import run_again
+from trellis.bus.ends.requeueing import requeue_as_new_job
 from trellis.bus.messages import NOT_BEGUN, RESULT, Dispatch, JobProgress, JobResult, Status
 from trellis.bus.reporting.reports import GIVE_BACKS_MAX
 from trellis.bus.requests import JobRequest
-from trellis.engine.jobs import Actor, Advance, CancelMode, Hold, JobId, RequestId, Turn, TurnResult
+from trellis.engine.jobs import Actor, Advance, CancelMode, HeldLease, JobId, RequestId, Turn, TurnResult
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import JobFilter, Place, RetentionOptions
+from trellis.engine.records import JobFilter, JobPlace, RetentionOptions
 from trellis.lifecycles import Role, Trigger
 
 BEFORE = ["job_accepted", "job_scheduled", "job_dispatched"]
@@ -109,7 +109,7 @@ async def test_an_idempotent_topic_retries_under_the_same_id_until_its_attempts_
         last = await parts.last(held.job_id)
         assert (last.type, last.role, last.attempt) == ("job_retry_scheduled", Role.SCHEDULER, 1)
         assert (await rig.said(held.job_id, "job_retry_scheduled"))["error_code"] == "BUSY"
-        assert not await rig.ledger.heads("bus-job", each=10)
+        assert not await rig.ledger.peek_ready("bus-job", each=10)
         await rig.advance(6)
         again = await parts.dispatch(held.job_id)
         assert again.wire_id != held.wire_id
@@ -227,7 +227,7 @@ async def test_what_a_worker_did_not_begin_costs_no_attempt_and_keeps_its_id(rig
         answer = await parts.result(held, "w1", Status.FAILED_RETRYABLE, error_code=NOT_BEGUN)
         assert (answer.status, answer.message) == (Status.SCHEDULED, "accepted")
         job = await rig.job("a")
-        assert (job.state, job.place, job.max_attempts - job.attempt) == ("SCHEDULED", Place.RESTING, 1)
+        assert (job.state, job.place, job.max_attempts - job.attempt) == ("SCHEDULED", JobPlace.SCHEDULED, 1)
         await parts.pass_time(3)
         held = await parts.dispatch("a", "w1")
     await parts.result(held, "w1")
@@ -271,7 +271,7 @@ class Racing:
         self._ledger = ledger
         self.then: list[Callable[[], Awaitable[object]]] = []
 
-    async def holds(self, job_ids: Sequence[JobId]) -> list[Hold]:
+    async def holds(self, job_ids: Sequence[JobId]) -> list[HeldLease]:
         found = await self._ledger.holds(job_ids)
         while self.then:
             await self.then.pop()()
@@ -357,7 +357,7 @@ async def test_a_compensation_that_fails_is_kept_among_the_dead_letters(rig: Rig
     await parts.result(await parts.dispatch("other.c"), "w1", Status.FAILED)
     assert len(await rig.ledger.dead_letters(JobFilter(), limit=10)) == 1
     by = Actor(role=Role.GATEWAY, name="olha")
-    again = await run_again(rig.ledger, by, await rig.job("step.c"), rig.topics, RequestId("once more"))
+    again = await requeue_as_new_job(rig.ledger, by, await rig.job("step.c"), rig.topics, RequestId("once more"))
     await parts.schedule(again.job_id)
     await parts.result(await parts.dispatch(again.job_id), "w1", Status.FAILED)
     assert {one.job_id for one in await rig.ledger.dead_letters(JobFilter(), limit=10)} == {"step.c", again.job_id}
@@ -579,7 +579,7 @@ async def test_results_that_come_together_share_their_look_at_the_ledger(rig: Ri
     looks = 0
     real = rig.ledger.holds
 
-    async def holds(job_ids: Sequence[JobId]) -> list[Hold]:
+    async def holds(job_ids: Sequence[JobId]) -> list[HeldLease]:
         nonlocal looks
         looks += 1
         return await real(job_ids)

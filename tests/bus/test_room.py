@@ -9,8 +9,8 @@ import pytest
 from tests.bus.rig import Rig
 from trellis.bus.errors import BusConfigInvalid, TopicFull
 from trellis.bus.requests import JobRequest, new_bus_job
-from trellis.bus.room import COST, COUNT_S, COUNT_S_MAX, Room
-from trellis.bus.topics import Topics, fits, read_topics
+from trellis.bus.room import COUNT_COST_FACTOR, COUNT_FRESH_S, COUNT_FRESH_S_MAX, BacklogLimit
+from trellis.bus.topics import Topics, read_topics, subject_matches
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
 from trellis.lifecycles import Role
@@ -35,7 +35,7 @@ class Door:
     def __init__(self, rig: Rig, topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rig, self.topics, self.counts = rig, topics, 0
         self.takes_s = 0.0
-        self.room = Room(ledger=rig.ledger, clock=rig.clock)
+        self.room = BacklogLimit(ledger=rig.ledger, clock=rig.clock)
         asked = rig.ledger.queues
 
         async def queues() -> Sequence[Any]:
@@ -52,7 +52,7 @@ class Door:
         return [one.job_id for one, answer in zip(jobs, done, strict=True) if answer is None]
 
     async def _one(self, one: NewJob) -> None:
-        await self.room.take(one, self.topics)
+        await self.room.admit(one, self.topics)
         await self.rig.ledger.submit(GATEWAY, [one])
 
 
@@ -66,12 +66,12 @@ async def test_as_many_wait_as_may_and_what_was_accepted_is_never_refused(rig: R
     assert await door.submit(*many[:20]) == taken
     assert await door.submit(job("another-id", key="k3")) == ["another-id"], "its key means the job that is there"
     assert await door.submit(job("elsewhere", "job.b")) == ["elsewhere"]
-    rig.clock.advance(COUNT_S)
+    rig.clock.advance(COUNT_FRESH_S)
     assert await door.submit(job("j51")) == []
     client = Actor(role=Role.SUBMITTER, name="client")
     await rig.ledger.cancel(client, JobId("j0"), CancelMode.HARD, RequestId("x"), grace_s=0, cause=None)
     assert await door.submit(job("j51")) == [], "a count is good for a second"
-    rig.clock.advance(COUNT_S)
+    rig.clock.advance(COUNT_FRESH_S)
     assert await door.submit(job("j51"), job("j52")) == ["j51"]
 
 
@@ -79,7 +79,7 @@ async def test_however_many_names_there_are_all_topics_together_have_a_bound(rig
     door = Door(rig, limited(20, waiting_max=7), monkeypatch)
     assert len(await door.submit(*(job(f"j{n}", f"job.{n}") for n in range(30)))) == 7
     with pytest.raises(TopicFull, match="7 jobs wait on all topics and 7 is the limit"):
-        await door.room.take(job("more"), door.topics)
+        await door.room.admit(job("more"), door.topics)
 
 
 async def test_jobs_that_a_worker_has_do_not_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch):
@@ -88,7 +88,7 @@ async def test_jobs_that_a_worker_has_do_not_wait(rig: Rig, monkeypatch: pytest.
     await rig.worker("w-1", "job.a")
     await rig.run()
     assert (await rig.job("a")).state == "DISPATCHED"
-    rig.clock.advance(COUNT_S)
+    rig.clock.advance(COUNT_FRESH_S)
     assert await door.submit(job("b")) == ["b"]
 
 
@@ -96,11 +96,11 @@ async def test_while_there_is_much_room_a_count_is_good_for_longer(rig: Rig, mon
     door = Door(rig, limited(80), monkeypatch)
     for n in range(10):
         assert await door.submit(job(f"j{n}"))
-        rig.clock.advance(COUNT_S_MAX / 20)
+        rig.clock.advance(COUNT_FRESH_S_MAX / 20)
     assert door.counts == 1
     await door.submit(job("j10"))
     assert door.counts == 2, "an eighth of the room is given away"
-    rig.clock.advance(COUNT_S_MAX)
+    rig.clock.advance(COUNT_FRESH_S_MAX)
     await door.submit(job("j11"))
     assert door.counts == 3
 
@@ -110,7 +110,7 @@ async def test_where_counting_takes_long_it_is_done_less_often(rig: Rig, monkeyp
     door.takes_s = 0.2
     for n in range(3):
         assert await door.submit(job(f"j{n}"))
-        rig.clock.advance(COST * door.takes_s / 3 - 0.001)
+        rig.clock.advance(COUNT_COST_FACTOR * door.takes_s / 3 - 0.001)
     assert door.counts == 1
     rig.clock.advance(0.01)
     assert await door.submit(job("j3"))
@@ -132,7 +132,9 @@ async def test_those_who_wait_for_a_count_that_fails_do_not_each_wait_for_their_
         return await asked()
 
     monkeypatch.setattr(rig.ledger, "queues", queues)
-    done = await asyncio.gather(*(door.room.take(job(f"j{n}"), door.topics) for n in range(30)), return_exceptions=True)
+    done = await asyncio.gather(
+        *(door.room.admit(job(f"j{n}"), door.topics) for n in range(30)), return_exceptions=True
+    )
     assert {type(answer) for answer in done} == {LedgerUnavailable}
     assert counts == 1
     away = False
@@ -148,7 +150,7 @@ async def test_two_doors_go_over_the_number_by_what_they_let_in_between_two_coun
     for n in range(60):
         for name, door in (("one", one), ("two", two)):
             await door.submit(job(f"{name}-{n}"))
-        rig.clock.advance(COUNT_S / steps)
+        rig.clock.advance(COUNT_FRESH_S / steps)
     (waiting,) = (depth.resting for depth in await rig.ledger.queues() if depth.type == "job.a")
     assert 10 <= waiting <= 10 + steps
 
@@ -180,7 +182,7 @@ def test_a_pattern_that_fits_no_topic_is_refused_with_its_place(tmp_path: Any, p
 def test_the_settings_of_a_topic_are_looked_for_once():
     topics = Topics.model_validate({"topics": {f"job.t{number}": {"lease_s": 1 + number} for number in range(1_000)}})
     assert topics.of("job.t999").lease_s == 1_000
-    before = fits.cache_info()
+    before = subject_matches.cache_info()
     assert topics.of("job.t999").lease_s == 1_000
-    assert fits.cache_info() == before
+    assert subject_matches.cache_info() == before
     assert topics == Topics.model_validate(topics.model_dump())

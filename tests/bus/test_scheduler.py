@@ -9,19 +9,19 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.rig import POLICY, TOPIC, Rig, decision, quiet
 from trellis.bus.errors import BusUncertain
-from trellis.bus.messages import Body, Order
+from trellis.bus.messages import JobOrder, PacketBody
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import Decision, Kind
+from trellis.bus.safety.decisions import DecisionKind, SafetyDecision
 from trellis.bus.safety.errors import KernelRefuses
 from trellis.bus.scheduling import kernel_checks, scheduler
-from trellis.bus.scheduling.approved import HOLD_S, bindings
-from trellis.bus.scheduling.options import Did, SchedulerOptions
-from trellis.bus.scheduling.tenants import SAID_AT_ONCE
+from trellis.bus.scheduling.approved import HOLD_S, approval_bindings
+from trellis.bus.scheduling.options import DispatchOutcome, SchedulerOptions
+from trellis.bus.scheduling.tenants import WRITES_PER_PASS
 from trellis.bus.topics import Topics
 from trellis.engine.errors import LedgerUnavailable, NotAllowed
 from trellis.engine.jobs import Actor, Advance, JobId, Move, Moved, NewJob, RequestId, Turn
-from trellis.engine.records import Children, Job, Place
-from trellis.engine.restoring import GIVEN_BACK
+from trellis.engine.records import ChildPage, Job, JobPlace
+from trellis.engine.restoring import GIVEN_BACK_PREFIX
 from trellis.ledgers.postgres import reads as postgres_reads
 from trellis.ledgers.sqlite import reads as sqlite_reads
 from trellis.lifecycles import Role, Trigger
@@ -76,7 +76,7 @@ async def test_a_pass_that_the_ledger_ends_leaves_no_room_taken(rig_of: Opens):
         step = await rig.submit(parent_job_id="parent", workflow_id="w", step_index=1)
         children = rig.ledger.children
 
-        async def away(parent_id: JobId, *, since: str | None, limit: int) -> Children:
+        async def away(parent_id: JobId, *, since: str | None, limit: int) -> ChildPage:
             raise LedgerUnavailable(reason=f"no {limit} children of {parent_id} since {since}")
 
         rig.ledger.children = away
@@ -119,7 +119,7 @@ async def test_the_dispatch_is_in_the_ledger_before_the_packet_is_on_the_bus(rig
     worker = await rig.worker("w1", TOPIC)
     job_id = await rig.submit()
 
-    def crash(_subject: str, _body: Body) -> None:
+    def crash(_subject: str, _body: PacketBody) -> None:
         raise Crash
 
     rig.bus.before = crash
@@ -136,7 +136,7 @@ async def test_a_crash_before_publishing_costs_a_lease_and_the_next_order_has_an
         worker = await rig.worker("w1", TOPIC)
         job_id = await rig.submit()
 
-        def crash(_subject: str, _body: Body) -> None:
+        def crash(_subject: str, _body: PacketBody) -> None:
             raise Crash
 
         rig.bus.before = crash
@@ -173,12 +173,12 @@ async def test_a_silent_subject_gives_the_job_back_at_once_with_its_attempt_spar
     job_id = await rig.submit()
     fresh = await rig.job(job_id)
     report = await rig.run()
-    assert report.did[Did.GIVEN_BACK] == 1
+    assert report.did[DispatchOutcome.GIVEN_BACK] == 1
     job = await rig.job(job_id)
-    assert (job.state, job.place) == ("SCHEDULED", Place.READY)
+    assert (job.state, job.place) == ("SCHEDULED", JobPlace.READY)
     assert job.max_attempts - job.attempt == fresh.max_attempts - fresh.attempt
     cause = (await rig.events(job_id))[-1].cause
-    assert cause == f"{GIVEN_BACK}nobody listens at {TOPIC}", "so that a restored job keeps the attempt too"
+    assert cause == f"{GIVEN_BACK_PREFIX}nobody listens at {TOPIC}", "so that a restored job keeps the attempt too"
     worker = await rig.worker("w1", TOPIC)
     await rig.advance(2)
     await rig.run()
@@ -245,20 +245,20 @@ async def test_a_bus_that_goes_down_under_a_pass_gives_the_job_back_with_its_att
     worker = await rig.worker("w1", TOPIC)
     jobs = await rig.submit_many(3)
 
-    def go_down(_subject: str, _body: Body) -> None:
+    def go_down(_subject: str, _body: PacketBody) -> None:
         rig.bus.down = True
 
     rig.bus.before = go_down
     report = await rig.run()
     assert report.bus_away
-    assert report.did[Did.GIVEN_BACK] == 1, "the others were not even tried"
+    assert report.did[DispatchOutcome.GIVEN_BACK] == 1, "the others were not even tried"
     rig.bus.before, rig.bus.down = None, False
     await rig.advance(1.5)
     await rig.run()
     assert sorted(worker.jobs) == sorted(jobs)
 
 
-def break_off(_subject: str, _body: Body) -> None:
+def break_off(_subject: str, _body: PacketBody) -> None:
     raise BusUncertain(url="local", detail="the connection broke")
 
 
@@ -269,7 +269,7 @@ async def test_a_job_that_may_have_arrived_and_must_not_be_done_twice_waits_for_
     job_id = await rig.submit()
     rig.bus.after = break_off
     report = await rig.run()
-    assert (report.did[Did.UNCERTAIN], report.did[Did.GIVEN_BACK]) == (1, 0)
+    assert (report.did[DispatchOutcome.UNCERTAIN], report.did[DispatchOutcome.GIVEN_BACK]) == (1, 0)
     rig.bus.after = None
     for _ in range(5):
         await rig.advance(5)
@@ -287,7 +287,7 @@ async def test_a_job_that_may_have_arrived_and_may_be_done_twice_goes_again_at_o
         job_id = await rig.submit()
         rig.bus.after = break_off
         report = await rig.run()
-        assert report.did[Did.GIVEN_BACK] == 1
+        assert report.did[DispatchOutcome.GIVEN_BACK] == 1
         rig.bus.after = None
         await rig.advance(1.5)
         await rig.run()
@@ -303,7 +303,7 @@ async def test_a_job_that_has_begun_is_not_given_back(rig: Rig):
     (hold,) = await rig.ledger.holds([JobId(job_id)])
     start = Advance(hold.lease, "DISPATCHED", Trigger.START)
     await rig.ledger.turn(Turn(actor=Actor(role=Role.WORKER, name="w1"), advances=(start,)))
-    assert await rig.scheduler._give_back(hold.lease, 0.0, "the connection broke") is Did.DISPATCHED
+    assert await rig.scheduler._give_back(hold.lease, 0.0, "the connection broke") is DispatchOutcome.DISPATCHED
     assert await rig.state(job_id) == "RUNNING"
 
 
@@ -329,7 +329,7 @@ async def test_a_kernel_that_thinks_for_ever_is_away(rig: Rig, monkeypatch: pyte
     jobs = await rig.submit_many(40)
     asks = rig.kernel.check
 
-    async def think(request: JobRequest) -> Decision:
+    async def think(request: JobRequest) -> SafetyDecision:
         await asyncio.Event().wait()
         return decision(request)
 
@@ -348,7 +348,7 @@ async def test_jobs_that_the_kernel_cannot_decide_about_keep_nobody_else_waiting
     async with rig_of(SchedulerOptions(at_once=2)) as rig:
         worker = await rig.worker("w1", TOPIC)
 
-        def answer(request: JobRequest) -> Decision:
+        def answer(request: JobRequest) -> SafetyDecision:
             if "odd" in request.labels:
                 raise KernelRefuses(detail="it answers about another job")
             return decision(request)
@@ -367,9 +367,9 @@ async def test_jobs_that_the_kernel_cannot_decide_about_keep_nobody_else_waiting
 async def test_an_answer_of_the_kernel_that_no_event_can_record_keeps_nobody_else_waiting(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
 
-    def answer(request: JobRequest) -> Decision:
+    def answer(request: JobRequest) -> SafetyDecision:
         said = {"constraints": {"hosts": {"a", "b"}}} if "odd" in request.labels else {}
-        return decision(request, Kind.ALLOW_WITH_CONSTRAINTS, **said)
+        return decision(request, DecisionKind.ALLOW_WITH_CONSTRAINTS, **said)
 
     rig.kernel.answer = answer
     odd, even = await rig.submit(labels={"odd": "yes"}), await rig.submit()
@@ -385,7 +385,7 @@ async def test_an_answer_of_the_kernel_that_no_event_can_record_keeps_nobody_els
 @pytest.mark.requirement("BUS-4", "BUS-1")
 async def test_a_denied_job_ends_and_is_never_sent(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
-    rig.kernel.says(Kind.DENY, rule="no-tests", reason="tests are not allowed")
+    rig.kernel.says(DecisionKind.DENY, rule="no-tests", reason="tests are not allowed")
     job_id = await rig.submit()
     await rig.run()
     assert await rig.path(job_id) == [*ACCEPTED, "job_denied"]
@@ -398,7 +398,7 @@ async def test_a_denied_job_ends_and_is_never_sent(rig: Rig):
 async def approve(rig: Rig, job_id: str, **changed: str) -> None:
     told = {"job_hash": "", "policy_hash": POLICY, "rule": "test", "note": "fine"}
     held = await rig.said(job_id, "job_held")
-    told |= bindings(JobRequest.read((await rig.job(job_id)).payload or b""), held["decision"]) | changed
+    told |= approval_bindings(JobRequest.read((await rig.job(job_id)).payload or b""), held["decision"]) | changed
     move = Move(
         job_id=JobId(job_id),
         target="SCHEDULED",
@@ -412,11 +412,11 @@ async def approve(rig: Rig, job_id: str, **changed: str) -> None:
 @pytest.mark.requirement("BUS-4", "D45")
 async def test_a_job_that_needs_a_person_rests_until_one_approves_it_under_the_same_policy(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
-    rig.kernel.says(Kind.REQUIRE_HUMAN)
+    rig.kernel.says(DecisionKind.REQUIRE_HUMAN)
     job_id = await rig.submit()
     await rig.run()
     job = await rig.job(job_id)
-    assert (job.state, job.place) == ("SCHEDULED", Place.RESTING)
+    assert (job.state, job.place) == ("SCHEDULED", JobPlace.SCHEDULED)
     assert (await rig.events(job_id))[-1].role is Role.SAFETY_KERNEL
     assert (await rig.said(job_id, "job_held"))["hold"] == "human"
     await approve(rig, job_id, policy_hash="another policy")
@@ -431,7 +431,7 @@ async def test_a_job_that_needs_a_person_rests_until_one_approves_it_under_the_s
 
 @pytest.mark.requirement("D45")
 async def test_a_hold_that_nobody_answers_is_asked_about_again(rig: Rig):
-    rig.kernel.says(Kind.REQUIRE_HUMAN)
+    rig.kernel.says(DecisionKind.REQUIRE_HUMAN)
     job_id = await rig.submit(budget={"deadline_ms": int(2 * HOLD_S * 1000)})
     await rig.run()
     await rig.advance(HOLD_S + 1)
@@ -442,7 +442,7 @@ async def test_a_hold_that_nobody_answers_is_asked_about_again(rig: Rig):
 @pytest.mark.requirement("BUS-4", "D45")
 async def test_a_throttled_job_is_asked_about_again_after_its_delay(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
-    rig.kernel.says(Kind.THROTTLE, delay_s=10.0, reason="too fast")
+    rig.kernel.says(DecisionKind.THROTTLE, delay_s=10.0, reason="too fast")
     job_id = await rig.submit()
     await rig.run()
     told = await rig.said(job_id, "job_deferred")
@@ -460,7 +460,7 @@ async def test_a_throttled_job_is_asked_about_again_after_its_delay(rig: Rig):
 @pytest.mark.parametrize("constraints", [{"max_runtime_ms": 5_000}, {"budgets": {"max_runtime_ms": 5_000}}])
 async def test_constraints_travel_with_the_order_and_the_stored_request_stays(rig: Rig, constraints: dict[str, object]):
     worker = await rig.worker("w1", TOPIC)
-    rig.kernel.says(Kind.ALLOW_WITH_CONSTRAINTS, constraints=constraints)
+    rig.kernel.says(DecisionKind.ALLOW_WITH_CONSTRAINTS, constraints=constraints)
     job_id = await rig.submit(budget={"deadline_ms": 60_000, "max_input_tokens": 7})
     before = (await rig.job(job_id)).payload
     await rig.run()
@@ -475,7 +475,7 @@ async def test_constraints_travel_with_the_order_and_the_stored_request_stays(ri
 @pytest.mark.requirement("BUS-4")
 async def test_constraints_that_no_order_can_carry_end_the_job_with_the_reason(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
-    rig.kernel.says(Kind.ALLOW_WITH_CONSTRAINTS, constraints={"paths": ["x" * 3_000]})
+    rig.kernel.says(DecisionKind.ALLOW_WITH_CONSTRAINTS, constraints={"paths": ["x" * 3_000]})
     job_id = await rig.submit()
     await rig.run()
     last = (await rig.events(job_id))[-1]
@@ -488,7 +488,7 @@ async def test_constraints_that_no_order_can_carry_end_the_job_with_the_reason(r
 async def test_a_job_that_may_not_go_takes_no_room(rig_of: Opens):
     async with rig_of(topics={"job.>": {"pools": ["p"]}}, pools={"p": {}}) as rig:
         worker = await rig.worker("w1", beats={"pool": "p", "max_parallel_jobs": 1})
-        rig.kernel.says(Kind.DENY)
+        rig.kernel.says(DecisionKind.DENY)
         await rig.submit()
         await rig.run()
         rig.kernel.answer = decision
@@ -588,7 +588,7 @@ async def test_a_tenant_may_have_what_the_configuration_says_now(rig_of: Opens, 
         await rig.submit_many(5, tenant_id="acme")
         await rig.run()
         assert len(worker.orders) == 1
-        many = {f"tenant-{number}": {"held_max": 1} for number in range(2 * SAID_AT_ONCE)}
+        many = {f"tenant-{number}": {"held_max": 1} for number in range(2 * WRITES_PER_PASS)}
         rig.topics = Topics.model_validate({"tenants": {"acme": now, **many}})
         restarted = await rig.another("scheduler-2")
         for _ in range(5):
@@ -636,7 +636,7 @@ async def test_jobs_that_nobody_may_have_are_put_aside_together(rig: Rig, monkey
     under_way: list[int] = [0, 0]
     defer = rig.scheduler._defer
 
-    async def counted(*said: Any) -> Did:
+    async def counted(*said: Any) -> DispatchOutcome:
         under_way[0] += 1
         under_way[1] = max(under_way)
         try:
@@ -647,13 +647,13 @@ async def test_jobs_that_nobody_may_have_are_put_aside_together(rig: Rig, monkey
     monkeypatch.setattr(rig.scheduler, "_defer", counted)
     await rig.submit_many(40, meta={"requires": ["gpu"]})
     report = await rig.run()
-    assert report.did[Did.DEFERRED] == 40
+    assert report.did[DispatchOutcome.DEFERRED] == 40
     assert under_way[1] == rig.scheduler.options.at_once, "one by one they would keep everything else waiting"
 
 
 async def test_jobs_behind_the_first_of_their_topic_are_not_read_again_and_again(rig: Rig):
     await rig.worker("w1", TOPIC)
-    rig.kernel.says(Kind.DENY)
+    rig.kernel.says(DecisionKind.DENY)
     jobs = await rig.submit_many(40, env={str(number): "x" * 2_000 for number in range(5)})
     read, reads = rig.ledger.job, list[str]()
 
@@ -663,7 +663,7 @@ async def test_jobs_behind_the_first_of_their_topic_are_not_read_again_and_again
 
     rig.ledger.job = counted
     report = await rig.run()
-    assert report.did[Did.DENIED] == len(jobs)
+    assert report.did[DispatchOutcome.DENIED] == len(jobs)
     assert len(reads) <= 4 * len(jobs)
 
 
@@ -673,11 +673,11 @@ async def test_an_urgent_job_does_not_wait_until_a_slow_kernel_has_judged_all_th
     await rig.submit_many(90)
     late: list[str] = []
 
-    def slow(request: JobRequest) -> Decision:
+    def slow(request: JobRequest) -> SafetyDecision:
         rig.clock.advance(0.1)
         return decision(request)
 
-    async def check(request: JobRequest) -> Decision:
+    async def check(request: JobRequest) -> SafetyDecision:
         if not late:
             late.append("late")
             await rig.submit(job_id="late", priority="critical")
@@ -698,7 +698,7 @@ async def test_a_topic_that_a_pass_had_no_time_for_is_looked_at_before_the_other
     while await rig.scheduler._validate():
         pass
 
-    async def slow(request: JobRequest) -> Decision:
+    async def slow(request: JobRequest) -> SafetyDecision:
         rig.clock.advance(0.2)
         return decision(request)
 
@@ -746,7 +746,7 @@ async def test_jobs_of_more_topics_than_a_look_shows_wait_for_busy_workers_witho
         jobs = [await rig.submit(f"job.t{number}") for number in range(25)]
         deferred = 0
         for number in range(1, len(jobs) + 1):
-            deferred += (await rig.run()).did[Did.DEFERRED]
+            deferred += (await rig.run()).did[DispatchOutcome.DEFERRED]
             assert len(worker.jobs) == number
             await worker.finish(worker.orders[-1])
         assert (deferred, set(worker.jobs)) == (0, set(jobs))
@@ -776,7 +776,7 @@ async def everything_once(rig: Rig, number: int) -> None:
     assert len(set(wire_ids)) == len(wire_ids) == number
     assert sorted(worker.jobs) == sorted(jobs)
     assert sum(shares) == number
-    assert all(isinstance(order, Order) for order in worker.orders)
+    assert all(isinstance(order, JobOrder) for order in worker.orders)
 
 
 @pytest.mark.on_both

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from trellis import App, Context, PermanentError
-from trellis.bus.asking import Asking
+from trellis.bus.asking import BusSubmitter
 from trellis.bus.messages import RESULT, SUBMIT, JobResult, Status
 from trellis.bus.pointers import make_pointers
-from trellis.bus.port import Received
+from trellis.bus.port import ReceivedPacket
 from trellis.bus.requests import JobRequest
-from trellis.bus.room import Room
+from trellis.bus.room import BacklogLimit
 from trellis.bus.safety.kernel import PolicyKernel
-from trellis.bus.services import BusParts, BusRole, BusServices
+from trellis.bus.services import BusDependencies, BusRole, BusServices
 from trellis.bus.topics import Topics
 from trellis.bus.wire.local import LocalBus
 from trellis.client import Trellis
@@ -63,7 +63,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 @asynccontextmanager
 async def served(ledger: Ledger, bus: LocalBus, roles: frozenset[BusRole], name: str) -> AsyncGenerator[BusServices]:
     clock, stop = SystemClock(), asyncio.Event()
-    parts = BusParts(
+    parts = BusDependencies(
         ledger=ledger, bus=bus, topics=Topics(), kernel=PolicyKernel(), clock=clock, new_id=new_id, name=name
     )
     services = BusServices(parts, roles)
@@ -113,7 +113,7 @@ async def test_jobs_go_all_the_way_and_clients_hear_how_they_ended(
     async with fleet(url, tmp_path / "objects", *split) as (trellis, bus):
         heard: asyncio.Queue[JobResult] = asyncio.Queue()
 
-        async def on_result(received: Received) -> None:
+        async def on_result(received: ReceivedPacket) -> None:
             if isinstance(received.packet.body, JobResult) and received.packet.sender_id == "trellis":
                 heard.put_nowait(received.packet.body)
 
@@ -142,8 +142,8 @@ async def test_jobs_go_all_the_way_and_clients_hear_how_they_ended(
 async def test_a_payload_that_json_cannot_hold_is_refused_and_nothing_is_stored(tmp_path: Path, payload: Any):
     objects = await open_objects(f"file://{tmp_path / 'objects'}")
     ledger = await open_ledger(":memory:")
-    room = Room(ledger=ledger, clock=SystemClock())
-    asking = Asking(topics=Topics(), pointers=make_pointers(objects, None), room=room, new_id=new_id)
+    room = BacklogLimit(ledger=ledger, clock=SystemClock())
+    asking = BusSubmitter(topics=Topics(), pointers=make_pointers(objects, None), room=room, new_id=new_id)
     try:
         with pytest.raises(PayloadInvalid, match=r"job\.echo"):
             await asking.job({"topic": "job.echo"}, payload=payload, principal=Principal(name="me", roles=frozenset()))
@@ -159,9 +159,9 @@ async def test_a_client_beside_the_scheduler_says_when_a_new_job_is_there(tmp_pa
     ledger, woken = await open_ledger(":memory:"), list[str]()
 
     @asynccontextmanager
-    async def asking() -> AsyncGenerator[Asking]:
-        room = Room(ledger=ledger, clock=SystemClock())
-        yield Asking(topics=Topics(), pointers=make_pointers(objects, None), room=room, new_id=new_id)
+    async def asking() -> AsyncGenerator[BusSubmitter]:
+        room = BacklogLimit(ledger=ledger, clock=SystemClock())
+        yield BusSubmitter(topics=Topics(), pointers=make_pointers(objects, None), room=room, new_id=new_id)
 
     principal = Principal(name="here", roles=frozenset({Role.SUBMITTER}))
     trellis = Trellis(

@@ -16,13 +16,13 @@ from tests.bus.test_cap import AT, BODIES, PLAIN, packet_of
 from trellis.bus.envelope import PacketRefused
 from trellis.bus.messages import ErrorCode, JobProgress, Packet
 from trellis.bus.wire.cap import decode, encode
-from trellis.bus.wire.signing import Delivery, Keys, read_keys
+from trellis.bus.wire.signing import PacketDelivery, PacketKeys, read_keys
 from trellis.engine.errors import SettingsInvalid
 
 OURS, THEIRS = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 LOG = logging.getLogger("test")
 
-Maker = Callable[..., Keys]
+Maker = Callable[..., PacketKeys]
 
 
 def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -49,7 +49,7 @@ def keys(tmp_path: Path) -> Maker:
     folder.mkdir()
     (folder / "w-1.pem").write_bytes(public_pem(THEIRS))
 
-    def make(*, required: bool = True) -> Keys:
+    def make(*, required: bool = True) -> PacketKeys:
         return read_keys(sender_id="trellis", key_file=tmp_path / "own.pem", keys_dir=folder, required=required)
 
     return make
@@ -129,14 +129,14 @@ def test_a_sender_whose_key_file_is_half_written_stays_known(keys: Maker, tmp_pa
 # --- for which subject, and when -------------------------------------------------------------------------------------
 
 
-def own(keys: Keys, *, subject: str = "worker.w-1.jobs", message_id: str = "m-1") -> bytes:
+def own(keys: PacketKeys, *, subject: str = "worker.w-1.jobs", message_id: str = "m-1") -> bytes:
     """A packet of ours, as it goes out to this subject."""
     packet = packet_of(JobProgress(job_id="j"), "trellis")
     return encode(packet, keys, subject=subject, message_id=message_id)
 
 
-def came(subject: str = "worker.w-1.jobs", *, after_s: float = 0.0, **how: Any) -> Delivery:
-    return Delivery(subject=subject, at=AT + timedelta(seconds=after_s), **how)
+def came(subject: str = "worker.w-1.jobs", *, after_s: float = 0.0, **how: Any) -> PacketDelivery:
+    return PacketDelivery(subject=subject, at=AT + timedelta(seconds=after_s), **how)
 
 
 @pytest.mark.requirement("BUS-2", "D62")

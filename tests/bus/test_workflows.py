@@ -13,24 +13,24 @@ import pytest
 
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import TOPIC, Rig, ScriptedWorker, rigged
-from trellis.bus.ends.derived import ids_after
-from trellis.bus.ends.families import Families
-from trellis.bus.ends.requeueing import run_again
-from trellis.bus.ends.standing import DONE_AGAIN, Standing
-from trellis.bus.ends.workflow import Family, Front, Key, Remembered, Workflow
-from trellis.bus.ends.workflows import Workflows
+from trellis.bus.ends.derived import derived_ids
+from trellis.bus.ends.families import JobTree
+from trellis.bus.ends.requeueing import requeue_as_new_job
+from trellis.bus.ends.standing import RETRYABLE_ENDS, EffectiveJob
+from trellis.bus.ends.workflow import ChildJobs, Workflow, WorkflowCache, WorkflowFrontier, WorkflowKey
+from trellis.bus.ends.workflows import WorkflowReader
 from trellis.bus.messages import Status
 from trellis.bus.requests import COMPENSATES, FIRST_PARENT, RETRY_OF, JobRequest
-from trellis.bus.scheduling.ordering import Never, NotYet, turn_of
+from trellis.bus.scheduling.ordering import StepDoomed, StepNotDue, turn_of
 from trellis.bus.topics import Topics
 from trellis.engine.errors import InvalidTransition, LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, RequestId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Job, Place, RetentionOptions
+from trellis.engine.records import Job, JobPlace, RetentionOptions
 from trellis.lifecycles import Role
 
 OPERATOR = Actor(role=Role.GATEWAY, name="olha")
-KEY: Key = ("p", "wf", "", "gateway")
+KEY: WorkflowKey = ("p", "wf", "", "gateway")
 UNDO = {"topic": TOPIC}
 DAY_S = 86_400.0
 READS = ("job", "jobs", "children", "events")
@@ -73,7 +73,9 @@ async def removed(rig: Rig, *job_ids: str) -> None:
 
 async def again(rig: Rig, job_id: str, request: str = "r") -> str:
     """An operator runs it again."""
-    return (await run_again(rig.ledger, OPERATOR, await rig.job(job_id), rig.topics, RequestId(request))).job_id
+    return (
+        await requeue_as_new_job(rig.ledger, OPERATOR, await rig.job(job_id), rig.topics, RequestId(request))
+    ).job_id
 
 
 # --- what it costs ---------------------------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ async def test_a_step_that_is_added_late_is_waited_for(rig: Rig):
     await rig.advance(30.5)
     await rig.run()
     assert worker.jobs == ["s1", "s2"]
-    assert isinstance(turn_of(await Workflows(families=rig.scheduler._families).front(KEY), 3), NotYet)
+    assert isinstance(turn_of(await WorkflowReader(families=rig.scheduler._families).front(KEY), 3), StepNotDue)
 
 
 @pytest.mark.on_both
@@ -229,10 +231,10 @@ async def test_a_step_that_was_run_again_with_success_lets_the_next_go(rig: Rig)
     await parts.move("next", "SCHEDULED", Role.SCHEDULER, delay_s=600.0, data=b'{"hold": "order"}')
     await end(parts, "slow")
     await parts.follow_up()
-    assert (await rig.job("next")).place is Place.RESTING
+    assert (await rig.job("next")).place is JobPlace.SCHEDULED
     await end(parts, name)
     await parts.follow_up()
-    assert (await rig.job("next")).place is Place.READY
+    assert (await rig.job("next")).place is JobPlace.READY
 
 
 @pytest.mark.requirement("D36", "D39")
@@ -270,7 +272,7 @@ async def test_a_step_that_succeeds_while_others_are_undone_waits_for_the_one_un
     name = await again(rig, "bad")
     await end(parts, name)
     if takes_over:
-        await parts.aftermath.let_go()
+        await parts.aftermath.release()
         parts = other
     await parts.follow_up()
     assert f"{name}.c" not in await parts.jobs(), "one after the other"
@@ -292,10 +294,10 @@ async def test_who_follows_again_does_not_believe_what_it_knew_before(rig: Rig):
         await step(rig, name, 1)
     await end(parts, "bad", Status.FAILED)
     await parts.follow_up()
-    await parts.aftermath.let_go()
+    await parts.aftermath.release()
     await again(rig, "bad")
     await other.follow_up()
-    await other.aftermath.let_go()
+    await other.aftermath.release()
     await end(parts, "slow")
     await parts.follow_up()
     assert "done.c" not in await parts.jobs()
@@ -307,7 +309,7 @@ async def test_a_step_that_failed_before_a_process_followed_ends_those_after_it(
     await step(rig, "bad", 1)
     await end(parts, "bad", Status.FAILED)
     await parts.follow_up()
-    await parts.aftermath.let_go()
+    await parts.aftermath.release()
     for name, index in (("slow", 0), ("late", 0), ("next", 2)):
         await step(rig, name, index)
     await end(parts, "late")
@@ -334,8 +336,8 @@ async def test_a_workflow_whose_steps_were_cancelled_is_undone_though_the_failed
 
 
 async def test_a_workflow_is_read_anew_when_it_cannot_be_told_which_step_is_done_again(rig: Rig):
-    families = Families(ledger=rig.ledger, topics=rig.topics)
-    workflows = Workflows(families=families)
+    families = JobTree(ledger=rig.ledger, topics=rig.topics)
+    workflows = WorkflowReader(families=families)
     await step(rig, "a", 0)
     await workflows.front(KEY)
     labels = {RETRY_OF: "gone", FIRST_PARENT: "p"}
@@ -353,19 +355,19 @@ async def test_numbers_may_have_gaps(rig: Rig):
     await parts.move("next", "SCHEDULED", Role.SCHEDULER, delay_s=600.0, data=b'{"hold": "order"}')
     await end(parts, "first")
     await parts.follow_up()
-    assert (await rig.job("next")).place is Place.READY
+    assert (await rig.job("next")).place is JobPlace.READY
 
 
 @pytest.mark.requirement("BUS-8", "D39")
 async def test_a_step_whose_retry_was_cancelled_may_be_run_again(rig: Rig):
-    parts, workflows = parts_of(rig), Workflows(families=rig.scheduler._families)
+    parts, workflows = parts_of(rig), WorkflowReader(families=rig.scheduler._families)
     await step(rig, "a", 0)
     await end(parts, "a", Status.FAILED_RETRYABLE)
     await parts.follow_up()
     await parts.cancel("a.r1")
-    assert turn_of(await workflows.front(KEY), 1) == Never(step_index=0, job_id="a.r1", state="CANCELLED")
+    assert turn_of(await workflows.front(KEY), 1) == StepDoomed(step_index=0, job_id="a.r1", state="CANCELLED")
     name = await again(rig, "a")
-    assert turn_of(await workflows.front(KEY), 1) == NotYet(step_index=0, job_id=name)
+    assert turn_of(await workflows.front(KEY), 1) == StepNotDue(step_index=0, job_id=name)
     await end(parts, name)
     assert turn_of(await workflows.front(KEY), 1) is None
 
@@ -379,10 +381,10 @@ async def test_of_several_that_do_a_step_again_one_that_succeeded_stands_for_it(
         labels = {RETRY_OF: "a", FIRST_PARENT: "p"}
         said = {"job_id": f"a.q-{number}", "topic": TOPIC, "parent_job_id": "a", "workflow_id": "wf", "labels": labels}
         await rig.put(JobRequest.read(json.dumps(said).encode()))
-    families = Families(ledger=rig.ledger, topics=rig.topics)
+    families = JobTree(ledger=rig.ledger, topics=rig.topics)
 
-    async def stands() -> Standing:
-        found = await families.stands_as(await rig.job("a"))
+    async def stands() -> EffectiveJob:
+        found = await families.effective_job(await rig.job("a"))
         assert found is not None
         return found
 
@@ -396,12 +398,12 @@ async def test_of_several_that_do_a_step_again_one_that_succeeded_stands_for_it(
 
 @pytest.mark.requirement("BUS-8", "D39")
 async def test_a_step_that_was_denied_and_is_run_again_is_waited_for(rig: Rig):
-    parts, workflows = parts_of(rig), Workflows(families=rig.scheduler._families)
+    parts, workflows = parts_of(rig), WorkflowReader(families=rig.scheduler._families)
     await step(rig, "a", 0)
     await deny(parts, "a")
-    assert turn_of(await workflows.front(KEY), 1) == Never(step_index=0, job_id="a", state="DENIED")
+    assert turn_of(await workflows.front(KEY), 1) == StepDoomed(step_index=0, job_id="a", state="DENIED")
     name = await again(rig, "a")
-    assert turn_of(await workflows.front(KEY), 1) == NotYet(step_index=0, job_id=name)
+    assert turn_of(await workflows.front(KEY), 1) == StepNotDue(step_index=0, job_id=name)
     with pytest.raises(InvalidTransition, match="done again"):
         await again(rig, "a", "another")
     await end(parts, name)
@@ -436,16 +438,16 @@ async def test_nothing_is_undone_while_a_step_that_was_denied_is_run_again(tmp_p
 @pytest.mark.requirement("BUS-7", "BUS-8")
 async def test_a_step_whose_retry_can_never_be_made_has_failed(tmp_path: Path):
     async with fresh(tmp_path / "rig") as rig:
-        parts, workflows = parts_of(rig), Workflows(families=rig.scheduler._families)
+        parts, workflows = parts_of(rig), WorkflowReader(families=rig.scheduler._families)
         await step(rig, "a", 0)
         await step(rig, "b", 1)
-        *before, last = ids_after("a", ".r1")
+        *before, last = derived_ids("a", ".r1")
         for taken in before:
             await rig.put(JobRequest.checked({"job_id": taken, "topic": TOPIC, "parent_job_id": "a"}))
         await end(parts, "a", Status.FAILED_RETRYABLE)
-        assert isinstance(turn_of(await workflows.front(KEY), 1), NotYet), "one of its ids is free"
+        assert isinstance(turn_of(await workflows.front(KEY), 1), StepNotDue), "one of its ids is free"
         await rig.put(JobRequest.checked({"job_id": last, "topic": TOPIC}))
-        assert isinstance(turn_of(await workflows.front(KEY), 1), Never), "all are other jobs"
+        assert isinstance(turn_of(await workflows.front(KEY), 1), StepDoomed), "all are other jobs"
         await parts.follow_up()
         assert await rig.state("b") == "CANCELLED"
 
@@ -453,25 +455,25 @@ async def test_a_step_whose_retry_can_never_be_made_has_failed(tmp_path: Path):
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-8", "BUS-11")
 async def test_a_step_under_the_id_of_one_that_was_removed_is_waited_for(rig: Rig):
-    parts, workflows = parts_of(rig), Workflows(families=rig.scheduler._families)
+    parts, workflows = parts_of(rig), WorkflowReader(families=rig.scheduler._families)
     await step(rig, "a", 3)
     await end(parts, "a")
     assert turn_of(await workflows.front(KEY), 4) is None
     await removed(rig, "a")
     await step(rig, "a", 0)
-    assert turn_of(await workflows.front(KEY), 1) == NotYet(step_index=0, job_id="a")
+    assert turn_of(await workflows.front(KEY), 1) == StepNotDue(step_index=0, job_id="a")
 
 
 @pytest.mark.requirement("BUS-8")
 async def test_a_step_that_failed_and_was_removed_ends_nobody_any_more(rig: Rig):
-    parts, workflows = parts_of(rig), Workflows(families=rig.scheduler._families)
+    parts, workflows = parts_of(rig), WorkflowReader(families=rig.scheduler._families)
     for index in range(3):
         await step(rig, f"s{index}", index)
     await parts.cancel("s0")
     await end(parts, "s1", Status.FAILED)
     await parts.follow_up()
     await step(rig, "other", 2)
-    assert isinstance(turn_of(await workflows.front(KEY), 2), Never)
+    assert isinstance(turn_of(await workflows.front(KEY), 2), StepDoomed)
     await removed(rig, "s0", "s1")
     assert turn_of(await workflows.front(KEY), 2) is None
     await step(rig, "first", 0)
@@ -481,7 +483,7 @@ async def test_a_step_that_failed_and_was_removed_ends_nobody_any_more(rig: Rig)
 
 
 async def test_steps_that_succeeded_and_were_removed_do_not_have_the_others_read_again(rig: Rig):
-    parts, workflows = parts_of(rig), Workflows(families=rig.scheduler._families)
+    parts, workflows = parts_of(rig), WorkflowReader(families=rig.scheduler._families)
     for index in range(6):
         await step(rig, f"s{index}", index, compensation=UNDO)
     await end(parts, "s0")
@@ -489,18 +491,18 @@ async def test_steps_that_succeeded_and_were_removed_do_not_have_the_others_read
     await workflows.front(KEY)
     await removed(rig, "s0", "s1")
     read = watched(rig.ledger)
-    assert turn_of(await workflows.front(KEY), 3) == NotYet(step_index=2, job_id="s2")
+    assert turn_of(await workflows.front(KEY), 3) == StepNotDue(step_index=2, job_id="s2")
     assert read["job"] == 1, "the lowest that has not ended"
     assert await workflows.to_undo(await workflows.workflow(KEY)) == []
 
 
 async def test_a_removal_that_is_only_half_seen_is_seen_the_next_time(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("trellis.bus.ends.workflows.PAGE", 2)
-    parts, workflows = parts_of(rig), Workflows(families=rig.scheduler._families)
+    parts, workflows = parts_of(rig), WorkflowReader(families=rig.scheduler._families)
     for index in range(5):
         await step(rig, f"s{index}", index)
     await parts.cancel("s0")
-    assert isinstance(turn_of(await workflows.front(KEY), 1), Never)
+    assert isinstance(turn_of(await workflows.front(KEY), 1), StepDoomed)
     await removed(rig, "s0")
     ask, pages = rig.ledger.children, Counter[str]()
 
@@ -517,22 +519,22 @@ async def test_a_removal_that_is_only_half_seen_is_seen_the_next_time(rig: Rig, 
 
 
 async def test_a_step_that_is_removed_is_in_nobodys_way(rig: Rig):
-    families = Families(ledger=rig.ledger, topics=rig.topics)
-    workflows = Workflows(families=families)
+    families = JobTree(ledger=rig.ledger, topics=rig.topics)
+    workflows = WorkflowReader(families=families)
     await step(rig, "a", 0)
-    assert isinstance(turn_of(await workflows.front(KEY), 1), NotYet)
+    assert isinstance(turn_of(await workflows.front(KEY), 1), StepNotDue)
     read = rig.ledger.job
 
     async def gone(job_id: JobId) -> Job | None:
         return None if job_id == "a" else await read(job_id)
 
     rig.ledger.job = gone
-    assert await workflows.front(KEY) == Front()
+    assert await workflows.front(KEY) == WorkflowFrontier()
 
 
 async def test_a_look_that_the_ledger_ends_leaves_out_nobody(rig: Rig):
-    families = Families(ledger=rig.ledger, topics=rig.topics)
-    workflows = Workflows(families=families)
+    families = JobTree(ledger=rig.ledger, topics=rig.topics)
+    workflows = WorkflowReader(families=families)
     for number in range(40):
         await step(rig, f"s{number:02d}", number + 1)
     read, asked = rig.ledger.job, Counter[str]()
@@ -546,7 +548,7 @@ async def test_a_look_that_the_ledger_ends_leaves_out_nobody(rig: Rig):
     rig.ledger.job = away
     with pytest.raises(LedgerUnavailable):
         await workflows.front(KEY)
-    assert isinstance(turn_of(await workflows.front(KEY), 2), NotYet)
+    assert isinstance(turn_of(await workflows.front(KEY), 2), StepNotDue)
     workflow = families.remembered.get(KEY)
     assert workflow is not None
     assert [one.index for one in workflow.unsettled] == list(range(1, 41)), "each once"
@@ -557,18 +559,18 @@ async def test_children_beyond_the_bound_are_not_looked_at(rig: Rig, monkeypatch
     monkeypatch.setattr("trellis.bus.ends.workflows.PAGE", 2)
     for number in range(6):
         await step(rig, f"s{number}", number)
-    families = Families(ledger=rig.ledger, topics=rig.topics)
-    workflow = await Workflows(families=families).workflow(KEY)
+    families = JobTree(ledger=rig.ledger, topics=rig.topics)
+    workflow = await WorkflowReader(families=families).workflow(KEY)
     assert [one.index for one in workflow.unsettled] == [0, 1, 2, 3]
     read = watched(rig.ledger)
-    assert await Workflows(families=families).workflow(KEY) is workflow
+    assert await WorkflowReader(families=families).workflow(KEY) is workflow
     assert read == {"children": 2}, "it is only asked whether one was removed"
 
 
 async def test_children_that_were_removed_make_room_for_others(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("trellis.bus.ends.workflows.CHILDREN_MAX", 4)
     monkeypatch.setattr("trellis.bus.ends.workflows.PAGE", 2)
-    parts, workflows = parts_of(rig), Workflows(families=Families(ledger=rig.ledger, topics=rig.topics))
+    parts, workflows = parts_of(rig), WorkflowReader(families=JobTree(ledger=rig.ledger, topics=rig.topics))
     for number in range(6):
         await step(rig, f"s{number}", number)
     for number in range(4):
@@ -580,9 +582,9 @@ async def test_children_that_were_removed_make_room_for_others(rig: Rig, monkeyp
 
 
 def test_what_is_remembered_has_a_bound_and_the_one_not_asked_for_longest_goes_first():
-    remembered = Remembered(steps_max=10)
+    remembered = WorkflowCache(steps_max=10)
 
-    def fill(parent: str, number: int) -> Family:
+    def fill(parent: str, number: int) -> ChildJobs:
         family = remembered.of(parent)
         family.known |= {one: JobId(f"{parent}{one}") for one in range(number)}
         family.workflows["wf", "", "gateway"] = Workflow()
@@ -656,7 +658,7 @@ class Story:
             await deny(self.parts, self.rng.choice(found).job_id)
 
     async def again(self) -> None:
-        found = await self._those(*DONE_AGAIN)
+        found = await self._those(*RETRYABLE_ENDS)
         if found:
             with suppress(InvalidTransition):  # it may be done again already
                 await again(self.rig, self.rng.choice(found).job_id, f"r{self.acts}")
@@ -667,17 +669,17 @@ class Story:
         ]
 
 
-async def _turns(families: Families, indexes: range) -> list[object]:
+async def _turns(families: JobTree, indexes: range) -> list[object]:
     """Whose turn it is, from every child of the parent as it stands: what a look must come to."""
-    found: list[tuple[int, Standing]] = []
+    found: list[tuple[int, EffectiveJob]] = []
     for job in await families.children("p"):
         request = await families.request(job.job_id)
         if request is not None and not request.is_retry and COMPENSATES not in request.labels:
-            found.append((request.step_index, await families.standing(job, request, step_of="p")))
+            found.append((request.step_index, await families.effective_step(job, request, step_of="p")))
     return [
-        Never
+        StepDoomed
         if any(standing.failed and one < index for one, standing in found)
-        else NotYet
+        else StepNotDue
         if any(standing.open and one < index for one, standing in found)
         else None
         for index in indexes
@@ -687,16 +689,16 @@ async def _turns(families: Families, indexes: range) -> list[object]:
 @pytest.mark.requirement("BUS-8", "D39")
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_scheduler_that_remembers_lets_go_the_same_steps_as_one_that_reads_all(rig: Rig, seed: int):
-    story, workflows = Story(rig, seed), Workflows(families=rig.scheduler._families)
+    story, workflows = Story(rig, seed), WorkflowReader(families=rig.scheduler._families)
     indexes = range(5)
     for _ in range(ACTS):
         await story.act()
         front = await workflows.front(KEY)
         told = [turn_of(front, index) for index in indexes]
-        expected = await _turns(Families(ledger=rig.ledger, topics=rig.topics), indexes)
+        expected = await _turns(JobTree(ledger=rig.ledger, topics=rig.topics), indexes)
         assert [turn is None for turn in told] == [turn is None for turn in expected]
         assert all(
-            isinstance(turn, NotYet) or wanted in {None, type(turn)}
+            isinstance(turn, StepNotDue) or wanted in {None, type(turn)}
             for turn, wanted in zip(told, expected, strict=True)
         )
         if story.rng.random() < 0.5:

@@ -11,17 +11,17 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import PASSES_MAX, TOPIC, Rig, ScriptedWorker, decision, quiet
-from trellis.bus.ends.families import Families
-from trellis.bus.ends.requeueing import run_again
-from trellis.bus.ends.standing import DONE_AGAIN, Standing
-from trellis.bus.ends.workflow import Key
-from trellis.bus.messages import Order, Status
+from trellis.bus.ends.families import JobTree
+from trellis.bus.ends.requeueing import requeue_as_new_job
+from trellis.bus.ends.standing import RETRYABLE_ENDS, EffectiveJob
+from trellis.bus.ends.workflow import WorkflowKey
+from trellis.bus.messages import JobOrder, Status
 from trellis.bus.requests import COMPENSATES, JobRequest
-from trellis.bus.safety.decisions import Decision, Kind
+from trellis.bus.safety.decisions import DecisionKind, SafetyDecision
 from trellis.bus.scheduling.scheduler import Scheduler
 from trellis.engine.errors import InvalidTransition
 from trellis.engine.jobs import Actor, RequestId
-from trellis.engine.records import Job, JobFilter, Place
+from trellis.engine.records import Job, JobFilter, JobPlace
 from trellis.lifecycles import Role
 
 OPERATOR = Actor(role=Role.GATEWAY, name="olha")
@@ -40,9 +40,9 @@ class Fleet:
     worker: ScriptedWorker
     schedulers: list[Scheduler]
     parts: list[Parts]
-    keys: list[Key]
+    keys: list[WorkflowKey]
     numbers: int = 0
-    orders: list[Order] = field(default_factory=list[Order])
+    orders: list[JobOrder] = field(default_factory=list[JobOrder])
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
@@ -65,26 +65,26 @@ class Fleet:
             await self.parts[0].result(order.request.job_id, "w1", self.rng.choices(statuses, [8, 1, 2])[0])
 
     async def again(self) -> None:
-        found = [job for job in await self.jobs() if job.state in DONE_AGAIN]
+        found = [job for job in await self.jobs() if job.state in RETRYABLE_ENDS]
         if found:
             job = await self.rig.job(self.rng.choice(found).job_id)
             self.numbers += 1
             with suppress(InvalidTransition):  # it may be done again already
-                await run_again(self.rig.ledger, OPERATOR, job, self.rig.topics, RequestId(f"r{self.numbers}"))
+                await requeue_as_new_job(self.rig.ledger, OPERATOR, job, self.rig.topics, RequestId(f"r{self.numbers}"))
 
     async def cancel(self) -> None:
-        found = [job for job in await self.jobs() if job.place is not Place.ENDED]
+        found = [job for job in await self.jobs() if job.place is not JobPlace.ENDED]
         if found:
             await self.parts[0].cancel(self.rng.choice(found).job_id)
 
     async def take_over(self) -> None:
-        await self.rng.choice(self.parts).aftermath.let_go()
+        await self.rng.choice(self.parts).aftermath.release()
 
     async def wait(self) -> None:
         await self.rig.advance(self.rng.choice([1, 6, 20]))
 
-    def judge(self, request: JobRequest) -> Decision:
-        return decision(request, Kind.DENY if self.rng.random() < 0.06 else Kind.ALLOW)
+    def judge(self, request: JobRequest) -> SafetyDecision:
+        return decision(request, DecisionKind.DENY if self.rng.random() < 0.06 else DecisionKind.ALLOW)
 
     async def work(self) -> None:
         """All of them at once, each a pass; nobody was handed out whose turn it was not."""
@@ -120,36 +120,36 @@ class Fleet:
         request = JobRequest.read((await self.rig.job(job_id)).payload or b"")
         if COMPENSATES in request.labels:
             return
-        families = Families(ledger=self.rig.ledger, topics=self.rig.topics)
+        families = JobTree(ledger=self.rig.ledger, topics=self.rig.topics)
         steps = await self.steps(await families.key_of(request))
         before = {one.job.job_id: one.job.state for one in steps if one.request.step_index < request.step_index}
         assert set(before.values()) <= {"SUCCEEDED"}, f"{job_id} went before {before}"
 
     async def are_undone_one_by_one(self) -> None:
         """But for those that an operator runs again."""
-        families = Families(ledger=self.rig.ledger, topics=self.rig.topics)
-        under_way: dict[Key, str] = {}
+        families = JobTree(ledger=self.rig.ledger, topics=self.rig.topics)
+        under_way: dict[WorkflowKey, str] = {}
         for job in await self.jobs():
             step = None if job.compensates is None else await families.request(job.compensates)
-            if step is not None and job.place is not Place.ENDED and ".q-" not in job.job_id.rpartition(".c")[2]:
+            if step is not None and job.place is not JobPlace.ENDED and ".q-" not in job.job_id.rpartition(".c")[2]:
                 other = under_way.setdefault(await families.key_of(step), job.job_id)
                 assert other == job.job_id, f"{job.job_id} and {other} are under way"
 
-    async def is_undone(self, key: Key) -> None:
-        steps, families = await self.steps(key), Families(ledger=self.rig.ledger, topics=self.rig.topics)
+    async def is_undone(self, key: WorkflowKey) -> None:
+        steps, families = await self.steps(key), JobTree(ledger=self.rig.ledger, topics=self.rig.topics)
         if any(one.failed for one in steps):
             for one in steps:
                 if one.job.state == "SUCCEEDED" and one.request.compensation is not None:
                     assert await families.compensation(one.job.job_id) is not None, f"{one.job.job_id} is not undone"
 
-    async def steps(self, key: Key) -> list[Standing]:
+    async def steps(self, key: WorkflowKey) -> list[EffectiveJob]:
         """As somebody sees them who remembers nothing."""
-        families = Families(ledger=self.rig.ledger, topics=self.rig.topics)
-        found: list[Standing] = []
+        families = JobTree(ledger=self.rig.ledger, topics=self.rig.topics)
+        found: list[EffectiveJob] = []
         for job in await families.children(key[0]):
             request = await families.request(job.job_id)
             if request is not None and not request.is_retry and await families.key_of(request) == key:
-                found.append(await families.standing(job, request, step_of=key[0]))
+                found.append(await families.effective_step(job, request, step_of=key[0]))
         return found
 
     async def jobs(self) -> list[Job]:
@@ -161,7 +161,7 @@ async def fleet_on(rig: Rig, seed: int, steps_max: int) -> Fleet:
     parts = [parts_of(rig, name=f"process-{n}", ledger=await rig.bench.open_another()) for n in range(3)]
     for families in [*(one._families for one in schedulers), *(one.aftermath._families for one in parts)]:
         families.remembered.steps_max = steps_max
-    keys: list[Key] = [
+    keys: list[WorkflowKey] = [
         (parent, workflow, tenant, "gateway") for parent in "pq" for workflow in ("a", "b") for tenant in ("", "t")
     ][:5]
     worker = await rig.worker("w1", TOPIC)
@@ -186,6 +186,6 @@ async def test_steps_go_in_turn_and_are_undone_under_three_of_each(rig_of: Opens
             if fleet.rng.random() < 0.6:
                 await fleet.work()
         await fleet.rest()
-        assert [job.job_id for job in await fleet.jobs() if job.place is not Place.ENDED] == []
+        assert [job.job_id for job in await fleet.jobs() if job.place is not JobPlace.ENDED] == []
         for key in fleet.keys:
             await fleet.is_undone(key)

@@ -178,7 +178,7 @@ def acts_of(url: str) -> list[AdminAct]:
 async def _followed(url: str) -> None:
     ledger = await open_ledger(url)
     try:
-        await ledger.follow(Actor(role=Role.PROJECTOR, name="p"), "reader", lease_s=0.0)
+        await ledger.subscribe(Actor(role=Role.PROJECTOR, name="p"), "reader", lease_s=0.0)
         await ledger.set_home_issuer(Actor(role=Role.GATEWAY, name="g"), "https://old.example")
     finally:
         await ledger.close()
@@ -248,7 +248,7 @@ async def test_every_method_that_administers_leaves_an_act(url: str):
     app = App(testing=True)
     app.job("declared")(_nothing)
     try:
-        await ledger.follow(Actor(role=Role.PROJECTOR, name="p"), "reader", lease_s=0.0)
+        await ledger.subscribe(Actor(role=Role.PROJECTOR, name="p"), "reader", lease_s=0.0)
         began = len(await ledger.acts())
         async with connect(url, name="anna", operator=True) as client:
             await client.pause("t", reason=WHY)

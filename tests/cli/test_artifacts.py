@@ -11,7 +11,7 @@ from tests.artifacts.desk import CONTENTS, DAY_S, OPERATOR, SOURCES, call_nlm, c
 from tests.cli.conftest import Terminal
 from trellis.artifacts.content import JobType
 from trellis.artifacts.keys import project_id
-from trellis.artifacts.registry import Artifacts
+from trellis.artifacts.registry import ArtifactRegistry
 from trellis.cli.artifact_output import show_page
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Output
@@ -30,7 +30,7 @@ def finalize(terminal: Terminal, count: int, *, days_ago: float) -> list[str]:
     async def make() -> list[str]:
         ledger = await open_ledger(terminal.url, clock=lambda: time.time() - days_ago * DAY_S)
         objects = await open_objects((folder_of(terminal) / "objects").as_uri())
-        artifacts = Artifacts(ledger=ledger, objects=objects, cid=project_id(PROJECT_DEFAULT), new_id=new_id)
+        artifacts = ArtifactRegistry(ledger=ledger, objects=objects, cid=project_id(PROJECT_DEFAULT), new_id=new_id)
         made: list[str] = []
         for _ in range(count):
             lease = await call_nlm(ledger, queue_job(new_id()))
@@ -52,7 +52,7 @@ def staged(terminal: Terminal) -> str:
     async def make() -> str:
         ledger = await open_ledger(terminal.url)
         objects = await open_objects((folder_of(terminal) / "objects").as_uri())
-        artifacts = Artifacts(ledger=ledger, objects=objects, cid=project_id(PROJECT_DEFAULT), new_id=new_id)
+        artifacts = ArtifactRegistry(ledger=ledger, objects=objects, cid=project_id(PROJECT_DEFAULT), new_id=new_id)
         lease = await call_nlm(ledger, queue_job(new_id()))
         job = await ledger.job(lease.job_id)
         assert job is not None

@@ -12,16 +12,16 @@ from rich.text import Text
 
 from tests.bus.test_signing import private_file
 from tests.cli.conftest import Terminal
-from trellis.bus.ends.aftermath import FOLLOWS_AS, Aftermath
-from trellis.bus.ends.following import Follower
+from trellis.bus.ends.aftermath import SUBSCRIBER_NAME, OutcomeReconciler
+from trellis.bus.ends.following import FeedSubscriber
 from trellis.bus.pointers import make_pointers
 from trellis.bus.topics import Topics
-from trellis.cli.bus_waiting import LOOK_S, Ended, last_retry
+from trellis.cli.bus_waiting import LOOK_S, EndedBusJob, last_retry
 from trellis.cli.invocation import Cli
-from trellis.cli.output import Column, Output
+from trellis.cli.output import ListingColumn, Output
 from trellis.engine.jobs import Actor, Advance, JobId, Move, Moved, RequestId, Turn
 from trellis.engine.ledger import Ledger
-from trellis.engine.restoring import GIVEN_BACK
+from trellis.engine.restoring import GIVEN_BACK_PREFIX
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role, Trigger
 from trellis.storage.open import open_objects
@@ -92,11 +92,11 @@ def followed_up(url: str) -> None:
 
     async def act(ledger: Ledger) -> None:
         control = Actor(role=Role.CONTROL_PLANE, name="control@test")
-        follower = Follower(ledger=ledger, actor=control, clock=FakeClock(), follows_as=FOLLOWS_AS)
-        aftermath = Aftermath(ledger=ledger, topics=Topics(), follower=follower)
+        follower = FeedSubscriber(ledger=ledger, actor=control, clock=FakeClock(), follows_as=SUBSCRIBER_NAME)
+        aftermath = OutcomeReconciler(ledger=ledger, topics=Topics(), follower=follower)
         while (await aftermath.run_once()).events:
             pass
-        await aftermath.let_go()
+        await aftermath.release()
 
     on_ledger(url, act)
 
@@ -231,7 +231,7 @@ def test_a_job_that_reached_nobody_says_so_in_its_first_sentence(local: Terminal
         await moved(ledger, job_id, "SCHEDULED", SCHEDULER, 0)
         lease = (await moved(ledger, job_id, "DISPATCHED", SCHEDULER, None, subject="job.ecko")).lease
         assert lease is not None
-        cause = f"{GIVEN_BACK}nobody listens at job.ecko"
+        cause = f"{GIVEN_BACK_PREFIX}nobody listens at job.ecko"
         back = Advance(lease, "DISPATCHED", Trigger.RETRY, spare_attempt=True, cause=cause)
         await ledger.turn(Turn(actor=SCHEDULER, advances=(back,)))
 
@@ -251,7 +251,7 @@ def test_orders_that_reached_nobody_are_no_attempts(local: Terminal):
         for _ in range(3):
             lease = (await moved(ledger, job_id, "DISPATCHED", SCHEDULER, None, subject="job.ecko")).lease
             assert lease is not None
-            cause = f"{GIVEN_BACK}nobody listens at job.ecko"
+            cause = f"{GIVEN_BACK_PREFIX}nobody listens at job.ecko"
             back = Advance(lease, "DISPATCHED", Trigger.RETRY, spare_attempt=True, cause=cause)
             await ledger.turn(Turn(actor=SCHEDULER, advances=(back,)))
 
@@ -317,7 +317,7 @@ def test_what_a_worker_says_commands_no_terminal(local: Terminal):
 def test_strange_words_in_colour_command_no_terminal_either(capsys: pytest.CaptureFixture[str]):
     output, told = Output(as_json=False), Text.assemble(("no ", "red"), "\x1b]0;mine \u202e", " [x]")
     output.facts([("error", told)])
-    output.listing([told], [Column[Text](title="ERROR", cell=lambda one: one)], empty="")
+    output.listing([told], [ListingColumn[Text](title="ERROR", cell=lambda one: one)], empty="")
     assert capsys.readouterr().out.count("no \\x1b]0;mine \\u202e [x]") == 2
 
 
@@ -414,11 +414,11 @@ async def test_a_retry_that_is_not_made_yet_is_waited_for_as_long_as_there_is_ti
     cli = Cli(ledger=None, data=None, out=Output(as_json=False))
     asked = list[str]()
 
-    async def look(job_id: str, left_s: float) -> Ended:
+    async def look(job_id: str, left_s: float) -> EndedBusJob:
         asked.append(job_id)
         if job_id == "a.r1":
-            return Ended(state="SUCCEEDED")
-        return Ended(state="FAILED", error="E", due=len(asked) < 3, retry=None if len(asked) < 3 else "a.r1")
+            return EndedBusJob(state="SUCCEEDED")
+        return EndedBusJob(state="FAILED", error="E", due=len(asked) < 3, retry=None if len(asked) < 3 else "a.r1")
 
     job_id, left_s = await last_retry(cli, look, "a", 10.0, Hurried())
     assert (job_id, round(left_s, 3)) == ("a.r1", round(10.0 - 2 * LOOK_S, 3))

@@ -19,7 +19,7 @@ from trellis.bus.services import BusRole
 from trellis.bus.topics import Topics
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Output
-from trellis.cli.serving_bus import BusPart
+from trellis.cli.serving_bus import BusProcess
 from trellis.ledgers import open_ledger
 from trellis.settings import read_settings
 from trellis.wiring import elapsed_s
@@ -69,7 +69,7 @@ async def test_whoever_takes_jobs_in_finds_the_scheduler_of_its_process(
 ):
     ledger = await open_ledger(f"sqlite:///{tmp_path / 'trellis.db'}")
     schedulers = list[Callable[[], None]]()
-    part = BusPart(
+    part = BusProcess(
         settings=read_settings({}, tmp_path),
         ledger=ledger,
         topics=Topics(),
@@ -96,7 +96,7 @@ async def test_a_scheduler_that_can_only_deny_says_so_at_the_start(
     ledger = await open_ledger(f"sqlite:///{tmp_path / 'trellis.db'}")
     settings = read_settings({} if policy is None else {"TRELLIS_POLICY": policy}, tmp_path)
     roles = frozenset({BusRole.SCHEDULER})
-    part = BusPart(settings=settings, ledger=ledger, topics=Topics(), kernel=PolicyKernel(), roles=roles)
+    part = BusProcess(settings=settings, ledger=ledger, topics=Topics(), kernel=PolicyKernel(), roles=roles)
     try:
         async with part.opened(Cli(ledger=ledger_url, data=None, out=Output(as_json=False))):
             pass

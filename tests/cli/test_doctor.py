@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.cli.test_explain import job
-from trellis.engine.records import Finding, FollowerSeen, Place, QueueDepth, Severity, WorkerSeen
+from trellis.engine.records import Finding, FindingSeverity, JobPlace, QueueDepth, SubscriberRecord, WorkerRecord
 from trellis.operations.doctor import (
     error_finding,
     follower_findings,
@@ -34,39 +34,39 @@ def queue(*, ready: int = 0, paused: bool = False, oldest_ready_s: float | None 
     )
 
 
-def worker(*, silent_s: float) -> WorkerSeen:
-    return WorkerSeen(name="w", seen_at=NOW - timedelta(seconds=silent_s), held=2, info=b'{"types": ["a"]}')
+def worker(*, silent_s: float) -> WorkerRecord:
+    return WorkerRecord(name="w", seen_at=NOW - timedelta(seconds=silent_s), held=2, info=b'{"types": ["a"]}')
 
 
-def by_check(findings: list[Finding]) -> dict[str, tuple[Severity, str]]:
+def by_check(findings: list[Finding]) -> dict[str, tuple[FindingSeverity, str]]:
     return {finding.check: (finding.severity, finding.detail) for finding in findings}
 
 
 def test_an_old_python_is_an_error_with_a_remedy():
     finding = python_finding((3, 10, 14))
-    assert (finding.severity, finding.remedy) == (Severity.ERROR, "install Python 3.11 or newer")
-    assert python_finding((3, 11, 0)).severity is Severity.OK
+    assert (finding.severity, finding.remedy) == (FindingSeverity.ERROR, "install Python 3.11 or newer")
+    assert python_finding((3, 11, 0)).severity is FindingSeverity.OK
 
 
 def test_work_that_nobody_serves_is_noticed_and_served_work_is_not():
     silent = by_check(work_findings([queue(ready=3)], [worker(silent_s=31)], NOW))
-    assert silent["workers"][0] is Severity.WARNING
-    assert silent["type a"] == (Severity.WARNING, "3 jobs are ready and no living worker serves the type")
+    assert silent["workers"][0] is FindingSeverity.WARNING
+    assert silent["type a"] == (FindingSeverity.WARNING, "3 jobs are ready and no living worker serves the type")
     served = by_check(work_findings([queue(ready=3, oldest_ready_s=1.0)], [worker(silent_s=5)], NOW))
-    assert served == {"workers": (Severity.OK, "1 alive, 2 jobs held")}
+    assert served == {"workers": (FindingSeverity.OK, "1 alive, 2 jobs held")}
     one = by_check(work_findings([queue(ready=1)], [], NOW))
     assert one["type a"][1] == "1 job is ready and no living worker serves the type"
 
 
 def test_an_instance_without_jobs_for_workers_needs_no_worker():
     assert by_check(work_findings([queue(ready=0)], [], NOW)) == {
-        "workers": (Severity.OK, "none, and no job waits for one")
+        "workers": (FindingSeverity.OK, "none, and no job waits for one")
     }
 
 
 def test_a_served_type_whose_jobs_wait_long_needs_more_workers():
     found = by_check(work_findings([queue(ready=3, oldest_ready_s=90.0)], [worker(silent_s=5)], NOW))
-    assert found["type a"] == (Severity.WARNING, "the oldest ready job has waited 1 min 30 s")
+    assert found["type a"] == (FindingSeverity.WARNING, "the oldest ready job has waited 1 min 30 s")
 
 
 def test_a_paused_type_is_named_once():
@@ -76,14 +76,14 @@ def test_a_paused_type_is_named_once():
 
 def test_queue_jobs_that_wait_or_failed_are_counted_with_what_to_do():
     assert queue_findings({"PENDING": [], "DEAD": []}, 100, NOW) == []
-    fresh = job(lifecycle="queue-job", state="PENDING", place=Place.RESTING, updated_at=NOW)
+    fresh = job(lifecycle="queue-job", state="PENDING", place=JobPlace.SCHEDULED, updated_at=NOW)
     (found,) = queue_findings({"PENDING": [fresh]}, 100, NOW)
-    assert (found.severity, found.detail) == (Severity.OK, "1 PENDING")
+    assert (found.severity, found.detail) == (FindingSeverity.OK, "1 PENDING")
     late = replace(fresh, updated_at=NOW - timedelta(minutes=1))
     failed = replace(fresh, state="FAILED", due_at=NOW)
     cancelled = replace(failed, due_at=None)
     (found,) = queue_findings({"PENDING": [late], "FAILED": [failed, cancelled]}, 100, NOW)
-    assert (found.severity, found.detail) == (Severity.WARNING, "1 PENDING, 1 FAILED")
+    assert (found.severity, found.detail) == (FindingSeverity.WARNING, "1 PENDING, 1 FAILED")
     assert "start `trellis up`" in found.remedy
     assert "--status FAILED" in found.remedy
 
@@ -94,7 +94,7 @@ def test_a_type_that_no_worker_takes_needs_none():
 
 
 def test_dead_letters_are_counted_as_far_as_they_were_read():
-    assert letters_finding(0, 100).severity is Severity.OK
+    assert letters_finding(0, 100).severity is FindingSeverity.OK
     assert letters_finding(1, 100).detail == "1 waits for a decision"
     assert letters_finding(7, 100).detail == "7 wait for a decision"
     assert letters_finding(100, 100).detail == "100 or more wait for a decision"
@@ -106,16 +106,16 @@ def test_only_errors_are_errors():
     assert has_errors([warning, error_finding("ledger", "gone", "look for it")])
 
 
-def follower(*, behind_s: float | None, waits: bool = True, left_s: float = -60.0) -> FollowerSeen:
+def follower(*, behind_s: float | None, waits: bool = True, left_s: float = -60.0) -> SubscriberRecord:
     since = None if behind_s is None else NOW - timedelta(seconds=behind_s)
     until = NOW + timedelta(seconds=left_s)
-    return FollowerSeen(name="projector", actor="up@host", until=until, waits=waits, unread_since=since)
+    return SubscriberRecord(name="projector", actor="up@host", until=until, waits=waits, unread_since=since)
 
 
 @pytest.mark.requirement("D61")
 def test_a_follower_that_does_not_get_on_is_named_with_what_is_kept_for_it_and_how_to_let_go():
     (finding,) = follower_findings([follower(behind_s=3 * 86_400)], NOW)
-    assert (finding.check, finding.severity) == ("follower projector", Severity.WARNING)
+    assert (finding.check, finding.severity) == ("follower projector", FindingSeverity.WARNING)
     for told in (
         "since 2026-02-26 00:00 UTC",
         "(3 d ago)",
@@ -131,7 +131,9 @@ def test_a_follower_that_does_not_get_on_is_named_with_what_is_kept_for_it_and_h
 def test_a_follower_that_has_read_enough_or_was_left_behind_is_no_trouble():
     assert follower_findings([], NOW) == []
     for fine in (follower(behind_s=None), follower(behind_s=5.0)):
-        assert by_check(follower_findings([fine], NOW)) == {"followers": (Severity.OK, "nobody is behind: projector")}
+        assert by_check(follower_findings([fine], NOW)) == {
+            "followers": (FindingSeverity.OK, "nobody is behind: projector")
+        }
     (left,) = follower_findings([follower(behind_s=9 * 86_400, waits=False)], NOW)
-    assert (left.severity, left.remedy) == (Severity.OK, "")
+    assert (left.severity, left.remedy) == (FindingSeverity.OK, "")
     assert "left behind" in left.detail

@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
-from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, WorkerSeen
+from trellis.engine.records import DeadLetter, Event, Job, JobPlace, QueueDepth, WorkerRecord
 from trellis.lifecycles import LIFECYCLES, Phase, Role
-from trellis.operations.explain import REASONS, Explanation, Surroundings, duration, explain, goes_on, waits_for
+from trellis.operations.explain import (
+    REASON_PHRASES,
+    JobExplanation,
+    JobSurroundings,
+    duration,
+    explain,
+    timer_phrase,
+    waits_for,
+)
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 QUEUE = QueueDepth(
@@ -32,7 +40,7 @@ def job(**changes: Any) -> Job:
         lifecycle="leased-job",
         type="mail.send",
         state="queued",
-        place=Place.READY,
+        place=JobPlace.READY,
         priority=Priority.BATCH,
         generation=0,
         attempt=0,
@@ -49,12 +57,12 @@ def job(**changes: Any) -> Job:
 
 def held(**changes: Any) -> Job:
     lease = {"owner": "w-1", "lease_expires_at": NOW + timedelta(seconds=40), "epoch": Epoch(3)}
-    return job(**{"state": "running", "place": Place.HELD, **lease, **changes})
+    return job(**{"state": "running", "place": JobPlace.LEASED, **lease, **changes})
 
 
-def worker(**changes: Any) -> WorkerSeen:
+def worker(**changes: Any) -> WorkerRecord:
     info = json.dumps({"types": ["mail.send"], "concurrency": 4}).encode()
-    return replace(WorkerSeen(name="w-1", seen_at=NOW - timedelta(seconds=3), held=1, info=info), **changes)
+    return replace(WorkerRecord(name="w-1", seen_at=NOW - timedelta(seconds=3), held=1, info=info), **changes)
 
 
 def step(type_: str, **changes: Any) -> Event:
@@ -78,12 +86,12 @@ def step(type_: str, **changes: Any) -> Event:
     return replace(made, **changes)
 
 
-def told(explanation: Explanation) -> str:
+def told(explanation: JobExplanation) -> str:
     return "\n".join((*explanation.where, *explanation.why, *explanation.next, *explanation.you_can))
 
 
 def story(of: Job, *events: Event, **around: Any) -> str:
-    return told(explain(of, events, Surroundings(now=NOW, **around)))
+    return told(explain(of, events, JobSurroundings(now=NOW, **around)))
 
 
 def test_a_ready_job_without_a_worker_says_so():
@@ -124,7 +132,7 @@ def test_a_suspect_is_said_to_run_alone():
     ],
 )
 def test_a_resting_job_says_what_it_waits_for(event: str, says: str):
-    resting = job(place=Place.RESTING, due_at=NOW + timedelta(seconds=12))
+    resting = job(place=JobPlace.SCHEDULED, due_at=NOW + timedelta(seconds=12))
     assert f"Job j-1 (mail.send) is queued, {says}" in story(resting, step(event))
 
 
@@ -147,7 +155,7 @@ def test_a_paused_type_is_the_reason():
 def test_a_resting_job_says_until_when_and_why():
     error = b'{"error": {"message": "TransientError: connection reset"}}'
     retried = step("job_retry_scheduled", cause="short", data=error)
-    text = story(job(place=Place.RESTING, attempt=1, due_at=NOW + timedelta(seconds=12)), retried)
+    text = story(job(place=JobPlace.SCHEDULED, attempt=1, due_at=NOW + timedelta(seconds=12)), retried)
     assert "pausing after an error: attempt 2 may begin in 12 s" in text
     assert "attempt 2 of 5" in text
     assert "TransientError: connection reset" in text
@@ -155,7 +163,7 @@ def test_a_resting_job_says_until_when_and_why():
 
 
 def test_a_parked_job_names_who_is_before_it():
-    text = story(job(place=Place.PARKED, concurrency_key="user:t1"), key_holders=(JobId("j-0"),))
+    text = story(job(place=JobPlace.BLOCKED, concurrency_key="user:t1"), key_holders=(JobId("j-0"),))
     assert "'user:t1'" in text
     assert "j-0 holds it" in text
 
@@ -203,34 +211,34 @@ def test_a_dead_letter_is_translated_and_can_be_requeued(reason: ReasonCode):
         at=NOW,
         version=9,
     )
-    text = story(job(state="dead_lettered", place=Place.ENDED), letter=letter)
-    assert REASONS[reason.value] in text
+    text = story(job(state="dead_lettered", place=JobPlace.ENDED), letter=letter)
+    assert REASON_PHRASES[reason.value] in text
     assert "Last error: boom" in text
     assert "trellis job requeue j-1" in text
     assert "trellis job cancel" not in text
     rejected = step("job_dead_lettered", target="dead_lettered", cause="boom")
-    assert story(job(state="dead_lettered", place=Place.ENDED), rejected, letter=letter).count("boom") == 1
+    assert story(job(state="dead_lettered", place=JobPlace.ENDED), rejected, letter=letter).count("boom") == 1
 
 
 def test_a_succeeded_job_is_over():
-    text = story(job(state="succeeded", place=Place.ENDED))
+    text = story(job(state="succeeded", place=JobPlace.ENDED))
     assert "Nothing more happens by itself." in text
     assert "requeue" not in text
 
 
 def test_a_job_that_waits_for_a_role_says_whom():
-    text = story(job(lifecycle="queue-job", state="PENDING", place=Place.RESTING))
+    text = story(job(lifecycle="queue-job", state="PENDING", place=JobPlace.SCHEDULED))
     assert "is PENDING, waiting for the orchestrator to move it on." in text
     assert "None did for 1 min: no `trellis up` with role orchestrator runs on this ledger." in text
     assert "validate by orchestrator moves it to QUEUED" in text
     assert "trellis up\tstart what moves it" in text
-    fresh = story(job(lifecycle="queue-job", state="PENDING", place=Place.RESTING, updated_at=NOW))
+    fresh = story(job(lifecycle="queue-job", state="PENDING", place=JobPlace.SCHEDULED, updated_at=NOW))
     assert "None did" not in fresh
     ready = story(job(lifecycle="queue-job", state="QUEUED"))
     assert "None did for 1 min: no `trellis up` with role orchestrator runs on this ledger, or all are busy." in ready
 
 
-QUEUE_JOB = {"lifecycle": "queue-job", "type": "RESEARCH", "place": Place.RESTING, "max_attempts": 4}
+QUEUE_JOB = {"lifecycle": "queue-job", "type": "RESEARCH", "place": JobPlace.SCHEDULED, "max_attempts": 4}
 
 
 def test_a_queue_job_that_pauses_says_when_it_goes_on_by_itself_and_why_it_failed():
@@ -240,7 +248,7 @@ def test_a_queue_job_that_pauses_says_when_it_goes_on_by_itself_and_why_it_faile
     text = story(paused, failed)
     assert "is RETRY_BACKOFF, pausing after an error: attempt 2 begins by itself in 12 s." in text
     assert "NLM_UNAVAILABLE: it did not answer: ConnectError.\n" in text
-    assert goes_on(paused, NOW) == "goes to QUEUED by itself in 12 s"
+    assert timer_phrase(paused, NOW) == "goes to QUEUED by itself in 12 s"
     assert "it goes to FAILED by itself in 12 s" in story(replace(paused, attempt=3), failed)
 
 
@@ -250,7 +258,7 @@ def test_a_failed_queue_job_says_how_long_a_person_has_and_what_to_type():
     assert "is FAILED, waiting for a person: it goes to DEAD in 14 min." in text
     assert "A person is given 15 min in all to look at it." in text
     assert "trellis job requeue j-1" in text
-    assert (waits_for(failed), goes_on(failed, NOW)) == ("a person", None)
+    assert (waits_for(failed), timer_phrase(failed, NOW)) == ("a person", None)
 
 
 def test_a_cancelled_queue_job_says_by_whom_and_why():
@@ -274,7 +282,7 @@ def test_a_run_that_failed_is_not_called_cancelled():
     failed = step(
         "run.failed", lifecycle="run", source="running", target="failed", role=Role.ORCHESTRATOR, cause="no answer"
     )
-    assert "It was cancelled" not in story(job(lifecycle="run", state="failed", place=Place.ENDED), failed)
+    assert "It was cancelled" not in story(job(lifecycle="run", state="failed", place=JobPlace.ENDED), failed)
 
 
 def test_a_complete_queue_job_offers_its_artifact():
@@ -285,16 +293,18 @@ def test_a_complete_queue_job_offers_its_artifact():
         target="COMPLETE",
         data=b'{"artifact_id": "art-7"}',
     )
-    text = story(job(**QUEUE_JOB | {"place": Place.ENDED}, state="COMPLETE"), done)
+    text = story(job(**QUEUE_JOB | {"place": JobPlace.ENDED}, state="COMPLETE"), done)
     assert "trellis artifacts show art-7\t" in text
 
 
 def test_a_finalized_artifact_waits_for_nobody():
-    assert waits_for(job(lifecycle="artifact", state="finalized", place=Place.RESTING)) is None
+    assert waits_for(job(lifecycle="artifact", state="finalized", place=JobPlace.SCHEDULED)) is None
 
 
 def test_a_timer_state_says_where_its_timer_leads():
-    resting = job(lifecycle="queue-job", state="RETRY_BACKOFF", place=Place.RESTING, due_at=NOW + timedelta(seconds=30))
+    resting = job(
+        lifecycle="queue-job", state="RETRY_BACKOFF", place=JobPlace.SCHEDULED, due_at=NOW + timedelta(seconds=30)
+    )
     assert "the sweep moves it to QUEUED" in story(resting)
     assert "the sweep moves it to FAILED" in story(replace(resting, attempt=4))
 
@@ -306,10 +316,10 @@ def test_a_state_that_survives_its_holder_says_so():
 
 @pytest.mark.parametrize("name", LIFECYCLES)
 def test_every_state_of_every_lifecycle_is_explained(name: str):
-    places = {Phase.WAITING: Place.RESTING, Phase.HELD: Place.HELD, Phase.ENDED: Place.ENDED}
+    places = {Phase.WAITING: JobPlace.SCHEDULED, Phase.HELD: JobPlace.LEASED, Phase.ENDED: JobPlace.ENDED}
     for state in LIFECYCLES[name].states:
         made = (held if state.phase is Phase.HELD else job)(lifecycle=name, state=state.name, place=places[state.phase])
-        explanation = explain(made, (), Surroundings(now=NOW))
+        explanation = explain(made, (), JobSurroundings(now=NOW))
         assert state.name in explanation.where[0]
         assert explanation.next
         assert explanation.you_can
@@ -336,7 +346,7 @@ def test_durations_read_as_people_say_them(seconds: float, text: str):
 def test_a_ready_job_on_a_topic_says_that_its_worker_is_missing_before_it_blames_the_scheduler():
     ready = job(lifecycle="bus-job", type="job.echo", state="SCHEDULED")
 
-    def bus_worker(name: str, *topics: str) -> WorkerSeen:
+    def bus_worker(name: str, *topics: str) -> WorkerRecord:
         return worker(name=name, info=json.dumps({"bus": True, "types": topics}).encode())
 
     assert "no worker has been heard on the bus lately, the safety kernel may not answer, no `trellis up`" in story(

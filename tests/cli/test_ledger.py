@@ -311,7 +311,7 @@ def test_a_traceback_is_shown_only_when_asked_for(local: Terminal):
 async def _followed(url: str, name: str, *, reads: bool) -> None:
     ledger = await open_ledger(url)
     try:
-        assert await ledger.follow(Actor(role=Role.PROJECTOR, name="up@there"), name, lease_s=0.0, reads=reads)
+        assert await ledger.subscribe(Actor(role=Role.PROJECTOR, name="up@there"), name, lease_s=0.0, reads=reads)
         await ledger.feed_end()
     finally:
         await ledger.close()

@@ -9,7 +9,7 @@ import unicodedata
 import pytest
 
 from trellis.cli.logs import configure_logging
-from trellis.cli.output import Output, harmless
+from trellis.cli.output import Output, escape_terminal_codes
 from trellis.engine.logs import correlated, log_of
 from trellis.settings import Settings
 
@@ -26,7 +26,7 @@ class _Terminal(io.StringIO):
 
 @pytest.mark.parametrize("letter", HIDDEN, ids=ascii)
 def test_what_commands_or_is_not_seen_is_written_out(letter: str):
-    told = harmless(f"a{letter}b")
+    told = escape_terminal_codes(f"a{letter}b")
     assert told.isascii()
     assert told.isprintable()
     assert told.encode().decode("unicode_escape") == f"a{letter}b"
@@ -38,16 +38,16 @@ def test_no_character_of_unicode_that_is_a_control_or_shown_as_nothing_gets_thro
     signs = {chr(code) for code in range(0x13430, 0x13456)}  # how hieroglyphs are joined
     letters = map(chr, range(sys.maxunicode + 1))
     unseen = [one for one in letters if unicodedata.category(one) in {"Cc", "Cf", "Cs", "Zl", "Zp"}]
-    assert {one for one in unseen if harmless(one) == one} <= {*seen, *signs, "\t", "\n"}
+    assert {one for one in unseen if escape_terminal_codes(one) == one} <= {*seen, *signs, "\t", "\n"}
 
 
 def test_letters_of_every_language_and_ends_of_lines_stay():
     text = "Скрипка 1887 - «так»\tالعربية\r\n日本語 é e\u0301 ½ ✓ 🎻\n"  # noqa: RUF001 - letters that look alike are the point
-    assert harmless(text) == text
+    assert escape_terminal_codes(text) == text
 
 
 def test_a_return_alone_does_not_write_over_its_line():
-    assert harmless("reject\rapprove") == "reject\\x0dapprove"
+    assert escape_terminal_codes("reject\rapprove") == "reject\\x0dapprove"
 
 
 def test_json_escapes_them_and_means_the_same(capsys: pytest.CaptureFixture[str]):

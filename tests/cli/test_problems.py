@@ -4,7 +4,7 @@ import pytest
 
 from trellis.artifacts.content import JobType
 from trellis.artifacts.payloads import EXAMPLES, read_payload
-from trellis.cli.problems import told, way_out
+from trellis.cli.problems import message_for_person, remedy_for
 from trellis.engine.errors import KeyUnusable, PayloadInvalid
 from trellis.http.errors import GatewayUnavailable
 
@@ -22,17 +22,17 @@ def test_a_lost_answer_is_asked_for_with_an_option(request_: str, says: str):
         then="; ask again with idempotency_key='k-1'",
         idempotency_key="k-1",
     )
-    assert says in told(lost)
-    assert "idempotency_key" not in told(lost)
+    assert says in message_for_person(lost)
+    assert "idempotency_key" not in message_for_person(lost)
 
 
 def test_a_key_that_must_be_set_is_not_made_by_migrating():
-    assert "trellis migrate" in way_out(KeyUnusable(reason="the key a.key cannot be read"))
-    assert way_out(KeyUnusable(reason="others can reach 0.0.0.0; set TRELLIS_TOKEN_KEY_FILE")) == ""
+    assert "trellis migrate" in remedy_for(KeyUnusable(reason="the key a.key cannot be read"))
+    assert remedy_for(KeyUnusable(reason="others can reach 0.0.0.0; set TRELLIS_TOKEN_KEY_FILE")) == ""
 
 
 @pytest.mark.parametrize("job_type", JobType)
 def test_a_payload_that_does_not_fit_is_answered_with_an_example_of_its_type(job_type: JobType):
     read_payload(job_type, EXAMPLES[job_type])
-    assert f"trellis submit {job_type.value} '{{" in way_out(PayloadInvalid(type=job_type.value, detail="no."))
-    assert "trellis submit my.type" in way_out(PayloadInvalid(type="my.type", detail="no."))
+    assert f"trellis submit {job_type.value} '{{" in remedy_for(PayloadInvalid(type=job_type.value, detail="no."))
+    assert "trellis submit my.type" in remedy_for(PayloadInvalid(type="my.type", detail="no."))

@@ -175,7 +175,7 @@ def test_up_serves_until_it_is_told_to_stop(local: Terminal, tmp_path: Path):
 
 async def _beat(url: str) -> None:
     ledger = await open_ledger(url)
-    await ledger.beat(
+    await ledger.heartbeat_worker(
         Actor(role=Role.WORKER, name="worker@a-host-with-a-name:12345"), b'{"types": ["double", "refuse"]}'
     )
     await ledger.close()

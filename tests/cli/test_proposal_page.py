@@ -8,8 +8,8 @@ import pytest
 from tests.cli.conftest import Terminal
 from trellis.instance import open_instance
 from trellis.lifecycles import Role
-from trellis.runs.offering import Offer
-from trellis.runs.proposals import Draft, Source
+from trellis.runs.offering import ProposalOffer
+from trellis.runs.proposals import ProposalContent, ProposalSource
 from trellis.settings import Settings
 
 AGENT = "boiler"
@@ -23,7 +23,7 @@ def offered(local: Terminal, action: str, target: str) -> str:
 
     async def make() -> str:
         async with open_instance(Settings.model_validate({}), local.url) as instance:
-            offering = instance.offering(instance.actor(Role.GATEWAY))
+            offering = instance.proposal_service(instance.actor(Role.GATEWAY))
             content = {
                 "summary": "turn it off",
                 "change": {"type": "append", "text": HIDDEN},
@@ -32,10 +32,12 @@ def offered(local: Terminal, action: str, target: str) -> str:
                 "flags": [],
             }
             draft = await offering.about_file(AGENT, action, target, content)
-            source = Source(type="agent", identity=f"agent:{AGENT}", run_id=None)
-            assert isinstance(draft, Draft)
+            source = ProposalSource(type="agent", identity=f"agent:{AGENT}", run_id=None)
+            assert isinstance(draft, ProposalContent)
             made = await offering.make(
-                Offer(agent_slug=AGENT, draft=draft, source=source, priority="high", key=None, correlation_id=None)
+                ProposalOffer(
+                    agent_slug=AGENT, draft=draft, source=source, priority="high", key=None, correlation_id=None
+                )
             )
             return made.id
 

@@ -10,7 +10,7 @@ from tests.cli.conftest import Terminal
 from trellis import cli
 from trellis.cli.workers import _columns
 from trellis.engine.nodes import this_node
-from trellis.engine.records import WorkerSeen
+from trellis.engine.records import WorkerRecord
 
 
 def test_queues_count_what_waits(trellis: Terminal):
@@ -177,9 +177,9 @@ def test_events_that_cannot_be_meant_are_refused(local: Terminal, arguments, cod
 def test_workers_are_told_apart_by_whether_they_live_left_or_fell_silent():
     now = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
-    def seen(silent_s: float, **about: object) -> WorkerSeen:
+    def seen(silent_s: float, **about: object) -> WorkerRecord:
         info = json.dumps({"types": ["double"], "concurrency": 4, **about}).encode()
-        return WorkerSeen(name="w", seen_at=now - timedelta(seconds=silent_s), held=1, info=info)
+        return WorkerRecord(name="w", seen_at=now - timedelta(seconds=silent_s), held=1, info=info)
 
     columns = {column.title: column.cell for column in _columns(now)}
     states = [str(columns["STATUS"](one)) for one in (seen(5), seen(300), seen(300, drained=True))]

@@ -37,7 +37,7 @@ def used(local: Terminal) -> Terminal:
             (projector,) = (one for one in instance.services() if isinstance(one, Projector))
             while (await projector.run_once()).events:
                 pass
-            await projector.let_go()
+            await projector.release()
 
     asyncio.run(publish())
     return local

@@ -7,9 +7,9 @@ import pytest
 
 from tests.cli.conftest import Terminal
 from tests.cli.test_runs import VIOLIN, planted
-from trellis.engine.holding import journalled
+from trellis.engine.holding import journal_once
 from trellis.engine.jobs import Actor, Claim, ClaimId, Turn, TypeClaim
-from trellis.engine.records import FollowerSeen
+from trellis.engine.records import SubscriberRecord
 from trellis.instance import open_instance
 from trellis.lifecycles import Role
 from trellis.operations.run_waits import projector_words, wait_words
@@ -34,14 +34,14 @@ async def waiting_runs(url: str, reason: str, *, is_bounded: bool) -> list[str]:
         (claimed,) = (await instance.ledger.turn(turn)).claimed
 
         async def keep(entry: str, body: bytes) -> bytes:
-            return await journalled(instance.ledger, claimed.lease, entry, body)
+            return await journal_once(instance.ledger, claimed.lease, entry, body)
 
         since = await instance.ledger.now() - timedelta(minutes=3)
         await UpstreamWaits({}, keep).begin(reason, since, is_bounded=is_bounded)
         projector = Actor(role=Role.PROJECTOR, name="projector@gone")
-        following = await instance.ledger.follow(projector, "projector", lease_s=5.0)
+        following = await instance.ledger.subscribe(projector, "projector", lease_s=5.0)
         assert following is not None
-        await instance.ledger.unfollow(following)
+        await instance.ledger.unsubscribe(following)
         return [str(run) for run in runs]
 
 
@@ -101,7 +101,7 @@ def test_a_wait_is_told_with_its_length():
     ids=["idle", "behind", "gone"],
 )
 def test_how_the_projector_gets_on_is_told(until_s: int, unread_s: int | None, words: list[str]):
-    seen = FollowerSeen(
+    seen = SubscriberRecord(
         name="projector",
         actor="p",
         until=NOW + timedelta(seconds=until_s),

@@ -13,11 +13,11 @@ from trellis.cli.run_output import refusals, run_facts
 from trellis.cli.values import params_of
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.jobs import Claim, ClaimId, Turn, TypeClaim
-from trellis.instance import open_instance, places
+from trellis.instance import open_instance, storage_locations
 from trellis.lifecycles import Role
 from trellis.runs.layer import TriggerKind
 from trellis.runs.orchestrator import TYPE
-from trellis.runs.timetable import Handled, Timetable
+from trellis.runs.timetable import HandledInstant, Timetable
 from trellis.settings import Settings
 
 VIOLIN = "archivist-violin"
@@ -290,8 +290,8 @@ def test_schedules_are_listed_with_their_next_and_their_last_time(planted: Termi
             await table.register("architect-guardian", "0 7 29 2 *", at=at)
             run_id = await instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.CRON)
             guardian, violin = await table.all()
-            await table.handled(violin, Handled(instant=at, run_id=run_id))
-            await table.handled(guardian, Handled(instant=at, skipped="it is paused"))
+            await table.handled(violin, HandledInstant(instant=at, run_id=run_id))
+            await table.handled(guardian, HandledInstant(instant=at, skipped="it is paused"))
             return run_id
 
     run_id = asyncio.run(register())
@@ -349,12 +349,12 @@ def test_parameters_are_json_where_they_can_be():
 
 
 def test_places_lie_beside_an_sqlite_file_and_must_be_set_elsewhere(tmp_path: Path):
-    found = places(Settings.model_validate({}), f"sqlite:///{tmp_path}/trellis.db")
+    found = storage_locations(Settings.model_validate({}), f"sqlite:///{tmp_path}/trellis.db")
     assert (found.objects, found.memory) == (f"file://{tmp_path}/objects", tmp_path / "memory.git")
     with pytest.raises(SettingsInvalid, match="TRELLIS_OBJECTS"):
-        places(Settings.model_validate({}), "postgresql://somewhere/db")
+        storage_locations(Settings.model_validate({}), "postgresql://somewhere/db")
     chosen = Settings.model_validate({"objects": "s3://bucket", "memory": tmp_path})
-    assert places(chosen, "postgresql://somewhere/db").objects == "s3://bucket"
+    assert storage_locations(chosen, "postgresql://somewhere/db").objects == "s3://bucket"
 
 
 def test_secrets_of_models_are_shown_nowhere(planted: Terminal, monkeypatch: pytest.MonkeyPatch):

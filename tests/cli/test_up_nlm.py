@@ -15,7 +15,7 @@ import pytest
 from tests.cli.test_up import PATIENCE_S, up
 from tests.net.listening import make_certificates
 from trellis.cli import main
-from trellis.cli.serving_nlm import addressed, open_embedded, take_place, why_no_queue
+from trellis.cli.serving_nlm import bind_nlm_endpoint, open_embedded, why_no_queue, with_own_addresses
 from trellis.engine.errors import KeyUnusable, SettingsInvalid
 from trellis.identity import symmetric_key
 from trellis.nlm_backend import open_backend
@@ -87,7 +87,9 @@ def test_queue_jobs_are_driven_where_they_can_get_somewhere(
     cli.url = f"sqlite:///{tmp_path / 't.db'}"
     make_development_key(cli.url)
     listening = listen(ServerOptions(host="127.0.0.1", port=0), key_configured=True) if gateway else None
-    found = why_no_queue(cli, addressed(cli.settings, listening, None), cast("Any", object()) if has_backend else None)
+    found = why_no_queue(
+        cli, with_own_addresses(cli.settings, listening, None), cast("Any", object()) if has_backend else None
+    )
     if listening is not None:
         listening.close()
     assert found is None if reason is None else reason in (found or "")
@@ -117,9 +119,9 @@ async def test_behind_a_certificate_the_parts_need_the_address_that_it_names(tmp
     cli.url, cli.out = f"sqlite:///{tmp_path / 't.db'}", SimpleNamespace(line=said.append)
     make_development_key(cli.url)
     listening = listen(ServerOptions(host="127.0.0.1", port=0, **tls), key_configured=True)
-    place = take_place(cli, None, [KEY])
+    place = bind_nlm_endpoint(cli, None, [KEY])
     try:
-        settings = addressed(cli.settings, listening, place)
+        settings = with_own_addresses(cli.settings, listening, place)
         assert settings.gateway is None
         async with AsyncExitStack() as stack:
             assert await open_embedded(cli, settings, place, stack, asked_for=False) is None
@@ -137,7 +139,7 @@ async def test_a_backend_beside_postgresql_says_that_its_jobs_are_this_machines(
     key.chmod(0o600)
     cli = _cli(nlm_port=0, gateway="http://127.0.0.1:8420", token_key_file=key, callback_key_file=key)
     cli.url, cli.out = "postgresql://localhost/x", SimpleNamespace(line=lambda _: None, note=notes.append)
-    place = take_place(cli, None, [KEY])
+    place = bind_nlm_endpoint(cli, None, [KEY])
     assert place is not None
     here = cli.settings.model_copy(update={"nlm_ledger": f"sqlite:///{tmp_path / 'nlm.db'}"})
     try:
@@ -161,28 +163,28 @@ def test_an_embedded_backend_takes_a_free_port_when_nobody_chose_one():
         port = taken.getsockname()[1]
         chosen = _cli(nlm_port=port)
         with pytest.raises(ListenRefused):
-            take_place(chosen, None, [KEY])
+            bind_nlm_endpoint(chosen, None, [KEY])
         by_default = _cli()
         by_default.settings = by_default.settings.model_copy(update={"nlm_port": port})
         object.__setattr__(by_default.settings, "__pydantic_fields_set__", set())
-        place = take_place(by_default, None, [KEY])
+        place = bind_nlm_endpoint(by_default, None, [KEY])
         assert place is not None
         assert place.listening.url != f"http://127.0.0.1:{port}"
         place.listening.close()
 
 
 def test_no_backend_is_embedded_without_keys_beside_another_one_or_unasked():
-    assert take_place(_cli(), None, []) is None
-    assert take_place(_cli(nlm_backend="http://elsewhere:8421"), None, [KEY]) is None
-    assert take_place(_cli(), frozenset({"gateway"}), [KEY]) is None
+    assert bind_nlm_endpoint(_cli(), None, []) is None
+    assert bind_nlm_endpoint(_cli(nlm_backend="http://elsewhere:8421"), None, [KEY]) is None
+    assert bind_nlm_endpoint(_cli(), frozenset({"gateway"}), [KEY]) is None
 
 
 def test_the_parts_of_a_process_find_each_other_where_nothing_is_set(tmp_path: Path):
     everywhere = listen(ServerOptions(host="0.0.0.0", port=0), key_configured=True)
     try:
-        own = addressed(read_settings({}, tmp_path), everywhere, None)
+        own = with_own_addresses(read_settings({}, tmp_path), everywhere, None)
         assert own.gateway == everywhere.url.replace("0.0.0.0", "127.0.0.1")
         named = read_settings({"TRELLIS_GATEWAY": "https://gateway.example"}, tmp_path)
-        assert addressed(named, everywhere, None).gateway == "https://gateway.example"
+        assert with_own_addresses(named, everywhere, None).gateway == "https://gateway.example"
     finally:
         everywhere.close()

@@ -9,7 +9,7 @@ from trellis.bus.pointers import BYTES_MAX
 from trellis.bus.services import BusRole
 from trellis.bus.topics import Pool, Tenant, Topic
 from trellis.cli.up_roles import SAFETY_KERNEL
-from trellis.operations.bus_words import HOLDS
+from trellis.operations.bus_words import HOLD_PHRASES
 from trellis.settings import Settings
 from trellis.worker.kinds import BUS_FIELDS
 
@@ -36,5 +36,5 @@ def test_the_guide_names_every_setting_field_role_and_hold():
                 assert f"{name} = {field.default:g}".replace("e+05", "") in text or f"{field.default:.0f}" in text, name
     assert [name for name in (*BUS_FIELDS, "payload") if f"`{name}`" not in text] == []
     assert [role for role in (*BusRole, SAFETY_KERNEL) if f"`{role}`" not in text] == []
-    assert [kind for kind in HOLDS if f"`{kind}`" not in text] == []
+    assert [kind for kind in HOLD_PHRASES if f"`{kind}`" not in text] == []
     assert f"{BYTES_MAX // 1024 // 1024} MiB" in text

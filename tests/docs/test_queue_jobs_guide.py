@@ -11,19 +11,19 @@ from tests.docs.documents import ROOT, run
 from trellis.artifacts.content import ArtifactType, JobType
 from trellis.artifacts.payloads import (
     EXAMPLES,
-    PAYLOADS,
-    Constraints,
+    PAYLOAD_MODELS,
     MatchesRule,
     MaxCharsRule,
     OneOfRule,
     RequiredRule,
+    ResearchConstraints,
     ResolvesRule,
     StyleGuide,
 )
 from trellis.nlm.provider import SOURCES_MAX
 
 PAGE = ROOT / "docs" / "how-to" / "submit-queue-jobs.md"
-INSIDE: dict[str, type[pydantic.BaseModel]] = {"constraints": Constraints, "style_guide": StyleGuide}
+INSIDE: dict[str, type[pydantic.BaseModel]] = {"constraints": ResearchConstraints, "style_guide": StyleGuide}
 RULES = (RequiredRule, MaxCharsRule, MatchesRule, OneOfRule, ResolvesRule)
 
 
@@ -36,7 +36,7 @@ def test_the_guide_to_queue_jobs_does_what_it_says(tmp_path: Path):
 
 def test_the_guide_has_every_field_rule_and_example():
     text = PAGE.read_text(encoding="utf-8")
-    for job_type, payload in PAYLOADS.items():
+    for job_type, payload in PAYLOAD_MODELS.items():
         for name in payload.model_fields:
             told = [f"{name}.{inner}" for inner in INSIDE[name].model_fields] if name in INSIDE else [name]
             assert [one for one in told if f"| `{one}` |" not in text] == []

@@ -6,8 +6,8 @@ import pytest
 
 from tests.docs.documents import ROOT, run
 from trellis.bus.safety.breaker import FAILURES_MAX, OPEN_S
-from trellis.bus.safety.decisions import Kind
-from trellis.bus.safety.policy import DELAY_S_DEFAULT, Constraints, Match
+from trellis.bus.safety.decisions import DecisionKind
+from trellis.bus.safety.policy import DELAY_S_DEFAULT, PolicyConstraints, RuleMatch
 from trellis.bus.safety.remote import TIMEOUT_S
 from trellis.runs.proposals import NOTE_CHARS_MIN
 
@@ -23,6 +23,6 @@ def test_the_guide_to_policies_does_what_it_says(tmp_path: Path):
 
 def test_the_guide_names_every_decision_condition_constraint_and_bound():
     text = PAGE.read_text(encoding="utf-8")
-    named = [*(kind.value for kind in Kind), *Match.model_fields, *Constraints.model_fields]
+    named = [*(kind.value for kind in DecisionKind), *RuleMatch.model_fields, *PolicyConstraints.model_fields]
     assert [name for name in named if f"`{name}`" not in text] == []
     assert (FAILURES_MAX, OPEN_S, TIMEOUT_S, DELAY_S_DEFAULT, NOTE_CHARS_MIN) == (3, 30, 2, 10, 10)

@@ -92,13 +92,15 @@ def test_without_an_sdk_a_trace_is_passed_on_as_it_came():
 
 
 def test_without_an_sdk_and_a_trace_nothing_is_made():
-    assert tracing.span("a") is tracing.span("b") is tracing.carried(None, "c") is tracing.taken_up(claimed(None), "d")
+    assert (
+        tracing.span("a") is tracing.span("b") is tracing.carried(None, "c") is tracing.attempt_span(claimed(None), "d")
+    )
 
 
 @pytest.mark.requirement("OBS-6")
 def test_with_an_sdk_spans_go_on_with_the_trace_that_came():
     with recorded() as spans:
-        with tracing.taken_up(claimed(TRACE), "drive"):
+        with tracing.attempt_span(claimed(TRACE), "drive"):
             with tracing.span("step", {"number": 1}):
                 inside = tracing.here()
             tracing.note({"more": True})
@@ -139,7 +141,7 @@ def test_what_the_caller_did_not_want_recorded_is_not_and_is_passed_on_so():
 
 def test_work_for_several_is_linked_to_each():
     with recorded() as spans:
-        with tracing.taken_up(claimed(TRACE), "batch", besides=(OTHER, None, "x")):
+        with tracing.attempt_span(claimed(TRACE), "batch", besides=(OTHER, None, "x")):
             pass
         (link,) = spans.named("batch").links
         assert f"{link.context.trace_id:032x}" == "a" * 32

@@ -11,8 +11,8 @@ from tests.ledgers.conformance.opening import sqlite_rig
 from tests.ledgers.conformance.rig import DEATH, Rig
 from trellis.engine import verify as verify_module
 from trellis.engine.jobs import Epoch, JobId
-from trellis.engine.records import Event, History, KeyOver, Place, Unpaired
-from trellis.engine.verify import Rule, VerifyProgress, check_history, verify
+from trellis.engine.records import Event, JobHistory, JobPlace, KeyOverLimit, UnpairedArtifact
+from trellis.engine.verify import VerifyProgress, VerifyRule, check_history, verify
 from trellis.lifecycles import Role, Trigger
 
 SOME_TIME = datetime(2030, 1, 1, tzinfo=UTC)
@@ -24,11 +24,11 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         yield opened
 
 
-async def _history(rig: Rig, job_id: JobId) -> History:
+async def _history(rig: Rig, job_id: JobId) -> JobHistory:
     return next(iter([history async for history in rig.ledger.histories() if history.job.job_id == job_id]))
 
 
-async def _lives(rig: Rig) -> dict[str, History]:
+async def _lives(rig: Rig) -> dict[str, JobHistory]:
     """One job in each situation the rules speak about."""
     done = await rig.running()
     await rig.pull(done, Trigger.COMPLETE)
@@ -54,12 +54,12 @@ async def _lives(rig: Rig) -> dict[str, History]:
     return {name: await _history(rig, job_id) for name, job_id in names.items()}
 
 
-def _job(**changes: object) -> Callable[[History], History]:
+def _job(**changes: object) -> Callable[[JobHistory], JobHistory]:
     return lambda history: replace(history, job=replace(history.job, **changes))
 
 
-def _event(index: int, **changes: object) -> Callable[[History], History]:
-    def damage(history: History) -> History:
+def _event(index: int, **changes: object) -> Callable[[JobHistory], JobHistory]:
+    def damage(history: JobHistory) -> JobHistory:
         events: list[Event] = list(history.events)
         events[index] = replace(events[index], **changes)
         return replace(history, events=tuple(events))
@@ -67,57 +67,57 @@ def _event(index: int, **changes: object) -> Callable[[History], History]:
     return damage
 
 
-def _letter(**changes: object) -> Callable[[History], History]:
+def _letter(**changes: object) -> Callable[[JobHistory], JobHistory]:
     return lambda history: replace(
         history, dead_letters=tuple(replace(letter, **changes) for letter in history.dead_letters)
     )
 
 
-DAMAGES: list[tuple[str, Rule, Callable[[History], History]]] = [
-    ("done", Rule.HISTORY, lambda history: replace(history, events=())),
-    ("done", Rule.HISTORY, lambda history: replace(history, events=history.events[1:])),
-    ("done", Rule.HISTORY, lambda history: replace(history, events=(*history.events[:1], *history.events[2:]))),
-    ("done", Rule.HISTORY, lambda history: replace(history, events=(*history.events, history.events[-1]))),
-    ("done", Rule.HISTORY, _event(2, source="queued")),
-    ("done", Rule.HISTORY, _event(3, target="queued")),
-    ("done", Rule.HISTORY, _event(3, role=Role.OWNER)),
-    ("done", Rule.HISTORY, _event(3, type="job_failed")),
-    ("done", Rule.HISTORY, _event(3, attempt=1)),
-    ("done", Rule.HISTORY, _event(3, generation=1)),
-    ("done", Rule.ROW, lambda history: replace(history, events=history.events[:-1])),
-    ("done", Rule.ROW, _job(version=5)),
-    ("done", Rule.ROW, _job(state="failed")),
-    ("done", Rule.ROW, _job(attempt=1)),
-    ("done", Rule.ROW, _job(generation=1)),
-    ("done", Rule.ROW, _job(lifecycle="no-such")),
-    ("done", Rule.ROW, _job(state="no-such")),
-    ("done", Rule.ROW, _event(1, id="another-2")),
-    ("done", Rule.ROW, _event(1, correlation_id="another")),
-    ("done", Rule.ROW, _event(1, job_id=JobId("another"))),
-    ("done", Rule.PLACE, _job(place=Place.READY)),
-    ("done", Rule.PLACE, _job(place=Place.HELD)),
-    ("held", Rule.PLACE, _job(place=Place.READY)),
-    ("held", Rule.PLACE, _job(place=Place.ENDED)),
-    ("ready", Rule.PLACE, _job(place=Place.HELD)),
-    ("ready", Rule.PLACE, _job(place=Place.PARKED)),
-    ("run", Rule.PLACE, _job(place=Place.READY)),
-    ("resting", Rule.PLACE, _job(due_at=None)),
-    ("held", Rule.LEASE, _job(owner=None)),
-    ("held", Rule.LEASE, _job(lease_expires_at=None)),
-    ("ready", Rule.LEASE, _job(lease_expires_at=SOME_TIME)),
-    ("held", Rule.EPOCH, _job(epoch=Epoch(0))),
-    ("done", Rule.EPOCH, _event(3, epoch=Epoch(0))),
-    ("held", Rule.EPOCH, _event(1, epoch=Epoch(0))),
-    ("revoked", Rule.EPOCH, _event(3, epoch=Epoch(1))),
-    ("dead", Rule.DEAD_LETTER, lambda history: replace(history, dead_letters=())),
-    ("dead", Rule.DEAD_LETTER, lambda history: replace(history, dead_letters=history.dead_letters * 2)),
-    ("dead", Rule.DEAD_LETTER, _letter(last_error=" ")),
-    ("dead", Rule.DEAD_LETTER, _letter(attempts=2)),
-    ("dead", Rule.DEAD_LETTER, _letter(correlation_id="another")),
-    ("dead", Rule.DEAD_LETTER, _letter(last_owner=None)),
-    ("dead", Rule.DEAD_LETTER, _letter(last_owner=None, last_lease_expires_at=None)),
-    ("dead", Rule.DEAD_LETTER, _letter(version=3)),
-    ("dead", Rule.DEAD_LETTER, _letter(version=99)),
+DAMAGES: list[tuple[str, VerifyRule, Callable[[JobHistory], JobHistory]]] = [
+    ("done", VerifyRule.HISTORY, lambda history: replace(history, events=())),
+    ("done", VerifyRule.HISTORY, lambda history: replace(history, events=history.events[1:])),
+    ("done", VerifyRule.HISTORY, lambda history: replace(history, events=(*history.events[:1], *history.events[2:]))),
+    ("done", VerifyRule.HISTORY, lambda history: replace(history, events=(*history.events, history.events[-1]))),
+    ("done", VerifyRule.HISTORY, _event(2, source="queued")),
+    ("done", VerifyRule.HISTORY, _event(3, target="queued")),
+    ("done", VerifyRule.HISTORY, _event(3, role=Role.OWNER)),
+    ("done", VerifyRule.HISTORY, _event(3, type="job_failed")),
+    ("done", VerifyRule.HISTORY, _event(3, attempt=1)),
+    ("done", VerifyRule.HISTORY, _event(3, generation=1)),
+    ("done", VerifyRule.ROW, lambda history: replace(history, events=history.events[:-1])),
+    ("done", VerifyRule.ROW, _job(version=5)),
+    ("done", VerifyRule.ROW, _job(state="failed")),
+    ("done", VerifyRule.ROW, _job(attempt=1)),
+    ("done", VerifyRule.ROW, _job(generation=1)),
+    ("done", VerifyRule.ROW, _job(lifecycle="no-such")),
+    ("done", VerifyRule.ROW, _job(state="no-such")),
+    ("done", VerifyRule.ROW, _event(1, id="another-2")),
+    ("done", VerifyRule.ROW, _event(1, correlation_id="another")),
+    ("done", VerifyRule.ROW, _event(1, job_id=JobId("another"))),
+    ("done", VerifyRule.PLACE, _job(place=JobPlace.READY)),
+    ("done", VerifyRule.PLACE, _job(place=JobPlace.LEASED)),
+    ("held", VerifyRule.PLACE, _job(place=JobPlace.READY)),
+    ("held", VerifyRule.PLACE, _job(place=JobPlace.ENDED)),
+    ("ready", VerifyRule.PLACE, _job(place=JobPlace.LEASED)),
+    ("ready", VerifyRule.PLACE, _job(place=JobPlace.BLOCKED)),
+    ("run", VerifyRule.PLACE, _job(place=JobPlace.READY)),
+    ("resting", VerifyRule.PLACE, _job(due_at=None)),
+    ("held", VerifyRule.LEASE, _job(owner=None)),
+    ("held", VerifyRule.LEASE, _job(lease_expires_at=None)),
+    ("ready", VerifyRule.LEASE, _job(lease_expires_at=SOME_TIME)),
+    ("held", VerifyRule.EPOCH, _job(epoch=Epoch(0))),
+    ("done", VerifyRule.EPOCH, _event(3, epoch=Epoch(0))),
+    ("held", VerifyRule.EPOCH, _event(1, epoch=Epoch(0))),
+    ("revoked", VerifyRule.EPOCH, _event(3, epoch=Epoch(1))),
+    ("dead", VerifyRule.DEAD_LETTER, lambda history: replace(history, dead_letters=())),
+    ("dead", VerifyRule.DEAD_LETTER, lambda history: replace(history, dead_letters=history.dead_letters * 2)),
+    ("dead", VerifyRule.DEAD_LETTER, _letter(last_error=" ")),
+    ("dead", VerifyRule.DEAD_LETTER, _letter(attempts=2)),
+    ("dead", VerifyRule.DEAD_LETTER, _letter(correlation_id="another")),
+    ("dead", VerifyRule.DEAD_LETTER, _letter(last_owner=None)),
+    ("dead", VerifyRule.DEAD_LETTER, _letter(last_owner=None, last_lease_expires_at=None)),
+    ("dead", VerifyRule.DEAD_LETTER, _letter(version=3)),
+    ("dead", VerifyRule.DEAD_LETTER, _letter(version=99)),
 ]
 
 
@@ -137,25 +137,25 @@ async def test_a_dead_letter_may_not_invent_a_holder(rig: Rig):
     history = await _history(rig, job_id)
     assert check_history(history) == []
     damaged = _letter(last_owner="somebody", last_lease_expires_at=SOME_TIME)(history)
-    assert [violation.rule for violation in check_history(damaged)] == [Rule.DEAD_LETTER]
+    assert [violation.rule for violation in check_history(damaged)] == [VerifyRule.DEAD_LETTER]
 
 
 class Damaged:
     """A real ledger whose rows were tampered with on the way."""
 
-    def __init__(self, rig: Rig, damage: Callable[[History], list[History]]) -> None:
+    def __init__(self, rig: Rig, damage: Callable[[JobHistory], list[JobHistory]]) -> None:
         self.rig = rig
         self.damage = damage
 
-    async def histories(self, *, batch: int = 500) -> AsyncIterator[History]:
+    async def histories(self, *, batch: int = 500) -> AsyncIterator[JobHistory]:
         async for history in self.rig.ledger.histories(batch=batch):
             for damaged in self.damage(history):
                 yield damaged
 
-    async def keys_over(self) -> list[KeyOver]:
+    async def keys_over(self) -> list[KeyOverLimit]:
         return await self.rig.ledger.keys_over()
 
-    async def unpaired(self) -> list[Unpaired]:
+    async def unpaired(self) -> list[UnpairedArtifact]:
         return await self.rig.ledger.unpaired()
 
 
@@ -171,21 +171,21 @@ async def test_a_report_counts_what_was_read_and_what_was_found(rig: Rig):
 class Apart(Damaged):
     """A ledger that took a second final artifact of a job, which none of ours does."""
 
-    async def unpaired(self) -> list[Unpaired]:
-        return [Unpaired(job_id=JobId("mine"), complete=True, artifacts=2)]
+    async def unpaired(self) -> list[UnpairedArtifact]:
+        return [UnpairedArtifact(job_id=JobId("mine"), complete=True, artifacts=2)]
 
 
 @pytest.mark.requirement("JQ-5", "ART-7")
 async def test_a_job_with_two_artifacts_is_found(rig: Rig):
     report = await verify(Apart(rig, lambda history: [history]))
-    assert [(one.rule, one.job_id) for one in report.violations] == [(Rule.ARTIFACT, "mine")]
+    assert [(one.rule, one.job_id) for one in report.violations] == [(VerifyRule.ARTIFACT, "mine")]
     assert "the job completed with 2 finalized artifacts instead of one" in report.violations[0].detail
 
 
 async def test_a_job_in_two_places_is_found(rig: Rig):
     await rig.submit(2)
     report = await verify(Damaged(rig, lambda history: [history, history]))
-    assert [violation.rule for violation in report.violations] == [Rule.PLACE, Rule.PLACE]
+    assert [violation.rule for violation in report.violations] == [VerifyRule.PLACE, VerifyRule.PLACE]
 
 
 async def test_no_more_violations_are_kept_than_the_bound(rig: Rig, monkeypatch: pytest.MonkeyPatch):
@@ -209,5 +209,5 @@ async def test_a_key_held_beyond_its_limit_is_found(rig: Rig):
     await rig.claim(3)
     assert (await verify(rig.ledger, key_limits={"k": 2})).ok
     report = await verify(rig.ledger, key_limits={"k": 1})
-    assert [violation.rule for violation in report.violations] == [Rule.KEY_LIMIT]
+    assert [violation.rule for violation in report.violations] == [VerifyRule.KEY_LIMIT]
     assert "'k'" in report.violations[0].detail

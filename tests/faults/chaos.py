@@ -17,7 +17,6 @@ from tests.ledgers.conformance.rig import ADMIN, HEARTBEAT_S, LEASE_S, SUBMITTER
 from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import (
     Advance,
-    Applied,
     CancelMode,
     Claim,
     Claimed,
@@ -27,12 +26,13 @@ from trellis.engine.jobs import (
     NewJob,
     ReasonCode,
     RequestId,
+    StepApplied,
     Turn,
     TurnResult,
     TypeClaim,
 )
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import JobFilter, Place, SweepOptions
+from trellis.engine.records import JobFilter, JobPlace, SweepOptions
 from trellis.engine.verify import verify
 from trellis.lifecycles import Role
 
@@ -158,7 +158,7 @@ class Client:
         """Nobody sweeps for several leases."""
         await self.bench.rig.advance(3 * LEASE_S)
 
-    async def _advance(self, held: Claimed, trigger: str) -> Applied | LeaseLost:
+    async def _advance(self, held: Claimed, trigger: str) -> StepApplied | LeaseLost:
         spare = trigger in {"snooze", "release"}
         step = Advance(lease=held.lease, source=held.state, trigger=trigger, spare_attempt=spare)
         return (await self._turn(Turn(actor=self.me, advances=(step,)))).outcomes[0]
@@ -209,7 +209,7 @@ async def finish(bench: Bench, known: list[NewJob], type_: str) -> None:
         while claimed := await rig.claim(50, types=(type_,)):
             for held in claimed:
                 await rig.pull(held, "complete")
-        if not [job for job in known if (await rig.job(job.job_id)).place != Place.ENDED]:
+        if not [job for job in known if (await rig.job(job.job_id)).place != JobPlace.ENDED]:
             return
     left = [await rig.job(job.job_id) for job in known]
-    raise AssertionError(f"never ended: {[job for job in left if job.place != Place.ENDED][:5]}")
+    raise AssertionError(f"never ended: {[job for job in left if job.place != JobPlace.ENDED][:5]}")

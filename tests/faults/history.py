@@ -8,9 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from trellis.engine.jobs import Applied, Claimed, JobId, Lease, LeaseLost, Mismatch, Submitted, Turn, TurnResult
+from trellis.engine.jobs import Claimed, JobId, Lease, LeaseLost, Mismatch, StepApplied, Submitted, Turn, TurnResult
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import History
+from trellis.engine.records import JobHistory
 from trellis.lifecycles import LIFECYCLES, Phase, Trigger
 
 
@@ -32,7 +32,7 @@ class Told:
         for job in claimed:
             self.claims[job.lease.job_id, job.lease.epoch].add(claim_id)
 
-    def note_completion(self, lease: Lease, outcome: Applied | LeaseLost) -> None:
+    def note_completion(self, lease: Lease, outcome: StepApplied | LeaseLost) -> None:
         kind = self.refused if isinstance(outcome, LeaseLost) else self.completed
         kind.add((lease.job_id, lease.epoch))
 
@@ -67,7 +67,7 @@ async def problems(told: Told, ledger: Ledger) -> list[str]:
     return found
 
 
-def _chain(history: History) -> list[str]:
+def _chain(history: JobHistory) -> list[str]:
     """Versions 1, 2, 3 …, each event beginning where the last one ended."""
     found, state = [], None
     for number, event in enumerate(history.events, 1):
@@ -81,7 +81,7 @@ def _chain(history: History) -> list[str]:
     return found
 
 
-def _completions(history: History, told: Told) -> list[str]:
+def _completions(history: JobHistory, told: Told) -> list[str]:
     job_id, lifecycle = history.job.job_id, LIFECYCLES[history.job.lifecycle]
     done = {state.name for state in lifecycle.states if state.phase is Phase.ENDED and state.success}
     recorded = Counter(event.epoch for event in history.events if event.target in done and event.source != event.target)

@@ -15,9 +15,9 @@ import asyncpg
 
 from trellis.engine.ledger import Ledger
 from trellis.ledgers.postgres.connection import SESSION_SETTINGS
-from trellis.ledgers.postgres.lanes import Lane, LaneOptions
+from trellis.ledgers.postgres.lanes import LaneOptions, PostgresLane
 from trellis.ledgers.postgres.ledger import PostgresLedger
-from trellis.ledgers.postgres.turn import Marks, Turner
+from trellis.ledgers.postgres.turn import LowWaterMarks, TurnCaller
 
 BLOCK_POLL_S = 0.002
 PATIENCE_S = 60.0
@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 Call = Callable[[Ledger], Awaitable[Any]]
 
 
-class BoundLane(Lane):
+class BoundLane(PostgresLane):
     """A lane on a connection whose transaction somebody else opens and ends; a deadlock is that one's to handle."""
 
     def __init__(self, connection: asyncpg.Connection) -> None:
@@ -42,7 +42,7 @@ def bound(connection: asyncpg.Connection) -> Ledger:
     lane = BoundLane(connection)
     for name in [name for name in vars(ledger) if name.endswith("_lane")]:
         setattr(ledger, name, lane)
-    ledger._turners = [Turner(lane, Marks())]
+    ledger._turners = [TurnCaller(lane, LowWaterMarks())]
     return cast("Ledger", ledger)
 
 

@@ -17,7 +17,6 @@ from tests.pace import Pace
 from tests.servers.postgres import PostgresServer
 from trellis.engine.jobs import (
     Advance,
-    Applied,
     Claim,
     Claimed,
     ClaimId,
@@ -25,6 +24,7 @@ from trellis.engine.jobs import (
     JobId,
     LeaseLost,
     NewJob,
+    StepApplied,
     Turn,
     TypeClaim,
 )
@@ -111,7 +111,7 @@ async def test_a_sqlite_process_an_hour_ahead_takes_jobs_over_but_never_doubles_
         now_s += 5
     (second,) = await claim(ahead, "b")
     assert isinstance(await complete(right, first), LeaseLost)
-    assert isinstance(await complete(ahead, second), Applied)
+    assert isinstance(await complete(ahead, second), StepApplied)
     report = await verify(right)
     for ledger in (right, ahead):
         await ledger.close()
@@ -123,7 +123,7 @@ async def claim(ledger: Ledger, name: str) -> list[Claimed]:
     return (await ledger.turn(Turn(actor=WORKER if name == "a" else OTHER_WORKER, claim=wanted))).claimed
 
 
-async def complete(ledger: Ledger, held: Claimed) -> Applied | LeaseLost:
+async def complete(ledger: Ledger, held: Claimed) -> StepApplied | LeaseLost:
     done = Advance(lease=held.lease, source="running", trigger="complete")
     return (await ledger.turn(Turn(actor=WORKER, advances=(done,)))).outcomes[0]
 

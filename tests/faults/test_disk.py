@@ -19,7 +19,7 @@ from trellis.engine.jobs import JobId, NewJob, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
-from trellis.web.health import Health
+from trellis.web.health import ProcessHealth
 
 PAYLOAD = b'"' + random.Random(0).randbytes(100_000).hex().encode() + b'"'
 """Random, so that no compression makes room."""
@@ -76,7 +76,7 @@ async def test_a_full_disk_refuses_and_loses_nothing_on_sqlite(tmp_path: Path):
     with small_disk(tmp_path / "disk", 6) as disk:
         ledger = await open_ledger(f"sqlite:///{disk / 'ledger.db'}")
         try:
-            health = Health({"ledger": ledger.ping})
+            health = ProcessHealth({"ledger": ledger.ping})
             assert (await health.ready()).is_ready
             acknowledged = await fill(ledger)
             await check_full(ledger, acknowledged)

@@ -91,10 +91,10 @@ def statements(server: PostgresServer, database: str) -> int:
 async def all_was_read(url: str) -> None:
     """Somebody has published everything; then the database idled for hours with an older version."""
     ledger = await open_ledger(url)
-    following = await ledger.follow(Actor(role=Role.PROJECTOR, name="before"), "projector", lease_s=60.0)
+    following = await ledger.subscribe(Actor(role=Role.PROJECTOR, name="before"), "projector", lease_s=60.0)
     assert following is not None
-    await ledger.followed(following, await ledger.feed_end(), lease_s=60.0)
-    await ledger.unfollow(following)
+    await ledger.ack(following, await ledger.feed_end(), lease_s=60.0)
+    await ledger.unsubscribe(following)
     await ledger.close()
     connection = await asyncpg.connect(url, server_settings={"search_path": "trellis"})
     await connection.execute(

@@ -12,7 +12,6 @@ from tests.faults.sessions import Call, Outcome, Session, bound, interleave, ord
 from tests.ledgers.conformance.rig import ADMIN, OTHER_WORKER, SUBMITTER, SWEEPER, WORKER, Rig
 from trellis.engine.jobs import (
     Advance,
-    Applied,
     CancelMode,
     Claim,
     ClaimId,
@@ -22,10 +21,11 @@ from trellis.engine.jobs import (
     NewJob,
     Renewed,
     RequestId,
+    StepApplied,
     Turn,
     TypeClaim,
 )
-from trellis.engine.records import Event, Place, RetentionOptions, SweepOptions
+from trellis.engine.records import Event, JobPlace, RetentionOptions, SweepOptions
 
 ACTORS = (WORKER, OTHER_WORKER, ADMIN, SWEEPER, SUBMITTER)
 
@@ -57,7 +57,7 @@ def step(trigger: str, source: str = "running") -> Verb:
         turn = Turn(actor=WORKER, advances=(Advance(lease=scene.lease, source=source, trigger=trigger),))
         return lambda ledger: ledger.turn(turn)
 
-    return Verb(name=trigger, call=bind, moved=lambda answer, _: fresh(answer.outcomes[0], Applied))
+    return Verb(name=trigger, call=bind, moved=lambda answer, _: fresh(answer.outcomes[0], StepApplied))
 
 
 def fresh(answer: Any, kind: type) -> bool:
@@ -166,7 +166,7 @@ async def play(connections: Sequence[Any], order: tuple[str, ...], first: Call, 
     sessions = [Session(connection, call) for connection, call in zip(connections, (first, second), strict=False)]
     for session in sessions:
         for actor in ACTORS:  # a name that is registered inside the transaction would be one more thing to wait for
-            await session.ledger.beat(actor, None)
+            await session.ledger.heartbeat_worker(actor, None)
     return await interleave(order, sessions[0], sessions[1], connections[2])
 
 
@@ -228,7 +228,7 @@ async def test_a_slot_given_back_while_a_job_is_parked_is_never_lost(bench: Benc
             assert outcome.waited == waits, f"{name}, {''.join(order)}: {outcome}"
             await rig.sweep()
             places = [(await rig.job(job)).place for job in (scene.job_id, next_id)]
-            assert places.count(Place.READY) == 1, f"{name}, {''.join(order)}: {places}, {outcome}"
+            assert places.count(JobPlace.READY) == 1, f"{name}, {''.join(order)}: {places}, {outcome}"
             for job in (scene.job_id, next_id):
                 await rig.cancel(job)
 
@@ -240,7 +240,7 @@ async def test_two_submits_of_one_key_fill_one_slot(bench: Bench):
         for order in orders():
             key, ids = f"key-{rig.new_id()}", [rig.new_id("one"), rig.new_id("two")]
             await play(connections, order, submit(ids[0], key), submit(ids[1], key))
-            assert sorted([(await rig.job(job)).place for job in ids]) == [Place.PARKED, Place.READY]
+            assert sorted([(await rig.job(job)).place for job in ids]) == [JobPlace.BLOCKED, JobPlace.READY]
             for job in ids:
                 await rig.cancel(job)
 
@@ -258,7 +258,7 @@ async def test_a_parked_job_that_is_cancelled_hands_the_slot_on(bench: Bench):
             outcome = await play(connections, order, HARD.call(parked, "a"), COMPLETE.call(scene, "b"))
             assert await rig.state(first) == "cancelled", outcome
             assert outcome.waited == overlap(order), f"{''.join(order)}: {outcome}"
-            assert (await rig.job(second)).place == Place.READY, f"{''.join(order)}: {outcome}"
+            assert (await rig.job(second)).place == JobPlace.READY, f"{''.join(order)}: {outcome}"
             await rig.cancel(second)
 
 
@@ -286,8 +286,8 @@ async def test_a_key_removed_as_unused_while_a_submit_needs_it_is_made_anew(benc
                 "select cap, (select count(*) from trellis.slot s where s.ckey = k.id) from trellis.concurrency_key k where name = $1",
                 key,
             )
-            kept = rows == [(2, 2)] and places == [Place.READY, Place.READY]
-            made_anew = rows == [(1, 1)] and places == [Place.READY, Place.PARKED]
+            kept = rows == [(2, 2)] and places == [JobPlace.READY, JobPlace.READY]
+            made_anew = rows == [(1, 1)] and places == [JobPlace.READY, JobPlace.BLOCKED]
             assert kept or made_anew, f"{''.join(order)}: {rows}, {places}, {outcome}"
             waited += outcome.waited
             for job in ids:

@@ -11,7 +11,7 @@ from tests.faults.conftest import open_bench
 from tests.ledgers.conformance.opening import sqlite_rig
 from tests.ledgers.conformance.rig import DEATH, OTHER_WORKER, WORKER, Rig
 from tests.servers.postgres import PostgresServer
-from trellis.engine.jobs import Applied, Claimed, LeaseLost
+from trellis.engine.jobs import Claimed, LeaseLost, StepApplied
 from trellis.engine.verify import verify
 
 Write = Callable[[Rig, Claimed], Awaitable[Any]]
@@ -82,7 +82,7 @@ async def refuse_everything(rig: Rig) -> int:
             refused += 1
         assert await rig.snapshot(job_id) == before, moment
         if moment == "while the winner works":
-            assert isinstance(await rig.pull(winner, "complete", by=OTHER_WORKER, result=b'"winner"'), Applied)
+            assert isinstance(await rig.pull(winner, "complete", by=OTHER_WORKER, result=b'"winner"'), StepApplied)
     assert await rig.ledger.result(job_id) == b'"winner"'
     return refused
 

@@ -10,7 +10,6 @@ from tests.ledgers.conformance.rig import ADMIN, DEATH, LEASE_S, SUBMITTER, SWEE
 from trellis.engine.jobs import (
     Actor,
     Advance,
-    Applied,
     CancelMode,
     CancelRequested,
     Claim,
@@ -23,6 +22,7 @@ from trellis.engine.jobs import (
     NewJob,
     Renewed,
     RequestId,
+    StepApplied,
     Submitted,
     Turn,
     TypeClaim,
@@ -140,7 +140,7 @@ def advance(name: str, trigger: str, event: str, *, start: bool = True, **option
         arrange=arrange,
         act=lambda ledger, step: act_turn(ledger, WORKER, step),
         effects=lambda rig, step: count_events(rig, step.lease.job_id, event),
-        accepts=lambda outcome: isinstance(outcome, Applied),
+        accepts=lambda outcome: isinstance(outcome, StepApplied),
     )
 
 
@@ -163,7 +163,7 @@ def complete_compensation() -> Verb:
         arrange=arrange,
         act=lambda ledger, case: act_turn(ledger, WORKER, case[1]),
         effects=lambda rig, case: count_events(rig, case[0], "job_compensated"),
-        accepts=lambda outcome: isinstance(outcome, Applied),
+        accepts=lambda outcome: isinstance(outcome, StepApplied),
     )
 
 
@@ -180,7 +180,7 @@ def stage_step() -> Verb:
         arrange=arrange,
         act=lambda ledger, step: act_turn(ledger, ORCHESTRATOR, step),
         effects=lambda rig, step: count_events(rig, step.lease.job_id, "job_nlm_called"),
-        accepts=lambda outcome: isinstance(outcome, Applied),
+        accepts=lambda outcome: isinstance(outcome, StepApplied),
     )
 
 
@@ -200,7 +200,7 @@ def self_transition() -> Verb:
         arrange=arrange,
         act=lambda ledger, step: act_turn(ledger, ORCHESTRATOR, step),
         effects=lambda rig, step: count_events(rig, step.lease.job_id, "run.step.completed"),
-        accepts=lambda outcome: isinstance(outcome, Applied),
+        accepts=lambda outcome: isinstance(outcome, StepApplied),
     )
 
 
@@ -218,7 +218,7 @@ def retry_of_a_job_to_be_cancelled() -> Verb:
         arrange=arrange,
         act=lambda ledger, step: act_turn(ledger, WORKER, step),
         effects=lambda rig, step: count_events(rig, step.lease.job_id, "job_cancelled"),
-        accepts=lambda outcome: isinstance(outcome, Applied),
+        accepts=lambda outcome: isinstance(outcome, StepApplied),
     )
 
 
@@ -296,7 +296,7 @@ HOLDER = (
         arrange=_running,
         act=lambda ledger, lease: ledger.save_checkpoint(lease, b'{"at": 7}'),
         effects=_checkpoints,
-        accepts=lambda answer: isinstance(answer, Applied),
+        accepts=lambda answer: isinstance(answer, StepApplied),
     ),
     Verb(
         name="journal",
@@ -312,7 +312,7 @@ HOLDER = (
         arrange=_running,
         act=lambda ledger, lease: ledger.signal(lease, [("job_heartbeat", b"1"), ("job_log", b'"x"')]),
         effects=_signals,
-        accepts=lambda answer: isinstance(answer, Applied),
+        accepts=lambda answer: isinstance(answer, StepApplied),
     ),
 )
 
@@ -522,7 +522,7 @@ REST = (
         name="beat",
         sql="beat(",
         arrange=_worker_name,
-        act=lambda ledger, name: ledger.beat(actor(Role.WORKER, name), json.dumps(name).encode()),
+        act=lambda ledger, name: ledger.heartbeat_worker(actor(Role.WORKER, name), json.dumps(name).encode()),
         effects=_seen,
         accepts=lambda _: True,
     ),

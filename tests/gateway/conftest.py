@@ -22,7 +22,7 @@ from trellis.engine.records import SweepOptions
 from trellis.engine.verify import verify
 from trellis.gateway import GatewayOptions, create_app
 from trellis.identity import TrustedKey, issue, symmetric_key
-from trellis.instance import Instance, places
+from trellis.instance import Instance, storage_locations
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.nlm.open import open_provider
@@ -111,7 +111,7 @@ class Gateway:
 async def opened(folder: Path, clock: FakeClock) -> AsyncGenerator[Instance]:
     """The instance in a folder, on this clock."""
     settings = Settings.model_validate({})
-    found = places(settings, f"sqlite:///{folder / 'ledger.db'}")
+    found = storage_locations(settings, f"sqlite:///{folder / 'ledger.db'}")
     ledger = await open_ledger(found.ledger, clock=clock)
     objects = await open_objects(found.objects)
     provider = open_provider(settings.nlm, clock=SystemClock())

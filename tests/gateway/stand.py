@@ -19,17 +19,17 @@ from trellis.engine.clock import Clock
 from trellis.engine.jobs import Actor, Advance, Claim, Claimed, ClaimId, JobId, NewJob, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
 from trellis.gateway import GatewayOptions, create_app
-from trellis.gateway.hub import Hub, StreamOptions
+from trellis.gateway.hub import EventHub, StreamOptions
 from trellis.gateway.tickets import Tickets
 from trellis.identity import TrustedKey, issue, symmetric_key
 from trellis.instance import open_instance
 from trellis.lifecycles import Role, Trigger
 from trellis.lifecycles.run import RUN
 from trellis.runs import proposals
-from trellis.runs.documents import Facts, Publication, Request, status
+from trellis.runs.documents import Publication, RunFacts, RunRequest, status
 from trellis.runs.ids import status_key
 from trellis.runs.orchestrator import TYPE, accept
-from trellis.runs.publishing import Publisher
+from trellis.runs.publishing import DocumentPublisher
 from trellis.storage.objects import ObjectStore
 from trellis.testing import FakeClock
 from trellis.wiring import SystemClock, new_id
@@ -54,7 +54,7 @@ class Stand:
     _numbers: count = field(default_factory=lambda: count(1))
 
     @property
-    def hub(self) -> Hub:
+    def hub(self) -> EventHub:
         return self.app.state.streams.hub
 
     @property
@@ -94,7 +94,7 @@ class Stand:
 
     async def run_requested(self, slug: str = "archivist-violin", *, published: bool = True) -> JobId:
         run_id = JobId(f"run_2026-02-14_080000_{next(self._numbers):06}")
-        payload = Request(slug, "manual", {}).to_bytes()
+        payload = RunRequest(slug, "manual", {}).to_bytes()
         job = NewJob(job_id=run_id, type=TYPE, lifecycle=RUN.name, payload=payload, concurrency_key=f"run:{slug}")
         await self.ledger.submit(GATEWAY, [job])
         if published:
@@ -105,9 +105,9 @@ class Stand:
         """Publish the status.json of a run, as a projector does."""
         job = await self.ledger.job(run_id)
         assert job is not None
-        facts = Facts(run_id, Request.read(job.payload or b""), tuple(await self.ledger.events(run_id)))
+        facts = RunFacts(run_id, RunRequest.read(job.payload or b""), tuple(await self.ledger.events(run_id)))
         key, version = status_key(facts.request.agent_slug, run_id), facts.events[-1].version
-        await Publisher(self.objects).publish([Publication(key, status(facts), version)])
+        await DocumentPublisher(self.objects).publish([Publication(key, status(facts), version)])
 
     async def run_to_its_end(self, slug: str = "archivist-violin", *, published: bool = True) -> JobId:
         """Requested, queued, running, one step, completed: five events; then its status.json."""
@@ -123,9 +123,11 @@ class Stand:
         return run_id
 
     async def proposal_of(self, run_id: str, slug: str = "archivist-violin") -> JobId:
-        draft = proposals.Draft(action="file-create", target=f"{next(self._numbers)}.md", content={"text": "new"})
-        made = proposals.make(run_id, slug, 1, draft)
-        assert await proposals.store(self.ledger, ORCHESTRATOR, [made]) == [made.id]
+        draft = proposals.ProposalContent(
+            action="file-create", target=f"{next(self._numbers)}.md", content={"text": "new"}
+        )
+        made = proposals.make_proposal(run_id, slug, 1, draft)
+        assert await proposals.store_proposals(self.ledger, ORCHESTRATOR, [made]) == [made.id]
         return made.id
 
     async def jobs(self, number: int, *, by: str = "submitter@test", type_: str = "index") -> list[JobId]:

@@ -22,7 +22,7 @@ from trellis.engine.authority import Principal
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import (
     Actor,
-    DeathCertificate,
+    DeadLetterReason,
     JobId,
     Move,
     Moved,
@@ -33,13 +33,13 @@ from trellis.engine.jobs import (
     Stage,
 )
 from trellis.engine.matrices import COLUMNS as DECLARED
-from trellis.engine.matrices import ROWS, RULES, WITHOUT_ENTRANCE, Grant, MatrixIncomplete, Row, permit, table
+from trellis.engine.matrices import ROWS, RULES, WITHOUT_ENTRANCE, Grant, MatrixIncomplete, MatrixRow, permit, table
 from trellis.gateway import callbacks
-from trellis.gateway.callers import Requires
+from trellis.gateway.callers import RequiresRule
 from trellis.gateway.routes.safety import POLICY_EXAMPLE
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.nlm_backend import app as nlm_app
-from trellis.nlm_backend.callers import Requires as NlmRequires
+from trellis.nlm_backend.callers import RequiresBackendRule as NlmRequires
 from trellis.runs.applying import ApplyEngine
 from trellis.web.limits import REFUSALS_PER_MINUTE_MAX
 from trellis.wiring import new_id
@@ -143,15 +143,15 @@ def test_a_role_without_a_row_cannot_be_loaded(role: Role):
 @pytest.mark.requirement("AUTH-7")
 def test_a_rule_that_is_misspelt_or_granted_to_nobody_cannot_be_loaded():
     for changed, problem in (
-        (Row(yes=frozenset({"jobs.creat"})), "not declared: jobs.creat;"),
+        (MatrixRow(yes=frozenset({"jobs.creat"})), "not declared: jobs.creat;"),
         (
-            Row(yes=frozenset({"rules.read"}), own=frozenset({"rules.read"})),
+            MatrixRow(yes=frozenset({"rules.read"}), own=frozenset({"rules.read"})),
             "both kinds of grant of a rule: rules.read;",
         ),
     ):
         with pytest.raises(MatrixIncomplete, match=problem):
             table(DECLARED, {**ROWS, Role.MEMORY: changed})
-    without = {**ROWS, Role.APPLY_ENGINE: Row(yes=ROWS[Role.APPLY_ENGINE].yes - {"memory.commit"})}
+    without = {**ROWS, Role.APPLY_ENGINE: MatrixRow(yes=ROWS[Role.APPLY_ENGINE].yes - {"memory.commit"})}
     with pytest.raises(MatrixIncomplete, match=r"granted to nobody and has an entrance: memory\.commit;"):
         table(DECLARED, without)
     assert table(DECLARED, ROWS) == RULES
@@ -193,7 +193,7 @@ def routes() -> Iterator[APIRoute]:
 
 def rule_of(dependant: Dependant) -> Iterator[str]:
     for inner in dependant.dependencies:
-        if isinstance(inner.call, Requires | NlmRequires):
+        if isinstance(inner.call, RequiresRule | NlmRequires):
             yield inner.call.rule
         yield from rule_of(inner)
 
@@ -335,7 +335,7 @@ async def test_the_ledger_lets_nobody_change_the_status_of_a_job_whose_role_may_
     ledger, world = gateway.instance.ledger, await make_world(gateway, "mine")
     (queued,) = await ledger.submit(GATEWAY, [queue_job(new_id())])
     (on_topic,) = await ledger.submit(GATEWAY, [bus_job()])
-    death = DeathCertificate(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
+    death = DeadLetterReason(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
     moves = [
         Move(job_id=queued.job_id, target="QUEUED", request_id=RequestId("1")),
         Move(job_id=on_topic.job_id, target="SCHEDULED", request_id=RequestId("2")),

@@ -28,7 +28,7 @@ from trellis.web.bodies import (
     PIECES_MAX,
     UNAUTHENTICATED_MAX,
     UNAUTHENTICATED_OF_ADDRESS_MAX,
-    Admits,
+    AdmissionCheck,
     UnauthenticatedBodies,
     parse,
 )
@@ -287,7 +287,7 @@ def test_every_other_route_authenticates_before_it_reads_a_body(door_routes: lis
         route.path
         for route in door_routes
         if route.body_field is not None
-        and not any(isinstance(one.call, Admits) for one in route.dependant.dependencies)
+        and not any(isinstance(one.call, AdmissionCheck) for one in route.dependant.dependencies)
     ]
     assert read_before == []
 

@@ -11,16 +11,16 @@ import pytest
 from tests.bus.safety.holding import held
 from tests.gateway.conftest import Gateway
 from tests.gateway.world import everything
-from trellis.bus.ends.aftermath import Aftermath
-from trellis.bus.ends.following import Follower
-from trellis.bus.pointers import BYTES_MAX, Part
+from trellis.bus.ends.aftermath import OutcomeReconciler
+from trellis.bus.ends.following import FeedSubscriber
+from trellis.bus.pointers import BYTES_MAX, PointerPart
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import Decision
+from trellis.bus.safety.decisions import SafetyDecision
 from trellis.bus.safety.kernel import PolicyKernel
-from trellis.bus.services import BusParts, BusServices
+from trellis.bus.services import BusDependencies, BusServices
 from trellis.bus.wire.local import LocalBus
 from trellis.engine.jobs import Actor, Advance, JobId, Lease, Move, Moved, NewJob, RequestId, Turn
-from trellis.engine.restoring import GIVEN_BACK
+from trellis.engine.restoring import GIVEN_BACK_PREFIX
 from trellis.lifecycles import Role, Trigger
 from trellis.storage.objects import CREATE
 from trellis.testing import FakeClock
@@ -200,7 +200,7 @@ async def test_a_job_that_succeeded_tells_its_worker_and_its_result_is_fetched(g
     held = await shown(steps)
     assert (held["status"], held["worker_id"], held["decision"]) == ("DISPATCHED", "echo-1", DECISION)
     assert (held["dispatch"]["dispatch_id"], held["dispatch"]["subject"]) == ("d-1", "worker.echo-1.jobs")
-    pointer = await gateway.instance.pointers.put(b"\x00 bytes", part=Part.RESULT)
+    pointer = await gateway.instance.pointers.put(b"\x00 bytes", part=PointerPart.RESULT)
     await steps.reported(lease, Trigger.COMPLETE, result_ptr=pointer, execution_ms=12, artifact_ptrs=["redis://a"])
     done = await shown(steps)
     told = {name: done[name] for name in ("status", "worker_id", "execution_ms", "result_ptr", "artifact_ptrs")}
@@ -242,7 +242,7 @@ async def test_a_result_that_points_elsewhere_is_not_followed(gateway: Gateway, 
 
 @pytest.mark.requirement("BUS-9")
 async def test_a_worker_cannot_show_a_reader_what_is_kept_as_something_else_than_a_result(gateway: Gateway):
-    secret = await gateway.instance.pointers.put(b"the payload of somebody else", part=Part.CONTEXT)
+    secret = await gateway.instance.pointers.put(b"the payload of somebody else", part=PointerPart.CONTEXT)
     steps = await submitted(gateway)
     await steps.reported(await steps.dispatched(), Trigger.COMPLETE, result_ptr=secret)
     answer = await gateway.client("owner").get(f"/jobs/{steps.job_id}/result")
@@ -287,7 +287,7 @@ async def test_orders_that_reached_nobody_are_no_attempts_of_the_document(gatewa
     for given_back in range(1, 4):
         lease = await steps.dispatched() if given_back == 1 else (await steps.move("DISPATCHED")).lease
         assert lease is not None
-        cause = f"{GIVEN_BACK}nobody listens at job.echo"
+        cause = f"{GIVEN_BACK_PREFIX}nobody listens at job.echo"
         back = Advance(lease, "DISPATCHED", Trigger.RETRY, spare_attempt=True, cause=cause)
         await gateway.instance.ledger.turn(Turn(actor=SCHEDULER, advances=(back,)))
         told = await shown(steps)
@@ -300,7 +300,7 @@ async def test_orders_that_reached_nobody_are_no_attempts_of_the_document(gatewa
 async def test_reports_that_changed_nothing_are_shown(gateway: Gateway):
     steps = await submitted(gateway)
     said = {"kind": "late", "status": "SUCCEEDED", "state": "FAILED"}
-    assert await gateway.instance.ledger.remark(
+    assert await gateway.instance.ledger.annotate(
         SCHEDULER, steps.job_id, "job_result_refused", json.dumps(said).encode()
     )
     (refused,) = (await shown(steps))["refused_results"]
@@ -362,11 +362,11 @@ async def test_whoever_cancels_a_job_that_is_done_again_is_told_as_what_and_may_
 async def _follow_up(gateway: Gateway) -> None:
     ledger, clock = gateway.instance.ledger, FakeClock()
     control = Actor(role=Role.CONTROL_PLANE, name="control@test")
-    follower = Follower(ledger=ledger, actor=control, clock=clock, follows_as="bus-aftermath")
-    aftermath = Aftermath(ledger=ledger, topics=gateway.instance.topics, follower=follower)
+    follower = FeedSubscriber(ledger=ledger, actor=control, clock=clock, follows_as="bus-aftermath")
+    aftermath = OutcomeReconciler(ledger=ledger, topics=gateway.instance.topics, follower=follower)
     while (await aftermath.run_once()).events:
         pass
-    await aftermath.let_go()
+    await aftermath.release()
 
 
 async def test_a_submitter_sees_and_fetches_its_own_alone(gateway: Gateway):
@@ -474,7 +474,7 @@ class Heard(PolicyKernel):
         super().__init__()
         self.about = asyncio.Queue[str]()
 
-    async def check(self, request: JobRequest) -> Decision:
+    async def check(self, request: JobRequest) -> SafetyDecision:
         self.about.put_nowait(request.job_id)
         return await super().check(request)
 
@@ -483,7 +483,7 @@ class Heard(PolicyKernel):
 async def test_a_job_submitted_over_http_is_looked_at_before_the_schedulers_next_pass(gateway: Gateway):
     clock, instance, kernel = FakeClock(), gateway.instance, Heard()
     bus = LocalBus("trellis", clock=clock, now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
-    parts = BusParts(
+    parts = BusDependencies(
         ledger=instance.ledger,
         bus=bus,
         topics=instance.topics,
@@ -521,6 +521,6 @@ async def test_an_entry_of_the_inbox_becomes_a_job_on_a_topic_in_its_senders_nam
 
 async def test_workers_on_the_bus_are_listed_with_the_others(gateway: Gateway):
     said = {"types": ["job.echo"], "bus": True, "pool": "echo"}
-    await gateway.instance.ledger.beat(WORKER, json.dumps(said).encode())
+    await gateway.instance.ledger.heartbeat_worker(WORKER, json.dumps(said).encode())
     (worker,) = (await gateway.client("owner").get("/workers")).json()["items"]
     assert (worker["name"], worker["info"]["pool"]) == ("echo-1", "echo")

@@ -6,9 +6,9 @@ import pytest
 
 from tests.gateway.conftest import Gateway
 from tests.gateway.world import everything
-from trellis.bus.room import COUNT_S, Room
+from trellis.bus.room import COUNT_FRESH_S, BacklogLimit
 from trellis.bus.topics import Topics
-from trellis.runs.inbox import InboxKeeper
+from trellis.runs.inbox import InboxSettler
 from trellis.testing import FakeClock
 
 LIMITED = {"topics": {"job.echo": {"waiting_max": 2}}}
@@ -19,7 +19,7 @@ def clock(gateway: Gateway) -> FakeClock:
     """The gateway lets two jobs wait on a topic, and counts by this clock."""
     made = FakeClock()
     vars(gateway.instance)["topics"] = Topics.model_validate(LIMITED)
-    vars(gateway.instance)["room"] = Room(ledger=gateway.instance.ledger, clock=made)
+    vars(gateway.instance)["room"] = BacklogLimit(ledger=gateway.instance.ledger, clock=made)
     return made
 
 
@@ -48,7 +48,7 @@ async def test_too_much_is_answered_with_what_to_do_and_leaves_nothing_behind(ga
     again = await client.post("/jobs", json=asked(2), headers={"Idempotency-Key": "k-2"})
     assert (again.status_code, again.json()["job_id"]) == (202, made), "a key that was answered is answered"
     assert (await gateway.client("control-plane").post("/jobs/one/cancel", json={"mode": "hard"})).status_code == 200
-    clock.advance(COUNT_S)
+    clock.advance(COUNT_FRESH_S)
     later = await client.post("/jobs", json=asked(3, job_id="three"), headers={"Idempotency-Key": "k-3"})
     assert (later.status_code, later.json()["job_id"]) == (202, "three"), "the same request, also under the same key"
 
@@ -64,11 +64,11 @@ async def test_an_entry_of_the_inbox_waits_for_room(gateway: Gateway, clock: Fak
         "metadata": {"priority": "normal"},
     }
     told = (await client.post("/inbox/submit", json=entry)).json()
-    keeper = InboxKeeper(inbox=gateway.instance.inbox(gateway.instance.layer.gateway))
+    keeper = InboxSettler(inbox=gateway.instance.inbox(gateway.instance.layer.gateway))
     await keeper.run_once()
     inbox = keeper.inbox
-    assert (await inbox.standing(told["id"])).status == "pending"
+    assert (await inbox.entry_state(told["id"])).status == "pending"
     await gateway.client("control-plane").post("/jobs/j1/cancel", json={"mode": "hard"})
-    clock.advance(COUNT_S)
+    clock.advance(COUNT_FRESH_S)
     await keeper.run_once()
-    assert (await inbox.standing(told["id"])).status == "processed"
+    assert (await inbox.entry_state(told["id"])).status == "processed"

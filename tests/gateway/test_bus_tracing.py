@@ -21,7 +21,7 @@ from trellis.bus.errors import BusUnavailable, NotKept
 from trellis.bus.messages import RESULT, JobResult, Status
 from trellis.bus.pointers import make_pointers
 from trellis.bus.safety.kernel import PolicyKernel
-from trellis.bus.services import BusParts, BusServices
+from trellis.bus.services import BusDependencies, BusServices
 from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.engine import tracing
 from trellis.engine.jobs import JobId
@@ -92,7 +92,7 @@ def bus_server() -> Iterator[NatsServer]:
 @asynccontextmanager
 async def a_line(gateway: Gateway, server: NatsServer) -> AsyncGenerator[Line]:
     bus = await opened(server, "trellis")
-    parts = BusParts(
+    parts = BusDependencies(
         ledger=gateway.instance.ledger,
         bus=bus,
         topics=gateway.instance.topics,

@@ -16,7 +16,7 @@ from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.net.signatures import job_key, signed_headers
 from trellis.runs.act_records import ActRecorder
-from trellis.runs.publishing import Publisher
+from trellis.runs.publishing import DocumentPublisher
 
 SECRET, OLD = b"s" * 32, b"o" * 32
 NOW = 1_771_056_000.0
@@ -68,7 +68,7 @@ class Callbacks:
         """The audit records about callbacks."""
         instance = self.door.instance
         objects = instance.objects
-        await ActRecorder(instance.ledger, instance.actor(Role.PROJECTOR), Publisher(objects)).publish_new()
+        await ActRecorder(instance.ledger, instance.actor(Role.PROJECTOR), DocumentPublisher(objects)).publish_new()
         found = [await objects.get(info.key) for info in (await objects.list("audit/")).items]
         made = [json.loads(one.body) for one in found if one is not None]
         return [one for one in made if one["event"].startswith("callback.")]

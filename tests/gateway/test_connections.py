@@ -23,7 +23,7 @@ from tests.gateway.test_server import GET, LOOPBACK, PATIENCE_S, Held, Running, 
 from tests.net.listening import make_certificates
 from trellis.engine.logs import log_of
 from trellis.web import connections
-from trellis.web.connections import Connections
+from trellis.web.connections import ConnectionPool
 from trellis.web.log_limit import LogLimit
 
 KEPT = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -116,7 +116,7 @@ class _Waits:
 
 def test_who_lingers_gives_way_first_then_who_has_waited_longest():
     left: list[str] = []
-    open_here = Connections(4)
+    open_here = ConnectionPool(4)
     a, b, c, d = (_Waits(name, left) for name in "abcd")
     for one in (a, b, c, d):
         open_here.opened(one, 3)

@@ -21,8 +21,8 @@ from trellis.gateway import GatewayOptions, create_app
 from trellis.instance import open_instance
 from trellis.storage.objects import StoreUnfit
 from trellis.web import health as health_module
-from trellis.web.health import PROBE_S, Health, health_listener
-from trellis.web.problems import STATUS_OF_CODE, of_error
+from trellis.web.health import PROBE_S, ProcessHealth, health_listener
+from trellis.web.problems import STATUS_OF_CODE, problem_of_error
 from trellis.wiring import new_id
 
 PATIENCE_S = 15.0
@@ -112,14 +112,14 @@ def test_the_whole_answer_takes_less_than_a_second():
     ],
 )
 def test_a_problem_does_not_say_where_servers_are(error: TrellisError):
-    problem = of_error(error)
+    problem = problem_of_error(error)
     assert STATUS_OF_CODE[problem.code] == 502
     assert "db.internal" not in problem.detail
     assert "try again" in problem.detail
 
 
 def test_a_problem_with_an_unknown_outcome_says_how_to_learn_it():
-    assert "ask again with the same id" in of_error(OutcomeUnknown(verb="submit", request="x")).detail
+    assert "ask again with the same id" in problem_of_error(OutcomeUnknown(verb="submit", request="x")).detail
 
 
 # --- a process without a gateway -------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ async def well() -> None:
 
 async def test_a_process_without_a_gateway_answers_at_its_own_address(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(health_module, "PROBE_S", 0.05)
-    health = Health()
+    health = ProcessHealth()
     async with health_listener("127.0.0.1:0", health) as address:
         assert address is not None
         async with httpx2.AsyncClient(base_url=address, trust_env=False) as client:
@@ -172,7 +172,7 @@ async def test_a_dependency_that_stays_down_is_logged_once_and_its_return_too(
 ):
     caplog.set_level(logging.INFO, "trellis")
     monkeypatch.setattr(outages, "LEDGER", Outage("ledger_unavailable"))
-    health = Health({"ledger": fails})
+    health = ProcessHealth({"ledger": fails})
     for _ in range(20):
         assert not (await health.ready()).is_ready
     health.needs(ledger=well)
@@ -188,24 +188,24 @@ async def test_questions_at_the_same_time_share_one_round():
         asked += 1
         await asyncio.sleep(0)
 
-    health = Health({"ledger": probe})
+    health = ProcessHealth({"ledger": probe})
     await asyncio.gather(*(health.ready() for _ in range(50)))
     assert asked == 1
 
 
 async def test_an_address_that_cannot_be_had_is_refused_by_name():
-    async with health_listener("127.0.0.1:0", Health()) as address:
+    async with health_listener("127.0.0.1:0", ProcessHealth()) as address:
         assert address is not None
         taken = address.removeprefix("http://")
         with pytest.raises(SettingsInvalid, match=f"health_address: nobody can listen on {taken}"):
-            async with health_listener(taken, Health()):
+            async with health_listener(taken, ProcessHealth()):
                 pass
 
 
 @pytest.mark.parametrize("sent", [b"\0" * 20_000, b"GET /system/live", b"\r\n\r\n"])
 async def test_what_is_no_request_ends_with_its_connection(sent: bytes, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(health_module, "HEAD_S", 0.1)
-    async with health_listener("127.0.0.1:0", Health()) as address:
+    async with health_listener("127.0.0.1:0", ProcessHealth()) as address:
         assert address is not None
         reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
         writer.write(sent)

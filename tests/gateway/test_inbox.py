@@ -16,11 +16,11 @@ from trellis.engine.records import JobFilter
 from trellis.gateway import GatewayOptions
 from trellis.lifecycles import Role
 from trellis.runs.errors import AgentNotRunnable
-from trellis.runs.inbox import Entry, InboxKeeper
+from trellis.runs.inbox import InboxSettler, NewInboxEntry
 from trellis.runs.layer import TriggerKind
-from trellis.runs.offering import Offer, Offering
+from trellis.runs.offering import ProposalOffer, ProposalService
 from trellis.runs.projector import Projector
-from trellis.runs.publishing import Publisher
+from trellis.runs.publishing import DocumentPublisher
 
 AT_ONCE = 20
 IRYNA = Actor(role=Role.GATEWAY, name="iryna")
@@ -131,13 +131,13 @@ async def test_of_many_equal_proposals_at_once_one_waits_for_a_person(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ):
     """All of them find that nothing equal waits before any of them goes on: at the gate, and when it makes its proposal."""
-    looked, refuse_duplicate = asyncio.Barrier(AT_ONCE), Offering.refuse_duplicate
+    looked, refuse_duplicate = asyncio.Barrier(AT_ONCE), ProposalService.refuse_duplicate
 
-    async def together(self: Offering, offer: Offer) -> None:
+    async def together(self: ProposalService, offer: ProposalOffer) -> None:
         await refuse_duplicate(self, offer)
         await looked.wait()
 
-    monkeypatch.setattr(Offering, "refuse_duplicate", together)
+    monkeypatch.setattr(ProposalService, "refuse_duplicate", together)
     wish = entry("propose-note", f"{VIOLIN}/notes/humidity.md", NOTE)
     callers = [gateway.client("owner", name=f"person-{number}") for number in range(AT_ONCE)]
     answers = [
@@ -310,9 +310,9 @@ async def counted(gateway: Gateway) -> dict[str, int]:
     return {"pending": listed.pop("pending"), **{f"{status}_today": found for status, found in listed.items()}}
 
 
-async def unsettled(gateway: Gateway, id_: str, *, ttl_hours: float = 72.0, action: str = "job") -> Entry:
+async def unsettled(gateway: Gateway, id_: str, *, ttl_hours: float = 72.0, action: str = "job") -> NewInboxEntry:
     payload = {"type": "work"} if action == "job" else {}
-    return Entry(
+    return NewInboxEntry(
         id=JobId(id_),
         source_type="api",
         identity="iryna",
@@ -330,7 +330,7 @@ async def unsettled(gateway: Gateway, id_: str, *, ttl_hours: float = 72.0, acti
 async def test_an_entry_whose_gateway_died_is_settled_by_another_once(gateway: Gateway):
     inbox = gateway.instance.inbox(IRYNA)
     await inbox.submit(await unsettled(gateway, "inbox_2026-01-01_left"), key=None)
-    keeper = InboxKeeper(inbox=gateway.instance.inbox(GATEWAY))
+    keeper = InboxSettler(inbox=gateway.instance.inbox(GATEWAY))
     assert (await keeper.run_once()).settled == 1
     assert (await keeper.run_once()).settled == 0
     standing = await inbox.settle(JobId("inbox_2026-01-01_left"))
@@ -358,11 +358,11 @@ async def test_an_entry_waits_while_its_agent_has_too_many_runs_and_is_served_wh
     run = await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
     made = await crowded.submit(await unsettled(gateway, "inbox_2026-01-01_late", action="run"), key=None)
     assert (await crowded.settle(made.job_id)).status == "pending"
-    keeper = InboxKeeper(inbox=crowded)
+    keeper = InboxSettler(inbox=crowded)
     assert (await keeper.run_once()).settled == 0
     await gateway.client("owner").post(f"/runs/{run}/cancel", json={"mode": "hard"})
     assert (await keeper.run_once()).settled == 1
-    standing = await usual.standing(made.job_id)
+    standing = await usual.entry_state(made.job_id)
     assert (standing.status, await jobs(gateway, "run")) == ("processed", [(standing.made or {})["run_id"], run])
 
 
@@ -373,10 +373,10 @@ async def test_every_step_of_an_entry_is_audited_like_that_of_any_job(gateway: G
     projector = Projector(
         ledger=instance.ledger,
         actor=instance.actor(Role.PROJECTOR),
-        publisher=Publisher(instance.objects),
+        publisher=DocumentPublisher(instance.objects),
         clock=gateway.clock,
     )
     await projector.run_once()
     keys = [item.key for item in (await instance.objects.list(f"audit/20260101/{answer['id']}")).items]
     assert keys == [f"audit/20260101/{answer['id']}-{version}.json" for version in (1, 2)]
-    await projector.let_go()
+    await projector.release()

@@ -312,7 +312,7 @@ async def test_a_requeue_of_an_unknown_job_requeues_none(gateway: Gateway):
 
 
 async def test_workers_are_shown_with_what_they_hold(gateway: Gateway):
-    await gateway.instance.ledger.beat(WORKER, b'{"types":["work"]}')
+    await gateway.instance.ledger.heartbeat_worker(WORKER, b'{"types":["work"]}')
     await job(gateway, by=SOMEBODY)
     await claimed(gateway)
     (worker,) = (await gateway.client("owner").get("/workers")).json()["items"]

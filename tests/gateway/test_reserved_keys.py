@@ -13,7 +13,7 @@ from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import (
     Actor,
     CancelMode,
-    DeathCertificate,
+    DeadLetterReason,
     JobId,
     Move,
     Moved,
@@ -24,9 +24,9 @@ from trellis.engine.jobs import (
 from trellis.engine.records import Job
 from trellis.gateway.idempotency import HEADER
 from trellis.lifecycles import Role
-from trellis.storage.objects import OVERWRITE, When
+from trellis.storage.objects import OVERWRITE, PutCondition
 
-DEATH = DeathCertificate(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
+DEATH = DeadLetterReason(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
 
 
 @pytest.mark.requirement("D27", "DJ-12")
@@ -150,7 +150,7 @@ async def test_two_requests_on_both_sides_of_midnight_do_not_share_a_key(gateway
     gateway.clock.advance(24 * 3_600 - 1)
     inner: list[httpx2.Response] = []
 
-    async def late(key: str, body: bytes, *, when: When = OVERWRITE) -> Any:
+    async def late(key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> Any:
         if not inner and key.startswith("requests/"):
             inner.append(httpx2.Response(0))
             gateway.clock.advance(2)

@@ -3,12 +3,12 @@
 import pytest
 
 from trellis.engine.jobs import JobId
-from trellis.gateway.events import Told
-from trellis.gateway.hub import Ring
+from trellis.gateway.events import StreamedEvent
+from trellis.gateway.hub import EventRing
 
 
-def _told(number: int) -> Told:
-    return Told(
+def _told(number: int) -> StreamedEvent:
+    return StreamedEvent(
         position=f"{number:04d}",
         frame=b"",
         type="job_queued",
@@ -19,7 +19,7 @@ def _told(number: int) -> Told:
     )
 
 
-def _rest(ring: Ring, position: str) -> list[str]:
+def _rest(ring: EventRing, position: str) -> list[str]:
     found: list[str] = []
     while True:
         some, position = ring.after(position)
@@ -32,7 +32,7 @@ def _rest(ring: Ring, position: str) -> list[str]:
 @pytest.mark.parametrize("page", [1, 3, 7, 40])
 def test_every_position_from_the_floor_on_gives_exactly_the_rest(page: int):
     size, total = 10, 120
-    ring = Ring("0000", size)
+    ring = EventRing("0000", size)
     for first in range(1, total, page):
         numbers = range(first, min(first + page, total))
         ring.add([_told(number) for number in numbers], f"{numbers[-1]:04d}")

@@ -13,11 +13,11 @@ from trellis.engine.jobs import Actor, JobId, Move, RequestId
 from trellis.engine.records import RetentionOptions
 from trellis.lifecycles import Role
 from trellis.runs import ids
-from trellis.runs.driver import Driver, DriverOptions
+from trellis.runs.driver import RunDriver, RunDriverOptions
 from trellis.runs.lookup import find_published
 from trellis.runs.orchestrator import Orchestrator
 from trellis.runs.projector import Projector
-from trellis.runs.publishing import Publisher
+from trellis.runs.publishing import DocumentPublisher
 
 DAY_S = 24 * 3600.0
 
@@ -25,11 +25,11 @@ DAY_S = 24 * 3600.0
 async def publish(gateway: Gateway) -> None:
     """Publish everything there is."""
     actor = Actor(role=Role.PROJECTOR, name="projector@test")
-    publisher, clock = Publisher(gateway.instance.objects), gateway.clock
+    publisher, clock = DocumentPublisher(gateway.instance.objects), gateway.clock
     projector = Projector(ledger=gateway.instance.ledger, actor=actor, publisher=publisher, clock=clock)
     while (await projector.run_once()).events:
         pass
-    await projector.let_go()
+    await projector.release()
 
 
 async def begun(gateway: Gateway, agent: str = VIOLIN) -> str:
@@ -156,14 +156,14 @@ async def artifact_for(gateway: Gateway, run_id: str | None) -> str:
     return staged.artifact_id
 
 
-async def work_on(gateway: Gateway, run_id: str, options: DriverOptions | None = None) -> dict[str, Any]:
+async def work_on(gateway: Gateway, run_id: str, options: RunDriverOptions | None = None) -> dict[str, Any]:
     """Let the instance's own orchestrator and projector take the run to its end; its manifest."""
     services = gateway.instance.services()
     (orchestrator,) = (one for one in services if isinstance(one, Orchestrator))
     (projector,) = (one for one in services if isinstance(one, Projector))
     driver = orchestrator.driver
-    assert isinstance(driver, Driver)
-    driver.options = options or DriverOptions()
+    assert isinstance(driver, RunDriver)
+    driver.options = options or RunDriverOptions()
     async with asyncio.timeout(60):
         while (job := await gateway.instance.ledger.job(JobId(run_id))) is not None and job.state != "completed":
             await orchestrator.run_once()
@@ -172,7 +172,7 @@ async def work_on(gateway: Gateway, run_id: str, options: DriverOptions | None =
                 break
     while (await projector.run_once()).events:
         pass
-    await projector.let_go()
+    await projector.release()
     return (await gateway.client("owner").get(f"/runs/{run_id}/manifest")).json()
 
 
@@ -189,6 +189,6 @@ async def test_a_manifest_lists_the_artifacts_that_jobs_of_the_run_made_and_no_o
 async def test_the_manifest_of_a_failed_run_lists_them_too(gateway: Gateway):
     run_id = await begun(gateway)
     made = await artifact_for(gateway, run_id)
-    manifest = await work_on(gateway, run_id, DriverOptions(run_timeout_s=0.0))
+    manifest = await work_on(gateway, run_id, RunDriverOptions(run_timeout_s=0.0))
     assert (manifest["status"], manifest["artifacts"]) == ("failed", [made])
     assert manifest["error"].startswith("AGENT_TIMEOUT: ")

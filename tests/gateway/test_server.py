@@ -15,7 +15,7 @@ import pytest
 
 from tests.net.listening import make_certificates
 from trellis.engine.errors import KeyUnusable, SettingsInvalid
-from trellis.web.server import Listening, ListenRefused, ServerOptions, listen, serve_gateway
+from trellis.web.server import BoundSockets, ListenRefused, ServerOptions, listen, serve_gateway
 
 PATIENCE_S = 60.0
 LOOPBACK = ServerOptions(host="127.0.0.1", port=0)
@@ -45,7 +45,7 @@ class Held:
 
 @dataclass
 class Running:
-    place: Listening
+    place: BoundSockets
     stop: asyncio.Event
     task: "asyncio.Task[None]"
 

@@ -11,19 +11,19 @@ import pytest
 from tests.artifacts.desk import BACKEND, call_nlm, complete, draft, queue_job
 from tests.gateway.stand import BEGINNING, ORCHESTRATOR, Stand, standing
 from trellis.artifacts.keys import project_id
-from trellis.artifacts.registry import Artifacts
+from trellis.artifacts.registry import ArtifactRegistry
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor, Epoch, JobId, Move, NewJob, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.matrices import RULES, Grant
 from trellis.engine.records import Event
-from trellis.gateway.events import rule_of, tell, types_of
-from trellis.gateway.hub import PAUSE_S_MAX, PAUSE_S_MIN, Hub
+from trellis.gateway.events import rule_of, to_streamed_event, types_of
+from trellis.gateway.hub import PAUSE_S_MAX, PAUSE_S_MIN, EventHub
 from trellis.gateway.visibility import PublishedVersions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import LIFECYCLES, Role
 from trellis.runs import ids
-from trellis.runs.alerts import Alert, raise_alert
+from trellis.runs.alerts import ProjectorAlert, raise_alert
 from trellis.wiring import SystemClock, new_id
 
 ALL = f"last_event_id={BEGINNING}"
@@ -114,19 +114,19 @@ def event(lifecycle: str, type_: str, source: str | None, target: str, data: byt
 @pytest.mark.parametrize("lifecycle", LIFECYCLES)
 def test_every_event_of_every_lifecycle_has_one_type_and_a_change_of_status_changes_it(lifecycle: str):
     for step in LIFECYCLES[lifecycle].transitions:
-        told = tell(event(lifecycle, step.event, step.source, step.target), BEGINNING, None)
+        told = to_streamed_event(event(lifecycle, step.event, step.source, step.target), BEGINNING, None)
         assert told.type in types_of(lifecycle)
         assert told.type.endswith(".status.changed") == (step.source != step.target and told.type != "proposal.created")
 
 
 @pytest.mark.parametrize("data", [None, b"null", b"[]", b'{"other": 1}'])
 def test_a_step_that_does_not_say_which_is_told_without_a_number(data: bytes | None):
-    told = tell(event("run", "run.step.completed", "running", "running", data), BEGINNING, None)
+    told = to_streamed_event(event("run", "run.step.completed", "running", "running", data), BEGINNING, None)
     assert b'"step":null' in told.frame
 
 
 def test_what_a_name_holds_cannot_make_another_line():
-    told = tell(event("leased-job", "job_queued", None, "queued\nid: 9\n\ndata: {}"), BEGINNING, None)
+    told = to_streamed_event(event("leased-job", "job_queued", None, "queued\nid: 9\n\ndata: {}"), BEGINNING, None)
     assert told.frame.count(b"\n") == 3
 
 
@@ -178,7 +178,7 @@ async def test_positions_of_postgresql_are_taken_and_others_refused(postgres_url
     ledger = await open_ledger(postgres_url)
     try:
         published = PublishedVersions(objects=stand.objects, clock=SystemClock())
-        hub = Hub(ledger=ledger, published=published, clock=SystemClock(), rng=random.Random(1))
+        hub = EventHub(ledger=ledger, published=published, clock=SystemClock(), rng=random.Random(1))
         for number in range(32):  # as many transactions as the feed looks at in one go
             await _submit(ledger, f"job-{number}")
         page = await ledger.feed(None, limit=500)
@@ -236,7 +236,7 @@ async def test_a_run_that_the_projector_set_aside_is_passed_over_and_stops_nobod
     async with stand.listen(ALL) as listener:
         (job_id,) = await stand.jobs(1)
         assert listener.heard.events == []
-        await raise_alert(stand.objects, Alert(job_id=run_id, version=1, key="agents/x/runs/y/status.json"))
+        await raise_alert(stand.objects, ProjectorAlert(job_id=run_id, version=1, key="agents/x/runs/y/status.json"))
         (told,) = await listener.until_events(1)
     assert told["jobId"] == job_id
 
@@ -319,7 +319,7 @@ async def test_every_role_gets_what_it_may_read_and_nothing_else(stand: Stand):
 
 @pytest.mark.requirement("ART-7", "AUTH-2")
 async def test_an_artifact_is_told_when_it_is_final_and_never_before_to_whoever_may_read_it(stand: Stand):
-    artifacts = Artifacts(ledger=stand.ledger, objects=stand.objects, cid=project_id("garden"), new_id=new_id)
+    artifacts = ArtifactRegistry(ledger=stand.ledger, objects=stand.objects, cid=project_id("garden"), new_id=new_id)
     lease, given_up = [await call_nlm(stand.ledger, queue_job(new_id())) for _ in range(2)]
     ids_: list[JobId] = []
     for one in (lease, given_up):

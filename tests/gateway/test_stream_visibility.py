@@ -14,12 +14,12 @@ from trellis.gateway.visibility import (
     AWAITED_MAX,
     HOLD_S,
     LOOK_S_MAX,
-    Document,
     PublishedVersions,
+    RunDocument,
     Visibility,
 )
 from trellis.storage.local import LocalObjects
-from trellis.storage.objects import Object, ObjectStore
+from trellis.storage.objects import ObjectStore, StoredObject
 from trellis.testing import FakeClock
 from trellis.wiring import new_id
 
@@ -67,7 +67,7 @@ class Hanging:
     def __init__(self, store: ObjectStore) -> None:
         self._store, self.asked, self.answers = store, asyncio.Event(), asyncio.Event()
 
-    async def get(self, key: str) -> Object | None:
+    async def get(self, key: str) -> StoredObject | None:
         self.asked.set()
         await self.answers.wait()
         return await self._store.get(key)
@@ -102,7 +102,7 @@ class Counting(LocalObjects):
 
     reads = 0
 
-    async def get(self, key: str) -> Object | None:
+    async def get(self, key: str) -> StoredObject | None:
         self.reads += 1
         return await super().get(key)
 
@@ -114,8 +114,8 @@ def published_in(folder: Path, clock: FakeClock) -> tuple[Counting, PublishedVer
     return store, published
 
 
-def document(version: int, name: str = "one", at: datetime = AT) -> Document:
-    return Document(JobId(f"run-{name}"), f"{name}.json", version, at)
+def document(version: int, name: str = "one", at: datetime = AT) -> RunDocument:
+    return RunDocument(JobId(f"run-{name}"), f"{name}.json", version, at)
 
 
 async def test_the_earliest_awaited_version_of_a_document_frees_its_events(tmp_path: Path):

@@ -13,7 +13,7 @@ from trellis.artifacts.content import JobType
 from trellis.engine.jobs import (
     Actor,
     CancelMode,
-    DeathCertificate,
+    DeadLetterReason,
     JobId,
     Move,
     Moved,
@@ -27,8 +27,8 @@ from trellis.lifecycles import Role
 from trellis.runs import proposals
 from trellis.runs.act_records import ActRecorder
 from trellis.runs.layer import TriggerKind
-from trellis.runs.proposals import Draft, Source
-from trellis.runs.publishing import Publisher
+from trellis.runs.proposals import ProposalContent, ProposalSource
+from trellis.runs.publishing import DocumentPublisher
 from trellis.wiring import new_id
 
 SOMEBODY = Actor(role=Role.SUBMITTER, name="somebody")
@@ -71,7 +71,7 @@ async def job(gateway: Gateway, *, by: Actor = SOMEBODY, type_: str = "work") ->
 async def dead_job(gateway: Gateway, *, type_: str = "work") -> JobId:
     """A leased-job that an operator gave up."""
     job_id = await job(gateway, type_=type_)
-    death = DeathCertificate(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
+    death = DeadLetterReason(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
     move = Move(job_id=job_id, target="dead_lettered", request_id=RequestId(new_id()), death=death)
     assert isinstance(await gateway.instance.ledger.move(OPERATOR, move), Moved)
     return job_id
@@ -101,16 +101,16 @@ async def proposal(gateway: Gateway, *, approved: bool = False, text: str = "a n
     """A note that somebody proposes for the violin's archivist."""
     ledger = gateway.instance.ledger
     id_ = JobId(f"prop_2026-01-01_{new_id()[:8]}")
-    draft = Draft(
+    draft = ProposalContent(
         action="propose-note",
         target=f"notes/{id_}.md",
         content={"summary": text, "change": {"type": "create", "text": text}},
     )
-    source = Source(type="agent", identity=VIOLIN, run_id=None)
+    source = ProposalSource(type="agent", identity=VIOLIN, run_id=None)
     body = proposals.body_of(id_, VIOLIN, source, draft, priority="normal")
     await ledger.submit(GATEWAY, [NewJob(job_id=id_, type=proposals.TYPE, lifecycle="proposal", payload=body)])
     if approved:
-        await proposals.decide(ledger, PERSON, id_, approve=True, note=None, request_id=RequestId(new_id()))
+        await proposals.decide_proposal(ledger, PERSON, id_, approve=True, note=None, request_id=RequestId(new_id()))
     return id_
 
 
@@ -172,7 +172,9 @@ async def everything(gateway: Gateway) -> dict[str, list[str]]:
 async def refusals(gateway: Gateway) -> list[dict[str, object]]:
     """The audit records of refusals, when the projector has published them."""
     instance = gateway.instance
-    await ActRecorder(instance.ledger, instance.actor(Role.PROJECTOR), Publisher(instance.objects)).publish_new()
+    await ActRecorder(
+        instance.ledger, instance.actor(Role.PROJECTOR), DocumentPublisher(instance.objects)
+    ).publish_new()
     keys = [item.split(" ")[0] for item in await _objects(gateway, "audit/") if "/refused-" in item]
     bodies = [await gateway.instance.objects.get(key) for key in keys]
     return [json.loads(found.body) for found in bodies if found is not None]

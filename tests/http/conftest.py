@@ -77,7 +77,7 @@ def at_work(served: Served, chosen: Callable[[Service[Any]], bool]) -> Iterator[
             if isinstance(service, Orchestrator):
                 await service.drain()
             elif isinstance(service, Projector | AgentHealth):
-                await service.let_go()
+                await service.release()
 
     working = asyncio.run_coroutine_threadsafe(work(), served.loop)
     try:

@@ -23,7 +23,7 @@ from trellis.http.errors import (
     RequestInvalid,
     WrongState,
 )
-from trellis.http.sync import Blocking, Flowing, SyncGatewayClient, Twin
+from trellis.http.sync import BlockingIterator, BlockingMethod, BlockingTwin, SyncGatewayClient
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.testing import run_until_idle
@@ -254,7 +254,7 @@ def test_every_public_method_has_its_blocking_twin():
         for name, method in vars(kind).items()
         if not name.startswith("_")
         and callable(method)
-        and not isinstance(vars(twin).get(name), Flowing if _flows(method) else Blocking)
+        and not isinstance(vars(twin).get(name), BlockingIterator if _flows(method) else BlockingMethod)
     ]
     assert missing == []
 
@@ -263,9 +263,9 @@ def _flows(method: Any) -> bool:
     return inspect.isasyncgenfunction(method) or not inspect.iscoroutinefunction(method)
 
 
-def _pairs() -> list[tuple[type, type[Twin]]]:
+def _pairs() -> list[tuple[type, type[BlockingTwin]]]:
     client: Any = GatewayClient(None)  # type: ignore[arg-type]
     sync: Any = SyncGatewayClient(client, None)  # type: ignore[arg-type]
-    groups = [name for name, value in vars(sync).items() if isinstance(value, Twin)]
+    groups = [name for name, value in vars(sync).items() if isinstance(value, BlockingTwin)]
     assert groups == [name for name in vars(client) if not name.startswith("_")]
     return [(GatewayClient, SyncGatewayClient), *((type(getattr(client, n)), type(getattr(sync, n))) for n in groups)]

@@ -16,13 +16,13 @@ from trellis.engine.records import SweepOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.runs.driver import Driver, DriverOptions
+from trellis.runs.driver import RunDriver, RunDriverOptions
 from trellis.runs.layer import BuiltinLayer
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions
 from trellis.runs.projector import Projector
-from trellis.runs.published import Published
-from trellis.runs.publishing import Publisher
-from trellis.runs.schedules import ScheduleOptions, Schedules
+from trellis.runs.published import PublishedRuns
+from trellis.runs.publishing import DocumentPublisher
+from trellis.runs.schedules import ScheduleFirer, ScheduleOptions
 from trellis.runs.timetable import Timetable
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
@@ -38,7 +38,7 @@ class Process:
     """What one orchestrator process runs."""
 
     orchestrator: Orchestrator
-    schedules: Schedules
+    schedules: ScheduleFirer
 
 
 class BuiltinRig(Rig):
@@ -52,7 +52,7 @@ class BuiltinRig(Rig):
         self._projector = Projector(
             ledger=ledger,
             actor=Actor(role=Role.PROJECTOR, name="projector@test"),
-            publisher=Publisher(objects),
+            publisher=DocumentPublisher(objects),
             clock=clock,
         )
 
@@ -62,7 +62,7 @@ class BuiltinRig(Rig):
             gateway=GATEWAY,
             orchestrator=ORCHESTRATOR,
             catalog=Catalog(self.objects),
-            publisher=Publisher(self.objects),
+            publisher=DocumentPublisher(self.objects),
             timetable=Timetable(objects=self.objects),
             # Falling, so that no order rests on the order of names.
             random_text=lambda: f"{0xFFFFFF - next(self._numbers):06x}",
@@ -72,13 +72,13 @@ class BuiltinRig(Rig):
     async def start(self) -> None:
         name = f"orchestrator-{next(self._numbers)}@test"
         actor = Actor(role=Role.ORCHESTRATOR, name=name)
-        driver = Driver(
+        driver = RunDriver(
             ledger=self.ledger,
             actor=actor,
             clock=self.clock,
             steps=self.steps.mapping(),
             published=self._reached,
-            options=DriverOptions(),
+            options=RunDriverOptions(),
         )
         orchestrator = Orchestrator(
             ledger=self.ledger,
@@ -89,7 +89,7 @@ class BuiltinRig(Rig):
             options=OrchestratorOptions(),
         )
         layer = self._layer()
-        schedules = Schedules(
+        schedules = ScheduleFirer(
             ledger=self.ledger, layer=layer, timetable=layer.timetable, options=ScheduleOptions(grace_s=GRACE_S)
         )
         self._processes.append(Process(orchestrator, schedules))
@@ -128,7 +128,7 @@ class BuiltinRig(Rig):
 
     async def _reached(self, slug: str, run_id: str, version: int) -> None:
         """Waits for the projector itself: time stands still while it works, however slow the machine is."""
-        published = Published(self.objects, self.clock)
+        published = PublishedRuns(self.objects, self.clock)
         while (await published.status(slug, run_id) or {"version": 0})["version"] < version:
             await self._published.wait()
 

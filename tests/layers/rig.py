@@ -17,7 +17,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter
 from trellis.runs import ids
 from trellis.runs.layer import OrchestrationLayer, TriggerKind
-from trellis.runs.steps import Step, StepContext, StepResult
+from trellis.runs.steps import RunStep, StepContext, StepResult
 from trellis.storage.objects import ObjectStore
 
 PATIENCE_S = 60.0
@@ -32,7 +32,7 @@ GRACE_S = 3_600.0
 class Hold:
     """Runs that come to a step stay in it until they are let go."""
 
-    def __init__(self, usual: Step) -> None:
+    def __init__(self, usual: RunStep) -> None:
         self.begun: list[str] = []
         self._usual = usual
         self._free: dict[str, asyncio.Event] = {}
@@ -44,7 +44,7 @@ class Hold:
             await self._gate(context.run_id).wait()
         return await self._usual(context)
 
-    def let_go(self, run_id: str | None = None) -> None:
+    def release(self, run_id: str | None = None) -> None:
         """This run, or every run from now on."""
         self._all = self._all or run_id is None
         for free in self._free.values() if run_id is None else (self._gate(run_id),):
@@ -107,13 +107,13 @@ class Rig(ABC):
 
     async def status(self, run_id: JobId) -> dict[str, Any]:
         """The run's status.json."""
-        slug = (await self.layer.standing(run_id)).agent_slug
+        slug = (await self.layer.run_state(run_id)).agent_slug
         found = await self.objects.get(ids.status_key(slug, run_id))
         assert found is not None, run_id
         return json.loads(found.body)
 
     async def stands(self, *runs: JobId) -> list[str]:
-        return [(await self.layer.standing(run)).status for run in runs]
+        return [(await self.layer.run_state(run)).status for run in runs]
 
     async def shows(self, run_id: JobId, status: str) -> dict[str, Any]:
         """The run's status.json, once it has this status."""

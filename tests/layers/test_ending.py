@@ -23,7 +23,7 @@ async def test_a_run_that_waits_is_cancelled_at_once_and_never_begins(rig: Rig, 
     slug = await rig.agent("gardener")
     run_id, second = await rig.trigger(slug), await rig.trigger(slug)
     assert await cancelled(rig, run_id, mode) == "failed"
-    assert (await rig.layer.standing(second)).position == 0
+    assert (await rig.layer.run_state(second)).position == 0
     await rig.start()
     status = await rig.shows(run_id, "failed")
     assert status["error"] == "CANCELLED: no longer wanted"
@@ -41,7 +41,7 @@ async def test_a_running_run_that_is_asked_to_stop_stops_and_the_next_one_begins
     status = await rig.shows(run_id, "failed")
     assert status["error"].startswith("CANCELLED: ")
     assert (status["current_step"], status["steps_completed"]) == ("execute-agent", 1)
-    hold.let_go()
+    hold.release()
     await rig.shows(second, "completed")
 
 
@@ -67,7 +67,7 @@ async def test_a_running_run_is_ended_at_once_and_what_its_driver_still_does_cha
     before = await rig.shows(run_id, "failed")
     assert before["error"] == "CANCELLED: no longer wanted"
     events = await rig.ledger.events(run_id)
-    hold.let_go()
+    hold.release()
     await rig.settle()
     assert await rig.status(run_id) == before
     assert await rig.ledger.events(run_id) == events
@@ -123,7 +123,7 @@ async def test_a_run_whose_driver_was_killed_goes_on_after_its_last_counted_step
     await rig.kill()
     await rig.start()
     assert await rig.stands(run_id) == ["running"]
-    hold.let_go()
+    hold.release()
     await rig.pass_time(40.0)
     status = await rig.shows(run_id, "completed")
     assert status["steps_completed"] == 4

@@ -15,7 +15,7 @@ async def test_runs_of_one_agent_go_one_at_a_time_in_the_order_they_came(rig: Ri
         await rig.until(lambda number=number: len(hold.begun) == number)
         await rig.settle()
         assert await rig.stands(*runs[number:]) == ["queued"] * (3 - number)
-        hold.let_go(run_id)
+        hold.release(run_id)
         await rig.shows(run_id, "completed")
     assert hold.begun == runs
 
@@ -26,11 +26,11 @@ async def test_runs_that_wait_know_their_place(rig: Rig):
     slug, other = await rig.agent("gardener"), await rig.agent("archivist")
     first, second, third = [await rig.trigger(slug) for _ in range(3)]
     alone = await rig.trigger(other)
-    assert [(await rig.layer.standing(run)).position for run in (first, second, third, alone)] == [0, 1, 2, 0]
+    assert [(await rig.layer.run_state(run)).position for run in (first, second, third, alone)] == [0, 1, 2, 0]
     await rig.start()
     await rig.until(lambda: set(hold.begun) == {first, alone})
-    assert [(await rig.layer.standing(run)).position for run in (first, second, third, alone)] == [None, 0, 1, None]
-    hold.let_go()
+    assert [(await rig.layer.run_state(run)).position for run in (first, second, third, alone)] == [None, 0, 1, None]
+    hold.release()
     await rig.shows(third, "completed")
 
 
@@ -46,9 +46,9 @@ async def test_no_more_runs_than_the_global_limit_go_at_once_and_the_others_wait
     waiting = [run for run in runs if run not in hold.begun]
     assert await rig.stands(*waiting) == ["queued"] * 2
     assert [(await rig.status(run))["error"] for run in waiting] == [None, None]
-    hold.let_go(hold.begun[0])
+    hold.release(hold.begun[0])
     await rig.until(lambda: len(hold.begun) == RUNS_AT_ONCE + 1)
-    hold.let_go()
+    hold.release()
     for run_id in runs:
         await rig.shows(run_id, "completed")
 
@@ -61,5 +61,5 @@ async def test_an_agent_with_many_runs_keeps_no_other_waiting(rig: Rig):
     late = await rig.trigger(quiet)
     await rig.start()
     await rig.until(lambda: set(hold.begun) == {first, late})
-    hold.let_go()
+    hold.release()
     await rig.shows(late, "completed")

@@ -179,7 +179,7 @@ async def test_an_agent_whose_queue_is_full_is_passed_over(rig: Rig):
     (schedule,) = await rig.layer.schedules()
     assert schedule.last is not None
     assert f"{WAITING_MAX} is the limit" in (schedule.last.skipped or "")
-    hold.let_go()
+    hold.release()
     await rig.until(lambda: rig.steps.done["finalize"] == WAITING_MAX + 1)
     assert await fired(rig, slug) == WAITING_MAX + 1
 

@@ -23,15 +23,15 @@ async def test_a_run_is_requested_then_queued_then_running_then_completed(rig: R
     status = await rig.status(run_id)
     assert (status["status"], status["trigger"], status["version"]) == ("requested", "manual", 1)
     assert (status["current_step"], status["steps_completed"], status["finished_at"]) == (None, 0, None)
-    standing = await rig.layer.standing(run_id)
+    standing = await rig.layer.run_state(run_id)
     assert (standing.status, standing.steps_completed, standing.position) == ("queued", 0, 0)
     await rig.start()
     await rig.until(lambda: hold.begun == [run_id])
-    standing = await rig.layer.standing(run_id)
+    standing = await rig.layer.run_state(run_id)
     assert (standing.status, standing.steps_completed, standing.position) == ("running", 1, None)
     status = await rig.status(run_id)
     assert (status["status"], status["current_step"], status["steps_completed"]) == ("running", "execute-agent", 1)
-    hold.let_go()
+    hold.release()
     status = await rig.shows(run_id, "completed")
     assert (status["steps_completed"], status["error"]) == (4, None)
     assert set(rig.steps.done.values()) == {1}
@@ -128,7 +128,7 @@ async def test_a_queue_that_many_press_into_at_once_takes_as_many_as_may_wait(ri
 
 async def test_a_run_that_is_none_is_said_so(rig: Rig):
     for ask in (
-        rig.layer.standing(JobId("run_2026-02-14_080000_zzzzzz")),
+        rig.layer.run_state(JobId("run_2026-02-14_080000_zzzzzz")),
         rig.layer.cancel(JobId("x"), mode=CancelMode.HARD, request_id=RequestId("r"), cause=None),
     ):
         with pytest.raises(RunNotFound):

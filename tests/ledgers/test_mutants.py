@@ -25,9 +25,9 @@ from tests.ledgers.conformance import (
 )
 from tests.ledgers.conformance.opening import sqlite_rig
 from tests.ledgers.conformance.rig import Rig
-from trellis.engine.jobs import Applied, ClaimId, Epoch, Lease, LeaseLost, NewJob, Renewed, RequestId, Turn
+from trellis.engine.jobs import ClaimId, Epoch, Lease, LeaseLost, NewJob, Renewed, RequestId, StepApplied, Turn
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event, FeedPage, History, RetentionOptions, SweepOptions
+from trellis.engine.records import Event, FeedPage, JobHistory, RetentionOptions, SweepOptions
 
 
 class Mutant:
@@ -79,7 +79,7 @@ class SilentLoss(Mutant):
 
     async def turn(self, turn: Turn):
         result = await self.real.turn(turn)
-        outcomes = [Applied(version=1) if isinstance(one, LeaseLost) else one for one in result.outcomes]
+        outcomes = [StepApplied(version=1) if isinstance(one, LeaseLost) else one for one in result.outcomes]
         return dataclasses.replace(result, outcomes=outcomes)
 
 
@@ -161,7 +161,7 @@ class WaitsForNoFollower(Mutant):
         return await self.real.retain(dataclasses.replace(options, unread_s=0.0))
 
 
-def _with_last_epoch(history: History, epoch: Epoch) -> History:
+def _with_last_epoch(history: JobHistory, epoch: Epoch) -> JobHistory:
     last: Event = dataclasses.replace(history.events[-1], epoch=epoch)
     return dataclasses.replace(history, events=(*history.events[:-1], last))
 

@@ -10,7 +10,7 @@ import asyncpg
 from tests.ledgers.conformance.rig import ADMIN, DEATH, SUBMITTER, WORKER
 from trellis.engine.jobs import Advance, Claim, ClaimId, JobId, Moved, NewJob, RequestId, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Recorded
+from trellis.engine.records import RecordedEvent
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.ledgers.postgres.migrate import migrate, sql_files
@@ -45,7 +45,7 @@ async def fill(ledger: Ledger) -> None:
     await ledger.submit(SUBMITTER, more)
 
 
-async def all_records(ledger: Ledger) -> list[Recorded]:
+async def all_records(ledger: Ledger) -> list[RecordedEvent]:
     return [one async for history in ledger.histories() for one in await ledger.recorded(history.events)]
 
 

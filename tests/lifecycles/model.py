@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from trellis.lifecycles import LIFECYCLES, Opens, Phase, Role, Transition, progress
+from trellis.lifecycles import LIFECYCLES, Phase, Progress, Role, Transition, progress
 
 LEASED = LIFECYCLES["leased-job"]
 SWEEPER, OPERATOR = -1, -2
@@ -298,7 +298,7 @@ def _taken(job: Job, trigger: str, actor: int, rules: Rules, *, revokes: bool) -
     assert ROLES.get(actor, Role.WORKER) in t.actors
     raises = trigger == "claim" or (revokes and rules.revoking_raises_epoch)
     epoch = job.epoch + raises
-    attempt = job.attempt + (t.opens is Opens.ATTEMPT and rules.attempt_opened)
+    attempt = job.attempt + (t.opens is Progress.ATTEMPT and rules.attempt_opened)
     moved = Job(t.target, attempt, epoch, job.lost, (*job.log, Entry(epoch, actor, t.target)))
     yield moved
     if not rules.event_in_transaction:

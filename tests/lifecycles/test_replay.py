@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from trellis.lifecycles import LIFECYCLES, Role
-from trellis.lifecycles.replay import RecordedStep, Replayed, Rule, Violation, replay
+from trellis.lifecycles.replay import RecordedStep, Replayed, ReplayRule, ReplayViolation, replay
 
 LEASED = LIFECYCLES["leased-job"]
 
@@ -44,72 +44,72 @@ def test_every_beginning_of_a_sound_history_holds(length: int):
 
 def test_a_job_without_events_cannot_be():
     found = replay(LEASED, [])
-    assert isinstance(found, Violation)
-    assert (found.rule, found.version) == (Rule.EMPTY, 0)
+    assert isinstance(found, ReplayViolation)
+    assert (found.rule, found.version) == (ReplayRule.EMPTY, 0)
 
 
-def broken(at: int, **change: object) -> tuple[Rule, int]:
+def broken(at: int, **change: object) -> tuple[ReplayRule, int]:
     steps = list(HISTORY)
     steps[at] = replace(steps[at], **change)
     found = replay(LEASED, steps)
-    assert isinstance(found, Violation), found
+    assert isinstance(found, ReplayViolation), found
     assert found.detail
     return found.rule, found.version
 
 
 def test_versions_rise_by_one_from_one():
-    assert broken(0, version=0) == (Rule.VERSION, 0)
-    assert broken(2, version=4) == (Rule.VERSION, 4)
-    assert broken(2, version=2) == (Rule.VERSION, 2)
+    assert broken(0, version=0) == (ReplayRule.VERSION, 0)
+    assert broken(2, version=4) == (ReplayRule.VERSION, 4)
+    assert broken(2, version=2) == (ReplayRule.VERSION, 2)
 
 
 @pytest.mark.parametrize("missing", range(len(HISTORY) - 1))
 def test_a_missing_event_is_found(missing: int):
     found = replay(LEASED, [s for n, s in enumerate(HISTORY) if n != missing])
-    assert isinstance(found, Violation)
-    assert found.rule is Rule.VERSION
+    assert isinstance(found, ReplayViolation)
+    assert found.rule is ReplayRule.VERSION
 
 
 @pytest.mark.parametrize("missing", range(1, 7))
 def test_a_missing_event_whose_gap_was_closed_is_found_by_its_state(missing: int):
     kept = [s for n, s in enumerate(HISTORY) if n != missing]
     found = replay(LEASED, [replace(s, version=n) for n, s in enumerate(kept, 1)])
-    assert isinstance(found, Violation)
-    assert found.rule is Rule.SOURCE
+    assert isinstance(found, ReplayViolation)
+    assert found.rule is ReplayRule.SOURCE
 
 
 def test_a_step_leaves_the_state_the_job_is_in():
-    assert broken(2, source="queued") == (Rule.SOURCE, 3)
-    assert broken(0, source="queued") == (Rule.SOURCE, 1)
-    assert broken(3, source=None) == (Rule.SOURCE, 4)
+    assert broken(2, source="queued") == (ReplayRule.SOURCE, 3)
+    assert broken(0, source="queued") == (ReplayRule.SOURCE, 1)
+    assert broken(3, source=None) == (ReplayRule.SOURCE, 4)
 
 
 def test_only_declared_pairs_and_roles():
-    assert broken(2, target="succeeded") == (Rule.DECLARED, 3)
-    assert broken(2, target="no_such_state") == (Rule.DECLARED, 3)
-    assert broken(2, role=Role.OWNER) == (Rule.DECLARED, 3)
-    assert broken(0, role=Role.SWEEPER) == (Rule.DECLARED, 1)
+    assert broken(2, target="succeeded") == (ReplayRule.DECLARED, 3)
+    assert broken(2, target="no_such_state") == (ReplayRule.DECLARED, 3)
+    assert broken(2, role=Role.OWNER) == (ReplayRule.DECLARED, 3)
+    assert broken(0, role=Role.SWEEPER) == (ReplayRule.DECLARED, 1)
 
 
 def test_the_event_is_the_one_of_the_transition():
-    assert broken(2, event="job_claimed") == (Rule.EVENT, 3)
+    assert broken(2, event="job_claimed") == (ReplayRule.EVENT, 3)
     # The pair allows snoozing, but the sweep records another event for it than a worker.
-    assert broken(3, event="job_snoozed") == (Rule.EVENT, 4)
+    assert broken(3, event="job_snoozed") == (ReplayRule.EVENT, 4)
 
 
 @pytest.mark.requirement("D1", "DJ-3")
 def test_progress_never_falls():
-    assert broken(3, attempt=0) == (Rule.PROGRESS, 4)
-    assert broken(7, generation=0) == (Rule.PROGRESS, 8)
-    assert broken(5, attempt=0) == (Rule.PROGRESS, 6)
+    assert broken(3, attempt=0) == (ReplayRule.PROGRESS, 4)
+    assert broken(7, generation=0) == (ReplayRule.PROGRESS, 8)
+    assert broken(5, attempt=0) == (ReplayRule.PROGRESS, 6)
 
 
 @pytest.mark.requirement("D1")
 def test_a_step_opens_what_it_is_declared_to_open():
-    assert broken(0, attempt=1) == (Rule.OPENS, 1)
-    assert broken(2, attempt=1) == (Rule.OPENS, 3)
-    assert broken(3, attempt=2) == (Rule.OPENS, 4)
-    assert broken(7, attempt=1) == (Rule.OPENS, 8)
+    assert broken(0, attempt=1) == (ReplayRule.OPENS, 1)
+    assert broken(2, attempt=1) == (ReplayRule.OPENS, 3)
+    assert broken(3, attempt=2) == (ReplayRule.OPENS, 4)
+    assert broken(7, attempt=1) == (ReplayRule.OPENS, 8)
 
 
 def test_one_pair_may_record_several_events():

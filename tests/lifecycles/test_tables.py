@@ -14,8 +14,8 @@ from trellis.lifecycles import (
     Illegal,
     LeaseLoss,
     Lifecycle,
-    Opens,
     Phase,
+    Progress,
     Role,
     State,
     Transition,
@@ -34,7 +34,7 @@ DOCUMENTED = [
     pytest.param(LIFECYCLES["inbox-entry"], marks=pytest.mark.requirement("D51", "D56"), id="inbox-entry"),
     pytest.param(LIFECYCLES["artifact"], marks=pytest.mark.requirement("D15", "D56"), id="artifact"),
 ]
-OPENS = {"same": Opens.SAME, "attempt": Opens.ATTEMPT, "generation": Opens.GENERATION}
+OPENS = {"same": Progress.SAME, "attempt": Progress.ATTEMPT, "generation": Progress.GENERATION}
 SWEPT = (Trigger.EXPIRE, Trigger.EXHAUST, Trigger.DUE, Trigger.DEADLINE, Trigger.CANCEL)
 
 every_lifecycle = pytest.mark.parametrize("lifecycle", LIFECYCLES.values(), ids=list(LIFECYCLES))
@@ -126,7 +126,7 @@ def test_requeue_exists_exactly_where_decided():
         for t in lifecycle.transitions
         if t.trigger == Trigger.REQUEUE
     }
-    by_operator = (Opens.GENERATION, frozenset({Role.CONTROL_PLANE}))
+    by_operator = (Progress.GENERATION, frozenset({Role.CONTROL_PLANE}))
     assert requeues == {
         ("queue-job", "FAILED"): by_operator,
         ("queue-job", "DEAD"): by_operator,
@@ -169,7 +169,7 @@ def test_work_can_be_cancelled_in_every_state_that_has_not_ended(name: str, targ
 @pytest.mark.requirement("D1")
 @every_lifecycle
 def test_no_transition_can_lower_progress(lifecycle: Lifecycle):
-    opened = {Opens.SAME: (4, 7), Opens.ATTEMPT: (4, 8), Opens.GENERATION: (5, 0)}
+    opened = {Progress.SAME: (4, 7), Progress.ATTEMPT: (4, 8), Progress.GENERATION: (5, 0)}
     moves = [t for t in lifecycle.transitions if t.source is not None]
     lowered = [
         t for t in moves if progress(lifecycle, *opened[t.opens], t.target) < progress(lifecycle, 4, 7, t.source or "")
@@ -184,7 +184,7 @@ def test_going_back_always_opens_an_attempt_or_a_generation(lifecycle: Lifecycle
     ranks = {place.name: place.rank for place in places(lifecycle.name)}
     back = [r for r in TABLES[lifecycle.name] if r.source and ranks[r.target] < ranks[r.source]]
     pulled = [lifecycle.pull(row.source, row.trigger) for row in back]
-    assert [t for t in pulled if t is None or t.opens is Opens.SAME] == []
+    assert [t for t in pulled if t is None or t.opens is Progress.SAME] == []
 
 
 @every_lifecycle

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from trellis.lifecycles import LeaseLoss, Lifecycle, Opens, Role, State, Transition, Trigger
+from trellis.lifecycles import LeaseLoss, Lifecycle, Progress, Role, State, Transition, Trigger
 from trellis.lifecycles.lifecycle import STATES_MAX, arrow, ended, held, waiting
 
 STATES = (waiting("open", 0, claimable=True), held("busy", 1, on_error=Trigger.RETRY), ended("done", 2, success=True))
 SUBMIT = arrow(None, "open", Trigger.SUBMIT, Role.SUBMITTER, "job_queued", "asked")
 CLAIM = arrow("open", "busy", Trigger.CLAIM, Role.WORKER, "job_claimed", "taken")
-RETRY = arrow("busy", "open", Trigger.RETRY, Role.WORKER, "job_queued", "again", opens=Opens.ATTEMPT, fenced=True)
-EXPIRE = arrow("busy", "open", Trigger.EXPIRE, Role.SWEEPER, "job_queued", "lost", opens=Opens.ATTEMPT)
+RETRY = arrow("busy", "open", Trigger.RETRY, Role.WORKER, "job_queued", "again", opens=Progress.ATTEMPT, fenced=True)
+EXPIRE = arrow("busy", "open", Trigger.EXPIRE, Role.SWEEPER, "job_queued", "lost", opens=Progress.ATTEMPT)
 COMPLETE = arrow("busy", "done", Trigger.COMPLETE, Role.WORKER, "job_succeeded", "made", fenced=True)
 TRANSITIONS = (SUBMIT, CLAIM, RETRY, EXPIRE, COMPLETE)
 
@@ -43,7 +43,7 @@ def test_more_states_than_the_contract_has_room_for():
 
 
 def test_a_trigger_that_pulls_two_transitions():
-    assert problem(transitions=(*TRANSITIONS, replace(COMPLETE, target="open", opens=Opens.ATTEMPT))) == (
+    assert problem(transitions=(*TRANSITIONS, replace(COMPLETE, target="open", opens=Progress.ATTEMPT))) == (
         "a trigger pulls two transitions in one state"
     )
 
@@ -73,7 +73,7 @@ def test_a_transition_that_nobody_may_make():
 
 @pytest.mark.requirement("D1")
 def test_going_back_inside_an_attempt():
-    assert problem(transitions=(SUBMIT, CLAIM, replace(RETRY, opens=Opens.SAME), EXPIRE, COMPLETE)) == (
+    assert problem(transitions=(SUBMIT, CLAIM, replace(RETRY, opens=Progress.SAME), EXPIRE, COMPLETE)) == (
         "busy → open moves back inside an attempt"
     )
 
@@ -85,7 +85,7 @@ def test_a_fence_where_nobody_holds_the_job():
 
 
 def test_leaving_an_ended_state():
-    reopen = arrow("done", "open", "reopen", Role.CONTROL_PLANE, "job_queued", "", opens=Opens.GENERATION)
+    reopen = arrow("done", "open", "reopen", Role.CONTROL_PLANE, "job_queued", "", opens=Progress.GENERATION)
     assert problem(transitions=(*TRANSITIONS, reopen)) == "done → open leaves an ended state"
     for allowed in (Trigger.REQUEUE, Trigger.COMPENSATED):
         make(transitions=(*TRANSITIONS, replace(reopen, trigger=allowed)))

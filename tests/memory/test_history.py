@@ -7,10 +7,10 @@ from dulwich.objects import Commit
 
 from tests.memory.rig import AGENT, AT, RUN, append, applied, apply, commit_tree, replace
 from trellis.engine.errors import OptionInvalid
-from trellis.storage.memory import ChangeKind, FileChange, MemoryRepository
+from trellis.storage.memory import ChangeKind, CommittedFileChange, MemoryRepository
 from trellis.storage.memory import history as memory_history
 from trellis.storage.memory.errors import MemoryDamaged, MemoryVersionNotFound
-from trellis.storage.memory.records import Marker
+from trellis.storage.memory.records import AppliedMarker
 from trellis.storage.memory.updates import digest
 
 
@@ -23,11 +23,11 @@ def test_history_tells_who_changed_what_and_why(memory: MemoryRepository):
     assert (newest.commit, newest.version, newest.proposal_id, newest.run_id) == (second.commit, 2, "p3", RUN)
     assert (newest.author, newest.auto_approved, newest.at) == ("Юлія", True, AT)
     assert newest.files == (
-        FileChange(file="facts.md", kind=ChangeKind.CHANGED, added=2, removed=1),
-        FileChange(file="timeline/2026-11-15.md", kind=ChangeKind.CHANGED, added=1, removed=0),
+        CommittedFileChange(file="facts.md", kind=ChangeKind.CHANGED, added=2, removed=1),
+        CommittedFileChange(file="timeline/2026-11-15.md", kind=ChangeKind.CHANGED, added=1, removed=0),
     )
     assert (oldest.reason, oldest.auto_approved) == ("First\nsecond line", False)
-    assert oldest.files[0] == FileChange(file="facts.md", kind=ChangeKind.ADDED, added=2, removed=0)
+    assert oldest.files[0] == CommittedFileChange(file="facts.md", kind=ChangeKind.ADDED, added=2, removed=0)
 
 
 def test_history_comes_in_pages(memory: MemoryRepository):
@@ -77,7 +77,7 @@ def test_a_change_that_no_proposal_explains_shows(memory: MemoryRepository):
     ).decode()
     newest = memory.history(AGENT).entries[0]
     assert (newest.commit, newest.proposal_id, newest.version, newest.author) == (foreign, None, None, "Somebody")
-    assert newest.files == (FileChange(file="facts.md", kind=ChangeKind.ADDED, added=1, removed=0),)
+    assert newest.files == (CommittedFileChange(file="facts.md", kind=ChangeKind.ADDED, added=1, removed=0),)
     assert memory.verify().findings == (f"commit {foreign}: no proposal explains it",)
 
 
@@ -135,7 +135,7 @@ def test_a_link_anywhere_is_found(memory: MemoryRepository):
 def test_a_marker_without_its_commit_is_damage(memory: MemoryRepository):
     applied(memory, replace("snapshot.md", "x"), proposal_id="p1")
     updates = [append("facts.md", "- a")]
-    marker = Marker(version=2, updates_digest=digest(updates)).to_bytes()
+    marker = AppliedMarker(version=2, updates_digest=digest(updates)).to_bytes()
     folder = hashlib.sha256(b"p2").hexdigest()[:2]
     commit_tree(memory.path, [(f"memory/{AGENT}/.applied/{folder}/p2.json", 0o100644, marker)])
     with pytest.raises(MemoryDamaged, match="no commit names it"):

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from tests.memory.rig import AT, RUN, append, close, replace
 from trellis.engine.errors import OptionInvalid
-from trellis.storage.memory import Applied, Operation, ProblemCode, Rejected, Update, apply_updates, count_tokens
+from trellis.storage.memory import (
+    AppliedUpdates,
+    Operation,
+    ProblemCode,
+    RejectedUpdates,
+    Update,
+    apply_updates,
+    count_tokens,
+)
 from trellis.storage.memory.updates import CONTENT_BYTES_MAX, UPDATES_MAX, digest
 
 FACTS = "# Facts\n\n## Makers\n\n- Stainer worked in Absam.\n\n### Schools\n\n- Tyrol\n\n## Bows\n\n- Pernambuco is scarce.\n"
@@ -17,13 +25,13 @@ LOOPS = "# Open loops\n\n- [ ] humidity: Who reads the hygrometer?\n  Asked in M
 
 def files_after(files: dict[str, str], *updates: Update, at: datetime = AT) -> dict[str, str]:
     outcome = apply_updates(files, updates, at)
-    assert isinstance(outcome, Applied), outcome
+    assert isinstance(outcome, AppliedUpdates), outcome
     return dict(outcome.files)
 
 
 def problems(files: dict[str, str], *updates: Update, run_id: str | None = None) -> list[ProblemCode]:
     outcome = apply_updates(files, updates, AT, run_id=run_id)
-    assert isinstance(outcome, Rejected), outcome
+    assert isinstance(outcome, RejectedUpdates), outcome
     return [problem.code for problem in outcome.problems]
 
 
@@ -92,11 +100,11 @@ def test_a_loop_may_be_written_in_several_ways(written: str):
 
 def test_a_loop_closed_more_than_a_week_ago_leaves_with_the_next_change():
     outcome = apply_updates({"open_loops.md": LOOPS}, [close("humidity", "weekly")], AT)
-    assert isinstance(outcome, Applied)
+    assert isinstance(outcome, AppliedUpdates)
     assert outcome.evicted == ("label",)
     assert "label" not in outcome.files["open_loops.md"]
     untouched = apply_updates({"open_loops.md": LOOPS}, [append("facts.md", "- x")], AT)
-    assert isinstance(untouched, Applied)
+    assert isinstance(untouched, AppliedUpdates)
     assert untouched.files["open_loops.md"] == LOOPS
 
 
@@ -142,7 +150,7 @@ def test_only_files_of_a_memory_can_be_changed(file: str):
 
 
 def test_a_run_writes_only_its_own_notes():
-    assert isinstance(apply_updates({}, [append(f"runs/{RUN}.md", "x")], AT, run_id=RUN), Applied)
+    assert isinstance(apply_updates({}, [append(f"runs/{RUN}.md", "x")], AT, run_id=RUN), AppliedUpdates)
     assert problems({}, append("runs/run_2026-11-15_other1.md", "x"), run_id=RUN) == [ProblemCode.FILE_NOT_ALLOWED]
 
 
@@ -193,7 +201,7 @@ def test_every_problem_is_reported_at_once():
         [append("meta.json", ""), close("a", ""), replace("facts.md", "x", "None"), append("facts.md", "<script>")],
         AT,
     )
-    assert isinstance(outcome, Rejected)
+    assert isinstance(outcome, RejectedUpdates)
     assert [(problem.update, problem.code) for problem in outcome.problems] == [
         (0, ProblemCode.FILE_NOT_ALLOWED),
         (0, ProblemCode.FIELD_MISSING),
@@ -226,13 +234,13 @@ def test_content_cannot_break_out_of_its_section():
 def test_a_file_may_reach_its_limit_and_not_pass_it(file: str, limit: int):
     full = "я" * (limit * 3 // 2 - 1) + "a"
     assert count_tokens(full + "\n") == limit
-    assert isinstance(apply_updates({}, [replace(file, full)], AT), Applied)
+    assert isinstance(apply_updates({}, [replace(file, full)], AT), AppliedUpdates)
     assert problems({}, replace(file, full + "aa")) == [ProblemCode.OVER_LIMIT]
 
 
 def test_another_token_counter_can_be_given():
     outcome = apply_updates({}, [append("snapshot.md", "a b c")], AT, counter=lambda text: 1_000 * len(text.split()))
-    assert isinstance(outcome, Rejected)
+    assert isinstance(outcome, RejectedUpdates)
     assert [problem.code for problem in outcome.problems] == [ProblemCode.OVER_LIMIT]
 
 
@@ -291,7 +299,7 @@ def test_the_same_input_gives_the_same_result_and_touches_nothing_else(files: di
     first, second = (apply_updates(files, updates, AT) for _ in range(2))
     assert first == second
     assert files == given_files
-    if isinstance(first, Applied):
+    if isinstance(first, AppliedUpdates):
         assert set(first.changed) <= {update.file for update in updates}
         assert all(first.files[name] == files[name] for name in files if name not in first.changed)
         assert all(

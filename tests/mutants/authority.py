@@ -59,7 +59,7 @@ AUTHORITY: dict[str, Mutant] = {
     "AUTH-7": Mutant(
         file="engine/matrices.py",
         old="missing = [role.value for role in Role if role not in rows]",
-        new="missing, rows = list[str](), {role: rows.get(role, Row()) for role in Role}",
+        new="missing, rows = list[str](), {role: rows.get(role, MatrixRow()) for role in Role}",
         tests=(f"{CELLS}::test_a_role_without_a_row_cannot_be_loaded",),
     ),
 }

@@ -33,14 +33,14 @@ BUS_JOBS: dict[str, Mutant] = {
     "BUS-4": Mutant(
         file="bus/scheduling/scheduler.py",
         old="if decision.lets_go:",
-        new="if decision.lets_go or decision.kind is Kind.DENY:",
+        new="if decision.lets_go or decision.kind is DecisionKind.DENY:",
         tests=("tests/bus/test_scheduler.py::test_a_denied_job_ends_and_is_never_sent",),
     ),
     # A job that nobody started is not done again.
     "BUS-5": Mutant(
         file="bus/ends/retrying.py",
-        old='RETRIED = frozenset({"FAILED", "TIMEOUT"})',
-        new='RETRIED = frozenset({"FAILED"})',
+        old='RETRYABLE_STATES = frozenset({"FAILED", "TIMEOUT"})',
+        new='RETRYABLE_STATES = frozenset({"FAILED"})',
         tests=("tests/bus/test_aftermath.py::test_a_job_that_never_started_ends_and_a_linked_one_is_made",),
     ),
     # A result that comes again leaves no trace.

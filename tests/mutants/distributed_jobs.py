@@ -141,8 +141,8 @@ DISTRIBUTED_JOBS: dict[str, Mutant] = {
     # User code is given a payload that could not be read.
     "DJ-19": Mutant(
         file="worker/runners.py",
-        old="if isinstance(payload, Unreadable):",
-        new="if isinstance(payload, Unreadable) and held.finished:",
+        old="if isinstance(payload, UnreadablePayload):",
+        new="if isinstance(payload, UnreadablePayload) and held.finished:",
         tests=("tests/worker/test_running.py::test_a_payload_that_does_not_fit_never_reaches_user_code",),
     ),
     # A job succeeds without its result.

@@ -220,8 +220,8 @@ RECORDS: dict[str, Mutant] = {
     # A step from a held state to another loses its cause.
     "DJ-15 sqlite held": Mutant(
         file="ledgers/sqlite/turn.py",
-        old="act = Act(step, who, place, wait, cause=advance.cause, data=data)",
-        new="act = Act(step, who, place, wait, cause=None if step.held else advance.cause, data=data)",
+        old="act = StepWrite(step, who, place, wait, cause=advance.cause, data=data)",
+        new="act = StepWrite(step, who, place, wait, cause=None if step.held else advance.cause, data=data)",
         tests=(STORIES,),
     ),
     "DJ-15 postgres held": Mutant(

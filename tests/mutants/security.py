@@ -67,7 +67,7 @@ HIGH: dict[str, Mutant] = {
     ),
     "H1-linked-over-the-bus": Mutant(
         file="engine/ownership.py",
-        old="    if parent is None or parent.place is Place.HELD or await is_of_sender(ledger, parent, sender_id):",
+        old="    if parent is None or parent.place is JobPlace.LEASED or await is_of_sender(ledger, parent, sender_id):",
         new="    if parent is None or parent.place is not None or await is_of_sender(ledger, parent, sender_id):",
         tests=(f"{BUS}::test_a_sender_hangs_jobs_below_its_own_and_below_what_it_works_on",),
     ),
@@ -186,7 +186,7 @@ MEDIUM: dict[str, Mutant] = {
     ),
     "M2-bound": Mutant(
         file="bus/scheduling/approved.py",
-        old='        "order_hash": work_of(request, decision.get("constraints") or {}, decision.get("redacted")).hash,\n',
+        old='        "order_hash": request_within_policy(request, decision.get("constraints") or {}, decision.get("redacted")).hash,\n',
         new="",
         tests=(f"{DISPATCH}::test_an_approval_is_void_when_the_kernel_allows_something_else_under_the_same_policy",),
     ),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.nlm.endpoint import Endpoint, running_endpoint
-from trellis.nlm.provider import Question, Source
+from trellis.nlm.provider import NlmQuestion, NlmSource
 
 CORPUS = Path(__file__).parent / "corpus"
 LEASES = "leases.md"
@@ -14,13 +14,13 @@ LASTS = "The lease lasts thirty seconds unless the job type says otherwise."
 
 
 @pytest.fixture(scope="session")
-def sources() -> tuple[Source, ...]:
-    return tuple(Source(path.name, path.read_text(encoding="utf-8")) for path in sorted(CORPUS.glob("*.md")))
+def sources() -> tuple[NlmSource, ...]:
+    return tuple(NlmSource(path.name, path.read_text(encoding="utf-8")) for path in sorted(CORPUS.glob("*.md")))
 
 
 @pytest.fixture
-def question(sources: tuple[Source, ...]) -> Question:
-    return Question(text="How long does a lease last?", sources=sources)
+def question(sources: tuple[NlmSource, ...]) -> NlmQuestion:
+    return NlmQuestion(text="How long does a lease last?", sources=sources)
 
 
 @pytest.fixture

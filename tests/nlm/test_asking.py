@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.nlm.conftest import LASTS, LEASES
-from trellis.nlm.asking import Asking, wait_s
+from trellis.nlm.asking import RetryingProvider, wait_s
 from trellis.nlm.errors import NlmError, NlmGarbage, NlmInputInvalid, NlmRefused, NlmTimeout, NlmUnavailable
-from trellis.nlm.extractive import Extractive
-from trellis.nlm.provider import Answer, Citation, Prepared, Question
-from trellis.nlm.scripted import Script, Scripted
+from trellis.nlm.extractive import ExtractiveProvider
+from trellis.nlm.provider import Citation, NlmAnswer, NlmQuestion, PreparedCorpus
+from trellis.nlm.scripted import ProviderScript, ScriptedProvider
 from trellis.testing import FakeClock
 
 GOOD = {"answer": {"answer": "Thirty seconds.", "citations": [{"ref": LEASES, "excerpt": LASTS}]}}
@@ -35,8 +35,8 @@ class SkippingClock(FakeClock):
             self.advance(seconds)
 
 
-def scripted(clock: FakeClock, *steps: dict[str, Any]) -> Scripted:
-    return Scripted(Script.model_validate({"steps": steps}), clock=clock)
+def scripted(clock: FakeClock, *steps: dict[str, Any]) -> ScriptedProvider:
+    return ScriptedProvider(ProviderScript.model_validate({"steps": steps}), clock=clock)
 
 
 async def until_asleep(clock: FakeClock, sleepers: int) -> None:
@@ -54,7 +54,7 @@ async def until_asleep(clock: FakeClock, sleepers: int) -> None:
 async def test_an_unavailable_provider_is_asked_again_after_1_2_and_4_seconds(question):
     clock = SkippingClock()
     provider = scripted(clock, BUSY, {"raw": "garbage"}, GOOD | {"shape": "half"}, GOOD)
-    answer = await Asking(provider, clock=clock).ask(question, agent="gardener", deadline_s=45)
+    answer = await RetryingProvider(provider, clock=clock).ask(question, agent="gardener", deadline_s=45)
     assert answer.citations[0].excerpt == LASTS
     assert clock.pauses == [1.0, 2.0, 4.0]
 
@@ -64,7 +64,7 @@ async def test_after_three_pauses_the_last_error_is_raised(question):
     clock = SkippingClock()
     provider = scripted(clock, {"status": 429}, BUSY)
     with pytest.raises(NlmUnavailable, match="HTTP 503") as caught:
-        await Asking(provider, clock=clock).ask(question, agent="gardener", deadline_s=45)
+        await RetryingProvider(provider, clock=clock).ask(question, agent="gardener", deadline_s=45)
     assert clock.pauses == [1.0, 2.0, 4.0]
     assert len(provider.asked) == 4
     assert caught.value.code == "NLM_UNAVAILABLE"
@@ -74,14 +74,14 @@ async def test_a_refusal_is_not_tried_again(question):
     clock = SkippingClock()
     provider = scripted(clock, {"status": 401}, GOOD)
     with pytest.raises(NlmRefused):
-        await Asking(provider, clock=clock).ask(question, agent="gardener", deadline_s=45)
+        await RetryingProvider(provider, clock=clock).ask(question, agent="gardener", deadline_s=45)
     assert clock.pauses == []
 
 
 async def test_a_provider_that_asks_for_a_longer_pause_gets_it(question):
     clock = SkippingClock()
     provider = scripted(clock, {"status": 429, "retry_after_s": 9}, GOOD)
-    await Asking(provider, clock=clock).ask(question, agent="gardener", deadline_s=45)
+    await RetryingProvider(provider, clock=clock).ask(question, agent="gardener", deadline_s=45)
     assert clock.pauses == [9.0]
 
 
@@ -89,7 +89,7 @@ async def test_a_pause_that_ends_too_late_is_not_begun(question):
     clock = SkippingClock()
     provider = scripted(clock, {"status": 429, "retry_after_s": 60}, GOOD)
     with pytest.raises(NlmUnavailable, match="HTTP 429"):
-        await Asking(provider, clock=clock).ask(question, agent="gardener", deadline_s=45)
+        await RetryingProvider(provider, clock=clock).ask(question, agent="gardener", deadline_s=45)
     assert len(provider.asked) == 1
 
 
@@ -110,14 +110,14 @@ def test_the_decision_to_wait_is_a_table():
 # -- the deadline --------------------------------------------------------------------------------------------------
 
 
-class Deaf(Extractive):
+class Deaf(ExtractiveProvider):
     """Breaks its promise: it never answers and never stops by itself."""
 
     def __init__(self) -> None:
         super().__init__()
         self.started, self.stopped = asyncio.Event(), asyncio.Event()
 
-    async def query(self, prepared: Prepared, question: Question, *, deadline_s: float) -> Answer:
+    async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
         self.started.set()
         try:
             await asyncio.Event().wait()
@@ -129,7 +129,9 @@ class Deaf(Extractive):
 @pytest.mark.requirement("D7")
 async def test_the_deadline_ends_a_provider_that_does_not_keep_it(question):
     clock, provider = FakeClock(), Deaf()
-    asking = asyncio.ensure_future(Asking(provider, clock=clock).ask(question, agent="gardener", deadline_s=45))
+    asking = asyncio.ensure_future(
+        RetryingProvider(provider, clock=clock).ask(question, agent="gardener", deadline_s=45)
+    )
     await provider.started.wait()
     clock.advance(45)
     with pytest.raises(NlmTimeout, match="45 s were not enough"):
@@ -141,7 +143,9 @@ async def test_the_deadline_ends_a_provider_that_does_not_keep_it(question):
 async def test_the_deadline_ends_a_pause_and_the_error_says_what_was_met(question):
     clock = FakeClock()
     provider = scripted(clock, BUSY, {"after_s": 60} | GOOD)
-    asking = asyncio.ensure_future(Asking(provider, clock=clock).ask(question, agent="gardener", deadline_s=45))
+    asking = asyncio.ensure_future(
+        RetryingProvider(provider, clock=clock).ask(question, agent="gardener", deadline_s=45)
+    )
     await until_asleep(clock, 2)
     clock.advance(1)
     await until_asleep(clock, 2)
@@ -154,19 +158,21 @@ async def test_the_deadline_ends_a_pause_and_the_error_says_what_was_met(questio
 async def test_a_slow_answer_that_comes_in_time_is_taken(question):
     clock = SkippingClock()
     provider = scripted(clock, {"after_s": 30} | GOOD)
-    assert (await Asking(provider, clock=clock).ask(question, agent="gardener", deadline_s=45)).confident
+    assert (await RetryingProvider(provider, clock=clock).ask(question, agent="gardener", deadline_s=45)).confident
 
 
 @pytest.mark.parametrize("deadline_s", [0, -1, 3601, float("nan")])
 async def test_a_deadline_out_of_bounds_is_refused(question, deadline_s):
     with pytest.raises(NlmInputInvalid):
-        await Asking(Extractive(), clock=FakeClock()).ask(question, agent="gardener", deadline_s=deadline_s)
+        await RetryingProvider(ExtractiveProvider(), clock=FakeClock()).ask(
+            question, agent="gardener", deadline_s=deadline_s
+        )
 
 
 async def test_a_caller_that_goes_away_takes_its_question_with_it(question):
     clock = FakeClock()
     provider = scripted(clock, {"after_s": 30} | GOOD, GOOD)
-    asker = Asking(provider, clock=clock)
+    asker = RetryingProvider(provider, clock=clock)
     gone = asyncio.ensure_future(asker.ask(question, agent="gardener", deadline_s=45))
     await until_asleep(clock, 2)
     gone.cancel()
@@ -181,7 +187,7 @@ async def test_a_caller_that_goes_away_takes_its_question_with_it(question):
 async def test_an_agent_asks_one_question_at_a_time_and_another_agent_does_not_wait_for_it(question):
     clock = FakeClock()
     provider = scripted(clock, {"after_s": 10} | GOOD)
-    asker = Asking(provider, clock=clock)
+    asker = RetryingProvider(provider, clock=clock)
     first = asyncio.ensure_future(asker.ask(question, agent="gardener", deadline_s=45))
     await until_asleep(clock, 2)
     second = asyncio.ensure_future(asker.ask(question, agent="gardener", deadline_s=45))
@@ -201,7 +207,7 @@ async def test_an_agent_asks_one_question_at_a_time_and_another_agent_does_not_w
 
 async def test_the_wait_for_ones_turn_counts(question):
     clock = FakeClock()
-    asker = Asking(scripted(clock, {"after_s": 40} | GOOD), clock=clock)
+    asker = RetryingProvider(scripted(clock, {"after_s": 40} | GOOD), clock=clock)
     first = asyncio.ensure_future(asker.ask(question, agent="gardener", deadline_s=45))
     await until_asleep(clock, 2)
     second = asyncio.ensure_future(asker.ask(question, agent="gardener", deadline_s=20))
@@ -216,18 +222,18 @@ async def test_the_wait_for_ones_turn_counts(question):
 # -- verified, whoever answers -------------------------------------------------------------------------------------
 
 
-class Liar(Extractive):
+class Liar(ExtractiveProvider):
     """A provider that verifies nothing."""
 
-    async def query(self, prepared: Prepared, question: Question, *, deadline_s: float) -> Answer:
-        return Answer(
+    async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
+        return NlmAnswer(
             text="Forty.", citations=(Citation(LEASES, "The lease lasts forty seconds.", 10, 40),), confident=True
         )
 
 
 @pytest.mark.requirement("NLM-7")
 async def test_an_unverified_answer_is_verified_before_an_agent_sees_it(question):
-    answer = await Asking(Liar(), clock=FakeClock()).ask(question, agent="gardener", deadline_s=45)
+    answer = await RetryingProvider(Liar(), clock=FakeClock()).ask(question, agent="gardener", deadline_s=45)
     assert answer.citations == ()
     assert answer.flags == ("citation_not_found:leases.md", "ungrounded")
     assert not answer.confident
@@ -273,5 +279,5 @@ def test_a_scripts_example_is_a_script():
     from trellis.nlm import scripted as module
 
     text = (module.__doc__ or "").split("\n\n")[1]
-    assert len(Script.model_validate(json.loads(text)).steps) == 7
+    assert len(ProviderScript.model_validate(json.loads(text)).steps) == 7
     assert Path(module.__file__).is_file()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trellis.nlm.citations import CITATIONS_MAX, EXCERPT_CHARS_MAX, verify
 from trellis.nlm.folding import Folded
-from trellis.nlm.provider import Answer, Citation, Source
+from trellis.nlm.provider import Citation, NlmAnswer, NlmSource
 
 TEXT = """# Leases
 
@@ -20,15 +20,15 @@ a worker's leases in one call.
 
 The value 2*3 is illegal under rule D7. Пам’ять має два шари.
 """
-SOURCE = Source("leases.md", TEXT)
+SOURCE = NlmSource("leases.md", TEXT)
 
 
-def verified(*citations: Citation, text: str = "answer", confident: bool = True) -> Answer:
-    return verify(Answer(text=text, citations=citations, confident=confident), (SOURCE,))
+def verified(*citations: Citation, text: str = "answer", confident: bool = True) -> NlmAnswer:
+    return verify(NlmAnswer(text=text, citations=citations, confident=confident), (SOURCE,))
 
 
-def only(excerpt: str, *, source: Source = SOURCE) -> Citation:
-    answer = verify(Answer(text="a", citations=(Citation(source.ref, excerpt),), confident=True), (source,))
+def only(excerpt: str, *, source: NlmSource = SOURCE) -> Citation:
+    answer = verify(NlmAnswer(text="a", citations=(Citation(source.ref, excerpt),), confident=True), (source,))
     assert answer.flags == ()
     assert answer.confident
     (citation,) = answer.citations
@@ -64,7 +64,7 @@ def test_white_space_quotes_dashes_and_emphasis_are_forgiven_and_the_sources_own
 
 
 def test_accents_written_apart_are_the_same_letters():
-    apart = Source("a.md", "Цей и\u0306 и\u0306ого друзі живуть у Киі\u0308ві давно.")
+    apart = NlmSource("a.md", "Цей и\u0306 и\u0306ого друзі живуть у Киі\u0308ві давно.")
     assert only("Цей й його друзі живуть у Київі", source=apart).end < len(apart.text)
 
 
@@ -89,9 +89,9 @@ def test_other_words_other_case_cut_words_and_gaps_are_not_found(excerpt):
 
 
 def test_a_citation_is_never_moved_to_another_source():
-    other = Source("other.md", "Nothing about that stands here.")
+    other = NlmSource("other.md", "Nothing about that stands here.")
     answer = verify(
-        Answer(text="a", citations=(Citation("other.md", "A lease lasts thirty seconds."),)), (SOURCE, other)
+        NlmAnswer(text="a", citations=(Citation("other.md", "A lease lasts thirty seconds."),)), (SOURCE, other)
     )
     assert answer.flags == ("citation_not_found:other.md", "ungrounded")
 
@@ -118,12 +118,12 @@ def test_a_few_letters_show_nothing():
 
 
 def test_a_right_span_is_kept_and_a_wrong_one_is_looked_for():
-    twice = Source("a.md", "The same sentence. Between. The same sentence.")
+    twice = NlmSource("a.md", "The same sentence. Between. The same sentence.")
     second = twice.text.rindex("The same")
     given = Citation("a.md", "The same sentence.", second, len(twice.text))
-    assert verify(Answer(text="a", citations=(given,)), (twice,)).citations == (given,)
+    assert verify(NlmAnswer(text="a", citations=(given,)), (twice,)).citations == (given,)
     wrong = Citation("a.md", "The same sentence.", 5, 12)
-    assert verify(Answer(text="a", citations=(wrong,)), (twice,)).citations[0].start == 0
+    assert verify(NlmAnswer(text="a", citations=(wrong,)), (twice,)).citations[0].start == 0
 
 
 def test_a_span_that_cuts_a_word_is_not_believed():
@@ -149,8 +149,8 @@ def test_everything_is_bounded():
     long = verified(Citation("leases.md", "A lease " * EXCERPT_CHARS_MAX), text="x" * 100_000 + "\0\ud800")
     assert len(long.text) == 20_000
     assert "text_cut" in long.flags
-    spread = Source("a.md", "eight letters" + " " * EXCERPT_CHARS_MAX + "and more")
-    dropped = verify(Answer(text="a", citations=(Citation("a.md", "eight letters and more"),)), (spread,))
+    spread = NlmSource("a.md", "eight letters" + " " * EXCERPT_CHARS_MAX + "and more")
+    dropped = verify(NlmAnswer(text="a", citations=(Citation("a.md", "eight letters and more"),)), (spread,))
     assert dropped.flags == ("citation_not_found:a.md", "ungrounded")
 
 
@@ -158,8 +158,10 @@ def test_everything_is_bounded():
 def test_hostile_sources_take_a_time_that_grows_with_their_length():
     n = 100_000
     for text in ("a" + "*" * n + "b", " " * n, "\n" * n, "> " * n, "-" * n, "." * n, "a\u0301" * n):
-        source = Source("a.md", text)
-        assert "ungrounded" in verify(Answer(text="a", citations=(Citation("a.md", "not in there"),)), (source,)).flags
+        source = NlmSource("a.md", text)
+        assert (
+            "ungrounded" in verify(NlmAnswer(text="a", citations=(Citation("a.md", "not in there"),)), (source,)).flags
+        )
 
 
 PIECES = st.sampled_from(
@@ -200,8 +202,8 @@ def test_every_stretch_of_folded_text_leads_back_to_a_stretch_that_folds_to_it(t
 
 @given(TEXTS, TEXTS)
 def test_what_is_kept_stands_in_the_source_and_verifying_again_changes_nothing(text, excerpt):
-    sources = (Source("a.md", text),)
-    once = verify(Answer(text="a", citations=(Citation("a.md", excerpt),), confident=True), sources)
+    sources = (NlmSource("a.md", text),)
+    once = verify(NlmAnswer(text="a", citations=(Citation("a.md", excerpt),), confident=True), sources)
     for citation in once.citations:
         assert text[citation.start : citation.end] == citation.excerpt
     assert verify(once, sources) == once

@@ -8,17 +8,17 @@ import pydantic
 import pytest
 
 from trellis.nlm.errors import NlmSettingInvalid
-from trellis.nlm.extractive import Extractive
+from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.open import open_provider
-from trellis.nlm.openai import OpenAi
-from trellis.nlm.provider import Question, Source
-from trellis.nlm.scripted import Scripted
+from trellis.nlm.openai import OpenAiProvider
+from trellis.nlm.provider import NlmQuestion, NlmSource
+from trellis.nlm.scripted import ScriptedProvider
 from trellis.testing import FakeClock
 
 PLUGIN = """
-from trellis.nlm.extractive import Extractive
+from trellis.nlm.extractive import ExtractiveProvider
 
-class Plugin(Extractive):
+class Plugin(ExtractiveProvider):
     name = "garden"
 
 def make(options):
@@ -46,9 +46,9 @@ def install(tmp_path, monkeypatch):
 @pytest.mark.requirement("NLM-8")
 async def test_the_default_needs_nothing():
     provider = open_provider(clock=FakeClock())
-    assert isinstance(provider, Extractive)
-    sources = (Source("a.md", "The lease lasts thirty seconds."),)
-    question = Question(text="How long does the lease last?", sources=sources)
+    assert isinstance(provider, ExtractiveProvider)
+    sources = (NlmSource("a.md", "The lease lasts thirty seconds."),)
+    question = NlmQuestion(text="How long does the lease last?", sources=sources)
     assert (await provider.query(await provider.prepare(sources), question, deadline_s=30)).confident
 
 
@@ -57,7 +57,7 @@ async def test_openai_takes_its_address_model_and_key():
     provider = open_provider(
         "openai", clock=FakeClock(), base_url="https://host/v1", model="m", key=pydantic.SecretStr("k")
     )
-    assert isinstance(provider, OpenAi)
+    assert isinstance(provider, OpenAiProvider)
     await provider.close()
     with pytest.raises(NlmSettingInvalid, match="TRELLIS_NLM_BASE_URL and TRELLIS_NLM_MODEL"):
         open_provider("openai", clock=FakeClock(), model="m")
@@ -66,7 +66,7 @@ async def test_openai_takes_its_address_model_and_key():
 async def test_a_script_is_read_from_its_file(tmp_path):
     file = tmp_path / "script.json"
     file.write_text(json.dumps({"steps": [{"status": 503}]}))
-    assert isinstance(open_provider(f"scripted:{file}", clock=FakeClock()), Scripted)
+    assert isinstance(open_provider(f"scripted:{file}", clock=FakeClock()), ScriptedProvider)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_two_packages_cannot_bring_the_same_provider(install):
 
 def test_ours_cannot_be_replaced(install):
     install("garden_thief", "extractive = garden_thief:make")
-    assert type(open_provider("extractive", clock=FakeClock())) is Extractive
+    assert type(open_provider("extractive", clock=FakeClock())) is ExtractiveProvider
 
 
 def test_opening_the_default_loads_no_http_library():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trellis.nlm.passages import PASSAGE_CHARS_MAX, passages
-from trellis.nlm.provider import Source
+from trellis.nlm.provider import NlmSource
 from trellis.nlm.sentences import SENTENCE_CHARS_MAX, sentences
 from trellis.nlm.words import stem, stems
 
@@ -53,7 +53,7 @@ trellis verify --ledger sqlite:///x.db
 
 
 def shown(text: str) -> list[tuple[tuple[str, ...], list[str]]]:
-    return [(part.headings, [one.shown for one in part.sentences]) for part in passages(Source("a.md", text))]
+    return [(part.headings, [one.shown for one in part.sentences]) for part in passages(NlmSource("a.md", text))]
 
 
 def test_headings_lists_tables_quotations_code_and_front_matter_are_told_apart():
@@ -72,21 +72,21 @@ def test_headings_lists_tables_quotations_code_and_front_matter_are_told_apart()
 
 
 def test_every_sentence_stands_in_the_text():
-    for part in passages(Source("a.md", DOCUMENT)):
+    for part in passages(NlmSource("a.md", DOCUMENT)):
         for sentence in part.sentences:
             assert DOCUMENT[sentence.start : sentence.end].strip() == DOCUMENT[sentence.start : sentence.end] != ""
 
 
 def test_a_list_brings_the_line_that_leads_to_it_into_each_of_its_passages():
     items = "".join(f"- item number {n} with some words after it\n" for n in range(60))
-    made = passages(Source("a.md", f"Before it.\n\nThe list is:\n\n{items}"))
+    made = passages(NlmSource("a.md", f"Before it.\n\nThe list is:\n\n{items}"))
     assert len(made) > 3
     assert [part.sentences[0].shown for part in made[1:]] == ["The list is:"] * (len(made) - 1)
     assert all(part.leads == 1 for part in made[1:])
 
 
 def test_passages_end_when_they_are_long():
-    made = passages(Source("a.md", "This sentence is repeated many times. " * 200))
+    made = passages(NlmSource("a.md", "This sentence is repeated many times. " * 200))
     assert all(part.sentences[-1].end - part.sentences[0].start < PASSAGE_CHARS_MAX + 100 for part in made)
     assert len(made) > 5
 
@@ -176,7 +176,7 @@ MARKDOWN = st.lists(
 @given(st.one_of(MARKDOWN, st.text(max_size=200)))
 def test_every_text_can_be_cut_and_nothing_is_cited_that_is_not_there(text):
     at = 0
-    for part in passages(Source("a.md", text)):
+    for part in passages(NlmSource("a.md", text)):
         for sentence in part.sentences[part.leads :]:
             assert at <= sentence.start < sentence.end <= len(text)
             assert not text[sentence.start].isspace()
@@ -197,4 +197,4 @@ def test_hostile_texts_take_a_time_that_grows_with_their_length():
         "a\n-" * n,
         '."' * n,
     ):
-        assert isinstance(passages(Source("a.md", text)), list)
+        assert isinstance(passages(NlmSource("a.md", text)), list)

@@ -24,10 +24,10 @@ from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.net.guard import OutgoingPolicy, guarded_client
 from trellis.net.targets import read_target
-from trellis.nlm.extractive import Extractive
+from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.provider import NlmProvider
-from trellis.nlm.scripted import Script, Scripted
-from trellis.nlm_backend.backend import Backend, BackendOptions, Links, World
+from trellis.nlm.scripted import ProviderScript, ScriptedProvider
+from trellis.nlm_backend.backend import BackendEnvironment, BackendLinks, BackendOptions, BackendProcess
 from trellis.storage.documents import timestamp
 from trellis.testing import FakeClock
 
@@ -90,8 +90,8 @@ class Stand:
         **options: Any,
     ) -> "Working":
         """A backend process; its provider plays these steps, or is the extractive one. `outgoing` may be asked beside the gateway."""
-        script = Script.model_validate({"steps": steps or (EXTRACTIVE,)})
-        chosen = provider or Scripted(script, clock=self.clock)
+        script = ProviderScript.model_validate({"steps": steps or (EXTRACTIVE,)})
+        chosen = provider or ScriptedProvider(script, clock=self.clock)
         policy = OutgoingPolicy(origins=(self.gateway.url, *outgoing), answer_bytes_max=8 * 1024 * 1024)
         client = guarded_client(policy, tls=TLS)
         self.stack.push_async_callback(client.close)
@@ -100,13 +100,13 @@ class Stand:
         )
         trusted = frozenset({read_target(self.gateway.url).origin})
         number = next(self.numbers)
-        backend = Backend(
+        backend = BackendProcess(
             ledger=ledger or self.ledger,
             provider=chosen,
-            links=Links(client=client, trusted=trusted, token=token, secret=SECRET),
+            links=BackendLinks(client=client, trusted=trusted, token=token, secret=SECRET),
             name=f"nlm-{number}@test",
             options=BackendOptions(**{"concurrency": 4, **options}),
-            world=World(
+            world=BackendEnvironment(
                 clock=self.clock,
                 rng=random.Random(7),
                 now=self.clock,
@@ -158,7 +158,7 @@ class Working:
     """One backend in a test's hands."""
 
     stand: Stand
-    backend: Backend
+    backend: BackendProcess
     provider: Any
     _client: httpx2.AsyncClient | None = None
 
@@ -232,4 +232,4 @@ async def stand() -> AsyncGenerator[Stand]:
         yield made
 
 
-__all__ = ["EXTRACTIVE", "Extractive", "Stand", "Working", "standing", "until"]
+__all__ = ["EXTRACTIVE", "ExtractiveProvider", "Stand", "Working", "standing", "until"]

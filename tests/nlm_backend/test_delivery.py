@@ -10,9 +10,9 @@ from tests.nlm_backend.gatewaying import FakeGateway, gateway_on_loopback
 from tests.nlm_backend.test_stages import WAY
 from trellis.artifacts.content import JobType
 from trellis.net.signatures import ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
-from trellis.nlm_backend.delivery import RETRY, GivenUp
+from trellis.nlm_backend.delivery import RETRY, DeliveryGivenUp
 from trellis.nlm_backend.errors import Fault
-from trellis.nlm_backend.orders import Order, ProcessRequest
+from trellis.nlm_backend.orders import ProcessRequest, StoredOrder
 
 
 def backoffs_near(found: list[float], nominal: list[float]) -> bool:
@@ -143,10 +143,10 @@ async def test_an_origin_that_may_be_asked_gets_no_token_no_artifact_and_no_call
         refused = await working.post(foreign)
         assert (refused.status_code, "TRELLIS_GATEWAY" in refused.json()["detail"]) == (422, True)
         delivery = working.backend.holder.driver.delivery
-        kept = Order.of(ProcessRequest.model_validate(foreign), execution=1, estimated_seconds=1)
+        kept = StoredOrder.of(ProcessRequest.model_validate(foreign), execution=1, estimated_seconds=1)
         until_ = stand.clock.monotonic() + 60.0
         answer = await delivery.call_back(kept, b'{"status": "COMPLETE"}', "c", until=until_)
-        assert isinstance(answer, GivenUp)
+        assert isinstance(answer, DeliveryGivenUp)
         with pytest.raises(Fault, match="to the gateway alone"):
             await delivery.stage(kept, draft(JobType.RESEARCH), "c", until=until_)
         assert other.count("artifact") == other.count("callback") == 0

@@ -23,10 +23,10 @@ from trellis.identity import issue, symmetric_key
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.nlm_backend.errors import ExecutionsSpent, StaleEpoch
-from trellis.nlm_backend.intake import EXECUTIONS_MAX, Execute, Known, decide
+from trellis.nlm_backend.intake import EXECUTIONS_MAX, ExecuteNow, KnownExecution, decide_intake
 from trellis.nlm_backend.orders import ProcessRequest, execution_id, read_execution_id, type_of
-from trellis.queue.backend import Execution, Failed, Finished, NlmBackend, refusal
-from trellis.queue.errors import ExecutionForgotten, NlmUnavailable
+from trellis.queue.backend import BackendFailed, BackendFinished, ExecutionRequest, NlmBackend, error_of_refusal
+from trellis.queue.errors import BackendUnavailable, ExecutionForgotten
 from trellis.queue.requests import QueueRequest
 from trellis.settings import Settings
 from trellis.web.server import ServerOptions, listen, serve_gateway
@@ -86,7 +86,7 @@ async def test_a_deadline_that_is_over_by_the_clock_here_may_come_again_with_a_l
     working, order = stand.backend(), stand.order()
     answer = await working.post(order | {"deadline": stand.in_s(-1.0)})
     assert (answer.status_code, answer.json()["code"]) == (409, "DEADLINE_OVER")
-    assert refusal(answer.status_code, answer.content).retries, "for the orchestration layer that is no end"
+    assert error_of_refusal(answer.status_code, answer.content).retries, "for the orchestration layer that is no end"
     assert await stand.executions() == 0
     assert (await working.post(order)).status_code == 202
 
@@ -209,7 +209,7 @@ async def test_what_is_staged_is_told_to_whoever_looks_while_its_callback_cannot
     async with asked(working) as backend:
         for _ in range(2):  # while it is tried, and after that was given up
             found = await backend.look(execution("job-c"))
-            assert isinstance(found, Finished)
+            assert isinstance(found, BackendFinished)
             assert (found.artifact_id, found.sha256) == (staged["artifact_id"], staged["sha256"])
             again = await working.post(order)
             assert (again.status_code, again.json()) == (200, found.model_dump())
@@ -229,7 +229,7 @@ async def test_why_it_failed_is_told_to_whoever_looks_while_its_callback_cannot_
     await until(lambda: stand.gateway.count("callback") > 0)
     async with asked(working) as backend:
         found = await backend.look(execution("job-c"))
-    assert isinstance(found, Failed)
+    assert isinstance(found, BackendFailed)
     assert found.error.code == "NLM_UNAVAILABLE"
     again = await working.post(order)
     assert (again.status_code, again.json()) == (200, found.model_dump())
@@ -244,7 +244,7 @@ async def test_a_backend_with_a_certificate_of_a_private_authority_is_reached(st
         with pytest.raises(ExecutionForgotten):
             await backend.look(execution("job-nobody"))
     async with asked(stand.backend(), served) as stranger:
-        with pytest.raises(NlmUnavailable):
+        with pytest.raises(BackendUnavailable):
             await stranger.look(execution("job-nobody"))
 
 
@@ -268,10 +268,10 @@ async def asked(
         await serving
 
 
-def execution(job_id: str, epoch: int = 1) -> Execution:
+def execution(job_id: str, epoch: int = 1) -> ExecutionRequest:
     """As much of it as a look needs."""
     request = QueueRequest(run_id="r", job_type=JobType.RESEARCH, agent_slug="a", payload={}, entity_refs=())
-    return Execution(
+    return ExecutionRequest(
         job_id=job_id,
         epoch=epoch,
         request=request,
@@ -455,20 +455,20 @@ def _request(epoch: int) -> ProcessRequest:
     )
 
 
-def _known(epoch: int, execution: int, state: str) -> Known:
-    return Known(execution_id("j", epoch, execution), epoch, execution, state)
+def _known(epoch: int, execution: int, state: str) -> KnownExecution:
+    return KnownExecution(execution_id("j", epoch, execution), epoch, execution, state)
 
 
 def test_what_is_known_decides():
-    assert decide([], _request(3)) == Execute(1)
-    assert decide([_known(2, 1, "DONE")], _request(3)) == Execute(1)
-    assert decide([_known(3, 1, "ERROR"), _known(3, 2, "ERROR")], _request(3)) == Execute(3)
+    assert decide_intake([], _request(3)) == ExecuteNow(1)
+    assert decide_intake([_known(2, 1, "DONE")], _request(3)) == ExecuteNow(1)
+    assert decide_intake([_known(3, 1, "ERROR"), _known(3, 2, "ERROR")], _request(3)) == ExecuteNow(3)
     for state in ("ACCEPTED", "NLM_QUERY", "DONE"):
-        assert decide([_known(3, 2, state), _known(3, 1, "ERROR")], _request(3)) == _known(3, 2, state)
+        assert decide_intake([_known(3, 2, state), _known(3, 1, "ERROR")], _request(3)) == _known(3, 2, state)
     with pytest.raises(StaleEpoch):
-        decide([_known(4, 1, "ERROR")], _request(3))
+        decide_intake([_known(4, 1, "ERROR")], _request(3))
     with pytest.raises(ExecutionsSpent):
-        decide([_known(3, EXECUTIONS_MAX, "ERROR")], _request(3))
+        decide_intake([_known(3, EXECUTIONS_MAX, "ERROR")], _request(3))
 
 
 @pytest.mark.parametrize("job_id", ["j", "a@1", "a@1.2", "x.y:z-1"])

@@ -9,13 +9,13 @@ from tests.nlm_backend.test_stages import WAY
 from trellis.lifecycles import Role
 from trellis.nlm.errors import NlmUnavailable
 from trellis.nlm_backend.errors import CircuitOpen, ProviderHeld, fault_of
-from trellis.nlm_backend.limits import Circuit, CircuitState, Pace
+from trellis.nlm_backend.limits import CircuitState, ProviderCircuit, RequestPace
 from trellis.testing import FakeClock
 
 
 def test_five_failures_in_a_row_open_the_circuit_and_one_try_decides_after_thirty_seconds():
     clock = FakeClock()
-    circuit = Circuit(clock.monotonic)
+    circuit = ProviderCircuit(clock.monotonic)
     for _ in range(4):
         circuit.admit("p")
         circuit.failed(None)
@@ -45,7 +45,7 @@ def test_five_failures_in_a_row_open_the_circuit_and_one_try_decides_after_thirt
 
 def test_what_the_provider_asked_for_is_kept_and_bounded():
     clock = FakeClock()
-    circuit = Circuit(clock.monotonic)
+    circuit = ProviderCircuit(clock.monotonic)
     circuit.failed(20.0)
     circuit.failed(5.0)
     with pytest.raises(ProviderHeld):
@@ -58,13 +58,13 @@ def test_what_the_provider_asked_for_is_kept_and_bounded():
 
 def test_the_pace_gives_one_turn_after_the_other_and_none_that_comes_too_late():
     clock = FakeClock()
-    pace = Pace(clock.monotonic, 2.0)
+    pace = RequestPace(clock.monotonic, 2.0)
     assert [pace.wait_s(10.0) for _ in range(4)] == [0.0, 0.5, 1.0, 1.5]
     assert pace.wait_s(1.0) is None
     assert pace.wait_s(10.0) == 2.0  # what came too late took nothing
     clock.advance(60.0)
     assert pace.wait_s(10.0) == 0.0
-    assert Pace(clock.monotonic, None).wait_s(0.0) == 0.0
+    assert RequestPace(clock.monotonic, None).wait_s(0.0) == 0.0
 
 
 def test_a_closed_circuit_is_no_rate_limit_and_a_retry_after_is():

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from trellis.cli import main
-from trellis.cli.serving_nlm import NlmPlace, addressed
+from trellis.cli.serving_nlm import NlmEndpoint, with_own_addresses
 from trellis.engine.ledger import Ledger
 from trellis.engine.nodes import this_node
 from trellis.engine.verify import verify
@@ -18,7 +18,7 @@ from trellis.identity import issue
 from trellis.instance import Instance, open_instance
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.nlm_backend import Backend, open_backend
+from trellis.nlm_backend import BackendProcess, open_backend
 from trellis.settings import read_settings
 from trellis.web.server import ServerOptions, listen, serve_gateway
 from trellis.wiring import callback_secrets, development_key, make_development_key, new_id
@@ -34,8 +34,8 @@ async def test_a_queue_job_becomes_a_finalized_artifact(tmp_path: Path, capsys: 
     make_development_key(url)
     keys, stop = [development_key(url)], asyncio.Event()
     front, back = listen(LOOPBACK, key_configured=False), listen(LOOPBACK, key_configured=False)
-    place = NlmPlace(options=LOOPBACK, listening=back, keys=keys)
-    settings = addressed(read_settings({}, tmp_path), front, place)
+    place = NlmEndpoint(options=LOOPBACK, listening=back, keys=keys)
+    settings = with_own_addresses(read_settings({}, tmp_path), front, place)
     assert (settings.gateway, settings.nlm_backend) == (front.url, back.url)
     token = issue(keys[0], name="iryna", roles=[Role.OWNER], ttl_s=600.0, now=time.time())
     async with open_instance(settings, url) as instance, open_backend(settings, url) as backend:
@@ -99,7 +99,7 @@ async def _check_shown(client: httpx2.AsyncClient, job_id: str) -> None:
     assert (await client.get("/jobs/nobody@1")).status_code == 404
 
 
-async def _check_recorded(instance: Instance, backend: Backend) -> None:
+async def _check_recorded(instance: Instance, backend: BackendProcess) -> None:
     """Every event and act of both ledgers has one audit record, with a node; those of the job have the caller's correlation id."""
     ledgers = (instance.ledger, backend.ledger)
     events = [event.id for one in ledgers for event in (await one.feed(None, limit=500)).events]

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.queue.rig import Nlm, Rig, accept_only, finish
-from trellis.queue.backend import Execution, UnderWay
+from trellis.queue.backend import ExecutionRequest, ExecutionUnderWay
 from trellis.storage.memory.errors import MemoryUnavailable
 
 CONTEXT, CALL, WRITE = "CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE"
@@ -58,9 +58,9 @@ class NoMemory:
         raise MemoryUnavailable(reason="timed out")
 
 
-async def wrong_hash(nlm: Nlm, execution: Execution) -> UnderWay:
+async def wrong_hash(nlm: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay:
     """Stage one thing and announce another."""
     staged = await nlm.stage(execution)
     called = await nlm.complete(execution, staged, sha256="0" * 64)
     assert called.status_code == 202, called.text
-    return UnderWay(accepted=True, job_id=execution.job_id)
+    return ExecutionUnderWay(accepted=True, job_id=execution.job_id)

@@ -19,7 +19,7 @@ import httpx2
 from fastapi import FastAPI
 
 from tests.gateway.conftest import FREE, KEY, VIOLIN, opened
-from trellis.artifacts.content import YIELDS
+from trellis.artifacts.content import ARTIFACT_TYPE_OF_JOB_TYPE
 from trellis.engine.jobs import Actor, JobId
 from trellis.engine.records import Event, SweepOptions
 from trellis.engine.verify import verify
@@ -28,7 +28,7 @@ from trellis.identity import issue
 from trellis.instance import Instance
 from trellis.lifecycles import Role
 from trellis.net.signatures import job_key, signed_headers
-from trellis.queue.backend import Execution, Failed, Finished, UnderWay
+from trellis.queue.backend import BackendFailed, BackendFinished, ExecutionRequest, ExecutionUnderWay
 from trellis.queue.orchestrator import QueueOrchestrator
 from trellis.testing import FakeClock
 from trellis.wiring import new_id
@@ -39,8 +39,8 @@ OVER = frozenset({"COMPLETE", "FAILED", "DEAD"})
 """States that no pass of an orchestrator leaves while time stands still."""
 OTHER = "architect-guardian"
 QUESTION = {"query": "Who made the violin?"}
-Answers = Callable[["Nlm", Execution], Awaitable[UnderWay | Finished]]
-Looks = Callable[["Nlm", Execution], Awaitable[UnderWay | Finished | Failed]]
+Answers = Callable[["Nlm", ExecutionRequest], Awaitable[ExecutionUnderWay | BackendFinished]]
+Looks = Callable[["Nlm", ExecutionRequest], Awaitable[ExecutionUnderWay | BackendFinished | BackendFailed]]
 
 
 @dataclass
@@ -51,21 +51,21 @@ class Nlm:
     answer: Answers | None = None
     stands: Looks | None = None
     """How an execution stands, to whoever looks; by default it is under way."""
-    asked: list[Execution] = field(default_factory=list)
-    looked: list[Execution] = field(default_factory=list)
-    stopped: list[Execution] = field(default_factory=list)
-    stops: Callable[[Execution], Awaitable[None]] | None = None
+    asked: list[ExecutionRequest] = field(default_factory=list)
+    looked: list[ExecutionRequest] = field(default_factory=list)
+    stopped: list[ExecutionRequest] = field(default_factory=list)
+    stops: Callable[[ExecutionRequest], Awaitable[None]] | None = None
     """What happens when it is told to stop an execution; by default nothing goes wrong."""
 
-    async def process(self, execution: Execution, /) -> UnderWay | Finished:
+    async def process(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished:
         self.asked.append(execution)
         return await (self.answer or finish)(self, execution)
 
-    async def look(self, execution: Execution, /) -> UnderWay | Finished | Failed:
+    async def look(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished | BackendFailed:
         self.looked.append(execution)
         return under_way(execution) if self.stands is None else await self.stands(self, execution)
 
-    async def stop(self, execution: Execution, /) -> None:
+    async def stop(self, execution: ExecutionRequest, /) -> None:
         self.stopped.append(execution)
         if self.stops is not None:
             await self.stops(execution)
@@ -73,14 +73,14 @@ class Nlm:
     async def close(self) -> None:
         pass
 
-    async def stage(self, execution: Execution, **changed: Any) -> httpx2.Response:
+    async def stage(self, execution: ExecutionRequest, **changed: Any) -> httpx2.Response:
         """POST /artifacts, as the backend does."""
         body = {"job_id": execution.job_id, "epoch": execution.epoch, **draft(execution)} | changed
         return await self.rig.client(Role.NLM_BACKEND, job_id=execution.job_id).post("/artifacts", json=body)
 
     async def call_back(
         self,
-        execution: Execution,
+        execution: ExecutionRequest,
         *,
         id_: str | None = None,
         secret: bytes = SECRET,
@@ -97,16 +97,16 @@ class Nlm:
             f"/jobs/{execution.job_id}/result", content=told, headers={**headers, "content-type": "application/json"}
         )
 
-    async def complete(self, execution: Execution, staged: httpx2.Response, **changed: Any) -> httpx2.Response:
+    async def complete(self, execution: ExecutionRequest, staged: httpx2.Response, **changed: Any) -> httpx2.Response:
         """The callback of a staged artifact."""
         told = staged.json()
         body = {"artifact_id": told["artifact_id"], "sha256": told["sha256"], "size": told["size"]} | changed
         return await self.call_back(execution, status="COMPLETE", **body)
 
 
-def draft(execution: Execution) -> dict[str, Any]:
+def draft(execution: ExecutionRequest) -> dict[str, Any]:
     """An artifact of the right type."""
-    type_ = YIELDS[execution.request.job_type].value
+    type_ = ARTIFACT_TYPE_OF_JOB_TYPE[execution.request.job_type].value
     contents: dict[str, dict[str, Any]] = {
         "RESEARCH_BRIEF": {
             "title": "Research Brief: the violin",
@@ -122,11 +122,11 @@ def draft(execution: Execution) -> dict[str, Any]:
     return {"type": type_, "content": contents[type_], "sources": sources}
 
 
-def under_way(execution: Execution) -> UnderWay:
-    return UnderWay(accepted=True, job_id=execution.job_id, estimated_seconds=1)
+def under_way(execution: ExecutionRequest) -> ExecutionUnderWay:
+    return ExecutionUnderWay(accepted=True, job_id=execution.job_id, estimated_seconds=1)
 
 
-async def finish(nlm: Nlm, execution: Execution) -> UnderWay:
+async def finish(nlm: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay:
     """Stage, call back, and only then answer."""
     staged = await nlm.stage(execution)
     assert staged.status_code == 201, staged.text
@@ -135,13 +135,13 @@ async def finish(nlm: Nlm, execution: Execution) -> UnderWay:
     return under_way(execution)
 
 
-async def accept_only(_: Nlm, execution: Execution) -> UnderWay:
+async def accept_only(_: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay:
     """Take it and say no more."""
     return under_way(execution)
 
 
 def failing(error: Exception) -> Answers:
-    async def answer(_: Nlm, __: Execution) -> UnderWay:
+    async def answer(_: Nlm, __: ExecutionRequest) -> ExecutionUnderWay:
         raise error
 
     return answer
@@ -150,7 +150,7 @@ def failing(error: Exception) -> Answers:
 def saying(code: str, message: str = "no") -> Answers:
     """Take it, and call back that it failed."""
 
-    async def answer(nlm: Nlm, execution: Execution) -> UnderWay:
+    async def answer(nlm: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay:
         called = await nlm.call_back(execution, status="FAILED", error={"code": code, "message": message})
         assert called.status_code == 202, called.text
         return under_way(execution)

@@ -8,16 +8,16 @@ import pytest
 from tests.queue.holding import STAGES
 from tests.queue.rig import OTHER, Nlm, Rig, accept_only, under_way
 from trellis.lifecycles import Role
-from trellis.queue.backend import Execution, UnderWay
+from trellis.queue.backend import ExecutionRequest, ExecutionUnderWay
 from trellis.queue.context import snapshot_key
 from trellis.runs.act_records import ActRecorder
-from trellis.runs.publishing import Publisher
+from trellis.runs.publishing import DocumentPublisher
 
 
 async def _records(rig: Rig) -> list[dict[str, Any]]:
     """The audit records about callbacks."""
     projector = rig.instance.actor(Role.PROJECTOR)
-    await ActRecorder(rig.instance.ledger, projector, Publisher(rig.instance.objects)).publish_new()
+    await ActRecorder(rig.instance.ledger, projector, DocumentPublisher(rig.instance.objects)).publish_new()
     found = [await rig.instance.objects.get(info.key) for info in (await rig.instance.objects.list("audit/")).items]
     told = [json.loads(one.body) for one in found if one is not None]
     return [one for one in told if one["event"].startswith("callback.")]
@@ -95,7 +95,7 @@ async def test_a_zombie_backend_cannot_replace_the_winners_artifact(rig: Rig):
 async def test_a_zombie_that_comes_while_the_next_attempt_is_at_work_changes_nothing(rig: Rig):
     seen: dict[str, int] = {}
 
-    async def overtaken(nlm: Nlm, execution: Execution) -> UnderWay:
+    async def overtaken(nlm: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay:
         zombie = nlm.asked[0]
         if execution.epoch == zombie.epoch:
             return under_way(execution)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from trellis import connect
-from trellis.cli.serving_nlm import NlmPlace
-from trellis.cli.together import together
+from trellis.cli.serving_nlm import NlmEndpoint
+from trellis.cli.together import run_together
 from trellis.engine.verify import verify
 from trellis.gateway import create_app
 from trellis.http.client import GatewayClient
@@ -67,10 +67,10 @@ async def chain(folder: Path, ledger: str) -> AsyncGenerator[tuple[Instance, Gat
             callback_secrets=callback_secrets(ledger, settings),
         )
         up = asyncio.ensure_future(
-            together(
+            run_together(
                 stop,
                 serve_gateway(app, gateway, LOOPBACK, stop, end_streams=app.state.streams.hub.close),
-                NlmPlace(options=LOOPBACK, listening=nlm, keys=keys).serve(backend, stop),
+                NlmEndpoint(options=LOOPBACK, listening=nlm, keys=keys).serve(backend, stop),
                 instance.serve(stop),
             )
         )

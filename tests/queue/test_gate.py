@@ -13,7 +13,7 @@ from trellis.engine.jobs import Actor, JobId
 from trellis.engine.records import Event, JobFilter
 from trellis.lifecycles import Role
 from trellis.queue import orchestrator
-from trellis.queue.requests import checked, new_queue_job
+from trellis.queue.requests import checked_request, new_queue_job
 from trellis.runs.layer import TriggerKind
 from trellis.storage.objects import StoreUnavailable
 from trellis.wiring import new_id
@@ -121,7 +121,7 @@ async def test_an_agent_whose_file_cannot_be_read_keeps_no_other_agents_job_from
 
 @pytest.mark.requirement("D10")
 async def test_only_a_request_that_cannot_be_read_is_not_accepted(rig: Rig):
-    asked = new_queue_job(checked(run_id=RUN, job_type="RESEARCH", agent_slug=VIOLIN, payload=QUESTION), new_id)
+    asked = new_queue_job(checked_request(run_id=RUN, job_type="RESEARCH", agent_slug=VIOLIN, payload=QUESTION), new_id)
     await rig.instance.ledger.submit(GATEWAY, [replace(asked, payload=b'{"job_type": "RESEARCH"}')])
     (event,) = await _until_refused(rig, asked.job_id)
     assert (event.source, event.target) == ("PENDING", "FAILED")
@@ -174,7 +174,7 @@ async def test_one_job_of_an_agent_is_held_at_a_time_and_other_agents_are_not_ke
     for _ in range(3):
         await rig.orchestrator.run_once()
     assert await rig.status(second) == "QUEUED"
-    assert (await rig.instance.layer.standing(run)).position == 0, "a run of the agent has a key of its own"
+    assert (await rig.instance.layer.run_state(run)).position == 0, "a run of the agent has a key of its own"
     assert (await rig.cancel(first)).status_code == 200
     await rig.work(second, "NOTEBOOKLM_CALL")
 

@@ -9,8 +9,8 @@ from tests.queue.holding import STAGES, held_in
 from tests.queue.rig import Nlm, Rig, accept_only, failing, saying
 from tests.queue.test_nlm_answers import EXECUTION, http
 from trellis.engine.errors import LedgerUnavailable
-from trellis.queue.backend import Execution, NlmBackend, UnderWay
-from trellis.queue.errors import NlmUnavailable, RateLimited, StageError
+from trellis.queue.backend import ExecutionRequest, ExecutionUnderWay, NlmBackend
+from trellis.queue.errors import BackendUnavailable, RateLimited, StageError
 
 
 async def _drained(rig: Rig) -> None:
@@ -118,14 +118,14 @@ async def test_the_backend_is_not_told_about_an_execution_that_has_ended_or_neve
 
 @pytest.mark.requirement("D19")
 async def test_a_backend_that_cannot_be_told_changes_nothing(rig: Rig):
-    async def broken(_: Execution) -> None:
-        raise NlmUnavailable(detail="down")
+    async def broken(_: ExecutionRequest) -> None:
+        raise BackendUnavailable(detail="down")
 
-    async def silent(_: Execution) -> None:
+    async def silent(_: ExecutionRequest) -> None:
         await asyncio.Event().wait()
 
-    async def lost(nlm: Nlm, execution: Execution) -> UnderWay:
-        raise NlmUnavailable(detail="the answer was lost")
+    async def lost(nlm: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay:
+        raise BackendUnavailable(detail="the answer was lost")
 
     rig.nlm.answer = lost
     for stops, told in ((broken, 1), (silent, 2)):
@@ -143,7 +143,7 @@ async def test_a_backend_that_cannot_be_told_changes_nothing(rig: Rig):
 
 @pytest.mark.requirement("D19", "D60")
 @pytest.mark.parametrize(
-    "status, wrong", [("202 Accepted", None), ("404 Not Found", None), ("503 Busy", NlmUnavailable)]
+    "status, wrong", [("202 Accepted", None), ("404 Not Found", None), ("503 Busy", BackendUnavailable)]
 )
 async def test_stopping_is_a_delete_of_the_execution(status: str, wrong: type[StageError] | None):
     heard: list[bytes] = []

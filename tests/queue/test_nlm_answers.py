@@ -13,11 +13,18 @@ import pytest
 from tests.queue.holding import STAGES
 from tests.queue.rig import Looks, Nlm, Rig, accept_only, draft, finish, saying, seconds_to_due, under_way
 from trellis.artifacts.content import JobType
-from trellis.queue.backend import Execution, Failed, Failure, Finished, NlmBackend, UnderWay
-from trellis.queue.errors import ExecutionForgotten, NlmAnswerInvalid, NlmUnavailable, StageError, StageHopeless
+from trellis.queue.backend import (
+    BackendFailed,
+    BackendFailure,
+    BackendFinished,
+    ExecutionRequest,
+    ExecutionUnderWay,
+    NlmBackend,
+)
+from trellis.queue.errors import BackendUnavailable, ExecutionForgotten, NlmAnswerInvalid, StageError, StageHopeless
 from trellis.queue.requests import QueueRequest
 
-EXECUTION = Execution(
+EXECUTION = ExecutionRequest(
     job_id="j",
     epoch=3,
     request=QueueRequest(run_id="r", job_type=JobType.RESEARCH, agent_slug="a", payload={}, entity_refs=()),
@@ -130,7 +137,7 @@ async def test_a_failed_callback_is_retried_unless_it_is_permanent(rig: Rig):
 async def test_whoever_misses_a_callback_looks_how_it_stands_and_asks_for_nothing_twice(rig: Rig):
     stands = iter([accept_only, _down, _with_result])
 
-    async def look(nlm: Nlm, execution: Execution) -> UnderWay | Finished:
+    async def look(nlm: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay | BackendFinished:
         return await next(stands)(nlm, execution)
 
     rig.nlm.answer, rig.nlm.stands = accept_only, look
@@ -147,13 +154,13 @@ async def test_whoever_misses_a_callback_looks_how_it_stands_and_asks_for_nothin
 
 @pytest.mark.requirement("NLM-6", "D8")
 async def test_a_job_that_its_backend_forgot_or_failed_takes_the_path_of_the_table(rig: Rig):
-    async def forgot(_: Nlm, __: Execution) -> UnderWay:
+    async def forgot(_: Nlm, __: ExecutionRequest) -> ExecutionUnderWay:
         raise ExecutionForgotten(detail="lost")
 
     def failed(code: str) -> Looks:
-        async def look(_: Nlm, one: Execution) -> Failed:
-            error = Failure(code=code, message="as it says")
-            return Failed(job_id=one.job_id, epoch=one.epoch, status="FAILED", error=error)
+        async def look(_: Nlm, one: ExecutionRequest) -> BackendFailed:
+            error = BackendFailure(code=code, message="as it says")
+            return BackendFailed(job_id=one.job_id, epoch=one.epoch, status="FAILED", error=error)
 
         return look
 
@@ -175,17 +182,17 @@ async def test_a_job_that_its_backend_forgot_or_failed_takes_the_path_of_the_tab
 
 
 LOOKS = {
-    "at it": (http("202 Accepted", {"accepted": True, "job_id": "j"}), UnderWay),
+    "at it": (http("202 Accepted", {"accepted": True, "job_id": "j"}), ExecutionUnderWay),
     "done": (
         http(
             "200 OK",
             {"job_id": "j", "epoch": 3, "status": "COMPLETE", "artifact_id": "a", "sha256": "0" * 64, "size": 1},
         ),
-        Finished,
+        BackendFinished,
     ),
     "failed": (
         http("200 OK", {"job_id": "j", "epoch": 3, "status": "FAILED", "error": {"code": "X", "message": ""}}),
-        Failed,
+        BackendFailed,
     ),
     "forgotten": (http("404 Not Found", {"code": "NOT_FOUND", "execution": "unknown"}), ExecutionForgotten),
     "no such address": (http("404 Not Found", {"code": "NOT_FOUND"}), StageHopeless),
@@ -210,19 +217,19 @@ async def test_a_look_says_how_an_execution_stands(rig: Rig):
         await backend.close()
 
 
-async def _down(_: Nlm, __: Execution) -> UnderWay:
-    raise NlmUnavailable(detail="503")
+async def _down(_: Nlm, __: ExecutionRequest) -> ExecutionUnderWay:
+    raise BackendUnavailable(detail="503")
 
 
-async def _with_result(nlm: Nlm, execution: Execution) -> Finished:
+async def _with_result(nlm: Nlm, execution: ExecutionRequest) -> BackendFinished:
     told = (await nlm.stage(execution)).json()
     facts = {name: told[name] for name in ("artifact_id", "sha256", "size")}
-    return Finished(job_id=execution.job_id, epoch=execution.epoch, status="COMPLETE", **facts)
+    return BackendFinished(job_id=execution.job_id, epoch=execution.epoch, status="COMPLETE", **facts)
 
 
 @pytest.mark.requirement("JQ-5", "ART-4")
 async def test_a_backend_that_answers_twice_has_one_effect(rig: Rig):
-    async def twice(nlm: Nlm, execution: Execution) -> UnderWay:
+    async def twice(nlm: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay:
         staged, again = await nlm.stage(execution), await nlm.stage(execution)
         assert (staged.status_code, again.status_code) == (201, 200)
         assert again.json()["artifact_id"] == staged.json()["artifact_id"]
@@ -253,7 +260,7 @@ MISMATCHES: list[dict[str, Any]] = [
 async def test_what_is_staged_and_what_is_announced_must_be_the_same(rig: Rig):
     announced = iter(MISMATCHES)
 
-    async def answer(nlm: Nlm, execution: Execution) -> UnderWay:
+    async def answer(nlm: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay:
         changed = next(announced, {})
         assert (await nlm.complete(execution, await nlm.stage(execution), **changed)).status_code == 202
         return under_way(execution)
@@ -275,7 +282,7 @@ async def test_an_artifact_that_an_older_execution_staged_is_not_taken(rig: Rig)
     """The callback is of this execution and signed; the artifact it names was made for an epoch that lost its lease."""
     staged: list[httpx2.Response] = []
 
-    async def answer(nlm: Nlm, execution: Execution) -> UnderWay:
+    async def answer(nlm: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay:
         if not staged:
             staged.append(await nlm.stage(execution))
         else:
@@ -308,7 +315,7 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
 async def test_each_type_of_job_yields_its_type_of_artifact_and_no_other(rig: Rig):
     refused: list[int] = []
 
-    async def answer(nlm: Nlm, execution: Execution) -> UnderWay:
+    async def answer(nlm: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay:
         mine = draft(execution)
         other = "BRIEF" if mine["type"] != "BRIEF" else "RESEARCH_BRIEF"
         refused.append((await nlm.stage(execution, type=other)).status_code)

@@ -11,17 +11,17 @@ from trellis.queue import driver as driving
 from trellis.queue import orchestrator
 from trellis.queue.errors import (
     ArtifactMismatch,
+    BackendUnavailable,
     CallbackMissing,
     ContextTimeout,
     DeadlinePassed,
-    NlmUnavailable,
     RateLimited,
     StageFailed,
     StageHopeless,
 )
-from trellis.queue.retrying import BACKOFF_S, EXECUTIONS, FINAL_REST_S_MIN, Again, Final, on_error
+from trellis.queue.retrying import BACKOFF_S, EXECUTIONS, FINAL_REST_S_MIN, FailForGood, RetryLater, on_stage_error
 
-DOWN = failing(NlmUnavailable(detail="the NLM backend answered 503"))
+DOWN = failing(BackendUnavailable(detail="the NLM backend answered 503"))
 
 
 @pytest.mark.requirement("JQ-8", "D7", "D8", "D38")
@@ -179,33 +179,33 @@ async def test_the_jobs_own_deadline_is_passed_down_and_ends_it(rig: Rig):
     assert (job["attempt"], job["error"].partition(":")[0]) == (0, "DEADLINE_PASSED")
 
 
-TRANSIENT = [RateLimited, NlmUnavailable, CallbackMissing, ContextTimeout, ArtifactMismatch, StageFailed]
+TRANSIENT = [RateLimited, BackendUnavailable, CallbackMissing, ContextTimeout, ArtifactMismatch, StageFailed]
 
 
 @pytest.mark.requirement("JQ-8", "D8", "D38")
 @pytest.mark.parametrize("kind", TRANSIENT)
 @pytest.mark.parametrize("attempt", range(4))
 def test_the_policy_waits_at_least_the_floor_and_at_most_a_fifth_more(kind: type, attempt: int):
-    verdicts = [on_error(kind(detail="x"), attempt, EXECUTIONS, draw) for draw in (0.0, 0.5, 0.999_999)]
+    verdicts = [on_stage_error(kind(detail="x"), attempt, EXECUTIONS, draw) for draw in (0.0, 0.5, 0.999_999)]
     if attempt == 3:
-        assert verdicts == [Final(0.0)] * 3
+        assert verdicts == [FailForGood(0.0)] * 3
         return
     floor_s = BACKOFF_S[attempt]
-    waits = [verdict.delay_s for verdict in verdicts if isinstance(verdict, Again)]
+    waits = [verdict.delay_s for verdict in verdicts if isinstance(verdict, RetryLater)]
     assert waits[0] == floor_s
     assert floor_s < waits[1] < waits[2] < floor_s * 1.2 + 1e-9
 
 
 @pytest.mark.requirement("JQ-8", "D38")
 def test_an_attempt_that_was_given_back_is_made_up_for_at_the_end_with_the_longest_backoff():
-    assert on_error(StageFailed(detail="x"), 3, EXECUTIONS + 1, 0.0) == Again(60.0)
-    assert on_error(StageFailed(detail="x"), 4, EXECUTIONS + 1, 0.0) == Final(0.0)
+    assert on_stage_error(StageFailed(detail="x"), 3, EXECUTIONS + 1, 0.0) == RetryLater(60.0)
+    assert on_stage_error(StageFailed(detail="x"), 4, EXECUTIONS + 1, 0.0) == FailForGood(0.0)
 
 
 @pytest.mark.requirement("D8")
 @pytest.mark.parametrize("kind", [StageHopeless, DeadlinePassed])
 @pytest.mark.parametrize("attempt", range(4))
 def test_what_is_permanent_never_waits_for_another_attempt(kind: type, attempt: int):
-    verdict = on_error(kind(detail="x"), attempt, EXECUTIONS, 0.5)
-    assert isinstance(verdict, Final)
+    verdict = on_stage_error(kind(detail="x"), attempt, EXECUTIONS, 0.5)
+    assert isinstance(verdict, FailForGood)
     assert verdict.rest_s > FINAL_REST_S_MIN > 72.0

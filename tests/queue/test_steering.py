@@ -11,7 +11,7 @@ from tests.queue.rig import Rig, accept_only, saying
 from trellis.engine.jobs import CancelMode, JobId, RequestId
 from trellis.lifecycles import Role
 from trellis.runs import documents
-from trellis.runs.documents import Facts, Request
+from trellis.runs.documents import RunFacts, RunRequest
 from trellis.runs.layer import TriggerKind
 
 
@@ -48,7 +48,7 @@ async def test_a_soft_cancel_becomes_hard_when_the_holder_does_not_stop(rig: Rig
     job_id = await rig.submit()
     async with held_in(rig, job_id, "NOTEBOOKLM_CALL"):
         await rig.cancel(job_id, mode="soft")
-        rig.orchestrator.driver.wishes.clear()
+        rig.orchestrator.driver.cancel_requests.clear()
         await rig.leap(30.0)
         assert await rig.status(job_id) == "FAILED"
     assert (await rig.job(job_id))["error"].startswith("CANCELLED: ")
@@ -87,7 +87,7 @@ async def _manifest(rig: Rig, run: str) -> dict[str, Any]:
     await rig.instance.layer.cancel(JobId(run), mode=CancelMode.HARD, request_id=RequestId(f"end {run}"), cause="over")
     job, events = await rig.instance.ledger.job(JobId(run)), await rig.recorded(run)
     assert job is not None
-    return json.loads(documents.manifest(Facts(run, Request.read(job.payload or b""), tuple(events))))
+    return json.loads(documents.manifest(RunFacts(run, RunRequest.read(job.payload or b""), tuple(events))))
 
 
 async def _failed_job(rig: Rig, **about: str) -> str:
@@ -116,7 +116,7 @@ async def test_a_requeued_job_of_an_ended_run_belongs_to_a_new_run_that_says_wha
     assert (artifact["run_id"], artifact["job_id"]) == (new, job_id)
     run = await rig.instance.ledger.job(JobId(new))
     assert run is not None
-    asked = Request.read(run.payload or b"")
+    asked = RunRequest.read(run.payload or b"")
     assert (asked.params, asked.agent_slug) == ({"topic": "bows"}, VIOLIN)
     assert (await _manifest(rig, new))["retry_of"] == old
     assert "retry_of" not in await _manifest(rig, old)

@@ -12,7 +12,7 @@ from tests.spans import SPAN_ID, TRACE, TRACE_ID, Spans, parent_of, recorded, sp
 from trellis.engine import tracing
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter
-from trellis.http.calls import Ask
+from trellis.http.calls import GatewayRequest
 from trellis.http.client import GatewayClient
 from trellis.instance import Instance
 from trellis.ledgers import open_ledger
@@ -60,7 +60,7 @@ async def submitted(client: GatewayClient) -> str:
     """A queue job of a caller from outside, who has a trace and a correlation id."""
     body = {"job_type": "RESEARCH", "agent_slug": VIOLIN, "payload": JOBS["RESEARCH"][0]}
     headers = {"traceparent": TRACE, "X-Correlation-ID": ORDER}
-    made = await client._calls.ask(Ask(method="POST", path="/jobs", body=body, headers=headers))
+    made = await client._calls.ask(GatewayRequest(method="POST", path="/jobs", body=body, headers=headers))
     (job,) = (await client.jobs.list(correlation_id=ORDER)).items
     assert job.job_id.encode() in made.body
     return job.job_id

@@ -13,11 +13,11 @@ from trellis.engine.records import Event, SweepOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.runs.documents import Facts, Request
-from trellis.runs.driver import Driver, DriverOptions, Outcome
+from trellis.runs.documents import RunFacts, RunRequest
+from trellis.runs.driver import DriveOutcome, RunDriver, RunDriverOptions
 from trellis.runs.ids import STEPS
 from trellis.runs.orchestrator import TYPE, accept
-from trellis.runs.steps import Step, StepContext, StepResult
+from trellis.runs.steps import RunStep, StepContext, StepResult
 from trellis.testing import FakeClock
 
 GATEWAY = Actor(role=Role.GATEWAY, name="gateway@test")
@@ -35,24 +35,24 @@ class Steps:
 
     def __init__(self) -> None:
         self.done: dict[str, int] = dict.fromkeys(STEPS, 0)
-        self.acts: dict[str, Step] = {
+        self.acts: dict[str, RunStep] = {
             "load-context": self._plain({"sources": ["sources/a.md"]}),
             "execute-agent": self._plain({"summary": "nothing to change", "proposals": []}),
             "persist-results": self._persist,
             "finalize": self._plain({}),
         }
 
-    def mapping(self) -> dict[str, Step]:
+    def mapping(self) -> dict[str, RunStep]:
         return {name: self._counted(name) for name in STEPS}
 
-    def _counted(self, name: str) -> Step:
+    def _counted(self, name: str) -> RunStep:
         async def step(context: StepContext, /) -> StepResult:
             self.done[name] += 1
             return await self.acts[name](context)
 
         return step
 
-    def _plain(self, result: dict[str, object]) -> Step:
+    def _plain(self, result: dict[str, object]) -> RunStep:
         async def step(context: StepContext, /) -> StepResult:
             return StepResult(result=result)
 
@@ -75,7 +75,7 @@ class Stand:
 
     async def run_of(self, slug: str = "archivist-violin", *, queued: bool = True) -> JobId:
         run_id = JobId(f"run_2026-02-14_080000_{next(self._numbers):06}")
-        request = Request(slug, "manual", {"topic": "bows"})
+        request = RunRequest(slug, "manual", {"topic": "bows"})
         job = NewJob(
             job_id=run_id, type=TYPE, lifecycle="run", payload=request.to_bytes(), concurrency_key=f"run:{slug}"
         )
@@ -96,31 +96,31 @@ class Stand:
             self.clock.advance(1.0)
             await self.ledger.sweep(Actor(role=Role.SWEEPER, name="test"), SweepOptions(elect=False))
 
-    def driver(self, **options: float | tuple[float, ...]) -> Driver:
+    def driver(self, **options: float | tuple[float, ...]) -> RunDriver:
         async def published(slug: str, run_id: str, version: int) -> None:
             self.shown.append((slug, run_id, version))
             if not self.shows:
                 await asyncio.get_running_loop().create_future()
 
-        return Driver(
+        return RunDriver(
             ledger=self.ledger,
             actor=ORCHESTRATOR,
             clock=self.clock,
             steps=self.steps.mapping(),
             published=published,
-            options=DriverOptions(**options),  # type: ignore[arg-type]
+            options=RunDriverOptions(**options),  # type: ignore[arg-type]
         )
 
-    async def drive(self, claimed: Claimed | None = None, **options: float | tuple[float, ...]) -> Outcome:
+    async def drive(self, claimed: Claimed | None = None, **options: float | tuple[float, ...]) -> DriveOutcome:
         claimed = claimed or await self.claim()
         assert claimed is not None
         return await asyncio.wait_for(self.driver(**options).drive(claimed), PATIENCE_S)
 
-    async def facts(self, run_id: JobId) -> Facts:
+    async def facts(self, run_id: JobId) -> RunFacts:
         job = await self.ledger.job(run_id)
         assert job is not None
         assert job.payload is not None
-        return Facts(run_id, Request.read(job.payload), tuple(await self.ledger.events(run_id)))
+        return RunFacts(run_id, RunRequest.read(job.payload), tuple(await self.ledger.events(run_id)))
 
     async def events(self, run_id: JobId) -> list[Event]:
         return await self.ledger.events(run_id)

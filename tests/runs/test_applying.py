@@ -16,14 +16,14 @@ from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, Lease, RequestId
 from trellis.lifecycles import Role
 from trellis.runs import proposals
-from trellis.runs.applying import LOST_MAX, ApplyEngine, ApplyOptions, Pass, settled
+from trellis.runs.applying import LOST_MAX, ApplyEngine, ApplyOptions, ApplyReport, apply_until_settled
 from trellis.runs.documents import sha256
 from trellis.runs.errors import TargetRefused
-from trellis.runs.proposals import Draft, Proposal
+from trellis.runs.proposals import Proposal, ProposalContent
 from trellis.runs.targets import checked_target
 from trellis.storage.documents import timestamp
 from trellis.storage.memory import MemoryRepository, ReadMode, open_memory
-from trellis.storage.objects import ObjectStore, Refused, Stored, When
+from trellis.storage.objects import ObjectStore, PutCondition, PutRefused, PutStored
 from trellis.storage.open import open_objects
 
 SLUG = "archivist-violin"
@@ -56,11 +56,11 @@ class Workshop:
         self, action: str, target: str, content: dict[str, Any], target_hash: str | None = None
     ) -> Proposal:
         self._ordinal += 1
-        draft = Draft(action=action, target=target, content=content, target_hash=target_hash)
-        proposal = proposals.make(RUN, SLUG, self._ordinal, draft)
-        await proposals.store(self.stand.ledger, ORCHESTRATOR, [proposal])
-        if not await proposals.approve_itself(self.stand.ledger, GATEWAY, proposal.id, json.loads(proposal.body)):
-            await proposals.decide(
+        draft = ProposalContent(action=action, target=target, content=content, target_hash=target_hash)
+        proposal = proposals.make_proposal(RUN, SLUG, self._ordinal, draft)
+        await proposals.store_proposals(self.stand.ledger, ORCHESTRATOR, [proposal])
+        if not await proposals.auto_approve(self.stand.ledger, GATEWAY, proposal.id, json.loads(proposal.body)):
+            await proposals.decide_proposal(
                 self.stand.ledger, OWNER, proposal.id, approve=True, note=None, request_id=RequestId(proposal.id)
             )
         return proposal
@@ -99,17 +99,17 @@ def remember(content: str, version: int = 0) -> dict[str, Any]:
 async def test_an_approved_edit_changes_its_file_once(workshop: Workshop, kind: str, expected: bytes):
     await workshop.objects.put(NOTE, BEFORE)
     proposal = await workshop.approved("propose-edit", "sources/bows.md", edit("new", kind), sha256(BEFORE))
-    assert await workshop.engine().run_once() == Pass(applied=1)
+    assert await workshop.engine().run_once() == ApplyReport(applied=1)
     assert await workshop.body(NOTE) == expected
     document = await workshop.document(proposal.id)
     assert document["status"] == "applied"
     assert document["apply_result"] == {"git_commit": None, "object_key": NOTE, "error": None}
-    assert await workshop.engine().run_once() == Pass()
+    assert await workshop.engine().run_once() == ApplyReport()
 
 
 async def test_a_new_file_is_made(workshop: Workshop):
     await workshop.approved("propose-note", "notes/idea.md", edit("an idea", "create"))
-    assert await workshop.engine().run_once() == Pass(applied=1)
+    assert await workshop.engine().run_once() == ApplyReport(applied=1)
     assert await workshop.body(f"agents/{SLUG}/notes/idea.md") == b"an idea\n"
 
 
@@ -117,7 +117,7 @@ async def test_a_new_file_is_made(workshop: Workshop):
 async def test_a_file_that_changed_meanwhile_is_a_conflict_and_stays(workshop: Workshop):
     await workshop.objects.put(NOTE, b"# Bows, rewritten\n")
     proposal = await workshop.approved("propose-edit", "sources/bows.md", edit("new"), sha256(BEFORE))
-    assert await workshop.engine().run_once() == Pass(failed=1)
+    assert await workshop.engine().run_once() == ApplyReport(failed=1)
     document = await workshop.document(proposal.id)
     assert document["status"] == "failed"
     assert document["apply_result"]["error"].startswith("conflict: ")
@@ -135,7 +135,7 @@ async def test_an_approved_comment_stands_beside_its_source_and_not_in_it(
 ):
     await workshop.objects.put(NOTE, BEFORE)
     proposal = await workshop.approved(action, "sources/bows.md", edit("88, not 94", change), sha256(BEFORE))
-    assert await workshop.engine().run_once() == Pass(applied=1)
+    assert await workshop.engine().run_once() == ApplyReport(applied=1)
     assert await workshop.body(NOTE) == BEFORE
     key = ANNOTATION.format(proposal.id)
     decided = (await workshop.stand.ledger.events(proposal.id))[1]
@@ -160,7 +160,7 @@ async def test_an_approved_comment_stands_beside_its_source_and_not_in_it(
 async def test_a_comment_on_a_source_that_changed_meanwhile_is_a_conflict(workshop: Workshop):
     await workshop.objects.put(NOTE, b"# Bows, rewritten\n")
     proposal = await workshop.approved("propose-comment", "sources/bows.md", edit("no"), sha256(BEFORE))
-    assert await workshop.engine().run_once() == Pass(failed=1)
+    assert await workshop.engine().run_once() == ApplyReport(failed=1)
     assert (await workshop.document(proposal.id))["apply_result"]["error"].startswith("conflict: ")
     assert await workshop.body(ANNOTATION.format(proposal.id)) is None
 
@@ -172,7 +172,7 @@ async def test_an_engine_that_died_after_storing_a_comment_leaves_one_annotation
     body = json.loads(proposal.body)
     first = await workshop.engine("dies")._annotate(proposal.id, body)
     await workshop.objects.put(NOTE, b"# Bows, rewritten after the comment was stored\n")
-    assert await workshop.engine().run_once() == Pass(applied=1)
+    assert await workshop.engine().run_once() == ApplyReport(applied=1)
     page = await workshop.objects.list(f"agents/{SLUG}/annotations/")
     assert [one.key for one in page.items] == [first["object_key"]]
 
@@ -181,26 +181,28 @@ async def test_an_engine_that_died_after_storing_a_comment_leaves_one_annotation
 async def test_an_undecided_or_rejected_proposal_is_never_applied(workshop: Workshop):
     await workshop.objects.put(NOTE, BEFORE)
     pending, rejected = (
-        proposals.make(
+        proposals.make_proposal(
             RUN,
             SLUG,
             1,
-            Draft(action="propose-edit", target="sources/bows.md", content=edit(text), target_hash=sha256(BEFORE)),
+            ProposalContent(
+                action="propose-edit", target="sources/bows.md", content=edit(text), target_hash=sha256(BEFORE)
+            ),
         )
         for text in ("new", "newer")
     )
-    await proposals.store(workshop.stand.ledger, ORCHESTRATOR, [pending, rejected])
-    await proposals.decide(
+    await proposals.store_proposals(workshop.stand.ledger, ORCHESTRATOR, [pending, rejected])
+    await proposals.decide_proposal(
         workshop.stand.ledger, OWNER, rejected.id, approve=False, note="not convincing", request_id=RequestId("r")
     )
-    assert await workshop.engine().run_once() == Pass()
+    assert await workshop.engine().run_once() == ApplyReport()
     assert await workshop.body(NOTE) == BEFORE
 
 
 @pytest.mark.requirement("PIPE-7", "AUTH-6", "D23")
 async def test_a_memory_update_becomes_one_commit_that_names_its_proposal(workshop: Workshop):
     proposal = await workshop.approved("memory-update", "facts.md", remember("- The bow is by Voirin."))
-    assert await workshop.engine().run_once() == Pass(applied=1)
+    assert await workshop.engine().run_once() == ApplyReport(applied=1)
     document = await workshop.document(proposal.id)
     (entry,) = workshop.memory.history(SLUG).entries
     assert document["apply_result"]["git_commit"] == entry.commit
@@ -212,7 +214,7 @@ async def test_a_memory_update_becomes_one_commit_that_names_its_proposal(worksh
 async def test_a_memory_that_moved_on_is_a_conflict(workshop: Workshop):
     await workshop.approved("memory-update", "facts.md", remember("- One."))
     late = await workshop.approved("memory-update", "facts.md", remember("- Two."))
-    assert await workshop.engine().run_once() == Pass(applied=1, failed=1)
+    assert await workshop.engine().run_once() == ApplyReport(applied=1, failed=1)
     document = await workshop.document(late.id)
     assert "at version 0 when this was proposed and is at 1 now" in document["apply_result"]["error"]
     assert len(workshop.memory.history(SLUG).entries) == 1
@@ -242,7 +244,7 @@ async def test_an_engine_that_died_after_writing_does_not_write_twice(
             break
     # A lost engine leaves `failed`, without an error; the next one goes on with it, without asking anybody.
     assert (await workshop.document(proposal.id))["status"] == "failed"
-    assert await workshop.engine("second").run_once() == Pass(applied=1)
+    assert await workshop.engine("second").run_once() == ApplyReport(applied=1)
     assert (await workshop.document(proposal.id))["status"] == "applied"
     if action == "propose-edit":
         assert await workshop.body(NOTE) == b"# Bows\n\nnew\n"
@@ -269,8 +271,8 @@ async def test_a_proposal_that_loses_every_engine_waits_for_a_person(
         await lose_an_engine(workshop, f"dying-{number}", monkeypatch)
         await workshop.stand.lose_leases()
     engine = workshop.engine()
-    assert await engine.run_once() == Pass()
-    assert await engine.run_once() == Pass()
+    assert await engine.run_once() == ApplyReport()
+    assert await engine.run_once() == ApplyReport()
     assert (await workshop.document(proposal.id))["status"] == "failed"
     assert await engine.apply_again(proposal.id, RequestId("again")) == "applied"
 
@@ -279,10 +281,10 @@ async def test_a_proposal_that_loses_every_engine_waits_for_a_person(
 async def test_a_proposal_that_was_refused_is_not_tried_again_by_itself(workshop: Workshop):
     await workshop.objects.put(NOTE, b"# Bows, rewritten\n")
     proposal = await workshop.approved("propose-edit", "sources/bows.md", edit("new"), sha256(BEFORE))
-    assert await workshop.engine().run_once() == Pass(failed=1)
+    assert await workshop.engine().run_once() == ApplyReport(failed=1)
     await workshop.objects.put(NOTE, BEFORE)
     engine = workshop.engine("second")
-    assert await engine.run_once() == Pass()
+    assert await engine.run_once() == ApplyReport()
     assert await engine.apply_again(proposal.id, RequestId("again")) == "applied"
 
 
@@ -308,7 +310,7 @@ async def test_whoever_waits_for_a_proposal_waits_for_the_engine_that_has_it(
     if other == "dead":
         applying.cancel()
         await asyncio.gather(applying, return_exceptions=True)
-    waiting = asyncio.ensure_future(settled(workshop.engine("second"), stand.clock, proposal.id, 300.0))
+    waiting = asyncio.ensure_future(apply_until_settled(workshop.engine("second"), stand.clock, proposal.id, 300.0))
     await stand.until(lambda: stand.clock.sleeping > 0)
     assert not waiting.done(), "another engine has it, and nobody knows yet what becomes of it"
     go_on.set()
@@ -323,17 +325,17 @@ async def test_whoever_waits_for_a_proposal_waits_for_the_engine_that_has_it(
 @pytest.mark.requirement("D22")
 @pytest.mark.parametrize(
     "other, told, body",
-    [(None, Pass(applied=1), b"# Bows\n\nnew\n"), (b"another", Pass(failed=1), b"another")],
+    [(None, ApplyReport(applied=1), b"# Bows\n\nnew\n"), (b"another", ApplyReport(failed=1), b"another")],
     ids=["same", "another"],
 )
 async def test_a_twin_that_put_the_same_a_moment_earlier_is_no_conflict(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, other: bytes | None, told: Pass, body: bytes
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, other: bytes | None, told: ApplyReport, body: bytes
 ):
     await workshop.objects.put(NOTE, BEFORE)
     await workshop.approved("propose-edit", "sources/bows.md", edit("new", "append"), sha256(BEFORE))
     put = workshop.objects.put
 
-    async def second(key: str, body: bytes, *, when: When) -> Stored | Refused:
+    async def second(key: str, body: bytes, *, when: PutCondition) -> PutStored | PutRefused:
         await put(key, other or body, when=when)
         return await put(key, body, when=when)
 
@@ -361,7 +363,7 @@ async def test_a_file_that_is_as_approved_is_applied_though_no_note_of_it_is_lef
     expected = None if before is None else sha256(before)
     await workshop.objects.put(NOTE, after)
     await workshop.approved("propose-edit", "sources/bows.md", edit("new", kind), expected)
-    assert await workshop.engine().run_once() == Pass(applied=1)
+    assert await workshop.engine().run_once() == ApplyReport(applied=1)
     assert await workshop.body(NOTE) == after
 
 
@@ -370,7 +372,7 @@ async def test_a_file_that_is_as_approved_is_applied_though_no_note_of_it_is_lef
 async def test_a_file_that_only_ends_as_approved_is_a_conflict(workshop: Workshop, there: bytes):
     await workshop.objects.put(NOTE, there)
     await workshop.approved("propose-edit", "sources/bows.md", edit("new", "append"), sha256(BEFORE))
-    assert await workshop.engine().run_once() == Pass(failed=1)
+    assert await workshop.engine().run_once() == ApplyReport(failed=1)
     assert await workshop.body(NOTE) == there
 
 
@@ -381,12 +383,12 @@ async def test_an_error_that_nobody_foresaw_ends_its_proposal_and_no_other(works
     bad = await workshop.approved("memory-update", "facts.md", content)
     good = await workshop.approved("propose-note", "notes/idea.md", edit("an idea", "create"))
     engine = workshop.engine()
-    assert await engine.run_once() == Pass(applied=1, failed=1)
+    assert await engine.run_once() == ApplyReport(applied=1, failed=1)
     document = await workshop.document(bad.id)
     assert (document["status"], document["apply_result"]["error"][:10]) == ("failed", "ValueError")
     assert "explode" in document["apply_result"]["error"]
     assert (await workshop.document(good.id))["status"] == "applied"
-    assert await engine.run_once() == Pass(), "it waits for a person"
+    assert await engine.run_once() == ApplyReport(), "it waits for a person"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from trellis.engine.jobs import (
     CancelMode,
     Claim,
     ClaimId,
-    DeathCertificate,
+    DeadLetterReason,
     JobId,
     NewJob,
     Priority,
@@ -23,7 +23,7 @@ from trellis.engine.jobs import (
     Turn,
     TypeClaim,
 )
-from trellis.engine.records import Recorded
+from trellis.engine.records import RecordedEvent
 from trellis.lifecycles import Role
 from trellis.runs import audit
 from trellis.runs.documents import encode
@@ -52,7 +52,7 @@ PAYLOADS = {
 }
 
 
-async def records_of(stand: Stand, job_id: JobId) -> list[Recorded]:
+async def records_of(stand: Stand, job_id: JobId) -> list[RecordedEvent]:
     return await stand.ledger.recorded(await stand.ledger.events(job_id))
 
 
@@ -63,7 +63,7 @@ async def test_a_payload_comes_back_to_the_byte_whatever_it_is(stand: Stand, pay
     await stand.ledger.submit(SUBMITTER, [job])
     (record,) = await records_of(stand, job.job_id)
     for written in (audit.to_bytes(record), audit.to_line(record)):
-        assert audit.read(json.loads(written)) == record
+        assert audit.read_record(json.loads(written)) == record
     assert b"\n" not in audit.to_line(record)
     assert json.loads(audit.to_bytes(record)) == json.loads(audit.to_line(record))
 
@@ -73,9 +73,9 @@ async def test_the_data_of_an_event_means_the_same_and_gives_the_same_record(sta
     await stand.ledger.submit(GATEWAY, [NewJob(job_id=JobId("j"), type="work")])
     (record,) = await records_of(stand, JobId("j"))
     record = replace(record, event=replace(record.event, data=data))
-    back = audit.read(json.loads(audit.to_bytes(record)))
+    back = audit.read_record(json.loads(audit.to_bytes(record)))
     assert audit.to_bytes(back) == audit.to_bytes(record)
-    assert audit.to_bytes(audit.read(json.loads(audit.to_line(back)))) == audit.to_bytes(record)
+    assert audit.to_bytes(audit.read_record(json.loads(audit.to_line(back)))) == audit.to_bytes(record)
 
 
 @pytest.mark.requirement("OBS-1", "D14")
@@ -122,7 +122,7 @@ async def test_everything_that_was_asked_and_a_dead_letter_are_in_the_record(sta
     ]
     assert first.due_at is not None
     assert known[-1].dead_letter is not None, "the deadline had passed"
-    assert [audit.read(json.loads(audit.to_line(one))) for one in known] == known
+    assert [audit.read_record(json.loads(audit.to_line(one))) for one in known] == known
 
 
 @pytest.mark.requirement("OBS-1")
@@ -130,14 +130,14 @@ async def test_a_dead_letter_with_its_last_holder_comes_back(stand: Stand):
     await stand.ledger.submit(SUBMITTER, [NewJob(job_id=JobId("j"), type="work")])
     claim = Claim(claim_id=ClaimId("c"), types=(TypeClaim(type="work"),))
     (held,) = (await stand.ledger.turn(Turn(actor=WORKER, claim=claim))).claimed
-    death = DeathCertificate(reason_code=ReasonCode.PARSE_ERROR, stage=Stage.INPUT, last_error="not for me\x00\ud800")
+    death = DeadLetterReason(reason_code=ReasonCode.PARSE_ERROR, stage=Stage.INPUT, last_error="not for me\x00\ud800")
     reject = Advance(held.lease, "running", "reject", death=death, data=b'{"error": 1}', cause="because")
     await stand.ledger.turn(Turn(actor=WORKER, advances=(reject,)))
     known = await records_of(stand, JobId("j"))
     letter = known[-1].dead_letter
     assert letter is not None
     assert (letter.last_owner, letter.attempts) == (WORKER.name, 1)
-    back = [audit.read(json.loads(audit.to_bytes(one))) for one in known]
+    back = [audit.read_record(json.loads(audit.to_bytes(one))) for one in known]
     assert [replace(one, event=replace(one.event, data=None)) for one in back] == [
         replace(one, event=replace(one.event, data=None)) for one in known
     ]
@@ -154,7 +154,7 @@ async def test_the_record_of_a_success_names_who_had_asked_the_job_to_stop(stand
     known = await records_of(stand, JobId("j"))
     asked = audit.document(known[-1])["data"]["cancel_requested"]
     assert (asked["actor"], asked["role"], asked["cause"]) == ("olga", "control-plane", "wrong customer")
-    back = audit.read(json.loads(audit.to_line(known[-1]))).event
+    back = audit.read_record(json.loads(audit.to_line(known[-1]))).event
     assert cancel_request_in(back.data) == cancel_request_in(known[-1].event.data)
 
 
@@ -176,4 +176,4 @@ async def test_a_record_that_says_nothing_is_named(stand: Stand, broken: dict[st
     (record,) = await records_of(stand, JobId("j"))
     made = {**audit.document(record), **broken}
     with pytest.raises(RecordInvalid, match="j-1"):
-        audit.read(made)
+        audit.read_record(made)

@@ -12,15 +12,15 @@ import pytest
 from tests.runs.conftest import ORCHESTRATOR, Stand
 from tests.runs.test_end_to_end import VIOLIN, Garden
 from trellis.agents.garden import plant
-from trellis.nlm.asking import Asking
-from trellis.nlm.scripted import Script, Scripted
+from trellis.nlm.asking import RetryingProvider
+from trellis.nlm.scripted import ProviderScript, ScriptedProvider
 from trellis.runs import ids
-from trellis.runs.driver import Driver, DriverOptions
-from trellis.runs.published import Published
-from trellis.runs.steps import Step, StepContext, StepResult
-from trellis.runs.work import Work
+from trellis.runs.driver import RunDriver, RunDriverOptions
+from trellis.runs.published import PublishedRuns
+from trellis.runs.steps import RunStep, StepContext, StepResult
+from trellis.runs.work import RunSteps
 from trellis.storage.memory import MemoryRepository, open_memory
-from trellis.storage.objects import Object, ObjectStore, StoreUnavailable
+from trellis.storage.objects import ObjectStore, StoredObject, StoreUnavailable
 from trellis.storage.open import open_objects
 
 PAUSE_S_MAX = 30.0
@@ -56,7 +56,7 @@ class Failing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._objects, name)
 
-    async def get(self, key: str) -> Object | None:
+    async def get(self, key: str) -> StoredObject | None:
         if key.startswith(self._folder) and self.refused < self._times:
             self.refused += 1
             raise StoreUnavailable(verb="get", key=key, reason="503")
@@ -70,20 +70,20 @@ class Bench(Garden):
         super().__init__(stand, objects, memory)
         self.clock, self.tool_clock = NoPauses(), NoPauses()
 
-    def works_with(self, **parts: Any) -> Work:
+    def works_with(self, **parts: Any) -> RunSteps:
         self.work = replace(self.work, **parts)
         return self.work
 
-    async def ends(self, steps: dict[str, Step] | None = None) -> tuple[dict[str, Any], dict[str, int]]:
+    async def ends(self, steps: dict[str, RunStep] | None = None) -> tuple[dict[str, Any], dict[str, int]]:
         """A run to its end: its last status.json, and how often each step was begun."""
         begun: dict[str, int] = dict.fromkeys(ids.STEPS, 0)
-        driver = Driver(
+        driver = RunDriver(
             ledger=self.stand.ledger,
             actor=ORCHESTRATOR,
             clock=self.clock,
             steps={name: _counted(name, step, begun) for name, step in (steps or self.work.steps()).items()},
-            published=Published(self.objects, self.clock).reached,
-            options=DriverOptions(run_timeout_s=1e9, wait_noted_s=1e9),
+            published=PublishedRuns(self.objects, self.clock).reached,
+            options=RunDriverOptions(run_timeout_s=1e9, wait_noted_s=1e9),
         )
         run_id = await self.stand.run_of(VIOLIN)
         claimed = await self.stand.claim()
@@ -98,7 +98,7 @@ class Bench(Garden):
         return await self.document(ids.status_key(VIOLIN, run_id)), begun
 
 
-def _counted(name: str, step: Step, begun: dict[str, int]) -> Step:
+def _counted(name: str, step: RunStep, begun: dict[str, int]) -> RunStep:
     async def counted(context: StepContext, /) -> StepResult:
         begun[name] += 1
         return await step(context)
@@ -134,8 +134,8 @@ async def test_a_runtime_that_crashes_is_tried_again_by_the_step(bench: Bench):
 
 @pytest.mark.requirement("PIPE-12", "RUN-7", "D7")
 async def test_a_provider_that_is_down_is_asked_again_by_the_tool_and_not_by_the_step(bench: Bench):
-    provider = Scripted(Script.model_validate({"steps": [{"status": 503}]}), clock=bench.tool_clock)
-    bench.works_with(asking=Asking(provider, clock=bench.tool_clock))
+    provider = ScriptedProvider(ProviderScript.model_validate({"steps": [{"status": 503}]}), clock=bench.tool_clock)
+    bench.works_with(asking=RetryingProvider(provider, clock=bench.tool_clock))
     status, begun = await bench.ends()
     assert status["status"] == "failed"
     assert status["error"].startswith("NLM_UNAVAILABLE: NLM provider scripted does not answer")
@@ -147,8 +147,8 @@ async def test_a_provider_that_is_down_is_asked_again_by_the_tool_and_not_by_the
 @pytest.mark.requirement("PIPE-12", "D7")
 async def test_a_provider_that_comes_back_costs_the_run_nothing_but_time(bench: Bench):
     script = {"steps": [{"status": 503}, {"status": 429}, {"raw": "<html>"}, {"extractive": True}]}
-    provider = Scripted(Script.model_validate(script), clock=bench.tool_clock)
-    bench.works_with(asking=Asking(provider, clock=bench.tool_clock))
+    provider = ScriptedProvider(ProviderScript.model_validate(script), clock=bench.tool_clock)
+    bench.works_with(asking=RetryingProvider(provider, clock=bench.tool_clock))
     status, begun = await bench.ends()
     assert (status["status"], begun) == ("completed", dict.fromkeys(ids.STEPS, 1))
     assert bench.tool_clock.pauses[:3] == RETRIES_S
@@ -166,8 +166,8 @@ async def test_a_store_that_does_not_answer_is_asked_again_by_the_step_until_it_
 
 @pytest.mark.requirement("PIPE-12", "PIPE-15")
 async def test_a_run_that_failed_of_its_provider_has_a_manifest_that_says_so(bench: Bench):
-    provider = Scripted(Script.model_validate({"steps": [{"status": 400}]}), clock=bench.tool_clock)
-    bench.works_with(asking=Asking(provider, clock=bench.tool_clock))
+    provider = ScriptedProvider(ProviderScript.model_validate({"steps": [{"status": 400}]}), clock=bench.tool_clock)
+    bench.works_with(asking=RetryingProvider(provider, clock=bench.tool_clock))
     status, _ = await bench.ends()
     found = await bench.objects.get(ids.manifest_key(VIOLIN, status["run_id"]))
     assert found is not None

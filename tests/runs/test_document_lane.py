@@ -14,7 +14,7 @@ from trellis.engine.jobs import CancelMode, JobId, RequestId
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.runs import ids
-from trellis.runs.projector import Place, Projector, ProjectorOptions
+from trellis.runs.projector import Projector, ProjectorOptions, ProjectorPosition
 from trellis.runs.rebuild import rebuild_objects
 from trellis.storage.open import open_objects
 from trellis.testing import FakeClock
@@ -53,13 +53,13 @@ async def passes_until(projector: Projector, holds: Callable[[], Awaitable[bool]
     pytest.fail("a hundred passes were not enough")
 
 
-async def place_of(projector: Projector) -> Place:
+async def place_of(projector: Projector) -> ProjectorPosition:
     """What the ledger remembers for the next projector."""
-    await projector.let_go()
-    following = await projector.ledger.follow(projector.actor, "projector", lease_s=60.0)
+    await projector.release()
+    following = await projector.ledger.subscribe(projector.actor, "projector", lease_s=60.0)
     assert following is not None
-    await projector.ledger.unfollow(following)
-    return Place.read(following.position, frozenset())
+    await projector.ledger.unsubscribe(following)
+    return ProjectorPosition.read(following.position, frozenset())
 
 
 @pytest.mark.requirement("D14", "D35")
@@ -79,7 +79,7 @@ async def test_the_status_of_a_run_does_not_wait_behind_the_records_of_plain_job
     assert await passes_until(projector, is_over) == 1
     assert (await record(press.store))[1] == {}, "records of plain jobs still wait"
     await press.all(projector)
-    await projector.let_go()
+    await projector.release()
     await recorded_once(press.stand, press.store)
 
 
@@ -99,7 +99,7 @@ async def test_who_goes_on_after_documents_were_ahead_publishes_no_document_agai
     second = small(press, "second")
     await press.all(second)
     assert await press.version(SLUG, run_id) == 2
-    await second.let_go()
+    await second.release()
     assert not [key for key in press.objects.writes if not key.endswith(".jsonl")]
     await recorded_once(press.stand, press.store)
     assert (await place_of(small(press, "third"))).documents is None
@@ -117,7 +117,7 @@ async def test_a_projector_that_dies_while_documents_are_ahead_loses_and_doubles
     press.stand.clock.advance(1.0)
     second = small(press, "second")
     await press.all(second)
-    await second.let_go()
+    await second.release()
     assert [await press.version(*one) for one in runs] == [2, 2]
     await recorded_once(press.stand, press.store)
 
@@ -128,13 +128,13 @@ async def test_a_bucket_that_is_lost_while_documents_are_ahead_comes_back_whole(
     run_id, first = await press.stand.run_of(), small(press)
     for _ in range(PASSES_MAX + 1):
         await first.run_once()
-    await first.let_go()
+    await first.release()
     for key in await press.folder():
         await press.store.delete(key)
     await rebuild_objects(press.stand.ledger, press.store, ADMIN)
     second = small(press, "second")
     await press.all(second)
-    await second.let_go()
+    await second.release()
     found = await press.folder()
     assert json.loads(found[ids.status_key(SLUG, run_id)])["version"] == 2
     await recorded_once(press.stand, press.store)
@@ -151,7 +151,7 @@ async def test_a_job_among_documents_that_stands_on_the_edge_of_a_page_is_publis
             await press.stand.ledger.cancel(ORCHESTRATOR, run, CancelMode.HARD, request, grace_s=0, cause="enough")
     projector = small(press)
     await press.all(projector)
-    await projector.let_go()
+    await projector.release()
     await recorded_once(press.stand, press.store)
     statuses = [json.loads(body) for key, body in (await press.folder()).items() if key.endswith("status.json")]
     assert [status["version"] for status in statuses] == [3] * 30

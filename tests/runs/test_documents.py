@@ -11,7 +11,7 @@ from trellis.agents.errors import SlugInvalid
 from trellis.engine.jobs import CancelMode, JobId, RequestId
 from trellis.engine.nodes import this_node
 from trellis.runs import audit, documents, ids
-from trellis.runs.documents import Facts
+from trellis.runs.documents import RunFacts
 
 from .conftest import ORCHESTRATOR
 
@@ -31,13 +31,13 @@ SCHEMA_3_1 = [
 ]
 
 
-async def finished(stand: Stand) -> tuple[JobId, Facts, dict[str, bytes]]:
+async def finished(stand: Stand) -> tuple[JobId, RunFacts, dict[str, bytes]]:
     run_id = await stand.run_of()
     assert (await stand.drive()).state == "completed"
     return run_id, await stand.facts(run_id), await stand.ledger.read_journal(run_id)
 
 
-def statuses(facts: Facts) -> list[dict[str, object]]:
+def statuses(facts: RunFacts) -> list[dict[str, object]]:
     return [json.loads(documents.status(facts.until(version))) for version in range(1, len(facts.events) + 1)]
 
 
@@ -58,8 +58,8 @@ async def test_status_has_the_fields_of_the_schema_and_one_version(stand: Stand)
     assert told[4]["proposals_created"] == []
 
 
-def publications(facts: Facts, journal: Mapping[str, bytes]) -> list[documents.Publication]:
-    return [*documents.files(facts, journal), *documents.shown(facts)]
+def publications(facts: RunFacts, journal: Mapping[str, bytes]) -> list[documents.Publication]:
+    return [*documents.step_publications(facts, journal), *documents.state_publications(facts)]
 
 
 @pytest.mark.requirement("PIPE-8", "PIPE-10", "PIPE-15", "OBS-2", "OBS-7", "D11")

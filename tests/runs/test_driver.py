@@ -10,7 +10,7 @@ import pytest
 from tests.runs.conftest import Stand
 from trellis.engine.jobs import JobId
 from trellis.runs import documents
-from trellis.runs.driver import Driver
+from trellis.runs.driver import RunDriver
 from trellis.runs.errors import NlmDown, StepFailed, UpstreamUnavailable
 from trellis.runs.ids import STEPS
 from trellis.runs.steps import StepContext, StepResult
@@ -243,11 +243,11 @@ async def test_a_run_that_is_asked_to_stop_fails_as_cancelled(stand: Stand):
     driver = stand.driver()
     drive = asyncio.ensure_future(driver.drive(claimed))
     await hanging.wait()
-    driver.wishes.add(run_id)
+    driver.cancel_requests.add(run_id)
     drive.cancel()
     assert (await drive).state == "failed"
     assert told(documents.status(await stand.facts(run_id)))["error"] == "CANCELLED: stopped on request"
-    assert not driver.wishes
+    assert not driver.cancel_requests
 
 
 class TwoClocks:
@@ -255,7 +255,7 @@ class TwoClocks:
 
     def __init__(self, stand: Stand) -> None:
         self._stand, self.process = stand, FakeClock(start_s=5.0)
-        self.driver: Driver = stand.driver()
+        self.driver: RunDriver = stand.driver()
         self.driver.clock = self.process
         self.left_s: dict[str, float] = {}
         self._usual = dict(stand.steps.acts)

@@ -10,24 +10,24 @@ import pytest
 
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
 from trellis.agents.definition import SafeOutput
-from trellis.agents.desk import Limits
+from trellis.agents.desk import RunLimits
 from trellis.agents.garden import AGENTS, memory_seed, plant
 from trellis.agents.models import ModelOptions
-from trellis.agents.output import AgentOutput, Change, Refusal, RefusalCode
-from trellis.agents.output import Draft as AgentDraft
+from trellis.agents.output import AgentOutput, DraftChange, RefusalCode, ToolRefusal
+from trellis.agents.output import ProposalDraft as AgentDraft
 from trellis.engine.jobs import Actor, JobId, RequestId
 from trellis.lifecycles import Role
-from trellis.nlm.asking import Asking
-from trellis.nlm.extractive import Extractive
+from trellis.nlm.asking import RetryingProvider
+from trellis.nlm.extractive import ExtractiveProvider
 from trellis.runs import ids, proposals
 from trellis.runs.applying import ApplyEngine, ApplyOptions
-from trellis.runs.documents import Request
-from trellis.runs.driver import Driver, DriverOptions, Outcome
+from trellis.runs.documents import RunRequest
+from trellis.runs.driver import DriveOutcome, RunDriver, RunDriverOptions
 from trellis.runs.projector import Projector
-from trellis.runs.published import Published
-from trellis.runs.publishing import Publisher
+from trellis.runs.published import PublishedRuns
+from trellis.runs.publishing import DocumentPublisher
 from trellis.runs.steps import StepContext
-from trellis.runs.work import Work
+from trellis.runs.work import RunSteps
 from trellis.storage.memory import MemoryRepository, Operation, Update, open_memory
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
@@ -51,36 +51,36 @@ class Garden:
             new_id=lambda: f"apply-{next(stand._numbers)}",
             options=ApplyOptions(),
         )
-        self.work = Work(
+        self.work = RunSteps(
             ledger=ledger,
             orchestrator=ORCHESTRATOR,
             gateway=GATEWAY,
             objects=objects,
             memory=memory,
-            asking=Asking(Extractive(), clock=stand.clock),
+            asking=RetryingProvider(ExtractiveProvider(), clock=stand.clock),
             models=ModelOptions(),
             apply_engine=self.engine,
             clock=stand.clock,
-            limits=Limits(),
+            limits=RunLimits(),
         )
         self.projector = Projector(
             ledger=ledger,
             actor=Actor(role=Role.PROJECTOR, name="projector@test"),
-            publisher=Publisher(objects),
+            publisher=DocumentPublisher(objects),
             clock=stand.clock,
         )
 
-    def driver(self) -> Driver:
-        return Driver(
+    def driver(self) -> RunDriver:
+        return RunDriver(
             ledger=self.stand.ledger,
             actor=ORCHESTRATOR,
             clock=self.stand.clock,
             steps=self.work.steps(),
-            published=Published(self.objects, self.stand.clock).reached,
-            options=DriverOptions(),
+            published=PublishedRuns(self.objects, self.stand.clock).reached,
+            options=RunDriverOptions(),
         )
 
-    async def run(self, slug: str) -> tuple[JobId, Outcome]:
+    async def run(self, slug: str) -> tuple[JobId, DriveOutcome]:
         run_id = await self.stand.run_of(slug)
         claimed = await self.stand.claim()
         assert claimed is not None
@@ -157,7 +157,7 @@ async def test_what_a_person_approves_is_applied_and_nothing_else_is(garden: Gar
     assert waiting
     chosen, others = waiting[0], waiting[1:]
     owner = Actor(role=Role.OWNER, name="anna")
-    await proposals.decide(
+    await proposals.decide_proposal(
         garden.stand.ledger, owner, chosen["id"], approve=True, note=None, request_id=RequestId("yes")
     )
     await garden.engine.run_once()
@@ -182,7 +182,7 @@ async def test_a_second_run_names_what_is_proposed_already_and_proposes_it_again
         if first not in body["target"]  # a summary is a file of its run
     ]
     no, owner = waiting[0]["id"], Actor(role=Role.OWNER, name="anna")
-    await proposals.decide(
+    await proposals.decide_proposal(
         garden.stand.ledger, owner, no, approve=False, note="nobody needs it", request_id=RequestId("no")
     )
     second, _ = await garden.run(VIOLIN)
@@ -207,11 +207,15 @@ async def test_a_second_run_names_what_is_proposed_already_and_proposes_it_again
 async def test_what_a_file_already_says_is_not_proposed_again(garden: Garden, monkeypatch: pytest.MonkeyPatch):
     """A model that always wants the same note, as models do that keep no memory."""
     note = AgentDraft(
-        action=SafeOutput.PROPOSE_NOTE, target="notes/bow.md", change=Change.CREATE, summary="bow", text="By Voirin."
+        action=SafeOutput.PROPOSE_NOTE,
+        target="notes/bow.md",
+        change=DraftChange.CREATE,
+        summary="bow",
+        text="By Voirin.",
     )
 
     async def always(*_: Any, **__: Any) -> AgentOutput:
-        refused = Refusal(tool="create-proposal", code=RefusalCode.ACTION_NOT_ALLOWED, detail="no")
+        refused = ToolRefusal(tool="create-proposal", code=RefusalCode.ACTION_NOT_ALLOWED, detail="no")
         return AgentOutput(proposals=(note,), summary="one note", refused=(refused,))
 
     monkeypatch.setattr("trellis.runs.work.run_agent", always)
@@ -220,7 +224,9 @@ async def test_what_a_file_already_says_is_not_proposed_again(garden: Garden, mo
     (made,) = status["proposals_created"]
     assert (status["refused_actions"], "already_proposed" in status) == (1, False)
     owner = Actor(role=Role.OWNER, name="anna")
-    await proposals.decide(garden.stand.ledger, owner, made, approve=True, note=None, request_id=RequestId("yes"))
+    await proposals.decide_proposal(
+        garden.stand.ledger, owner, made, approve=True, note=None, request_id=RequestId("yes")
+    )
     await garden.engine.run_once()
     second, _ = await garden.run(VIOLIN)
     (equal,) = (await garden.document(ids.manifest_key(VIOLIN, second)))["already_proposed"]
@@ -233,7 +239,7 @@ async def test_an_approved_comment_on_a_disagreement_leaves_the_disagreement_in_
     first = await garden.document(ids.output_key(VIOLIN, run_id))
     comment, *_ = [body for body in first["proposals"] if body["action"] == "propose-comment"]
     owner = Actor(role=Role.OWNER, name="anna")
-    await proposals.decide(
+    await proposals.decide_proposal(
         garden.stand.ledger, owner, comment["id"], approve=True, note=None, request_id=RequestId("yes")
     )
     await garden.engine.run_once()
@@ -299,19 +305,19 @@ async def test_an_approved_logic_update_becomes_part_of_the_instructions_of_the_
     draft = AgentDraft(
         action=SafeOutput.LOGIC_UPDATE,
         target="_agent.md",
-        change=Change.REPLACE,
+        change=DraftChange.REPLACE,
         summary="be stricter",
         text="Never trust a date without a document.",
     )
     (made,) = await garden.work._drafts(VIOLIN, loaded, [draft])
-    proposal = proposals.make("run_2026-02-14_080000_abc123", VIOLIN, 1, made)
-    await proposals.store(garden.stand.ledger, ORCHESTRATOR, [proposal])
+    proposal = proposals.make_proposal("run_2026-02-14_080000_abc123", VIOLIN, 1, made)
+    await proposals.store_proposals(garden.stand.ledger, ORCHESTRATOR, [proposal])
     body = json.loads(proposal.body)
     assert (body["target"], body["requiresHumanReview"]) == ("pseudocode.md", True)
-    assert not await proposals.approve_itself(garden.stand.ledger, GATEWAY, proposal.id, body)
+    assert not await proposals.auto_approve(garden.stand.ledger, GATEWAY, proposal.id, body)
     before = await garden.text(f"agents/{VIOLIN}/_agent.md")
     owner = Actor(role=Role.OWNER, name="anna")
-    await proposals.decide(
+    await proposals.decide_proposal(
         garden.stand.ledger, owner, proposal.id, approve=True, note=None, request_id=RequestId("yes")
     )
     assert (await garden.engine.run_once()).applied == 1
@@ -328,7 +334,7 @@ def step_of(slug: str) -> StepContext:
         run_id="run_2026-02-14_080000_abc123",
         number=1,
         name="load-context",
-        request=Request(slug, "manual", {}),
+        request=RunRequest(slug, "manual", {}),
         before={},
         once=once,
         left_s=lambda: 60.0,

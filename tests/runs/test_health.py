@@ -22,7 +22,7 @@ from trellis.runs.agent_acts import set_status
 from trellis.runs.errors import AgentNotRunnable, NlmDown, StepHopeless, UpstreamUnavailable
 from trellis.runs.health import AgentHealth, HealthOptions, last_failure
 from trellis.runs.layer import BuiltinLayer, TriggerKind
-from trellis.runs.publishing import Publisher
+from trellis.runs.publishing import DocumentPublisher
 from trellis.runs.steps import StepContext, StepResult
 from trellis.runs.timetable import Timetable
 from trellis.storage.objects import ObjectStore
@@ -61,7 +61,7 @@ class Ward:
             gateway=Actor(role=Role.GATEWAY, name="gateway@test"),
             orchestrator=ORCHESTRATOR,
             catalog=self.catalog,
-            publisher=Publisher(self.objects),
+            publisher=DocumentPublisher(self.objects),
             timetable=Timetable(objects=self.objects),
             random_text=lambda: "abcdef",
         )
@@ -113,7 +113,7 @@ class Ward:
 
     async def records(self) -> list[dict[str, Any]]:
         """The audit records that are there once the projector has published the acts."""
-        await ActRecorder(self.stand.ledger, PROJECTOR, Publisher(self.objects)).publish_new()
+        await ActRecorder(self.stand.ledger, PROJECTOR, DocumentPublisher(self.objects)).publish_new()
         keys = [item.key for item in (await self.objects.list("audit/")).items]
         found = [await self.objects.get(key) for key in keys]
         return [{**json.loads(one.body), "key": one.key} for one in found if one is not None]
@@ -308,7 +308,7 @@ async def test_a_page_that_is_judged_again_changes_nothing(ward: Ward, monkeypat
     doomed = ward.service("doomed@test")
     doomed.options = HealthOptions(batch=100)
     with monkeypatch.context() as patch:
-        patch.setattr(ward.stand.ledger, "followed", dies)
+        patch.setattr(ward.stand.ledger, "ack", dies)
         with pytest.raises(ConnectionError):
             await doomed.run_once()
     records, changed = await ward.records(), ward.file.read_bytes()
@@ -343,7 +343,7 @@ async def test_one_process_judges_at_a_time_and_another_goes_on_where_it_stopped
     other = ward.service("other@test")
     report = await other.run_once()
     assert (report.following, other.pause_s(report)) == (False, other.options.lease_s / 3)
-    await ward.health.let_go()
+    await ward.health.release()
     await ward.ran(FAILED)
     assert await ward.judged(other) == (SLUG,)
 
@@ -356,7 +356,7 @@ async def test_what_a_person_decides_about_an_agent_is_recorded_once(ward: Ward)
 
     assert await decide(SLUG, AgentStatus.PAUSED) == "active"
     assert await decide(SLUG, AgentStatus.PAUSED) == "paused"
-    acts = ActRecorder(ward.stand.ledger, PROJECTOR, Publisher(ward.objects))
+    acts = ActRecorder(ward.stand.ledger, PROJECTOR, DocumentPublisher(ward.objects))
     assert (await acts.publish_new(), await acts.publish_new(), await acts.publish_all()) == (1, 0, 0)
     (record,) = await ward.records()
     assert record["key"] == f"audit/20260101/{record['event_id']}.json"

@@ -5,7 +5,7 @@ import pytest
 from tests.runs.conftest import GATEWAY, Stand
 from trellis.engine.jobs import JobId, NewJob
 from trellis.runs import lookup
-from trellis.runs.documents import Request
+from trellis.runs.documents import RunRequest
 from trellis.runs.errors import RunIdAmbiguous, RunIdInvalid, RunNotFound
 from trellis.runs.lookup import find_run
 from trellis.runs.orchestrator import TYPE
@@ -14,7 +14,7 @@ LONG = "run_2026-01-01_080000_abc123"
 
 
 async def submitted(stand: Stand, *names: str, lifecycle: str = "run", type_: str = TYPE) -> None:
-    payload = Request("gardener", "manual", {}).to_bytes()
+    payload = RunRequest("gardener", "manual", {}).to_bytes()
     jobs = [NewJob(job_id=JobId(name), type=type_, lifecycle=lifecycle, payload=payload) for name in names]
     await stand.ledger.submit(GATEWAY, jobs)
 

@@ -12,7 +12,7 @@ import pytest
 from tests.runs.conftest import GATEWAY, Steps
 from tests.servers.postgres import PostgresServer
 from trellis.engine.admin_acts import MIGRATED
-from trellis.engine.holding import Heartbeat
+from trellis.engine.holding import LeaseHeartbeat
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
@@ -20,12 +20,12 @@ from trellis.engine.verify import verify
 from trellis.ledgers import migrate, open_ledger
 from trellis.lifecycles import Role
 from trellis.runs import ids
-from trellis.runs.documents import Request
-from trellis.runs.driver import Driver, DriverOptions
+from trellis.runs.documents import RunRequest
+from trellis.runs.driver import RunDriver, RunDriverOptions
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions
 from trellis.runs.projector import Projector
-from trellis.runs.published import Published
-from trellis.runs.publishing import Publisher
+from trellis.runs.published import PublishedRuns
+from trellis.runs.publishing import DocumentPublisher
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
 from trellis.wiring import SystemClock
@@ -49,13 +49,13 @@ def services(ledger: Ledger, objects: ObjectStore, steps: Steps, name: str) -> l
     """An orchestrator process: it drives, renews, and stands by as a projector."""
     clock, numbers = SystemClock(), itertools.count()
     actor = Actor(role=Role.ORCHESTRATOR, name=name)
-    driver = Driver(
+    driver = RunDriver(
         ledger=ledger,
         actor=actor,
         clock=clock,
         steps=steps.mapping(),
-        published=Published(objects, clock).reached,
-        options=DriverOptions(),
+        published=PublishedRuns(objects, clock).reached,
+        options=RunDriverOptions(),
     )
     orchestrator = Orchestrator(
         ledger=ledger,
@@ -68,10 +68,10 @@ def services(ledger: Ledger, objects: ObjectStore, steps: Steps, name: str) -> l
     projector = Projector(
         ledger=ledger,
         actor=Actor(role=Role.PROJECTOR, name=f"projector-{name}"),
-        publisher=Publisher(objects),
+        publisher=DocumentPublisher(objects),
         clock=clock,
     )
-    return [orchestrator, Heartbeat(holder=orchestrator, name="run-heartbeat"), projector]
+    return [orchestrator, LeaseHeartbeat(holder=orchestrator, name="run-heartbeat"), projector]
 
 
 @pytest.mark.requirement("PIPE-3", "PIPE-10", "RUN-3", "OBS-1", "D14", "D16")
@@ -102,7 +102,7 @@ async def test_two_orchestrators_finish_the_runs_of_several_agents(ledger: Ledge
                 job_id=run_id,
                 type=TYPE,
                 lifecycle="run",
-                payload=Request(slug, "manual", {}).to_bytes(),
+                payload=RunRequest(slug, "manual", {}).to_bytes(),
                 concurrency_key=f"run:{slug}",
             )
             for slug, run_id in runs
@@ -114,7 +114,7 @@ async def test_two_orchestrators_finish_the_runs_of_several_agents(ledger: Ledge
         asyncio.ensure_future(serve(service, SystemClock(), random.Random(1), stop))  # type: ignore[arg-type]
         for service in everything
     ]
-    published = Published(objects, SystemClock())
+    published = PublishedRuns(objects, SystemClock())
     try:
         async with asyncio.timeout(60):
             for slug, run_id in runs:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.runs.conftest import ORCHESTRATOR, Stand
-from trellis.engine.jobs import Actor, Advance, Applied, CancelMode, LeaseLost, RequestId, lease_length_s
+from trellis.engine.jobs import Actor, Advance, CancelMode, LeaseLost, RequestId, StepApplied, lease_length_s
 from trellis.lifecycles import Role
 from trellis.runs.orchestrator import ACCEPT_BATCH_MAX, TYPE, Orchestrator, OrchestratorOptions
 from trellis.runs.steps import StepContext, StepResult
@@ -29,7 +29,7 @@ class Hold:
         await self._free.setdefault(context.run_id, asyncio.Event()).wait()
         return await self._usual(context)
 
-    def let_go(self, run_id: str) -> None:
+    def release(self, run_id: str) -> None:
         self._free.setdefault(run_id, asyncio.Event()).set()
 
 
@@ -60,7 +60,7 @@ async def test_runs_of_one_agent_go_one_after_another_in_the_order_they_came(sta
         await stand.until(lambda run=run: hold.begun[-1:] == [run])
         others = [await stand.state(later) for later in runs[runs.index(run) + 1 :]]
         assert set(others) <= {"queued"}
-        hold.let_go(run)
+        hold.release(run)
         await ended(stand, run)
     assert hold.begun == runs
 
@@ -75,12 +75,12 @@ async def test_no_more_runs_than_the_global_limit_are_driven(stand: Stand):
     await stand.until(lambda: len(hold.begun) == 2)
     await asyncio.gather(one.run_once(), other.run_once())
     assert sorted([await stand.state(run) for run in runs]) == ["queued", "queued", "running", "running"]
-    hold.let_go(hold.begun[0])
+    hold.release(hold.begun[0])
     await ended(stand, hold.begun[0])
     await one.run_once()
     await stand.until(lambda: len(hold.begun) == 3)
     for run in runs:
-        hold.let_go(run)
+        hold.release(run)
     for each in (one, other):
         await each.run_once()
     await ended(stand, *hold.begun)
@@ -108,7 +108,7 @@ async def test_a_run_whose_orchestrator_is_gone_is_taken_up_by_another(stand: St
     assert (await other.run_once()).claimed == 0
     await stand.lose_leases()
     assert (await other.run_once()).claimed == 1
-    hold.let_go(run)
+    hold.release(run)
     await ended(stand, run)
     assert await stand.state(run) == "completed"
 
@@ -249,7 +249,7 @@ async def test_a_drive_is_fenced_from_when_its_lease_was_asked_for_and_not_from_
     length_s = lease_length_s(one.options.lease_s, one.options.heartbeat_s)
     assert driving.fence - length_s in sent_at
     one.claiming = False
-    hold.let_go(run)
+    hold.release(run)
     await asyncio.gather(driving.task, return_exceptions=True)
 
 
@@ -277,7 +277,7 @@ class LastStep:
         self.begun, self.go_on, self._advance = asyncio.Event(), asyncio.Event(), one.driver.advance
         monkeypatch.setattr(one.driver, "advance", self)
 
-    async def __call__(self, advance: Advance) -> Applied | LeaseLost:
+    async def __call__(self, advance: Advance) -> StepApplied | LeaseLost:
         if advance.trigger in ("complete", "fail"):
             self.begun.set()
             await self.go_on.wait()
@@ -294,7 +294,7 @@ async def test_a_soft_cancel_that_comes_while_the_run_completes_is_too_late(
     await last.begun.wait()
     await stand.ledger.cancel(ORCHESTRATOR, run, CancelMode.SOFT, RequestId("c"), grace_s=30.0, cause="enough")
     assert await one.renew() == 1
-    await stand.until(lambda: not one.driver.wishes)
+    await stand.until(lambda: not one.driver.cancel_requests)
     last.go_on.set()
     await stand.until(lambda: not one._driving)
     assert await stand.state(run) == "completed"
@@ -345,6 +345,6 @@ async def test_a_hard_cancel_ends_the_run_and_its_driver_notices(stand: Stand):
     await stand.ledger.cancel(ORCHESTRATOR, run, CancelMode.HARD, RequestId("c"), grace_s=0.0, cause="now")
     assert await stand.state(run) == "failed"
     before = await stand.events(run)
-    hold.let_go(run)
+    hold.release(run)
     await stand.until(lambda: not one._driving)
     assert await stand.events(run) == before

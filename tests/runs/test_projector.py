@@ -12,12 +12,20 @@ from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
 from trellis.engine.records import RetentionOptions
 from trellis.lifecycles import Role
 from trellis.runs import audit, documents, ids, proposals
-from trellis.runs.driver import Driver, DriverOptions, Outcome
-from trellis.runs.projector import Projector, Recorder
-from trellis.runs.proposals import Draft
-from trellis.runs.published import Published
-from trellis.runs.publishing import Publisher
-from trellis.storage.objects import OVERWRITE, Object, ObjectStore, Refused, Stored, StoreUnavailable, When
+from trellis.runs.driver import DriveOutcome, RunDriver, RunDriverOptions
+from trellis.runs.projector import EventRecorder, Projector
+from trellis.runs.proposals import ProposalContent
+from trellis.runs.published import PublishedRuns
+from trellis.runs.publishing import DocumentPublisher
+from trellis.storage.objects import (
+    OVERWRITE,
+    ObjectStore,
+    PutCondition,
+    PutRefused,
+    PutStored,
+    StoredObject,
+    StoreUnavailable,
+)
 from trellis.storage.open import open_objects
 
 SLUG = "archivist-violin"
@@ -36,15 +44,15 @@ class Traced:
     def url(self) -> str:
         return self._objects.url
 
-    async def get(self, key: str) -> Object | None:
+    async def get(self, key: str) -> StoredObject | None:
         return await self._objects.get(key)
 
-    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+    async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
         if self.down:
             self.down -= 1
             raise StoreUnavailable(verb="put", key=key, reason="503")
         answer = await self._objects.put(key, body, when=when)
-        if isinstance(answer, Stored):
+        if isinstance(answer, PutStored):
             self.writes.append(key)
         if self.lose_answers:
             self.lose_answers -= 1
@@ -62,13 +70,13 @@ class Press:
         self.stand = stand
         self.store = objects
         self.objects = Traced(objects)
-        self.published = Published(self.objects, stand.clock)  # type: ignore[arg-type]
+        self.published = PublishedRuns(self.objects, stand.clock)  # type: ignore[arg-type]
 
     def projector(self, name: str = "projector@test") -> Projector:
         return Projector(
             ledger=self.stand.ledger,
             actor=Actor(role=Role.PROJECTOR, name=name),
-            publisher=Publisher(self.objects),  # type: ignore[arg-type]
+            publisher=DocumentPublisher(self.objects),  # type: ignore[arg-type]
             clock=self.stand.clock,
         )
 
@@ -79,18 +87,18 @@ class Press:
             count += report.events
         return count
 
-    async def drive(self, projector: Projector) -> tuple[JobId, Outcome]:
+    async def drive(self, projector: Projector) -> tuple[JobId, DriveOutcome]:
         """A run from request to end, with the projector at work beside the driver."""
         run_id = await self.stand.run_of()
         claimed = await self.stand.claim()
         assert claimed is not None
-        driver = Driver(
+        driver = RunDriver(
             ledger=self.stand.ledger,
             actor=ORCHESTRATOR,
             clock=self.stand.clock,
             steps=self.stand.steps.mapping(),
             published=self.published.reached,
-            options=DriverOptions(),
+            options=RunDriverOptions(),
         )
         driving = asyncio.ensure_future(driver.drive(claimed))
         while not driving.done():
@@ -160,7 +168,7 @@ async def test_publishing_the_whole_feed_again_writes_nothing(press: Press):
     run_id, _ = await press.drive(press.projector())
     before, writes = await press.folder(), len(press.objects.writes)
     page = await press.stand.ledger.feed(None, limit=1_000)
-    again = Recorder(press.stand.ledger, Publisher(press.objects), frozenset())  # type: ignore[arg-type]
+    again = EventRecorder(press.stand.ledger, DocumentPublisher(press.objects), frozenset())  # type: ignore[arg-type]
     assert await again.take(page.events) == 0
     assert await press.folder() == before
     assert len(press.objects.writes) == writes
@@ -171,7 +179,7 @@ async def test_publishing_the_whole_feed_again_writes_nothing(press: Press):
 async def test_an_older_version_never_replaces_a_newer_one(press: Press):
     run_id, _ = await press.drive(press.projector())
     facts = await press.stand.facts(run_id)
-    key, late = ids.status_key(SLUG, run_id), Publisher(press.objects)  # type: ignore[arg-type]
+    key, late = ids.status_key(SLUG, run_id), DocumentPublisher(press.objects)  # type: ignore[arg-type]
     for version in range(1, len(facts.events) + 1):
         old = documents.Publication(key, documents.status(facts.until(version)), version)
         assert await late.publish([old]) == 0
@@ -186,7 +194,7 @@ async def test_a_second_projector_waits_and_then_goes_on_where_the_first_stopped
     await press.stand.run_of()
     assert (await first.run_once()).events == 2
     assert not (await second.run_once()).following
-    await first.let_go()
+    await first.release()
     await press.stand.run_of("architect-guardian")
     report = await second.run_once()
     assert (report.following, report.events) == (True, 2)
@@ -252,7 +260,7 @@ async def test_a_job_whose_object_differs_is_set_aside_and_the_others_go_on(
     assert await press.version("one", run_id) is None, "nothing is shown of it that comes after what differs"
     assert press.objects.writes.count(alert) == 1
     assert caplog.text.count("set_aside") == 1
-    await projector.let_go()
+    await projector.release()
     await press.store.delete(key)
     later = await stand.run_of("one")
     await press.all(press.projector("next"))
@@ -270,7 +278,7 @@ async def test_a_job_that_was_set_aside_is_published_whole_when_nothing_is_in_th
     await press.all(projector)
     await press.store.delete(key)
     if how == "the next one":
-        await projector.let_go()
+        await projector.release()
         projector = press.projector("next")
     await stand.ledger.cancel(ORCHESTRATOR, run_id, CancelMode.HARD, RequestId("c"), grace_s=0, cause="enough")
     await press.all(projector)
@@ -290,10 +298,10 @@ async def test_a_status_that_is_no_json_is_of_its_run_alone(press: Press):
 
 @pytest.mark.requirement("PIPE-7", "D21", "OBS-1")
 async def test_proposals_are_published_with_their_state(press: Press):
-    proposal = proposals.make(
-        "run_2026-02-14_080000_abc123", SLUG, 1, Draft(action="propose-edit", target="a", content={})
+    proposal = proposals.make_proposal(
+        "run_2026-02-14_080000_abc123", SLUG, 1, ProposalContent(action="propose-edit", target="a", content={})
     )
-    await proposals.store(press.stand.ledger, ORCHESTRATOR, [proposal])
+    await proposals.store_proposals(press.stand.ledger, ORCHESTRATOR, [proposal])
     await press.all(press.projector())
     found = await press.folder(f"agents/{SLUG}/proposals/")
     assert [json.loads(body)["status"] for body in found.values()] == ["pending"]

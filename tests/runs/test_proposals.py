@@ -11,18 +11,18 @@ from trellis.engine.records import JobFilter, SweepOptions
 from trellis.lifecycles import Role
 from trellis.runs import proposals
 from trellis.runs.errors import NoteTooShort, ProposalConflict, ProposalNotFound
-from trellis.runs.proposals import Draft, Proposal
+from trellis.runs.proposals import Proposal, ProposalContent
 
 RUN = "run_2026-02-14_080000_abc123"
 OWNER = Actor(role=Role.OWNER, name="anna")
-EDIT = Draft(action="propose-edit", target="sources/bows.md", content={"text": "new"}, target_hash="ab")
-MEMORY = Draft(action="memory-update", target="facts.md", content={"operation": "append", "content": "- a"})
-LOGIC = Draft(action="logic-update", target="logic", content={"text": "do otherwise"})
+EDIT = ProposalContent(action="propose-edit", target="sources/bows.md", content={"text": "new"}, target_hash="ab")
+MEMORY = ProposalContent(action="memory-update", target="facts.md", content={"operation": "append", "content": "- a"})
+LOGIC = ProposalContent(action="logic-update", target="logic", content={"text": "do otherwise"})
 
 
-async def stored(stand: Stand, draft: Draft, *, priority: str = "normal") -> Proposal:
-    proposal = proposals.make(RUN, "archivist-violin", 1, draft, priority=priority)
-    assert await proposals.store(stand.ledger, ORCHESTRATOR, [proposal]) == [proposal.id]
+async def stored(stand: Stand, draft: ProposalContent, *, priority: str = "normal") -> Proposal:
+    proposal = proposals.make_proposal(RUN, "archivist-violin", 1, draft, priority=priority)
+    assert await proposals.store_proposals(stand.ledger, ORCHESTRATOR, [proposal]) == [proposal.id]
     return proposal
 
 
@@ -42,10 +42,10 @@ async def test_storing_the_same_proposals_again_makes_no_second_one(stand: Stand
 
 async def test_another_body_under_the_same_id_is_refused(stand: Stand):
     proposal = await stored(stand, EDIT)
-    other = proposals.make(RUN, "archivist-violin", 2, LOGIC)
+    other = proposals.make_proposal(RUN, "archivist-violin", 2, LOGIC)
     forged = Proposal(id=proposal.id, agent_slug="archivist-violin", run_id=RUN, body=other.body)
     with pytest.raises(ProposalConflict):
-        await proposals.store(stand.ledger, ORCHESTRATOR, [forged])
+        await proposals.store_proposals(stand.ledger, ORCHESTRATOR, [forged])
 
 
 @pytest.mark.requirement("PIPE-7", "D22")
@@ -55,11 +55,11 @@ async def test_another_body_under_the_same_id_is_refused(stand: Stand):
     ids=["memory", "memory-high", "logic", "edit"],
 )
 async def test_only_a_memory_update_of_normal_priority_approves_itself(
-    stand: Stand, draft: Draft, priority: str, expected: bool
+    stand: Stand, draft: ProposalContent, priority: str, expected: bool
 ):
     proposal = await stored(stand, draft, priority=priority)
     body = json.loads(proposal.body)
-    assert await proposals.approve_itself(stand.ledger, GATEWAY, proposal.id, body) is expected
+    assert await proposals.auto_approve(stand.ledger, GATEWAY, proposal.id, body) is expected
     document = await published(stand, proposal)
     assert document["status"] == ("auto_approved" if expected else "pending")
     assert body["requiresHumanReview"] is (draft is LOGIC or priority == "high")
@@ -68,17 +68,17 @@ async def test_only_a_memory_update_of_normal_priority_approves_itself(
 @pytest.mark.requirement("PIPE-7")
 async def test_words_of_the_model_change_neither_kind_nor_priority(stand: Stand):
     sly = {"text": "x", "requiresHumanReview": False, "priority": "normal", "action": "memory-update", "id": "prop_1"}
-    proposal = await stored(stand, Draft(action="logic-update", target="logic", content=sly))
+    proposal = await stored(stand, ProposalContent(action="logic-update", target="logic", content=sly))
     body = json.loads(proposal.body)
     assert (body["action"], body["requiresHumanReview"]) == ("logic-update", True)
-    assert not await proposals.approve_itself(stand.ledger, GATEWAY, proposal.id, body)
+    assert not await proposals.auto_approve(stand.ledger, GATEWAY, proposal.id, body)
 
 
 @pytest.mark.requirement("D22")
 async def test_a_person_approves_once_and_the_document_says_who(stand: Stand):
     proposal = await stored(stand, EDIT)
     for _ in range(2):
-        answer = await proposals.decide(
+        answer = await proposals.decide_proposal(
             stand.ledger, OWNER, proposal.id, approve=True, note="good find", request_id=RequestId("r1")
         )
         assert isinstance(answer, Moved)
@@ -95,18 +95,22 @@ async def test_a_person_approves_once_and_the_document_says_who(stand: Stand):
 async def test_rejecting_needs_a_reason(stand: Stand, note: str | None):
     proposal = await stored(stand, EDIT)
     with pytest.raises(NoteTooShort):
-        await proposals.decide(stand.ledger, OWNER, proposal.id, approve=False, note=note, request_id=RequestId("r1"))
+        await proposals.decide_proposal(
+            stand.ledger, OWNER, proposal.id, approve=False, note=note, request_id=RequestId("r1")
+        )
     assert (await published(stand, proposal))["status"] == "pending"
 
 
 @pytest.mark.requirement("D22")
 async def test_a_decision_is_final(stand: Stand):
     proposal = await stored(stand, EDIT)
-    no = await proposals.decide(
+    no = await proposals.decide_proposal(
         stand.ledger, OWNER, proposal.id, approve=False, note="the source is right", request_id=RequestId("r1")
     )
     assert isinstance(no, Moved)
-    late = await proposals.decide(stand.ledger, OWNER, proposal.id, approve=True, note=None, request_id=RequestId("r2"))
+    late = await proposals.decide_proposal(
+        stand.ledger, OWNER, proposal.id, approve=True, note=None, request_id=RequestId("r2")
+    )
     assert isinstance(late, NotMoved)
     assert late.state == "rejected"
 
@@ -116,7 +120,7 @@ async def test_a_decision_is_final(stand: Stand):
 async def test_nobody_but_a_person_decides(stand: Stand, role: Role):
     proposal = await stored(stand, EDIT)
     with pytest.raises(NotAllowed):
-        await proposals.decide(
+        await proposals.decide_proposal(
             stand.ledger, Actor(role=role, name="x"), proposal.id, approve=True, note=None, request_id=RequestId("r")
         )
     assert (await published(stand, proposal))["status"] == "pending"
@@ -124,7 +128,7 @@ async def test_nobody_but_a_person_decides(stand: Stand, role: Role):
 
 async def test_a_proposal_that_is_not_there_is_said_so(stand: Stand):
     with pytest.raises(ProposalNotFound, match="prop_nothing"):
-        await proposals.decide(
+        await proposals.decide_proposal(
             stand.ledger, OWNER, JobId("prop_nothing"), approve=True, note=None, request_id=RequestId("r")
         )
 

@@ -9,9 +9,9 @@ import pytest
 
 from trellis.runs import ids
 from trellis.runs.documents import Publication, encode
-from trellis.runs.published import WAIT_S_FIRST, WAIT_S_HEARING, Published
-from trellis.runs.publishing import Publisher
-from trellis.storage.objects import Object, ObjectStore
+from trellis.runs.published import WAIT_S_FIRST, WAIT_S_HEARING, PublishedRuns
+from trellis.runs.publishing import DocumentPublisher
+from trellis.storage.objects import ObjectStore, StoredObject
 from trellis.storage.open import open_objects
 from trellis.testing import FakeClock
 
@@ -27,9 +27,9 @@ class Asked:
         self.objects = objects
         self.gets = 0
         self.during: Publication | None = None
-        self.publisher: Publisher | None = None
+        self.publisher: DocumentPublisher | None = None
 
-    async def get(self, key: str) -> Object | None:
+    async def get(self, key: str) -> StoredObject | None:
         self.gets += 1
         found = await self.objects.get(key)
         publication, self.during = self.during, None
@@ -47,9 +47,9 @@ class Desk:
     def __init__(self, objects: ObjectStore) -> None:
         self.clock = FakeClock()
         self.asked = Asked(objects)
-        self.ours, self.other = Publisher(objects), Publisher(objects)
+        self.ours, self.other = DocumentPublisher(objects), DocumentPublisher(objects)
         self.asked.publisher = self.ours
-        self.published = Published(self.asked, self.clock, self.ours)  # type: ignore[arg-type]
+        self.published = PublishedRuns(self.asked, self.clock, self.ours)  # type: ignore[arg-type]
 
     def waiting(self, version: int) -> "asyncio.Task[None]":
         return asyncio.ensure_future(self.published.reached(SLUG, RUN_ID, version))  # type: ignore[return-value]

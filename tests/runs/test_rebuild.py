@@ -16,11 +16,10 @@ from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import (
     Actor,
     Advance,
-    Applied,
     Claim,
     Claimed,
     ClaimId,
-    DeathCertificate,
+    DeadLetterReason,
     JobId,
     LeaseLost,
     Move,
@@ -28,17 +27,18 @@ from trellis.engine.jobs import (
     ReasonCode,
     RequestId,
     Stage,
+    StepApplied,
     Turn,
     TypeClaim,
 )
 from trellis.engine.nodes import this_node
-from trellis.engine.records import Place, SweepOptions
+from trellis.engine.records import JobPlace, SweepOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.runs import audit, ids, proposals, rebuild, segments
 from trellis.runs.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
-from trellis.runs.proposals import Draft
+from trellis.runs.proposals import ProposalContent
 from trellis.runs.rebuild import rebuild_ledger, rebuild_objects
 from trellis.storage.objects import ObjectStore
 
@@ -46,7 +46,7 @@ __all__ = ["garden", "press"]
 
 ADMIN = Actor(role=Role.CONTROL_PLANE, name="admin@test")
 SWEEPER = Actor(role=Role.SWEEPER, name="sweeper@test")
-DEATH = DeathCertificate(reason_code=ReasonCode.PARSE_ERROR, stage=Stage.INPUT, last_error="cannot be read")
+DEATH = DeadLetterReason(reason_code=ReasonCode.PARSE_ERROR, stage=Stage.INPUT, last_error="cannot be read")
 PUBLISHED = ("audit/", "agents/architect-guardian/runs/", f"agents/{VIOLIN}/runs/", f"agents/{VIOLIN}/proposals/")
 
 
@@ -119,7 +119,9 @@ async def test_real_runs_proposals_and_jobs_come_back_and_go_on(garden: Garden, 
     proposed = (await garden.document(ids.output_key(VIOLIN, finished)))["proposals"]
     chosen = next(one for one in proposed if one["action"] != proposals.MEMORY_UPDATE)
     owner = Actor(role=Role.OWNER, name="anna")
-    await proposals.decide(stand.ledger, owner, chosen["id"], approve=True, note=None, request_id=RequestId("yes"))
+    await proposals.decide_proposal(
+        stand.ledger, owner, chosen["id"], approve=True, note=None, request_id=RequestId("yes")
+    )
     await garden.engine.run_once()
     held = await a_bit_of_everything(stand)
     running = await stand.run_of("architect-guardian")
@@ -134,7 +136,7 @@ async def test_real_runs_proposals_and_jobs_come_back_and_go_on(garden: Garden, 
     await asyncio.gather(driving, return_exceptions=True)
     while (await garden.projector.run_once()).events:
         pass
-    await garden.projector.let_go()
+    await garden.projector.release()
     before = await bucket(objects)
 
     await lose(stand, tmp_path)
@@ -151,7 +153,7 @@ async def test_real_runs_proposals_and_jobs_come_back_and_go_on(garden: Garden, 
     await stand.ledger.sweep(SWEEPER, SweepOptions(elect=False))
     again = await claim(stand, "held")
     assert again.attempt == 1
-    assert isinstance(await pull(stand, again, "complete"), Applied)
+    assert isinstance(await pull(stand, again, "complete"), StepApplied)
     await _finish(Garden(stand, objects, garden.memory), running)
 
     wiped = await bucket(objects)
@@ -185,14 +187,14 @@ async def _finish(garden: Garden, run_id: JobId) -> None:
     assert driving.result().state == "completed"
     while (await garden.projector.run_once()).events:
         pass
-    await garden.projector.let_go()
+    await garden.projector.release()
 
 
 async def published(press: Press) -> None:
     """Everything there is, by a projector that then goes."""
     projector = press.projector("before")
     await press.all(projector)
-    await projector.let_go()
+    await projector.release()
 
 
 async def wiped(press: Press, *, every: int = 1) -> dict[str, bytes]:
@@ -246,7 +248,7 @@ async def one_run(press: Press) -> JobId:
     projector = press.projector()
     run_id, _ = await press.drive(projector)
     await press.all(projector)
-    await projector.let_go()
+    await projector.release()
     return run_id
 
 
@@ -263,16 +265,16 @@ async def test_what_was_deleted_comes_back_byte_for_byte(press: Press, every: in
     projector = press.projector()
     for _ in range(2):
         await press.drive(projector)
-    draft = Draft(action="propose-edit", target="sources/a.md", content={})
-    proposal = proposals.make("run_2026-02-14_080000_000001", SLUG, 1, draft)
-    await proposals.store(press.stand.ledger, ORCHESTRATOR, [proposal])
+    draft = ProposalContent(action="propose-edit", target="sources/a.md", content={})
+    proposal = proposals.make_proposal("run_2026-02-14_080000_000001", SLUG, 1, draft)
+    await proposals.store_proposals(press.stand.ledger, ORCHESTRATOR, [proposal])
     await press.all(projector)
     for _ in range(3):
         await work(press.stand, 2)
         await press.all(projector)
         press.stand.clock.advance(11.0)
     await projector.run_once()
-    await projector.let_go()
+    await projector.release()
     before = await wiped(press, every=every)
     seen: list[tuple[str, int]] = []
     done = await rebuild_objects(press.stand.ledger, press.store, ADMIN, on_progress=lambda *far: seen.append(far))
@@ -343,7 +345,7 @@ class Mortal:
 
     def __getattr__(self, name: str) -> Any:
         verb: Callable[..., Any] = getattr(self._ledger, name)
-        return self._deadly(verb) if name in {"restore", "followed"} else verb
+        return self._deadly(verb) if name in {"restore", "ack"} else verb
 
     def _deadly(self, verb: Callable[..., Any]) -> Callable[..., Any]:
         async def call(*args: Any, **options: Any) -> Any:
@@ -376,7 +378,7 @@ async def test_an_interrupted_rebuild_goes_on_and_records_nothing_twice(
         if (await verify(stand.ledger)).jobs and not (await impatient.run_once()).following:
             with pytest.raises(RebuildError, match="--from objects"):
                 await rebuild_objects(stand.ledger, lost.store, ADMIN)
-        await impatient.let_go()
+        await impatient.release()
     assert deaths > 6
     assert done.refused == 0
     assert await lost.folder() == before
@@ -513,10 +515,10 @@ async def test_where_a_job_stands_after_a_rebuild(lost: Press):
         assert job is not None
         places[name] = job.place
     assert places == {
-        "dead": Place.ENDED,
-        "retried": Place.RESTING,
-        "waits": Place.PARKED,
-        "late": Place.RESTING,
-        "held": Place.HELD,
-        "q": Place.READY,
+        "dead": JobPlace.ENDED,
+        "retried": JobPlace.SCHEDULED,
+        "waits": JobPlace.BLOCKED,
+        "late": JobPlace.SCHEDULED,
+        "held": JobPlace.LEASED,
+        "q": JobPlace.READY,
     }

@@ -30,12 +30,12 @@ from trellis.engine.verify import verify
 from trellis.ledgers import migrate, open_ledger
 from trellis.lifecycles import Role
 from trellis.runs import audit, ids
-from trellis.runs.documents import Request
-from trellis.runs.driver import Driver, DriverOptions
+from trellis.runs.documents import RunRequest
+from trellis.runs.driver import RunDriver, RunDriverOptions
 from trellis.runs.orchestrator import TYPE, accept
 from trellis.runs.projector import Projector
-from trellis.runs.published import Published
-from trellis.runs.publishing import Publisher
+from trellis.runs.published import PublishedRuns
+from trellis.runs.publishing import DocumentPublisher
 from trellis.runs.rebuild import rebuild_ledger, rebuild_objects
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
@@ -69,14 +69,14 @@ async def complete(ledger: Ledger, held: Claimed, by: Actor = WORKER) -> object:
     return (await ledger.turn(Turn(actor=by, advances=(Advance(held.lease, "running", "complete"),)))).outcomes[0]
 
 
-def driver(ledger: Ledger, objects: ObjectStore, steps: Steps) -> Driver:
-    return Driver(
+def driver(ledger: Ledger, objects: ObjectStore, steps: Steps) -> RunDriver:
+    return RunDriver(
         ledger=ledger,
         actor=ORCHESTRATOR,
         clock=SystemClock(),
         steps=steps.mapping(),
-        published=Published(objects, SystemClock()).reached,
-        options=DriverOptions(),
+        published=PublishedRuns(objects, SystemClock()).reached,
+        options=RunDriverOptions(),
     )
 
 
@@ -85,7 +85,7 @@ async def drive(ledger: Ledger, objects: ObjectStore, steps: Steps, *, until_ver
     projector = Projector(
         ledger=ledger,
         actor=Actor(role=Role.PROJECTOR, name=f"p{next(numbers)}"),
-        publisher=Publisher(objects),
+        publisher=DocumentPublisher(objects),
         clock=SystemClock(),
     )
     claimed = await claim(ledger, ORCHESTRATOR, TYPE, "run")
@@ -99,7 +99,7 @@ async def drive(ledger: Ledger, objects: ObjectStore, steps: Steps, *, until_ver
                 await asyncio.gather(driving, return_exceptions=True)
         while (await projector.run_once()).events:
             pass
-    await projector.let_go()
+    await projector.release()
 
 
 @pytest.mark.requirement("D14", "D35", "OBS-1", "PIPE-8")
@@ -108,7 +108,7 @@ async def test_a_dropped_database_comes_back_and_then_a_wiped_store(ledgers: tup
     objects, steps = await open_objects(f"file://{tmp_path / 'objects'}"), Steps()
     runs = [JobId(f"run_2026-02-14_080000_{number:06}") for number in range(2)]
     for run_id in runs:
-        payload = Request(SLUG, "manual", {}).to_bytes()
+        payload = RunRequest(SLUG, "manual", {}).to_bytes()
         run = NewJob(job_id=run_id, type=TYPE, lifecycle="run", payload=payload, concurrency_key=f"run:{SLUG}")
         await lost.submit(GATEWAY, [run])
         await accept(lost, ORCHESTRATOR, run_id)
@@ -153,7 +153,7 @@ async def test_a_dropped_database_comes_back_and_then_a_wiped_store(ledgers: tup
 async def publish(ledger: Ledger, objects: ObjectStore) -> None:
     """Publish what there is."""
     actor = Actor(role=Role.PROJECTOR, name=f"p{next(numbers)}")
-    projector = Projector(ledger=ledger, actor=actor, publisher=Publisher(objects), clock=SystemClock())
+    projector = Projector(ledger=ledger, actor=actor, publisher=DocumentPublisher(objects), clock=SystemClock())
     while (await projector.run_once()).events:
         pass
-    await projector.let_go()
+    await projector.release()

@@ -15,7 +15,7 @@ from tests.runs.test_projector import SLUG, Press, press
 from tests.runs.test_rebuild import ADMIN, SWEEPER, claim, lose, published, pull
 from tests.runs.test_segments import SUBMITTER, Deadly, work
 from trellis.engine.jobs import Actor, JobId, NewJob, RequestId
-from trellis.engine.records import Recorded, SweepOptions
+from trellis.engine.records import RecordedEvent, SweepOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
@@ -23,9 +23,9 @@ from trellis.runs import audit, ids, proposals
 from trellis.runs.documents import encode
 from trellis.runs.orchestrator import accept
 from trellis.runs.projector import Projector
-from trellis.runs.proposals import Draft
-from trellis.runs.published import Published
-from trellis.runs.publishing import Publisher
+from trellis.runs.proposals import ProposalContent
+from trellis.runs.published import PublishedRuns
+from trellis.runs.publishing import DocumentPublisher
 from trellis.runs.rebuild import rebuild_ledger, rebuild_objects
 
 __all__ = ["press"]
@@ -65,7 +65,7 @@ async def test_a_run_whose_clock_went_back_comes_back(press: Press, tmp_path: Pa
     run_id, _ = await press.drive(projector)
     moments = [event.ts for event in await press.stand.events(run_id)]
     assert moments != sorted(moments)
-    await projector.let_go()
+    await projector.release()
     before = await press.folder()
     await lose(press.stand, tmp_path)
     done = await rebuild_ledger(press.stand.ledger, press.store, ADMIN)
@@ -74,7 +74,7 @@ async def test_a_run_whose_clock_went_back_comes_back(press: Press, tmp_path: Pa
     assert await press.folder() == before
 
 
-async def shifted(stand: Stand, like: JobId, job_id: JobId, *, seconds: int) -> list[Recorded]:
+async def shifted(stand: Stand, like: JobId, job_id: JobId, *, seconds: int) -> list[RecordedEvent]:
     """The records of a job, as if another one had been submitted so many seconds later."""
     by = timedelta(seconds=seconds)
     return [
@@ -93,7 +93,7 @@ async def shifted(stand: Stand, like: JobId, job_id: JobId, *, seconds: int) -> 
     ]
 
 
-async def put_segment(press: Press, records: Sequence[Recorded]) -> None:
+async def put_segment(press: Press, records: Sequence[RecordedEvent]) -> None:
     await press.store.put(OLD_SEGMENT, b"".join(audit.to_line(one) + b"\n" for one in records))
 
 
@@ -156,11 +156,11 @@ async def drive_until_dead(press: Press, objects: Any) -> JobId:
     claimed = await stand.claim()
     assert claimed is not None
     driver = stand.driver()
-    driver.published = Published(press.store, stand.clock).reached
+    driver.published = PublishedRuns(press.store, stand.clock).reached
     projector = Projector(
         ledger=stand.ledger,
         actor=Actor(role=Role.PROJECTOR, name="mortal"),
-        publisher=Publisher(objects),
+        publisher=DocumentPublisher(objects),
         clock=stand.clock,
     )
     driving = asyncio.ensure_future(driver.drive(claimed))
@@ -250,12 +250,14 @@ async def test_a_run_that_shows_more_than_is_recorded_is_named_and_left(press: P
 
 @pytest.mark.requirement("D14", "OBS-1")
 async def test_a_decision_that_is_not_recorded_is_not_forgotten(press: Press, tmp_path: Path):
-    draft = Draft(action="propose-note", target="notes/a.md", content={"summary": "s"})
-    proposal = proposals.make("run_2026-02-14_080000_abc123", SLUG, 1, draft)
-    await proposals.store(press.stand.ledger, ORCHESTRATOR, [proposal])
+    draft = ProposalContent(action="propose-note", target="notes/a.md", content={"summary": "s"})
+    proposal = proposals.make_proposal("run_2026-02-14_080000_abc123", SLUG, 1, draft)
+    await proposals.store_proposals(press.stand.ledger, ORCHESTRATOR, [proposal])
     owner = Actor(role=Role.OWNER, name="anna")
     note = "this is plainly wrong"
-    await proposals.decide(press.stand.ledger, owner, proposal.id, approve=False, note=note, request_id=RequestId("r"))
+    await proposals.decide_proposal(
+        press.stand.ledger, owner, proposal.id, approve=False, note=note, request_id=RequestId("r")
+    )
     await published(press)
     last = (await press.stand.events(proposal.id))[-1]
     await press.store.delete(ids.audit_key(last.ts, last.id))
@@ -343,7 +345,7 @@ async def test_every_object_that_differs_is_named_and_the_rest_is_made_again(pre
     projector = press.projector()
     first, _ = await press.drive(projector)
     second, _ = await press.drive(projector)
-    await projector.let_go()
+    await projector.release()
     before = await press.folder()
     step, key = ids.step_key(SLUG, first, 2), next(key for key in before if f"{second}-4" in key)
     for one in before:

@@ -15,7 +15,7 @@ from trellis.engine.records import JobFilter, SweepOptions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.runs import proposals
-from trellis.runs.proposals import Draft, EqualProposal, Proposal, sources_changed
+from trellis.runs.proposals import EqualProposal, Proposal, ProposalContent, sources_changed
 
 SLUG = "archivist-violin"
 AT_ONCE = 8
@@ -25,7 +25,7 @@ CITED = {
     "change": {"type": "append", "text": "see pegs"},
     "citations": [{"ref": "sources/pegs.md", "excerpt": "88"}],
 }
-NOTE = Draft(action="propose-comment", target="sources/bows.md", content=CITED, target_hash="aa")
+NOTE = ProposalContent(action="propose-comment", target="sources/bows.md", content=CITED, target_hash="aa")
 
 
 @pytest.fixture
@@ -35,13 +35,13 @@ async def either(either_url: str) -> AsyncGenerator[Ledger]:
     await ledger.close()
 
 
-def of_run(number: int, draft: Draft, *, sources: dict[str, str] | None = None, **options: str) -> Proposal:
+def of_run(number: int, draft: ProposalContent, *, sources: dict[str, str] | None = None, **options: str) -> Proposal:
     run_id = f"run_2026-02-14_080000_{number:06}"
-    return proposals.make(run_id, SLUG, 1, draft, sources=BOWS if sources is None else sources, **options)
+    return proposals.make_proposal(run_id, SLUG, 1, draft, sources=BOWS if sources is None else sources, **options)
 
 
 async def stored(ledger: Ledger, proposal: Proposal) -> JobId | EqualProposal:
-    (answer,) = await proposals.store(ledger, ORCHESTRATOR, [proposal])
+    (answer,) = await proposals.store_proposals(ledger, ORCHESTRATOR, [proposal])
     return answer
 
 
@@ -50,7 +50,7 @@ async def made(ledger: Ledger) -> list[JobId]:
 
 
 async def reject(ledger: Ledger, proposal: Proposal) -> None:
-    await proposals.decide(
+    await proposals.decide_proposal(
         ledger, OWNER, proposal.id, approve=False, note="the source is right", request_id=RequestId(proposal.id)
     )
 
@@ -60,7 +60,9 @@ async def test_what_waits_for_a_person_is_not_proposed_by_another_run(either: Le
     first, second = of_run(1, NOTE), of_run(2, NOTE)
     assert await stored(either, first) == first.id
     assert await stored(either, second) == EqualProposal(id=first.id, status="pending")
-    other_words = Draft(action=NOTE.action, target=NOTE.target, content={**CITED, "summary": "x"}, target_hash="aa")
+    other_words = ProposalContent(
+        action=NOTE.action, target=NOTE.target, content={**CITED, "summary": "x"}, target_hash="aa"
+    )
     assert await stored(either, of_run(3, other_words)) == EqualProposal(id=first.id, status="pending")
     assert await stored(either, first) == first.id, "a step that is done again finds its own"
     assert await made(either) == [first.id]
@@ -71,7 +73,7 @@ async def test_of_runs_that_propose_the_same_at_once_one_makes_a_proposal(
     either: Ledger, monkeypatch: pytest.MonkeyPatch
 ):
     """All of them find that nothing equal is there before any of them goes on."""
-    looked, look = asyncio.Barrier(AT_ONCE), proposals.equal_to
+    looked, look = asyncio.Barrier(AT_ONCE), proposals.find_equal
 
     async def together(*given: Any, **options: Any) -> EqualProposal | None:
         found = await look(*given, **options)
@@ -79,7 +81,7 @@ async def test_of_runs_that_propose_the_same_at_once_one_makes_a_proposal(
             await looked.wait()
         return found
 
-    monkeypatch.setattr(proposals, "equal_to", together)
+    monkeypatch.setattr(proposals, "find_equal", together)
     answers = await asyncio.gather(*(stored(either, of_run(number, NOTE)) for number in range(AT_ONCE)))
     (winner,) = await made(either)
     assert [answer for answer in answers if isinstance(answer, str)] == [winner]
@@ -102,7 +104,7 @@ async def test_what_was_rejected_comes_again_only_when_its_sources_have_changed(
 async def test_a_proposal_that_expired_or_can_no_longer_be_applied_may_come_again(stand: Stand):
     first = of_run(1, NOTE)
     await stored(stand.ledger, first)
-    now_other = Draft(action=NOTE.action, target=NOTE.target, content=CITED, target_hash="other")
+    now_other = ProposalContent(action=NOTE.action, target=NOTE.target, content=CITED, target_hash="other")
     fresh = of_run(2, now_other)
     assert await stored(stand.ledger, fresh) == fresh.id, "the first is for a text that is gone"
     for _ in range(73):
@@ -116,15 +118,15 @@ async def test_memory_updates_that_need_no_person_are_all_made(stand: Stand):
     for number in (1, 2):
         proposal = of_run(number, MEMORY)
         assert await stored(stand.ledger, proposal) == proposal.id
-        await proposals.approve_itself(stand.ledger, GATEWAY, proposal.id, json.loads(proposal.body))
+        await proposals.auto_approve(stand.ledger, GATEWAY, proposal.id, json.loads(proposal.body))
 
 
 async def test_equal_drafts_of_one_run_become_one_proposal(stand: Stand):
     one, twin, other = (
-        proposals.make("run_2026-02-14_080000_000001", SLUG, number, draft)
+        proposals.make_proposal("run_2026-02-14_080000_000001", SLUG, number, draft)
         for number, draft in enumerate((EDIT, EDIT, LOGIC), 1)
     )
-    answers = await proposals.store(stand.ledger, ORCHESTRATOR, [one, twin, other])
+    answers = await proposals.store_proposals(stand.ledger, ORCHESTRATOR, [one, twin, other])
     assert answers == [one.id, EqualProposal(id=one.id, status="pending"), other.id]
 
 

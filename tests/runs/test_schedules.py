@@ -22,10 +22,10 @@ from trellis.runs import ids
 from trellis.runs.errors import ScheduleContended
 from trellis.runs.layer import CRON_SCOPE, BuiltinLayer, TriggerKind
 from trellis.runs.projector import Projector
-from trellis.runs.publishing import Publisher
-from trellis.runs.schedules import PAUSE_S_MIN, Fired, ScheduleRegistrar, Schedules
-from trellis.runs.timetable import Handled, Timetable, schedule_key
-from trellis.storage.objects import ObjectStore, Refused, StoreUnavailable, When
+from trellis.runs.publishing import DocumentPublisher
+from trellis.runs.schedules import PAUSE_S_MIN, ScheduleFirer, ScheduleRegistrar, ScheduleReport
+from trellis.runs.timetable import HandledInstant, Timetable, schedule_key
+from trellis.storage.objects import ObjectStore, PutCondition, PutRefused, StoreUnavailable
 from trellis.storage.open import open_objects
 
 HOURLY = "{cron: 0 * * * *}"
@@ -44,14 +44,14 @@ class Clockwork:
             gateway=GATEWAY,
             orchestrator=ORCHESTRATOR,
             catalog=Catalog(self.objects),
-            publisher=Publisher(self.objects),
+            publisher=DocumentPublisher(self.objects),
             timetable=Timetable(objects=self.objects),
             random_text=lambda: f"{next(self._numbers):06x}",
         )
 
-    def schedules(self) -> Schedules:
+    def schedules(self) -> ScheduleFirer:
         layer = self.layer()
-        return Schedules(ledger=self.stand.ledger, layer=layer, timetable=layer.timetable)
+        return ScheduleFirer(ledger=self.stand.ledger, layer=layer, timetable=layer.timetable)
 
     def registrar(self) -> ScheduleRegistrar:
         return ScheduleRegistrar(layer=self.layer(), catalog=Catalog(self.objects))
@@ -144,7 +144,7 @@ async def test_what_became_of_an_instant_is_not_written_over_a_schedule_that_cha
     await layer.register_schedule("one", "0 * * * *")
     (seen,) = await layer.timetable.all()
     await layer.register_schedule("one", "30 * * * *")
-    assert not await layer.timetable.handled(seen, Handled(instant=now, run_id="run_1"))
+    assert not await layer.timetable.handled(seen, HandledInstant(instant=now, run_id="run_1"))
     assert [(one.cron, one.last, one.version) for one in await layer.schedules()] == [("30 * * * *", None, 2)]
 
 
@@ -185,8 +185,8 @@ async def test_a_schedule_that_cannot_be_read_is_said_to_be_none_once_for_each_v
 
 
 async def test_a_schedule_that_others_keep_changing_is_said_so(clockwork: Clockwork, monkeypatch: pytest.MonkeyPatch):
-    async def too_late(key: str, body: bytes, *, when: object) -> Refused:
-        return Refused(etag="another")
+    async def too_late(key: str, body: bytes, *, when: object) -> PutRefused:
+        return PutRefused(etag="another")
 
     monkeypatch.setattr(clockwork.objects, "put", too_late)
     with pytest.raises(ScheduleContended, match="schedule of agent one was changed by others 5 times"):
@@ -201,8 +201,8 @@ async def test_a_pass_says_how_long_it_is_until_the_next_instant(clockwork: Cloc
     clockwork.stand.clock.advance(3_598.0)
     report = await service.run_once()
     assert (report.next_s, service.pause_s(report)) == (2.0, 2.0)
-    assert service.pause_s(Fired(next_s=1_000.0)) == service.options.poll_s
-    assert service.pause_s(Fired(next_s=0.0)) == PAUSE_S_MIN
+    assert service.pause_s(ScheduleReport(next_s=1_000.0)) == service.options.poll_s
+    assert service.pause_s(ScheduleReport(next_s=0.0)) == PAUSE_S_MIN
 
 
 @pytest.mark.requirement("RUN-9")
@@ -275,8 +275,8 @@ async def test_a_schedule_that_others_keep_changing_keeps_no_other_from_being_re
         await clockwork.agent(slug, triggers=HOURLY)
     put = clockwork.objects.put
 
-    async def too_late(key: str, body: bytes, *, when: When) -> object:
-        return Refused(etag="another") if key == schedule_key("a-one") else await put(key, body, when=when)
+    async def too_late(key: str, body: bytes, *, when: PutCondition) -> object:
+        return PutRefused(etag="another") if key == schedule_key("a-one") else await put(key, body, when=when)
 
     monkeypatch.setattr(clockwork.objects, "put", too_late)
     assert (await clockwork.registrar().run_once()).registered == ("b-two",)
@@ -286,7 +286,7 @@ async def test_a_schedule_that_others_keep_changing_keeps_no_other_from_being_re
 async def test_a_run_is_recorded_before_it_is_shown_and_the_projector_finds_nothing_to_change(clockwork: Clockwork):
     await clockwork.agent("one")
     traced = Traced(clockwork.objects)
-    layer = replace(clockwork.layer(), publisher=Publisher(traced))  # type: ignore[arg-type]
+    layer = replace(clockwork.layer(), publisher=DocumentPublisher(traced))  # type: ignore[arg-type]
     run_id = await layer.trigger("one", {}, kind=TriggerKind.MANUAL)
     first = (await clockwork.stand.ledger.events(run_id))[0]
     assert traced.writes == [ids.audit_key(first.ts, first.id), ids.status_key("one", run_id)]
@@ -294,12 +294,12 @@ async def test_a_run_is_recorded_before_it_is_shown_and_the_projector_finds_noth
     projector = Projector(
         ledger=clockwork.stand.ledger,
         actor=Actor(role=Role.PROJECTOR, name="projector@test"),
-        publisher=Publisher(behind),  # type: ignore[arg-type]
+        publisher=DocumentPublisher(behind),  # type: ignore[arg-type]
         clock=clockwork.stand.clock,
     )
     await projector.run_once()
     assert ids.audit_key(first.ts, first.id) not in behind.writes
-    await projector.let_go()
+    await projector.release()
 
 
 @pytest.mark.requirement("D13")
@@ -307,15 +307,15 @@ async def test_a_run_that_is_in_the_ledger_is_begun_though_its_status_cannot_be_
     await clockwork.agent("one")
     traced = Traced(clockwork.objects)
     traced.down = 1
-    layer = replace(clockwork.layer(), publisher=Publisher(traced))  # type: ignore[arg-type]
+    layer = replace(clockwork.layer(), publisher=DocumentPublisher(traced))  # type: ignore[arg-type]
     run_id = await layer.trigger("one", {}, kind=TriggerKind.MANUAL)
     assert await clockwork.runs() == [run_id]
-    assert (await layer.standing(run_id)).status == "queued"
+    assert (await layer.run_state(run_id)).status == "queued"
     assert await clockwork.objects.get(ids.status_key("one", run_id)) is None
     projector = Projector(
         ledger=clockwork.stand.ledger,
         actor=Actor(role=Role.PROJECTOR, name="projector@test"),
-        publisher=Publisher(clockwork.objects),
+        publisher=DocumentPublisher(clockwork.objects),
         clock=clockwork.stand.clock,
     )
     await projector.run_once()
@@ -335,4 +335,4 @@ async def test_a_run_that_is_in_the_ledger_is_begun_though_the_ledger_is_gone_th
         patched.setattr(clockwork.stand.ledger, "move", gone)
         run_id = await clockwork.layer().trigger("one", {}, kind=TriggerKind.MANUAL)
     assert await clockwork.runs() == [run_id]
-    assert (await clockwork.layer().standing(run_id)).status == "requested"
+    assert (await clockwork.layer().run_state(run_id)).status == "requested"

@@ -17,8 +17,8 @@ from trellis.engine.records import Event
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.runs import audit, ids, segments
-from trellis.runs.projector import Place, Projector, ProjectorOptions
-from trellis.runs.publishing import Publisher
+from trellis.runs.projector import Projector, ProjectorOptions, ProjectorPosition
+from trellis.runs.publishing import DocumentPublisher
 from trellis.runs.rebuild import rebuild_objects
 from trellis.runs.segments import find_audit
 from trellis.storage.objects import ObjectStore, StoreUnavailable
@@ -107,7 +107,7 @@ async def test_a_segment_holds_no_more_bytes_than_it_may(press: Press, monkeypat
     await work(press.stand, 2, payload=json.dumps("x" * 6_000).encode())
     projector = press.projector()
     await press.all(projector)
-    await projector.let_go()
+    await projector.release()
     sizes = [info.size for info in (await press.store.list("audit/")).items]
     assert len(sizes) > 2
     assert sum(size > 5_000 for size in sizes) == 2, "only a line that is longer by itself"
@@ -123,7 +123,7 @@ async def test_a_record_is_found_by_its_event(press: Press, monkeypatch: pytest.
     await press.stand.run_of()
     projector = press.projector()
     await press.all(projector)
-    await projector.let_go()
+    await projector.release()
     events = await all_events(press.stand)
     for event in events:
         found = await find_audit(press.store, event.id, event.ts)
@@ -141,7 +141,7 @@ async def test_a_segment_holds_events_of_one_day(press: Press):
     await work(press.stand, 1)
     projector = press.projector()
     await press.all(projector)
-    await projector.let_go()
+    await projector.release()
     _, shared = await record(press.store)
     assert {key.split("/")[1]: len(found) for key, found in shared.items()} == {"20260101": 8, "20260102": 4}
 
@@ -163,12 +163,12 @@ async def test_a_type_can_have_records_of_its_own_and_a_changed_choice_records_n
     second = projector("two", "work")
     await work(press.stand, 1)
     await press.all(second)
-    await second.let_go()
+    await second.release()
     await recorded_once(press.stand, press.store)
     await work(press.stand, 1)
     await work(press.stand, 1, "special")
     await press.all(second)
-    await second.let_go()
+    await second.release()
     await recorded_once(press.stand, press.store)
     alone, _ = await record(press.store)
     assert {event_id.partition("-")[0] for event_id in list(alone)[-4:]} == {"work"}
@@ -179,9 +179,9 @@ def test_a_place_says_where_to_go_on_and_what_was_chosen_there():
     chosen = frozenset({"a.b", "c"})
     for ahead in (None, "0002"):
         for position, alone in ((None, chosen), (None, frozenset[str]()), ("0001", chosen), ("0001", frozenset[str]())):
-            place = Place(position, alone, ahead)
-            assert Place.read(place.to_text(), frozenset({"x"})) == place
-    assert Place.read(None, frozenset({"x"})) == Place(None, frozenset({"x"}))
+            place = ProjectorPosition(position, alone, ahead)
+            assert ProjectorPosition.read(place.to_text(), frozenset({"x"})) == place
+    assert ProjectorPosition.read(None, frozenset({"x"})) == ProjectorPosition(None, frozenset({"x"}))
 
 
 class Deadly:
@@ -210,14 +210,14 @@ async def _publish_until_dead(stand: Stand, objects: Any, name: str) -> bool:
     made = Projector(
         ledger=stand.ledger,
         actor=Actor(role=Role.PROJECTOR, name=name),
-        publisher=Publisher(objects),
+        publisher=DocumentPublisher(objects),
         clock=stand.clock,
         options=ProjectorOptions(batch=7),
     )
     try:
         while (await made.run_once()).events:
             pass
-        await made.let_go()
+        await made.release()
     except asyncio.CancelledError:
         stand.clock.advance(made.options.lease_s + 1)
         return False
@@ -268,7 +268,7 @@ async def test_a_projector_that_slept_through_its_own_end_records_nothing_twice(
     press.stand.clock.advance(sleeper.options.lease_s + 1)
     await work(press.stand, 1)
     await press.all(sleeper)
-    await sleeper.let_go()
+    await sleeper.release()
     await recorded_once(press.stand, press.store)
 
 
@@ -287,7 +287,7 @@ async def test_lines_that_only_the_sleeper_had_are_taken_over_by_the_other(press
     third = press.projector("third")
     await work(press.stand, 1)
     await press.all(third)
-    await third.let_go()
+    await third.release()
     await recorded_once(press.stand, press.store)
 
 
@@ -304,7 +304,7 @@ async def test_while_the_store_is_away_no_more_is_read_than_fits(press: Press, m
             assert projector._recorder.segments.waiting <= 8
     press.objects.down = 0
     await press.all(projector)
-    await projector.let_go()
+    await projector.release()
     await recorded_once(press.stand, press.store)
 
 
@@ -317,7 +317,7 @@ async def test_an_event_whose_segments_name_is_taken_gets_an_object_of_its_own(p
     await press.store.put(key, body)
     projector = press.projector()
     await press.all(projector)
-    await projector.let_go()
+    await projector.release()
     assert projector._recorder.segments.settled
     found = await press.folder()
     assert found.pop(key) == body

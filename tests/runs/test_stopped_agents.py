@@ -13,7 +13,7 @@ from trellis.agents.catalog import Catalog
 from trellis.agents.definition import AgentStatus
 from trellis.agents.garden import plant
 from trellis.engine.jobs import CancelMode, JobId, RequestId
-from trellis.runs.driver import Driver, DriverOptions
+from trellis.runs.driver import RunDriver, RunDriverOptions
 from trellis.runs.gate import AgentGate
 from trellis.runs.orchestrator import Orchestrator, OrchestratorOptions
 from trellis.runs.waits import read_waits
@@ -32,13 +32,13 @@ class Yard(Garden):
         async def published(slug: str, run_id: str, version: int) -> None:
             """Readers see everything at once."""
 
-        driver = Driver(
+        driver = RunDriver(
             ledger=self.stand.ledger,
             actor=ORCHESTRATOR,
             clock=self.stand.clock,
             steps=self.work.steps(),
             published=published,
-            options=DriverOptions(),
+            options=RunDriverOptions(),
         )
         orchestrator = Orchestrator(
             ledger=self.stand.ledger,

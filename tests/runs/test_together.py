@@ -15,9 +15,9 @@ from trellis.runs import ids
 from trellis.runs.documents import STEP_ENTRY
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions
 from trellis.runs.projector import Projector
-from trellis.runs.publishing import Publisher
+from trellis.runs.publishing import DocumentPublisher
 from trellis.runs.steps import StepContext, StepResult
-from trellis.storage.objects import OVERWRITE, ObjectStore, Refused, Stored, StoreUnavailable, When
+from trellis.storage.objects import OVERWRITE, ObjectStore, PutCondition, PutRefused, PutStored, StoreUnavailable
 from trellis.storage.open import open_objects
 
 RUNS = 8
@@ -171,7 +171,7 @@ class Store:
         self.held = self.down = "nothing"
         self._other = asyncio.Event()
 
-    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+    async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
         if key.startswith(self.down):
             raise StoreUnavailable(verb="put", key=key, reason="503")
         if key.startswith(self.held):
@@ -186,7 +186,7 @@ class Store:
 
 def projector(stand: Stand, store: Store) -> Projector:
     actor = Actor(role=Role.PROJECTOR, name="projector@test")
-    return Projector(ledger=stand.ledger, actor=actor, publisher=Publisher(store), clock=stand.clock)  # type: ignore[arg-type]
+    return Projector(ledger=stand.ledger, actor=actor, publisher=DocumentPublisher(store), clock=stand.clock)  # type: ignore[arg-type]
 
 
 @pytest.mark.requirement("D14")

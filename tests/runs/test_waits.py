@@ -9,7 +9,7 @@ import pytest
 from tests.runs.conftest import ORCHESTRATOR, Stand
 from trellis.engine.jobs import CancelMode, JobId, RequestId
 from trellis.runs import documents
-from trellis.runs.driver import Outcome
+from trellis.runs.driver import DriveOutcome
 from trellis.runs.ids import STEPS
 from trellis.runs.orchestrator import Orchestrator, OrchestratorOptions
 from trellis.runs.steps import StepContext, StepResult
@@ -20,7 +20,7 @@ ONCE_EACH = dict.fromkeys(STEPS, 1)
 TEN_MINUTES_S = 600.0
 
 
-async def begun(stand: Stand, **options: float) -> "asyncio.Future[Outcome]":
+async def begun(stand: Stand, **options: float) -> "asyncio.Future[DriveOutcome]":
     claimed = await stand.claim()
     assert claimed is not None
     return asyncio.ensure_future(stand.driver(**options).drive(claimed))

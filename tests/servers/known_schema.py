@@ -12,7 +12,7 @@ from pathlib import Path
 import apsw
 
 from trellis.ledgers.sqlite import ledger as opened
-from trellis.ledgers.sqlite.connection import Target, connect
+from trellis.ledgers.sqlite.connection import SqliteTarget, connect
 from trellis.ledgers.sqlite.migrate import prepare
 
 
@@ -20,13 +20,13 @@ from trellis.ledgers.sqlite.migrate import prepare
 def _made() -> bytes:
     with tempfile.TemporaryDirectory(prefix="trellis-schema-") as folder:
         path = Path(folder) / "ledger.db"
-        connection = connect(Target(url=f"sqlite:///{path}", path=path))
+        connection = connect(SqliteTarget(url=f"sqlite:///{path}", path=path))
         prepare(connection, f"sqlite:///{path}")
         connection.close()  # and what is in the log goes into the file
         return path.read_bytes()
 
 
-def copied(target: Target) -> apsw.Connection:
+def copied(target: SqliteTarget) -> apsw.Connection:
     """`connect`, where a file that is not there appears at once and whole."""
     path = target.path
     if path is not None and path.parent.is_dir() and not path.exists():

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from trellis.bus.topics import fits
+from trellis.bus.topics import subject_matches
 
 CHUNK = 256 * 1024
 LINE_MAX = 64 * 1024
@@ -168,7 +168,7 @@ class NatsProxy:
 
     def _drawn(self, frame: Frame, pipe: Pipe) -> str:
         weather = self.weather
-        if not frame.subject or not any(fits(pattern, frame.subject) for pattern in weather.subjects):
+        if not frame.subject or not any(subject_matches(pattern, frame.subject) for pattern in weather.subjects):
             return ""
         if frame.subject.startswith(INBOXES) and not frame.payload.startswith(PACKET):
             return ""

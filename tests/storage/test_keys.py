@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trellis.storage.keys import KEY_BYTES_MAX, checked_key, checked_prefix, is_key, object_key
-from trellis.storage.names import Kind, file_path, read_name
+from trellis.storage.names import NameKind, file_path, read_name
 from trellis.storage.objects import KeyInvalid
 
 CLIMBING = (
@@ -110,7 +110,7 @@ def test_every_key_has_names_that_a_file_system_takes(key: str):
     read = [read_name(name) for name in path]
     assert all(read)
     assert "".join(name.piece for name in read if name) == key
-    assert [name.kind is Kind.FILE for name in read if name] == [False] * (len(path) - 1) + [True]
+    assert [name.kind is NameKind.FILE for name in read if name] == [False] * (len(path) - 1) + [True]
 
 
 @given(legal_keys, legal_keys)
@@ -150,5 +150,5 @@ def test_the_order_of_pieces_is_the_order_of_keys(one: str, other: str):
 @example(b"a.b%file")
 def test_a_name_is_read_as_a_key_only_if_the_key_has_that_name(name: bytes):
     read = read_name(name)
-    if read is not None and read.kind is Kind.FILE and is_key(read.text):
+    if read is not None and read.kind is NameKind.FILE and is_key(read.text):
         assert os.fsencode(name) == file_path(read.text)[-1]

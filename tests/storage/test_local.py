@@ -15,9 +15,9 @@ from tests.storage.test_keys import legal_keys
 from tests.storage.test_store import keys_of
 from trellis.storage import folders
 from trellis.storage.local import LocalObjects
-from trellis.storage.objects import CREATE, Refused, Stored, StoreRefused, StoreUnavailable, if_match
+from trellis.storage.objects import CREATE, PutRefused, PutStored, StoreRefused, StoreUnavailable, if_match
 from trellis.storage.open import open_objects, random_name
-from trellis.storage.walk import SETTLED_NS
+from trellis.storage.walk import FOLDER_SETTLED_NS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,7 +53,7 @@ async def test_a_file_that_a_person_edits_is_a_new_version(tmp_path: Path):
         (tmp_path / "agents/a/_agent.md").write_bytes(b"status: ready")
         info = await store.head("agents/a/_agent.md")
         assert info is not None
-        assert await store.put("agents/a/_agent.md", b"x", when=if_match(first.etag or "")) == Refused(info.etag)
+        assert await store.put("agents/a/_agent.md", b"x", when=if_match(first.etag or "")) == PutRefused(info.etag)
         (tmp_path / "agents/a/sources").mkdir()
         (tmp_path / "agents/a/sources/new.md").write_bytes(b"note")
         assert await keys_of(store) == ["agents/a/_agent.md", "agents/a/sources/new.md"]
@@ -61,7 +61,7 @@ async def test_a_file_that_a_person_edits_is_a_new_version(tmp_path: Path):
 
 async def test_a_remembered_hash_is_used_only_while_the_file_is_the_same(tmp_path: Path):
     file = tmp_path / "k.txt"
-    async with opened(tmp_path, now_ns=lambda: file.stat().st_ctime_ns + SETTLED_NS + 1) as store:
+    async with opened(tmp_path, now_ns=lambda: file.stat().st_ctime_ns + FOLDER_SETTLED_NS + 1) as store:
         await store.put("k.txt", b"one")
         for body in (b"two", b"six"):
             before, was = await store.head("k.txt"), file.stat()
@@ -121,7 +121,7 @@ def test_every_legal_key_works_and_stays_in_the_folder(tmp_path_factory: pytest.
     async def use() -> None:
         async with opened(parent / "objects") as store:
             for key in keys:
-                assert isinstance(await store.put(key, key.encode(), when=CREATE), Stored)
+                assert isinstance(await store.put(key, key.encode(), when=CREATE), PutStored)
             for key in keys:
                 found = await store.get(key)
                 assert found is not None
@@ -186,7 +186,7 @@ async def test_counting_by_if_match_in_many_processes_loses_no_step(tmp_path: Pa
 _COUNTER = """
 import asyncio, sys
 from pathlib import Path
-from trellis.storage.objects import Stored, if_match
+from trellis.storage.objects import PutStored, if_match
 from trellis.storage.open import open_objects
 
 async def main():
@@ -195,7 +195,7 @@ async def main():
         while True:
             found = await store.get("count")
             more = str(int(found.body) + 1).encode()
-            if isinstance(await store.put("count", more, when=if_match(found.etag)), Stored):
+            if isinstance(await store.put("count", more, when=if_match(found.etag)), PutStored):
                 break
     await store.close()
 
@@ -214,13 +214,13 @@ async def test_creating_one_key_in_many_processes_has_one_winner(tmp_path: Path)
 _CREATOR = """
 import asyncio, os, sys
 from pathlib import Path
-from trellis.storage.objects import CREATE, Stored
+from trellis.storage.objects import CREATE, PutStored
 from trellis.storage.open import open_objects
 
 async def main():
     store = await open_objects(Path(sys.argv[1]).as_uri())
     for number in range(int(sys.argv[2])):
-        if isinstance(await store.put(f"{number}/x.json", str(os.getpid()).encode(), when=CREATE), Stored):
+        if isinstance(await store.put(f"{number}/x.json", str(os.getpid()).encode(), when=CREATE), PutStored):
             print(number)
     await store.close()
 
@@ -236,7 +236,7 @@ async def test_a_writer_that_holds_a_lock_too_long_is_not_waited_for_forever(tmp
         with holder.lock("k"), pytest.raises(StoreUnavailable, match="lock"):
             await store.put("k", b"2")
         holder.close()
-        assert isinstance(await store.put("k", b"2"), Stored)
+        assert isinstance(await store.put("k", b"2"), PutStored)
         assert scratch_files(tmp_path) == []
 
 

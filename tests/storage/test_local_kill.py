@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trellis.storage.objects import CREATE, Stored, if_match
+from trellis.storage.objects import CREATE, PutStored, if_match
 from trellis.storage.open import open_objects
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,7 +103,7 @@ async def _after_death(folder: Path) -> bytes | None:
     assert list((folder / ".trellis" / "scratch").iterdir()) == []
     found, info = await store.get("a/b/k.json"), await store.head("a/b/k.json")
     assert (found and found.etag) == (info and info.etag)
-    assert isinstance(await store.put("a/b/k.json", b"next", when=if_match(found.etag) if found else CREATE), Stored)
+    assert isinstance(await store.put("a/b/k.json", b"next", when=if_match(found.etag) if found else CREATE), PutStored)
     await store.close()
     return found.body if found else None
 
@@ -129,7 +129,7 @@ async def test_killed_at_random_moments_no_object_is_torn_and_none_that_was_stor
         assert found.body == seen.to_bytes(8) * (SIZE // 8)
         assert seen in {number, number + 1}
         number = seen
-        assert isinstance(await store.put("k.bin", found.body, when=if_match(found.etag)), Stored)
+        assert isinstance(await store.put("k.bin", found.body, when=if_match(found.etag)), PutStored)
     await store.close()
     reopened = await open_objects(tmp_path.as_uri())
     assert list((tmp_path / ".trellis" / "scratch").iterdir()) == []

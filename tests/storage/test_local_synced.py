@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.test_local import opened
-from trellis.storage.objects import CREATE, Refused, Stored, StoreUnavailable, if_match
+from trellis.storage.objects import CREATE, PutRefused, PutStored, StoreUnavailable, if_match
 
 
 class Syncs:
@@ -51,7 +51,7 @@ async def test_what_was_not_synced_is_synced_before_it_refuses_anybody(tmp_path:
         assert (tmp_path / key).read_bytes() == b"new"
         syncs.failing = None
         syncs.taken()
-        assert isinstance(await store.put(key, b"new", when=when), Refused)
+        assert isinstance(await store.put(key, b"new", when=when), PutRefused)
         assert {tmp_path / key, tmp_path / "audit/day"} <= set(syncs.taken())
 
 
@@ -84,7 +84,7 @@ async def test_folders_that_another_process_made_are_synced_once_before_a_write(
         when = {"match": {"when": if_match(found.etag)}, "create": {"when": CREATE}}.get(verb, {})
         key = "agents/a/new.md" if verb == "create" else "agents/a/k.md"
         syncs.taken()
-        assert isinstance(await store.put(key, b"1", **when), Stored)
+        assert isinstance(await store.put(key, b"1", **when), PutStored)
         assert {tmp_path, tmp_path / "new", root, root / "agents", root / "agents/a"} <= set(syncs.taken())
         await store.put("agents/a/more.md", b"2", when=CREATE)
         scratch, folder = syncs.taken()
@@ -100,5 +100,5 @@ async def test_a_folder_whose_making_was_not_synced_is_synced_by_the_next_write(
                 await store.put("agents/b/k.md", b"1", when=CREATE)
         syncs.failing = None
         syncs.taken()
-        assert isinstance(await store.put("agents/b/k.md", b"1", when=CREATE), Stored)
+        assert isinstance(await store.put("agents/b/k.md", b"1", when=CREATE), PutStored)
         assert tmp_path / "agents" in syncs.taken()

@@ -10,57 +10,57 @@ from trellis.storage.objects import (
     CREATE,
     OVERWRITE,
     IfMatch,
-    Refused,
-    Stored,
+    PutCondition,
+    PutRefused,
+    PutStored,
     StoreUnavailable,
     StoreUnfit,
-    When,
 )
 from trellis.storage.open import random_name
 
 
 class IgnoresCreate(LocalObjects):
-    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+    async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
         return await super().put(key, body, when=OVERWRITE if when == CREATE else when)
 
 
 class IgnoresIfMatch(LocalObjects):
-    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+    async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
         return await super().put(key, body, when=OVERWRITE if isinstance(when, IfMatch) else when)
 
 
 class ChecksAndThenWrites(LocalObjects):
     """Right for one writer at a time, wrong for two."""
 
-    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+    async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
         info = await self.head(key)
         if when == CREATE and info:
-            return Refused(info.etag)
+            return PutRefused(info.etag)
         return await super().put(key, body, when=OVERWRITE if when == CREATE else when)
 
 
 class ResurrectsWhatIsGone(LocalObjects):
-    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+    async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
         if isinstance(when, IfMatch) and await self.head(key) is None:
             when = OVERWRITE
         return await super().put(key, body, when=when)
 
 
 class RefusesEverything(LocalObjects):
-    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
-        return Refused(None)
+    async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
+        return PutRefused(None)
 
 
 class Forgets(LocalObjects):
-    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+    async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
         answer = await super().put(key, body, when=when)
-        if isinstance(answer, Stored) and (b"left" in body or b"right" in body):
+        if isinstance(answer, PutStored) and (b"left" in body or b"right" in body):
             await super().put(key, b"something else")
         return answer
 
 
 class BreaksDown(LocalObjects):
-    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+    async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
         await super().put(key, body, when=when)
         raise StoreUnavailable(verb="put", key=key, reason="503")
 

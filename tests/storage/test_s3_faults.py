@@ -19,11 +19,11 @@ from trellis.storage.objects import (
     OVERWRITE,
     KeyInvalid,
     ObjectStore,
-    Refused,
-    Stored,
+    PutCondition,
+    PutRefused,
+    PutStored,
     StoreRefused,
     StoreUnavailable,
-    When,
     if_match,
 )
 from trellis.storage.open import open_objects
@@ -69,7 +69,7 @@ def _kind_of(request: pytest.FixtureRequest) -> Kind | None:
     return callspec.params.get("kind") if callspec else None
 
 
-async def condition(name: str, direct: ObjectStore) -> When:
+async def condition(name: str, direct: ObjectStore) -> PutCondition:
     if name == "if_match":
         return if_match((await direct.put("k", b"old")).etag or "")
     return CREATE if name == "create" else OVERWRITE
@@ -93,7 +93,7 @@ async def test_a_put_whose_answer_is_lost_is_found_stored_and_not_sent_again(
     stored = await store.put("k", b"new", when=chosen)
     info = await direct.head("k")
     assert info is not None
-    assert stored == Stored(info.etag)
+    assert stored == PutStored(info.etag)
     assert await body_of(direct, "k") == b"new"
     assert proxy.count("PUT") == 1
 
@@ -110,7 +110,7 @@ async def test_a_put_that_never_arrived_is_unavailable_and_not_sent_again(
         await store.put("k", b"new", when=chosen)
     assert proxy.count("PUT") == 1
     assert await body_of(direct, "k") == before
-    assert isinstance(await store.put("k", b"new", when=chosen), Stored)
+    assert isinstance(await store.put("k", b"new", when=chosen), PutStored)
 
 
 @pytest.mark.parametrize("kind", [*UNDONE, *AMBIGUOUS])
@@ -121,7 +121,7 @@ async def test_a_put_without_an_answer_over_anothers_object_is_refused(
     chosen = await condition(when, direct)
     theirs = await direct.put("k", b"theirs")
     proxy.faults.append(Fault(kind, "PUT", "/k"))
-    assert await store.put("k", b"mine", when=chosen) == Refused(theirs.etag)
+    assert await store.put("k", b"mine", when=chosen) == PutRefused(theirs.etag)
     assert await body_of(direct, "k") == b"theirs"
 
 
@@ -141,7 +141,7 @@ async def test_a_put_that_arrives_late_wins_or_loses_but_never_tears(
     theirs = await direct.put("k", b"theirs", when=CREATE)
     await proxy.deliver()
     assert await body_of(direct, "k") == b"theirs"
-    assert await store.put("k", b"late", when=CREATE) == Refused(theirs.etag)
+    assert await store.put("k", b"late", when=CREATE) == PutRefused(theirs.etag)
 
 
 @pytest.mark.parametrize("status", [409, 412])
@@ -152,7 +152,7 @@ async def test_a_conflict_of_conditional_writes_is_an_answer(
     chosen = await condition(when, direct)
     info = await direct.head("k")
     proxy.faults.append(Fault(Kind.ANSWER, "PUT", "/k", status=status, code="ConditionalRequestConflict"))
-    assert await store.put("k", b"new", when=chosen) == Refused(info.etag if info else None)
+    assert await store.put("k", b"new", when=chosen) == PutRefused(info.etag if info else None)
     assert proxy.count("PUT") == 1
 
 
@@ -179,7 +179,7 @@ async def test_with_answers_lost_and_writes_refused_8_counters_lose_no_step(
             assert found is not None
             more = f"{int(found.body.split()[0]) + 1} {number} {attempt}".encode()
             with contextlib.suppress(StoreUnavailable):
-                if isinstance(await store.put("count", more, when=if_match(found.etag)), Stored):
+                if isinstance(await store.put("count", more, when=if_match(found.etag)), PutStored):
                     return
         pytest.fail("never stored")
 

@@ -13,8 +13,8 @@ from trellis.storage.objects import (
     ObjectPage,
     ObjectStore,
     ObjectTooLarge,
-    Refused,
-    Stored,
+    PutRefused,
+    PutStored,
     if_match,
 )
 from trellis.storage.open import open_objects
@@ -38,7 +38,7 @@ CLASHING = ("a", "a!", "a-b", "a-b/c", "a.json", "a.json/x", "a/b", "a/b/c", "a0
 
 async def fill(store: ObjectStore, keys) -> None:
     for key in keys:
-        assert isinstance(await store.put(key, key.encode(), when=CREATE), Stored)
+        assert isinstance(await store.put(key, key.encode(), when=CREATE), PutStored)
 
 
 async def keys_of(store: ObjectStore, prefix: str = "", *, limit: int = 1000) -> list[str]:
@@ -58,7 +58,7 @@ async def keys_of(store: ObjectStore, prefix: str = "", *, limit: int = 1000) ->
 async def test_what_was_put_is_what_is_read(store: ObjectStore):
     before = datetime.now(UTC) - timedelta(seconds=2)
     stored = await store.put("runs/1/status.json", b"{}")
-    assert isinstance(stored, Stored)
+    assert isinstance(stored, PutStored)
     found, info = await store.get("runs/1/status.json"), await store.head("runs/1/status.json")
     assert found is not None
     assert info is not None
@@ -120,9 +120,9 @@ async def test_an_object_over_the_bound_goes_neither_in_nor_out(store: ObjectSto
 @pytest.mark.requirement("D14")
 async def test_create_puts_only_where_nothing_is(store: ObjectStore):
     first = await store.put("k.json", b"first", when=CREATE)
-    assert isinstance(first, Stored)
-    assert await store.put("k.json", b"second", when=CREATE) == Refused(first.etag)
-    assert await store.put("k.json", b"first", when=CREATE) == Refused(first.etag)
+    assert isinstance(first, PutStored)
+    assert await store.put("k.json", b"second", when=CREATE) == PutRefused(first.etag)
+    assert await store.put("k.json", b"first", when=CREATE) == PutRefused(first.etag)
     found = await store.get("k.json")
     assert found is not None
     assert found.body == b"first"
@@ -132,11 +132,11 @@ async def test_create_puts_only_where_nothing_is(store: ObjectStore):
 async def test_if_match_puts_only_over_that_version(store: ObjectStore):
     first = await store.put("k", b"first")
     second = await store.put("k", b"second", when=if_match(first.etag or ""))
-    assert isinstance(second, Stored)
-    assert await store.put("k", b"third", when=if_match(first.etag or "")) == Refused(second.etag)
-    assert await store.put("gone", b"x", when=if_match(second.etag)) == Refused(None)
+    assert isinstance(second, PutStored)
+    assert await store.put("k", b"third", when=if_match(first.etag or "")) == PutRefused(second.etag)
+    assert await store.put("gone", b"x", when=if_match(second.etag)) == PutRefused(None)
     await store.delete("k")
-    assert await store.put("k", b"ghost", when=if_match(second.etag)) == Refused(None)
+    assert await store.put("k", b"ghost", when=if_match(second.etag)) == PutRefused(None)
     assert await store.head("k") is None
 
 
@@ -144,7 +144,7 @@ async def test_if_match_puts_only_over_that_version(store: ObjectStore):
 async def test_of_64_that_create_one_key_exactly_one_wins(store: ObjectStore):
     bodies = [f"writer {number}".encode() for number in range(64)]
     answers = await asyncio.gather(*(store.put("race/one.json", body, when=CREATE) for body in bodies))
-    won = [body for answer, body in zip(answers, bodies, strict=True) if isinstance(answer, Stored)]
+    won = [body for answer, body in zip(answers, bodies, strict=True) if isinstance(answer, PutStored)]
     found = await store.get("race/one.json")
     assert found is not None
     assert won == [found.body]
@@ -160,7 +160,7 @@ async def test_of_16_that_count_by_if_match_no_step_is_lost(store: ObjectStore):
             found = await store.get("count")
             assert found is not None
             more = str(int(found.body) + 1).encode()
-            if isinstance(await store.put("count", more, when=if_match(found.etag)), Stored):
+            if isinstance(await store.put("count", more, when=if_match(found.etag)), PutStored):
                 return
 
     await asyncio.gather(*(step() for _ in range(16)))

@@ -18,26 +18,26 @@ from trellis.bus.messages import (
     PROGRESS,
     RESULT,
     START_STEP,
-    Body,
     Dispatch,
     Handshake,
-    Heartbeat,
     JobCancel,
+    JobOrder,
     JobProgress,
     JobResult,
-    Order,
     Packet,
+    PacketBody,
     Status,
+    WorkerHeartbeat,
     direct_subject,
 )
-from trellis.bus.port import Handler, Listening, Received
+from trellis.bus.port import BusSubscription, PacketHandler, ReceivedPacket
 from trellis.bus.requests import JobRequest
 from trellis.bus.wire.local import LocalBus
 from trellis.bus.wire_ids import wire_id
 from trellis.engine.jobs import Epoch, JobId
 from trellis.testing import EPOCH_S, FakeClock
 from trellis.worker.app import App
-from trellis.worker.on_bus.options import BusWorkerOptions, Resolver
+from trellis.worker.on_bus.options import BusWorkerOptions, PointerAccess
 from trellis.worker.on_bus.serving import BusWorker
 
 PATIENCE_S = 60.0
@@ -97,11 +97,11 @@ class Line:
     def connected(self) -> bool:
         return not self.down
 
-    async def publish(self, subject: str, body: Body, **how: Any) -> None:
+    async def publish(self, subject: str, body: PacketBody, **how: Any) -> None:
         self._refuse()
         await self._bus.publish(subject, body, **how)
 
-    async def ask(self, subject: str, body: Body, *, trace_id: str, timeout_s: float) -> Packet:
+    async def ask(self, subject: str, body: PacketBody, *, trace_id: str, timeout_s: float) -> Packet:
         self._refuse()
         if self.lost_questions:
             self.lost_questions -= 1
@@ -115,12 +115,12 @@ class Line:
     async def listen(
         self,
         subject: str,
-        handler: Handler,
+        handler: PacketHandler,
         *,
         group: str | None = None,
         durable: bool = False,
         alerts: bool = True,
-    ) -> Listening:
+    ) -> BusSubscription:
         return await self._bus.listen(subject, handler, group=group, durable=durable, alerts=alerts)
 
     async def close(self) -> None:
@@ -141,21 +141,21 @@ class Control:
         self.starts: list[JobProgress] = []
         self.beats: list[JobProgress] = []
         self.results: list[JobResult] = []
-        self.heartbeats: list[Heartbeat] = []
+        self.heartbeats: list[WorkerHeartbeat] = []
         self.handshakes: list[Handshake] = []
 
     async def open(self) -> None:
         for subject in (PROGRESS, RESULT, HEARTBEAT, HANDSHAKE):
             await self._bus.listen(subject, self._heard)
 
-    async def _heard(self, received: Received) -> None:
+    async def _heard(self, received: ReceivedPacket) -> None:
         body = received.packet.body
         match body:
             case JobProgress():
                 (self.starts if body.step_id == START_STEP else self.beats).append(body)
             case JobResult():
                 self.results.append(body)
-            case Heartbeat():
+            case WorkerHeartbeat():
                 self.heartbeats.append(body)
             case Handshake():
                 self.handshakes.append(body)
@@ -166,7 +166,7 @@ class Control:
             if said is not None:
                 await received.answer(JobProgress(job_id=body.job_id, status=Status.RUNNING, message=said))
 
-    def order(self, *, asks: bool = True, epoch: int = 1, **fields: Any) -> Order:
+    def order(self, *, asks: bool = True, epoch: int = 1, **fields: Any) -> JobOrder:
         """A new job for the worker."""
         number = next(self._numbers)
         job_id, env = f"job-{number}", dict(fields.pop("env", {}))
@@ -179,23 +179,23 @@ class Control:
             **fields,
         }
         dispatch = Dispatch(dispatch_id=f"d-{number}", attempt=epoch) if asks else Dispatch()
-        return Order(request=JobRequest.model_validate(told), dispatch=dispatch)
+        return JobOrder(request=JobRequest.model_validate(told), dispatch=dispatch)
 
-    async def send(self, order: Order, *, subject: str | None = None) -> Order:
+    async def send(self, order: JobOrder, *, subject: str | None = None) -> JobOrder:
         await self._bus.publish(subject or order.request.topic, order, trace_id="trace-1", needs_listener=True)
         return order
 
-    async def dispatch(self, **fields: Any) -> Order:
+    async def dispatch(self, **fields: Any) -> JobOrder:
         return await self.send(self.order(**fields))
 
-    async def dispatch_to(self, worker_id: str, **fields: Any) -> Order:
+    async def dispatch_to(self, worker_id: str, **fields: Any) -> JobOrder:
         return await self.send(self.order(**fields), subject=direct_subject(worker_id))
 
     async def cancel(self, job_id: str, dispatch: Dispatch | None = None) -> None:
         cancel = JobCancel(job_id=job_id, reason="not wanted", requested_by="trellis", dispatch=dispatch)
         await self._bus.publish("sys.job.cancel", cancel, trace_id="trace-1")
 
-    def result_of(self, order: Order) -> JobResult:
+    def result_of(self, order: JobOrder) -> JobResult:
         return next(result for result in self.results if result.job_id == order.request.job_id)
 
 
@@ -208,7 +208,7 @@ class Rig:
         self.line = Line(self.bus.sibling(WORKER))
         self.control = Control(self.bus)
         self.kept = Kept()
-        self.resolver: Resolver = self.kept
+        self.resolver: PointerAccess = self.kept
         self._ids = itertools.count(1)
 
     def now(self) -> datetime:
@@ -259,7 +259,7 @@ class Rig:
             self.clock.advance(step_s)
             await self.quiet()
 
-    async def result(self, order: Order, *, step_s: float = 0.0) -> JobResult:
+    async def result(self, order: JobOrder, *, step_s: float = 0.0) -> JobResult:
         """What the worker reports about it."""
         job_id = order.request.job_id
         await self.until(lambda: any(one.job_id == job_id for one in self.control.results), step_s=step_s)

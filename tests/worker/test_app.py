@@ -13,7 +13,7 @@ from trellis.engine.errors import OptionInvalid, PayloadInvalid, PayloadTooLarge
 from trellis.engine.jobs import PAYLOAD_BYTES_MAX, Priority, ReasonCode
 from trellis.worker.app import App, HandlerKind
 from trellis.worker.context import Context, Item
-from trellis.worker.payloads import Undo, Unreadable
+from trellis.worker.payloads import Undo, UnreadablePayload
 from trellis.worker.requests import fingerprint, new_job
 
 
@@ -225,7 +225,7 @@ def test_a_field_that_would_be_dropped_is_refused_at_the_door_and_read_past_by_a
     codec = codec_of(kind)
     with pytest.raises(PayloadInvalid, match=says):
         codec.payload_bytes(payload)
-    assert not isinstance(codec.read_payload(json.dumps(payload).encode()), Unreadable)
+    assert not isinstance(codec.read_payload(json.dumps(payload).encode()), UnreadablePayload)
 
 
 @pytest.mark.parametrize(
@@ -255,8 +255,8 @@ def test_a_stored_payload_that_does_not_fit_says_why():
 
     codec = app.spec("t").codec
     broken, unfit = codec.read_payload(b"{"), codec.read_payload(b"{}")
-    assert isinstance(broken, Unreadable)
-    assert isinstance(unfit, Unreadable)
+    assert isinstance(broken, UnreadablePayload)
+    assert isinstance(unfit, UnreadablePayload)
     assert (broken.reason_code, unfit.reason_code) == (ReasonCode.PARSE_ERROR, ReasonCode.VALIDATION_FAILED)
 
 

@@ -1,8 +1,8 @@
 """How much a worker asks for."""
 
-from trellis.worker.capacity import Pace, Room
+from trellis.worker.capacity import JobPace, PrefetchPolicy
 
-ROOM = Room(concurrency=10, prefetch_max=40)
+ROOM = PrefetchPolicy(concurrency=10, prefetch_max=40)
 
 
 def wanted(per_s: float, *, running: int = 0, ready: int = 0, assigned: int = 0) -> tuple[int, int]:
@@ -33,12 +33,12 @@ def test_jobs_that_begin_soon_but_not_at_once_are_claimed_and_not_started():
 
 
 def test_without_prefetch_nothing_is_held_beyond_the_slots():
-    none = Room(concurrency=10, prefetch_max=0)
+    none = PrefetchPolicy(concurrency=10, prefetch_max=0)
     assert none.wanted(100_000.0, running=0, ready=0, assigned=0).total == 10
 
 
 def test_idle_time_does_not_slow_the_pace():
-    pace = Pace()
+    pace = JobPace()
     pace.note(0, 0.0, busy=True)
     pace.note(100, 1.0, busy=True)
     busy = pace.per_s

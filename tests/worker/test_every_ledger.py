@@ -15,7 +15,7 @@ from trellis.engine.errors import NotAllowed, OptionInvalid, PermanentError, Tra
 from trellis.engine.event_data import ArtifactPointer
 from trellis.engine.jobs import Stage
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import JobFilter, Place
+from trellis.engine.records import JobFilter, JobPlace
 from trellis.engine.retries import RetryPolicy
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
@@ -100,7 +100,7 @@ async def test_two_workers_bring_jobs_of_mixed_fate_to_their_ends(ledger: Ledger
     }
     runs = Counter((n % 5, executions[job.id]) for n, job in enumerate(jobs))
     assert runs == {(0, 1): 20, (1, 2): 20, (2, 1): 20, (3, 3): 20, (4, 2): 20}
-    assert all(end.place is Place.ENDED for end in ends)
+    assert all(end.place is JobPlace.ENDED for end in ends)
 
 
 @pytest.mark.requirement("JQ-7", "D49")

@@ -11,7 +11,7 @@ from tests.worker.conftest import Stand
 from trellis.client import JobHandle
 from trellis.engine.errors import InvalidTransition, JobCancelled, LeaseConflictError, PermanentError
 from trellis.engine.jobs import ReasonCode, Stage
-from trellis.engine.records import JobFilter, Place
+from trellis.engine.records import JobFilter, JobPlace
 from trellis.worker.app import App
 from trellis.worker.context import Context, Item, SyncContext
 from trellis.worker.worker import Worker
@@ -147,7 +147,7 @@ async def test_a_soft_cancel_reaches_the_handler_which_may_checkpoint_and_end(st
         await job.cancel(mode="soft", cause="no longer wanted")
         assert (await job.status()).cancel_requested
         status = await stand.in_state(job, "cancelled", step_s=0.5)
-        assert status.place is Place.ENDED
+        assert status.place is JobPlace.ENDED
     assert (await job.events())[-1].role == "worker"
     with pytest.raises(JobCancelled, match="soft cancel"):
         await job.result(timeout_s=0)

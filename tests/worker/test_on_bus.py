@@ -16,23 +16,23 @@ from trellis.bus.messages import (
     NOT_BEGUN,
     Dispatch,
     ErrorCode,
+    JobOrder,
     JobProgress,
     JobResult,
-    Order,
     Packet,
     Status,
 )
-from trellis.bus.pointers import Part, make_pointers
-from trellis.bus.port import Received
+from trellis.bus.pointers import PointerPart, make_pointers
+from trellis.bus.port import ReceivedPacket
 from trellis.bus.requests import RETRY_ATTEMPT
 from trellis.bus.wire.cap import decode, encode
-from trellis.bus.wire.signing import Keys
+from trellis.bus.wire.signing import PacketKeys
 from trellis.engine.errors import OptionInvalid, PermanentError, TransientError, ValidationError
 from trellis.storage.open import open_objects
 from trellis.worker.app import App
 from trellis.worker.context import Context, Item, SyncContext
 from trellis.worker.on_bus.context import BusContext, SyncBusContext
-from trellis.worker.on_bus.presence import Presence
+from trellis.worker.on_bus.presence import BusPresence
 from trellis.worker.outcomes import Snooze
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -146,7 +146,7 @@ async def test_only_orders_of_the_senders_it_is_told_are_taken(rig: Rig):
 async def test_only_the_sender_of_the_order_lets_it_begin(rig: Rig):
     echo, stranger = Echo(), rig.bus.sibling("stranger")
 
-    async def allow(received: Received) -> None:
+    async def allow(received: ReceivedPacket) -> None:
         if isinstance(received.packet.body, JobProgress):
             await received.answer(JobProgress(job_id=received.packet.body.job_id, message="accepted"))
 
@@ -441,7 +441,7 @@ async def test_whatever_a_handler_raises_is_reported_and_can_be_sent(rig: Rig, e
 
     async with rig.serving(app):
         result = await rig.result(await rig.control.dispatch())
-        assert encode(Packet(trace_id="t", sender_id=WORKER, created_at=rig.now(), body=result), Keys())
+        assert encode(Packet(trace_id="t", sender_id=WORKER, created_at=rig.now(), body=result), PacketKeys())
     assert result.error_code == code
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("beats")]
 
@@ -479,7 +479,7 @@ async def test_a_payload_that_was_changed_under_its_pointer_never_reaches_the_ha
     """An approval names the pointer: whoever can write to the object store must not have other bytes worked on after it."""
     echo, objects = Echo(), await open_objects(f"file://{tmp_path}")
     rig.resolver = pointers = make_pointers(objects, None)
-    approved, swapped = [await pointers.put(text, part=Part.CONTEXT) for text in (b'"keep"', b'"approved"')]
+    approved, swapped = [await pointers.put(text, part=PointerPart.CONTEXT) for text in (b'"keep"', b'"approved"')]
     await objects.put(f"bus/{swapped.removeprefix('objects://')}", b'"delete all"')
     async with rig.serving(echo.app):
         assert (await rig.result(await rig.control.dispatch(context_ptr=approved))).status is Status.SUCCEEDED
@@ -687,7 +687,7 @@ async def test_the_next_attempt_of_another_scheduler_is_another_order(rig: Rig):
         bare = rig.control.order(asks=False)
         for number in (1, 2):
             await rig.control.send(
-                Order(request=bare.request, dispatch=Dispatch(dispatch_id=f"d{number}", attempt=number))
+                JobOrder(request=bare.request, dispatch=Dispatch(dispatch_id=f"d{number}", attempt=number))
             )
             await rig.until(lambda number=number: len(echo.called) == number and not worker.attempts)
 
@@ -774,7 +774,7 @@ def test_options_out_of_bounds_are_refused(rig: Rig, changes: dict[str, Any]):
 
 
 def test_the_most_that_a_worker_may_say_of_itself_is_taken_and_more_is_refused(rig: Rig):
-    async def introduced(topics: int) -> Presence:
+    async def introduced(topics: int) -> BusPresence:
         app = App()
         for number in range(topics):
 
@@ -787,6 +787,6 @@ def test_the_most_that_a_worker_may_say_of_itself_is_taken_and_more_is_refused(r
     presence = asyncio.run(introduced(118))
     for body in (presence.heartbeat(), presence.handshake()):
         packet = Packet(trace_id="t" * 200, sender_id=WORKER, created_at=rig.now(), body=body)
-        assert decode(encode(packet, Keys()), Keys()).body == body
+        assert decode(encode(packet, PacketKeys()), PacketKeys()).body == body
     with pytest.raises(OptionInvalid, match="share it between several workers"):
         asyncio.run(introduced(122))

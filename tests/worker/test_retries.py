@@ -5,9 +5,9 @@ import pytest
 from trellis.engine.errors import LedgerUnavailable, OptionInvalid, PermanentError, TransientError, ValidationError
 from trellis.engine.jobs import ReasonCode, Stage
 from trellis.engine.retries import (
-    AT_ONCE,
+    NEVER_RETRIED_REASONS,
     AttemptFacts,
-    DeadLetterIt,
+    DeadLetterJob,
     ErrorPolicy,
     Fail,
     OnExhausted,
@@ -52,7 +52,7 @@ def test_transient_and_unknown_errors_are_retried_while_attempts_are_left(error:
 @pytest.mark.requirement("DJ-10")
 def test_the_last_attempt_is_dead_lettered_by_default():
     decided = on_error(LAST, RuntimeError("busy"), POLICY, half)
-    assert isinstance(decided, DeadLetterIt)
+    assert isinstance(decided, DeadLetterJob)
     assert decided.death.reason_code is ReasonCode.EXHAUSTED_RETRIES
     assert decided.death.stage is Stage.EXEC
     assert decided.death.last_error == "RuntimeError: busy"
@@ -90,10 +90,10 @@ def test_the_dead_letter_of_a_permanent_error_does_not_speak_of_retries(named: d
 
 
 @pytest.mark.requirement("DJ-18")
-@pytest.mark.parametrize("code", sorted(AT_ONCE))
+@pytest.mark.parametrize("code", sorted(NEVER_RETRIED_REASONS))
 def test_a_permanent_error_that_names_a_hard_reason_is_dead_lettered_at_once(code: ReasonCode):
     decided = on_error(FIRST, PermanentError("no", reason_code=code.value), POLICY, half)
-    assert isinstance(decided, DeadLetterIt)
+    assert isinstance(decided, DeadLetterJob)
     assert decided.death.reason_code is code
 
 
@@ -112,7 +112,7 @@ def test_a_permanent_error_that_names_a_hard_reason_is_dead_lettered_at_once(cod
 )
 def test_what_used_up_the_last_attempt_is_the_reason(error: Exception, reason: ReasonCode):
     decided = on_error(LAST, error, POLICY, half)
-    assert isinstance(decided, DeadLetterIt)
+    assert isinstance(decided, DeadLetterJob)
     assert decided.death.reason_code is reason
     assert isinstance(on_error(FIRST, error, POLICY, half), Retry)
 
@@ -120,7 +120,7 @@ def test_what_used_up_the_last_attempt_is_the_reason(error: Exception, reason: R
 @pytest.mark.requirement("DJ-16", "DJ-18")
 def test_a_validation_error_is_dead_lettered_with_attempts_left():
     decided = on_error(FIRST, ValidationError("no title"), POLICY, half)
-    assert isinstance(decided, DeadLetterIt)
+    assert isinstance(decided, DeadLetterJob)
     assert decided.death.reason_code is ReasonCode.VALIDATION_FAILED
 
 

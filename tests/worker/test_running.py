@@ -18,7 +18,7 @@ from trellis.engine.records import JobFilter
 from trellis.engine.retries import RETRY_BASE_S_DEFAULT, RetryPolicy
 from trellis.worker.app import App
 from trellis.worker.context import Context, Item, SyncContext
-from trellis.worker.listener import Listener
+from trellis.worker.listener import WorkListener
 from trellis.worker.options import WorkerOptions
 from trellis.worker.outcomes import Snooze
 
@@ -497,7 +497,7 @@ async def test_a_poll_comes_within_half_a_second(stand: Stand):
     async def found() -> None:
         polled.append(stand.clock())
 
-    listener = Listener(
+    listener = WorkListener(
         ledger=stand.ledger,
         clock=stand.clock,
         rng=random.Random(3),

@@ -10,11 +10,11 @@ from tests.worker.conftest import Stand
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import RetentionOptions, SweepOptions, SweepReport, WorkerSeen
-from trellis.engine.service import Presence, Retention, Sweeper, backoff_s, serve
+from trellis.engine.records import RetentionOptions, SweepOptions, SweepReport, WorkerRecord
+from trellis.engine.service import PresenceBeacon, Retention, Sweeper, backoff_s, serve
 from trellis.lifecycles import Role
-from trellis.operations.explain import Presence as Seen
-from trellis.operations.explain import presence
+from trellis.operations.explain import WorkerPresence as Seen
+from trellis.operations.explain import worker_presence
 from trellis.testing import FakeClock
 from trellis.worker.app import App
 from trellis.worker.context import Context
@@ -182,7 +182,7 @@ async def test_retention_says_once_for_whom_it_keeps_work_and_what_was_removed_u
     @app.job("t")
     async def handler(ctx: Context) -> None: ...
 
-    assert await stand.ledger.follow(Actor(role=Role.PROJECTOR, name="p"), "projector", lease_s=5.0) is not None
+    assert await stand.ledger.subscribe(Actor(role=Role.PROJECTOR, name="p"), "projector", lease_s=5.0) is not None
     await stand.submit("t")
     await stand.run_until_idle(app)
     retention = Retention(ledger=stand.ledger, options=RetentionOptions(ended_s=60.0, unread_s=600.0))
@@ -200,7 +200,7 @@ async def test_retention_says_once_for_whom_it_keeps_work_and_what_was_removed_u
 
 
 async def test_retention_that_keeps_for_longer_than_there_are_years_goes_on(stand: Stand):
-    assert await stand.ledger.follow(Actor(role=Role.PROJECTOR, name="p"), "projector", lease_s=5.0) is not None
+    assert await stand.ledger.subscribe(Actor(role=Role.PROJECTOR, name="p"), "projector", lease_s=5.0) is not None
     await stand.submit("t")
     retention = Retention(ledger=stand.ledger, options=RetentionOptions(ended_s=1e11))
     assert (await retention.run_once()).jobs == 0
@@ -213,7 +213,7 @@ async def test_a_running_worker_can_be_seen(stand: Stand):
     async def handler(ctx: Context) -> None: ...
 
     async with stand.running(app):
-        seen: list[WorkerSeen] = []
+        seen: list[WorkerRecord] = []
 
         async def visible() -> bool:
             seen[:] = await stand.ledger.workers()
@@ -222,10 +222,10 @@ async def test_a_running_worker_can_be_seen(stand: Stand):
         await stand.until(visible)
     assert seen[0].name == "w1"
     assert b'"t"' in (seen[0].info or b"")
-    assert presence(seen[0], await stand.ledger.now()) is Seen.ALIVE
+    assert worker_presence(seen[0], await stand.ledger.now()) is Seen.ALIVE
     (left,) = await stand.ledger.workers()
-    assert presence(left, await stand.ledger.now()) is Seen.DRAINED
-    await Presence(ledger=stand.ledger, actor=Actor(role=Role.WORKER, name="w2")).run_once()
+    assert worker_presence(left, await stand.ledger.now()) is Seen.DRAINED
+    await PresenceBeacon(ledger=stand.ledger, actor=Actor(role=Role.WORKER, name="w2")).run_once()
     assert {worker.name for worker in await stand.ledger.workers()} == {"w1", "w2"}
 
 

@@ -201,7 +201,7 @@ async def test_what_a_claim_in_flight_brings_ends_before_a_suspect_begins(stand:
         gate.held_back.clear()
         gate.open = True
         first.set_result(None)
-        await stand.until(lambda: [held.lease.job_id for held in worker.holdings.suspects] == [pill.id])
+        await stand.until(lambda: [held.lease.job_id for held in worker.holdings.quarantined] == [pill.id])
         late = await stand.trellis.submit("t", None)
         second.set_result(None)
         await stand.until(lambda: bench.begun == 5)

@@ -21,12 +21,12 @@ from trellis.agents.definition import (
     with_status,
 )
 from trellis.agents.errors import DefinitionContended
-from trellis.agents.frontmatter import FILE_BYTES_MAX, Problem, shown
-from trellis.agents.index import INDEX_KEY, Index, made_index, read_index
-from trellis.agents.sources import Sources, read_sources
+from trellis.agents.frontmatter import FILE_BYTES_MAX, FrontMatterProblem, quoted_for_message
+from trellis.agents.index import INDEX_KEY, AgentIndex, build_index, read_index
+from trellis.agents.sources import AgentSources, read_sources
 from trellis.storage.keys import object_key
 from trellis.storage.memory.layout import TokenCounter, count_tokens
-from trellis.storage.objects import CREATE, ObjectInfo, ObjectStore, Stored, if_match
+from trellis.storage.objects import CREATE, ObjectInfo, ObjectStore, PutStored, if_match
 
 AGENT_FILE = "_agent.md"
 FOLDERS_MAX = 1_000
@@ -76,7 +76,7 @@ class StatusChanged:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Scan:
+class _AgentFileScan:
     """The files of the agents, by folder."""
 
     files: dict[str, ObjectInfo]
@@ -107,7 +107,7 @@ class Catalog:
         scan = await self._scan()
         return AgentList(agents=tuple(agent for agent, _ in await self._read(scan)), complete=scan.complete)
 
-    async def sources(self, slug: str, definition: AgentDefinition) -> Sources:
+    async def sources(self, slug: str, definition: AgentDefinition) -> AgentSources:
         """What the agent reads; raises SlugInvalid."""
         return await read_sources(self._objects, slug, definition.context, counter=self._counter)
 
@@ -131,13 +131,13 @@ class Catalog:
             body = with_status(found.body, status, at=at)
             if body == found.body:
                 return StatusChanged(agent=before, previous=before.status)
-            if isinstance(await self._objects.put(key, body, when=if_match(found.etag)), Stored):
+            if isinstance(await self._objects.put(key, body, when=if_match(found.etag)), PutStored):
                 after = read_definition(body, slug=slug)
                 assert isinstance(after, AgentDefinition), after
                 return StatusChanged(agent=after, previous=before.status)
         raise DefinitionContended(slug=slug, tries=WRITE_TRIES_MAX)
 
-    async def index(self) -> Index:
+    async def index(self) -> AgentIndex:
         """All agents in short: the cache if it is fresh, else made from the files and written for the next reader."""
         for _ in range(WRITE_TRIES_MAX):
             cached = await self._objects.get(INDEX_KEY)
@@ -145,23 +145,23 @@ class Catalog:
             known = read_index(cached.body) if cached else None
             if known is not None and known.fits({folder: info.etag for folder, info in scan.files.items()}):
                 return known
-            made = made_index(await self._read(scan))
+            made = build_index(await self._read(scan))
             when = if_match(cached.etag) if cached else CREATE
-            if isinstance(await self._objects.put(INDEX_KEY, made.to_bytes(), when=when), Stored):
+            if isinstance(await self._objects.put(INDEX_KEY, made.to_bytes(), when=when), PutStored):
                 return made
         # Others keep writing it. What is not written costs the next reader a rebuild and nothing else.
-        return made_index(await self._read(await self._scan()))
+        return build_index(await self._read(await self._scan()))
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    async def _scan(self) -> _Scan:
+    async def _scan(self) -> _AgentFileScan:
         """The agents' files, by jumping from folder to folder over everything else that lies in them."""
         files: dict[str, ObjectInfo] = {}
         after: str | None = None
         for _ in range(FOLDERS_MAX):
             page = await self._objects.list(_ROOT, after=after, limit=1)
             if not page.items:
-                return _Scan(files=files, complete=True)
+                return _AgentFileScan(files=files, complete=True)
             first = page.items[0]
             folder, slash, _ = first.key.removeprefix(_ROOT).partition("/")
             if not slash:
@@ -172,17 +172,17 @@ class Catalog:
             found = first if first.key == wanted else await self._objects.head(wanted)
             if found is not None:
                 files[folder] = found
-        return _Scan(files=files, complete=False)
+        return _AgentFileScan(files=files, complete=False)
 
-    async def _read(self, scan: _Scan) -> tuple[tuple[Agent, str], ...]:
+    async def _read(self, scan: _AgentFileScan) -> tuple[tuple[Agent, str], ...]:
         """The agents with the etags of what was read, by folder; one that was removed meanwhile is not among them."""
         gate = asyncio.Semaphore(READS_AT_ONCE)
 
         async def read(folder: str, info: ObjectInfo) -> tuple[Agent, str] | None:
             if not SLUG.fullmatch(folder):
-                return _misplaced(folder), info.etag
+                return _malformed_folder_name(folder), info.etag
             if info.size > FILE_BYTES_MAX:
-                return _oversized(folder, info.size), info.etag
+                return _malformed_too_large(folder, info.size), info.etag
             async with gate:
                 found = await self._objects.get(info.key)
             return None if found is None else (read_definition(found.body, slug=folder), found.etag)
@@ -200,12 +200,16 @@ def agent_key(slug: str) -> str:
     return object_key("agents", checked_slug(slug), AGENT_FILE)
 
 
-def _misplaced(folder: str) -> AgentMalformed:
-    wrong = f"the folder is called {shown(folder)}"
-    problem = Problem(line=1, field="slug", wrong=wrong, expected="lower-case letters, digits and hyphens, at most 63")
+def _malformed_folder_name(folder: str) -> AgentMalformed:
+    wrong = f"the folder is called {quoted_for_message(folder)}"
+    problem = FrontMatterProblem(
+        line=1, field="slug", wrong=wrong, expected="lower-case letters, digits and hyphens, at most 63"
+    )
     return AgentMalformed(slug=folder, problems=(problem,), sha256=None)
 
 
-def _oversized(folder: str, size: int) -> AgentMalformed:
-    problem = Problem(line=1, field=None, wrong=f"the file has {size} bytes", expected=f"at most {FILE_BYTES_MAX}")
+def _malformed_too_large(folder: str, size: int) -> AgentMalformed:
+    problem = FrontMatterProblem(
+        line=1, field=None, wrong=f"the file has {size} bytes", expected=f"at most {FILE_BYTES_MAX}"
+    )
     return AgentMalformed(slug=folder, problems=(problem,), sha256=None)

@@ -14,9 +14,9 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import UsageLimits
 
 from trellis.agents.definition import AgentDefinition, Tool
-from trellis.agents.desk import Limits
+from trellis.agents.desk import RunLimits
 from trellis.agents.journalled import JournalledModel
-from trellis.agents.output import Refusal, RefusalCode
+from trellis.agents.output import RefusalCode, ToolRefusal
 from trellis.agents.runtime_errors import ModelGarbage
 from trellis.agents.tool_schemas import DESCRIPTIONS
 from trellis.agents.tools import Reply, Toolbox
@@ -38,15 +38,15 @@ class Finish(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Talk:
+class OpeningMessages:
     """What is said to the model."""
 
     instructions: str
     opening: str
 
 
-async def converse(
-    definition: AgentDefinition, talk: Talk, *, model: JournalledModel, toolbox: Toolbox, limits: Limits
+async def run_conversation(
+    definition: AgentDefinition, talk: OpeningMessages, *, model: JournalledModel, toolbox: Toolbox, limits: RunLimits
 ) -> str:
     """Let the model work until it finishes; its summary."""
     agent: Agent[None, Any] = Agent(
@@ -68,12 +68,12 @@ async def converse(
     if isinstance(output, Finish):
         for name in list(output.model_extra or {})[:10]:
             detail = f"{FINISH} takes a summary only; {name[:80]!r} was dropped"
-            toolbox.refuse(Refusal(tool=FINISH, code=RefusalCode.FIELD_DROPPED, detail=detail))
+            toolbox.refuse(ToolRefusal(tool=FINISH, code=RefusalCode.FIELD_DROPPED, detail=detail))
         output = output.summary
-    return _visible(str(output))[:SUMMARY_CHARS_MAX]
+    return _without_invisible_characters(str(output))[:SUMMARY_CHARS_MAX]
 
 
-def _visible(text: str) -> str:
+def _without_invisible_characters(text: str) -> str:
     """Without what a person would not see: a summary is read, and never executed or kept as memory."""
     plain = (storable(text) or "").replace("\r\n", "\n").strip()
     return markdown.UNSEEN.sub("\N{REPLACEMENT CHARACTER}", plain)

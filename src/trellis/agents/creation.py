@@ -29,7 +29,7 @@ from trellis.agents.errors import AgentExists, DefinitionMalformed, SourceRefuse
 from trellis.agents.sources import SOURCE_BYTES_MAX, TEXT_SUFFIXES
 from trellis.engine.text import is_storable
 from trellis.storage.keys import object_key
-from trellis.storage.objects import CREATE, ObjectStore, Stored
+from trellis.storage.objects import CREATE, ObjectStore, PutStored
 
 TOOLS = (Tool.READ_CONTEXT, Tool.READ_MEMORY, Tool.NOTEBOOKLM_QUERY, Tool.CREATE_PROPOSAL)
 SAFE_OUTPUTS = (
@@ -146,13 +146,13 @@ async def create_agent(
     if await objects.head(own) is not None:
         raise AgentExists(key=own)
     for key, text in files.items():
-        if isinstance(await objects.put(key, text, when=CREATE), Stored):
+        if isinstance(await objects.put(key, text, when=CREATE), PutStored):
             continue
         there = await objects.get(key)
         if there is None or there.body != text:
             raise AgentExists(key=key)
     await before_file()
-    if not isinstance(await objects.put(own, body, when=CREATE), Stored):
+    if not isinstance(await objects.put(own, body, when=CREATE), PutStored):
         raise AgentExists(key=own, recorded=True)
     made = read_definition(body, slug=agent.slug)
     assert isinstance(made, AgentDefinition), made

@@ -14,7 +14,7 @@ EXPECTED = "five fields (minute hour day month weekday), such as 0 6 * * 1-5"
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _CronField:
     name: str
     low: int
     high: int
@@ -23,12 +23,12 @@ class _Part:
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-_PARTS = (
-    _Part("minute", 0, 59),
-    _Part("hour", 0, 23),
-    _Part("day", 1, 31),
-    _Part("month", 1, 12, _MONTHS),
-    _Part("weekday", 0, 7, _DAYS),
+_CRON_FIELDS = (
+    _CronField("minute", 0, 59),
+    _CronField("hour", 0, 23),
+    _CronField("day", 1, 31),
+    _CronField("month", 1, 12, _MONTHS),
+    _CronField("weekday", 0, 7, _DAYS),
 )
 _DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _ANY_MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -40,10 +40,10 @@ def cron_problem(expression: str) -> str | None:
     if len(expression) > CRON_CHARS_MAX:
         return f"it has {len(expression)} characters and the limit is {CRON_CHARS_MAX}"
     fields = expression.lower().split()
-    if len(fields) != len(_PARTS):
+    if len(fields) != len(_CRON_FIELDS):
         return f"it has {len(fields)} fields"
     values: list[set[int]] = []
-    for part, field in zip(_PARTS, fields, strict=True):
+    for part, field in zip(_CRON_FIELDS, fields, strict=True):
         found = _values(part, field)
         if found is None:
             return f"its {part.name} is {field!r}, which is not within {part.low}-{part.high}"
@@ -69,7 +69,7 @@ def latest_instant(expression: str, until: datetime) -> datetime:
     return next(CronSim(expression, until.astimezone(UTC) + timedelta(microseconds=1), reverse=True))
 
 
-def _values(part: _Part, field: str) -> set[int] | None:
+def _values(part: _CronField, field: str) -> set[int] | None:
     found: set[int] = set()
     for item in field.split(","):
         matched = _RANGE.fullmatch(item)
@@ -89,7 +89,7 @@ def _values(part: _Part, field: str) -> set[int] | None:
     return found
 
 
-def _number(part: _Part, word: str) -> int:
+def _number(part: _CronField, word: str) -> int:
     """The number a word stands for, or one that is out of every bound."""
     if word.isdigit():
         return int(word)

@@ -19,8 +19,8 @@ from trellis.agents import frontmatter
 from trellis.agents.cron import EXPECTED as CRON_EXPECTED
 from trellis.agents.cron import cron_problem
 from trellis.agents.errors import DefinitionMalformed, SlugInvalid, StatusChangeRefused
-from trellis.agents.fields import Form
-from trellis.agents.frontmatter import FrontMatter, Problem, Scalar, shown
+from trellis.agents.fields import FieldReader
+from trellis.agents.frontmatter import FrontMatter, FrontMatterProblem, Scalar, quoted_for_message
 from trellis.storage.memory.layout import ReadMode
 
 TEMPERATURE_DEFAULT = 0.3
@@ -136,7 +136,7 @@ class AgentDefinition:
     context: ContextOptions
     instructions: str
     sha256: str
-    warnings: tuple[Problem, ...] = ()
+    warnings: tuple[FrontMatterProblem, ...] = ()
 
     @property
     def may_run(self) -> bool:
@@ -152,7 +152,7 @@ class AgentMalformed:
     """
 
     slug: str | None
-    problems: tuple[Problem, ...]
+    problems: tuple[FrontMatterProblem, ...]
     sha256: str | None
 
     def __str__(self) -> str:
@@ -176,7 +176,7 @@ def read_definition(data: bytes, *, slug: str | None = None) -> AgentDefinition 
 
 @lru_cache(maxsize=FILES_REMEMBERED)
 def _read(data: bytes, slug: str | None) -> AgentDefinition | AgentMalformed:
-    return _judged(frontmatter.read(data), data, slug)
+    return _checked_definition(frontmatter.read(data), data, slug)
 
 
 def may_change(source: AgentStatus, target: AgentStatus) -> bool:
@@ -190,7 +190,7 @@ def with_status(data: bytes, status: AgentStatus, *, at: datetime) -> bytes:
     Raises DefinitionMalformed and StatusChangeRefused.
     """
     front = frontmatter.read(data)
-    before = _judged(front, data, None)
+    before = _checked_definition(front, data, None)
     if isinstance(before, AgentMalformed):
         raise DefinitionMalformed(problems=before)
     if before.status is status:
@@ -198,8 +198,8 @@ def with_status(data: bytes, status: AgentStatus, *, at: datetime) -> bytes:
     if not may_change(before.status, status):
         allowed = ", ".join(STATUS_CHANGES[before.status]) or "nothing: it is final"
         raise StatusChangeRefused(slug=before.slug, source=before.status, target=status, allowed=allowed)
-    moment = _written(at)
-    changed = _replaced(front, {"status": status.value, "updated_at": moment})
+    moment = _written_time(at)
+    changed = _with_values_replaced(front, {"status": status.value, "updated_at": moment})
     after = read_definition(changed)
     stamp = datetime.fromisoformat(moment)
     expected = replace(before, status=status, updated_at=stamp, sha256=_digest(changed), warnings=())
@@ -211,15 +211,15 @@ def with_status(data: bytes, status: AgentStatus, *, at: datetime) -> bytes:
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
-def _judged(front: FrontMatter, data: bytes, slug: str | None) -> AgentDefinition | AgentMalformed:
+def _checked_definition(front: FrontMatter, data: bytes, slug: str | None) -> AgentDefinition | AgentMalformed:
     problems = list(front.problems)
     if front.table is None:
         return AgentMalformed(slug=slug, problems=tuple(problems), sha256=_digest(data))
-    form = Form(front.table, problems, unread=front.unread)
+    form = FieldReader(front.table, problems, unread=front.unread)
     definition = _definition(form, front.body, _digest(data))
     form.close()
     if slug is not None and SLUG.fullmatch(definition.slug) and definition.slug != slug:
-        wrong = f"{shown(definition.slug)} lies in the folder of {shown(slug)}"
+        wrong = f"{quoted_for_message(definition.slug)} lies in the folder of {quoted_for_message(slug)}"
         form.wrong("slug", form.line("slug"), wrong, "the name of its folder", slug)
     if problems:
         ordered = sorted(problems, key=lambda problem: problem.line)
@@ -227,7 +227,7 @@ def _judged(front: FrontMatter, data: bytes, slug: str | None) -> AgentDefinitio
     return replace(definition, warnings=_warnings(definition, form))
 
 
-def _definition(form: Form, instructions: str, sha256: str) -> AgentDefinition:
+def _definition(form: FieldReader, instructions: str, sha256: str) -> AgentDefinition:
     """Every field is asked for, in the order in which a person is told about them."""
     return AgentDefinition(
         name=form.text("name", chars_max=NAME_CHARS_MAX),
@@ -250,7 +250,7 @@ def _definition(form: Form, instructions: str, sha256: str) -> AgentDefinition:
     )
 
 
-def _tools(form: Form) -> tuple[Tool, ...]:
+def _tools(form: FieldReader) -> tuple[Tool, ...]:
     tools = form.choices("tools", Tool)
     if tools and not SAFE_OUTPUT_TOOLS.intersection(tools):
         expected = f"{', '.join(sorted(SAFE_OUTPUT_TOOLS))} among the tools"
@@ -258,41 +258,47 @@ def _tools(form: Form) -> tuple[Tool, ...]:
     return tools
 
 
-def _triggers(form: Form) -> Triggers:
+def _triggers(form: FieldReader) -> Triggers:
     manual = form.flag("manual", default=True)
     cron = form.optional_text("cron", CRON_EXPECTED)
     problem = cron_problem(cron[0]) if cron else None
     if cron and problem:
-        form.wrong("cron", cron[1], f"{shown(cron[0])}: {problem}", CRON_EXPECTED)
+        form.wrong("cron", cron[1], f"{quoted_for_message(cron[0])}: {problem}", CRON_EXPECTED)
     events = form.choices("events", TriggerEvent, required=False)
     form.close()
     return Triggers(manual=manual, cron=" ".join(cron[0].split()) if cron else None, events=events)
 
 
-def _context(form: Form) -> ContextOptions:
+def _context(form: FieldReader) -> ContextOptions:
     folder = form.optional_text("folder", "`sources` or a folder inside it")
     if folder and not _FOLDER.fullmatch(folder[0]):
-        form.wrong("folder", folder[1], f"{shown(folder[0])} does not fit", "`sources` or a folder inside it")
+        form.wrong(
+            "folder", folder[1], f"{quoted_for_message(folder[0])} does not fit", "`sources` or a folder inside it"
+        )
     max_sources = form.whole("max_sources", low=1, high=MAX_SOURCES_MAX, default=MAX_SOURCES_DEFAULT)
     mode = form.choice("mode", ReadMode, ReadMode.BASIC)
     form.close()
     return ContextOptions(folder=folder[0] if folder else SOURCES_FOLDER, max_sources=max_sources, mode=mode)
 
 
-def _warnings(definition: AgentDefinition, form: Form) -> tuple[Problem, ...]:
-    found: list[Problem] = []
+def _warnings(definition: AgentDefinition, form: FieldReader) -> tuple[FrontMatterProblem, ...]:
+    found: list[FrontMatterProblem] = []
     if not definition.instructions:
         wrong = "there are no instructions below the front matter"
-        found.append(Problem(line=1, field=None, wrong=wrong, expected="what the agent is to do, as Markdown"))
+        found.append(
+            FrontMatterProblem(line=1, field=None, wrong=wrong, expected="what the agent is to do, as Markdown")
+        )
     if definition.updated_at < definition.created_at:
         line = form.line("updated_at")
         found.append(
-            Problem(line=line, field="updated_at", wrong="it lies before created_at", expected="a later moment")
+            FrontMatterProblem(
+                line=line, field="updated_at", wrong="it lies before created_at", expected="a later moment"
+            )
         )
     return tuple(found)
 
 
-def _replaced(front: FrontMatter, values: Mapping[str, str]) -> bytes:
+def _with_values_replaced(front: FrontMatter, values: Mapping[str, str]) -> bytes:
     """The text with some one-line values exchanged, from the last to the first so that places stay true."""
     assert front.table is not None
     places: list[tuple[Scalar, str]] = []
@@ -307,7 +313,7 @@ def _replaced(front: FrontMatter, values: Mapping[str, str]) -> bytes:
     return text.encode()
 
 
-def _written(at: datetime) -> str:
+def _written_time(at: datetime) -> str:
     if at.tzinfo is None:
         raise ValueError("a moment without an offset")
     return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from trellis.agents.annotations import Annotation
-from trellis.agents.sources import Source
-from trellis.nlm.provider import Answer, Question
+from trellis.agents.sources import AgentSource
+from trellis.nlm.provider import NlmAnswer, NlmQuestion
 from trellis.storage.memory.layout import DeepPart, ReadMode
 
 TOKENS_MAX_DEFAULT = 500_000
@@ -15,7 +15,7 @@ TOOL_CALLS_MAX_DEFAULT = 64
 OUTPUT_TOKENS_MAX_DEFAULT = 8_192
 
 
-class Once(Protocol):
+class JournalOnce(Protocol):
     """Keeps the first bytes made under a name, and gives them back ever after, also to another process."""
 
     def __call__(self, name: str, make: Callable[[], Awaitable[bytes]], /) -> Awaitable[bytes]:
@@ -24,7 +24,7 @@ class Once(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeepPage:
+class DeepMemoryPage:
     """Some of Layer 2, newest first; `more` is what to ask for next, None at the end."""
 
     items: Mapping[str, str]
@@ -32,14 +32,14 @@ class DeepPage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AgentDesk:
+class ToolServices:
     """What the tools may use."""
 
-    ask: Callable[[Question, float], Awaitable[Answer]]
+    ask: Callable[[NlmQuestion, float], Awaitable[NlmAnswer]]
     """A grounded question and the seconds it may take. Raises NlmError; trying again is not the runtime's part (D7)."""
     read_memory: Callable[[ReadMode], Awaitable[Mapping[str, str]]]
     """Layer 1 by file."""
-    read_memory_deep: Callable[[DeepPart, str | None, int], Awaitable[DeepPage]]
+    read_memory_deep: Callable[[DeepPart, str | None, int], Awaitable[DeepMemoryPage]]
     """A page of Layer 2: which part, before which piece, at most how many."""
 
 
@@ -48,7 +48,7 @@ class AgentContext:
     """What load-context found. The sources are a snapshot: what changes during a run is for the next run."""
 
     run_id: str
-    sources: tuple[Source, ...]
+    sources: tuple[AgentSource, ...]
     annotations: tuple[Annotation, ...] = ()
     """What people let stand beside the sources: shown to the agent, never evidence."""
     memory: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -57,7 +57,7 @@ class AgentContext:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class RunLimits:
     """The bounds of one run, beside the definition's own max_steps."""
 
     tokens_max: int = TOKENS_MAX_DEFAULT

@@ -12,11 +12,19 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import TypeVar
 
-from trellis.agents.frontmatter import Entry, Items, Kind, Problem, Scalar, Table, shown
+from trellis.agents.frontmatter import (
+    FrontMatterProblem,
+    ListValue,
+    Scalar,
+    ScalarKind,
+    TableEntry,
+    TableValue,
+    quoted_for_message,
+)
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
-NEARNESS = 0.7
+SUGGESTION_SIMILARITY_MIN = 0.7
 """How alike two words are (0 to 1) before one is suggested for the other."""
 _WHOLE = re.compile(r"\d{1,9}")
 _NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
@@ -24,11 +32,16 @@ _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _STAND_IN_MOMENT = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Form:
+class FieldReader:
     """The fields of one table. `within` is the path that leads to it, such as `triggers.`."""
 
     def __init__(
-        self, table: Table, problems: list[Problem], *, unread: frozenset[str] = frozenset(), within: str = ""
+        self,
+        table: TableValue,
+        problems: list[FrontMatterProblem],
+        *,
+        unread: frozenset[str] = frozenset(),
+        within: str = "",
     ) -> None:
         self._table = table
         self._problems = problems
@@ -42,12 +55,19 @@ class Form:
         value = self._scalar(name, f"text of 1 to {chars_max} characters", lines=lines)
         if value is None:
             return ""
-        if value.kind is not Kind.TEXT:
+        if value.kind is not ScalarKind.TEXT:
             self._wrong(name, value.line, f"{value.text} reads as {value.kind}", "text: put it in quotes")
         elif not value.text.strip() or len(value.text) > chars_max:
-            self._wrong(name, value.line, f"{shown(value.text)} does not fit", f"text of 1 to {chars_max} characters")
+            self._wrong(
+                name,
+                value.line,
+                f"{quoted_for_message(value.text)} does not fit",
+                f"text of 1 to {chars_max} characters",
+            )
         elif not lines and not value.text.isprintable():
-            self._wrong(name, value.line, f"{shown(value.text)} has a character without a shape", "plain text")
+            self._wrong(
+                name, value.line, f"{quoted_for_message(value.text)} has a character without a shape", "plain text"
+            )
         return value.text
 
     def matching(self, name: str, pattern: re.Pattern[str], expected: str) -> str:
@@ -55,8 +75,8 @@ class Form:
         value = self._scalar(name, expected)
         if value is None:
             return ""
-        if value.kind is Kind.NOTHING or not pattern.fullmatch(value.text):
-            self._wrong(name, value.line, f"{shown(value.text)} does not fit", expected)
+        if value.kind is ScalarKind.NOTHING or not pattern.fullmatch(value.text):
+            self._wrong(name, value.line, f"{quoted_for_message(value.text)} does not fit", expected)
         return value.text
 
     def choice(self, name: str, choices: type[Choice], default: Choice | None = None) -> Choice:
@@ -72,9 +92,9 @@ class Form:
         """Some of the words of an enumeration, each once."""
         expected = f"a list of {', '.join(choices)}"
         entry = self._entry(name, expected, required=required)
-        if entry is None or (not required and _is_nothing(entry)):
+        if entry is None or (not required and _is_empty(entry)):
             return ()
-        if not isinstance(entry.value, Items):
+        if not isinstance(entry.value, ListValue):
             self._wrong(name, entry.line, "this is no list", f"{expected}, such as [{next(iter(choices))}]")
             return ()
         if required and not entry.value.items:
@@ -86,7 +106,7 @@ class Form:
                 continue
             chosen = self._chosen(name, item, choices)
             if chosen in found:
-                self._wrong(name, item.line, f"{shown(item.text)} comes twice", "it once")
+                self._wrong(name, item.line, f"{quoted_for_message(item.text)} comes twice", "it once")
             elif chosen is not None:
                 found.append(chosen)
         return tuple(found)
@@ -104,7 +124,9 @@ class Form:
         if moment is not None and _DAY.fullmatch(value.text):
             return moment.replace(tzinfo=UTC)
         if moment is None or moment.tzinfo is None:
-            self._wrong(name, value.line, f"{shown(value.text)} does not fit", f"{expected}, with Z or an offset")
+            self._wrong(
+                name, value.line, f"{quoted_for_message(value.text)} does not fit", f"{expected}, with Z or an offset"
+            )
             return _STAND_IN_MOMENT
         return moment
 
@@ -114,7 +136,12 @@ class Form:
         if value is None:
             return default
         if not _WHOLE.fullmatch(value.text) or not low <= int(value.text) <= high:
-            self._wrong(name, value.line, f"{shown(value.text)} does not fit", f"a whole number from {low} to {high}")
+            self._wrong(
+                name,
+                value.line,
+                f"{quoted_for_message(value.text)} does not fit",
+                f"a whole number from {low} to {high}",
+            )
             return default
         return int(value.text)
 
@@ -125,7 +152,9 @@ class Form:
             return default
         number = float(value.text) if _NUMBER.fullmatch(value.text) else math.nan
         if not low <= number <= high:
-            self._wrong(name, value.line, f"{shown(value.text)} does not fit", f"a number from {low} to {high}")
+            self._wrong(
+                name, value.line, f"{quoted_for_message(value.text)} does not fit", f"a number from {low} to {high}"
+            )
             return default
         return number
 
@@ -136,23 +165,23 @@ class Form:
             return default
         if value.text not in {"true", "false"}:
             hint = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(value.text.lower())
-            hint = hint or _near(value.text.lower(), ("true", "false"))
-            self._wrong(name, value.line, f"{shown(value.text)} does not fit", "true or false", hint)
+            hint = hint or _nearest_name(value.text.lower(), ("true", "false"))
+            self._wrong(name, value.line, f"{quoted_for_message(value.text)} does not fit", "true or false", hint)
         return value.text == "true"
 
     def optional_text(self, name: str, expected: str) -> tuple[str, int] | None:
         """Text and its line, or None if the field is left out or empty."""
         value = self._optional(name, expected)
-        return None if value is None or value.kind is Kind.NOTHING else (value.text, value.line)
+        return None if value is None or value.kind is ScalarKind.NOTHING else (value.text, value.line)
 
-    def form(self, name: str) -> "Form":
+    def form(self, name: str) -> "FieldReader":
         """The fields of a table inside this one; an empty one where it is left out."""
         entry = self._entry(name, "fields of its own", required=False)
         table = entry.value if entry else None
-        if entry is not None and not isinstance(table, Table) and not _is_nothing(entry):
+        if entry is not None and not isinstance(table, TableValue) and not _is_empty(entry):
             self._wrong(name, entry.line, "this is no table", "fields of its own, indented, one in each line")
-        known = table if isinstance(table, Table) else Table(line=0, entries={})
-        return Form(known, self._problems, within=f"{self._within}{name}.")
+        known = table if isinstance(table, TableValue) else TableValue(line=0, entries={})
+        return FieldReader(known, self._problems, within=f"{self._within}{name}.")
 
     def close(self) -> None:
         """Every field that nobody asked for is unknown, and one that was asked for in vain is missing.
@@ -161,7 +190,7 @@ class Form:
         """
         for name, entry in self._table.entries.items():
             if name not in self._asked:
-                hint = _near(name.lower(), self._missing) or _near(name.lower(), self._asked)
+                hint = _nearest_name(name.lower(), self._missing) or _nearest_name(name.lower(), self._asked)
                 self._missing.pop(hint or "", None)
                 self._wrong(name, entry.line, "there is no such field", f"one of {', '.join(self._asked)}", hint)
         for name, expected in self._missing.items():
@@ -181,11 +210,13 @@ class Form:
     def _chosen(self, name: str, value: Scalar, choices: type[Choice]) -> Choice | None:
         if value.text in set(choices):
             return choices(value.text)
-        hint = _near(value.text.lower(), tuple(choices))
-        self._wrong(name, value.line, f"{shown(value.text)} is not known", f"one of {', '.join(choices)}", hint)
+        hint = _nearest_name(value.text.lower(), tuple(choices))
+        self._wrong(
+            name, value.line, f"{quoted_for_message(value.text)} is not known", f"one of {', '.join(choices)}", hint
+        )
         return None
 
-    def _entry(self, name: str, expected: str, *, required: bool = True) -> Entry | None:
+    def _entry(self, name: str, expected: str, *, required: bool = True) -> TableEntry | None:
         self._asked.append(name)
         entry = self._table.entries.get(name)
         if entry is None and required and name not in self._unread:
@@ -197,10 +228,10 @@ class Form:
         if entry is None:
             return None
         if not isinstance(entry.value, Scalar):
-            what = "a list" if isinstance(entry.value, Items) else "a table"
+            what = "a list" if isinstance(entry.value, ListValue) else "a table"
             self._wrong(name, entry.line, f"this is {what}", expected)
             return None
-        if required and entry.value.kind is Kind.NOTHING:
+        if required and entry.value.kind is ScalarKind.NOTHING:
             self._wrong(name, entry.line, "the field is empty", expected)
             return None
         if not lines and not entry.value.in_one_line:
@@ -212,14 +243,18 @@ class Form:
         return self._scalar(name, expected, required=False)
 
     def _wrong(self, name: str, line: int, wrong: str, expected: str, suggestion: str | None = None) -> None:
-        field = self._within + shown(name).strip("'\"")
-        self._problems.append(Problem(line=line, field=field, wrong=wrong, expected=expected, suggestion=suggestion))
+        field = self._within + quoted_for_message(name).strip("'\"")
+        self._problems.append(
+            FrontMatterProblem(line=line, field=field, wrong=wrong, expected=expected, suggestion=suggestion)
+        )
 
 
-def _is_nothing(entry: Entry) -> bool:
-    return isinstance(entry.value, Scalar) and entry.value.kind is Kind.NOTHING
+def _is_empty(entry: TableEntry) -> bool:
+    return isinstance(entry.value, Scalar) and entry.value.kind is ScalarKind.NOTHING
 
 
-def _near(word: str, known: Iterable[str]) -> str | None:
+def _nearest_name(word: str, known: Iterable[str]) -> str | None:
     words = [str(one) for one in known]
-    return next(iter(get_close_matches(word.strip().replace(" ", "-"), words, n=1, cutoff=NEARNESS)), None)
+    return next(
+        iter(get_close_matches(word.strip().replace(" ", "-"), words, n=1, cutoff=SUGGESTION_SIMILARITY_MIN)), None
+    )

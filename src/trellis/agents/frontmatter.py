@@ -33,7 +33,7 @@ _CLOSING_FENCE = re.compile(r"^---[ ]*\r?$", re.MULTILINE)
 _LIKE_A_FENCE = re.compile("[-_=~\N{EN DASH}\N{EM DASH}\N{HORIZONTAL BAR}]+\\s*")
 _FIELD_START = re.compile(r"^[^\s#\-\[\]{}&*!|>%@`][^\n]*?:(?=\s|$)", re.MULTILINE)
 _NAME = re.compile(r"^[ ]*([\w-]+)[ ]*:", re.MULTILINE)
-_UNFIT = re.compile(
+_FORBIDDEN_CHARACTER = re.compile(
     # C0 and C1 controls but tab and line ends, a carriage return alone, further byte order marks, non-characters
     "[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff\ufffe\uffff]|\r(?!\n)"
     # line separators that not everybody counts, and characters that hide text or turn it round
@@ -42,7 +42,7 @@ _UNFIT = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
+class FrontMatterProblem:
     """One thing to correct in a file."""
 
     line: int
@@ -57,7 +57,7 @@ class Problem:
         return f"{place}: {self.wrong}; expected {self.expected}{hint}"
 
 
-class Kind(StrEnum):
+class ScalarKind(StrEnum):
     """What YAML takes a value without quotes for."""
 
     TEXT = "text"
@@ -75,14 +75,14 @@ class Scalar:
 
     line: int
     text: str
-    kind: Kind
+    kind: ScalarKind
     start: int
     end: int
     in_one_line: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Items:
+class ListValue:
     """A list."""
 
     line: int
@@ -90,18 +90,18 @@ class Items:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class TableValue:
     """Named values, each name once."""
 
     line: int
-    entries: dict[str, "Entry"]
+    entries: dict[str, "TableEntry"]
 
 
-Value = Scalar | Items | Table
+Value = Scalar | ListValue | TableValue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class TableEntry:
     """A named value; the line is that of the name."""
 
     line: int
@@ -113,10 +113,10 @@ class FrontMatter:
     """A file taken apart. `unread` are fields that are there and could not be read."""
 
     text: str
-    table: Table | None
+    table: TableValue | None
     unread: frozenset[str]
     body: str
-    problems: tuple[Problem, ...]
+    problems: tuple[FrontMatterProblem, ...]
 
 
 def read(data: bytes) -> FrontMatter:
@@ -125,7 +125,7 @@ def read(data: bytes) -> FrontMatter:
         return _unreadable("", 1, f"the file has {len(data)} bytes", f"at most {FILE_BYTES_MAX}")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return _unreadable("", 1, "the file is UTF-16", "UTF-8: save it again with that encoding")
-    problems: list[Problem] = []
+    problems: list[FrontMatterProblem] = []
     text = _decoded(data, problems)
     opening = _FENCE.match(text, 1 if text.startswith(_BOM) else 0)
     if opening is None:
@@ -139,13 +139,13 @@ def read(data: bytes) -> FrontMatter:
     if len(header) > HEADER_CHARS_MAX:
         wrong = f"the front matter has {len(header)} characters"
         return _unreadable(text, 1, wrong, f"at most {HEADER_CHARS_MAX}; instructions belong below it", problems)
-    source = _Source(_without_tabs(header, problems), first_line=2, offset=opening.end(), problems=problems)
+    source = _HeaderParser(_without_tabs(header, problems), first_line=2, offset=opening.end(), problems=problems)
     table, unread = source.table()
     problems.sort(key=lambda problem: problem.line)
     return FrontMatter(text=text, table=table, unread=unread, body=body, problems=tuple(problems[:PROBLEMS_MAX]))
 
 
-def shown(text: str) -> str:
+def quoted_for_message(text: str) -> str:
     """A value as a message quotes it: in quotes, escaped, and not for pages."""
     return repr(text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "…")
 
@@ -154,44 +154,53 @@ def shown(text: str) -> str:
 
 
 def _unreadable(
-    text: str, line: int, wrong: str, expected: str, problems: Sequence[Problem] = (), hint: str | None = None
+    text: str,
+    line: int,
+    wrong: str,
+    expected: str,
+    problems: Sequence[FrontMatterProblem] = (),
+    hint: str | None = None,
 ) -> FrontMatter:
-    problem = Problem(line=line, field=None, wrong=wrong, expected=expected, suggestion=hint)
+    problem = FrontMatterProblem(line=line, field=None, wrong=wrong, expected=expected, suggestion=hint)
     found = (problem, *problems)[:PROBLEMS_MAX]
     ordered = tuple(sorted(found, key=lambda problem: problem.line))
     return FrontMatter(text=text, table=None, unread=frozenset(), body="", problems=ordered)
 
 
-def _without_fence(text: str, problems: list[Problem]) -> FrontMatter:
+def _without_fence(text: str, problems: list[FrontMatterProblem]) -> FrontMatter:
     first = text.removeprefix(_BOM).split("\n", 1)[0].rstrip("\r")
     hint = "---" if _LIKE_A_FENCE.fullmatch(first) and first.strip() != "---" else None
-    wrong = f"the file begins with {shown(first)}" if first else "the file does not begin with front matter"
+    wrong = (
+        f"the file begins with {quoted_for_message(first)}" if first else "the file does not begin with front matter"
+    )
     return _unreadable(text, 1, wrong, "a first line `---`, then `field: value` lines, then `---`", problems, hint)
 
 
-def _decoded(data: bytes, problems: list[Problem]) -> str:
+def _decoded(data: bytes, problems: list[FrontMatterProblem]) -> str:
     """The text, with a stand-in of the same length for each character that does not belong there."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         wrong = f"byte {error.start} is not UTF-8"
-        problems.append(Problem(line=line, field=None, wrong=wrong, expected="a file in UTF-8"))
+        problems.append(FrontMatterProblem(line=line, field=None, wrong=wrong, expected="a file in UTF-8"))
         text = data.decode(errors="replace")
-    for unfit in _UNFIT.finditer(text, 1 if text.startswith(_BOM) else 0):
+    for unfit in _FORBIDDEN_CHARACTER.finditer(text, 1 if text.startswith(_BOM) else 0):
         line = text.count("\n", 0, unfit.start()) + 1
         wrong = f"the character U+{ord(unfit[0]):04X} is there"
-        problems.append(Problem(line=line, field=None, wrong=wrong, expected="text without control characters"))
+        problems.append(
+            FrontMatterProblem(line=line, field=None, wrong=wrong, expected="text without control characters")
+        )
         if len(problems) >= PROBLEMS_MAX:
             break
     head = text[:1] if text.startswith(_BOM) else ""
-    return head + _UNFIT.sub("\N{REPLACEMENT CHARACTER}", text[len(head) :])
+    return head + _FORBIDDEN_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", text[len(head) :])
 
 
-def _without_tabs(header: str, problems: list[Problem]) -> str:
+def _without_tabs(header: str, problems: list[FrontMatterProblem]) -> str:
     for number, line in enumerate(header.split("\n"), 2):
         if "\t" in line and len(problems) < PROBLEMS_MAX:
-            problems.append(Problem(line=number, field=None, wrong="the line has a tab", expected="spaces"))
+            problems.append(FrontMatterProblem(line=number, field=None, wrong="the line has a tab", expected="spaces"))
     return header.replace("\t", " ")
 
 
@@ -226,15 +235,15 @@ def _refusal(event: NodeEvent, what: str) -> ComposerError:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _HeaderParser:
     """A piece of the header, and where it stands in the file."""
 
     header: str
     first_line: int
     offset: int
-    problems: list[Problem]
+    problems: list[FrontMatterProblem]
 
-    def table(self) -> tuple[Table | None, frozenset[str]]:
+    def table(self) -> tuple[TableValue | None, frozenset[str]]:
         """The fields, and the names of those that could not be read."""
         try:
             node = _composed(self.header)
@@ -248,17 +257,17 @@ class _Source:
             return None, frozenset()
         return self._table(node, ""), frozenset()
 
-    def _piecewise(self, error: MarkedYAMLError) -> tuple[Table | None, frozenset[str]]:
+    def _piecewise(self, error: MarkedYAMLError) -> tuple[TableValue | None, frozenset[str]]:
         """Each field alone, so that one that cannot be read does not hide the others."""
         starts = [found.start() for found in _FIELD_START.finditer(self.header)]
         if not 1 < len(starts) <= FIELDS_ALONE_MAX:
             self._syntax(error)
-            return Table(line=self.first_line, entries={}), frozenset(_NAME.findall(self.header))
-        entries: dict[str, Entry] = {}
+            return TableValue(line=self.first_line, entries={}), frozenset(_NAME.findall(self.header))
+        entries: dict[str, TableEntry] = {}
         unread: set[str] = set()
         before = len(self.problems)
         for start, end in zip([0, *starts[1:]], [*starts[1:], len(self.header)], strict=True):
-            piece = _Source(
+            piece = _HeaderParser(
                 self.header[start:end].rstrip("\r\n"),
                 self.first_line + self.header.count("\n", 0, start),
                 self.offset + start,
@@ -273,7 +282,7 @@ class _Source:
                     entries[key] = entry
         if len(self.problems) == before:
             self._syntax(error)
-        return Table(line=self.first_line, entries=entries), frozenset(unread)
+        return TableValue(line=self.first_line, entries=entries), frozenset(unread)
 
     def _syntax(self, error: MarkedYAMLError) -> None:
         mark = error.problem_mark or error.context_mark
@@ -288,18 +297,18 @@ class _Source:
             return Scalar(
                 line=self._line(node.start_mark),
                 text=cast("str", node.value),
-                kind=_KINDS.get(node.tag, Kind.OTHER),
+                kind=_KINDS.get(node.tag, ScalarKind.OTHER),
                 start=self.offset + node.start_mark.index,
                 end=self.offset + node.end_mark.index,
                 in_one_line=node.style not in {"|", ">"} and node.start_mark.line == node.end_mark.line,
             )
         if isinstance(node, SequenceNode):
             items = cast("list[Node]", node.value)
-            return Items(line=self._line(node.start_mark), items=tuple(self._value(item, path) for item in items))
+            return ListValue(line=self._line(node.start_mark), items=tuple(self._value(item, path) for item in items))
         return self._table(cast("MappingNode", node), path)
 
-    def _table(self, node: MappingNode, path: str) -> Table:
-        entries: dict[str, Entry] = {}
+    def _table(self, node: MappingNode, path: str) -> TableValue:
+        entries: dict[str, TableEntry] = {}
         for key, value in cast("list[tuple[Node, Node]]", node.value):
             line = self._line(key.start_mark)
             if not isinstance(key, ScalarNode):
@@ -309,14 +318,14 @@ class _Source:
             if name in entries:
                 self._twice(path + name, line, entries[name].line)
             else:
-                entries[name] = Entry(line=line, value=self._value(value, f"{path}{name}."))
-        return Table(line=self._line(node.start_mark), entries=entries)
+                entries[name] = TableEntry(line=line, value=self._value(value, f"{path}{name}."))
+        return TableValue(line=self._line(node.start_mark), entries=entries)
 
     def _twice(self, field: str, line: int, first_line: int) -> None:
         self._problem(line, field, f"the field comes twice, first in line {first_line}", "it once")
 
     def _problem(self, line: int, field: str | None, wrong: str, expected: str) -> None:
-        self.problems.append(Problem(line=line, field=field, wrong=wrong, expected=expected))
+        self.problems.append(FrontMatterProblem(line=line, field=field, wrong=wrong, expected=expected))
 
     def _line(self, mark: Mark) -> int:
         return self.first_line + mark.line
@@ -327,12 +336,12 @@ def _composed(header: str) -> Node | None:
 
 
 _KINDS = {
-    "tag:yaml.org,2002:str": Kind.TEXT,
-    "tag:yaml.org,2002:int": Kind.INTEGER,
-    "tag:yaml.org,2002:float": Kind.NUMBER,
-    "tag:yaml.org,2002:bool": Kind.BOOLEAN,
-    "tag:yaml.org,2002:timestamp": Kind.MOMENT,
-    "tag:yaml.org,2002:null": Kind.NOTHING,
+    "tag:yaml.org,2002:str": ScalarKind.TEXT,
+    "tag:yaml.org,2002:int": ScalarKind.INTEGER,
+    "tag:yaml.org,2002:float": ScalarKind.NUMBER,
+    "tag:yaml.org,2002:bool": ScalarKind.BOOLEAN,
+    "tag:yaml.org,2002:timestamp": ScalarKind.MOMENT,
+    "tag:yaml.org,2002:null": ScalarKind.NOTHING,
 }
 
 # What the parser says -> what a person should write.

@@ -39,7 +39,7 @@ class IndexEntry(BaseModel):
     problem_count: int = 0
 
 
-class Index(BaseModel):
+class AgentIndex(BaseModel):
     """All agents in short, by slug."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,19 +57,19 @@ class Index(BaseModel):
         return (self.model_dump_json(indent=2) + "\n").encode()
 
 
-def made_index(agents: Iterable[tuple[AgentDefinition | AgentMalformed, str]]) -> Index:
+def build_index(agents: Iterable[tuple[AgentDefinition | AgentMalformed, str]]) -> AgentIndex:
     """The index of agents, each given with its folder's file and etag."""
     entries = sorted((_entry(agent, etag) for agent, etag in agents), key=lambda entry: entry.slug)
     moments: list[datetime] = [entry.updated_at for entry in entries if entry.updated_at is not None]
-    return Index(updated_at=max(moments, default=None), agents=tuple(entries))
+    return AgentIndex(updated_at=max(moments, default=None), agents=tuple(entries))
 
 
-def read_index(body: bytes) -> Index | None:
+def read_index(body: bytes) -> AgentIndex | None:
     """The index, or None if these bytes are none."""
     if len(body) > INDEX_BYTES_MAX:
         return None
     try:
-        return Index.model_validate_json(body)
+        return AgentIndex.model_validate_json(body)
     except ValidationError:
         return None
 

@@ -35,8 +35,8 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RequestUsage
 
-from trellis.agents.desk import Limits, Once
-from trellis.agents.output import TokenUsage, canonical
+from trellis.agents.desk import JournalOnce, RunLimits
+from trellis.agents.output import TokenUsage, canonical_json
 from trellis.agents.runtime_errors import (
     JournalDiffers,
     ModelGarbage,
@@ -68,9 +68,9 @@ class JournalledModel(WrapperModel):
         self,
         wrapped: Model,
         *,
-        once: Once,
+        once: JournalOnce,
         steps_max: int,
-        limits: Limits,
+        limits: RunLimits,
         left_s: Callable[[], float],
         not_listed: Callable[[str], None],
         counter: TokenCounter = count_tokens,
@@ -146,7 +146,7 @@ class JournalledModel(WrapperModel):
             timestamp=_NO_TIME,
             finish_reason=response.finish_reason,
         )
-        body = canonical({"asked": digest, "response": ModelMessagesTypeAdapter.dump_python([plain], mode="json")})
+        body = canonical_json({"asked": digest, "response": ModelMessagesTypeAdapter.dump_python([plain], mode="json")})
         if len(body) > RESPONSE_BYTES_MAX:
             raise ModelGarbage(model=self.model_name, reason=f"its answer has {len(body)} bytes")
         return body
@@ -201,7 +201,7 @@ def request_form(
 ) -> bytes:
     """Everything that makes two requests the same request, and nothing else."""
     dumped = cast("list[dict[str, Any]]", ModelMessagesTypeAdapter.dump_python(messages, mode="json"))
-    return canonical(
+    return canonical_json(
         {
             "model": model,
             "messages": [_stable_message(message) for message in dumped],
@@ -238,7 +238,7 @@ def _object(part: ToolCallPart) -> dict[str, Any]:
         return {MALFORMED: (storable(str(raw)) or "")[:MALFORMED_CHARS_MAX]}
     try:
         given = cast("dict[str, Any]", raw)
-        canonical(given)
+        canonical_json(given)
     except (ValueError, TypeError, RecursionError):
         return {MALFORMED: "what cannot be written as JSON"}
     return given

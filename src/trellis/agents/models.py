@@ -58,10 +58,10 @@ def check_model(name: str, options: ModelOptions) -> None:
 
 
 @asynccontextmanager
-async def opened_model(name: str, options: ModelOptions) -> "AsyncGenerator[Model]":
+async def open_model(name: str, options: ModelOptions) -> "AsyncGenerator[Model]":
     """The model of this name, for one run. Opened in a thread: importing pydantic-ai takes seconds the first time."""
     check_model(name, options)
-    model, client = await asyncio.to_thread(_opened, name, options)
+    model, client = await asyncio.to_thread(_open, name, options)
     try:
         yield model
     finally:
@@ -69,7 +69,7 @@ async def opened_model(name: str, options: ModelOptions) -> "AsyncGenerator[Mode
             await client.close()
 
 
-def _opened(name: str, options: ModelOptions) -> "tuple[Model, AsyncOpenAI | None]":
+def _open(name: str, options: ModelOptions) -> "tuple[Model, AsyncOpenAI | None]":
     kind, _, rest = name.partition(":")
     if kind == OPENAI:
         return _openai(name, rest, options)

@@ -15,7 +15,7 @@ from trellis.nlm.provider import Citation
 from trellis.storage.memory.updates import Operation, Update
 
 
-class Change(StrEnum):
+class DraftChange(StrEnum):
     """What a draft does to its target."""
 
     APPEND = "append"
@@ -43,13 +43,13 @@ class RefusalCode(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Draft:
+class ProposalDraft:
     """A proposal as the model may draft it. Every citation stands in a source that the run read."""
 
     action: SafeOutput
     target: str
     """A place below the agent's folder; for a memory-update the file below its memory."""
-    change: Change
+    change: DraftChange
     summary: str
     text: str
     reasoning: str = ""
@@ -82,12 +82,12 @@ class Draft:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Draft":
+    def from_dict(cls, data: Mapping[str, Any]) -> "ProposalDraft":
         """What `to_dict` made."""
         plain: dict[str, Any] = {
             **data,
             "action": SafeOutput(data["action"]),
-            "change": Change(data["change"]),
+            "change": DraftChange(data["change"]),
             "citations": tuple(Citation(**one) for one in data["citations"]),
             "flags": tuple(data["flags"]),
         }
@@ -95,7 +95,7 @@ class Draft:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refusal:
+class ToolRefusal:
     """What a tool did not do, and why; the model was told the same."""
 
     tool: str
@@ -109,7 +109,7 @@ class Refusal:
         return {**asdict(self), "code": self.code.value}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Refusal":
+    def from_dict(cls, data: Mapping[str, Any]) -> "ToolRefusal":
         """What `to_dict` made."""
         plain: dict[str, Any] = {**data, "code": RefusalCode(data["code"])}
         return cls(**plain)
@@ -135,9 +135,9 @@ class TokenUsage:
 class AgentOutput:
     """The structured output of execute-agent."""
 
-    proposals: tuple[Draft, ...]
+    proposals: tuple[ProposalDraft, ...]
     summary: str
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[ToolRefusal, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     usage: TokenUsage = field(default_factory=TokenUsage)
     model: str = ""
@@ -157,9 +157,9 @@ class AgentOutput:
     def from_dict(cls, data: Mapping[str, Any]) -> "AgentOutput":
         """What `to_dict` made."""
         return cls(
-            proposals=tuple(Draft.from_dict(draft) for draft in data["proposals"]),
+            proposals=tuple(ProposalDraft.from_dict(draft) for draft in data["proposals"]),
             summary=data["summary"],
-            refused=tuple(Refusal.from_dict(refusal) for refusal in data["refused"]),
+            refused=tuple(ToolRefusal.from_dict(refusal) for refusal in data["refused"]),
             tool_calls=tuple(ToolCall(**call) for call in data["tool_calls"]),
             usage=TokenUsage(**data["usage"]),
             model=data["model"],
@@ -167,10 +167,10 @@ class AgentOutput:
 
     def to_bytes(self) -> bytes:
         """The one form of this output as bytes."""
-        return canonical(self.to_dict())
+        return canonical_json(self.to_dict())
 
 
-def canonical(value: object) -> bytes:
+def canonical_json(value: object) -> bytes:
     """JSON with one form for each value: what is hashed, journalled and compared."""
     text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode()

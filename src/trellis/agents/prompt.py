@@ -32,18 +32,18 @@ _FENCED = re.compile(
 )
 
 
-def instructions(definition: AgentDefinition) -> str:
+def system_instructions(definition: AgentDefinition) -> str:
     """The rules of the runtime and the owner's instructions."""
     rules = _RULES.format(slug=definition.slug, safe_outputs=", ".join(definition.safe_outputs))
     return f"{rules}\n\n{OWNER_BEGINS}\n\n{definition.instructions.strip()}"
 
 
 def owner_part(text: str) -> str:
-    """The owner's instructions inside `instructions(…)`."""
+    """The owner's instructions inside `system_instructions(…)`."""
     return text.partition(f"{OWNER_BEGINS}\n\n")[2]
 
 
-def opening(
+def opening_message(
     *, run_id: str, turns: int, sources: Mapping[str, str], memory: Mapping[str, str], params: Mapping[str, Any]
 ) -> str:
     """The first message: what there is to work with."""
@@ -65,13 +65,13 @@ def fenced(name: str, text: str) -> str:
     return f"<data {json.dumps(name, ensure_ascii=False)} {mark}>\n{text}\n</data {mark}>"
 
 
-def fences(text: str) -> Iterator[tuple[str, str]]:
+def fenced_texts(text: str) -> Iterator[tuple[str, str]]:
     """The names and texts that `fenced` put into a message."""
     for match in _FENCED.finditer(text):
         yield json.loads(match["name"]), match["text"]
 
 
-def said(text: str, label: str) -> str:
+def text_after_label(text: str, label: str) -> str:
     """What an opening says after a label of its own, before any data."""
     for line in text.split("\n"):
         if line.startswith("<data "):

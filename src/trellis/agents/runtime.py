@@ -15,21 +15,21 @@ from collections.abc import Callable
 
 from trellis.agents import prompt
 from trellis.agents.definition import AgentDefinition
-from trellis.agents.desk import AgentContext, AgentDesk, DeepPage, Limits, Once
-from trellis.agents.models import ModelOptions, check_model, opened_model
+from trellis.agents.desk import AgentContext, DeepMemoryPage, JournalOnce, RunLimits, ToolServices
+from trellis.agents.models import ModelOptions, check_model, open_model
 from trellis.agents.output import AgentOutput
 from trellis.agents.tools import Toolbox
 
-__all__ = ["AgentContext", "AgentDesk", "DeepPage", "Limits", "ModelOptions", "Once", "run_agent"]
+__all__ = ["AgentContext", "DeepMemoryPage", "JournalOnce", "ModelOptions", "RunLimits", "ToolServices", "run_agent"]
 
 
 async def run_agent(
     definition: AgentDefinition,
     context: AgentContext,
     *,
-    desk: AgentDesk,
-    once: Once,
-    limits: Limits,
+    desk: ToolServices,
+    once: JournalOnce,
+    limits: RunLimits,
     left_s: Callable[[], float],
     models: ModelOptions,
 ) -> AgentOutput:
@@ -39,9 +39,9 @@ async def run_agent(
     from trellis.agents import conversation, journalled
 
     toolbox = Toolbox(definition, context, desk=desk, once=once, limits=limits, left_s=left_s)
-    talk = conversation.Talk(
-        instructions=prompt.instructions(definition),
-        opening=prompt.opening(
+    talk = conversation.OpeningMessages(
+        instructions=prompt.system_instructions(definition),
+        opening=prompt.opening_message(
             run_id=context.run_id,
             turns=definition.max_steps,
             sources={source.ref: source.text for source in context.sources},
@@ -49,7 +49,7 @@ async def run_agent(
             params=context.params,
         ),
     )
-    async with opened_model(definition.model, models) as model:
+    async with open_model(definition.model, models) as model:
         kept = journalled.JournalledModel(
             model,
             once=once,
@@ -58,7 +58,7 @@ async def run_agent(
             left_s=left_s,
             not_listed=toolbox.not_listed,
         )
-        summary = await conversation.converse(definition, talk, model=kept, toolbox=toolbox, limits=limits)
+        summary = await conversation.run_conversation(definition, talk, model=kept, toolbox=toolbox, limits=limits)
     return AgentOutput(
         proposals=tuple(toolbox.drafts),
         summary=summary,

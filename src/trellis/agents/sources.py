@@ -24,7 +24,7 @@ TEXT_SUFFIXES = (".md", ".txt", ".json")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class AgentSource:
     """A text the agent may read and cite; `ref` is its place below the agent's folder, `sha256` that of its bytes."""
 
     ref: str
@@ -32,7 +32,7 @@ class Source:
     sha256: str
 
 
-class LeftOutReason(StrEnum):
+class OmissionReason(StrEnum):
     """Why a file is not among the sources."""
 
     NOT_TEXT = "not_text"
@@ -43,20 +43,20 @@ class LeftOutReason(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LeftOut:
+class OmittedSource:
     """A file that is there and was not taken."""
 
     ref: str
-    reason: LeftOutReason
+    reason: OmissionReason
     detail: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sources:
+class AgentSources:
     """What an agent reads, and what it does not. `complete` is false when there were more files than are looked at."""
 
-    items: tuple[Source, ...]
-    left_out: tuple[LeftOut, ...]
+    items: tuple[AgentSource, ...]
+    left_out: tuple[OmittedSource, ...]
     tokens: int
     complete: bool
 
@@ -68,51 +68,51 @@ async def read_sources(
     *,
     counter: TokenCounter = count_tokens,
     tokens_max: int = SOURCES_TOKENS_MAX,
-) -> Sources:
+) -> AgentSources:
     """The agent's sources as they are now."""
     folder = object_key("agents", checked_slug(slug))
     page = await objects.list(f"{folder}/{context.folder}/", limit=LISTED_MAX)
-    wanted, left_out = _wanted(folder, page.items, context.max_sources)
-    items: list[Source] = []
+    wanted, left_out = _selected_files(folder, page.items, context.max_sources)
+    items: list[AgentSource] = []
     used = 0
     for info in wanted:
         ref = _ref(folder, info)
         found = await objects.get(info.key)
         if found is None:
-            left_out.append(LeftOut(ref=ref, reason=LeftOutReason.GONE, detail="it was removed meanwhile"))
+            left_out.append(OmittedSource(ref=ref, reason=OmissionReason.GONE, detail="it was removed meanwhile"))
             continue
         text = _text(found.body)
         if text is None:
-            left_out.append(LeftOut(ref=ref, reason=LeftOutReason.NOT_TEXT, detail="it is not text in UTF-8"))
+            left_out.append(OmittedSource(ref=ref, reason=OmissionReason.NOT_TEXT, detail="it is not text in UTF-8"))
             continue
         size = counter(text)
         if used + size > tokens_max:
             detail = f"it has {size} tokens, {tokens_max - used} of {tokens_max} were left"
-            left_out.append(LeftOut(ref=ref, reason=LeftOutReason.OVER_BUDGET, detail=detail))
+            left_out.append(OmittedSource(ref=ref, reason=OmissionReason.OVER_BUDGET, detail=detail))
             continue
         used += size
-        items.append(Source(ref=ref, text=text, sha256=hashlib.sha256(found.body).hexdigest()))
+        items.append(AgentSource(ref=ref, text=text, sha256=hashlib.sha256(found.body).hexdigest()))
     left_out.sort(key=lambda one: one.ref)
-    return Sources(items=tuple(items), left_out=tuple(left_out), tokens=used, complete=not page.more)
+    return AgentSources(items=tuple(items), left_out=tuple(left_out), tokens=used, complete=not page.more)
 
 
-def _wanted(
+def _selected_files(
     folder: str, listed: tuple[ObjectInfo, ...], max_sources: int
-) -> tuple[tuple[ObjectInfo, ...], list[LeftOut]]:
+) -> tuple[tuple[ObjectInfo, ...], list[OmittedSource]]:
     """The first files that are text by their name and not too large, and why the others are not among them."""
     wanted: list[ObjectInfo] = []
-    left_out: list[LeftOut] = []
+    left_out: list[OmittedSource] = []
     for info in listed:
         ref = _ref(folder, info)
         if not info.key.lower().endswith(TEXT_SUFFIXES):
             detail = f"its name ends in none of {', '.join(TEXT_SUFFIXES)}"
-            left_out.append(LeftOut(ref=ref, reason=LeftOutReason.NOT_TEXT, detail=detail))
+            left_out.append(OmittedSource(ref=ref, reason=OmissionReason.NOT_TEXT, detail=detail))
         elif info.size > SOURCE_BYTES_MAX:
             detail = f"it has {info.size} bytes and the limit is {SOURCE_BYTES_MAX}"
-            left_out.append(LeftOut(ref=ref, reason=LeftOutReason.TOO_LARGE, detail=detail))
+            left_out.append(OmittedSource(ref=ref, reason=OmissionReason.TOO_LARGE, detail=detail))
         elif len(wanted) >= max_sources:
             detail = f"context.max_sources is {max_sources}"
-            left_out.append(LeftOut(ref=ref, reason=LeftOutReason.TOO_MANY, detail=detail))
+            left_out.append(OmittedSource(ref=ref, reason=OmissionReason.TOO_MANY, detail=detail))
         else:
             wanted.append(info)
     return tuple(wanted), left_out

@@ -4,7 +4,7 @@ from typing import Any
 
 from trellis.agents.definition import SafeOutput, Tool
 from trellis.agents.drafting import REASONING_CHARS_MAX, SUMMARY_CHARS_MAX
-from trellis.agents.output import Change
+from trellis.agents.output import DraftChange
 from trellis.storage.memory.layout import DeepPart, ReadMode
 
 DEEP_LIMIT_MAX = 20
@@ -76,7 +76,7 @@ _FIELDS: dict[Tool, tuple[dict[str, Any], list[str]]] = {
             "reasoning": _text("why", length_max=REASONING_CHARS_MAX),
             "citations": _list_of(_CITATION, "what it rests on"),
             "operation": {
-                **_one_of(*Change),
+                **_one_of(*DraftChange),
                 "description": "append (the default) adds the text below what is there; replace takes its place, so give all of it",
             },
             "section": _text("a section of a memory file"),

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from trellis.artifacts import keys
-from trellis.artifacts.registry import Artifacts
-from trellis.artifacts.rows import DISCARDED, FINALIZED, STAGED, Row
+from trellis.artifacts.registry import ArtifactRegistry
+from trellis.artifacts.rows import DISCARDED, FINALIZED, STAGED, ArtifactRow
 from trellis.engine.records import Event
 
 BATCH = 100
@@ -23,7 +23,7 @@ PAUSE_S_MIN = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Collected:
+class ArtifactCollectionReport:
     """What one pass did. `unknown`: blobs without a row, which stay."""
 
     looked_at: int = 0
@@ -36,7 +36,7 @@ class Collected:
 class ArtifactCollector:
     """The service: goes round the staged blobs, a page at a time."""
 
-    artifacts: Artifacts
+    artifacts: ArtifactRegistry
     is_recorded: Callable[[Event], Awaitable[bool]]
     """Whether the object store has the audit record of an event."""
     batch: int = BATCH
@@ -44,7 +44,7 @@ class ArtifactCollector:
     name: str = "artifact-collector"
     _after: str | None = None
 
-    async def run_once(self) -> Collected:
+    async def run_once(self) -> ArtifactCollectionReport:
         """A page."""
         taken, unknown = 0, 0
         blobs = await self.artifacts.objects.list(
@@ -57,13 +57,13 @@ class ArtifactCollector:
             if row is not None and blob.key == row.staged_key and await self._is_done(row):
                 taken += await self.artifacts.objects.delete(blob.key)
         self._after = blobs.items[-1].key if blobs.more else None
-        return Collected(looked_at=len(blobs.items), taken=taken, unknown=unknown, more=blobs.more)
+        return ArtifactCollectionReport(looked_at=len(blobs.items), taken=taken, unknown=unknown, more=blobs.more)
 
-    def pause_s(self, report: Collected) -> float:
+    def pause_s(self, report: ArtifactCollectionReport) -> float:
         """Short while the round is not finished."""
         return PAUSE_S_MIN if report.more else self.interval_s
 
-    async def _is_done(self, row: Row) -> bool:
+    async def _is_done(self, row: ArtifactRow) -> bool:
         """Whether nobody will ever ask for the staged blob of this artifact again, also not after the ledger was lost."""
         if row.state in {STAGED, DISCARDED}:
             return row.state == DISCARDED

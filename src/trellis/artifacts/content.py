@@ -38,7 +38,7 @@ class JobType(StrEnum):
     PROPOSAL_PREPROCESS = "PROPOSAL_PREPROCESS"
 
 
-YIELDS: Mapping[JobType, ArtifactType] = MappingProxyType(
+ARTIFACT_TYPE_OF_JOB_TYPE: Mapping[JobType, ArtifactType] = MappingProxyType(
     {
         JobType.RESEARCH: ArtifactType.RESEARCH_BRIEF,
         JobType.BRIEF: ArtifactType.BRIEF,
@@ -52,11 +52,11 @@ class ContentInvalid(InputError):
     """The content is no {type}: {problems}."""
 
 
-class _Strict(pydantic.BaseModel):
+class _StrictContent(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
 
-class Section(_Strict):
+class Section(_StrictContent):
     """A part of a research brief; `sources` are refs of the artifact's sources."""
 
     heading: Annotated[str, pydantic.Field(min_length=1, max_length=TITLE_CHARS_MAX)]
@@ -64,7 +64,7 @@ class Section(_Strict):
     sources: Annotated[tuple[Ref, ...], pydantic.Field(max_length=ITEMS_MAX)]
 
 
-class ResearchBrief(_Strict):
+class ResearchBrief(_StrictContent):
     """What the sources say about a question."""
 
     title: Annotated[str, pydantic.Field(min_length=1, max_length=TITLE_CHARS_MAX)]
@@ -74,7 +74,7 @@ class ResearchBrief(_Strict):
     open_questions: Annotated[tuple[Line, ...], pydantic.Field(max_length=ITEMS_MAX)]
 
 
-class Brief(_Strict):
+class Brief(_StrictContent):
     """A short text, with the entities it names."""
 
     title: Annotated[str, pydantic.Field(min_length=1, max_length=TITLE_CHARS_MAX)]
@@ -92,7 +92,7 @@ class Brief(_Strict):
         return self
 
 
-class Severity(StrEnum):
+class IssueSeverity(StrEnum):
     """How bad an issue of a draft is."""
 
     INFO = "info"
@@ -100,15 +100,15 @@ class Severity(StrEnum):
     ERROR = "error"
 
 
-class Issue(_Strict):
+class Issue(_StrictContent):
     """What is wrong with a field of a draft."""
 
     field: Annotated[str, pydantic.Field(min_length=1, max_length=REF_CHARS_MAX)]
-    severity: Severity
+    severity: IssueSeverity
     message: Line
 
 
-class EntityMatch(_Strict):
+class EntityMatch(_StrictContent):
     """A text of the draft that names a known entity."""
 
     text: Annotated[str, pydantic.Field(min_length=1, max_length=LINE_CHARS_MAX)]
@@ -116,7 +116,7 @@ class EntityMatch(_Strict):
     confidence: Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
 
 
-class PreprocessedProposal(_Strict):
+class PreprocessedProposal(_StrictContent):
     """A draft as it came, the same draft enriched, and what was found."""
 
     original: Annotated[dict[str, Any], pydantic.Field(max_length=DRAFT_FIELDS_MAX)]
@@ -125,7 +125,7 @@ class PreprocessedProposal(_Strict):
     entity_matches: Annotated[tuple[EntityMatch, ...], pydantic.Field(max_length=ITEMS_MAX)]
 
 
-class ArtifactSource(_Strict):
+class ArtifactSource(_StrictContent):
     """Where something comes from, in the source's own words (ART-6)."""
 
     ref: Ref
@@ -141,7 +141,7 @@ MODELS: Mapping[ArtifactType, type[pydantic.BaseModel]] = MappingProxyType(
 )
 
 
-class Draft(_Strict):
+class ArtifactDraft(_StrictContent):
     """What the NLM backend makes of an answer: all of an artifact that is not the registry's."""
 
     type: ArtifactType
@@ -153,7 +153,7 @@ class Draft(_Strict):
     sources: Annotated[tuple[ArtifactSource, ...], pydantic.Field(max_length=ITEMS_MAX)] = ()
 
 
-def checked(type_: ArtifactType, content: Mapping[str, Any], refs: frozenset[str]) -> dict[str, Any]:
+def checked_content(type_: ArtifactType, content: Mapping[str, Any], refs: frozenset[str]) -> dict[str, Any]:
     """The content as it is stored; raises ContentInvalid. A section may name only refs that the artifact's sources have."""
     try:
         made = MODELS[type_].model_validate(dict(content))

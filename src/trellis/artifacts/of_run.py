@@ -3,7 +3,7 @@
 A queue job may be submitted for a run of its agent, and a requeued one gets a new run (D20); its artifact says which run it was made for.
 """
 
-from trellis.artifacts.rows import FINALIZED, Row
+from trellis.artifacts.rows import FINALIZED, ArtifactRow
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter
@@ -25,7 +25,7 @@ async def artifacts_of_run(ledger: Ledger, run_id: str, agent_slug: str) -> list
     while looked < JOBS_MAX:
         page = await ledger.jobs(where, limit=PAGE, cursor=cursor)
         ended_since = [job for job in page.jobs if job.updated_at >= run.created_at]
-        found += [made for job in ended_since if (made := await _made_for(ledger, job, run_id)) is not None]
+        found += [made for job in ended_since if (made := await _artifact_made_for(ledger, job, run_id)) is not None]
         looked, cursor = looked + len(page.jobs), page.cursor
         if cursor is None or not ended_since:
             break
@@ -36,12 +36,12 @@ def _completed(agent_slug: str) -> JobFilter:
     return JobFilter(lifecycle=QUEUE_JOB.name, state=COMPLETE, concurrency_key=f"{QUEUE_JOB.name}:{agent_slug}")
 
 
-async def _made_for(ledger: Ledger, job: Job, run_id: str) -> str | None:
+async def _artifact_made_for(ledger: Ledger, job: Job, run_id: str) -> str | None:
     """The final artifact of a job, if it was made for this run."""
     where = JobFilter(lifecycle=ARTIFACT.name, state=FINALIZED, parent_id=job.job_id)
     for listed in (await ledger.jobs(where, limit=PAGE)).jobs:
         whole = await ledger.job(listed.job_id)
-        row = None if whole is None else Row.read(whole)
+        row = None if whole is None else ArtifactRow.read(whole)
         if row is not None and row.run_id == run_id:
             return row.artifact_id
     return None

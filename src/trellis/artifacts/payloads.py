@@ -22,9 +22,9 @@ from typing import Annotated, Any, Literal, Self, cast
 import pydantic
 import pydantic_core
 
-from trellis.artifacts.content import JobType, Severity
+from trellis.artifacts.content import IssueSeverity, JobType
 from trellis.artifacts.snapshot import EntitySlug, SourceRef
-from trellis.artifacts.stored import KEPT, problems_of
+from trellis.artifacts.stored import STORABLE, problems_of
 from trellis.engine.errors import PayloadInvalid
 from trellis.engine.text import is_storable
 from trellis.nlm.provider import SOURCES_MAX, Language
@@ -53,22 +53,22 @@ CHOICES_MAX = 50
 _REPEATS = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
 
-def _said(text: str) -> str:
+def _check_has_word(text: str) -> str:
     if not any(letter.isalnum() for letter in text):
         raise ValueError("write at least one word")
     return text
 
 
-SAID = pydantic.AfterValidator(_said)
-Topic = Annotated[str, pydantic.Field(max_length=TOPIC_CHARS_MAX), KEPT, SAID]
-FieldName = Annotated[str, pydantic.Field(min_length=1, max_length=FIELD_CHARS_MAX), KEPT]
+HAS_WORD = pydantic.AfterValidator(_check_has_word)
+Topic = Annotated[str, pydantic.Field(max_length=TOPIC_CHARS_MAX), STORABLE, HAS_WORD]
+FieldName = Annotated[str, pydantic.Field(min_length=1, max_length=FIELD_CHARS_MAX), STORABLE]
 
 
-class _Strict(pydantic.BaseModel):
+class _StrictPayload(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Constraints(_Strict):
+class ResearchConstraints(_StrictPayload):
     """What a research brief has to keep to. Without a language it speaks the query's."""
 
     language: Language | None = None
@@ -79,28 +79,28 @@ class Constraints(_Strict):
     """What it must not quote: sentences that hold all words of one of these."""
 
 
-class ResearchPayload(_Strict):
+class ResearchPayload(_StrictPayload):
     """A question to the agent's sources, or to some of them."""
 
-    query: Annotated[str, pydantic.Field(max_length=QUERY_CHARS_MAX), KEPT, SAID]
+    query: Annotated[str, pydantic.Field(max_length=QUERY_CHARS_MAX), STORABLE, HAS_WORD]
     sources: Annotated[tuple[SourceRef, ...], pydantic.Field(max_length=SOURCES_MAX)] = ()
     """Refs. None means all the agent has."""
-    constraints: Constraints = Constraints()
+    constraints: ResearchConstraints = ResearchConstraints()
 
 
-class StyleGuide(_Strict):
+class StyleGuide(_StrictPayload):
     """How a brief is written: never longer than `words`, and without the words in `avoid`."""
 
     words: Annotated[int, pydantic.Field(ge=WORDS_MIN, le=WORDS_MAX)] = WORDS_DEFAULT
     language: Language | None = None
-    title: Annotated[str, pydantic.Field(max_length=TOPIC_CHARS_MAX), KEPT, SAID] | None = None
+    title: Annotated[str, pydantic.Field(max_length=TOPIC_CHARS_MAX), STORABLE, HAS_WORD] | None = None
     avoid: Annotated[tuple[Topic, ...], pydantic.Field(max_length=TOPICS_MAX)] = ()
 
 
-class BriefPayload(_Strict):
+class BriefPayload(_StrictPayload):
     """What somebody has in mind, and which entities it is about; those that the vision names are meant as well."""
 
-    vision_text: Annotated[str, pydantic.Field(max_length=VISION_CHARS_MAX), KEPT, SAID]
+    vision_text: Annotated[str, pydantic.Field(max_length=VISION_CHARS_MAX), STORABLE, HAS_WORD]
     entity_refs: Annotated[tuple[EntitySlug, ...], pydantic.Field(max_length=ENTITY_REFS_MAX)]
     style_guide: StyleGuide = StyleGuide()
 
@@ -113,29 +113,29 @@ class ResolvesTo(StrEnum):
     ANY = "any"
 
 
-class _Rule(_Strict):
+class _ValidationRuleBase(_StrictPayload):
     field: FieldName
-    severity: Severity = Severity.ERROR
+    severity: IssueSeverity = IssueSeverity.ERROR
 
 
-class RequiredRule(_Rule):
+class RequiredRule(_ValidationRuleBase):
     """The field is there and says something."""
 
     rule: Literal["required"]
 
 
-class MaxCharsRule(_Rule):
+class MaxCharsRule(_ValidationRuleBase):
     """The field has at most so many characters."""
 
     rule: Literal["max_chars"]
     value: Annotated[int, pydantic.Field(ge=1, le=DRAFT_BYTES_MAX)]
 
 
-class MatchesRule(_Rule):
+class MatchesRule(_ValidationRuleBase):
     """The pattern stands somewhere in the field."""
 
     rule: Literal["matches"]
-    value: Annotated[str, pydantic.Field(min_length=1, max_length=PATTERN_CHARS_MAX), KEPT]
+    value: Annotated[str, pydantic.Field(min_length=1, max_length=PATTERN_CHARS_MAX), STORABLE]
 
     @pydantic.field_validator("value")
     @classmethod
@@ -150,33 +150,33 @@ class MatchesRule(_Rule):
         return value
 
 
-class OneOfRule(_Rule):
+class OneOfRule(_ValidationRuleBase):
     """The field is one of the values."""
 
     rule: Literal["one_of"]
     value: Annotated[
-        tuple[Annotated[str, pydantic.Field(max_length=TOPIC_CHARS_MAX), KEPT] | bool | int | float, ...],
+        tuple[Annotated[str, pydantic.Field(max_length=TOPIC_CHARS_MAX), STORABLE] | bool | int | float, ...],
         pydantic.Field(min_length=1, max_length=CHOICES_MAX),
     ]
 
 
-class ResolvesRule(_Rule):
+class ResolvesRule(_ValidationRuleBase):
     """The field names a source or an entity of the snapshot."""
 
     rule: Literal["resolves"]
     value: ResolvesTo = ResolvesTo.ANY
 
 
-Rule = Annotated[
+ValidationRule = Annotated[
     RequiredRule | MaxCharsRule | MatchesRule | OneOfRule | ResolvesRule, pydantic.Field(discriminator="rule")
 ]
 
 
-class PreprocessPayload(_Strict):
+class PreprocessPayload(_StrictPayload):
     """A draft of a proposal, plain or as proposals are published, and what has to be true of it."""
 
     proposal_draft: Annotated[dict[FieldName, Any], pydantic.Field(min_length=1, max_length=DRAFT_FIELDS_MAX)]
-    validation_rules: Annotated[tuple[Rule, ...], pydantic.Field(max_length=RULES_MAX)] = ()
+    validation_rules: Annotated[tuple[ValidationRule, ...], pydantic.Field(max_length=RULES_MAX)] = ()
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Self:
@@ -191,9 +191,9 @@ class PreprocessPayload(_Strict):
         return self
 
 
-Payload = ResearchPayload | BriefPayload | PreprocessPayload
+QueuePayload = ResearchPayload | BriefPayload | PreprocessPayload
 
-PAYLOADS: Mapping[JobType, type[Payload]] = MappingProxyType(
+PAYLOAD_MODELS: Mapping[JobType, type[QueuePayload]] = MappingProxyType(
     {
         JobType.RESEARCH: ResearchPayload,
         JobType.BRIEF: BriefPayload,
@@ -229,7 +229,7 @@ EXAMPLES: Mapping[JobType, Mapping[str, Any]] = MappingProxyType(
 """One that works on the demonstration garden, for those who ask how."""
 
 
-def read_payload(job_type: JobType, payload: Mapping[str, Any]) -> Payload:
+def read_payload(job_type: JobType, payload: Mapping[str, Any]) -> QueuePayload:
     """The payload as its type says; raises PayloadInvalid, an InputError."""
     try:
         body = json.dumps(dict(payload), ensure_ascii=False, allow_nan=False).encode()
@@ -239,7 +239,7 @@ def read_payload(job_type: JobType, payload: Mapping[str, Any]) -> Payload:
         detail = f"it has {len(body)} bytes and the limit is {PAYLOAD_BYTES_MAX}."
         raise PayloadInvalid(type=job_type.value, detail=detail)
     try:
-        return PAYLOADS[job_type].model_validate_json(body)
+        return PAYLOAD_MODELS[job_type].model_validate_json(body)
     except pydantic.ValidationError as error:
         raise PayloadInvalid(type=job_type.value, detail=f"{problems_of(error)}.") from None
 
@@ -250,7 +250,7 @@ def pattern(value: str) -> pydantic.TypeAdapter[str]:
     return pydantic.TypeAdapter(Annotated[str, pydantic.StringConstraints(pattern=value)])
 
 
-def _inside(value: object) -> list[object]:
+def _children(value: object) -> list[object]:
     """What a table or a list holds."""
     if isinstance(value, dict):
         return list(cast("dict[str, object]", value).values())
@@ -259,13 +259,13 @@ def _inside(value: object) -> list[object]:
 
 def _depth(value: object) -> int:
     """How many levels of lists and tables a value has. The parser bounds it before this does."""
-    inside = _inside(value)
+    inside = _children(value)
     return 1 + max(map(_depth, inside)) if inside else 0
 
 
 def _texts(value: object) -> Iterator[str]:
     """Every text in a value, the names of fields included."""
-    inside = _inside(value)
+    inside = _children(value)
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

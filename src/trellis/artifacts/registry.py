@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from trellis.artifacts import keys
-from trellis.artifacts.content import YIELDS, ArtifactType, Draft, JobType, checked
+from trellis.artifacts.content import ARTIFACT_TYPE_OF_JOB_TYPE, ArtifactDraft, ArtifactType, JobType, checked_content
 from trellis.artifacts.errors import (
     ArtifactFinal,
     ArtifactGone,
@@ -29,7 +29,7 @@ from trellis.artifacts.errors import (
     TooYoung,
     TypeNotYielded,
 )
-from trellis.artifacts.rows import FINALIZED, REMOVED, STAGED, Making, Row
+from trellis.artifacts.rows import FINALIZED, REMOVED, STAGED, ArtifactRow, NewArtifact
 from trellis.engine import tracing
 from trellis.engine.errors import LeaseConflictError
 from trellis.engine.jobs import Actor, Epoch, JobId, Mismatch, Move, Moved, NewJob, RequestId
@@ -39,7 +39,7 @@ from trellis.engine.records import IdempotencyKey, Job, JobFilter
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.storage.documents import timestamp
-from trellis.storage.objects import CREATE, ObjectStore, Stored
+from trellis.storage.objects import CREATE, ObjectStore, PutStored
 
 SCOPE = "artifacts"
 STAGED_IN = "NOTEBOOKLM_CALL"
@@ -51,41 +51,41 @@ OF_JOB_MAX = 100
 CLEANUP_MAX = 1_000
 CLEANUP_PAGE = 500
 FINALIZED_EVENT = "artifact.finalized"
-CALLED = "job_nlm_called"
+NLM_CALLED_EVENT = "job_nlm_called"
 """The event of a job that says which run its attempt belongs to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Staged:
+class StagedArtifact:
     """What a stage came to; `created` is false when the artifact was there."""
 
     artifact_id: JobId
     sha256: str
     size: int
     created: bool
-    row: Row
+    row: ArtifactRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtifactPage:
     """Finalized artifacts, newest first; `cursor` asks for the next page, None at the end."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ArtifactRow, ...]
     cursor: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CleanedUp:
+class CleanupReport:
     """What a cleanup removed, or would remove; `more` says that another one would find more."""
 
     older_than_days: int
     dry_run: bool
-    rows: tuple[Row, ...]
+    rows: tuple[ArtifactRow, ...]
     more: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Artifacts:
+class ArtifactRegistry:
     """The registry of one project, over the ledger and the object store."""
 
     ledger: Ledger
@@ -98,14 +98,14 @@ class Artifacts:
 
     # --- staging -----------------------------------------------------------------------------------------------------
 
-    async def stage(self, actor: Actor, draft: Draft, *, job: Job, epoch: int | None = None) -> Staged:
+    async def stage(self, actor: Actor, draft: ArtifactDraft, *, job: Job, epoch: int | None = None) -> StagedArtifact:
         """Keep the artifact of a job's present attempt, which no reader sees before the job is complete; once for each attempt.
 
         What is there already for the job is the answer (ART-4): staged, whatever the draft says; finalized, if the draft says the same.
         Raises NotAllowed, ContentInvalid, ArtifactTooLarge, TypeNotYielded, NothingExpected, ArtifactGone, ArtifactFinal, LeaseConflictError.
         """
         permit_actor(actor, "artifacts.write")
-        making, fingerprint = await asyncio.to_thread(_making, draft, job, job.epoch if epoch is None else epoch)
+        making, fingerprint = await asyncio.to_thread(_new_artifact, draft, job, job.epoch if epoch is None else epoch)
         making = await self._of_run(making, job)
         final = await self.of_job(job.job_id, state=FINALIZED)
         if final:
@@ -114,7 +114,7 @@ class Artifacts:
             raise LeaseConflictError(job_id=job.job_id, epoch=making.epoch)
         attempt = keys.stage_key(job.job_id, timestamp(job.created_at), making.epoch)
         key = IdempotencyKey(scope=SCOPE, key=attempt, fingerprint=fingerprint)
-        there = await self.ledger.answered(key.scope, key.key, key.fingerprint)
+        there = await self.ledger.find_by_idempotency_key(key.scope, key.key, key.fingerprint)
         if there is not None:
             return await self._again(actor, there.job_id, making)
         if job.state != STAGED_IN:
@@ -140,21 +140,23 @@ class Artifacts:
         row = await self._found(artifact_id)
         await self._put(row, body)
         await self._refuse_overtaken(actor, row)
-        return _staged(row, created=True)
+        return _staged_answer(row, created=True)
 
-    async def _unchanged(self, row: Row, making: Making) -> Staged:
+    async def _unchanged(self, row: ArtifactRow, making: NewArtifact) -> StagedArtifact:
         """The finalized artifact, to whoever brings its content again (ART-3); raises ArtifactFinal."""
         if not row.is_of(await asyncio.to_thread(making.body, row.artifact_id, row.created_at)):
             raise ArtifactFinal(job_id=row.job_id, artifact=row.artifact_id)
-        return _staged(row, created=False)
+        return _staged_answer(row, created=False)
 
-    async def _of_run(self, making: Making, job: Job) -> Making:
+    async def _of_run(self, making: NewArtifact, job: Job) -> NewArtifact:
         """With the run that the job belongs to now: one that was requeued may have another than it was submitted for (D20)."""
         events = await self.ledger.events(job.job_id) if job.generation else []
-        told = [json.loads(event.data).get("run_id") for event in events if event.type == CALLED and event.data]
+        told = [
+            json.loads(event.data).get("run_id") for event in events if event.type == NLM_CALLED_EVENT and event.data
+        ]
         return replace(making, run_id=next((run for run in reversed(told) if run), making.run_id))
 
-    async def _again(self, actor: Actor, artifact_id: JobId, making: Making) -> Staged:
+    async def _again(self, actor: Actor, artifact_id: JobId, making: NewArtifact) -> StagedArtifact:
         """The artifact that this attempt has already, with its blob, and without older ones; raises ArtifactGone."""
         row = await self._found(artifact_id)
         if row.state == STAGED:
@@ -163,27 +165,27 @@ class Artifacts:
             if row.is_of(body):
                 await self._put(row, body)
             elif await self.staged_bytes(row.artifact_id) is None:
-                raise _gone(row, "it was begun with other content, and its bytes never came")
+                raise _artifact_gone(row, "it was begun with other content, and its bytes never came")
         elif row.state == FINALIZED:
             return await self._unchanged(row, making)
         else:
-            raise _gone(row, f"it is {row.state}")
-        return _staged(row, created=False)
+            raise _artifact_gone(row, f"it is {row.state}")
+        return _staged_answer(row, created=False)
 
-    async def _put(self, row: Row, body: bytes) -> None:
-        if isinstance(await self.objects.put(row.staged_key, body, when=CREATE), Stored):
+    async def _put(self, row: ArtifactRow, body: bytes) -> None:
+        if isinstance(await self.objects.put(row.staged_key, body, when=CREATE), PutStored):
             return
         there = await self.objects.get(row.staged_key)
         # What is not there any more was published and collected meanwhile; what differs was put there by somebody else.
         if there is not None and not row.is_of(there.body):
             raise ArtifactLost(artifact=row.artifact_id, key=row.staged_key)
 
-    async def _discard_older(self, actor: Actor, making: Making) -> None:
+    async def _discard_older(self, actor: Actor, making: NewArtifact) -> None:
         for row in await self.of_job(making.job_id, state=STAGED):
             if row.epoch < making.epoch:
                 await self.discard(actor, row.artifact_id, cause=f"epoch {making.epoch} took over")
 
-    async def _refuse_overtaken(self, actor: Actor, row: Row) -> None:
+    async def _refuse_overtaken(self, actor: Actor, row: ArtifactRow) -> None:
         """Nobody waits for what was staged while the job went to another attempt; raises LeaseConflictError."""
         job = await self.ledger.job(row.job_id)
         if job is None or job.epoch != row.epoch:
@@ -195,7 +197,7 @@ class Artifacts:
         move = Move(job_id=artifact_id, target="discarded", request_id=RequestId(f"discard:{artifact_id}"), cause=cause)
         return isinstance(await self.ledger.move(actor, move), Moved)
 
-    async def give_up(self, actor: Actor, artifact_id: str, *, cause: str) -> Row:
+    async def give_up(self, actor: Actor, artifact_id: str, *, cause: str) -> ArtifactRow:
         """Discard a staged artifact that its job does not wait for any more: an operator's entry in the registry (ART-8).
 
         Its content is not touched. Asked again for the same artifact it answers the same. Raises NotAllowed, ArtifactNotFound, ArtifactKept.
@@ -223,10 +225,10 @@ class Artifacts:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    async def row(self, artifact_id: str) -> Row | None:
+    async def row(self, artifact_id: str) -> ArtifactRow | None:
         """What is registered under this id, in whatever state; None for nothing, and for what is no artifact id."""
         job = await self.ledger.job(JobId(artifact_id)) if keys.is_artifact_id(artifact_id) else None
-        return None if job is None or job.lifecycle != ARTIFACT.name else Row.read(job)
+        return None if job is None or job.lifecycle != ARTIFACT.name else ArtifactRow.read(job)
 
     async def read(self, artifact_id: str) -> dict[str, Any] | None:
         """The document of schema 3.1; None when there is no finalized artifact of this id. Raises ArtifactLost."""
@@ -236,11 +238,11 @@ class Artifacts:
         told = await asyncio.to_thread(json.loads, await stored_bytes(self.ledger, self.objects, row))
         return {**self.fields(row), "content": told["content"], "sources": told["sources"]}
 
-    def fields(self, row: Row) -> dict[str, Any]:
+    def fields(self, row: ArtifactRow) -> dict[str, Any]:
         """What listings tell of an artifact."""
         return row.fields(self.objects.url)
 
-    async def of_job(self, job_id: JobId, *, state: str | None = None) -> tuple[Row, ...]:
+    async def of_job(self, job_id: JobId, *, state: str | None = None) -> tuple[ArtifactRow, ...]:
         """The artifacts of a queue job, newest first: one for each attempt that staged, at most OF_JOB_MAX of them.
 
         Those of a job that had the same id before are not meant: they outlive it, and retention lets an id come again.
@@ -274,7 +276,7 @@ class Artifacts:
 
     async def cleanup(
         self, actor: Actor, *, older_than_days: int | None = None, limit: int = CLEANUP_MAX, dry_run: bool = False
-    ) -> CleanedUp:
+    ) -> CleanupReport:
         """Remove artifacts that were finalized so many days ago, the oldest first; each is one audited event. Raises TooYoung, NotAllowed.
 
         No reader finds them any more; their bytes go when the projector has recorded that.
@@ -284,14 +286,14 @@ class Artifacts:
         if days < self.keep_days:
             raise TooYoung(days=self.keep_days, asked=days)
         before = await self.ledger.now() - timedelta(days=days)
-        oldest, taken = await self._finalized_before(before, limit + 1), list[Row]()
+        oldest, taken = await self._finalized_before(before, limit + 1), list[ArtifactRow]()
         for job in oldest[:limit]:
             row = await self.row(job.job_id)
             if row is None or row.state != FINALIZED:
                 continue
             if dry_run or await self._remove(actor, row, days):
                 taken.append(row if dry_run else replace(row, state=REMOVED))
-        return CleanedUp(older_than_days=days, dry_run=dry_run, rows=tuple(taken), more=len(oldest) > limit)
+        return CleanupReport(older_than_days=days, dry_run=dry_run, rows=tuple(taken), more=len(oldest) > limit)
 
     async def _finalized_before(self, before: datetime, count: int) -> list[Job]:
         """Artifacts that are finalized now and were so before that moment, those made first first, at most so many.
@@ -306,7 +308,7 @@ class Artifacts:
             if cursor is None or len(found) >= count or page.jobs[-1].created_at >= before:
                 return found[:count]
 
-    async def _remove(self, actor: Actor, row: Row, days: int) -> bool:
+    async def _remove(self, actor: Actor, row: ArtifactRow, days: int) -> bool:
         move = Move(
             job_id=row.artifact_id,
             target=REMOVED,
@@ -315,13 +317,13 @@ class Artifacts:
         )
         return isinstance(await self.ledger.move(actor, move), Moved)
 
-    async def _found(self, artifact_id: JobId) -> Row:
+    async def _found(self, artifact_id: JobId) -> ArtifactRow:
         row = await self.row(artifact_id)
         assert row is not None, "the ledger has just named it"
         return row
 
 
-async def stored_bytes(ledger: Ledger, objects: ObjectStore, row: Row) -> bytes:
+async def stored_bytes(ledger: Ledger, objects: ObjectStore, row: ArtifactRow) -> bytes:
     """The bytes of an artifact: published, else staged, else from the journal of its job. Raises ArtifactLost."""
     # Between the first two looks it may have been published and its blob collected: then the third one finds it.
     for key in (row.key, row.staged_key, row.key):
@@ -334,12 +336,12 @@ async def stored_bytes(ledger: Ledger, objects: ObjectStore, row: Row) -> bytes:
     return kept
 
 
-async def take_away(objects: ObjectStore, row: Row) -> int:
+async def delete_bytes(objects: ObjectStore, row: ArtifactRow) -> int:
     """Delete the bytes of an artifact that has ended; how many objects there were."""
     return sum([await objects.delete(key) for key in (row.staged_key, row.key)])
 
 
-def _making(draft: Draft, job: Job, epoch: int) -> tuple[Making, bytes]:
+def _new_artifact(draft: ArtifactDraft, job: Job, epoch: int) -> tuple[NewArtifact, bytes]:
     """What is to be staged, and its fingerprint; raises NothingExpected, TypeNotYielded, ContentInvalid."""
     if job.lifecycle != QUEUE_JOB.name:
         raise NothingExpected(job_id=job.job_id, reason=f"it is a {job.lifecycle}; only a queue-job has an artifact")
@@ -348,17 +350,19 @@ def _making(draft: Draft, job: Job, epoch: int) -> tuple[Making, bytes]:
         job_type, run_id, slug = JobType(told["job_type"]), str(told["run_id"]), str(told["agent_slug"])
     except (KeyError, ValueError, TypeError):
         raise NothingExpected(job_id=job.job_id, reason="its payload is no request for an artifact") from None
-    if draft.type is not YIELDS[job_type]:
-        expected = YIELDS[job_type].value
+    if draft.type is not ARTIFACT_TYPE_OF_JOB_TYPE[job_type]:
+        expected = ARTIFACT_TYPE_OF_JOB_TYPE[job_type].value
         raise TypeNotYielded(job_id=job.job_id, job_type=job_type.value, expected=expected, type=draft.type.value)
-    content = checked(draft.type, draft.content, frozenset(source.ref for source in draft.sources))
-    made = Making(job_id=job.job_id, epoch=Epoch(epoch), run_id=run_id, agent_slug=slug, draft=draft, content=content)
+    content = checked_content(draft.type, draft.content, frozenset(source.ref for source in draft.sources))
+    made = NewArtifact(
+        job_id=job.job_id, epoch=Epoch(epoch), run_id=run_id, agent_slug=slug, draft=draft, content=content
+    )
     return made, made.fingerprint()
 
 
-def _staged(row: Row, *, created: bool) -> Staged:
-    return Staged(artifact_id=row.artifact_id, sha256=row.sha256, size=row.size, created=created, row=row)
+def _staged_answer(row: ArtifactRow, *, created: bool) -> StagedArtifact:
+    return StagedArtifact(artifact_id=row.artifact_id, sha256=row.sha256, size=row.size, created=created, row=row)
 
 
-def _gone(row: Row, reason: str) -> ArtifactGone:
+def _artifact_gone(row: ArtifactRow, reason: str) -> ArtifactGone:
     return ArtifactGone(artifact=row.artifact_id, job_id=row.job_id, epoch=row.epoch, reason=reason)

@@ -13,7 +13,7 @@ from typing import Any
 import pydantic
 
 from trellis.artifacts import keys
-from trellis.artifacts.content import ArtifactType, Draft
+from trellis.artifacts.content import ArtifactDraft, ArtifactType
 from trellis.artifacts.errors import ArtifactIdInvalid, ArtifactTooLarge
 from trellis.engine.jobs import Epoch, JobId
 from trellis.engine.records import Job
@@ -22,7 +22,7 @@ from trellis.storage.address import object_url
 from trellis.storage.documents import encode, sha256, timestamp
 
 STAGED, FINALIZED, DISCARDED, REMOVED = (state.name for state in ARTIFACT.states)
-ENDED = frozenset({DISCARDED, REMOVED})
+ENDED_STATES = frozenset({DISCARDED, REMOVED})
 """From which no artifact comes back."""
 STORED_BYTES_MAX = 16 * 1024 * 1024
 """Of an artifact as it is stored: the largest body that a gateway takes, written out with room."""
@@ -49,7 +49,7 @@ class _Payload(pydantic.BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class ArtifactRow:
     """One artifact as the registry has it."""
 
     artifact_id: JobId
@@ -69,12 +69,12 @@ class Row:
     """When it came into its state: of a finalized one, when its job was complete."""
 
     @classmethod
-    def read(cls, job: Job) -> "Row | None":
+    def read(cls, job: Job) -> "ArtifactRow | None":
         """From the artifact's job; None for a job that is none of ours."""
-        return cls.told(job.job_id, job.payload or b"", job.state, job.updated_at)
+        return cls.of_payload(job.job_id, job.payload or b"", job.state, job.updated_at)
 
     @classmethod
-    def told(cls, artifact_id: JobId, payload: bytes, state: str, changed_at: datetime) -> "Row | None":
+    def of_payload(cls, artifact_id: JobId, payload: bytes, state: str, changed_at: datetime) -> "ArtifactRow | None":
         """From what was recorded of it; None when the registry did not make it: then it has no bytes anywhere."""
         try:
             told = _Payload.model_validate_json(payload)
@@ -117,14 +117,14 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Making:
+class NewArtifact:
     """An artifact that is to be staged: everything that its bytes are made of."""
 
     job_id: JobId
     epoch: Epoch
     run_id: str
     agent_slug: str
-    draft: Draft
+    draft: ArtifactDraft
     content: Mapping[str, Any]
     """The draft's, checked."""
 

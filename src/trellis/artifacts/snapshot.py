@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Self
 import pydantic
 
 from trellis.artifacts.content import REF_CHARS_MAX, TITLE_CHARS_MAX, Slug
-from trellis.artifacts.stored import KEPT, StoredInvalid, StoredModel
-from trellis.nlm.provider import CORPUS_CHARS_MAX, SOURCE_CHARS_MAX, SOURCES_MAX, Source
+from trellis.artifacts.stored import STORABLE, StoredInvalid, StoredModel
+from trellis.nlm.provider import CORPUS_CHARS_MAX, SOURCE_CHARS_MAX, SOURCES_MAX, NlmSource
 
 SNAPSHOT_BYTES_MAX = 8 * 1024 * 1024
 MEMORY_FILES_MAX = 20
@@ -20,52 +20,52 @@ ALIASES_MAX = 20
 NAME_CHARS_MAX = 200
 
 
-def _named(ref: str) -> str:
+def _check_printable(ref: str) -> str:
     if not ref.strip() or not ref.isprintable():
         raise ValueError("a ref is printable text")
     return ref
 
 
 SourceRef = Annotated[
-    str, pydantic.Field(min_length=1, max_length=REF_CHARS_MAX), KEPT, pydantic.AfterValidator(_named)
+    str, pydantic.Field(min_length=1, max_length=REF_CHARS_MAX), STORABLE, pydantic.AfterValidator(_check_printable)
 ]
-EntitySlug = Annotated[Slug, pydantic.AfterValidator(_named)]
-Name = Annotated[str, pydantic.Field(min_length=1, max_length=NAME_CHARS_MAX), KEPT]
+EntitySlug = Annotated[Slug, pydantic.AfterValidator(_check_printable)]
+EntityName = Annotated[str, pydantic.Field(min_length=1, max_length=NAME_CHARS_MAX), STORABLE]
 
 
-class _Part(pydantic.BaseModel):
+class _SnapshotPart(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class MemoryFile(_Part):
+class MemoryFile(_SnapshotPart):
     """One file of the agent's memory, such as `memory/open_loops.md`."""
 
     ref: SourceRef
-    text: Annotated[str, pydantic.Field(max_length=MEMORY_CHARS_MAX), KEPT]
+    text: Annotated[str, pydantic.Field(max_length=MEMORY_CHARS_MAX), STORABLE]
 
 
-class Memory(_Part):
+class MemorySnapshot(_SnapshotPart):
     """What the agent remembers, at one version of its memory; None when it has none yet."""
 
-    version: Annotated[str, pydantic.Field(max_length=100), KEPT] | None = None
+    version: Annotated[str, pydantic.Field(max_length=100), STORABLE] | None = None
     files: Annotated[tuple[MemoryFile, ...], pydantic.Field(max_length=MEMORY_FILES_MAX)] = ()
 
 
-class Entity(_Part):
+class SnapshotEntity(_SnapshotPart):
     """A thing that is meant. Of an unknown one the slug is all there is, and stands for the name; `ref` is the text about it."""
 
     slug: EntitySlug
-    name: Name
-    aliases: Annotated[tuple[Name, ...], pydantic.Field(max_length=ALIASES_MAX)] = ()
+    name: EntityName
+    aliases: Annotated[tuple[EntityName, ...], pydantic.Field(max_length=ALIASES_MAX)] = ()
     ref: SourceRef | None = None
 
 
-class SourceText(_Part):
+class SourceText(_SnapshotPart):
     """A text that may be cited."""
 
     ref: SourceRef
-    text: Annotated[str, pydantic.Field(max_length=SOURCE_CHARS_MAX), KEPT]
-    title: Annotated[str, pydantic.Field(max_length=TITLE_CHARS_MAX), KEPT] | None = None
+    text: Annotated[str, pydantic.Field(max_length=SOURCE_CHARS_MAX), STORABLE]
+    title: Annotated[str, pydantic.Field(max_length=TITLE_CHARS_MAX), STORABLE] | None = None
 
 
 class SnapshotInvalid(StoredInvalid):
@@ -79,11 +79,11 @@ class Snapshot(StoredModel):
     bytes_max: ClassVar[int] = SNAPSHOT_BYTES_MAX
     invalid: ClassVar[type[StoredInvalid]] = SnapshotInvalid
 
-    job_id: Annotated[str, pydantic.Field(min_length=1, max_length=200), KEPT]
+    job_id: Annotated[str, pydantic.Field(min_length=1, max_length=200), STORABLE]
     epoch: Annotated[int, pydantic.Field(ge=0)]
     agent_slug: EntitySlug
-    memory: Memory = Memory()
-    entities: Annotated[tuple[Entity, ...], pydantic.Field(max_length=ENTITIES_MAX)] = ()
+    memory: MemorySnapshot = MemorySnapshot()
+    entities: Annotated[tuple[SnapshotEntity, ...], pydantic.Field(max_length=ENTITIES_MAX)] = ()
     sources: Annotated[tuple[SourceText, ...], pydantic.Field(max_length=SOURCES_MAX)] = ()
 
     @pydantic.model_validator(mode="after")
@@ -98,6 +98,6 @@ class Snapshot(StoredModel):
             raise ValueError(f"the sources together have more than {CORPUS_CHARS_MAX} characters")
         return self
 
-    def corpus(self) -> tuple[Source, ...]:
+    def corpus(self) -> tuple[NlmSource, ...]:
         """The sources as a provider takes them."""
-        return tuple(Source(source.ref, source.text) for source in self.sources)
+        return tuple(NlmSource(source.ref, source.text) for source in self.sources)

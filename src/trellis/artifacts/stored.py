@@ -15,23 +15,23 @@ from trellis.storage.documents import encode
 PROBLEMS_MAX = 5
 
 
-def _kept(text: str) -> str:
+def _check_storable(text: str) -> str:
     if not is_storable(text):
         raise ValueError("it holds a zero byte or half a surrogate pair, which is no text")
     return text
 
 
-KEPT = pydantic.AfterValidator(_kept)
+STORABLE = pydantic.AfterValidator(_check_storable)
 """Text that every ledger keeps as it is. It comes after bounds, so that those speak of characters."""
 
 
 def problems_of(error: pydantic.ValidationError) -> str:
     """What does not fit, in one line, without the values."""
     found = error.errors(include_url=False, include_input=False, include_context=False)[:PROBLEMS_MAX]
-    return "; ".join(f"{'/'.join(map(str, one['loc'])) or 'all of it'}: {_said(one['msg'])}" for one in found)
+    return "; ".join(f"{'/'.join(map(str, one['loc'])) or 'all of it'}: {_plain_message(one['msg'])}" for one in found)
 
 
-def _said(message: str) -> str:
+def _plain_message(message: str) -> str:
     return message.removeprefix("Value error, ")
 
 

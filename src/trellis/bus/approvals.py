@@ -13,17 +13,17 @@ from functools import partial
 from typing import Any, cast
 
 from trellis.bus.documents import data_of, decision_of
-from trellis.bus.errors import RequestInvalid
+from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.pointers import digest_in
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety.errors import NotHeld, PolicyDiffers
-from trellis.bus.scheduling.approved import HOLD_S, bindings
-from trellis.bus.scheduling.orders import work_of
+from trellis.bus.scheduling.approved import HOLD_S, approval_bindings
+from trellis.bus.scheduling.orders import request_within_policy
 from trellis.bus.topics import HELD_ACTION
 from trellis.engine.errors import JobNotFound, NotAllowed
 from trellis.engine.jobs import Actor, JobId, Move, Moved, RequestId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event, Job, JobFilter, JobPage, Place
+from trellis.engine.records import Event, Job, JobFilter, JobPage, JobPlace
 from trellis.engine.text import storable
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -36,12 +36,12 @@ INBOX_PREFIX = "approval-"
 AGENT = "bus"
 """What stands where a proposal has its agent."""
 CAUSE_CHARS_MAX = 200
-SCAN = 200
+SCAN_PAGE = 200
 ROUNDS_MAX = 50
 """How many times so many jobs one page of held ones looks at."""
-RESTING = JobFilter(lifecycle=BUS_JOB.name, state="SCHEDULED", place=Place.RESTING)
-NOT_OUT = JobFilter(lifecycle=BUS_JOB.name, state="SCHEDULED")
-OVER = "over:"
+SCHEDULED_JOBS = JobFilter(lifecycle=BUS_JOB.name, state="SCHEDULED", place=JobPlace.SCHEDULED)
+UNDISPATCHED_JOBS = JobFilter(lifecycle=BUS_JOB.name, state="SCHEDULED")
+EXPIRED_HOLDS_CURSOR = "over:"
 """Where a cursor goes on among jobs whose hold is over: they are ready or wait for their tenant, and are older than a hold lasts."""
 
 PEOPLE = frozenset({Role.OWNER, Role.CONTROL_PLANE})
@@ -49,7 +49,7 @@ _DECIDED = frozenset({"job_held", "job_approved", "job_denied"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
+class HeldForApproval:
     """A job that waits for a person, and the event that says so."""
 
     job: Job
@@ -62,19 +62,19 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeldPage:
+class ApprovalPage:
     """Held jobs, newest first; `cursor` asks on."""
 
     items: tuple[tuple[Job, Sequence[Event]], ...]
     cursor: str | None
 
 
-def held_now(job: Job, events: Sequence[Event]) -> Held | None:
+def current_hold(job: Job, events: Sequence[Event]) -> HeldForApproval | None:
     """The hold that a decision would be about; None when the job waits for nobody."""
     last = events[-1] if events else None
     if job.state != "SCHEDULED" or last is None or last.type != "job_held" or last.version != job.version:
         return None
-    return Held(job=job, event=last)
+    return HeldForApproval(job=job, event=last)
 
 
 async def decide(
@@ -97,7 +97,7 @@ async def decide(
     note = storable(note.strip()[:NOTE_CHARS_MAX]) if note else None
     if not approve and (note is None or len(note) < NOTE_CHARS_MIN):
         raise NoteTooShort(least=NOTE_CHARS_MIN)
-    job = await found(ledger, job_id)
+    job = await get_bus_job(ledger, job_id)
     hold = await _hold(ledger, job, request_id)
     told = _decision(hold)
     if policy_hash is not None and policy_hash != told.get("policy_hash"):
@@ -105,8 +105,8 @@ async def decide(
     if version is not None and version != hold.version:
         raise NotHeld(job_id=job_id, reason=f"it has version {job.version} and not {version}")
     try:
-        bound = bindings(JobRequest.read(job.payload or b""), told) | {"rule": told.get("rule", "")}
-    except RequestInvalid as error:
+        bound = approval_bindings(JobRequest.read(job.payload or b""), told) | {"rule": told.get("rule", "")}
+    except BusRequestInvalid as error:
         raise NotHeld(job_id=job_id, reason=f"its request cannot be read: {error}") from error
     move = Move(
         job_id=job_id,
@@ -123,7 +123,7 @@ async def decide(
     raise NotHeld(job_id=job_id, reason=f"it is {answer.state} now ({answer.reason})")
 
 
-async def found(ledger: Ledger, job_id: JobId) -> Job:
+async def get_bus_job(ledger: Ledger, job_id: JobId) -> Job:
     """The job, if it is one of the bus; raises JobNotFound."""
     job = await ledger.job(job_id)
     if job is None or job.lifecycle != BUS_JOB.name:
@@ -134,17 +134,17 @@ async def found(ledger: Ledger, job_id: JobId) -> Job:
 async def _hold(ledger: Ledger, job: Job, request_id: RequestId) -> Event:
     """What the decision is about: the hold it waits in, or that which this very request has ended before. Raises NotHeld."""
     events = await ledger.events(job.job_id)
-    waits = held_now(job, events)
+    waits = current_hold(job, events)
     if waits is not None:
         return waits.event
     made = next((one.event for one in await ledger.recorded(events) if one.request == request_id), None)
     before = next((one for one in events if made is not None and one.version == made.version - 1), None)
     if before is not None and before.type == "job_held":
         return before
-    raise NotHeld(job_id=job.job_id, reason=f"it is {job.state}, and {_last_word(events)}")
+    raise NotHeld(job_id=job.job_id, reason=f"it is {job.state}, and {_last_decision_event(events)}")
 
 
-def _last_word(events: Sequence[Event]) -> str:
+def _last_decision_event(events: Sequence[Event]) -> str:
     decided = [event for event in events if event.type in _DECIDED]
     match decided[-1].type if decided else "":
         case "job_approved":
@@ -160,34 +160,38 @@ def _last_word(events: Sequence[Event]) -> str:
 # --- the inbox -------------------------------------------------------------------------------------------------------
 
 
-async def waiting(ledger: Ledger, *, limit: int, cursor: str | None = None) -> HeldPage:
+async def list_waiting(ledger: Ledger, *, limit: int, cursor: str | None = None) -> ApprovalPage:
     """Jobs that wait for a person, newest first, and then those about which the kernel was not asked again when their hold was over.
 
     Others rest beside them: a page may be short and still have a next one.
     """
     items = list[tuple[Job, Sequence[Event]]]()
     for _ in range(ROUNDS_MAX):
-        page = await _likely(ledger, limit - len(items), cursor)
+        page = await _candidates(ledger, limit - len(items), cursor)
         for listed in page.jobs:
             events = await ledger.events(listed.job_id)
-            job = await ledger.job(listed.job_id) if held_now(listed, events) is not None else None
+            job = await ledger.job(listed.job_id) if current_hold(listed, events) is not None else None
             if job is not None:
                 items.append((job, events))
         cursor = page.cursor
         if cursor is None or len(items) >= limit:
             break
-    return HeldPage(items=tuple(items), cursor=cursor)
+    return ApprovalPage(items=tuple(items), cursor=cursor)
 
 
-async def _likely(ledger: Ledger, room: int, cursor: str | None) -> JobPage:
+async def _candidates(ledger: Ledger, room: int, cursor: str | None) -> JobPage:
     """Jobs that may wait for a person, as far as their rows tell, and no more than there is room for."""
-    if cursor is None or not cursor.startswith(OVER):
-        page = await _scan(partial(ledger.jobs, RESTING, cursor=cursor), _rests_long, room)
-        return JobPage(jobs=page.jobs, cursor=page.cursor or OVER)
+    if cursor is None or not cursor.startswith(EXPIRED_HOLDS_CURSOR):
+        page = await _scan(partial(ledger.jobs, SCHEDULED_JOBS, cursor=cursor), _may_wait_for_person, room)
+        return JobPage(jobs=page.jobs, cursor=page.cursor or EXPIRED_HOLDS_CURSOR)
     before = await ledger.now() - timedelta(seconds=HOLD_S)
-    look = partial(ledger.jobs, NOT_OUT, cursor=cursor.removeprefix(OVER) or None, oldest_first=True)
-    page = await _scan(look, lambda job: _has_rested(job, before), room, goes_on=lambda last: last.created_at < before)
-    return JobPage(jobs=page.jobs, cursor=None if page.cursor is None else f"{OVER}{page.cursor}")
+    look = partial(
+        ledger.jobs, UNDISPATCHED_JOBS, cursor=cursor.removeprefix(EXPIRED_HOLDS_CURSOR) or None, oldest_first=True
+    )
+    page = await _scan(
+        look, lambda job: _may_have_expired_hold(job, before), room, goes_on=lambda last: last.created_at < before
+    )
+    return JobPage(jobs=page.jobs, cursor=None if page.cursor is None else f"{EXPIRED_HOLDS_CURSOR}{page.cursor}")
 
 
 async def _scan(
@@ -196,19 +200,19 @@ async def _scan(
     room: int,
     goes_on: Callable[[Job], bool] = lambda _: True,
 ) -> JobPage:
-    page = await look(limit=SCAN)
+    page = await look(limit=SCAN_PAGE)
     if sum(map(fits, page.jobs)) > room:  # the cursor must not pass one that is not shown
         page = await look(limit=room)
     more = page.cursor is not None and goes_on(page.jobs[-1])
     return JobPage(jobs=tuple(filter(fits, page.jobs)), cursor=page.cursor if more else None)
 
 
-def _rests_long(job: Job) -> bool:
+def _may_wait_for_person(job: Job) -> bool:
     """Whether it may wait for a person: nothing else has a job rest so long. Its events say whether it does."""
     return job.due_at is not None and (job.due_at - job.updated_at).total_seconds() > HOLD_S / 2
 
 
-def _has_rested(job: Job, before: datetime) -> bool:
+def _may_have_expired_hold(job: Job, before: datetime) -> bool:
     """Whether a hold of it may be over: nothing has happened since, and more than that it was accepted and scheduled before."""
     return job.updated_at <= before and job.version > 2
 
@@ -218,7 +222,7 @@ def inbox_id(job_id: str) -> str:
     return f"{INBOX_PREFIX}{job_id}"
 
 
-def job_of(inbox: str) -> JobId | None:
+def job_id_of_inbox_id(inbox: str) -> JobId | None:
     """The job that the inbox calls so; None for a proposal."""
     return JobId(inbox.removeprefix(INBOX_PREFIX)) if inbox.startswith(INBOX_PREFIX) else None
 
@@ -311,8 +315,8 @@ def _decision(hold: Event) -> dict[str, Any]:
 def _order(job: Job, decision: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
         request = JobRequest.read(job.payload or b"")
-        work = work_of(request, decision.get("constraints") or {}, decision.get("redacted"))
-    except RequestInvalid:
+        work = request_within_policy(request, decision.get("constraints") or {}, decision.get("redacted"))
+    except BusRequestInvalid:
         return None  # whoever would hand it out ends it
     return work.model_dump(mode="json", exclude_defaults=True)
 

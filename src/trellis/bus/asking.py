@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trellis.bus.errors import PointerTooLarge, RequestInvalid
-from trellis.bus.pointers import BYTES_MAX, KEPT_S_DEFAULT, Part, Pointers
+from trellis.bus.errors import BusRequestInvalid, PointerTooLarge
+from trellis.bus.pointers import BYTES_MAX, KEPT_S_DEFAULT, PointerPart, Pointers
 from trellis.bus.requests import JobRequest, new_bus_job
-from trellis.bus.room import Room
+from trellis.bus.room import BacklogLimit
 from trellis.bus.topics import Topics
 from trellis.engine import tracing
 from trellis.engine.authority import Principal
@@ -20,17 +20,17 @@ from trellis.engine.errors import PayloadInvalid, PayloadTooLarge
 from trellis.engine.jobs import NewJob
 from trellis.engine.ownership import owner_name, scoped_key, within_tenant
 
-AskedAs = tuple[str, str]
+IdempotencyScopeAndKey = tuple[str, str]
 """The scope and the key under which a caller submits the job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asking:
+class BusSubmitter:
     """What requests are made with, and checked against."""
 
     topics: Topics
     pointers: Pointers
-    room: Room
+    room: BacklogLimit
     new_id: Callable[[], str]
 
     async def job(
@@ -40,7 +40,7 @@ class Asking:
         payload: Any = None,
         principal: Principal,
         correlation_id: str | None = None,
-        asked_as: AskedAs | None = None,
+        asked_as: IdempotencyScopeAndKey | None = None,
     ) -> NewJob:
         """The job that is asked for with these fields of a JobRequest, by this principal; raises an InputError that says what to change.
 
@@ -54,25 +54,25 @@ class Asking:
             made = await self._made(JobRequest.checked(whole), correlation_id, owner)
             return await self._let_in(made, asked_as)
         if whole.get("context_ptr") or whole.get("context_ref"):
-            raise RequestInvalid(detail="payload and context_ptr or context_ref exclude each other; give one")
+            raise BusRequestInvalid(detail="payload and context_ptr or context_ref exclude each other; give one")
         topic = JobRequest.checked(whole).topic
         body, scheme = _body(payload, topic), self.topics.of(topic).context
         try:
-            pointer = self.pointers.pointer_to(body, part=Part.CONTEXT, scheme=scheme)
+            pointer = self.pointers.pointer_to(body, part=PointerPart.CONTEXT, scheme=scheme)
         except PointerTooLarge:
             raise PayloadTooLarge(size=len(body), limit=BYTES_MAX) from None
         made = await self._made(JobRequest.checked(whole | {"context_ptr": pointer}), correlation_id, owner)
         await self._let_in(made, asked_as)
         keep_s = KEPT_S_DEFAULT + (made.deadline_s or 0)
-        await self.pointers.put(body, part=Part.CONTEXT, scheme=scheme, keep_s=keep_s)
+        await self.pointers.put(body, part=PointerPart.CONTEXT, scheme=scheme, keep_s=keep_s)
         return made
 
-    async def _let_in(self, job: NewJob, asked_as: AskedAs | None) -> NewJob:
+    async def _let_in(self, job: NewJob, asked_as: IdempotencyScopeAndKey | None) -> NewJob:
         named = job
         if asked_as is not None and job.idempotency_key is None:
             scope, key = asked_as
             named = replace(job, idempotency_scope=scope, idempotency_key=key)
-        await self.room.take(named, self.topics)
+        await self.room.admit(named, self.topics)
         return job
 
     async def _made(self, request: JobRequest, correlation_id: str | None, owner: str) -> NewJob:

@@ -4,7 +4,7 @@ What holds: nothing is removed that a job in the ledger names, in its request or
 retry, its compensation, a step that goes on with what another one made. And nothing that was written within `keep_s`: who submits writes
 first, and writing the same bytes again makes them young.
 
-A round looks at what is old, reads the whole feed of jobs on topics for names, and sets aside what was not named (`bus-aside/…`). What
+A round looks at what is old, reads the whole feed of jobs on topics for names, and sets aside what was not named (`bus-aside_key_of/…`). What
 lies aside is still found by everybody who follows its pointer, comes back when a later round sees it named, and is removed after `aside_s`.
 So a round may be wrong about a job that was on its way, or about a ledger that is just being rebuilt, and nothing is lost by it. Rounds of
 two processes do each other no harm; one at a time is elected, because reading the feed is work.
@@ -19,18 +19,29 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from trellis.bus.pointers import ASIDE, BYTES_MAX, DIGEST_CHARS, FOLDER, Part, aside, below, is_name
-from trellis.engine.jobs import Actor, Following
+from trellis.bus.pointers import (
+    ASIDE_FOLDER,
+    BYTES_MAX,
+    DIGEST_CHARS,
+    FOLDER,
+    PointerPart,
+    aside_key_of,
+    is_name,
+    object_key_of,
+)
+from trellis.engine.jobs import Actor, Subscription
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.storage.objects import CREATE, ObjectStore
 
-FOLLOWS_AS = "bus-collector"
+SUBSCRIBER_NAME = "bus-collector"
 KEEP_S_DEFAULT = 30 * 24 * 3600.0
 PAUSE_S_MIN = 0.05
-FOLDERS = tuple((f"{folder}/{part}/", folder == ASIDE) for folder in (ASIDE, FOLDER) for part in Part)
-NAMED = re.compile(rb"(?=([0-9a-f]{%d}))" % DIGEST_CHARS)
+FOLDERS = tuple(
+    (f"{folder}/{part}/", folder == ASIDE_FOLDER) for folder in (ASIDE_FOLDER, FOLDER) for part in PointerPart
+)
+DIGEST_IN_BODY = re.compile(rb"(?=([0-9a-f]{%d}))" % DIGEST_CHARS)
 """What is called a name in a request or an event: the digest alone, however the pointer around it is written or escaped."""
 LOOK_BYTES = 16_384
 """Looked through at once."""
@@ -58,7 +69,7 @@ class CollectOptions:
     """Looked for in one round, of what is old and of what lies aside; the next one goes on behind them."""
 
 
-class Phase(StrEnum):
+class CollectionPhase(StrEnum):
     """What a round is at."""
 
     LISTING = "listing"
@@ -67,20 +78,20 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Collected:
+class BusCollectionReport:
     """What one pass did. `phase` None: no round is under way now."""
 
-    phase: Phase | None = None
+    phase: CollectionPhase | None = None
     set_aside: int = 0
     brought_back: int = 0
     removed: int = 0
 
 
 @dataclass(kw_only=True)
-class _Round:
+class _CollectionRound:
     """What is known so far. `old` and `laid` shrink as names are found; `wanted` is what lies aside and is named."""
 
-    phase: Phase = Phase.LISTING
+    phase: CollectionPhase = CollectionPhase.LISTING
     old: set[str] = field(default_factory=set[str])
     laid: set[str] = field(default_factory=set[str])
     wanted: set[str] = field(default_factory=set[str])
@@ -115,50 +126,50 @@ class BusCollector:
     objects: ObjectStore
     options: CollectOptions = field(default_factory=CollectOptions)
     name: str = "bus-collector"
-    _following: Following | None = None
-    _round: _Round | None = None
+    _following: Subscription | None = None
+    _round: _CollectionRound | None = None
     _resume: dict[bool, str | None] = field(default_factory=dict[bool, str | None])
     """Of what lies aside and of what does not, while more rounds have to follow: behind which key they go on; None where all was seen."""
 
-    async def run_once(self) -> Collected:
+    async def run_once(self) -> BusCollectionReport:
         """A part of a round; nothing while another process is at it."""
-        if (self._round is None or self._round.phase is Phase.REMOVING) and not await self._is_ours():
-            return Collected()
-        now = self._round = self._round or _Round(
+        if (self._round is None or self._round.phase is CollectionPhase.REMOVING) and not await self._is_ours():
+            return BusCollectionReport()
+        now = self._round = self._round or _CollectionRound(
             folders=[one for one in FOLDERS if self._resume.get(one[1], "") is not None]
         )
         match now.phase:
-            case Phase.LISTING:
+            case CollectionPhase.LISTING:
                 done = await self._list(now)
-            case Phase.READING:
+            case CollectionPhase.READING:
                 done = await self._read(now)
-            case Phase.REMOVING:
+            case CollectionPhase.REMOVING:
                 done = await self._remove(now)
         if done.phase is None:
             self._round = None
         return done
 
-    def pause_s(self, report: Collected) -> float:
+    def pause_s(self, report: BusCollectionReport) -> float:
         """Short while the round is not finished."""
         return self.options.interval_s if report.phase is None and not self._resume else PAUSE_S_MIN
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Let another process go on at once; it begins anew."""
         following, self._following, self._round = self._following, None, None
         if following is not None:
-            await self.ledger.unfollow(following)
+            await self.ledger.unsubscribe(following)
 
     async def _is_ours(self) -> bool:
         """Whether this process collects, over the pause too: another one takes over when it has been silent for two."""
         lease_s = 2 * self.options.interval_s
-        if self._following is not None and await self.ledger.followed(self._following, None, lease_s=lease_s):
+        if self._following is not None and await self.ledger.ack(self._following, None, lease_s=lease_s):
             return True
         self._round = None
         self._resume.clear()
-        self._following = await self.ledger.follow(self.actor, FOLLOWS_AS, lease_s=lease_s, reads=False)
+        self._following = await self.ledger.subscribe(self.actor, SUBSCRIBER_NAME, lease_s=lease_s, reads=False)
         return self._following is not None
 
-    async def _list(self, now: _Round) -> Collected:
+    async def _list(self, now: _CollectionRound) -> BusCollectionReport:
         """A page of what lies aside, or of what is old."""
         (prefix, is_aside), after = now.folders[0], now.after
         behind = self._resume.get(is_aside) or ""
@@ -178,15 +189,15 @@ class BusCollector:
             now.folders.pop(0)
         self._go_on(now, page.items[-1].key if page.items else prefix, is_aside=is_aside)
         if now.folders:
-            return Collected(phase=Phase.LISTING)
+            return BusCollectionReport(phase=CollectionPhase.LISTING)
         if not any(self._resume.values()):
             self._resume.clear()
         if not now.old and not now.laid:
-            return Collected()
-        now.phase = Phase.READING
-        return Collected(phase=now.phase)
+            return BusCollectionReport()
+        now.phase = CollectionPhase.READING
+        return BusCollectionReport(phase=now.phase)
 
-    def _go_on(self, now: _Round, last: str, *, is_aside: bool) -> None:
+    def _go_on(self, now: _CollectionRound, last: str, *, is_aside: bool) -> None:
         """Each kind has a bound of its own, or what lies aside would keep what is old from being seen."""
         left = any(kind is is_aside for _, kind in now.folders)
         if left and len(now.laid if is_aside else now.old) < self.options.names_max:
@@ -195,7 +206,7 @@ class BusCollector:
         if left:
             now.folders, now.after = [one for one in now.folders if one[1] is not is_aside], None
 
-    async def _read(self, now: _Round) -> Collected:
+    async def _read(self, now: _CollectionRound) -> BusCollectionReport:
         """A page of what jobs name."""
         now.end = now.end or await self.ledger.feed_end()
         page = await self.ledger.feed(now.position, limit=self.options.events, lifecycle=BUS_JOB.name)
@@ -206,10 +217,10 @@ class BusCollector:
             await now.find(one.payload for one in asked if one is not None)
         now.position = page.position
         if page.position >= now.end or not page.events:
-            now.phase = Phase.REMOVING
-        return Collected(phase=now.phase)
+            now.phase = CollectionPhase.REMOVING
+        return BusCollectionReport(phase=now.phase)
 
-    async def _remove(self, now: _Round) -> Collected:
+    async def _remove(self, now: _CollectionRound) -> BusCollectionReport:
         """Some of what nobody named."""
         set_aside = brought_back = removed = 0
         written, laid = await self._ago(self.options.keep_s), await self._ago(self.options.aside_s)
@@ -221,8 +232,11 @@ class BusCollector:
             elif now.laid:
                 removed += await self._forget(now.laid.pop(), laid)
         left = bool(now.wanted or now.old or now.laid)
-        done = Collected(
-            phase=Phase.REMOVING if left else None, set_aside=set_aside, brought_back=brought_back, removed=removed
+        done = BusCollectionReport(
+            phase=CollectionPhase.REMOVING if left else None,
+            set_aside=set_aside,
+            brought_back=brought_back,
+            removed=removed,
         )
         if set_aside or brought_back or removed:
             _log.info("collected", set_aside=set_aside, brought_back=brought_back, removed=removed)
@@ -230,36 +244,36 @@ class BusCollector:
 
     async def _set_aside(self, name: str, before: datetime) -> bool:
         """Still found by its pointer; written there before it is gone here."""
-        known = await self.objects.head(below(name))
+        known = await self.objects.head(object_key_of(name))
         if known is None or known.modified_at > before:
             return False
-        kept = await self.objects.get(below(name))
+        kept = await self.objects.get(object_key_of(name))
         if kept is None:
             return False
-        await self.objects.put(aside(name), kept.body)
-        gone = await self.objects.delete(below(name))
-        await self._unless_kept(aside(name), name, kept.body)
+        await self.objects.put(aside_key_of(name), kept.body)
+        gone = await self.objects.delete(object_key_of(name))
+        await self._unless_kept(aside_key_of(name), name, kept.body)
         return gone
 
     async def _bring_back(self, name: str) -> bool:
-        kept = await self.objects.get(aside(name))
+        kept = await self.objects.get(aside_key_of(name))
         if kept is None:
             return False
-        await self.objects.put(below(name), kept.body, when=CREATE)
-        gone = await self.objects.delete(aside(name))
-        await self._unless_kept(below(name), name, kept.body)
+        await self.objects.put(object_key_of(name), kept.body, when=CREATE)
+        gone = await self.objects.delete(aside_key_of(name))
+        await self._unless_kept(object_key_of(name), name, kept.body)
         return gone
 
     async def _unless_kept(self, place: str, name: str, body: bytes) -> None:
         """Write it once more when it is gone there too: another process moved it the other way, and this one was the last to delete."""
         if await self.objects.head(place) is None:
-            await self.objects.put(below(name), body, when=CREATE)
+            await self.objects.put(object_key_of(name), body, when=CREATE)
 
     async def _forget(self, name: str, before: datetime) -> bool:
-        known = await self.objects.head(aside(name))
+        known = await self.objects.head(aside_key_of(name))
         if known is None or known.modified_at > before:
             return False
-        return await self.objects.delete(aside(name))
+        return await self.objects.delete(aside_key_of(name))
 
     async def _ago(self, ago_s: float) -> datetime:
         return await self.ledger.now() - timedelta(seconds=ago_s)
@@ -267,5 +281,5 @@ class BusCollector:
 
 def names_in(body: bytes) -> Iterator[str]:
     """Every name that may be meant in this, wherever it stands."""
-    for found in NAMED.finditer(body):
-        yield from (f"{part}/{found[1].decode()}" for part in Part)
+    for found in DIGEST_IN_BODY.finditer(body):
+        yield from (f"{part}/{found[1].decode()}" for part in PointerPart)

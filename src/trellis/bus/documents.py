@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
-from trellis.bus.errors import RequestInvalid
+from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.requests import REQUEUE_CAUSE, JobRequest
-from trellis.engine.records import Event, Job, Place, Signal
-from trellis.engine.restoring import GIVEN_BACK
+from trellis.engine.records import Event, Job, JobPlace, Signal
+from trellis.engine.restoring import GIVEN_BACK_PREFIX
 from trellis.storage.documents import timestamp
 
 DISPATCHED = "job_dispatched"
-HELD_BACK = frozenset({"job_held", "job_deferred"})
-REPORTS = frozenset({"job_started", "job_succeeded", "job_failed", "job_retry_scheduled"})
+HOLD_EVENTS = frozenset({"job_held", "job_deferred"})
+REPORT_EVENTS = frozenset({"job_started", "job_succeeded", "job_failed", "job_retry_scheduled"})
 """Events whose data is what a worker reported."""
-RETRY = frozenset({"job_retry_scheduled", "job_lease_expired"})
+RETRY_EVENTS = frozenset({"job_retry_scheduled", "job_lease_expired"})
 REFUSED_SIGNAL = "job_result_refused"
 PARTS = ("meta", "budget", "context_hints", "identity", "context_ref")
 """Parts of a request that a document shows as they were said, without what was left out."""
@@ -29,7 +29,7 @@ ENDED_BY_US = {"DENIED": "SAFETY_DENIED", "TIMEOUT": "TIMEOUT", "CANCELLED": "CA
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hold:
+class HoldReason:
     """Why a job that is ready in itself waits."""
 
     kind: str
@@ -43,28 +43,28 @@ def data_of(event: Event) -> dict[str, Any]:
     return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
 
 
-def hold_of(job: Job, events: Sequence[Event]) -> Hold | None:
+def hold_of(job: Job, events: Sequence[Event]) -> HoldReason | None:
     """Why it waits; None when nothing but its turn keeps it, or it is under way."""
     last = events[-1] if events else None
-    if job.place is Place.PARKED:
-        return Hold(kind="tenant", reason="its tenant already has as many running jobs as it may", until=None)
+    if job.place is JobPlace.BLOCKED:
+        return HoldReason(kind="tenant", reason="its tenant already has as many running jobs as it may", until=None)
     if job.state != "SCHEDULED" or last is None:
         return None
-    if job.place is Place.RESTING:
+    if job.place is JobPlace.SCHEDULED:
         return _rest_of(job, last)
     cause = last.cause or ""
-    if last.type in RETRY and cause.startswith(GIVEN_BACK):
-        return Hold(kind="listener", reason=cause.removeprefix(GIVEN_BACK), until=None)
+    if last.type in RETRY_EVENTS and cause.startswith(GIVEN_BACK_PREFIX):
+        return HoldReason(kind="listener", reason=cause.removeprefix(GIVEN_BACK_PREFIX), until=None)
     return None
 
 
-def _rest_of(job: Job, last: Event) -> Hold | None:
-    if last.type in HELD_BACK:
+def _rest_of(job: Job, last: Event) -> HoldReason | None:
+    if last.type in HOLD_EVENTS:
         said = data_of(last)
         reason = said.get("reason") or _decision_reason(said) or last.cause or ""
-        return Hold(kind=str(said.get("hold", "throttle")), reason=str(reason), until=job.due_at)
-    if last.type in RETRY:
-        return Hold(kind="retry", reason=last.cause or "it pauses before its next attempt", until=job.due_at)
+        return HoldReason(kind=str(said.get("hold", "throttle")), reason=str(reason), until=job.due_at)
+    if last.type in RETRY_EVENTS:
+        return HoldReason(kind="retry", reason=last.cause or "it pauses before its next attempt", until=job.due_at)
     return None
 
 
@@ -85,7 +85,7 @@ def dispatch_of(events: Sequence[Event]) -> Event | None:
 def report_of(job: Job, events: Sequence[Event]) -> dict[str, Any]:
     """What its worker said last, and of an end that is ours why; empty while nobody said anything about this attempt."""
     for event in reversed(events):
-        if event.type in REPORTS:
+        if event.type in REPORT_EVENTS:
             return data_of(event) if event.target == job.state or event.type != "job_started" else {}
         if event.type == DISPATCHED:
             return {}
@@ -113,7 +113,7 @@ def context_pointer(job: Job, events: Sequence[Event]) -> str | None:
     """
     try:
         request = JobRequest.read(job.payload or b"")
-    except RequestInvalid:
+    except BusRequestInvalid:
         return None
     redacted = (decision_of(events) or {}).get("redacted")
     if not isinstance(redacted, dict) or not redacted:
@@ -128,7 +128,7 @@ def requeue_cause(job: Job) -> str | None:
     """Why an operator had a job run again as this one; None when that did not happen, or nobody said why."""
     try:
         return JobRequest.read(job.payload or b"").labels.get(REQUEUE_CAUSE)
-    except RequestInvalid:
+    except BusRequestInvalid:
         return None
 
 
@@ -148,8 +148,8 @@ def document(job: Job, request: JobRequest, events: Sequence[Event], signals: Se
     parts = {name: getattr(request, name) for name in PARTS}
     return {
         **asked,
-        "compensation": _said(request.compensation),
-        **{name: _said(part) for name, part in parts.items()},
+        "compensation": _without_defaults(request.compensation),
+        **{name: _without_defaults(part) for name, part in parts.items()},
         "payload": None,
         "worker_id": worker_of(job, events),
         "execution_ms": report.get("execution_ms"),
@@ -171,11 +171,11 @@ def document(job: Job, request: JobRequest, events: Sequence[Event], signals: Se
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
-def _said(part: Any) -> dict[str, Any] | None:
+def _without_defaults(part: Any) -> dict[str, Any] | None:
     return None if part is None else part.model_dump(mode="json", exclude_defaults=True)
 
 
-def _hold(hold: Hold) -> dict[str, Any]:
+def _hold(hold: HoldReason) -> dict[str, Any]:
     until = None if hold.until is None else timestamp(hold.until)
     return {"kind": hold.kind, "reason": hold.reason, "until": until}
 
@@ -197,7 +197,7 @@ def _dispatch(event: Event | None) -> dict[str, Any] | None:
 def _worker(events: Sequence[Event]) -> dict[str, Any]:
     """The worker of the last attempt, as it named itself or as it was chosen."""
     for event in reversed(events):
-        if event.type in REPORTS or event.type == DISPATCHED:
+        if event.type in REPORT_EVENTS or event.type == DISPATCHED:
             said = data_of(event).get("worker_id")
             return {"worker_id": said} if said else {}
     return {}

@@ -9,16 +9,16 @@ from typing import TypeAlias
 
 from trellis.bus.errors import BusError
 from trellis.bus.messages import (
-    Alert,
+    BusAlert,
     ErrorCode,
     Handshake,
-    Heartbeat,
     JobCancel,
+    JobOrder,
     JobProgress,
     JobResult,
-    Order,
     Packet,
     Status,
+    WorkerHeartbeat,
 )
 from trellis.bus.requests import JobRequest
 
@@ -78,16 +78,24 @@ def _body(packet: Packet) -> str | None:
         case JobResult():
             fault = _result(body, sender)
         case JobProgress():
-            fault = "percent must be 0 to 100" if not 0 <= body.percent <= 100 else _named("job_id", body.job_id)
+            fault = (
+                "percent must be 0 to 100"
+                if not 0 <= body.percent <= 100
+                else _empty_field_problem("job_id", body.job_id)
+            )
         case JobCancel():
-            fault = _named("job_id", body.job_id) or _named("requested_by", body.requested_by)
-        case Heartbeat():
+            fault = _empty_field_problem("job_id", body.job_id) or _empty_field_problem(
+                "requested_by", body.requested_by
+            )
+        case WorkerHeartbeat():
             fault = None if body.worker_id == sender else "the worker_id of a heartbeat must be the sender's id"
         case Handshake():
             fault = None if body.component_id == sender else "the component_id of a handshake must be the sender's id"
-        case Alert():
-            fault = _named("message", body.message) or (None if body.code else "an alert needs an error code")
-        case JobRequest() | Order():
+        case BusAlert():
+            fault = _empty_field_problem("message", body.message) or (
+                None if body.code else "an alert needs an error code"
+            )
+        case JobRequest() | JobOrder():
             fault = None
     return fault
 
@@ -97,8 +105,8 @@ def _result(body: JobResult, sender: str) -> str | None:
         return "a result needs a status"
     if body.worker_id != sender:
         return "the worker_id of a result must be the sender's id"
-    return "execution_ms must not be negative" if body.execution_ms < 0 else _named("job_id", body.job_id)
+    return "execution_ms must not be negative" if body.execution_ms < 0 else _empty_field_problem("job_id", body.job_id)
 
 
-def _named(name: str, said: str) -> str | None:
+def _empty_field_problem(name: str, said: str) -> str | None:
     return None if said else f"{name} must not be empty"

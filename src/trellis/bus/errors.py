@@ -3,7 +3,7 @@
 from trellis.engine.errors import InputError, QueueFull, TrellisError
 
 
-class RequestInvalid(InputError):
+class BusRequestInvalid(InputError):
     """The job request does not fit: {detail}"""
 
 

@@ -123,7 +123,7 @@ def error_name(number: int) -> str:
     return ErrorCode(number).name if number in ErrorCode.__members__.values() else str(number)
 
 
-class Severity(StrEnum):
+class AlertSeverity(StrEnum):
     """How bad an alert is."""
 
     INFO = "INFO"
@@ -142,7 +142,7 @@ class Dispatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
+class JobOrder:
     """A request on its way to a worker: `request.job_id` is the wire id."""
 
     request: JobRequest
@@ -191,7 +191,7 @@ class JobCancel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Heartbeat:
+class WorkerHeartbeat:
     """A sign of life of one worker. It names no jobs."""
 
     worker_id: str
@@ -220,16 +220,18 @@ class Handshake:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Alert:
+class BusAlert:
     """Something that people should know about the bus."""
 
     message: str
     code: ErrorCode
-    severity: Severity
+    severity: AlertSeverity
     details: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-Body: TypeAlias = JobRequest | Order | JobResult | JobProgress | JobCancel | Heartbeat | Handshake | Alert
+PacketBody: TypeAlias = (
+    JobRequest | JobOrder | JobResult | JobProgress | JobCancel | WorkerHeartbeat | Handshake | BusAlert
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,4 +241,4 @@ class Packet:
     trace_id: str
     sender_id: str
     created_at: datetime
-    body: Body
+    body: PacketBody

@@ -33,7 +33,7 @@ OBJECTS = "objects"
 REDIS = "redis"
 FOLDER = "bus"
 """The folder of the object store that pointers can name."""
-ASIDE = "bus-aside"
+ASIDE_FOLDER = "bus-aside"
 """Where an object of that folder lies while it is about to be removed: its pointer still leads to it (`collecting`)."""
 BYTES_MAX = 2 * 1024 * 1024
 """As much as an agent of the CAP SDK reads."""
@@ -43,7 +43,7 @@ REDIS_TIMEOUT_S = 5.0
 KEPT_S_DEFAULT = 30 * 24 * 3600.0
 """How long a store that forgets keeps what is written, at least; as long as the ledger keeps ended jobs."""
 
-KEPT_FOR_GOOD = -1
+KEEP_FOREVER = -1
 """What Redis says of a key that has no end."""
 WRONG_TYPE = "WRONGTYPE"
 """What Redis says of a key that is no string. Whatever else it refuses (busy, loading, without its master) it may do later."""
@@ -54,7 +54,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,31}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class Part(StrEnum):
+class PointerPart(StrEnum):
     """What the bytes are of a job; the words are those of the CAP SDK."""
 
     CONTEXT = "ctx"
@@ -63,10 +63,10 @@ class Part(StrEnum):
 
 _log = log_of("trellis.bus.pointers")
 
-_NAME = re.compile(rf"({'|'.join(Part)})/[0-9a-f]{{{DIGEST_CHARS}}}")
+_NAME = re.compile(rf"({'|'.join(PointerPart)})/[0-9a-f]{{{DIGEST_CHARS}}}")
 
 
-_POINTER = re.compile(rf"[^/]+://({'|'.join(Part)})[/:]([0-9a-f]{{{DIGEST_CHARS}}})")
+_POINTER = re.compile(rf"[^/]+://({'|'.join(PointerPart)})[/:]([0-9a-f]{{{DIGEST_CHARS}}})")
 
 
 def digest_in(pointer: str) -> str | None:
@@ -78,7 +78,7 @@ def digest_in(pointer: str) -> str | None:
 class PointerStore(Protocol):
     """What is behind one scheme."""
 
-    def key(self, part: Part, digest: str) -> str:
+    def key(self, part: PointerPart, digest: str) -> str:
         """What bytes with this digest are called here."""
         ...
 
@@ -114,7 +114,7 @@ class Pointers:
         """What can be followed."""
         return tuple(sorted(self._stores))
 
-    async def read(self, pointer: str, *, part: Part | None = None) -> bytes:
+    async def read(self, pointer: str, *, part: PointerPart | None = None) -> bytes:
         """What the pointer leads to, perhaps only if it is kept as this part of a job: who wrote the pointer may be anybody.
 
         Raises PointerUnknown, PointerInvalid, PointerGone, PointerChanged, PointerTooLarge, PointerUnavailable.
@@ -137,20 +137,22 @@ class Pointers:
             raise PointerChanged(pointer=pointer)
         return found
 
-    def may_be_kept_here(self, pointer: str, *, part: Part) -> bool:
+    def may_be_kept_here(self, pointer: str, *, part: PointerPart) -> bool:
         """Whether a pointer of `put` looks so. Any other is a key that somebody chose, and may be anybody's."""
         store, key = self._behind(pointer)
         digest = key[-DIGEST_CHARS:]
         return _DIGEST.fullmatch(digest) is not None and key == store.key(part, digest)
 
-    def pointer_to(self, body: bytes, *, part: Part, scheme: str = OBJECTS) -> str:
+    def pointer_to(self, body: bytes, *, part: PointerPart, scheme: str = OBJECTS) -> str:
         """Where these bytes are once they are written; raises PointerUnknown, PointerTooLarge. Nothing is written."""
         pointer = f"{scheme}://{self._store(scheme).key(part, hashlib.sha256(body).hexdigest())}"
         if len(body) > BYTES_MAX:
             raise PointerTooLarge(pointer=pointer, limit=BYTES_MAX)
         return pointer
 
-    async def put(self, body: bytes, *, part: Part, scheme: str = OBJECTS, keep_s: float = KEPT_S_DEFAULT) -> str:
+    async def put(
+        self, body: bytes, *, part: PointerPart, scheme: str = OBJECTS, keep_s: float = KEPT_S_DEFAULT
+    ) -> str:
         """Keep these bytes and say where they are; twice is as once."""
         pointer = self.pointer_to(body, part=part, scheme=scheme)
         store, key = self._behind(pointer)
@@ -160,7 +162,7 @@ class Pointers:
     async def write(self, job_id: str, body: bytes, *, scheme: str = OBJECTS) -> str:
         """Keep the result of a job, as its worker does. The pointer follows from the bytes: the job is named in the report that carries it."""
         del job_id
-        return await self.put(body, part=Part.RESULT, scheme=scheme)
+        return await self.put(body, part=PointerPart.RESULT, scheme=scheme)
 
     async def close(self) -> None:
         """Let go of the stores; the object store of an instance stays open."""
@@ -181,20 +183,22 @@ class Pointers:
         return self._stores[scheme]
 
 
-class InObjects:
+class ObjectPointerStore:
     """`objects://ctx/…`: the object store, below one folder."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
 
-    def key(self, part: Part, digest: str) -> str:
+    def key(self, part: PointerPart, digest: str) -> str:
         """A folder for each part."""
         return f"{part}/{digest}"
 
     async def read(self, key: str) -> bytes | None:
         """The object. One that is too large is not fetched."""
-        at = below(key)
-        for place in (at, aside(key), at) if is_name(key) else (at,):  # it may be on its way to the one or to the other
+        at = object_key_of(key)
+        for place in (
+            (at, aside_key_of(key), at) if is_name(key) else (at,)
+        ):  # it may be on its way to the one or to the other
             known = await self._objects.head(place)
             if known is not None and known.size > BYTES_MAX:
                 raise ObjectTooLarge(key=place, size=known.size, limit=BYTES_MAX)
@@ -205,20 +209,20 @@ class InObjects:
 
     async def write(self, key: str, body: bytes, *, keep_s: float) -> None:  # noqa: ARG002 - kept while a job names it
         """Write it, also over the same bytes: so they are young, and stay until the job that will name them is in the ledger."""
-        await self._objects.put(below(key), body)
+        await self._objects.put(object_key_of(key), body)
 
     async def close(self) -> None:
         """Nothing: the object store is not this one's own."""
 
 
-def below(key: str) -> str:
+def object_key_of(key: str) -> str:
     """The object that is meant; raises KeyInvalid for what would be outside the folder, or is no key."""
     return checked_key(f"{FOLDER}/{key}")
 
 
-def aside(key: str) -> str:
+def aside_key_of(key: str) -> str:
     """Where it lies while it is about to be removed; raises KeyInvalid."""
-    return checked_key(f"{ASIDE}/{key}")
+    return checked_key(f"{ASIDE_FOLDER}/{key}")
 
 
 def is_name(key: str) -> bool:
@@ -226,13 +230,13 @@ def is_name(key: str) -> bool:
     return _NAME.fullmatch(key) is not None
 
 
-class InRedis:
+class RedisPointerStore:
     """`redis://ctx:…`: a key of one server, literally, as the agents of the CAP SDK read it."""
 
     def __init__(self, server: "Redis") -> None:
         self._server = server
 
-    def key(self, part: Part, digest: str) -> str:
+    def key(self, part: PointerPart, digest: str) -> str:
         """As the SDK calls them."""
         return f"{part}:{digest}"
 
@@ -261,7 +265,7 @@ class InRedis:
         wanted_ms = max(1, round(keep_s * 1000))
         try:
             left_ms = int(await self._server.pttl(key))
-            if left_ms != KEPT_FOR_GOOD and left_ms < wanted_ms:
+            if left_ms != KEEP_FOREVER and left_ms < wanted_ms:
                 await self._server.set(key, body, px=wanted_ms)
         except (RedisError, OSError) as error:
             raise PointerUnavailable(pointer=f"{REDIS}://{key}", reason=str(error)) from error
@@ -275,9 +279,9 @@ def make_pointers(objects: ObjectStore | None, redis_url: str | None) -> Pointer
     """The schemes of an instance; connects to nothing yet. Raises SettingsInvalid."""
     pointers = Pointers()
     if objects is not None:
-        pointers.register(OBJECTS, InObjects(objects))
+        pointers.register(OBJECTS, ObjectPointerStore(objects))
     if redis_url is not None:
-        pointers.register(REDIS, InRedis(_redis(redis_url)))
+        pointers.register(REDIS, RedisPointerStore(_redis(redis_url)))
     return pointers
 
 

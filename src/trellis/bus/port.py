@@ -20,23 +20,23 @@ from typing import Protocol, TypeAlias
 
 from trellis.bus.envelope import OnRefused
 from trellis.bus.errors import BusUnavailable
-from trellis.bus.messages import Body, Packet
+from trellis.bus.messages import Packet, PacketBody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Received:
+class ReceivedPacket:
     """A packet as it came in. `answer` sends a packet back to whoever asked; without a question it does nothing."""
 
     subject: str
     packet: Packet
-    answer: "Callable[[Body], Awaitable[None]]"
+    answer: "Callable[[PacketBody], Awaitable[None]]"
     wants_answer: bool = False
 
 
-Handler: TypeAlias = Callable[[Received], Awaitable[None]]
+PacketHandler: TypeAlias = Callable[[ReceivedPacket], Awaitable[None]]
 
 
-class Listening(Protocol):
+class BusSubscription(Protocol):
     """One subscription."""
 
     async def stop(self) -> None:
@@ -55,7 +55,7 @@ class Bus(Protocol):
     async def publish(
         self,
         subject: str,
-        body: Body,
+        body: PacketBody,
         *,
         trace_id: str,
         message_id: str | None = None,
@@ -65,19 +65,19 @@ class Bus(Protocol):
         """Send one packet. The same `message_id` again is one packet for those who listen durably, when the bus can tell."""
         ...
 
-    async def ask(self, subject: str, body: Body, *, trace_id: str, timeout_s: float) -> Packet:
+    async def ask(self, subject: str, body: PacketBody, *, trace_id: str, timeout_s: float) -> Packet:
         """Send one packet and wait for the answer; raises NoResponders, BusUnavailable (also when the time is over)."""
         ...
 
     async def listen(
         self,
         subject: str,
-        handler: Handler,
+        handler: PacketHandler,
         *,
         group: str | None = None,
         durable: bool = False,
         alerts: bool = True,
-    ) -> Listening:
+    ) -> BusSubscription:
         """Have packets of this subject handled. `durable`: also those that came while nobody listened, where the bus keeps them.
 
         Without `alerts` a packet that cannot be taken is dropped silently here: another listener of ours hears the same and alerts.

@@ -13,23 +13,23 @@ from typing import Annotated, Any, Literal
 import pydantic
 import pydantic_core
 
-from trellis.bus.errors import RequestInvalid
+from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.topics import TENANT_KEY, Topics
-from trellis.bus.wire_ids import job_named
+from trellis.bus.wire_ids import job_id_of
 from trellis.engine.jobs import DELAY_S_MAX, JOB_ID_PATTERN, JobId, NewJob, Priority
 from trellis.engine.records import Job
 from trellis.lifecycles.bus_job import BUS_JOB
 
 TOPIC_PATTERN = r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){0,15}$"
-SHAPES = {
+FIELD_PATTERNS = {
     "topic": "up to 16 words of letters, digits, _ and -, with dots between them, as in job.echo; no wildcards",
     "job_id": "letters, digits and . _ : @ -, beginning with a letter or a digit",
 }
 """What a field must look like, for people."""
 ENTRIES_MAX = 1_000
-GIVEN_ENV_MAX = ENTRIES_MAX - 6
+CALLER_ENV_MAX = ENTRIES_MAX - 6
 """Of an env from outside: its order says there whose job it is, how it begins, for how long, its trace and its constraints."""
-GIVEN_ID_CHARS_MAX = 160
+CALLER_ID_CHARS_MAX = 160
 """Of an id from outside: its wire ids and the ids of its retries are longer, and must fit too."""
 RETRY_OF = "retry_of"
 """The label that makes a job the retry of another (BUS-7); its parent is then the job before it, and not its workflow's parent."""
@@ -44,9 +44,9 @@ COMPENSATES = "trellis.compensates"
 TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})")
 """How CAP's JSON form writes a time: what packets are made of reads nothing else."""
 TIME_FRACTION = re.compile(r"\.[0-9]+")
-NOT_TOPICS = ("sys.", "worker.", "_")
+RESERVED_TOPIC_PREFIXES = ("sys.", "worker.", "_")
 """Subjects that begin so are the bus's own: a topic is the subject that its jobs are sent to, and nobody has us say anything there."""
-OUR_LABELS = "trellis."
+RESERVED_LABEL_PREFIX = "trellis."
 """Labels that begin so are ours: a request from outside that has one is refused, and placement does not look at them."""
 
 Text = Annotated[str, pydantic.Field(max_length=2_000)]
@@ -57,11 +57,11 @@ Names = Annotated[tuple[Name, ...], pydantic.Field(max_length=ENTRIES_MAX)]
 PriorityName = Literal["critical", "interactive", "batch"]
 
 
-class _Shape(pydantic.BaseModel):
+class _RequestModel(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
 
-class Budget(_Shape):
+class Budget(_RequestModel):
     """How much a job may use; `deadline_ms` counts from its submission."""
 
     max_input_tokens: Tokens = 0
@@ -70,7 +70,7 @@ class Budget(_Shape):
     deadline_ms: int = pydantic.Field(0, ge=0, le=int(DELAY_S_MAX * 1000))
 
 
-class ContextHints(_Shape):
+class ContextHints(_RequestModel):
     """How a worker may treat the context."""
 
     max_input_tokens: int = pydantic.Field(0, ge=0, lt=2**31)
@@ -79,7 +79,7 @@ class ContextHints(_Shape):
     tags: Names = ()
 
 
-class JobMeta(_Shape):
+class JobMeta(_RequestModel):
     """Who asks, and what the job needs."""
 
     tenant_id: Name = ""
@@ -93,7 +93,7 @@ class JobMeta(_Shape):
     labels: Pairs = pydantic.Field(default_factory=dict[str, str])
 
 
-class ResourceRef(_Shape):
+class ResourceRef(_RequestModel):
     """Where data is and what it must be: CAP's structured form of a pointer. `sha256` is in hexadecimal, `expires_at` as in RFC 3339."""
 
     resolver_id: Name = ""
@@ -119,7 +119,7 @@ class ResourceRef(_Shape):
         raise pydantic_core.PydanticCustomError("time", "a time as in RFC 3339, such as 2030-01-31T12:00:00Z")
 
 
-class IdentityBinding(_Shape):
+class IdentityBinding(_RequestModel):
     """For whom a job acts, in one place. What other fields say of it must be the same."""
 
     tenant_id: Name = ""
@@ -128,7 +128,7 @@ class IdentityBinding(_Shape):
     delegation_id: Name = ""
 
 
-class Compensation(_Shape):
+class Compensation(_RequestModel):
     """How to undo a job that succeeded; what is empty is as in the job itself."""
 
     topic: str = pydantic.Field("", pattern=f"^$|{TOPIC_PATTERN}", max_length=200)
@@ -144,7 +144,7 @@ class Compensation(_Shape):
     context_ref: ResourceRef | None = None
 
 
-class JobRequest(_Shape):
+class JobRequest(_RequestModel):
     """What somebody wants done on a topic."""
 
     job_id: str = pydantic.Field(pattern=JOB_ID_PATTERN)
@@ -191,7 +191,7 @@ class JobRequest(_Shape):
     @property
     def body(self) -> bytes:
         """As it is stored: canonical, so that equal requests are equal bytes."""
-        return _canonical(self.model_dump(mode="json", exclude_defaults=True))
+        return _canonical_json(self.model_dump(mode="json", exclude_defaults=True))
 
     @property
     def hash(self) -> str:
@@ -202,51 +202,51 @@ class JobRequest(_Shape):
     def fingerprint(self) -> bytes:
         """What "the same request" means: everything but the id, so that one key asked under two ids is one request."""
         return hashlib.sha256(
-            _canonical(self.model_dump(mode="json", exclude_defaults=True, exclude={"job_id"}))
+            _canonical_json(self.model_dump(mode="json", exclude_defaults=True, exclude={"job_id"}))
         ).digest()
 
     @classmethod
     def read(cls, body: bytes) -> "JobRequest":
-        """A stored request; raises RequestInvalid."""
+        """A stored request; raises BusRequestInvalid."""
         try:
             return cls.model_validate_json(body)
         except pydantic.ValidationError as error:
-            raise RequestInvalid(detail=_first(error)) from None
+            raise BusRequestInvalid(detail=_first_problem(error)) from None
 
     @classmethod
     def checked(cls, said: Mapping[str, Any]) -> "JobRequest":
-        """A request from outside; raises RequestInvalid."""
+        """A request from outside; raises BusRequestInvalid."""
         try:
             made = cls.model_validate(said)
         except pydantic.ValidationError as error:
-            raise RequestInvalid(detail=_first(error)) from None
-        if len(made.job_id) > GIVEN_ID_CHARS_MAX:
-            raise RequestInvalid(detail=f"job_id: at most {GIVEN_ID_CHARS_MAX} characters; choose a shorter one")
+            raise BusRequestInvalid(detail=_first_problem(error)) from None
+        if len(made.job_id) > CALLER_ID_CHARS_MAX:
+            raise BusRequestInvalid(detail=f"job_id: at most {CALLER_ID_CHARS_MAX} characters; choose a shorter one")
         contradiction = _contradiction(made)
         if contradiction is not None:
-            raise RequestInvalid(detail=contradiction)
+            raise BusRequestInvalid(detail=contradiction)
         for place, env in (("env", made.env), ("compensation/env", made.compensation.env if made.compensation else {})):
-            if len(env) > GIVEN_ENV_MAX:
-                raise RequestInvalid(
-                    detail=f"{place}: at most {GIVEN_ENV_MAX} entries; put the others into the payload"
+            if len(env) > CALLER_ENV_MAX:
+                raise BusRequestInvalid(
+                    detail=f"{place}: at most {CALLER_ENV_MAX} entries; put the others into the payload"
                 )
         for place, topic in (("topic", made.topic), ("compensation/topic", _undo_topic(made))):
-            if topic.startswith(NOT_TOPICS):
-                raise RequestInvalid(
+            if topic.startswith(RESERVED_TOPIC_PREFIXES):
+                raise BusRequestInvalid(
                     detail=f"{place}: {topic} is a subject of the bus itself; choose one like job.{topic}"
                 )
         for place, labels in _labels(made):
-            ours = next((name for name in labels if name.startswith(OUR_LABELS) or name == RETRY_OF), None)
+            ours = next((name for name in labels if name.startswith(RESERVED_LABEL_PREFIX) or name == RETRY_OF), None)
             if ours is not None:
-                raise RequestInvalid(detail=f"{place}/{ours}: this label is set by the control plane; leave it out")
+                raise BusRequestInvalid(detail=f"{place}/{ours}: this label is set by the control plane; leave it out")
         return made
 
 
 def request_of(job: Job) -> JobRequest:
-    """What a stored job was asked as; raises RequestInvalid, also for the request of another job or topic: the kernel judges the request."""
+    """What a stored job was asked as; raises BusRequestInvalid, also for the request of another job or topic: the kernel judges the request."""
     request = JobRequest.read(job.payload or b"")
     if (request.job_id, request.topic) != (job.job_id, job.type):
-        raise RequestInvalid(detail=f"it is a request for job {request.job_id} on {request.topic}")
+        raise BusRequestInvalid(detail=f"it is a request for job {request.job_id} on {request.topic}")
     return request
 
 
@@ -257,7 +257,7 @@ def new_bus_job(
 
     Who names the parent by one of its wire ids, as its worker knows it, means the job.
     """
-    request = request.model_copy(update={"parent_job_id": job_named(request.parent_job_id)})
+    request = request.model_copy(update={"parent_job_id": job_id_of(request.parent_job_id)})
     topic, tenant = topics.of(request.topic), request.tenant
     key = request.meta.idempotency_key if request.meta else ""
     limit = topics.tenant(tenant).held_max if tenant else None
@@ -314,12 +314,12 @@ def _undo_topic(request: JobRequest) -> str:
     return request.compensation.topic if request.compensation else ""
 
 
-def _canonical(told: Mapping[str, Any]) -> bytes:
+def _canonical_json(told: Mapping[str, Any]) -> bytes:
     return json.dumps(told, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _first(error: pydantic.ValidationError) -> str:
+def _first_problem(error: pydantic.ValidationError) -> str:
     found = error.errors(include_url=False, include_input=False)[0]
     shaped = found["type"] == "string_pattern_mismatch"
-    told = SHAPES.get(str(found["loc"][-1])) if shaped else None
+    told = FIELD_PATTERNS.get(str(found["loc"][-1])) if shaped else None
     return f"{'/'.join(map(str, found['loc']))}: {told or found['msg']}"

@@ -20,18 +20,18 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import QueueDepth
 from trellis.lifecycles.bus_job import BUS_JOB
 
-COUNT_S = 1.0
+COUNT_FRESH_S = 1.0
 """How long a count is good for whatever room it found, at least."""
-COST = 20
+COUNT_COST_FACTOR = 20
 """And so many times as long as it took: where there is much to count, it is counted less often."""
-COUNT_S_MAX = 10.0
+COUNT_FRESH_S_MAX = 10.0
 """How long it is good for a part of the room."""
-PART = 8
+STALE_COUNT_SHARE = 8
 """One in so many: how much of the room a door gives away on an older count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Count:
+class _BacklogCount:
     """What waited at one moment."""
 
     at: float
@@ -40,56 +40,56 @@ class _Count:
     total: int
 
 
-_NOTHING = _Count(at=0.0, good_s=0.0, waiting=Counter(), total=0)
+_EMPTY_COUNT = _BacklogCount(at=0.0, good_s=0.0, waiting=Counter(), total=0)
 
 
 @dataclass(kw_only=True)
-class Room:
+class BacklogLimit:
     """One for each process that takes requests in."""
 
     ledger: Ledger
     clock: Clock
-    _last: _Count | None = None
-    _let_in: Counter[str] = field(default_factory=Counter[str])
+    _last: _BacklogCount | None = None
+    _admitted: Counter[str] = field(default_factory=Counter[str])
     """Since the last count, by topic."""
-    _counting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _count_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _counts: int = 0
     """How many came to an end, well or not."""
     _failed: LedgerError | None = None
     """Why the last one did not answer."""
 
-    async def take(self, job: NewJob, topics: Topics) -> None:
+    async def admit(self, job: NewJob, topics: Topics) -> None:
         """Let this job in; raises TopicFull when too many wait already, unless it is in the ledger. Also raises LedgerError."""
         full = await self._full(job.type, topics)
         if full is not None:
             if await self._is_known(job):
                 return
             raise full
-        self._let_in[job.type] += 1
+        self._admitted[job.type] += 1
 
     async def _full(self, topic: str, topics: Topics) -> TopicFull | None:
-        if self._may_be_asked(topic, topics):
-            return self._judged(topic, topics)
+        if self._is_count_fresh_for(topic, topics):
+            return self._full_or_none(topic, topics)
         counts = self._counts
-        async with self._counting:  # those who come at the same time share one count, and its failure
-            if not self._may_be_asked(topic, topics):
+        async with self._count_lock:  # those who come at the same time share one count, and its failure
+            if not self._is_count_fresh_for(topic, topics):
                 if self._failed is not None and self._counts > counts:
                     raise self._failed
                 await self._count()
-        return self._judged(topic, topics)
+        return self._full_or_none(topic, topics)
 
-    def _may_be_asked(self, topic: str, topics: Topics) -> bool:
+    def _is_count_fresh_for(self, topic: str, topics: Topics) -> bool:
         """Whether the last count is good enough for this topic."""
         if self._last is None:
             return False
         age_s = self.clock.monotonic() - self._last.at
         if age_s < self._last.good_s:
             return True
-        return age_s < COUNT_S_MAX and all(
-            used < (limit - waiting) // PART for waiting, used, limit in self._measures(topic, topics)
+        return age_s < COUNT_FRESH_S_MAX and all(
+            used < (limit - waiting) // STALE_COUNT_SHARE for waiting, used, limit in self._measures(topic, topics)
         )
 
-    def _judged(self, topic: str, topics: Topics) -> TopicFull | None:
+    def _full_or_none(self, topic: str, topics: Topics) -> TopicFull | None:
         of_topic, of_all = self._measures(topic, topics)
         for (waiting, used, limit), named in ((of_topic, f"on {topic}"), (of_all, "on all topics")):
             if waiting + used >= limit:
@@ -98,21 +98,21 @@ class Room:
 
     def _measures(self, topic: str, topics: Topics) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """What waited, what was let in since and how much may wait: of the topic, and of all of them."""
-        last = self._last or _NOTHING
-        of_topic = last.waiting[topic], self._let_in[topic], topics.of(topic).waiting_max
-        return of_topic, (last.total, self._let_in.total(), topics.waiting_max)
+        last = self._last or _EMPTY_COUNT
+        of_topic = last.waiting[topic], self._admitted[topic], topics.of(topic).waiting_max
+        return of_topic, (last.total, self._admitted.total(), topics.waiting_max)
 
     async def _count(self) -> None:
         # Whoever is let in while the ledger counts may be counted twice; whoever was let in before and is not in the ledger yet, not at all.
-        before, began = Counter(self._let_in), self.clock.monotonic()
+        before, began = Counter(self._admitted), self.clock.monotonic()
         waiting: Counter[str] = Counter()
         for depth in await self._depths():
             if depth.lifecycle == BUS_JOB.name:
                 waiting[depth.type] += depth.ready + depth.resting + depth.parked
         at = self.clock.monotonic()
-        good_s = min(COUNT_S_MAX, max(COUNT_S, COST * (at - began)))
-        self._last = _Count(at=at, good_s=good_s, waiting=waiting, total=waiting.total())
-        self._let_in -= before
+        good_s = min(COUNT_FRESH_S_MAX, max(COUNT_FRESH_S, COUNT_COST_FACTOR * (at - began)))
+        self._last = _BacklogCount(at=at, good_s=good_s, waiting=waiting, total=waiting.total())
+        self._admitted -= before
 
     async def _depths(self) -> Sequence[QueueDepth]:
         self._failed = None
@@ -130,4 +130,7 @@ class Room:
             return True
         if job.idempotency_key is None:
             return False
-        return await self.ledger.answered(job.idempotency_scope, job.idempotency_key, job.fingerprint) is not None
+        return (
+            await self.ledger.find_by_idempotency_key(job.idempotency_scope, job.idempotency_key, job.fingerprint)
+            is not None
+        )

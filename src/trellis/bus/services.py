@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from trellis.bus.ends.aftermath import FOLLOWS_AS, Aftermath
-from trellis.bus.ends.following import Follower
-from trellis.bus.ends.publisher import FOLLOWS_AS as PUBLISHES_AS
-from trellis.bus.ends.publisher import Publisher
+from trellis.bus.ends.aftermath import SUBSCRIBER_NAME, OutcomeReconciler
+from trellis.bus.ends.following import FeedSubscriber
+from trellis.bus.ends.publisher import SUBSCRIBER_NAME as PUBLISHES_AS
+from trellis.bus.ends.publisher import BusPublisher
 from trellis.bus.port import Bus
-from trellis.bus.reporting.attempts import Attempts, Stopping
-from trellis.bus.reporting.renewals import Renewals
-from trellis.bus.reporting.results import Results
-from trellis.bus.room import Room
-from trellis.bus.safety.decisions import Kernel
-from trellis.bus.scheduling.intake import Intake
-from trellis.bus.scheduling.introduction import Introduction
-from trellis.bus.scheduling.registry import Workers
+from trellis.bus.reporting.attempts import AttemptCache, StopNotifier
+from trellis.bus.reporting.renewals import LeaseRenewals
+from trellis.bus.reporting.results import ResultListener
+from trellis.bus.room import BacklogLimit
+from trellis.bus.safety.decisions import DecisionKernel
+from trellis.bus.scheduling.intake import BusIntake
+from trellis.bus.scheduling.introduction import SchedulerHandshake
+from trellis.bus.scheduling.registry import WorkerRegistry
 from trellis.bus.scheduling.scheduler import Scheduler
 from trellis.bus.topics import Topics
 from trellis.engine.clock import Clock
@@ -39,13 +39,13 @@ class BusRole(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BusParts:
+class BusDependencies:
     """What the services work with."""
 
     ledger: Ledger
     bus: Bus
     topics: Topics
-    kernel: Kernel
+    kernel: DecisionKernel
     clock: Clock
     new_id: Callable[[], str]
     name: str
@@ -61,10 +61,10 @@ class BusParts:
 class BusServices:
     """`start`, then serve `services` until told to stop, then `stop`."""
 
-    def __init__(self, parts: BusParts, roles: frozenset[BusRole] = frozenset(BusRole)) -> None:
+    def __init__(self, parts: BusDependencies, roles: frozenset[BusRole] = frozenset(BusRole)) -> None:
         self.parts, self.roles = parts, roles
-        self.workers = Workers(clock=parts.clock, ledger=parts.ledger, appeared=self._wake)
-        attempts, stopping = Attempts(parts.ledger), Stopping(parts.bus)
+        self.workers = WorkerRegistry(clock=parts.clock, ledger=parts.ledger, appeared=self._wake)
+        attempts, stopping = AttemptCache(parts.ledger), StopNotifier(parts.bus)
         self.scheduler = Scheduler(
             ledger=parts.ledger,
             actor=parts.actor(Role.SCHEDULER),
@@ -75,8 +75,8 @@ class BusServices:
             clock=parts.clock,
             new_id=parts.new_id,
         )
-        self.introduction = Introduction(bus=parts.bus, new_id=parts.new_id)
-        self.results = Results(
+        self.introduction = SchedulerHandshake(bus=parts.bus, new_id=parts.new_id)
+        self.results = ResultListener(
             ledger=parts.ledger,
             bus=parts.bus,
             topics=parts.topics,
@@ -87,17 +87,17 @@ class BusServices:
             stopping=stopping,
             wake=self._ended,
         )
-        self.intake = Intake(
+        self.intake = BusIntake(
             ledger=parts.ledger,
             bus=parts.bus,
             topics=parts.topics,
-            room=Room(ledger=parts.ledger, clock=parts.clock),
+            room=BacklogLimit(ledger=parts.ledger, clock=parts.clock),
             clock=parts.clock,
             accepted=self._wake,
             works_on=self.results.works_on,
             cancel_grace_s=parts.cancel_grace_s,
         )
-        self.renewals = Renewals(
+        self.renewals = LeaseRenewals(
             ledger=parts.ledger,
             topics=parts.topics,
             workers=self.workers,
@@ -107,11 +107,11 @@ class BusServices:
             stopping=stopping,
             bus=parts.bus,
         )
-        self.publisher = Publisher(
+        self.publisher = BusPublisher(
             ledger=parts.ledger, bus=parts.bus, topics=parts.topics, follower=self._follower(PUBLISHES_AS)
         )
-        self.aftermath = Aftermath(
-            ledger=parts.ledger, topics=parts.topics, follower=self._follower(FOLLOWS_AS), wake=self._wake
+        self.aftermath = OutcomeReconciler(
+            ledger=parts.ledger, topics=parts.topics, follower=self._follower(SUBSCRIBER_NAME), wake=self._wake
         )
 
     @property
@@ -133,8 +133,8 @@ class BusServices:
         await self.results.stop()
         await self.workers.stop()
         await self.scheduler.drain()
-        await self.publisher.let_go()
-        await self.aftermath.let_go()
+        await self.publisher.release()
+        await self.aftermath.release()
 
     @property
     def _schedules(self) -> bool:
@@ -152,6 +152,6 @@ class BusServices:
         self._wake()
         self.publisher.wake()
 
-    def _follower(self, name: str) -> Follower:
+    def _follower(self, name: str) -> FeedSubscriber:
         actor = self.parts.actor(Role.CONTROL_PLANE)
-        return Follower(ledger=self.parts.ledger, actor=actor, clock=self.parts.clock, follows_as=name)
+        return FeedSubscriber(ledger=self.parts.ledger, actor=actor, clock=self.parts.clock, follows_as=name)

@@ -29,7 +29,7 @@ import pydantic
 
 from trellis.bus.errors import BusConfigInvalid
 from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX
-from trellis.engine.recent import Recent
+from trellis.engine.recent import LruCache
 
 FILE_NAME = "bus.toml"
 HELD_ACTION = "bus-dispatch"
@@ -54,11 +54,11 @@ Name = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
 Names = Annotated[tuple[Name, ...], pydantic.Field(max_length=NAMES_MAX)]
 
 
-class _Shape(pydantic.BaseModel):
+class _ConfigModel(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
 
-class Topic(_Shape):
+class Topic(_ConfigModel):
     """How jobs of one topic are handed out and what happens when they are lost."""
 
     pools: Names = ()
@@ -83,20 +83,20 @@ class Topic(_Shape):
     """Where a payload that comes with the request is put: `redis` for agents of the CAP SDK."""
 
 
-class Pool(_Shape):
+class Pool(_ConfigModel):
     """What the workers of a pool can do."""
 
     requires: Names = ()
     """Every `meta.requires` of a job must be among these, or among the capabilities of the worker."""
 
 
-class Tenant(_Shape):
+class Tenant(_ConfigModel):
     """How much of a tenant may be under way."""
 
     held_max: int | None = pydantic.Field(None, ge=1, le=HELD_MAX_MAX)
 
 
-class Topics(_Shape):
+class Topics(_ConfigModel):
     """The whole configuration."""
 
     topics: dict[Name, Topic] = pydantic.Field(default_factory=dict[str, Topic], max_length=NAMES_MAX)
@@ -120,25 +120,25 @@ class Topics(_Shape):
         """The settings of a topic."""
         found = self._found.get(topic)
         if found is None:
-            fitting = (settings for pattern, settings in self.topics.items() if fits(pattern, topic))
-            found = self._found[topic] = next(fitting, _PLAIN)
+            fitting = (settings for pattern, settings in self.topics.items() if subject_matches(pattern, topic))
+            found = self._found[topic] = next(fitting, _DEFAULT_TOPIC)
         return found
 
     @cached_property
-    def _found(self) -> Recent[str, Topic]:
+    def _found(self) -> LruCache[str, Topic]:
         """By topic: a file may have a thousand patterns, and a pass of the scheduler asks about thousands of jobs."""
-        return Recent(FOUND_MAX)
+        return LruCache(FOUND_MAX)
 
     def tenant(self, name: str) -> Tenant:
         """The settings of a tenant."""
         return self.tenants.get(name, self.tenant_default)
 
 
-_PLAIN = Topic.model_validate({})
+_DEFAULT_TOPIC = Topic.model_validate({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Patterns:
+class SubjectPatterns:
     """Several patterns: those without `*` and `>`, of which there may be thousands, are looked up together."""
 
     names: frozenset[str]
@@ -146,23 +146,23 @@ class Patterns:
 
     def fit(self, subject: str) -> bool:
         """Whether a subject fits one of them."""
-        return subject in self.names or any(fits(pattern, subject) for pattern in self.wild)
+        return subject in self.names or any(subject_matches(pattern, subject) for pattern in self.wild)
 
 
 @lru_cache(maxsize=200)
-def patterns(said: tuple[str, ...]) -> Patterns:
+def compile_patterns(said: tuple[str, ...]) -> SubjectPatterns:
     """These patterns, to be asked together."""
-    wild = tuple(filter(is_wild, said))
-    return Patterns(names=frozenset(said).difference(wild), wild=wild)
+    wild = tuple(filter(has_wildcard, said))
+    return SubjectPatterns(names=frozenset(said).difference(wild), wild=wild)
 
 
-def is_wild(pattern: str) -> bool:
+def has_wildcard(pattern: str) -> bool:
     """Whether it may fit more than itself."""
     return "*" in pattern or ">" in pattern
 
 
 @lru_cache(maxsize=10_000)
-def fits(pattern: str, subject: str) -> bool:
+def subject_matches(pattern: str, subject: str) -> bool:
     """Whether a subject fits a pattern: `*` is one word, `>` is the rest, at least one word."""
     wanted, words = pattern.split("."), subject.split(".")
     for number, want in enumerate(wanted):

@@ -12,7 +12,7 @@ ReportT = TypeVar("ReportT")
 
 
 @dataclass(kw_only=True)
-class Waking(Generic[ReportT]):
+class CoalescedTrigger(Generic[ReportT]):
     """No pass runs beside another, and one serves all that call meanwhile."""
 
     run: Callable[[], Awaitable[ReportT]]

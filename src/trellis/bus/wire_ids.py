@@ -19,7 +19,7 @@ def read_wire_id(text: str) -> tuple[JobId, Epoch] | None:
     return JobId(job_id), Epoch(int(epoch))
 
 
-def job_named(text: str) -> str:
+def job_id_of(text: str) -> str:
     """The id of the job that is meant by its own id or by one of its wire ids."""
     found = read_wire_id(text)
     return text if found is None else found[0]

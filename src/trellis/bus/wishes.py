@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 
-class TopicWishes(TypedDict, total=False):
+class TopicSubmitOptions(TypedDict, total=False):
     """What can be said about a new job on a topic beside its payload (document 004)."""
 
     job_id: str

@@ -25,14 +25,14 @@ from trellis.cli.commands import (
     command,
     group,
 )
-from trellis.cli.instances import opened, owner, person
+from trellis.cli.instances import open_for_command, owner, person
 from trellis.cli.invocation import Cli, program_name
-from trellis.cli.output import Column
+from trellis.cli.output import ListingColumn
 from trellis.engine.jobs import Actor
 from trellis.engine.ownership import owner_name
 from trellis.lifecycles import Role
 from trellis.runs.agent_acts import recorded_creation, set_status
-from trellis.runs.health import Failure, last_failure
+from trellis.runs.health import RunFailure, last_failure
 
 if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
     from trellis.instance import Instance
@@ -43,11 +43,11 @@ _STYLES = {AgentStatus.ACTIVE: "green", AgentStatus.ERROR: "red"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
+class _AgentRow:
     """An agent, and for one in error what its last run failed of."""
 
     agent: Agent
-    failure: Failure | None
+    failure: RunFailure | None
 
 
 def add_to(program: typer.Typer) -> None:
@@ -69,18 +69,20 @@ async def list_agents(
 ) -> None:
     """List the agents; a malformed one says what to correct, and one in error what went wrong."""
     wanted = values.limit(limit, LIMIT_MAX)
-    async with opened(cli) as instance:
+    async with open_for_command(cli) as instance:
         agents = (await instance.catalog.list()).agents[:wanted]
         if cli.out.ids_alone(ids, [agent.slug for agent in agents if agent.slug]):
             return
         found = [
-            _Listed(agent, await last_failure(instance.ledger, agent.slug) if _in_error(agent) and agent.slug else None)
+            _AgentRow(
+                agent, await last_failure(instance.ledger, agent.slug) if _in_error(agent) and agent.slug else None
+            )
             for agent in agents
         ]
     columns = [
-        Column[_Listed](title="AGENT", cell=lambda one: one.agent.slug or "?"),
-        Column[_Listed](title="STATUS", cell=_status),
-        Column[_Listed](title="ABOUT", cell=_about, gives_way=True),
+        ListingColumn[_AgentRow](title="AGENT", cell=lambda one: one.agent.slug or "?"),
+        ListingColumn[_AgentRow](title="STATUS", cell=_status),
+        ListingColumn[_AgentRow](title="ABOUT", cell=_about, gives_way=True),
     ]
     if cli.out.as_json:
         for one in found:
@@ -95,19 +97,19 @@ def _in_error(agent: Agent) -> bool:
     return not isinstance(agent, AgentMalformed) and agent.status is AgentStatus.ERROR
 
 
-def _status(one: _Listed) -> Text:
+def _status(one: _AgentRow) -> Text:
     if isinstance(one.agent, AgentMalformed):
         return Text("malformed", "red")
     return Text(one.agent.status.value, _STYLES.get(one.agent.status, "dim"))
 
 
-def _about(one: _Listed) -> str:
+def _about(one: _AgentRow) -> str:
     if isinstance(one.agent, AgentMalformed):
         return str(one.agent)
     return f"{one.failure.run_id}: {one.failure.error}" if one.failure else one.agent.description
 
 
-def _record(one: _Listed) -> dict[str, Any]:
+def _record(one: _AgentRow) -> dict[str, Any]:
     agent = one.agent
     if isinstance(agent, AgentMalformed):
         return {"slug": agent.slug, "status": "malformed", "problems": [str(problem) for problem in agent.problems]}
@@ -144,7 +146,7 @@ async def create(
     """
     principal = person(cli, "create an agent")
     sources = _read_sources(source or [])
-    async with opened(cli) as instance:
+    async with open_for_command(cli) as instance:
         missing = _missing_settings(instance, model)
         asked = NewAgent(
             slug=agent,
@@ -162,7 +164,7 @@ async def create(
     if cli.out.as_json:
         cli.out.record({"slug": made.slug, "status": made.status.value, "folder": folder, "files": list(keys)})
         return
-    _say_created(cli, made.slug, folder, keys, missing)
+    _print_created(cli, made.slug, folder, keys, missing)
 
 
 def _read_sources(files: Sequence[Path]) -> dict[str, bytes]:
@@ -193,7 +195,7 @@ def _missing_settings(instance: "Instance", model: str) -> str | None:
     return None
 
 
-def _say_created(cli: Cli, slug: str, folder: str, keys: Sequence[str], missing: str | None) -> None:
+def _print_created(cli: Cli, slug: str, folder: str, keys: Sequence[str], missing: str | None) -> None:
     cli.out.line(f"made {folder}")
     for key in keys:
         cli.out.line(f"  {key.split('/', 2)[2]}")
@@ -223,7 +225,7 @@ async def resume(cli: Cli, agent: AgentArgument, reason: ReasonOption = None) ->
 
 async def _change(cli: Cli, slug: str, status: AgentStatus, reason: str | None) -> None:
     actor = owner(cli, "change the status of an agent")
-    async with opened(cli) as instance:
+    async with open_for_command(cli) as instance:
         changed = await set_status(
             instance.catalog,
             instance.ledger,

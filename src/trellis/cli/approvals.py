@@ -40,30 +40,30 @@ async def _decide(cli: Cli, id_: str, *, approve: bool, note: str | None) -> Non
     try:
         job_id = JobId(id_)
         if await ledger.job(job_id) is None:  # perhaps as the inbox calls it; a job may be called so itself
-            job_id = approvals.job_of(id_) or job_id
+            job_id = approvals.job_id_of_inbox_id(id_) or job_id
         answer = await approvals.decide(
             ledger, actor, job_id, approve=approve, note=note, request_id=RequestId(new_id())
         )
     finally:
         await ledger.close()
-    _told(cli, job_id, answer.target, approve=approve)
+    _print_decision(cli, job_id, answer.target, approve=approve)
 
 
 async def approve_over_http(cli: Cli, id_: str, note: str | None) -> None:
     """Let a held job go."""
     async with cli.client() as client:
         job = await client.jobs.approve(id_, note)
-    _told(cli, job.job_id, job.status, approve=True)
+    _print_decision(cli, job.job_id, job.status, approve=True)
 
 
 async def deny_over_http(cli: Cli, id_: str, note: str | None) -> None:
     """Refuse a held job."""
     async with cli.client() as client:
         job = await client.jobs.deny(id_, note or "")
-    _told(cli, job.job_id, job.status, approve=False)
+    _print_decision(cli, job.job_id, job.status, approve=False)
 
 
-def _told(cli: Cli, job_id: str, status: str, *, approve: bool) -> None:
+def _print_decision(cli: Cli, job_id: str, status: str, *, approve: bool) -> None:
     if cli.out.as_json:
         cli.out.record({"job_id": job_id, "status": status, "decided": "approve" if approve else "reject"})
     elif approve:

@@ -13,7 +13,7 @@ from trellis.engine.errors import InputError, OptionInvalid
 from trellis.operations.explain import counted
 
 
-def say_discarded(cli: Cli, artifact_id: str) -> None:
+def print_discarded(cli: Cli, artifact_id: str) -> None:
     """That an artifact was discarded."""
     if cli.out.as_json:
         cli.out.record({"artifact_id": artifact_id, "status": "discarded"})
@@ -21,7 +21,7 @@ def say_discarded(cli: Cli, artifact_id: str) -> None:
         cli.out.line(f"{artifact_id} discarded")
 
 
-def say_cleaned(cli: Cli, ids: Sequence[str], *, days: int, dry_run: bool, more: bool) -> None:
+def print_cleanup(cli: Cli, ids: Sequence[str], *, days: int, dry_run: bool, more: bool) -> None:
     """What a cleanup removed, or would remove."""
     if cli.out.as_json:
         cli.out.record({"older_than_days": days, "dry_run": dry_run, "artifacts": list(ids), "more": more})

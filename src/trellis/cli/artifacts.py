@@ -7,13 +7,13 @@ import typer
 from trellis.artifacts.content import ArtifactType
 from trellis.artifacts.errors import ArtifactNotFound
 from trellis.artifacts.registry import CLEANUP_MAX
-from trellis.artifacts.rows import Row
+from trellis.artifacts.rows import ArtifactRow
 from trellis.cli import values
-from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned, say_discarded, show_page
+from trellis.cli.artifact_output import artifact_type, check_days, confirm, print_cleanup, print_discarded, show_page
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
-from trellis.cli.instances import opened, operator
+from trellis.cli.instances import open_for_command, operator
 from trellis.cli.invocation import Cli
-from trellis.cli.output import Column, age
+from trellis.cli.output import ListingColumn, age
 
 if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
     from trellis.instance import Instance
@@ -43,7 +43,7 @@ async def list_artifacts(
 ) -> None:
     """List finalized artifacts, newest first; those of jobs that are not complete are not shown."""
     wanted, kind = values.limit(limit, LIMIT_MAX), artifact_type(type_)
-    async with opened(cli) as instance:
+    async with open_for_command(cli) as instance:
         now = await instance.ledger.now()
         found = await _rows(instance, wanted, kind, job)
         records = [instance.artifacts.fields(row) for row in found]
@@ -54,16 +54,16 @@ async def list_artifacts(
             cli.out.record(record)
         return
     columns = [
-        Column[Row](title="ARTIFACT", cell=lambda row: row.artifact_id),
-        Column[Row](title="TYPE", cell=lambda row: row.type.value),
-        Column[Row](title="AGE", cell=lambda row: age(row.changed_at, now), right=True),
-        Column[Row](title="OF", cell=lambda row: f"{row.agent_slug}: job {row.job_id}", gives_way=True),
+        ListingColumn[ArtifactRow](title="ARTIFACT", cell=lambda row: row.artifact_id),
+        ListingColumn[ArtifactRow](title="TYPE", cell=lambda row: row.type.value),
+        ListingColumn[ArtifactRow](title="AGE", cell=lambda row: age(row.changed_at, now), right=True),
+        ListingColumn[ArtifactRow](title="OF", cell=lambda row: f"{row.agent_slug}: job {row.job_id}", gives_way=True),
     ]
     cli.out.listing(found, columns, empty="No artifacts.")
 
 
-async def _rows(instance: "Instance", wanted: int, kind: ArtifactType | None, job: str | None) -> list[Row]:
-    found, cursor = list[Row](), None
+async def _rows(instance: "Instance", wanted: int, kind: ArtifactType | None, job: str | None) -> list[ArtifactRow]:
+    found, cursor = list[ArtifactRow](), None
     while True:
         page = await instance.artifacts.page(
             limit=min(PAGE, wanted - len(found)), cursor=cursor, type_=kind, job_id=job
@@ -78,7 +78,7 @@ async def show_artifact(
     cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID", help="The artifact's id, art-….")]
 ) -> None:
     """One artifact as a page to read; --json prints the whole document."""
-    async with opened(cli) as instance:
+    async with open_for_command(cli) as instance:
         document = await instance.artifacts.read(id_)
     if document is None:
         raise ArtifactNotFound(artifact=id_)
@@ -92,9 +92,9 @@ async def discard(
 ) -> None:
     """Discard a staged artifact that no job waits for; what is final stays, and no content is touched."""
     actor = operator(cli, "discard an artifact")
-    async with opened(cli) as instance:
+    async with open_for_command(cli) as instance:
         row = await instance.artifacts.give_up(actor, id_, cause=reason or f"discarded by {actor.name}")
-    say_discarded(cli, row.artifact_id)
+    print_discarded(cli, row.artifact_id)
 
 
 async def clean_up(
@@ -115,10 +115,12 @@ async def clean_up(
     wanted = values.limit(limit, CLEANUP_MAX)
     check_days(older_than_days)
     actor = operator(cli, "clean up old artifacts")
-    async with opened(cli) as instance:
+    async with open_for_command(cli) as instance:
         artifacts = instance.artifacts
         done = await artifacts.cleanup(actor, older_than_days=older_than_days, limit=wanted, dry_run=True)
         if done.rows and not dry_run:
             confirm(len(done.rows), yes=yes)
             done = await artifacts.cleanup(actor, older_than_days=older_than_days, limit=wanted)
-    say_cleaned(cli, [row.artifact_id for row in done.rows], days=done.older_than_days, dry_run=dry_run, more=done.more)
+    print_cleanup(
+        cli, [row.artifact_id for row in done.rows], days=done.older_than_days, dry_run=dry_run, more=done.more
+    )

@@ -10,7 +10,7 @@ from trellis.bus.safety.remote import is_kernel_address
 from trellis.cli.problems import without_password
 from trellis.engine.errors import TrellisError
 from trellis.engine.extras import Extra, extra_needed
-from trellis.engine.records import Finding, Severity
+from trellis.engine.records import Finding, FindingSeverity
 from trellis.fleet import config_file, is_embedded, kernel_of, topics_of
 from trellis.operations.doctor import error_finding
 from trellis.operations.explain import counted
@@ -40,26 +40,28 @@ def _config(settings: Settings, file: Path) -> Finding:
     except TrellisError as error:
         return error_finding("bus config", str(error), "correct the file; nothing that uses it starts before")
     told = f"{file}: {counted(len(topics.topics), 'topic pattern')}, {counted(len(topics.pools), 'pool')}"
-    return Finding(check="bus config", severity=Severity.OK, detail=told)
+    return Finding(check="bus config", severity=FindingSeverity.OK, detail=told)
 
 
 async def _policy(settings: Settings, url: str) -> Finding:
     if settings.policy is None:
         if is_embedded(settings, url):
-            return Finding(check="policy", severity=Severity.OK, detail="none: every job of job.> may go")
+            return Finding(check="policy", severity=FindingSeverity.OK, detail="none: every job of job.> may go")
         remedy = "set TRELLIS_POLICY; docs/how-to/safety-policy.md has an example"
-        return Finding(check="policy", severity=Severity.WARNING, detail="none: every job is denied", remedy=remedy)
+        return Finding(
+            check="policy", severity=FindingSeverity.WARNING, detail="none: every job is denied", remedy=remedy
+        )
     if not is_kernel_address(settings.policy):
         try:
             policy = read_policy_file(Path(settings.policy))
         except TrellisError as error:
             return error_finding("policy", str(error), "correct it: until then no job is handed out")
         told = f"{settings.policy}: {counted(len(policy.rules), 'rule')}, hash {policy.hash[:12]}"
-        return Finding(check="policy", severity=Severity.OK, detail=told)
+        return Finding(check="policy", severity=FindingSeverity.OK, detail=told)
     kernel = kernel_of(settings, url, monotonic=elapsed_s)
     try:
         told = f"{settings.policy} answers, policy {(await kernel.snapshot())[:12]}"
-        return Finding(check="policy", severity=Severity.OK, detail=told)
+        return Finding(check="policy", severity=FindingSeverity.OK, detail=told)
     except KernelUnavailable as error:
         return error_finding("policy", str(error), "start it: trellis up --roles safety-kernel; until then jobs wait")
     finally:
@@ -88,9 +90,9 @@ async def _server(settings: Settings) -> Finding:
         return error_finding("bus", str(error), "correct the setting")
     detail = f"{options.shown} answers, " + ("with JetStream" if kept else "without JetStream")
     if kept:
-        return Finding(check="bus", severity=Severity.OK, detail=detail)
+        return Finding(check="bus", severity=FindingSeverity.OK, detail=detail)
     remedy = "start nats-server with -js: without it a packet that comes while no scheduler listens is lost"
-    return Finding(check="bus", severity=Severity.WARNING, detail=detail, remedy=remedy)
+    return Finding(check="bus", severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)
 
 
 def _keys(settings: Settings) -> list[Finding]:
@@ -115,7 +117,7 @@ def _keys(settings: Settings) -> list[Finding]:
         remedy = f"put the public key of each worker and client there as <sender id>.pem; for workers {settings.bus_sender}.pem"
         return [error_finding("bus keys", f"{others} in {settings.bus_keys_dir}: every packet is dropped", remedy)]
     signs = "packets are signed" if settings.bus_key_file else "packets are not signed"
-    return [Finding(check="bus keys", severity=Severity.OK, detail=f"{signs}, {others}")]
+    return [Finding(check="bus keys", severity=FindingSeverity.OK, detail=f"{signs}, {others}")]
 
 
 async def _keeps(client: Any) -> bool:
@@ -142,4 +144,4 @@ async def _redis(settings: Settings) -> Finding:
         return error_finding("redis", without_password(str(error), settings.redis_url), "start the server")
     finally:
         await pointers.close()
-    return Finding(check="redis", severity=Severity.OK, detail="it answers")
+    return Finding(check="redis", severity=FindingSeverity.OK, detail="it answers")

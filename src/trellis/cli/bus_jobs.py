@@ -17,17 +17,17 @@ from trellis.bus.documents import (
     requeue_cause,
     worker_of,
 )
-from trellis.bus.wishes import TopicWishes
+from trellis.bus.wishes import TopicSubmitOptions
 from trellis.cli import values
 from trellis.cli.invocation import Cli
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.records import Event, Job, Signal
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.operations.bus_words import approval_of
-from trellis.operations.explain import Explanation
+from trellis.operations.explain import JobExplanation
 
 if TYPE_CHECKING:  # loaded by those who have a failed job
-    from trellis.bus.ends.requeueing import Again
+    from trellis.bus.ends.requeueing import Successor
 
 TopicOption = Annotated[str | None, typer.Option("--topic", help="The topic, instead of TYPE: a job for the bus.")]
 LabelOption = Annotated[
@@ -43,7 +43,7 @@ RequestOption = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OnBus:
+class TopicOptions:
     """What only a job on a topic is told."""
 
     topic: str | None = None
@@ -52,13 +52,15 @@ class OnBus:
     context: str | None = None
     request: str | None = None
 
-    def named(self, type_: str | None, payload: str | None, lifecycle: str | None) -> tuple["OnBus", str, str | None]:
+    def named(
+        self, type_: str | None, payload: str | None, lifecycle: str | None
+    ) -> tuple["TopicOptions", str, str | None]:
         """This, the name of the job and its payload: with --topic the only argument is the payload. Raises OptionInvalid."""
         if self.topic is None:
             if type_ is None:
                 raise OptionInvalid(option="TYPE", value=None, expected="name the job type, or a topic with --topic")
             meant = lifecycle == BUS_JOB.name
-            found = OnBus(
+            found = TopicOptions(
                 topic=type_ if meant else None,
                 label=self.label,
                 tenant=self.tenant,
@@ -74,7 +76,7 @@ class OnBus:
 
     def asked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of the request beside its payload; raises OptionInvalid for what nobody can choose there."""
-        for name, option in _NOT_CHOSEN.items():
+        for name, option in _OPTION_OF_FIELD.items():
             if given.get(name) is not None:
                 raise OptionInvalid(
                     option=option, value=str(given[name]), expected="the topic decides that; leave it out"
@@ -88,8 +90,8 @@ class OnBus:
             "parent_job_id": given.get("parent_id"),
             "tenant_id": self.tenant,
             "context_ptr": self.context,
-            "labels": _over(more, "labels", _pairs(self.label)),
-            "budget": _over(more, "budget", deadline),
+            "labels": _merged_field(more, "labels", _pairs(self.label)),
+            "budget": _merged_field(more, "budget", deadline),
         }
         return more | {name: value for name, value in said.items() if value is not None}
 
@@ -100,8 +102,8 @@ class OnBus:
             raise OptionInvalid(option="--request", value=self.request, expected="give a JSON object")
         found = cast("dict[str, Any]", more or {})
         for name in found:
-            if name not in TopicWishes.__annotations__:
-                fields = ", ".join(sorted(TopicWishes.__annotations__))
+            if name not in TopicSubmitOptions.__annotations__:
+                fields = ", ".join(sorted(TopicSubmitOptions.__annotations__))
                 raise OptionInvalid(
                     option="--request", value=name, expected=f"its fields are {fields}; say all else beside it"
                 )
@@ -115,7 +117,7 @@ class OnBus:
                 raise OptionInvalid(option=option, value=value, expected="it is for jobs on a topic; add --topic TOPIC")
 
 
-_NOT_CHOSEN = {
+_OPTION_OF_FIELD = {
     "app": "--app",
     "delay_s": "--delay",
     "run_at": "--run-at",
@@ -125,7 +127,7 @@ _NOT_CHOSEN = {
 }
 
 
-def _over(more: Mapping[str, Any], name: str, options: dict[str, Any] | None) -> dict[str, Any] | None:
+def _merged_field(more: Mapping[str, Any], name: str, options: dict[str, Any] | None) -> dict[str, Any] | None:
     """What the options say of a field that has names inside, over what --request says of it."""
     if not options:
         return None
@@ -147,7 +149,7 @@ def _pairs(texts: list[str] | None) -> dict[str, str] | None:
     return found
 
 
-def with_retry(told: Explanation, again: "Again") -> Explanation:
+def with_retry(told: JobExplanation, again: "Successor") -> JobExplanation:
     """What is said of a failed job, with the job that did it again: while that may come to something, it is what happens next."""
     sentence = f"{again.words[0].upper()}{again.words[1:]}."
     look = () if again.last is None else (f"trellis job explain {again.last.job_id}\tsee how that stands",)
@@ -157,14 +159,14 @@ def with_retry(told: Explanation, again: "Again") -> Explanation:
     return replace(told, next=(sentence,), you_can=(*look, *beside))
 
 
-def say_context(cli: Cli, told: Mapping[str, Any]) -> None:
+def print_context_hint(cli: Cli, told: Mapping[str, Any]) -> None:
     """How to see what the worker of a job is given, beside a document that only says where it is."""
     job_id = told.get("job_id")
     if job_id and told.get("context_ptr") and not cli.out.as_json:
         cli.out.note(f"what its worker is given: trellis job context {job_id}")
 
 
-def bus_facts(job: Job, events: Sequence[Event], signals: Sequence[Signal]) -> list[tuple[str, str | Text]]:
+def bus_job_facts(job: Job, events: Sequence[Event], signals: Sequence[Signal]) -> list[tuple[str, str | Text]]:
     """What `job show` says of a job on a topic beside what it says of any."""
     report, hold, decision = report_of(job, events), hold_of(job, events), decision_of(events)
     sent, worker = dispatch_of(events), worker_of(job, events)

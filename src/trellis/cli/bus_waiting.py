@@ -18,7 +18,7 @@ LOOK_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
+class EndedBusJob:
     """A job as it ended, and what comes after it."""
 
     state: str
@@ -29,11 +29,11 @@ class Ended:
     """Whether one is about to be made."""
 
 
-Look = Callable[[str, float], Awaitable[Ended]]
+LookForEnd = Callable[[str, float], Awaitable[EndedBusJob]]
 """Wait so long for the end of this job; raises TimeoutError."""
 
 
-async def last_retry(cli: Cli, look: Look, job_id: str, wait_s: float, clock: Clock) -> tuple[str, float]:
+async def last_retry(cli: Cli, look: LookForEnd, job_id: str, wait_s: float, clock: Clock) -> tuple[str, float]:
     """The job in which the work ends, or stands when the time is over, and how much of the time is left."""
     until = clock.monotonic() + wait_s
     while (left_s := until - clock.monotonic()) > 0:
@@ -55,39 +55,39 @@ async def last_retry(cli: Cli, look: Look, job_id: str, wait_s: float, clock: Cl
     return job_id, max(0.0, until - clock.monotonic())
 
 
-def in_ledger(cli: Cli, trellis: Trellis) -> Look:
+def look_in_ledger(cli: Cli, trellis: Trellis) -> LookForEnd:
     """Look into the ledger."""
-    from trellis.bus.ends.requeueing import done_again
+    from trellis.bus.ends.requeueing import find_successor
     from trellis.fleet import topics_of  # nobody else here needs the bus
 
     topics = topics_of(cli.settings)
 
-    async def look(job_id: str, left_s: float) -> Ended:
+    async def look(job_id: str, left_s: float) -> EndedBusJob:
         job = await trellis.wait(job_id, left_s)
-        again = await done_again(trellis.ledger, job, topics)
+        again = await find_successor(trellis.ledger, job, topics)
         if again is None:
-            return Ended(state=job.state)
+            return EndedBusJob(state=job.state)
         report = report_of(job, await trellis.ledger.events(job.job_id))
-        error = told_error(report.get("error_code"), report.get("error_message"))
+        error = error_text_of(report.get("error_code"), report.get("error_message"))
         retry = None if again.last is None else again.last.job_id
-        return Ended(state=job.state, error=error, retry=retry, due=again.due)
+        return EndedBusJob(state=job.state, error=error, retry=retry, due=again.due)
 
     return look
 
 
-def at_gateway(client: "GatewayClient") -> Look:
+def look_at_gateway(client: "GatewayClient") -> LookForEnd:
     """Ask a gateway."""
 
-    async def look(job_id: str, left_s: float) -> Ended:
+    async def look(job_id: str, left_s: float) -> EndedBusJob:
         job = await client.jobs.wait(job_id, left_s)
         if not isinstance(job, BusJob) or job.retry is None:
-            return Ended(state=job.status)
-        error = told_error(job.error_code, job.error_message)
-        return Ended(state=job.status, error=error, retry=job.retry.job_id, due=job.retry.due)
+            return EndedBusJob(state=job.status)
+        error = error_text_of(job.error_code, job.error_message)
+        return EndedBusJob(state=job.status, error=error, retry=job.retry.job_id, due=job.retry.due)
 
     return look
 
 
-def told_error(code: str | None, message: str | None) -> str:
+def error_text_of(code: str | None, message: str | None) -> str:
     """What went wrong, in one piece."""
     return ": ".join(filter(None, (code, message)))

@@ -14,14 +14,14 @@ from trellis.bus.pointers import OBJECTS, REDIS, Pointers, make_pointers
 from trellis.bus.port import Bus, ping
 from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.cli.invocation import Cli, sqlite_path
-from trellis.cli.up_roles import say_health
+from trellis.cli.up_roles import print_health
 from trellis.engine.clock import Clock
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
-from trellis.instance import places
+from trellis.instance import storage_locations
 from trellis.settings import BUS_SCHEMES, LOCAL_BUS, Settings
 from trellis.storage.address import s3_credentials
 from trellis.storage.open import open_objects
-from trellis.web.health import Health, health_listener
+from trellis.web.health import ProcessHealth, health_listener
 from trellis.wiring import SystemClock, elapsed_s, new_id, process_name
 from trellis.worker.app import App
 from trellis.worker.drain import run_until_signalled
@@ -33,7 +33,7 @@ LOOK_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Places:
+class PointerResolver:
     """Payloads wherever they are; results where this worker can put them."""
 
     pointers: Pointers
@@ -106,10 +106,12 @@ async def run_on_bus(cli: Cli, app: App, url: str, name: str | None, options: Bu
                 app, bus, options, clock=SystemClock(), new_id=new_id, resolver=resolver, cpu_load=ProcessLoad()
             )
             serves = f"{worker.worker_id} serves {', '.join(worker.topics)} at {bus.url}; Ctrl-C finishes running jobs, then stops; a second Ctrl-C gives them back at once"
-            telling = asyncio.create_task(say_served(cli, bus, serves, SystemClock()))
+            telling = asyncio.create_task(print_served(cli, bus, serves, SystemClock()))
             try:
-                async with health_listener(settings.health_address, Health({"bus": partial(ping, bus)})) as address:
-                    say_health(cli, address)
+                async with health_listener(
+                    settings.health_address, ProcessHealth({"bus": partial(ping, bus)})
+                ) as address:
+                    print_health(cli, address)
                     return await run_until_signalled(worker)
             finally:
                 telling.cancel()
@@ -118,7 +120,7 @@ async def run_on_bus(cli: Cli, app: App, url: str, name: str | None, options: Bu
             await bus.close()
 
 
-async def say_served(cli: Cli, bus: Bus, serves: str, clock: Clock) -> None:
+async def print_served(cli: Cli, bus: Bus, serves: str, clock: Clock) -> None:
     """Say what this worker does once the bus answers; before that, that it waits."""
     if not bus.connected:
         cli.out.note(f"waiting for {bus.url}, which does not answer; Ctrl-C ends it")
@@ -141,9 +143,9 @@ def checked_url(url: str) -> str:
 
 
 @asynccontextmanager
-async def _places(settings: Settings, ledger_url: str) -> AsyncGenerator[Places]:
+async def _places(settings: Settings, ledger_url: str) -> AsyncGenerator[PointerResolver]:
     """The stores that pointers can name here: those of the settings, or the folder beside an embedded ledger that is there."""
-    address = settings.objects or _beside(settings, ledger_url)
+    address = settings.objects or _folder_beside_ledger(settings, ledger_url)
     if address is None and settings.redis_url is None:
         detail = (
             "set TRELLIS_OBJECTS or TRELLIS_REDIS to the stores of the control plane: payloads and results are there"
@@ -153,7 +155,7 @@ async def _places(settings: Settings, ledger_url: str) -> AsyncGenerator[Places]
     try:
         pointers = make_pointers(objects, settings.redis_url)
         try:
-            yield Places(pointers=pointers, scheme=REDIS if objects is None else OBJECTS)
+            yield PointerResolver(pointers=pointers, scheme=REDIS if objects is None else OBJECTS)
         finally:
             await pointers.close()
     finally:
@@ -161,10 +163,10 @@ async def _places(settings: Settings, ledger_url: str) -> AsyncGenerator[Places]
             await objects.close()
 
 
-def _beside(settings: Settings, ledger_url: str) -> str | None:
+def _folder_beside_ledger(settings: Settings, ledger_url: str) -> str | None:
     """A folder made here would be one that nobody else looks into, so there must be a ledger."""
     path = sqlite_path(ledger_url)
-    return places(settings, ledger_url).objects if path is not None and path.exists() else None
+    return storage_locations(settings, ledger_url).objects if path is not None and path.exists() else None
 
 
 def _labels(said: Sequence[str]) -> dict[str, str]:

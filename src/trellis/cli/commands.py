@@ -153,5 +153,5 @@ def _report(cli: "Cli", error: TrellisError) -> int:
     url: str | None = None
     with contextlib.suppress(TrellisError):
         url = cli.url
-    cli.out.error(problems.without_password(problems.told(error), url), problems.way_out(error))
+    cli.out.error(problems.without_password(problems.message_for_person(error), url), problems.remedy_for(error))
     return problems.exit_code(error)

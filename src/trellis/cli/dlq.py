@@ -11,7 +11,7 @@ from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.jobs import report_requeued, show
-from trellis.cli.output import Column, age, as_record
+from trellis.cli.output import ListingColumn, age, as_record
 from trellis.engine.errors import InputError, JobNotFound, OptionInvalid, Refused
 from trellis.engine.event_data import last_traceback
 from trellis.engine.jobs import JobId, Moved, NotMoved
@@ -19,8 +19,8 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import DeadLetter, JobFilter
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.operations.doctor import waiting_ones
-from trellis.operations.explain import REASONS, counted
+from trellis.operations.doctor import without_cancelled
+from trellis.operations.explain import REASON_PHRASES, counted
 from trellis.operations.letters import WITH_LETTERS, dead_letters, letter_of
 
 PAGE_MAX = 500
@@ -68,10 +68,10 @@ async def list_letters(
         found, more = await _letters(ledger, where, wanted, cursor)
         elsewhere = [] if reason or lifecycle == LEASED_JOB.name else await _without_letter(ledger, where)
     columns = [
-        Column[DeadLetter](title="JOB", cell=lambda letter: letter.job_id),
-        Column[DeadLetter](title="REASON", cell=lambda letter: Text(letter.reason_code.value, style="red")),
-        Column[DeadLetter](title="AGE", cell=lambda letter: age(letter.at, now), right=True),
-        Column[DeadLetter](
+        ListingColumn[DeadLetter](title="JOB", cell=lambda letter: letter.job_id),
+        ListingColumn[DeadLetter](title="REASON", cell=lambda letter: Text(letter.reason_code.value, style="red")),
+        ListingColumn[DeadLetter](title="AGE", cell=lambda letter: age(letter.at, now), right=True),
+        ListingColumn[DeadLetter](
             title="TYPE: ERROR", cell=lambda letter: f"{letter.type}: {letter.last_error}", gives_way=True
         ),
     ]
@@ -100,7 +100,7 @@ async def show_letter(cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID",
         return
     cli.out.facts(
         [
-            ("reason", f"{letter.reason_code.value}: {REASONS[letter.reason_code.value]}"),
+            ("reason", f"{letter.reason_code.value}: {REASON_PHRASES[letter.reason_code.value]}"),
             ("stage", letter.stage.value),
             ("attempts", str(letter.attempts)),
             ("last owner", letter.last_owner or "nobody ever held it"),
@@ -173,7 +173,7 @@ def _ask(count: int) -> None:
 async def _without_letter(ledger: Ledger, where: JobFilter) -> list[tuple[str, str, int]]:
     """Queue jobs that failed and wait for a person: lifecycle, state, and how many there are."""
     page = await ledger.jobs(replace(where, lifecycle=QUEUE_JOB.name, state="FAILED"), limit=COUNTED_MAX)
-    waiting = len(waiting_ones(page.jobs))
+    waiting = len(without_cancelled(page.jobs))
     return [(QUEUE_JOB.name, "FAILED", waiting)] if waiting else []
 
 

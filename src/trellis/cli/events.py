@@ -10,7 +10,7 @@ import typer
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli
-from trellis.cli.output import Column, Output, as_record, table
+from trellis.cli.output import ListingColumn, Output, as_record, table
 from trellis.engine.errors import InputError, JobNotFound
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
@@ -104,12 +104,12 @@ def _line(event: Event) -> str:
     return f"{event.ts:%H:%M:%S.%f}"[:12] + f"  {event.type:<20} {event.job_id}" + (f"  {note}" if note else "")
 
 
-def print_events(out: Output, found: Sequence[Event], columns: Sequence[Column[Event]]) -> None:
+def print_events(out: Output, found: Sequence[Event], columns: Sequence[ListingColumn[Event]]) -> None:
     """A table of events; times count from the first one, because what matters is how long things took."""
     if found and not out.as_json:
         first = found[0].ts
         out.line(f"from {first:%Y-%m-%d %H:%M:%S} UTC", style="dim")
-        after = Column[Event](title="AFTER", cell=lambda event: _offset(event.ts, first), right=True)
+        after = ListingColumn[Event](title="AFTER", cell=lambda event: _offset(event.ts, first), right=True)
         out.show(table(found, [columns[0], after, *columns[1:]], out.console.width))
         return
     out.listing(found, columns, empty="No event is like that.")
@@ -120,20 +120,20 @@ def _offset(moment: datetime, first: datetime) -> str:
     return f"{seconds:.3f}s" if seconds < 1000 else f"{seconds / 60:.0f}min"
 
 
-_WHAT = Column[Event](title="EVENT", cell=lambda event: event.type)
-_TRY = Column[Event](title="TRY", cell=lambda event: str(event.attempt + 1), right=True)
-_BY = Column[Event](title="BY", cell=lambda event: event.actor, gives_way=True)
-_NOTE = Column[Event](title="NOTE", cell=event_note, wraps=True)
+_WHAT = ListingColumn[Event](title="EVENT", cell=lambda event: event.type)
+_TRY = ListingColumn[Event](title="TRY", cell=lambda event: str(event.attempt + 1), right=True)
+_BY = ListingColumn[Event](title="BY", cell=lambda event: event.actor, gives_way=True)
+_NOTE = ListingColumn[Event](title="NOTE", cell=event_note, wraps=True)
 
 EVENT_COLUMNS = (
-    Column[Event](title="#", cell=lambda event: str(event.version), right=True),
+    ListingColumn[Event](title="#", cell=lambda event: str(event.version), right=True),
     _WHAT,
     _TRY,
     _BY,
     _NOTE,
 )
 FEED_COLUMNS = (
-    Column[Event](title="JOB", cell=lambda event: event.job_id),
+    ListingColumn[Event](title="JOB", cell=lambda event: event.job_id),
     _WHAT,
-    Column[Event](title="NOTE", cell=event_note, gives_way=True),
+    ListingColumn[Event](title="NOTE", cell=event_note, gives_way=True),
 )

@@ -7,7 +7,7 @@ import typer
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, make_folder, sqlite_path
 from trellis.engine.errors import SettingsInvalid
-from trellis.fleet import places
+from trellis.fleet import storage_locations
 from trellis.settings import FILE_NAME
 from trellis.wiring import development_key_path, make_development_key
 
@@ -58,12 +58,12 @@ async def init(cli: Cli) -> None:
             file.write(SETTINGS_FILE)
     make_development_key(url)
     await _open_once(cli)
-    _say(cli, parts, before)
+    _print_made(cli, parts, before)
 
 
 def _folders(cli: Cli) -> list[Path]:
     """Where objects and memory lie, as far as that is on this machine."""
-    where = places(cli.settings, cli.url)
+    where = storage_locations(cli.settings, cli.url)
     objects = [Path(where.objects.removeprefix("file://"))] if where.objects.startswith("file://") else []
     return [*objects, where.memory]
 
@@ -76,7 +76,7 @@ async def _open_once(cli: Cli) -> None:
         pass
 
 
-def _say(cli: Cli, parts: list[Path], before: set[Path]) -> None:
+def _print_made(cli: Cli, parts: list[Path], before: set[Path]) -> None:
     made = [str(part) for part in parts if part not in before]
     kept = [str(part) for part in parts if part in before]
     if cli.out.as_json:

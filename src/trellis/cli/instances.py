@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # an instance brings all of the platform with it, and is load
 
 
 @asynccontextmanager
-async def opened(cli: Cli) -> "AsyncGenerator[Instance]":
+async def open_for_command(cli: Cli) -> "AsyncGenerator[Instance]":
     """Ledger, object store and memory of this call. Reading needs no token, but one that is shown must be good."""
     from trellis.instance import open_instance
 

@@ -10,14 +10,14 @@ from rich.text import Text
 
 from trellis.bus.documents import context_pointer, hold_of, result_pointer
 from trellis.cli import approvals, values
-from trellis.cli.bus_jobs import bus_facts, with_retry
+from trellis.cli.bus_jobs import bus_job_facts, with_retry
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
-from trellis.cli.output import Column, age, as_record, event_record, state_text
+from trellis.cli.output import ListingColumn, age, as_record, event_record, state_text
 from trellis.cli.reading import open_wait, signal_lines, surroundings
-from trellis.client import Trellis, cancelling
-from trellis.engine.dead_letters import BY_OPERATORS
+from trellis.client import Trellis, cancelling_roles_of
+from trellis.engine.dead_letters import OPERATOR_REASON_CODES
 from trellis.engine.errors import JobNotFound, Refused, TrellisError
 from trellis.engine.event_data import ArtifactPointer, artifacts_of, last_traceback
 from trellis.engine.jobs import (
@@ -32,18 +32,18 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.matrices import permit
-from trellis.engine.records import Event, Job, JobFilter, Place
+from trellis.engine.records import Event, Job, JobFilter, JobPlace
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
-from trellis.operations.bus_words import HOLDS
-from trellis.operations.explain import Explanation, duration, explain, goes_on, waits_for
+from trellis.operations.bus_words import HOLD_PHRASES
+from trellis.operations.explain import JobExplanation, duration, explain, timer_phrase, waits_for
 from trellis.operations.letters import letter_of
 from trellis.wiring import new_id
 
 if TYPE_CHECKING:  # nobody else here needs the bus
-    from trellis.bus.ends.requeueing import Again
+    from trellis.bus.ends.requeueing import Successor
 
 SECTION = "Jobs"
 PAGE_MAX = 500
@@ -129,38 +129,42 @@ def _listed(job: Job) -> dict[str, Any]:
 async def _holds(ledger: Ledger, jobs: list[Job]) -> dict[JobId, str]:
     """What jobs on topics wait for: only their events say it, so of a long list the first are looked up."""
     found: dict[JobId, str] = {}
-    waiting = [job for job in jobs if job.lifecycle == BUS_JOB.name and job.place in {Place.RESTING, Place.READY}]
+    waiting = [
+        job for job in jobs if job.lifecycle == BUS_JOB.name and job.place in {JobPlace.SCHEDULED, JobPlace.READY}
+    ]
     for job in waiting[:HOLDS_READ_MAX]:
         hold = hold_of(job, await ledger.events(job.job_id))
         if hold is not None:
-            found[job.job_id] = HOLDS.get(hold.kind, hold.kind)
+            found[job.job_id] = HOLD_PHRASES.get(hold.kind, hold.kind)
     return found
 
 
-def _columns(now: datetime, holds: Mapping[JobId, str]) -> list[Column[Job]]:
+def _columns(now: datetime, holds: Mapping[JobId, str]) -> list[ListingColumn[Job]]:
     return [
-        Column(title="JOB", cell=lambda job: job.job_id),
-        Column(title="TYPE", cell=lambda job: job.type, gives_way=True),
-        Column(title="STATUS", cell=lambda job: state_text(job.lifecycle, job.state)),
-        Column(title="TRY", cell=lambda job: f"{job.attempts_spent + 1}/{job.attempts_allowed}", right=True),
-        Column(title="AGE", cell=lambda job: age(job.created_at, now), right=True),
-        Column(title="WAITS FOR", cell=lambda job: holds.get(job.job_id) or _waits_for(job, now), gives_way=True),
+        ListingColumn(title="JOB", cell=lambda job: job.job_id),
+        ListingColumn(title="TYPE", cell=lambda job: job.type, gives_way=True),
+        ListingColumn(title="STATUS", cell=lambda job: state_text(job.lifecycle, job.state)),
+        ListingColumn(title="TRY", cell=lambda job: f"{job.attempts_spent + 1}/{job.attempts_allowed}", right=True),
+        ListingColumn(title="AGE", cell=lambda job: age(job.created_at, now), right=True),
+        ListingColumn(
+            title="WAITS FOR", cell=lambda job: holds.get(job.job_id) or _waits_for(job, now), gives_way=True
+        ),
     ]
 
 
 def _waits_for(job: Job, now: datetime) -> str:
     """What keeps a job from going on; nothing for one that is ready, runs or has ended."""
     match job.place:
-        case Place.RESTING:
+        case JobPlace.SCHEDULED:
             left, who = None if job.due_at is None else (job.due_at - now).total_seconds(), waits_for(job)
             if left is None:
                 return who or ""
             if who is not None and left > 0:
                 return f"{who}, for {duration(left)}"
             return f"its time, in {duration(left)}" if left > 0 else "the sweep"
-        case Place.PARKED:
+        case JobPlace.BLOCKED:
             return f"key {job.concurrency_key}"
-        case Place.HELD if job.cancel_requested:
+        case JobPlace.LEASED if job.cancel_requested:
             return "its holder to stop"
         case _:
             return ""
@@ -169,7 +173,7 @@ def _waits_for(job: Job, now: datetime) -> str:
 async def show(cli: Cli, id_: JobArgument) -> None:
     """Everything about one job: row, payload, result, events, last log lines."""
     async with cli.open_having(job_id=id_) as ledger:
-        job = await _found(ledger, id_)
+        job = await _get_job(ledger, id_)
         events = await ledger.events(job.job_id)
         result = await ledger.result(job.job_id)
         signals = await ledger.signals(job.job_id, limit=LOG_LINES_SHOWN)
@@ -186,7 +190,7 @@ async def show(cli: Cli, id_: JobArgument) -> None:
         return
     facts = _facts(job, now)
     if job.lifecycle == BUS_JOB.name:
-        facts += bus_facts(job, events, signals)
+        facts += bus_job_facts(job, events, signals)
     if letter is not None:
         facts.append(("dead letter", f"{letter.reason_code.value} at {letter.stage.value}: {letter.last_error}"))
     facts += [("artifact", _artifact(one)) for one in artifacts_of(events)]
@@ -237,7 +241,7 @@ def _facts(job: Job, now: datetime) -> list[tuple[str, str | Text]]:
     ]
     if job.cancel_requested or job.cancel_asked_by is not None:
         facts.append(("asked to stop", _asked_to_stop(job)))
-    if job.place is Place.HELD and job.lease_expires_at is not None:
+    if job.place is JobPlace.LEASED and job.lease_expires_at is not None:
         facts.append(("held by", f"{job.owner}, lease until {job.lease_expires_at:%H:%M:%S} UTC"))
     return [(name, value) for name, value in facts if value]
 
@@ -268,15 +272,15 @@ def _pretty(body: bytes) -> str:
 async def result(cli: Cli, id_: JobArgument) -> None:
     """Print the result of a job; of a job on a topic the bytes that its worker left at the result pointer."""
     async with cli.open() as ledger:
-        job = await _found(ledger, id_)
+        job = await _get_job(ledger, id_)
         pointer = result_pointer(await ledger.events(job.job_id)) if job.lifecycle == BUS_JOB.name else None
         body = await ledger.result(job.job_id)
     if pointer is not None:
-        from trellis.bus.pointers import Part
+        from trellis.bus.pointers import PointerPart
         from trellis.fleet import open_pointers  # nobody else here needs the bus
 
         async with open_pointers(cli.settings, cli.url) as pointers:
-            body = await pointers.read(pointer, part=Part.RESULT)
+            body = await pointers.read(pointer, part=PointerPart.RESULT)
     if body is None:
         raise Refused(detail=f"Job {job.job_id} is {job.state} and has no result.")
     cli.out.content(job.job_id, "result", body)
@@ -285,7 +289,7 @@ async def result(cli: Cli, id_: JobArgument) -> None:
 async def context(cli: Cli, id_: JobArgument) -> None:
     """Print what the worker of a job on a topic is given: what is at its pointer."""
     async with cli.open() as ledger:
-        job = await _found(ledger, id_)
+        job = await _get_job(ledger, id_)
         events = await ledger.events(job.job_id)
     pointer = context_pointer(job, events) if job.lifecycle == BUS_JOB.name else None
     if pointer is None:
@@ -293,18 +297,18 @@ async def context(cli: Cli, id_: JobArgument) -> None:
             "has none" if job.lifecycle == BUS_JOB.name else f"is a {job.lifecycle}; `trellis job show` has its payload"
         )
         raise Refused(detail=f"Only a job on a topic has a context: {job.job_id} {where}.")
-    from trellis.bus.pointers import Part
+    from trellis.bus.pointers import PointerPart
     from trellis.fleet import open_pointers  # nobody else here needs the bus
 
     async with open_pointers(cli.settings, cli.url) as pointers:
-        body = await pointers.read(pointer, part=Part.CONTEXT)
+        body = await pointers.read(pointer, part=PointerPart.CONTEXT)
     cli.out.content(job.job_id, "context", body)
 
 
 async def explain_job(cli: Cli, id_: JobArgument) -> None:
     """Say in sentences why a job is where it is and what happens next."""
     async with cli.open() as ledger:
-        job = await _found(ledger, id_)
+        job = await _get_job(ledger, id_)
         events = tuple(await ledger.events(job.job_id))
         told = explain(job, events, await surroundings(ledger, job))
         again = await _done_again(cli, ledger, job)
@@ -331,16 +335,16 @@ async def explain_job(cli: Cli, id_: JobArgument) -> None:
         cli.out.line(f"      {meaning}")
 
 
-async def _with_agent(cli: Cli, job: Job, told: Explanation) -> Explanation:
+async def _with_agent(cli: Cli, job: Job, told: JobExplanation) -> JobExplanation:
     """The explanation, with what is to be known of a stopped agent whose job or run this is; as it is where no agent is meant."""
     slug = _agent_of(job)
     if slug is None:
         return told
-    from trellis.cli.instances import opened  # no other job needs what agents have
+    from trellis.cli.instances import open_for_command  # no other job needs what agents have
     from trellis.operations.stopped_agents import stopped_agent, with_stopped_agent
 
     try:
-        async with opened(cli) as instance:
+        async with open_for_command(cli) as instance:
             stopped = await stopped_agent(instance.catalog, instance.ledger, slug)
     except TrellisError as error:
         cli.out.note(f"whether agent {slug} may run is not known: {error}")
@@ -350,7 +354,7 @@ async def _with_agent(cli: Cli, job: Job, told: Explanation) -> Explanation:
 
 def _agent_of(job: Job) -> str | None:
     """The agent that a run or a queue job is of, if it has something left to do."""
-    if job.lifecycle not in {RUN.name, QUEUE_JOB.name} or (job.place is Place.ENDED and not _may_be_requeued(job)):
+    if job.lifecycle not in {RUN.name, QUEUE_JOB.name} or (job.place is JobPlace.ENDED and not _may_be_requeued(job)):
         return None
     payload: dict[str, Any] = json_.loads(job.payload or b"{}")
     return payload.get("agent_slug")
@@ -374,10 +378,10 @@ async def cancel(
     given_s = values.seconds("--grace", grace)
     grace_s = cli.settings.cancel_grace_s if given_s is None else given_s
     async with cli.connect() as trellis:
-        job = await _found(trellis.ledger, id_)
-        roles = cancelling(job)
-    if job.place is Place.ENDED:
-        raise await _over(cli, job)
+        job = await _get_job(trellis.ledger, id_)
+        roles = cancelling_roles_of(job)
+    if job.place is JobPlace.ENDED:
+        raise await _print_already_ended(cli, job)
     async with cli.connect(operator=Role.SUBMITTER not in roles) as trellis:
         mode = CancelMode.HARD if hard else CancelMode.SOFT
         after = await trellis.cancel(job.job_id, mode, cause=cause, grace_s=grace_s)
@@ -395,7 +399,7 @@ async def dead_letter(
     id_: JobArgument,
     cause: Annotated[str, typer.Option("--cause", help="Why, for the dead letter.")],
     reason: Annotated[
-        str, typer.Option("--reason", metavar="CODE", help=f"One of {', '.join(BY_OPERATORS)}.")
+        str, typer.Option("--reason", metavar="CODE", help=f"One of {', '.join(OPERATOR_REASON_CODES)}.")
     ] = ReasonCode.POLICY_VIOLATION.value,
 ) -> int:
     """End a job that has not ended with a dead letter, without a retry; its holder's work is refused."""
@@ -412,7 +416,7 @@ def _short(job: Job) -> dict[str, Any]:
     return {"job_id": job.job_id, "lifecycle": job.lifecycle, "status": job.state}
 
 
-async def _over(cli: Cli, job: Job) -> Refused:
+async def _print_already_ended(cli: Cli, job: Job) -> Refused:
     """There is nothing to cancel any more; say since when."""
     async with cli.open() as ledger:
         ago = duration((await ledger.now() - job.updated_at).total_seconds())
@@ -421,14 +425,14 @@ async def _over(cli: Cli, job: Job) -> Refused:
     return Refused(detail=f"Job {job.job_id} has ended already: it is {job.state} since {when}.")
 
 
-async def _done_again(cli: Cli, ledger: Ledger, job: Job) -> "Again | None":
+async def _done_again(cli: Cli, ledger: Ledger, job: Job) -> "Successor | None":
     """What came after a job on a topic that failed; None for every other."""
-    if job.lifecycle != BUS_JOB.name or job.place is not Place.ENDED:
+    if job.lifecycle != BUS_JOB.name or job.place is not JobPlace.ENDED:
         return None
-    from trellis.bus.ends.requeueing import done_again
+    from trellis.bus.ends.requeueing import find_successor
     from trellis.fleet import topics_of  # nobody else here needs the bus
 
-    return await done_again(ledger, job, topics_of(cli.settings))
+    return await find_successor(ledger, job, topics_of(cli.settings))
 
 
 async def requeue(
@@ -440,20 +444,22 @@ async def requeue(
     async with cli.connect(operator=True) as trellis:
         found = await trellis.ledger.job(JobId(id_))
         if found is not None and found.lifecycle == BUS_JOB.name:
-            return await _again(cli, trellis, found, cause)
+            return await _requeue(cli, trellis, found, cause)
         (answer,) = await trellis.requeue([id_], cause=cause)
         job = None if isinstance(answer, Moved) else await trellis.ledger.job(answer.job_id)
-        why = None if job is None else goes_on(job, await trellis.ledger.now())
+        why = None if job is None else timer_phrase(job, await trellis.ledger.now())
     return report_requeued(cli, [answer], why=f"it {why}" if why else None)
 
 
-async def _again(cli: Cli, trellis: Trellis, job: Job, cause: str | None) -> int:
-    from trellis.bus.ends.requeueing import run_again
+async def _requeue(cli: Cli, trellis: Trellis, job: Job, cause: str | None) -> int:
+    from trellis.bus.ends.requeueing import requeue_as_new_job
     from trellis.fleet import topics_of  # nobody else here needs the bus
 
     actor = permit(trellis.principal, "jobs.requeue")
     gate = Actor(role=Role.GATEWAY, name=actor.name)
-    made = await run_again(trellis.ledger, gate, job, topics_of(cli.settings), RequestId(new_id()), cause=cause)
+    made = await requeue_as_new_job(
+        trellis.ledger, gate, job, topics_of(cli.settings), RequestId(new_id()), cause=cause
+    )
     if cli.out.as_json:
         cli.out.record({"job_id": made.job_id, "status": BUS_JOB.initial.name, "requeued": True, "reason": ""})
     else:
@@ -477,7 +483,7 @@ def report_requeued(cli: Cli, answers: list[Moved | NotMoved], *, why: str | Non
     return 0 if all(isinstance(answer, Moved) for answer in answers) else 1
 
 
-async def _found(ledger: Ledger, job_id: str) -> Job:
+async def _get_job(ledger: Ledger, job_id: str) -> Job:
     job = await ledger.job(JobId(job_id))
     if job is None:
         raise JobNotFound(job_id=job_id)

@@ -19,15 +19,15 @@ from rich.text import Text
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, ReasonOption, command, group
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
-from trellis.cli.output import Column, as_record
-from trellis.cli.problems import way_out, without_password
+from trellis.cli.output import ListingColumn, as_record
+from trellis.cli.problems import remedy_for, without_password
 from trellis.cli.progress import counting
 from trellis.engine.errors import NotAllowed, Refused, SettingsInvalid, TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.private_files import is_open_to_others
-from trellis.engine.records import Finding, FollowerSeen, JobFilter, Severity, SweepOptions
-from trellis.engine.verify import VerifyProgress, Violation, verify
+from trellis.engine.records import Finding, FindingSeverity, JobFilter, SubscriberRecord, SweepOptions
+from trellis.engine.verify import VerifyProgress, VerifyViolation, verify
 from trellis.ledgers import migrate as migrate_ledger
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
@@ -130,10 +130,12 @@ def _counts(jobs: int, events: int, violations: int) -> str:
 
 
 VIOLATION_COLUMNS = (
-    Column[Violation](title="JOB", cell=lambda violation: violation.job_id or ""),
-    Column[Violation](title="#", cell=lambda violation: "" if violation.version is None else str(violation.version)),
-    Column[Violation](title="RULE", cell=lambda violation: Text(violation.rule.value, style="red")),
-    Column[Violation](title="WHAT", cell=lambda violation: violation.detail, wraps=True),
+    ListingColumn[VerifyViolation](title="JOB", cell=lambda violation: violation.job_id or ""),
+    ListingColumn[VerifyViolation](
+        title="#", cell=lambda violation: "" if violation.version is None else str(violation.version)
+    ),
+    ListingColumn[VerifyViolation](title="RULE", cell=lambda violation: Text(violation.rule.value, style="red")),
+    ListingColumn[VerifyViolation](title="WHAT", cell=lambda violation: violation.detail, wraps=True),
 )
 
 
@@ -169,16 +171,16 @@ async def list_followers(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
     async with cli.open() as ledger:
         found, now = await ledger.followers(), await ledger.now()
     columns = (
-        Column[FollowerSeen](title="NAME", cell=lambda seen: seen.name),
-        Column[FollowerSeen](title="BEHIND", cell=lambda seen: _behind(seen, now), right=True),
-        Column[FollowerSeen](title="KEPT FOR IT", cell=lambda seen: "yes" if seen.waits else "no"),
-        Column[FollowerSeen](title="FOLLOWED BY", cell=lambda seen: seen.actor, gives_way=True),
-        Column[FollowerSeen](title="UNTIL", cell=lambda seen: f"{seen.until:%Y-%m-%d %H:%M:%S}"),
+        ListingColumn[SubscriberRecord](title="NAME", cell=lambda seen: seen.name),
+        ListingColumn[SubscriberRecord](title="BEHIND", cell=lambda seen: _behind(seen, now), right=True),
+        ListingColumn[SubscriberRecord](title="KEPT FOR IT", cell=lambda seen: "yes" if seen.waits else "no"),
+        ListingColumn[SubscriberRecord](title="FOLLOWED BY", cell=lambda seen: seen.actor, gives_way=True),
+        ListingColumn[SubscriberRecord](title="UNTIL", cell=lambda seen: f"{seen.until:%Y-%m-%d %H:%M:%S}"),
     )
     cli.out.listing(found[:wanted], columns, empty="Nobody has followed yet; `trellis up` does.")
 
 
-def _behind(seen: FollowerSeen, now: datetime) -> Text:
+def _behind(seen: SubscriberRecord, now: datetime) -> Text:
     late = behind_s(seen, now)
     style = "yellow" if late > FOLLOWER_BEHIND_S and seen.waits else "dim"
     return Text("" if seen.unread_since is None else duration(late), style=style)
@@ -227,7 +229,7 @@ async def doctor(
         found.append(_failed("settings", error, None))
     remedy = "correct the variable or take it away"
     found += [
-        Finding(check="settings", severity=Severity.WARNING, detail=text, remedy=remedy)
+        Finding(check="settings", severity=FindingSeverity.WARNING, detail=text, remedy=remedy)
         for text in unknown_variables(os.environ)
     ]
     url = None
@@ -295,9 +297,9 @@ def _operator(url: str) -> list[Finding]:
         principal_for(url, name="doctor", operator=True)
     except NotAllowed as error:
         remedy = f"trellis migrate --ledger {url}"
-        return [Finding(check="operator", severity=Severity.WARNING, detail=str(error), remedy=remedy)]
+        return [Finding(check="operator", severity=FindingSeverity.WARNING, detail=str(error), remedy=remedy)]
     detail = f"{development_key_path(url)} lets this user requeue and pause"
-    return [Finding(check="operator", severity=Severity.OK, detail=detail)]
+    return [Finding(check="operator", severity=FindingSeverity.OK, detail=detail)]
 
 
 def _token(url: str, settings: Settings) -> list[Finding]:
@@ -309,16 +311,16 @@ def _token(url: str, settings: Settings) -> list[Finding]:
     if identity is None:
         return []
     left, roles = duration(identity.expires_at - time.time()), ", ".join(sorted(identity.roles))
-    return [Finding(check="token", severity=Severity.OK, detail=f"{identity.name} is {roles} for {left} more")]
+    return [Finding(check="token", severity=FindingSeverity.OK, detail=f"{identity.name} is {roles} for {left} more")]
 
 
 def _exposed(url: str, settings: Settings) -> list[Finding]:
     """What others on this machine can read; files of an earlier version keep the mode that the umask gave them."""
-    from trellis.instance import places  # all of the platform: the doctor alone asks for it
+    from trellis.instance import storage_locations  # all of the platform: the doctor alone asks for it
     from trellis.storage.address import read_address
 
     try:
-        where = places(settings, url)
+        where = storage_locations(settings, url)
         objects = read_address(where.objects)
         paths = (sqlite_path(url), sqlite_path(settings.nlm_ledger_of(url)), objects, where.memory)
     except TrellisError:
@@ -328,18 +330,18 @@ def _exposed(url: str, settings: Settings) -> list[Finding]:
         return []
     detail = f"others on this machine can read {', '.join(found)}"
     remedy = f"chmod -R o-rwx {' '.join(found)}"
-    return [Finding(check="privacy", severity=Severity.WARNING, detail=detail, remedy=remedy)]
+    return [Finding(check="privacy", severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)]
 
 
 async def _aside(url: str, settings: Settings) -> list[Finding]:
     """What the projector could not publish. A store that is not there is not made."""
-    from trellis.instance import places  # all of the platform: the doctor alone asks for it
+    from trellis.instance import storage_locations  # all of the platform: the doctor alone asks for it
     from trellis.runs import ids
     from trellis.storage.address import read_address, s3_credentials
     from trellis.storage.open import open_objects
 
     try:
-        where = places(settings.model_copy(update={"memory": settings.memory or Path()}), url).objects
+        where = storage_locations(settings.model_copy(update={"memory": settings.memory or Path()}), url).objects
         address = read_address(where)
         if isinstance(address, Path) and not address.is_dir():
             return []
@@ -375,15 +377,17 @@ async def _nlm(settings: Settings) -> list[Finding]:
     except TrellisError as error:
         return [error_finding(check, without_password(str(error), settings.nlm_backend), remedy)]
     if said == "ok":
-        return [Finding(check=check, severity=Severity.OK, detail=f"{address} answers")]
+        return [Finding(check=check, severity=FindingSeverity.OK, detail=f"{address} answers")]
     told, remedy = "not as an NLM backend does", f"look whether {PREFIX}NLM_BACKEND is the address that is meant"
     if said == NLM_DEGRADED:
         told, remedy = "its provider does not", "look in its log"
-    return [Finding(check=check, severity=Severity.WARNING, detail=f"{address} answers, but {told}", remedy=remedy)]
+    return [
+        Finding(check=check, severity=FindingSeverity.WARNING, detail=f"{address} answers, but {told}", remedy=remedy)
+    ]
 
 
 def _failed(check: str, error: TrellisError, url: str | None) -> Finding:
-    return error_finding(check, without_password(str(error), url), way_out(error, in_doctor=True))
+    return error_finding(check, without_password(str(error), url), remedy_for(error, in_doctor=True))
 
 
 def _in_force(cli: Cli, settings: Settings | None) -> list[tuple[str, Any, str]]:
@@ -414,10 +418,14 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path | pydantic.SecretStr) else value
 
 
-MARKS = {Severity.OK: ("ok", "green"), Severity.WARNING: ("warning", "yellow"), Severity.ERROR: ("error", "bold red")}
+MARKS = {
+    FindingSeverity.OK: ("ok", "green"),
+    FindingSeverity.WARNING: ("warning", "yellow"),
+    FindingSeverity.ERROR: ("error", "bold red"),
+}
 
 
-_ORDER = (Severity.ERROR, Severity.WARNING, Severity.OK)
+_ORDER = (FindingSeverity.ERROR, FindingSeverity.WARNING, FindingSeverity.OK)
 """What has to be looked at comes first."""
 
 
@@ -426,9 +434,9 @@ def _told(finding: Finding) -> Text:
 
 
 CHECK_COLUMNS = (
-    Column[Finding](title="RESULT", cell=lambda finding: Text(*MARKS[finding.severity])),
-    Column[Finding](title="CHECK", cell=lambda finding: finding.check),
-    Column[Finding](title="FOUND", cell=_told, wraps=True),
+    ListingColumn[Finding](title="RESULT", cell=lambda finding: Text(*MARKS[finding.severity])),
+    ListingColumn[Finding](title="CHECK", cell=lambda finding: finding.check),
+    ListingColumn[Finding](title="FOUND", cell=_told, wraps=True),
 )
 
 

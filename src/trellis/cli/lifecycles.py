@@ -8,7 +8,7 @@ from rich.text import Text
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli
-from trellis.cli.output import Column, as_record, state_text
+from trellis.cli.output import ListingColumn, as_record, state_text
 from trellis.engine.errors import OptionInvalid
 from trellis.lifecycles import LIFECYCLES, Lifecycle
 from trellis.lifecycles.describe import StateLine, TransitionLine, describe
@@ -48,9 +48,9 @@ def _list(cli: Cli, wanted: int) -> None:
             cli.out.record({"name": lifecycle.name, "title": lifecycle.title, "states": list(lifecycle.by_name)})
         return
     columns = [
-        Column[Lifecycle](title="NAME", cell=lambda one: one.name),
-        Column[Lifecycle](title="WHAT", cell=lambda one: one.title, wraps=True),
-        Column[Lifecycle](title="STATES", cell=_states, wraps=True),
+        ListingColumn[Lifecycle](title="NAME", cell=lambda one: one.name),
+        ListingColumn[Lifecycle](title="WHAT", cell=lambda one: one.title, wraps=True),
+        ListingColumn[Lifecycle](title="STATES", cell=_states, wraps=True),
     ]
     cli.out.listing(found, columns, empty="")
 
@@ -72,18 +72,18 @@ def _describe(cli: Cli, lifecycle: Lifecycle) -> None:
     cli.out.listing(told.transitions, TRANSITION_COLUMNS, empty="")
 
 
-def _state_columns(lifecycle: Lifecycle) -> list[Column[StateLine]]:
+def _state_columns(lifecycle: Lifecycle) -> list[ListingColumn[StateLine]]:
     return [
-        Column(title="STATE", cell=lambda line: state_text(lifecycle.name, line.state)),
-        Column(title="PHASE", cell=lambda line: line.phase.value),
-        Column(title="RANK", cell=lambda line: line.rank, right=True),
-        Column(title="NOTES", cell=lambda line: line.notes, wraps=True),
+        ListingColumn(title="STATE", cell=lambda line: state_text(lifecycle.name, line.state)),
+        ListingColumn(title="PHASE", cell=lambda line: line.phase.value),
+        ListingColumn(title="RANK", cell=lambda line: line.rank, right=True),
+        ListingColumn(title="NOTES", cell=lambda line: line.notes, wraps=True),
     ]
 
 
 TRANSITION_COLUMNS = (
-    Column[TransitionLine](title="FROM", cell=lambda line: line.source),
-    Column[TransitionLine](title="TO", cell=lambda line: line.target),
-    Column[TransitionLine](title="TRIGGER", cell=lambda line: line.trigger),
-    Column[TransitionLine](title="WHO: WHEN", cell=lambda line: f"{line.who}: {line.when}", wraps=True),
+    ListingColumn[TransitionLine](title="FROM", cell=lambda line: line.source),
+    ListingColumn[TransitionLine](title="TO", cell=lambda line: line.target),
+    ListingColumn[TransitionLine](title="TRIGGER", cell=lambda line: line.trigger),
+    ListingColumn[TransitionLine](title="WHO: WHEN", cell=lambda line: f"{line.who}: {line.when}", wraps=True),
 )

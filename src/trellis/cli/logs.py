@@ -5,7 +5,7 @@ import sys
 import time
 from typing import Any
 
-from trellis.cli.output import Output, harmless, json_line
+from trellis.cli.output import Output, escape_terminal_codes, json_line
 from trellis.engine import tracing
 from trellis.engine.logs import log_of
 from trellis.settings import Settings
@@ -25,7 +25,7 @@ class _Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line, and a traceback as more; what cannot be seen is escaped."""
-        return harmless(super().format(record))
+        return escape_terminal_codes(super().format(record))
 
 
 class _Json(_Lines):

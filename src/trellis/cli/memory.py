@@ -11,9 +11,9 @@ import typer
 from trellis.cli import values
 from trellis.cli.agents import AgentArgument
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
-from trellis.cli.instances import opened, reader
+from trellis.cli.instances import open_for_command, reader
 from trellis.cli.invocation import Cli
-from trellis.cli.output import Column
+from trellis.cli.output import ListingColumn
 from trellis.operations.explain import counted
 from trellis.runs.memory_access import MemoryAccess
 from trellis.storage.memory.layout import ReadMode
@@ -38,14 +38,14 @@ def add_to(program: typer.Typer) -> None:
 async def list_memories(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
     """List the agents with the version, the size and the last change of their memories."""
     wanted, principal = values.limit(limit, LIMIT_MAX), reader(cli, ACTION)
-    async with opened(cli) as instance:
+    async with open_for_command(cli) as instance:
         _show_list(cli, (await _access(instance).summaries(principal))[:wanted])
 
 
 async def read(cli: Cli, agent: AgentArgument, wide: WideOption = False) -> None:  # noqa: FBT002 - a flag
     """Print what an agent reads of its memory before it begins."""
     principal = reader(cli, ACTION)
-    async with opened(cli) as instance:
+    async with open_for_command(cli) as instance:
         _show(cli, await _access(instance).read(principal, agent, _mode(wide=wide)))
 
 
@@ -53,7 +53,7 @@ async def history(cli: Cli, agent: AgentArgument, limit: LimitOption = LIMIT_DEF
     """List the changes of a memory, newest first, with the proposal and the run that each came from."""
     wanted, principal = values.limit(limit, LIMIT_MAX), reader(cli, ACTION)
     found, cursor = list[dict[str, Any]](), None
-    async with opened(cli) as instance:
+    async with open_for_command(cli) as instance:
         while len(found) < wanted:
             size = min(PAGE, wanted - len(found))
             items, cursor = await _access(instance).history(principal, agent, limit=size, before=cursor)
@@ -102,11 +102,11 @@ def _mode(*, wide: bool) -> ReadMode:
 
 def _show_list(cli: Cli, found: Sequence[dict[str, Any]]) -> None:
     columns = [
-        Column[dict[str, Any]](title="AGENT", cell=lambda one: one["agent_id"]),
-        Column[dict[str, Any]](title="VERSION", cell=lambda one: str(one["version"]), right=True),
-        Column[dict[str, Any]](title="TOKENS", cell=lambda one: str(one["token_count"]), right=True),
-        Column[dict[str, Any]](title="CHANGED", cell=lambda one: one["last_update"] or "never"),
-        Column[dict[str, Any]](title="BY RUN", cell=lambda one: one["last_run_id"] or "", gives_way=True),
+        ListingColumn[dict[str, Any]](title="AGENT", cell=lambda one: one["agent_id"]),
+        ListingColumn[dict[str, Any]](title="VERSION", cell=lambda one: str(one["version"]), right=True),
+        ListingColumn[dict[str, Any]](title="TOKENS", cell=lambda one: str(one["token_count"]), right=True),
+        ListingColumn[dict[str, Any]](title="CHANGED", cell=lambda one: one["last_update"] or "never"),
+        ListingColumn[dict[str, Any]](title="BY RUN", cell=lambda one: one["last_run_id"] or "", gives_way=True),
     ]
     _records_or_table(cli, found, columns, "No agents, so nobody remembers anything.")
 
@@ -126,12 +126,12 @@ def _show(cli: Cli, document: dict[str, Any]) -> None:
 
 def _show_history(cli: Cli, found: Sequence[dict[str, Any]]) -> None:
     columns = [
-        Column[dict[str, Any]](title="VERSION", cell=lambda one: str(one["version"] or ""), right=True),
-        Column[dict[str, Any]](title="AT", cell=lambda one: one["at"]),
-        Column[dict[str, Any]](title="BY", cell=lambda one: one["author"]),
-        Column[dict[str, Any]](title="PROPOSAL", cell=lambda one: one["proposal_id"] or ""),
-        Column[dict[str, Any]](title="RUN", cell=lambda one: one["run_id"] or ""),
-        Column[dict[str, Any]](title="FILES", cell=_files, gives_way=True),
+        ListingColumn[dict[str, Any]](title="VERSION", cell=lambda one: str(one["version"] or ""), right=True),
+        ListingColumn[dict[str, Any]](title="AT", cell=lambda one: one["at"]),
+        ListingColumn[dict[str, Any]](title="BY", cell=lambda one: one["author"]),
+        ListingColumn[dict[str, Any]](title="PROPOSAL", cell=lambda one: one["proposal_id"] or ""),
+        ListingColumn[dict[str, Any]](title="RUN", cell=lambda one: one["run_id"] or ""),
+        ListingColumn[dict[str, Any]](title="FILES", cell=_files, gives_way=True),
     ]
     _records_or_table(cli, found, columns, "Its memory has never been changed.")
 
@@ -141,7 +141,7 @@ def _files(one: dict[str, Any]) -> str:
 
 
 def _records_or_table(
-    cli: Cli, found: Sequence[dict[str, Any]], columns: Sequence[Column[dict[str, Any]]], empty: str
+    cli: Cli, found: Sequence[dict[str, Any]], columns: Sequence[ListingColumn[dict[str, Any]]], empty: str
 ) -> None:
     if not cli.out.as_json:
         cli.out.listing(found, columns, empty=empty)

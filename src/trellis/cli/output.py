@@ -50,7 +50,7 @@ UNLIMITED_WIDTH = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column(Generic[T]):
+class ListingColumn(Generic[T]):
     """One column of a listing."""
 
     title: str
@@ -78,20 +78,20 @@ class Output:
     def line(self, text: str = "", style: str | None = None) -> None:
         """One line for people, as it is."""
         if self._log is not None:
-            self._log.info("status", text=harmless(text))
+            self._log.info("status", text=escape_terminal_codes(text))
             return
-        self.console.print(harmless(text), style=style, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(escape_terminal_codes(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
     def prose(self, text: str, style: str | None = None) -> None:
         """A sentence for people, wrapped at words."""
-        self.console.print(harmless(text), style=style, markup=False, highlight=False)
+        self.console.print(escape_terminal_codes(text), style=style, markup=False, highlight=False)
 
     def note(self, text: str) -> None:
         """Something beside the answer: it never mixes with what a program reads."""
         if self._log is not None:
-            self._log.warning("note", text=harmless(text))
+            self._log.warning("note", text=escape_terminal_codes(text))
             return
-        self.errors.print(harmless(text), style="dim", markup=False, highlight=False, soft_wrap=True)
+        self.errors.print(escape_terminal_codes(text), style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def record(self, record: dict[str, Any]) -> None:
         """One JSON object, on one line; what would command a terminal or is not seen is escaped, as JSON allows."""
@@ -124,7 +124,7 @@ class Output:
             self.line(id_)
         return wanted
 
-    def listing(self, items: Iterable[T], columns: Sequence[Column[T]], *, empty: str) -> None:
+    def listing(self, items: Iterable[T], columns: Sequence[ListingColumn[T]], *, empty: str) -> None:
         """A table, or one JSON object per item."""
         if self.as_json:
             for item in items:
@@ -157,14 +157,18 @@ class Output:
     def error(self, message: str, remedy: str = "") -> None:
         """The cause and the way out."""
         if self._log is not None:
-            self._log.error("failed", error=harmless(message), remedy=harmless(remedy))
+            self._log.error("failed", error=escape_terminal_codes(message), remedy=escape_terminal_codes(remedy))
             return
-        self.errors.print(Text.assemble(("error: ", "bold red"), harmless(message)), soft_wrap=True, highlight=False)
+        self.errors.print(
+            Text.assemble(("error: ", "bold red"), escape_terminal_codes(message)), soft_wrap=True, highlight=False
+        )
         if remedy:
-            self.errors.print(Text.assemble(("  → ", "bold"), harmless(remedy)), soft_wrap=True, highlight=False)
+            self.errors.print(
+                Text.assemble(("  → ", "bold"), escape_terminal_codes(remedy)), soft_wrap=True, highlight=False
+            )
 
 
-def table(rows: Sequence[T], columns: Sequence[Column[T]], width: int) -> Table:
+def table(rows: Sequence[T], columns: Sequence[ListingColumn[T]], width: int) -> Table:
     """A table without lines: less ink, and every cell can be copied.
 
     Ids and other short cells are never cut; what gives way gets the room that they leave.
@@ -183,7 +187,7 @@ def table(rows: Sequence[T], columns: Sequence[Column[T]], width: int) -> Table:
     return made
 
 
-def _widths(columns: Sequence[Column[Any]], natural: Sequence[int], width: int) -> list[int]:
+def _widths(columns: Sequence[ListingColumn[Any]], natural: Sequence[int], width: int) -> list[int]:
     """How wide each column may be."""
     fixed = sum(
         min(size, WRAP_ROOM) if column.wraps else size
@@ -197,11 +201,11 @@ def _widths(columns: Sequence[Column[Any]], natural: Sequence[int], width: int) 
 
 def _text(cell: str | Text) -> Text:
     """Plain text: what a job says in brackets is not our markup. What would command a terminal loses its colours."""
-    words = harmless(str(cell))
+    words = escape_terminal_codes(str(cell))
     return cell if isinstance(cell, Text) and cell.plain == words else Text(words)
 
 
-def harmless(text: str) -> str:
+def escape_terminal_codes(text: str) -> str:
     """With whatever would command a terminal, or would not be seen, written out: the words may be a stranger's."""
     return _UNSEEN.sub(lambda found: _written_out(ord(found[0])), text)
 
@@ -262,11 +266,13 @@ def age(moment: datetime, now: datetime) -> str:
     return f"{seconds}s"
 
 
-def age_column(title: str, now: datetime | None) -> Column[Mapping[str, Any]]:
+def age_column(title: str, now: datetime | None) -> ListingColumn[Mapping[str, Any]]:
     """How long ago a record was created; where the ledger's time is not known, when, under this title."""
     if now is None:
-        return Column(title=title, cell=lambda record: record["created_at"])
-    return Column(title="AGE", cell=lambda record: age(datetime.fromisoformat(record["created_at"]), now), right=True)
+        return ListingColumn(title=title, cell=lambda record: record["created_at"])
+    return ListingColumn(
+        title="AGE", cell=lambda record: age(datetime.fromisoformat(record["created_at"]), now), right=True
+    )
 
 
 class _Console(Console):

@@ -12,19 +12,19 @@ import pydantic
 
 from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.cli import values
-from trellis.cli.artifact_output import artifact_type, check_days, confirm, say_cleaned, say_discarded, show_page
-from trellis.cli.bus_jobs import OnBus, say_context
-from trellis.cli.bus_waiting import at_gateway, last_retry, told_error
+from trellis.cli.artifact_output import artifact_type, check_days, confirm, print_cleanup, print_discarded, show_page
+from trellis.cli.bus_jobs import TopicOptions, print_context_hint
+from trellis.cli.bus_waiting import error_text_of, last_retry, look_at_gateway
 from trellis.cli.commands import LIMIT_MAX
 from trellis.cli.invocation import Cli
-from trellis.cli.output import Column, state_text
+from trellis.cli.output import ListingColumn, state_text
 from trellis.cli.proposal_output import show_proposal_page, show_proposals
-from trellis.cli.queue_jobs import ForAgent, is_queue_job, say_made, say_undriven
+from trellis.cli.queue_jobs import QueueJobOptions, is_queue_job, print_how_to_read, warn_undriven
 from trellis.cli.run_output import (
+    print_decision,
+    print_ended,
     refusals,
     run_facts,
-    say_decided,
-    say_ended,
     show_runs,
     step_bar,
     still_at_work,
@@ -52,7 +52,7 @@ NOT_HERE = "it is not for a gateway; give --ledger, or leave it out"
 ShapeT = TypeVar("ShapeT", bound=pydantic.BaseModel)
 
 
-def _listing(cli: Cli, items: Sequence[ShapeT], columns: Sequence[Column[ShapeT]], *, empty: str) -> None:
+def _listing(cli: Cli, items: Sequence[ShapeT], columns: Sequence[ListingColumn[ShapeT]], *, empty: str) -> None:
     if not cli.out.as_json:
         cli.out.listing(items, columns, empty=empty)
         return
@@ -71,7 +71,7 @@ def _record(item: pydantic.BaseModel) -> dict[str, Any]:
     return {"job_id": made["id"], **made} if isinstance(item, ProposalShape) else made
 
 
-def _told(cli: Cli, record: dict[str, Any], line: str) -> None:
+def _print_record(cli: Cli, record: dict[str, Any], line: str) -> None:
     if cli.out.as_json:
         cli.out.record(record)
     else:
@@ -94,9 +94,11 @@ async def list_agents(cli: Cli, limit: int, ids: bool) -> None:  # noqa: FBT001 
     if cli.out.ids_alone(ids, [one.slug for one in found if one.slug]):
         return
     columns = [
-        Column[AgentShape](title="AGENT", cell=lambda one: one.slug or "?"),
-        Column[AgentShape](title="STATUS", cell=lambda one: one.status),
-        Column[AgentShape](title="ABOUT", cell=lambda one: one.description or "; ".join(one.problems), gives_way=True),
+        ListingColumn[AgentShape](title="AGENT", cell=lambda one: one.slug or "?"),
+        ListingColumn[AgentShape](title="STATUS", cell=lambda one: one.status),
+        ListingColumn[AgentShape](
+            title="ABOUT", cell=lambda one: one.description or "; ".join(one.problems), gives_way=True
+        ),
     ]
     _listing(cli, found, columns, empty="No agents.")
 
@@ -105,14 +107,14 @@ async def activate(cli: Cli, agent: str, reason: str | None) -> None:
     """Let an agent run."""
     async with cli.client() as client:
         changed = await client.agents.activate(agent, reason=reason)
-    _told(cli, {"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
+    _print_record(cli, {"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
 
 
 async def pause(cli: Cli, agent: str, reason: str | None) -> None:
     """Let no further run of it begin."""
     async with cli.client() as client:
         changed = await client.agents.pause(agent, reason=reason)
-    _told(cli, {"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
+    _print_record(cli, {"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
 
 
 async def run(
@@ -132,16 +134,16 @@ async def run(
                 ended = await client.runs.wait(begun.run_id, timeout_s=patience_s)
             except TimeoutError:
                 raise still_at_work(begun.run_id, patience_s) from None
-            return say_ended(cli, ended.model_dump(mode="json"))
+            return print_ended(cli, ended.model_dump(mode="json"))
         if not watch:
-            _told(cli, {"run_id": begun.run_id, "status": begun.status}, begun.run_id)
+            _print_record(cli, {"run_id": begun.run_id, "status": begun.status}, begun.run_id)
             return 0
         status: dict[str, Any] = {}
         with step_bar(cli) as show:
             async for state in client.runs.watch(begun.run_id):
                 status = state.model_dump(mode="json")
                 show(status)
-    return say_ended(cli, status)
+    return print_ended(cli, status)
 
 
 async def list_runs(
@@ -175,9 +177,9 @@ async def show_run(cli: Cli, id_: str) -> None:
     if steps:
         cli.out.line()
         columns = [
-            Column[dict[str, Any]](title="STEP", cell=lambda step: step["name"]),
-            Column[dict[str, Any]](title="BEGAN", cell=lambda step: step["started_at"]),
-            Column[dict[str, Any]](title="TOOK", cell=took, right=True),
+            ListingColumn[dict[str, Any]](title="STEP", cell=lambda step: step["name"]),
+            ListingColumn[dict[str, Any]](title="BEGAN", cell=lambda step: step["started_at"]),
+            ListingColumn[dict[str, Any]](title="TOOK", cell=took, right=True),
         ]
         cli.out.listing(steps, columns, empty="")
 
@@ -187,7 +189,7 @@ async def cancel_run(cli: Cli, id_: str, hard: bool, reason: str | None) -> None
     async with cli.client() as client:
         stopped = await client.runs.cancel(id_, mode="hard" if hard else "soft", reason=reason)
     record = {**stopped.model_dump(), "requested": not _has_ended(RUN.name, stopped.status)}
-    _told(cli, record, _after_cancel(stopped.run_id, RUN.name, stopped.status))
+    _print_record(cli, record, _after_cancel(stopped.run_id, RUN.name, stopped.status))
 
 
 def _after_cancel(id_: str, lifecycle: str, status: str) -> str:
@@ -228,14 +230,14 @@ async def approve(cli: Cli, id_: str, note: str | None) -> int:
     async with cli.client() as client:
         await client.proposals.approve(id_, note)
         decided = await client.proposals.apply(id_)
-    return say_decided(cli, id_, decided.status, decided=True)
+    return print_decision(cli, id_, decided.status, decided=True)
 
 
 async def reject(cli: Cli, id_: str, note: str | None) -> int:
     """Reject a proposal, with the reason."""
     async with cli.client() as client:
         decided = await client.proposals.reject(id_, note or "")
-    return say_decided(cli, id_, decided.status, decided=True)
+    return print_decision(cli, id_, decided.status, decided=True)
 
 
 # --- artifacts -------------------------------------------------------------------------------------------------------
@@ -251,10 +253,12 @@ async def list_artifacts(cli: Cli, type_: str | None, job: str | None, limit: in
     if cli.out.ids_alone(ids, [one.artifact_id for one in found]):
         return
     columns = [
-        Column[ArtifactListed](title="ARTIFACT", cell=lambda one: one.artifact_id),
-        Column[ArtifactListed](title="TYPE", cell=lambda one: one.type),
-        Column[ArtifactListed](title="FINALIZED", cell=lambda one: one.finalized_at or ""),
-        Column[ArtifactListed](title="OF", cell=lambda one: f"{one.agent_slug}: job {one.job_id}", gives_way=True),
+        ListingColumn[ArtifactListed](title="ARTIFACT", cell=lambda one: one.artifact_id),
+        ListingColumn[ArtifactListed](title="TYPE", cell=lambda one: one.type),
+        ListingColumn[ArtifactListed](title="FINALIZED", cell=lambda one: one.finalized_at or ""),
+        ListingColumn[ArtifactListed](
+            title="OF", cell=lambda one: f"{one.agent_slug}: job {one.job_id}", gives_way=True
+        ),
     ]
     _listing(cli, found, columns, empty="No artifacts.")
 
@@ -270,7 +274,7 @@ async def discard_artifact(cli: Cli, id_: str, reason: str | None) -> None:
     """Discard a staged artifact that no job waits for."""
     async with cli.client() as client:
         done = await client.artifacts.discard(id_, reason=reason)
-    say_discarded(cli, done.artifact_id)
+    print_discarded(cli, done.artifact_id)
 
 
 async def clean_up_artifacts(cli: Cli, *, older_than_days: int | None, dry_run: bool, yes: bool, limit: int) -> None:
@@ -283,7 +287,7 @@ async def clean_up_artifacts(cli: Cli, *, older_than_days: int | None, dry_run: 
             confirm(len(done.items), yes=yes)
             done = await client.artifacts.cleanup(older_than_days=older_than_days, limit=wanted)
     ids = [one.artifact_id for one in done.items]
-    say_cleaned(cli, ids, days=done.older_than_days, dry_run=dry_run, more=done.more)
+    print_cleanup(cli, ids, days=done.older_than_days, dry_run=dry_run, more=done.more)
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -317,7 +321,7 @@ async def submit(  # noqa: PLR0917 - as its namesake
     request: str | None,
 ) -> int:
     """Submit one job and print its id."""
-    on_bus = OnBus(topic=topic, label=label, tenant=tenant, context=context, request=request)
+    on_bus = TopicOptions(topic=topic, label=label, tenant=tenant, context=context, request=request)
     on_bus, type_, payload = on_bus.named(type_, payload, lifecycle)
     _refuse(id=None if on_bus.topic else id_, lifecycle=None if on_bus.topic else lifecycle, app=app)
     wishes: dict[str, Any] = {
@@ -333,7 +337,7 @@ async def submit(  # noqa: PLR0917 - as its namesake
     }
     given = {name: value for name, value in wishes.items() if value is not None}
     wait_s, body = values.seconds("--wait", wait), values.payload(type_, payload)
-    about = ForAgent(agent=agent, entity=entity, run=run)
+    about = QueueJobOptions(agent=agent, entity=entity, run=run)
     async with cli.client() as client:
         if on_bus.topic is not None:
             about.refuse()
@@ -349,7 +353,7 @@ async def submit(  # noqa: PLR0917 - as its namesake
         return await _after_submit(cli, client, job, wait_s)
 
 
-def _on_topic(on_bus: OnBus, given: Mapping[str, Any], payload: Any) -> dict[str, Any]:
+def _on_topic(on_bus: TopicOptions, given: Mapping[str, Any], payload: Any) -> dict[str, Any]:
     """The request as a gateway takes it."""
     beside = {"payload": payload, "correlation_id": given.get("correlation_id")}
     return on_bus.asked(given) | {name: value for name, value in beside.items() if value is not None}
@@ -358,19 +362,19 @@ def _on_topic(on_bus: OnBus, given: Mapping[str, Any], payload: Any) -> dict[str
 async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wait_s: float | None) -> int:
     """Say which job it is; or wait for its end, and print its result."""
     if wait_s is None:
-        _told(cli, {**_short(job), "created": job.created}, job.job_id)
+        _print_record(cli, {**_short(job), "created": job.created}, job.job_id)
         if not job.created:
             cli.out.note("this job was there already: nothing new was written")
         return 0
     job_id, left_s = job.job_id, wait_s
     if job.lifecycle == BUS_JOB.name:
-        job_id, left_s = await last_retry(cli, at_gateway(client), job_id, wait_s, SystemClock())
+        job_id, left_s = await last_retry(cli, look_at_gateway(client), job_id, wait_s, SystemClock())
     of_queue = job.lifecycle == QUEUE_JOB.name
     soon_s = min(wait_s, SERVICE_SLOW_S) if of_queue else 0.0
     if of_queue:
         with suppress(TimeoutError):
             await client.jobs.wait(job.job_id, soon_s)
-        say_undriven(cli, (await client.jobs.get(job.job_id)).status)
+        warn_undriven(cli, (await client.jobs.get(job.job_id)).status)
     try:
         ended = await client.jobs.wait(job_id, left_s - soon_s)
     except TimeoutError:
@@ -378,20 +382,20 @@ async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wa
         return 1
     if not LIFECYCLES[ended.lifecycle].by_name[ended.status].success:
         why = (
-            told_error(ended.error_code, ended.error_message)
+            error_text_of(ended.error_code, ended.error_message)
             if isinstance(ended, BusJob)
             else getattr(ended, "error", "")
         )
         told = f"job {job_id} ended as {ended.status}" + (f": {why}" if why else "")
         cli.out.error(told, f"trellis job show {job_id}")
         return 1
-    _told(
+    _print_record(
         cli,
         {"job_id": job_id, "created": job.created, "result": ended.result},
         json.dumps(ended.result, indent=2, ensure_ascii=False),
     )
     if of_queue:
-        say_made(cli, ended.result)
+        print_how_to_read(cli, ended.result)
     return 0
 
 
@@ -419,11 +423,11 @@ async def list_jobs(  # noqa: PLR0917 - as its namesake
             cursor=cursor,
         )
     columns = [
-        Column[JobDocument](title="JOB", cell=lambda job: job.job_id),
-        Column[JobDocument](title="TYPE", cell=lambda job: job.type, gives_way=True),
-        Column[JobDocument](title="STATUS", cell=lambda job: state_text(job.lifecycle, job.status)),
-        Column[JobDocument](title="TRY", cell=_try, right=True),
-        Column[JobDocument](title="SUBMITTED", cell=lambda job: job.created_at),
+        ListingColumn[JobDocument](title="JOB", cell=lambda job: job.job_id),
+        ListingColumn[JobDocument](title="TYPE", cell=lambda job: job.type, gives_way=True),
+        ListingColumn[JobDocument](title="STATUS", cell=lambda job: state_text(job.lifecycle, job.status)),
+        ListingColumn[JobDocument](title="TRY", cell=_try, right=True),
+        ListingColumn[JobDocument](title="SUBMITTED", cell=lambda job: job.created_at),
     ]
     if not cli.out.ids_alone(ids, [job.job_id for job in page.items]):
         _listing(cli, page.items, columns, empty="No job is like that.")
@@ -449,14 +453,14 @@ async def show_job(cli: Cli, id_: str) -> None:
     cli.out.facts([(name, _plain(value)) for name, value in known.items()])
     cli.out.line()
     columns = [
-        Column[EventShape](title="TIME", cell=lambda event: event.ts),
-        Column[EventShape](title="EVENT", cell=lambda event: event.type),
-        Column[EventShape](title="TO", cell=lambda event: str(event.payload.get("to"))),
-        Column[EventShape](title="BY", cell=lambda event: event.actor),
-        Column[EventShape](title="CAUSE", cell=lambda event: event.cause or "", gives_way=True),
+        ListingColumn[EventShape](title="TIME", cell=lambda event: event.ts),
+        ListingColumn[EventShape](title="EVENT", cell=lambda event: event.type),
+        ListingColumn[EventShape](title="TO", cell=lambda event: str(event.payload.get("to"))),
+        ListingColumn[EventShape](title="BY", cell=lambda event: event.actor),
+        ListingColumn[EventShape](title="CAUSE", cell=lambda event: event.cause or "", gives_way=True),
     ]
     cli.out.listing(events, columns, empty="")
-    say_context(cli, record)
+    print_context_hint(cli, record)
 
 
 async def job_result(cli: Cli, id_: str) -> None:
@@ -489,14 +493,14 @@ async def cancel_job(
     async with cli.client() as client:
         job = await client.jobs.cancel(id_, mode="hard" if hard else "soft", reason=cause)
     record = {**_short(job), "requested": not _has_ended(job.lifecycle, job.status)}
-    _told(cli, record, _after_cancel(job.job_id, job.lifecycle, job.status))
+    _print_record(cli, record, _after_cancel(job.job_id, job.lifecycle, job.status))
 
 
 async def dead_letter_job(cli: Cli, id_: str, cause: str, reason: str) -> None:
     """End a job that has not ended with a dead letter."""
     async with cli.client() as client:
         job = await client.jobs.dead_letter(id_, reason=cause, reason_code=reason)
-    _told(cli, _short(job), f"{job.job_id} is {job.status}")
+    _print_record(cli, _short(job), f"{job.job_id} is {job.status}")
 
 
 async def requeue_job(cli: Cli, id_: str, cause: str | None) -> None:
@@ -504,7 +508,7 @@ async def requeue_job(cli: Cli, id_: str, cause: str | None) -> None:
     async with cli.client() as client:
         job = await client.jobs.requeue(id_, reason=cause)
     record = {"job_id": job.job_id, "status": job.status, "requeued": True, "reason": ""}
-    _told(cli, record, f"{job.job_id} is {job.status} again")
+    _print_record(cli, record, f"{job.job_id} is {job.status} again")
 
 
 def _short(job: JobShape) -> dict[str, Any]:

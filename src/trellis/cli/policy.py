@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from trellis.bus.approvals import found
+from trellis.bus.approvals import get_bus_job
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety import simulating
 from trellis.bus.safety.kernel import PolicyKernel, SafetyKernel
-from trellis.bus.safety.policy import Rule, read_bounded, read_policy_file
+from trellis.bus.safety.policy import PolicyRule, read_bounded, read_policy_file
 from trellis.bus.safety.simulating import JOBS_MAX
 from trellis.cli.commands import command, group
 from trellis.cli.invocation import Cli
-from trellis.cli.output import Column
+from trellis.cli.output import ListingColumn
 from trellis.cli.values import pairs
 from trellis.engine.errors import JobNotFound, OptionInvalid
 from trellis.engine.jobs import JobId
@@ -45,15 +45,15 @@ def check(cli: Cli, file: FileArgument) -> None:
         cli.out.record({"policy_hash": policy.hash, "rules": [rule.to_dict() for rule in policy.rules]})
         return
     columns = [
-        Column[Rule](title="RULE", cell=lambda rule: rule.id),
-        Column[Rule](title="DECISION", cell=lambda rule: rule.decision.value),
-        Column[Rule](title="MATCH", cell=_conditions, gives_way=True),
+        ListingColumn[PolicyRule](title="RULE", cell=lambda rule: rule.id),
+        ListingColumn[PolicyRule](title="DECISION", cell=lambda rule: rule.decision.value),
+        ListingColumn[PolicyRule](title="MATCH", cell=_conditions, gives_way=True),
     ]
     cli.out.listing(policy.rules, columns, empty="")
     cli.out.note(f"{file} is valid: policy {policy.hash}; a job that matches no rule is denied")
 
 
-def _conditions(rule: Rule) -> str:
+def _conditions(rule: PolicyRule) -> str:
     match = rule.match
     lists = {name: getattr(match, name) for name in sorted(match.model_fields_set - {"labels"})}
     told = [f"{name} {', '.join(patterns)}" for name, patterns in lists.items()]
@@ -105,7 +105,7 @@ async def _request(cli: Cli, topic: str | None, job: str | None, said: dict[str,
         async with cli.client() as client:
             return _stored(await client.jobs.get(job))
     async with cli.open() as ledger:
-        return JobRequest.read((await found(ledger, JobId(job))).payload or b"")
+        return JobRequest.read((await get_bus_job(ledger, JobId(job))).payload or b"")
 
 
 def _stored(job: JobWhole) -> JobRequest:
@@ -167,12 +167,12 @@ async def simulate(
             cli.out.record(one)
         return
     columns = [
-        Column[dict[str, Any]](title="JOB", cell=lambda one: one["job_id"]),
-        Column[dict[str, Any]](title="TOPIC", cell=lambda one: one["topic"], gives_way=True),
-        Column[dict[str, Any]](title="BEFORE", cell=lambda one: one["before"] or "not decided"),
-        Column[dict[str, Any]](title="AFTER", cell=lambda one: one["after"]),
-        Column[dict[str, Any]](title="BY", cell=lambda one: one["after_rule"]),
-        Column[dict[str, Any]](title="CHANGES", cell=lambda one: "yes" if one["changes"] else "no"),
+        ListingColumn[dict[str, Any]](title="JOB", cell=lambda one: one["job_id"]),
+        ListingColumn[dict[str, Any]](title="TOPIC", cell=lambda one: one["topic"], gives_way=True),
+        ListingColumn[dict[str, Any]](title="BEFORE", cell=lambda one: one["before"] or "not decided"),
+        ListingColumn[dict[str, Any]](title="AFTER", cell=lambda one: one["after"]),
+        ListingColumn[dict[str, Any]](title="BY", cell=lambda one: one["after_rule"]),
+        ListingColumn[dict[str, Any]](title="CHANGES", cell=lambda one: "yes" if one["changes"] else "no"),
     ]
     cli.out.listing(made, columns, empty="No jobs on the bus.")
     cli.out.note(f"{sum(one['changes'] for one in made)} of {len(made)} would be decided otherwise")
@@ -185,4 +185,4 @@ async def _simulated(cli: Cli, file: Path, last: int) -> list[dict[str, Any]]:
             told = await client.safety.simulate(read_bounded(file).decode(), last=last)
         return [one.model_dump(mode="json") for one in told.items]
     async with cli.open() as ledger:
-        return [one.to_dict() for one in await simulating.over_jobs(policy, ledger, last=last)]
+        return [one.to_dict() for one in await simulating.simulate_jobs(policy, ledger, last=last)]

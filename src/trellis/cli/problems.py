@@ -33,7 +33,7 @@ INTERRUPTED = 130
 _FAILED_INPUT = (JobNotFound, IdempotencyMismatch)
 """Well-formed requests that the ledger's content answers with no."""
 
-_WAYS_OUT: tuple[tuple[type[TrellisError], str], ...] = (
+_REMEDIES: tuple[tuple[type[TrellisError], str], ...] = (
     (GatewayUnavailable, "Check the address (--gateway, TRELLIS_GATEWAY) and that `trellis up` runs there."),
     (TokenNotTaken, "Set TRELLIS_TOKEN or TRELLIS_TOKEN_FILE to a token of `trellis token issue`."),
     (JobNotFound, "`trellis jobs` lists what is there; --ledger or --data names another ledger."),
@@ -66,7 +66,7 @@ def exit_code(error: TrellisError) -> int:
     return USAGE if isinstance(error, InputError | LedgerUrlInvalid) else REFUSED
 
 
-def told(error: TrellisError) -> str:
+def message_for_person(error: TrellisError) -> str:
     """The message in the words of the command line: what a program would do with the key, a person does with an option."""
     key = error.data.get("idempotency_key") if isinstance(error, GatewayUnavailable) else None
     if key is None:
@@ -75,11 +75,11 @@ def told(error: TrellisError) -> str:
     return str(GatewayUnavailable(**{**error.data, "then": f"; {again} to learn what happened"}))
 
 
-def way_out(error: TrellisError, *, in_doctor: bool = False) -> str:
+def remedy_for(error: TrellisError, *, in_doctor: bool = False) -> str:
     """What a person can do about it; nothing where the message says so itself. The doctor does not send to the doctor."""
     if isinstance(error, KeyUnusable) and f"set {PREFIX}" in str(error):
         return ""
-    ways = [next((text for kind, text in _WAYS_OUT if isinstance(error, kind)), "")]
+    ways = [next((text for kind, text in _REMEDIES if isinstance(error, kind)), "")]
     if isinstance(error, PayloadInvalid):
         ways = [ways[0].format(example=_example(str(error.data.get("type"))))]
     if not in_doctor:

@@ -12,9 +12,9 @@ from typing import Any, cast
 from rich.text import Text
 
 from trellis.agents import annotations
-from trellis.cli.bus_jobs import say_context
+from trellis.cli.bus_jobs import print_context_hint
 from trellis.cli.invocation import Cli, program_name
-from trellis.cli.output import Column, age_column, harmless
+from trellis.cli.output import ListingColumn, age_column, escape_terminal_codes
 
 GROUNDS = frozenset({"reasoning", "citations", "flags"})
 """What a proposal gives as its reasons, of its content."""
@@ -35,11 +35,11 @@ def what(document: Mapping[str, Any]) -> str:
 def show_proposals(cli: Cli, documents: Sequence[Mapping[str, Any]], now: datetime | None) -> None:
     """Proposals as a listing, from the ledger or, without its time, over HTTP. What must be known before deciding has a column."""
     columns = [
-        Column[Mapping[str, Any]](title="PROPOSAL", cell=lambda one: one["id"]),
-        Column[Mapping[str, Any]](title="STATUS", cell=lambda one: one["status"]),
+        ListingColumn[Mapping[str, Any]](title="PROPOSAL", cell=lambda one: one["id"]),
+        ListingColumn[Mapping[str, Any]](title="STATUS", cell=lambda one: one["status"]),
         age_column("CREATED", now),
-        Column[Mapping[str, Any]](title="FLAGS", cell=_flags),
-        Column[Mapping[str, Any]](title="WHAT", cell=what, gives_way=True),
+        ListingColumn[Mapping[str, Any]](title="FLAGS", cell=_flags),
+        ListingColumn[Mapping[str, Any]](title="WHAT", cell=what, gives_way=True),
     ]
     cli.out.listing([record_of(document) for document in documents], columns, empty="No proposals.")
 
@@ -77,7 +77,7 @@ def show_proposal_page(cli: Cli, document: Mapping[str, Any], diff: str | None, 
     if conflict is not None:
         cli.out.line()
         cli.out.line(f"warning: {conflict}", "yellow")
-    say_context(cli, content)
+    print_context_hint(cli, content)
     if document["status"] == "pending":
         cli.out.line()
         if conflict is None:
@@ -143,7 +143,7 @@ def _show_sources(cli: Cli, ground: Mapping[str, Any]) -> None:
 def _unseen(value: Any) -> list[str]:
     """The characters of a document that cannot be seen, as they are written out, each once and in order."""
     characters = (character for text in _texts(value) for character in text.replace("\r\n", "\n"))
-    return list(dict.fromkeys(shown for one in characters if (shown := harmless(one)) != one))
+    return list(dict.fromkeys(shown for one in characters if (shown := escape_terminal_codes(one)) != one))
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -9,10 +9,10 @@ import typer
 from trellis.bus import approvals
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
-from trellis.cli.instances import opened, owner
+from trellis.cli.instances import open_for_command, owner
 from trellis.cli.invocation import Cli
 from trellis.cli.proposal_output import show_proposal_page, show_proposals
-from trellis.cli.run_output import say_decided
+from trellis.cli.run_output import print_decision
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor, JobId, Moved, RequestId
 from trellis.engine.ledger import Ledger
@@ -70,7 +70,7 @@ async def _with_conflicts(cli: Cli, found: Sequence[dict[str, Any]]) -> list[dic
     conflicts: dict[str, str] = {}
     try:
         if open_:
-            async with opened(cli) as instance:
+            async with open_for_command(cli) as instance:
                 conflicts = await conflicts_of(open_, objects=instance.objects)
     except TrellisError as error:
         cli.out.note(f"conflicts are not known: {error}")
@@ -80,7 +80,7 @@ async def _with_conflicts(cli: Cli, found: Sequence[dict[str, Any]]) -> list[dic
 async def _held(ledger: Ledger, limit: int) -> list[dict[str, Any]]:
     wanted, items, cursor = min(limit, HELD_MAX), list[tuple[Job, Sequence[Event]]](), None
     while len(items) < wanted:
-        page = await approvals.waiting(ledger, limit=wanted - len(items), cursor=cursor)
+        page = await approvals.list_waiting(ledger, limit=wanted - len(items), cursor=cursor)
         items += page.items
         cursor = page.cursor
         if cursor is None:
@@ -90,7 +90,7 @@ async def _held(ledger: Ledger, limit: int) -> list[dict[str, Any]]:
 
 async def _document(ledger: Ledger, id_: str) -> dict[str, Any]:
     """A proposal, or a held job in its shape; raises ProposalNotFound."""
-    held = approvals.job_of(id_)
+    held = approvals.job_id_of_inbox_id(id_)
     job = await ledger.job(held or JobId(id_))
     document: dict[str, Any] | None = None
     if job is not None and held is not None and job.lifecycle == BUS_JOB.name:
@@ -114,10 +114,10 @@ async def show_proposal(cli: Cli, id_: ProposalArgument) -> None:
 
 async def _preview(cli: Cli, document: dict[str, Any]) -> tuple[str | None, str | None]:
     """What it would change now, and why that would be refused; None, with a note, where the stores that would tell are not there."""
-    if document["status"] in ENDED or approvals.job_of(document["id"]) is not None:
+    if document["status"] in ENDED or approvals.job_id_of_inbox_id(document["id"]) is not None:
         return None, None
     try:
-        async with opened(cli) as instance:
+        async with open_for_command(cli) as instance:
             now = await instance.ledger.now()
             diff = await diff_of(document, objects=instance.objects, memory=instance.memory, now=now)
             return diff, await conflict_of(document, objects=instance.objects)
@@ -146,16 +146,16 @@ async def reject(
 
 async def _decide(cli: Cli, id_: str, *, approve: bool, note: str | None) -> int:
     actor = owner(cli, "decide about a proposal")
-    if (held := approvals.job_of(id_)) is not None:
+    if (held := approvals.job_id_of_inbox_id(id_)) is not None:
         return await _decide_held(cli, actor, held, approve=approve, note=note)
-    async with opened(cli) as instance:
-        answer = await proposals.decide(
+    async with open_for_command(cli) as instance:
+        answer = await proposals.decide_proposal(
             instance.ledger, actor, JobId(id_), approve=approve, note=note, request_id=RequestId(new_id())
         )
         if isinstance(answer, Moved) and approve:
             await instance.apply_engine().run_once()
         job = await instance.ledger.job(JobId(id_))
-    return say_decided(cli, id_, "" if job is None else job.state, decided=isinstance(answer, Moved))
+    return print_decision(cli, id_, "" if job is None else job.state, decided=isinstance(answer, Moved))
 
 
 async def _decide_held(cli: Cli, actor: Actor, job_id: JobId, *, approve: bool, note: str | None) -> int:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from trellis.artifacts.content import JobType
-from trellis.cli.instances import opened, person
+from trellis.cli.instances import open_for_command, person
 from trellis.cli.invocation import Cli
 from trellis.engine.errors import IdempotencyMismatch, InputError, OptionInvalid
 from trellis.engine.jobs import Actor, Mismatch, Submitted
@@ -30,7 +30,7 @@ RunOption = Annotated[str | None, typer.Option("--run", metavar="ID", help="The 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ForAgent:
+class QueueJobOptions:
     """What only a job of the job queue is told."""
 
     agent: str | None
@@ -43,12 +43,12 @@ class ForAgent:
             raise InputError(
                 detail=f"A {type_} job is an agent's: say whose with --agent SLUG; `trellis agents` lists them."
             )
-        for name, option in _NOT_CHOSEN.items():
+        for name, option in _OPTION_OF_FIELD.items():
             if given.get(name) is not None:
                 value = str(given[name]) if isinstance(given[name], datetime) else given[name]
                 raise OptionInvalid(option=option, value=value, expected="the job queue decides that; leave it out")
         beside = {"agent_slug": self.agent, "entity_refs": self.entity, "run_id": self.run}
-        said = {name: value for name, value in given.items() if name not in _NOT_ASKED}
+        said = {name: value for name, value in given.items() if name not in _FIELDS_NOT_SENT}
         body: dict[str, Any] = {"job_type": type_, "payload": payload, **beside, **said}
         return {
             name: value.isoformat() if isinstance(value, datetime) else value
@@ -64,8 +64,8 @@ class ForAgent:
                 raise OptionInvalid(option=option, value=value, expected=f"it is for {kinds} alone")
 
 
-_NOT_ASKED = frozenset({"idempotency_key", "job_id", "lifecycle", "app"})
-_NOT_CHOSEN = {
+_FIELDS_NOT_SENT = frozenset({"idempotency_key", "job_id", "lifecycle", "app"})
+_OPTION_OF_FIELD = {
     "job_id": "--id",
     "app": "--app",
     "delay_s": "--delay",
@@ -81,24 +81,24 @@ def is_queue_job(type_: str, lifecycle: str | None) -> bool:
     return lifecycle in {None, QUEUE_JOB.name} and type_ in {kind.value for kind in JobType}
 
 
-def say_undriven(cli: Cli, state: str) -> None:
+def warn_undriven(cli: Cli, state: str) -> None:
     """That nobody drives queue jobs, when one is still where it was submitted."""
     if state == QUEUE_JOB.initial.name:
         cli.out.note("no orchestrator has taken it up yet: `trellis up` drives queue jobs; start one on this ledger")
 
 
-def say_made(cli: Cli, result: Any) -> None:
+def print_how_to_read(cli: Cli, result: Any) -> None:
     """How to read its result."""
     cli.out.note(f"trellis artifacts show {result['artifact_id']}")
 
 
 async def submit_queue_job(cli: Cli, asked: Mapping[str, Any], key: str | None) -> Submitted:
     """Check the request as a gateway does, and submit it; raises an InputError, NotAllowed, IdempotencyMismatch."""
-    from trellis.worker.kinds import read_job  # agents and their memory: loaded by those who have a queue job
+    from trellis.worker.kinds import make_job_from_json  # agents and their memory: loaded by those who have a queue job
 
     principal = person(cli, "submit a job of the job queue")
-    async with opened(cli) as instance:
-        job = await read_job(asked, instance.making(principal))
+    async with open_for_command(cli) as instance:
+        job = await make_job_from_json(asked, instance.job_factory(principal))
         if key is not None:
             said = json.dumps(asked, sort_keys=True, ensure_ascii=False).encode()
             job = replace(

@@ -8,7 +8,7 @@ from rich.text import Text
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, ReasonOption, command, group
 from trellis.cli.invocation import Cli
-from trellis.cli.output import Column
+from trellis.cli.output import ListingColumn
 from trellis.engine.errors import Refused
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, QueueDepth
@@ -99,12 +99,12 @@ def _rate(queue: QueueDepth) -> str:
 
 
 COLUMNS = (
-    Column[QueueDepth](title="TYPE", cell=lambda queue: queue.type, gives_way=True),
-    Column[QueueDepth](title="READY", cell=lambda queue: _count(queue.ready), right=True),
-    Column[QueueDepth](title="OLDEST", cell=_oldest, right=True),
-    Column[QueueDepth](title="RESTING", cell=lambda queue: _count(queue.resting), right=True),
-    Column[QueueDepth](title="PARKED", cell=lambda queue: _count(queue.parked), right=True),
-    Column[QueueDepth](title="HELD", cell=lambda queue: _count(queue.held), right=True),
-    Column[QueueDepth](title="STATUS", cell=_status),
-    Column[QueueDepth](title="RATE LIMIT", cell=_rate),
+    ListingColumn[QueueDepth](title="TYPE", cell=lambda queue: queue.type, gives_way=True),
+    ListingColumn[QueueDepth](title="READY", cell=lambda queue: _count(queue.ready), right=True),
+    ListingColumn[QueueDepth](title="OLDEST", cell=_oldest, right=True),
+    ListingColumn[QueueDepth](title="RESTING", cell=lambda queue: _count(queue.resting), right=True),
+    ListingColumn[QueueDepth](title="PARKED", cell=lambda queue: _count(queue.parked), right=True),
+    ListingColumn[QueueDepth](title="HELD", cell=lambda queue: _count(queue.held), right=True),
+    ListingColumn[QueueDepth](title="STATUS", cell=_status),
+    ListingColumn[QueueDepth](title="RATE LIMIT", cell=_rate),
 )

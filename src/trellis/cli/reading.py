@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Job, JobFilter, Place, Signal
+from trellis.engine.records import Job, JobFilter, JobPlace, Signal
 from trellis.lifecycles.run import RUN
-from trellis.operations.explain import Surroundings
+from trellis.operations.explain import JobSurroundings
 from trellis.operations.letters import letter_of
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ KINDS = {"job_heartbeat": "progress", "job_lease_renewed": "renewed"}
 """Signals that are no log lines, in a word."""
 
 
-async def surroundings(ledger: Ledger, job: Job) -> Surroundings:
+async def surroundings(ledger: Ledger, job: Job) -> JobSurroundings:
     """What `explain` needs to know beside the job itself."""
     queues = [queue for queue in await ledger.queues() if queue.type == job.type and queue.lifecycle == job.lifecycle]
-    return Surroundings(
+    return JobSurroundings(
         now=await ledger.now(),
         queue=queues[0] if queues else None,
         workers=tuple(await ledger.workers()),
@@ -37,12 +37,12 @@ async def open_wait(ledger: Ledger, job: Job) -> "UpstreamWait | None":
 
     Of a stopped agent the run that began first says it for those behind it.
     """
-    if job.lifecycle != RUN.name or job.place is Place.ENDED:
+    if job.lifecycle != RUN.name or job.place is JobPlace.ENDED:
         return None
     from trellis.runs.waits import open_of  # no other job needs the parts that runs have
 
     wait = open_of(await ledger.read_journal(job.job_id))
-    if wait is None and job.place is Place.PARKED and job.concurrency_key is not None:
+    if wait is None and job.place is JobPlace.BLOCKED and job.concurrency_key is not None:
         where = JobFilter(lifecycle=RUN.name, state="running", concurrency_key=job.concurrency_key)
         for begun in (await ledger.jobs(where, limit=1)).jobs:
             wait = open_of(await ledger.read_journal(begun.job_id))
@@ -51,10 +51,10 @@ async def open_wait(ledger: Ledger, job: Job) -> "UpstreamWait | None":
 
 
 async def _holders(ledger: Ledger, job: Job) -> tuple[JobId, ...]:
-    if job.place is not Place.PARKED or job.concurrency_key is None:
+    if job.place is not JobPlace.BLOCKED or job.concurrency_key is None:
         return ()
     page = await ledger.jobs(JobFilter(concurrency_key=job.concurrency_key), limit=HOLDERS_PAGE)
-    held = [other.job_id for other in page.jobs if other.place in {Place.HELD, Place.READY}]
+    held = [other.job_id for other in page.jobs if other.place in {JobPlace.LEASED, JobPlace.READY}]
     return tuple(held[:HOLDERS_MAX])
 
 

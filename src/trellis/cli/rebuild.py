@@ -12,14 +12,20 @@ import typer
 from trellis.cli.commands import ReasonOption, command
 from trellis.cli.instances import operator
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
-from trellis.cli.output import Column
+from trellis.cli.output import ListingColumn
 from trellis.cli.progress import counting
 from trellis.engine.errors import OptionInvalid
 from trellis.ledgers import open_ledger
 from trellis.operations.explain import counted
 from trellis.runs import ids
 from trellis.runs.errors import RebuildError
-from trellis.runs.rebuild import Rebuilt, Refusal, Returned, rebuild_ledger, rebuild_objects
+from trellis.runs.rebuild import (
+    LedgerRebuildReport,
+    ObjectsRebuildReport,
+    RestoreRefusal,
+    rebuild_ledger,
+    rebuild_objects,
+)
 from trellis.storage.address import s3_credentials
 from trellis.storage.objects import ObjectStore
 from trellis.storage.open import open_objects
@@ -69,11 +75,11 @@ async def _from_ledger(cli: Cli, objects: ObjectStore, reason: str | None) -> in
         cli.out.line(
             f"{counted(done.jobs, 'job')}, {counted(done.events, 'event')}: {counted(done.written, 'object')} written"
         )
-        _say_differing(cli, done)
+        _print_differing(cli, done)
     return 1 if done.differing else 0
 
 
-def _say_differing(cli: Cli, done: Rebuilt) -> None:
+def _print_differing(cli: Cli, done: ObjectsRebuildReport) -> None:
     if done.older:
         cli.out.line(f"{counted(done.older, 'audit record')} of an older format left as they are")
     if done.differing:
@@ -88,7 +94,7 @@ def _say_differing(cli: Cli, done: Rebuilt) -> None:
 async def _from_objects(cli: Cli, objects: ObjectStore, reason: str | None) -> int:
     if not (await objects.list(f"{ids.AUDIT_FOLDER}/", limit=1)).items:
         raise RebuildError(detail=f"There is no audit record in {objects.url}; set TRELLIS_OBJECTS to where they are.")
-    from trellis.bus.ends.publisher import FOLLOWS_AS as TELLS_CLIENTS  # the other side does not need the bus
+    from trellis.bus.ends.publisher import SUBSCRIBER_NAME as TELLS_CLIENTS  # the other side does not need the bus
 
     _make_missing(cli)
     actor, alone = operator(cli, "rebuild"), frozenset(cli.settings.audit_objects)
@@ -100,7 +106,7 @@ async def _from_objects(cli: Cli, objects: ObjectStore, reason: str | None) -> i
             )
     finally:
         await ledger.close()
-    _say(cli, done)
+    _print_report(cli, done)
     return 1 if done.refused else 0
 
 
@@ -114,12 +120,12 @@ def _make_missing(cli: Cli) -> None:
 
 @asynccontextmanager
 async def _objects(cli: Cli) -> AsyncGenerator[ObjectStore]:
-    from trellis.instance import places  # all of the platform, for those who rebuild
+    from trellis.instance import storage_locations  # all of the platform, for those who rebuild
 
     settings = cli.settings
     if settings.memory is None:
         settings = settings.model_copy(update={"memory": Path()})  # a rebuild does not touch it
-    objects = await open_objects(places(settings, cli.url).objects, credentials=s3_credentials(os.environ))
+    objects = await open_objects(storage_locations(settings, cli.url).objects, credentials=s3_credentials(os.environ))
     try:
         await objects.probe()
         yield objects
@@ -127,7 +133,7 @@ async def _objects(cli: Cli) -> AsyncGenerator[ObjectStore]:
         await objects.close()
 
 
-def _say(cli: Cli, done: Returned) -> None:
+def _print_report(cli: Cli, done: LedgerRebuildReport) -> None:
     if cli.out.as_json:
         cli.out.record(asdict(done))
         return
@@ -148,6 +154,6 @@ def _say(cli: Cli, done: Returned) -> None:
 
 
 REFUSAL_COLUMNS = (
-    Column[Refusal](title="JOB", cell=lambda refusal: refusal.job_id),
-    Column[Refusal](title="WHY", cell=lambda refusal: refusal.reason, wraps=True),
+    ListingColumn[RestoreRefusal](title="JOB", cell=lambda refusal: refusal.job_id),
+    ListingColumn[RestoreRefusal](title="WHY", cell=lambda refusal: refusal.reason, wraps=True),
 )

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from trellis.cli import values
 from trellis.cli.invocation import Cli, program_name
-from trellis.cli.output import Column, age_column, state_text
+from trellis.cli.output import ListingColumn, age_column, state_text
 from trellis.engine.errors import OptionInvalid, Refused
 from trellis.lifecycles.run import RUN
 from trellis.operations.explain import counted, duration
@@ -32,7 +32,7 @@ def step_bar(cli: Cli) -> Generator[Callable[[Mapping[str, Any]], None]]:
         yield show
 
 
-def say_ended(cli: Cli, status: dict[str, Any]) -> int:
+def print_ended(cli: Cli, status: dict[str, Any]) -> int:
     """The last status.json for people or programs; the exit code."""
     if cli.out.as_json:
         cli.out.record(status)
@@ -41,7 +41,7 @@ def say_ended(cli: Cli, status: dict[str, Any]) -> int:
         for proposal in status["proposals_created"]:
             cli.out.line(f"  {proposal}")
         for equal in status.get("already_proposed", ()):
-            cli.out.line(f"  {_already(equal)}")
+            cli.out.line(f"  {_already_proposed_text(equal)}")
         if status["status"] == "completed" and not status["proposals_created"]:
             cli.out.line("  it proposes nothing" + (" new" if status.get("already_proposed") else ""))
         if status.get("refused_actions"):
@@ -50,7 +50,7 @@ def say_ended(cli: Cli, status: dict[str, Any]) -> int:
     return 0 if status["status"] == "completed" else 1
 
 
-def _already(equal: Mapping[str, Any]) -> str:
+def _already_proposed_text(equal: Mapping[str, Any]) -> str:
     """That nothing new was proposed, and what stands in its place."""
     why = {"rejected": ", and its sources are as they were", "applied": ": the file is as it would be"}
     told = f"{equal['status']}{why.get(equal['status'], '')}"
@@ -71,13 +71,15 @@ def refusals(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def show_runs(cli: Cli, runs: Sequence[Mapping[str, Any]], now: datetime | None) -> None:
     """Runs as a listing, from the ledger or, without its time, over HTTP; what a run has none of is left empty."""
     columns = [
-        Column[Mapping[str, Any]](title="RUN", cell=lambda run: run["run_id"]),
-        Column[Mapping[str, Any]](title="AGENT", cell=lambda run: run["agent_slug"]),
-        Column[Mapping[str, Any]](title="STATUS", cell=lambda run: state_text(RUN.name, run["status"])),
+        ListingColumn[Mapping[str, Any]](title="RUN", cell=lambda run: run["run_id"]),
+        ListingColumn[Mapping[str, Any]](title="AGENT", cell=lambda run: run["agent_slug"]),
+        ListingColumn[Mapping[str, Any]](title="STATUS", cell=lambda run: state_text(RUN.name, run["status"])),
         age_column("REQUESTED", now),
-        Column[Mapping[str, Any]](title="PROPOSALS", cell=lambda run: _number(run["proposals"]), right=True),
-        Column[Mapping[str, Any]](title="REPEATED", cell=lambda run: _number(run["already_proposed"]), right=True),
-        Column[Mapping[str, Any]](title="REFUSED", cell=lambda run: _number(run["refused_actions"]), right=True),
+        ListingColumn[Mapping[str, Any]](title="PROPOSALS", cell=lambda run: _number(run["proposals"]), right=True),
+        ListingColumn[Mapping[str, Any]](
+            title="REPEATED", cell=lambda run: _number(run["already_proposed"]), right=True
+        ),
+        ListingColumn[Mapping[str, Any]](title="REFUSED", cell=lambda run: _number(run["refused_actions"]), right=True),
     ]
     cli.out.listing(runs, columns, empty="No runs.")
 
@@ -126,7 +128,7 @@ def run_facts(record: dict[str, Any]) -> list[tuple[str, str | Text]]:
     if record["error"]:
         facts.append(("error", Text(record["error"], "red")))
     facts += [("proposal", proposal) for proposal in record["proposals_created"]]
-    facts += [("already proposed", _already(equal)) for equal in record.get("already_proposed", ())]
+    facts += [("already proposed", _already_proposed_text(equal)) for equal in record.get("already_proposed", ())]
     facts += [("refused", Text(_refused(refusal), "yellow")) for refusal in record["refused"]]
     return [*facts, ("folder", record["folder"])] if "folder" in record else facts
 
@@ -137,7 +139,7 @@ def took(step: dict[str, Any]) -> str:
     return f"{(ended - began).total_seconds():.1f}s"
 
 
-def say_decided(cli: Cli, proposal: str, state: str, *, decided: bool) -> int:
+def print_decision(cli: Cli, proposal: str, state: str, *, decided: bool) -> int:
     """Print how a proposal stands after a decision; the exit code. An approved change that could not be applied is a failure."""
     failed = state == "failed"
     if cli.out.as_json:

@@ -9,22 +9,22 @@ import typer
 from trellis.cli import values
 from trellis.cli.agents import AgentArgument
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
-from trellis.cli.instances import opened, owner
+from trellis.cli.instances import open_for_command, owner
 from trellis.cli.invocation import Cli
 from trellis.cli.logs import configure_logging
-from trellis.cli.output import Column
+from trellis.cli.output import ListingColumn
 from trellis.cli.reading import open_wait
-from trellis.cli.run_output import refusals, run_facts, say_ended, show_runs, step_bar, still_at_work, took, wait_s
+from trellis.cli.run_output import print_ended, refusals, run_facts, show_runs, step_bar, still_at_work, took, wait_s
 from trellis.cli.tracing import configure_tracing
 from trellis.cli.values import params_of
 from trellis.engine.errors import Refused
 from trellis.engine.jobs import CancelMode, JobId, RequestId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Job, JobFilter, Place
+from trellis.engine.records import Job, JobFilter, JobPlace
 from trellis.lifecycles.run import RUN
 from trellis.operations.explain import duration
 from trellis.runs import documents, ids
-from trellis.runs.documents import Facts, Request
+from trellis.runs.documents import RunFacts, RunRequest
 from trellis.runs.errors import RunNotFound
 from trellis.runs.layer import TriggerKind
 from trellis.runs.lookup import find_run, listed_runs
@@ -78,12 +78,12 @@ async def run(
     configure_tracing()
     params, patience_s = params_of(param or []), wait_s(wait, watch=watch)
     owner(cli, "begin a run")
-    async with opened(cli) as instance:
+    async with open_for_command(cli) as instance:
         run_id = await instance.layer.trigger(agent, params, kind=TriggerKind.MANUAL, correlation_id=correlation)
         if patience_s is not None:
-            return say_ended(cli, await _waited(cli, instance, agent, run_id, patience_s))
+            return print_ended(cli, await _waited(cli, instance, agent, run_id, patience_s))
         if not watch:
-            standing = await instance.layer.standing(run_id)
+            standing = await instance.layer.run_state(run_id)
             if cli.out.as_json:
                 cli.out.record({"run_id": run_id, "status": standing.status, "position": standing.position})
             else:
@@ -114,7 +114,7 @@ async def watched(cli: Cli, instance: "Instance", slug: str, run_id: JobId) -> d
 
 
 async def _watch(cli: Cli, instance: "Instance", slug: str, run_id: JobId) -> int:
-    return say_ended(cli, await watched(cli, instance, slug, run_id))
+    return print_ended(cli, await watched(cli, instance, slug, run_id))
 
 
 async def _until_ended(
@@ -149,7 +149,7 @@ async def list_runs(
         lifecycle=lifecycle,
         state=chosen,
         concurrency_key=f"run:{agent}" if agent else None,
-        place=Place.ENDED if archived else None,
+        place=JobPlace.ENDED if archived else None,
     )
     async with cli.open() as ledger:
         now = await ledger.now()
@@ -174,7 +174,7 @@ async def _pages(ledger: Ledger, where: JobFilter, wanted: int) -> list[Job]:
 
 async def show_run(cli: Cli, id_: RunArgument) -> None:
     """One run: its status, its steps with their times, what it proposed, its error, and where its folder is."""
-    async with opened(cli) as instance:
+    async with open_for_command(cli) as instance:
         run_id = await find_run(instance.ledger, id_)
         record = await _record(instance, run_id)
     if cli.out.as_json:
@@ -184,10 +184,10 @@ async def show_run(cli: Cli, id_: RunArgument) -> None:
     if record["steps"]:
         cli.out.line()
         columns = [
-            Column[dict[str, Any]](title="STEP", cell=lambda step: step["name"]),
-            Column[dict[str, Any]](title="BEGAN", cell=lambda step: step["started_at"]),
-            Column[dict[str, Any]](title="TOOK", cell=took, right=True),
-            Column[dict[str, Any]](title="FILE", cell=lambda step: step["file"], gives_way=True),
+            ListingColumn[dict[str, Any]](title="STEP", cell=lambda step: step["name"]),
+            ListingColumn[dict[str, Any]](title="BEGAN", cell=lambda step: step["started_at"]),
+            ListingColumn[dict[str, Any]](title="TOOK", cell=took, right=True),
+            ListingColumn[dict[str, Any]](title="FILE", cell=lambda step: step["file"], gives_way=True),
         ]
         cli.out.listing(record["steps"], columns, empty="")
 
@@ -197,7 +197,7 @@ async def _record(instance: "Instance", run_id: JobId) -> dict[str, Any]:
     job = await instance.ledger.job(run_id)
     if job is None or job.payload is None:
         raise RunNotFound(run_id=run_id)
-    request, events = Request.read(job.payload), await instance.ledger.events(run_id)
+    request, events = RunRequest.read(job.payload), await instance.ledger.events(run_id)
     done = [json.loads(event.data) for event in events if event.type == documents.STEP_DONE and event.data]
     folder = f"{instance.objects.url.rstrip('/')}/{ids.run_folder(request.agent_slug, run_id)}"
     wait = await open_wait(instance.ledger, job)
@@ -206,10 +206,10 @@ async def _record(instance: "Instance", run_id: JobId) -> dict[str, Any]:
     return {
         "already_proposed": [],
         "refused_actions": 0,
-        **json.loads(documents.status(Facts(run_id, request, tuple(events)))),
+        **json.loads(documents.status(RunFacts(run_id, request, tuple(events)))),
         "refused": refusals([json.loads(file) for file in files if file is not None]),
         "params": request.params,
-        "position": (await instance.layer.standing(run_id)).position,
+        "position": (await instance.layer.run_state(run_id)).position,
         "cancel_requested": job.cancel_requested,
         "waits": None if wait is None else {"since": documents.timestamp(wait.since), "reason": wait.reason},
         "steps": [{name: step.get(name) for name in STEP_FIELDS} for step in done],
@@ -226,9 +226,9 @@ async def cancel(
     """End a run that has not ended. A running one is asked to stop, and ended after a grace."""
     owner(cli, "cancel a run")
     mode = CancelMode.HARD if hard else CancelMode.SOFT
-    async with opened(cli) as instance:
+    async with open_for_command(cli) as instance:
         run_id = await find_run(instance.ledger, id_)
-        before = (await instance.layer.standing(run_id)).status
+        before = (await instance.layer.run_state(run_id)).status
         if before in ENDED:
             raise Refused(detail=f"Run {run_id} has ended already: it is {before}.")
         state = await instance.layer.cancel(run_id, mode=mode, request_id=RequestId(new_id()), cause=reason)

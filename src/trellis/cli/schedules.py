@@ -8,14 +8,14 @@ from rich.text import Text
 
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
-from trellis.cli.instances import opened
+from trellis.cli.instances import open_for_command
 from trellis.cli.invocation import Cli
-from trellis.cli.output import Column
+from trellis.cli.output import ListingColumn
 from trellis.runs.timetable import Schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Row:
+class _ScheduleRow:
     agent: str
     cron: str | None
     registered_at: datetime
@@ -37,24 +37,24 @@ async def schedules(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
     began no run it says why: the agent was not active, its queue was full, or the instant was missed by more than an hour.
     """
     wanted = values.limit(limit, LIMIT_MAX)
-    async with opened(cli) as instance:
+    async with open_for_command(cli) as instance:
         now = await instance.ledger.now()
         found = [_row(schedule, now) for schedule in (await instance.layer.schedules())[:wanted]]
     columns = [
-        Column[_Row](title="AGENT", cell=lambda row: row.agent),
-        Column[_Row](title="CRON", cell=lambda row: row.cron or ""),
-        Column[_Row](title="NEXT", cell=lambda row: _moment(row.next_at)),
-        Column[_Row](title="LAST", cell=lambda row: _moment(row.last_at)),
-        Column[_Row](title="RUN", cell=_last, gives_way=True),
+        ListingColumn[_ScheduleRow](title="AGENT", cell=lambda row: row.agent),
+        ListingColumn[_ScheduleRow](title="CRON", cell=lambda row: row.cron or ""),
+        ListingColumn[_ScheduleRow](title="NEXT", cell=lambda row: _moment(row.next_at)),
+        ListingColumn[_ScheduleRow](title="LAST", cell=lambda row: _moment(row.last_at)),
+        ListingColumn[_ScheduleRow](title="RUN", cell=_last, gives_way=True),
     ]
     cli.out.listing(
         found, columns, empty="No schedules. An agent declares one as `triggers.cron`; `trellis up` keeps it."
     )
 
 
-def _row(schedule: Schedule, now: datetime) -> _Row:
+def _row(schedule: Schedule, now: datetime) -> _ScheduleRow:
     last = schedule.last
-    return _Row(
+    return _ScheduleRow(
         agent=schedule.agent_slug,
         cron=schedule.cron,
         registered_at=schedule.registered_at,
@@ -69,5 +69,5 @@ def _moment(at: datetime | None) -> str:
     return "" if at is None else f"{at:%Y-%m-%d %H:%M} UTC"
 
 
-def _last(row: _Row) -> Text:
+def _last(row: _ScheduleRow) -> Text:
     return Text(row.last_run) if row.last_run else Text(f"skipped: {row.skipped}" if row.skipped else "", "yellow")

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from trellis.cli.applications import load_app
 from trellis.cli.invocation import Cli, program_name, sqlite_path
 from trellis.cli.serving_bus import (
-    BusPart,
+    BusProcess,
     bus_probe,
     bus_roles,
     check_app,
@@ -16,26 +16,41 @@ from trellis.cli.serving_bus import (
     serve_services,
     wants_kernel,
 )
-from trellis.cli.serving_nlm import LOCAL, NlmPlace, addressed, open_embedded, take_place, why_no_queue
-from trellis.cli.together import together
-from trellis.cli.up_roles import GATEWAY, ORCHESTRATOR, Choices, part_of, say_ready, say_services, uses_memory
-from trellis.cli.waiting import announced
+from trellis.cli.serving_nlm import (
+    LOCAL,
+    NlmEndpoint,
+    bind_nlm_endpoint,
+    open_embedded,
+    why_no_queue,
+    with_own_addresses,
+)
+from trellis.cli.together import run_together
+from trellis.cli.up_roles import (
+    GATEWAY,
+    ORCHESTRATOR,
+    UpOptions,
+    print_ready,
+    print_services,
+    process_part_name,
+    uses_memory,
+)
+from trellis.cli.waiting import announce_gateway
 from trellis.engine.errors import KeyUnusable
 from trellis.engine.jobs import Actor
 from trellis.gateway import create_app
 from trellis.identity import TrustedKey
 from trellis.instance import Instance, is_of_queue, open_instance, role_of
 from trellis.lifecycles import Role
-from trellis.nlm_backend import Backend
+from trellis.nlm_backend import BackendProcess
 from trellis.settings import Settings
-from trellis.web.health import Health
-from trellis.web.server import Listening, ServerOptions, listen, serve_gateway
+from trellis.web.health import ProcessHealth
+from trellis.web.server import BoundSockets, ServerOptions, listen, serve_gateway
 from trellis.wiring import callback_secrets, check_home_issuer, is_key_configured, new_id, process_name, trusted_keys
 from trellis.worker.app import App
 
 
 async def serve_all(
-    cli: Cli, roles: frozenset[str] | None, stop: asyncio.Event, choices: Choices, health: Health
+    cli: Cli, roles: frozenset[str] | None, stop: asyncio.Event, choices: UpOptions, health: ProcessHealth
 ) -> None:
     """Serve these roles, or all, until `stop` is set."""
     loaded = _loaded(cli, roles, choices.app)
@@ -46,14 +61,16 @@ async def serve_all(
         tls_key_file=cli.settings.tls_key_file,
     )
     listening, keys = _listening(cli, roles, options)
-    nlm: NlmPlace | None = None
+    nlm: NlmEndpoint | None = None
     try:
-        nlm = take_place(cli, roles, keys)
-        settings = addressed(cli.settings, listening, nlm)
+        nlm = bind_nlm_endpoint(cli, roles, keys)
+        settings = with_own_addresses(cli.settings, listening, nlm)
         async with AsyncExitStack() as stack:
             name = process_name("up")
             instance = await stack.enter_async_context(
-                open_instance(settings, cli.url, name=name, part=part_of(roles), uses_memory=uses_memory(roles))
+                open_instance(
+                    settings, cli.url, name=name, part=process_part_name(roles), uses_memory=uses_memory(roles)
+                )
             )
             if listening is not None:
                 await check_home_issuer(instance.ledger, cli.settings, by=Actor(role=Role.GATEWAY, name=name))
@@ -64,7 +81,7 @@ async def serve_all(
             backend = await open_embedded(cli, settings, nlm, stack, asked_for=roles is not None)
             queue_jobs = _drives_queue_jobs(cli, roles, settings, backend)
             names = [service.name for service in instance.services() if queue_jobs or not is_of_queue(service)]
-            say_services(cli, [name for name in names if roles is None or role_of(name) in roles])
+            print_services(cli, [name for name in names if roles is None or role_of(name) in roles])
             part = _bus(instance, roles, loaded)
             on_bus = None if part is None else await stack.enter_async_context(part.opened(cli))
             parts = [instance.serve(stop, roles, queue_jobs=queue_jobs)]
@@ -77,10 +94,10 @@ async def serve_all(
             if wants_kernel(roles):
                 parts.append(serve_safety_kernel(cli, stop, alone=False))
             if listening is None:
-                _say_no_gateway(cli, roles)
+                _print_no_gateway(cli, roles)
             else:
                 parts.append(_gateway(cli, instance, listening, options, keys, stop))
-            await together(stop, *parts)
+            await run_together(stop, *parts)
     finally:
         for place in (listening, None if nlm is None else nlm.listening):
             if place is not None:
@@ -95,12 +112,12 @@ def _loaded(cli: Cli, roles: frozenset[str] | None, app: str | None) -> App | No
     return load_app(app)
 
 
-def _bus(instance: Instance, roles: frozenset[str] | None, app: App | None) -> BusPart | None:
+def _bus(instance: Instance, roles: frozenset[str] | None, app: App | None) -> BusProcess | None:
     """What this process does on the bus."""
     on_bus = bus_roles(roles)
     if not on_bus:
         return None
-    return BusPart(
+    return BusProcess(
         settings=instance.settings,
         ledger=instance.ledger,
         topics=instance.topics,
@@ -112,7 +129,9 @@ def _bus(instance: Instance, roles: frozenset[str] | None, app: App | None) -> B
     )
 
 
-def _drives_queue_jobs(cli: Cli, roles: frozenset[str] | None, settings: Settings, backend: Backend | None) -> bool:
+def _drives_queue_jobs(
+    cli: Cli, roles: frozenset[str] | None, settings: Settings, backend: BackendProcess | None
+) -> bool:
     """Whether this process drives queue jobs; if it was to and cannot, a line says why."""
     if roles is not None and ORCHESTRATOR not in roles:
         return False
@@ -125,27 +144,27 @@ def _drives_queue_jobs(cli: Cli, roles: frozenset[str] | None, settings: Setting
 async def _gateway(
     cli: Cli,
     instance: Instance,
-    listening: Listening,
+    listening: BoundSockets,
     options: ServerOptions,
     keys: Sequence[TrustedKey],
     stop: asyncio.Event,
 ) -> None:
     secrets = callback_secrets(cli.url, cli.settings)
     app = create_app(instance, keys, monotonic=time.monotonic, new_id=new_id, callback_secrets=secrets)
-    with announced(cli, listening.url, app.state.instance_name):
+    with announce_gateway(cli, listening.url, app.state.instance_name):
         await serve_gateway(
             app,
             listening,
             options,
             stop,
             end_streams=app.state.streams.hub.close,
-            ready=lambda: _say_gateway(cli, listening),
+            ready=lambda: _print_gateway(cli, listening),
         )
 
 
 def _listening(
     cli: Cli, roles: frozenset[str] | None, options: ServerOptions
-) -> tuple[Listening | None, Sequence[TrustedKey]]:
+) -> tuple[BoundSockets | None, Sequence[TrustedKey]]:
     """The gateway's address, taken before anything else begins, and the keys it trusts."""
     if roles is not None and GATEWAY not in roles:
         return None, ()
@@ -159,7 +178,7 @@ def _listening(
     return listen(options, key_configured=is_key_configured(cli.settings)), keys
 
 
-def _say_gateway(cli: Cli, listening: Listening) -> None:
+def _print_gateway(cli: Cli, listening: BoundSockets) -> None:
     """Where it is, and how to be let in."""
     cli.out.line(f"gateway   {listening.url}")
     cli.out.line(f"docs      {listening.url}/docs")
@@ -171,10 +190,10 @@ def _say_gateway(cli: Cli, listening: Listening) -> None:
     else:
         place = f" --ledger {cli.url}" if sqlite_path(cli.url) is not None else ""
         cli.out.line(f"tokens    {program_name()} token issue --role owner{place}")
-    say_ready(cli)
+    print_ready(cli)
 
 
-def _say_no_gateway(cli: Cli, roles: frozenset[str] | None) -> None:
+def _print_no_gateway(cli: Cli, roles: frozenset[str] | None) -> None:
     if roles is None:
         cli.out.line("gateway   none: set TRELLIS_TOKEN_JWKS_FILE or TRELLIS_TOKEN_KEY_FILE")
-    say_ready(cli)
+    print_ready(cli)

@@ -16,11 +16,11 @@ from trellis.bus.port import Bus, ping
 from trellis.bus.safety.kernel import SafetyKernel
 from trellis.bus.safety.remote import is_kernel_address
 from trellis.bus.safety.serving import ServingOptions, serve_kernel
-from trellis.bus.services import BusParts, BusRole, BusServices
+from trellis.bus.services import BusDependencies, BusRole, BusServices
 from trellis.bus.topics import Topics
 from trellis.bus.wire.local import LocalBus
 from trellis.cli.invocation import Cli
-from trellis.cli.up_roles import SAFETY_KERNEL, say_ready
+from trellis.cli.up_roles import SAFETY_KERNEL, print_ready
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
@@ -34,7 +34,7 @@ from trellis.worker.on_bus.serving import BusWorker
 
 
 @dataclass(frozen=True, kw_only=True)
-class BusPart:
+class BusProcess:
     """What this process does on the bus; made before anything begins, so that what does not fit is said at once."""
 
     settings: Settings
@@ -55,7 +55,7 @@ class BusPart:
             bus = await stack.enter_async_context(
                 open_settings_bus(self.settings, clock=clock, now=lambda: datetime.now(UTC), new_id=new_id)
             )
-            parts = BusParts(
+            parts = BusDependencies(
                 ledger=self.ledger,
                 bus=bus,
                 topics=self.topics,
@@ -112,7 +112,7 @@ def check_app(settings: Settings, roles: frozenset[str] | None) -> None:
 async def open_part(cli: Cli, ledger: Ledger, roles: frozenset[BusRole]) -> AsyncGenerator[BusServices]:
     """These roles on a ledger without an instance around it."""
     kernel = kernel_of(cli.settings, cli.url, monotonic=elapsed_s)
-    part = BusPart(settings=cli.settings, ledger=ledger, topics=topics_of(cli.settings), kernel=kernel, roles=roles)
+    part = BusProcess(settings=cli.settings, ledger=ledger, topics=topics_of(cli.settings), kernel=kernel, roles=roles)
     try:
         async with part.opened(cli) as services:
             yield services
@@ -148,7 +148,7 @@ async def serve_safety_kernel(cli: Cli, stop: asyncio.Event, *, alone: bool) -> 
         scheme = "grpc" if settings.tls_cert_file is None else "grpcs"
         cli.out.line(f"kernel    {scheme}://{settings.safety_host}:{port}")
         if alone:
-            say_ready(cli)
+            print_ready(cli)
         await stop.wait()
 
 

@@ -13,16 +13,16 @@ from ipaddress import ip_address
 
 from trellis.cli.invocation import Cli, sqlite_path
 from trellis.cli.problems import without_password
-from trellis.cli.together import together
-from trellis.cli.up_roles import NLM, say_ready
+from trellis.cli.together import run_together
+from trellis.cli.up_roles import NLM, print_ready
 from trellis.engine.errors import KeyUnusable
 from trellis.identity import TrustedKey
 from trellis.lifecycles import Role
 from trellis.net.targets import read_target
-from trellis.nlm_backend import Backend, open_backend
+from trellis.nlm_backend import BackendProcess, open_backend
 from trellis.settings import Settings
-from trellis.web.health import Health
-from trellis.web.server import Listening, ListenRefused, ServerOptions, listen, serve_gateway
+from trellis.web.health import ProcessHealth
+from trellis.web.server import BoundSockets, ListenRefused, ServerOptions, listen, serve_gateway
 from trellis.wiring import component_token, is_key_configured, make_development_key, process_name, trusted_keys
 
 LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -32,22 +32,22 @@ NO_BACKEND = "there is no NLM backend here; set TRELLIS_NLM_BACKEND, or what the
 
 
 @dataclass(frozen=True, kw_only=True)
-class NlmPlace:
+class NlmEndpoint:
     """Where the backend listens, and whom it lets in."""
 
     options: ServerOptions
-    listening: Listening
+    listening: BoundSockets
     keys: Sequence[TrustedKey]
 
-    async def serve(self, backend: Backend, stop: asyncio.Event, *, alone: Cli | None = None) -> None:
+    async def serve(self, backend: BackendProcess, stop: asyncio.Event, *, alone: Cli | None = None) -> None:
         """Answer and work until `stop` is set."""
         app = backend.app(self.keys)
-        ready = None if alone is None else lambda: say_ready(alone)
+        ready = None if alone is None else lambda: print_ready(alone)
         answering = serve_gateway(app, self.listening, self.options, stop, ready=ready)
-        await together(stop, answering, backend.serve(stop))
+        await run_together(stop, answering, backend.serve(stop))
 
 
-async def serve_nlm_alone(cli: Cli, stop: asyncio.Event, health: Health) -> None:
+async def serve_nlm_alone(cli: Cli, stop: asyncio.Event, health: ProcessHealth) -> None:
     """The backend and nothing else. The main ledger is not opened: only the key beside it may be needed."""
     settings = cli.settings
     if sqlite_path(cli.url) is not None and not (is_key_configured(settings) and settings.callback_key_file):
@@ -69,7 +69,7 @@ async def serve_nlm_alone(cli: Cli, stop: asyncio.Event, health: Health) -> None
         place.listening.close()
 
 
-def take_place(cli: Cli, roles: frozenset[str] | None, keys: Sequence[TrustedKey]) -> NlmPlace | None:
+def bind_nlm_endpoint(cli: Cli, roles: frozenset[str] | None, keys: Sequence[TrustedKey]) -> NlmEndpoint | None:
     """The address of a backend in this process, taken before anything begins; None when there is to be none."""
     if roles is not None:
         return _place(cli.settings, keys or trusted_keys(cli.url, cli.settings)) if NLM in roles else None
@@ -83,7 +83,7 @@ def take_place(cli: Cli, roles: frozenset[str] | None, keys: Sequence[TrustedKey
         return _place(cli.settings.model_copy(update={"nlm_port": 0}), keys)
 
 
-def addressed(settings: Settings, gateway: Listening | None, nlm: NlmPlace | None) -> Settings:
+def with_own_addresses(settings: Settings, gateway: BoundSockets | None, nlm: NlmEndpoint | None) -> Settings:
     """The settings with the addresses that this process has, where none are set: its parts find each other by them.
 
     A gateway with a certificate has the address that the certificate names, and only the settings can say that.
@@ -96,25 +96,25 @@ def addressed(settings: Settings, gateway: Listening | None, nlm: NlmPlace | Non
 
 
 async def open_embedded(
-    cli: Cli, settings: Settings, place: NlmPlace | None, stack: AsyncExitStack, *, asked_for: bool
-) -> Backend | None:
+    cli: Cli, settings: Settings, place: NlmEndpoint | None, stack: AsyncExitStack, *, asked_for: bool
+) -> BackendProcess | None:
     """The backend of this process, closed with the stack; None, and a line that says why, when a key for it is missing."""
     if place is None:
         return None
     if settings.gateway is None and not asked_for:
-        return _left_out(cli, place, NO_ADDRESS)
+        return _warn_left_out(cli, place, NO_ADDRESS)
     try:
         backend = await stack.enter_async_context(open_backend(settings, cli.url, name=process_name(NLM)))
     except KeyUnusable as error:
         if asked_for:
             raise
-        return _left_out(cli, place, str(error.data["reason"]))
+        return _warn_left_out(cli, place, str(error.data["reason"]))
     cli.out.line(f"nlm       {place.listening.url}")
     _note_own_ledger(cli)
     return backend
 
 
-def why_no_queue(cli: Cli, settings: Settings, backend: Backend | None) -> str | None:
+def why_no_queue(cli: Cli, settings: Settings, backend: BackendProcess | None) -> str | None:
     """Why no queue job could get anywhere from this process, and what to set; None when it can. `settings` are the addressed ones."""
     if settings.gateway is None:
         return NO_ADDRESS if settings.tls_cert_file is not None else NO_GATEWAY
@@ -131,7 +131,7 @@ def why_no_queue(cli: Cli, settings: Settings, backend: Backend | None) -> str |
     return None
 
 
-def _left_out(cli: Cli, place: NlmPlace, reason: str) -> None:
+def _warn_left_out(cli: Cli, place: NlmEndpoint, reason: str) -> None:
     place.listening.close()  # whoever comes learns at once that nobody is there
     cli.out.line(f"nlm       none: {reason}")
 
@@ -145,14 +145,16 @@ def _note_own_ledger(cli: Cli) -> None:
         )
 
 
-def _place(settings: Settings, keys: Sequence[TrustedKey]) -> NlmPlace:
+def _place(settings: Settings, keys: Sequence[TrustedKey]) -> NlmEndpoint:
     options = ServerOptions(host=settings.nlm_host, port=settings.nlm_port)
     if settings.nlm_host not in LOCAL:  # a certificate is for a name that others use
         options = replace(options, tls_cert_file=settings.tls_cert_file, tls_key_file=settings.tls_key_file)
-    return NlmPlace(options=options, listening=listen(options, key_configured=is_key_configured(settings)), keys=keys)
+    return NlmEndpoint(
+        options=options, listening=listen(options, key_configured=is_key_configured(settings)), keys=keys
+    )
 
 
-def _own_address(listening: Listening) -> str:
+def _own_address(listening: BoundSockets) -> str:
     """How this process itself reaches what it listens on: every address of the machine is also this one."""
     scheme, _, rest = listening.url.partition("://")
     host, _, port = rest.rpartition(":")

@@ -7,21 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from trellis.bus.wishes import TopicWishes
+from trellis.bus.wishes import TopicSubmitOptions
 from trellis.cli import values
 from trellis.cli.applications import load_app
-from trellis.cli.bus_jobs import ContextOption, LabelOption, OnBus, RequestOption, TenantOption, TopicOption
+from trellis.cli.bus_jobs import ContextOption, LabelOption, RequestOption, TenantOption, TopicOption, TopicOptions
 from trellis.cli.commands import at_gateway, command
 from trellis.cli.invocation import Cli
 from trellis.cli.queue_jobs import (
     AgentOption,
     EntityOption,
-    ForAgent,
+    QueueJobOptions,
     RunOption,
     is_queue_job,
-    say_made,
-    say_undriven,
+    print_how_to_read,
     submit_queue_job,
+    warn_undriven,
 )
 from trellis.client import JobHandle, Trellis
 from trellis.engine.jobs import JobId
@@ -121,8 +121,8 @@ async def submit(
         "lifecycle": values.lifecycle(lifecycle),
     }
     given = {name: value for name, value in settings.items() if value is not None}
-    on_bus = OnBus(topic=topic, label=label, tenant=tenant, context=context, request=request)
-    about = ForAgent(agent=agent, entity=entity, run=run)
+    on_bus = TopicOptions(topic=topic, label=label, tenant=tenant, context=context, request=request)
+    about = QueueJobOptions(agent=agent, entity=entity, run=run)
     return await _submit(cli, (type_, payload), given, about, on_bus, app=app, wait=wait)
 
 
@@ -130,8 +130,8 @@ async def _submit(
     cli: Cli,
     words: tuple[str | None, str | None],
     given: dict[str, Any],
-    about: ForAgent,
-    on_bus: OnBus,
+    about: QueueJobOptions,
+    on_bus: TopicOptions,
     *,
     app: str | None,
     wait: str | None,
@@ -166,7 +166,7 @@ async def _on_topic(
             returns=Any,
             idempotency_key=given.get("idempotency_key"),
             correlation_id=given.get("correlation_id"),
-            **TopicWishes(**asked),
+            **TopicSubmitOptions(**asked),
         )
         if wait_s is None:
             return await _submitted(cli, trellis, handle, None)
@@ -175,9 +175,9 @@ async def _on_topic(
 
 async def _waited_for_work(cli: Cli, trellis: Trellis, handle: JobHandle, wait_s: float) -> int:
     """Wait over retries that are other jobs; what came of the last one is what came of it."""
-    from trellis.cli.bus_waiting import in_ledger, last_retry  # what a gateway tells is loaded with it
+    from trellis.cli.bus_waiting import last_retry, look_in_ledger  # what a gateway tells is loaded with it
 
-    last, left_s = await last_retry(cli, in_ledger(cli, trellis), handle.id, wait_s, SystemClock())
+    last, left_s = await last_retry(cli, look_in_ledger(cli, trellis), handle.id, wait_s, SystemClock())
     if last != handle.id:
         handle = JobHandle(trellis, JobId(last), type_=handle.type, created=handle.created, returns=Any)
     return await _waited(cli, handle, left_s, of_s=wait_s)
@@ -197,8 +197,8 @@ async def _waited_for_queue(cli: Cli, trellis: Trellis, handle: JobHandle, wait_
     soon_s = min(wait_s, SERVICE_SLOW_S)
     with suppress(TimeoutError):
         await trellis.wait(handle.id, soon_s)
-    say_undriven(cli, (await trellis.job(handle.id)).state)
-    return await _waited(cli, handle, wait_s - soon_s, of_s=wait_s, done=say_made)
+    warn_undriven(cli, (await trellis.job(handle.id)).state)
+    return await _waited(cli, handle, wait_s - soon_s, of_s=wait_s, done=print_how_to_read)
 
 
 async def _submitted(cli: Cli, trellis: Trellis, handle: JobHandle, type_: str | None) -> int:
@@ -220,7 +220,7 @@ async def _warn_if_unserved(cli: Cli, ledger: Ledger, type_: str) -> None:
     now = await ledger.now()
     served = {one for worker in await ledger.workers() if is_alive(worker, now) for one in served_types(worker)}
     if type_ not in served:
-        hint = values.perhaps(type_, served) or ": the job waits until one does (trellis worker MODULE:APP)"
+        hint = values.did_you_mean(type_, served) or ": the job waits until one does (trellis worker MODULE:APP)"
         cli.out.note(f"no living worker serves {type_}{hint}")
 
 

@@ -12,9 +12,18 @@ from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, make_folder, sqlite_path
 from trellis.cli.logs import log_only
 from trellis.cli.problems import without_password
-from trellis.cli.together import together
+from trellis.cli.together import run_together
 from trellis.cli.tracing import configure_tracing
-from trellis.cli.up_roles import NLM, ON_BUS, ROLES, SAFETY_KERNEL, Choices, part_of, say_ready, say_services
+from trellis.cli.up_roles import (
+    NLM,
+    ON_BUS,
+    ROLES,
+    SAFETY_KERNEL,
+    UpOptions,
+    print_ready,
+    print_services,
+    process_part_name,
+)
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
@@ -22,8 +31,8 @@ from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.web.health import Health, health_listener
-from trellis.wiring import SystemClock, make_development_key, open_when_there, process_name
+from trellis.web.health import ProcessHealth, health_listener
+from trellis.wiring import SystemClock, make_development_key, open_when_available, process_name
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -64,19 +73,19 @@ async def up(
     """
     log_only(cli.settings, cli.out)
     configure_tracing()
-    wanted, health = _wanted(roles), Health()
+    wanted, health = _wanted_roles(roles), ProcessHealth()
     async with health_listener(cli.settings.health_address, health) as address:
         if address is not None:
             cli.out.line(f"health    {address}/system/ready")
         if not await _served_alone(cli, wanted, health):
-            await _served(cli, wanted, Choices(host=host, port=port, demo=demo, app=app), health)
+            await _served(cli, wanted, UpOptions(host=host, port=port, demo=demo, app=app), health)
 
 
-async def _served(cli: Cli, wanted: frozenset[str] | None, choices: Choices, health: Health) -> None:
+async def _served(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions, health: ProcessHealth) -> None:
     """Serve these roles, or all, as soon as the ledger is there."""
     cli.require(Role.SWEEPER, Role.CONTROL_PLANE, action="sweep")
     make_folder(cli.url)
-    ledger = await open_when_there(cli.url, part=part_of(wanted))
+    ledger = await open_when_available(cli.url, part=process_part_name(wanted))
     if ledger is None:
         return
     try:
@@ -96,7 +105,7 @@ async def _served(cli: Cli, wanted: frozenset[str] | None, choices: Choices, hea
     cli.out.line("stopped")
 
 
-async def _served_alone(cli: Cli, wanted: frozenset[str] | None, health: Health) -> bool:
+async def _served_alone(cli: Cli, wanted: frozenset[str] | None, health: ProcessHealth) -> bool:
     """Whether all that was wanted is a part that needs no ledger of ours; it has ended then."""
     if wanted == frozenset({NLM}):
         from trellis.cli.serving_nlm import serve_nlm_alone
@@ -124,7 +133,7 @@ def _stopped_by_signals() -> asyncio.Event:
     return stop
 
 
-def _wanted(roles: str | None) -> frozenset[str] | None:
+def _wanted_roles(roles: str | None) -> frozenset[str] | None:
     """The roles asked for, None for all; raises OptionInvalid."""
     if roles is None:
         return None
@@ -136,7 +145,7 @@ def _wanted(roles: str | None) -> frozenset[str] | None:
 
 
 async def _serve_jobs(
-    cli: Cli, roles: frozenset[str] | None, stop: asyncio.Event, *, app: str | None, health: Health
+    cli: Cli, roles: frozenset[str] | None, stop: asyncio.Event, *, app: str | None, health: ProcessHealth
 ) -> None:
     """Without a place for documents there are no runs, but jobs are looked after all the same."""
     from trellis.cli.serving_bus import (
@@ -151,14 +160,14 @@ async def _serve_jobs(
     if app is not None:
         raise SettingsInvalid(source="--app", detail="it needs TRELLIS_OBJECTS and TRELLIS_MEMORY")
     async with AsyncExitStack() as stack:
-        ledger = await open_ledger(cli.url, part=part_of(roles))
+        ledger = await open_ledger(cli.url, part=process_part_name(roles))
         stack.push_async_callback(ledger.close)
         services = [service for service in _looking_after(cli, ledger) if roles is None or service.name in roles]
         missing = sorted((roles or frozenset()) - {service.name for service in services} - {*ON_BUS, SAFETY_KERNEL})
         if missing:
             raise SettingsInvalid(source=f"--roles {missing[0]}", detail="it needs TRELLIS_OBJECTS and TRELLIS_MEMORY")
         cli.out.line("runs      none: set TRELLIS_OBJECTS and TRELLIS_MEMORY")
-        say_services(cli, [service.name for service in services])
+        print_services(cli, [service.name for service in services])
         wanted = bus_roles(roles)
         on_bus = await stack.enter_async_context(open_part(cli, ledger, wanted)) if wanted else None
         rng = random.Random()  # noqa: S311 - spreads retries of services, nothing secret
@@ -169,8 +178,8 @@ async def _serve_jobs(
             parts.append(serve_services(on_bus, stop))
         if wants_kernel(roles):
             parts.append(serve_safety_kernel(cli, stop, alone=False))
-        say_ready(cli)
-        await together(stop, *parts)
+        print_ready(cli)
+        await run_together(stop, *parts)
 
 
 def _looking_after(cli: Cli, ledger: Ledger) -> list[Service[Any]]:

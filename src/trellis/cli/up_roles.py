@@ -29,7 +29,7 @@ USES_MEMORY = frozenset({GATEWAY, ORCHESTRATOR, "apply-engine"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choices:
+class UpOptions:
     """What the command line says beside the roles."""
 
     host: str | None
@@ -43,23 +43,23 @@ def uses_memory(roles: frozenset[str] | None) -> bool:
     return roles is None or not roles.isdisjoint(USES_MEMORY)
 
 
-def part_of(roles: frozenset[str] | None) -> str:
+def process_part_name(roles: frozenset[str] | None) -> str:
     """What this process is called in the lists of servers: by its roles, `up` with all of them."""
     return "up" if roles is None else "+".join(sorted(roles))
 
 
-def say_health(cli: Cli, address: str | None) -> None:
+def print_health(cli: Cli, address: str | None) -> None:
     """Where a worker answers about its health, if it does."""
     if address is not None:
         cli.out.note(f"health at {address}/system/ready")
 
 
-def say_services(cli: Cli, names: list[str]) -> None:
+def print_services(cli: Cli, names: list[str]) -> None:
     """What runs here."""
     cli.out.line(f"services  {', '.join(names) or 'none in this process'}")
     cli.out.line(f"workers   none for jobs of the ledger in this process: {program_name()} worker MODULE:APP")
 
 
-def say_ready(cli: Cli) -> None:
+def print_ready(cli: Cli) -> None:
     """The last line: everything is up."""
     cli.out.line("Ctrl-C stops it")

@@ -67,7 +67,7 @@ def lifecycle(name: str | None) -> str | None:
     """A lifecycle by its name."""
     if name is not None and name not in LIFECYCLES:
         known = ", ".join(LIFECYCLES)
-        raise UnknownLifecycle(name=name, known=f"{known}{perhaps(name, LIFECYCLES)}")
+        raise UnknownLifecycle(name=name, known=f"{known}{did_you_mean(name, LIFECYCLES)}")
     return name
 
 
@@ -79,7 +79,7 @@ def state(name: str | None, of: str | None) -> tuple[str | None, str | None]:
     if owners:
         return name, owners[0]
     known = list(LIFECYCLES[of].by_name) if of else [s for one in LIFECYCLES.values() for s in one.by_name]
-    if hint := perhaps(name, known).removeprefix("; "):
+    if hint := did_you_mean(name, known).removeprefix("; "):
         raise OptionInvalid(option="--status", value=name, expected=f"{hint}; `trellis lifecycles` lists all there are")
     lifecycles = [of] if of else ["leased-job", *(one for one in LIFECYCLES if one != "leased-job")]
     says = "; ".join(f"{one} has {', '.join(LIFECYCLES[one].by_name)}" for one in lifecycles)
@@ -116,12 +116,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 def _one_of(option: str, name: str, known: list[str]) -> str:
     if name not in known:
-        expected = f"choose one of {', '.join(known)}{perhaps(name, known)}"
+        expected = f"choose one of {', '.join(known)}{did_you_mean(name, known)}"
         raise OptionInvalid(option=option, value=name, expected=expected)
     return name
 
 
-def perhaps(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about a name that is none."""
     near = nearest(name, known)
     return f"; perhaps you mean {near}" if near else ""

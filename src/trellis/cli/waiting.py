@@ -37,7 +37,7 @@ HINT_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Where:
+class _GatewayLocation:
     """A gateway: where it is and, if it was not named by a person, which instance must answer there."""
 
     address: str
@@ -76,7 +76,7 @@ async def _answering(cli: Cli, patience_s: float) -> str:
     tls = outgoing_tls(cli.settings)
     async with httpx2.AsyncClient(verify=tls or True, trust_env=False, timeout=ANSWER_S) as client:
         while True:
-            where = _hinted(hint) if hint is not None else None if named is None else _Where(address=named)
+            where = _hinted(hint) if hint is not None else None if named is None else _GatewayLocation(address=named)
             if where is not None and await _is_ready(client, where):
                 return where.address
             if elapsed_s() >= ends:
@@ -86,7 +86,7 @@ async def _answering(cli: Cli, patience_s: float) -> str:
             await asyncio.sleep(LOOK_S)
 
 
-async def _is_ready(client: "httpx2.AsyncClient", where: _Where) -> bool:
+async def _is_ready(client: "httpx2.AsyncClient", where: _GatewayLocation) -> bool:
     import httpx2
 
     try:
@@ -101,13 +101,13 @@ async def _is_ready(client: "httpx2.AsyncClient", where: _Where) -> bool:
 
 
 @contextmanager
-def announced(cli: Cli, address: str, instance: str) -> Generator[None]:
+def announce_gateway(cli: Cli, address: str, instance: str) -> Generator[None]:
     """Say beside an SQLite ledger where its gateway is, and how that names itself, as long as this lasts; elsewhere nothing is written."""
     path = sqlite_path(cli.url)
     if path is None:
         yield
         return
-    hint = _beside(path)
+    hint = _hint_path_beside(path)
     mine = json.dumps({"gateway": address, "pid": os.getpid(), "instance": instance}).encode()
     with os.fdopen(open_beside(hint, path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
         file.write(mine)
@@ -125,19 +125,19 @@ def _hint_file(cli: Cli) -> Path:
     if path is None:
         expected = "name the gateway: only beside an SQLite ledger `trellis up` writes down where it is"
         raise OptionInvalid(option="--gateway", value=None, expected=expected)
-    return _beside(path)
+    return _hint_path_beside(path)
 
 
-def _beside(ledger: Path) -> Path:
+def _hint_path_beside(ledger: Path) -> Path:
     return ledger.with_name(f"{ledger.name}.up")
 
 
-def _hinted(hint: Path) -> _Where | None:
+def _hinted(hint: Path) -> _GatewayLocation | None:
     """The gateway in the file; None while there is none that can be read, and for one whose process is gone."""
     try:
         with hint.open("rb") as file:
             told = json.loads(file.read(HINT_BYTES_MAX))
-        where = _Where(address=str(told["gateway"]), instance=str(told["instance"]))
+        where = _GatewayLocation(address=str(told["gateway"]), instance=str(told["instance"]))
         return where if _is_alive(int(told["pid"])) else None
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

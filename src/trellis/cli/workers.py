@@ -17,15 +17,15 @@ from trellis.cli.applications import load_app
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli, refuse_missing
 from trellis.cli.logs import log_only
-from trellis.cli.output import Column, age, as_record
+from trellis.cli.output import ListingColumn, age, as_record
 from trellis.cli.tracing import configure_tracing
-from trellis.cli.up_roles import say_health
+from trellis.cli.up_roles import print_health
 from trellis.engine.errors import OptionInvalid
-from trellis.engine.records import WorkerSeen
+from trellis.engine.records import WorkerRecord
 from trellis.lifecycles import Role
-from trellis.operations.explain import Presence, about, presence, runs_alone, served_types
-from trellis.web.health import Health, health_listener
-from trellis.wiring import open_when_there, process_name, run_worker
+from trellis.operations.explain import WorkerPresence, runs_alone, served_types, worker_info, worker_presence
+from trellis.web.health import ProcessHealth, health_listener
+from trellis.wiring import open_when_available, process_name, run_worker
 from trellis.worker.app import App
 from trellis.worker.drain import ExitCode
 from trellis.worker.options import WorkerOptions
@@ -123,10 +123,10 @@ def _run(cli: Cli, work: Coroutine[Any, Any, int]) -> int:
 
 async def _work(cli: Cli, app: App, options: WorkerOptions) -> int:
     refuse_missing(cli.url)
-    health = Health()
+    health = ProcessHealth()
     async with health_listener(cli.settings.health_address, health) as address:
-        say_health(cli, address)
-        ledger = await open_when_there(cli.url, part=options.name)
+        print_health(cli, address)
+        ledger = await open_when_available(cli.url, part=options.name)
         if ledger is None:
             return ExitCode.DRAINED
         try:
@@ -167,34 +167,34 @@ async def list_workers(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
         found = sorted(await ledger.workers(), key=lambda seen: seen.seen_at, reverse=True)
     if cli.out.as_json:
         for seen in found[:wanted]:
-            cli.out.record({**as_record(seen), "state": presence(seen, now).value})
+            cli.out.record({**as_record(seen), "state": worker_presence(seen, now).value})
     else:
         cli.out.listing(found[:wanted], _columns(now), empty="No worker was seen.")
 
 
-STYLES = {Presence.ALIVE: "green", Presence.SILENT: "red", Presence.DRAINED: "dim"}
+STYLES = {WorkerPresence.ALIVE: "green", WorkerPresence.SILENT: "red", WorkerPresence.DRAINED: "dim"}
 
 
-def _columns(now: datetime) -> list[Column[WorkerSeen]]:
+def _columns(now: datetime) -> list[ListingColumn[WorkerRecord]]:
     return [
-        Column(title="WORKER", cell=lambda seen: seen.name),
-        Column(title="STATUS", cell=lambda seen: _state(seen, now)),
-        Column(title="HELD", cell=lambda seen: str(seen.held), right=True),
-        Column(title="ROOM", cell=lambda seen: str(about(seen).get("concurrency", "")), right=True),
-        Column(title="TYPES", cell=_types, wraps=True),
+        ListingColumn(title="WORKER", cell=lambda seen: seen.name),
+        ListingColumn(title="STATUS", cell=lambda seen: _state(seen, now)),
+        ListingColumn(title="HELD", cell=lambda seen: str(seen.held), right=True),
+        ListingColumn(title="ROOM", cell=lambda seen: str(worker_info(seen).get("concurrency", "")), right=True),
+        ListingColumn(title="TYPES", cell=_types, wraps=True),
     ]
 
 
-def _state(seen: WorkerSeen, now: datetime) -> Text:
-    state = presence(seen, now)
+def _state(seen: WorkerRecord, now: datetime) -> Text:
+    state = worker_presence(seen, now)
     told = {
-        Presence.ALIVE: "alive",
-        Presence.SILENT: f"silent for {age(seen.seen_at, now)}",
-        Presence.DRAINED: f"drained {age(seen.seen_at, now)} ago",
+        WorkerPresence.ALIVE: "alive",
+        WorkerPresence.SILENT: f"silent for {age(seen.seen_at, now)}",
+        WorkerPresence.DRAINED: f"drained {age(seen.seen_at, now)} ago",
     }[state]
     return Text(told, style=STYLES[state])
 
 
-def _types(seen: WorkerSeen) -> str:
+def _types(seen: WorkerRecord) -> str:
     alone = runs_alone(seen)
     return ", ".join(served_types(seen)) + (f"; runs {alone} alone" if alone else "")

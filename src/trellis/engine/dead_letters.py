@@ -9,7 +9,7 @@ from trellis.engine.errors import JobNotFound, OptionInvalid
 from trellis.engine.jobs import (
     ERROR_CHARS_MAX,
     Actor,
-    DeathCertificate,
+    DeadLetterReason,
     JobId,
     Move,
     Moved,
@@ -22,7 +22,7 @@ from trellis.engine.records import Job
 from trellis.engine.text import storable
 from trellis.lifecycles import LIFECYCLES, Trigger
 
-BY_OPERATORS = (
+OPERATOR_REASON_CODES = (
     ReasonCode.POLICY_VIOLATION,
     ReasonCode.INFRASTRUCTURE_FAILURE,
     ReasonCode.DEPENDENCY_UNAVAILABLE,
@@ -35,10 +35,12 @@ LOOKS_MAX = 5
 CAUSE_CHARS_MAX = 200
 
 
-def operators_reason(code: str) -> ReasonCode:
+def operator_reason_code(code: str) -> ReasonCode:
     """The reason by its code; raises OptionInvalid."""
-    if code not in BY_OPERATORS:
-        raise OptionInvalid(option="reason_code", value=code, expected=f"choose one of {', '.join(BY_OPERATORS)}")
+    if code not in OPERATOR_REASON_CODES:
+        raise OptionInvalid(
+            option="reason_code", value=code, expected=f"choose one of {', '.join(OPERATOR_REASON_CODES)}"
+        )
     return ReasonCode(code)
 
 
@@ -49,17 +51,17 @@ async def dead_letter(
     text = (storable(reason) or "").strip()[:ERROR_CHARS_MAX]
     if not text:
         raise OptionInvalid(option="reason", value=reason, expected="say why the job is dead-lettered")
-    job = await _found(ledger, job_id)
-    answer = await _asked(ledger, actor, job, request_id, reason_code, text)
+    job = await _get_job(ledger, job_id)
+    answer = await _request_dead_letter(ledger, actor, job, request_id, reason_code, text)
     for _ in range(LOOKS_MAX - 1):
-        now = await _found(ledger, job_id) if isinstance(answer, NotMoved) else job
+        now = await _get_job(ledger, job_id) if isinstance(answer, NotMoved) else job
         if now.version == job.version:
             break
-        job, answer = now, await _asked(ledger, actor, now, request_id, reason_code, text)
+        job, answer = now, await _request_dead_letter(ledger, actor, now, request_id, reason_code, text)
     return answer
 
 
-async def _asked(
+async def _request_dead_letter(
     ledger: Ledger, actor: Actor, job: Job, request_id: RequestId, reason_code: ReasonCode, text: str
 ) -> Moved | NotMoved:
     lifecycle = LIFECYCLES[job.lifecycle]
@@ -74,12 +76,12 @@ async def _asked(
         request_id=request_id,
         version=job.version,
         cause=text[:CAUSE_CHARS_MAX],
-        death=DeathCertificate(reason_code=reason_code, stage=stage, last_error=text),
+        death=DeadLetterReason(reason_code=reason_code, stage=stage, last_error=text),
     )
     return await ledger.move(actor, move)
 
 
-async def _found(ledger: Ledger, job_id: JobId) -> Job:
+async def _get_job(ledger: Ledger, job_id: JobId) -> Job:
     job = await ledger.job(job_id)
     if job is None:
         raise JobNotFound(job_id=job_id)

@@ -14,7 +14,7 @@ for a death in company: the death that reaches `max_deaths` (from 2 on) always f
 from trellis.engine.jobs import Stage
 from trellis.lifecycles import Lifecycle, State, Trigger
 
-COMPANY_DEATHS_MAX = 2
+SHARED_DEATHS_MAX = 2
 """After so many deaths a job runs alone, however many more it may have."""
 UNBEGUN_LOSSES_MAX = 100
 """So many lost attempts are spared that never began; then they count, so that nothing goes round for ever."""
@@ -42,4 +42,4 @@ def runs_alone(*, deaths: int, max_deaths: int, attempt: int, max_attempts: int)
         return False
     last_death = 0 < max_deaths <= deaths + 1
     last_attempt = attempt + 1 >= max_attempts
-    return deaths >= COMPANY_DEATHS_MAX or last_death or last_attempt
+    return deaths >= SHARED_DEATHS_MAX or last_death or last_attempt

@@ -137,7 +137,7 @@ def cancel_request_in(data: bytes | None) -> CancelRequest | None:
     )
 
 
-def asked_to_stop(job: Job, request: CancelRequest | None) -> Job:
+def with_cancel_request_of(job: Job, request: CancelRequest | None) -> Job:
     """The job with who asked its holder to stop; the same job when nobody did."""
     if request is None:
         return job

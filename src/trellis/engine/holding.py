@@ -34,7 +34,7 @@ _log = log_of("trellis.holding")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HolderOptions:
+class LeaseRunnerOptions:
     """How much this process takes on."""
 
     concurrency: int = 10
@@ -44,7 +44,7 @@ class HolderOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pass:
+class LeaseRunnerReport:
     """What one pass did."""
 
     accepted: int = 0
@@ -52,10 +52,10 @@ class Pass:
     driving: int = 0
 
 
-class Drives(Protocol):
+class StepExecutor(Protocol):
     """What takes one claimed job as far as it goes."""
 
-    wishes: set[str]
+    cancel_requests: set[str]
     """Jobs that somebody asked to stop; their drive is cancelled after they were put here."""
 
     def drive(self, claimed: Claimed, /) -> Coroutine[Any, Any, object]:
@@ -63,49 +63,49 @@ class Drives(Protocol):
         ...
 
 
-DrivesT = TypeVar("DrivesT", bound=Drives)
+StepExecutorT = TypeVar("StepExecutorT", bound=StepExecutor)
 EndT = TypeVar("EndT")
 
 
-def heard(wishes: set[str], job_id: str) -> bool:
+def consume_cancel(cancel_requests: set[str], job_id: str) -> bool:
     """Whether a cancellation of this task was a wish, meant for what was under way; what follows must not be cut by it."""
-    if job_id not in wishes:
+    if job_id not in cancel_requests:
         return False
-    wishes.discard(job_id)
+    cancel_requests.discard(job_id)
     task = asyncio.current_task()
     while task is not None and task.cancelling():
         task.uncancel()
     return True
 
 
-async def carried_out(wishes: set[str], job_id: str, ending: Coroutine[Any, Any, EndT]) -> EndT:
+async def shield_final_step(cancel_requests: set[str], job_id: str, ending: Coroutine[Any, Any, EndT]) -> EndT:
     """Make the last transition. A wish that comes now is too late: the first of both wins. Whatever else cuts it, cuts it."""
     making = asyncio.ensure_future(ending)
     while True:
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
-            if heard(wishes, job_id):
+            if consume_cancel(cancel_requests, job_id):
                 continue
             making.cancel()
             await asyncio.gather(making, return_exceptions=True)
             raise
 
 
-class Stopped(Exception):
+class DriveStopped(Exception):
     """The job is not this driver's any more: its lease is lost, or the process drains."""
 
 
-async def journalled(ledger: Ledger, lease: Lease, entry: str, body: bytes) -> bytes:
+async def journal_once(ledger: Ledger, lease: Lease, entry: str, body: bytes) -> bytes:
     """What is kept in the job's journal under this name now: whoever kept something first is believed. Raises Stopped."""
     answer = await ledger.journal(lease, entry, body)
     if isinstance(answer, LeaseLost):
-        raise Stopped
+        raise DriveStopped
     return answer
 
 
 @dataclass(slots=True)
-class _Driving:
+class _DrivenJob:
     claimed: Claimed
     fence: float
     task: "asyncio.Task[None]"
@@ -114,15 +114,15 @@ class _Driving:
 
 
 @dataclass(kw_only=True)
-class Holder(Generic[DrivesT]):
+class LeaseRunner(Generic[StepExecutorT]):
     """Claims jobs of one lifecycle and drives them. One pass takes in what waits to be accepted, then claims for the free room."""
 
     ledger: Ledger
     actor: Actor
     clock: Clock
-    driver: DrivesT
+    driver: StepExecutorT
     new_id: Callable[[], str]
-    options: HolderOptions
+    options: LeaseRunnerOptions
     type: str
     lifecycle: str
     name: str
@@ -130,20 +130,20 @@ class Holder(Generic[DrivesT]):
     """More types of the same lifecycle."""
     claiming: bool = True
     waits_for_events = True
-    _driving: dict[str, _Driving] = field(default_factory=dict[str, _Driving])
+    _driving: dict[str, _DrivenJob] = field(default_factory=dict[str, _DrivenJob])
     _looking: "asyncio.Task[None] | None" = None
     _look_again: bool = False
     _fencing: "asyncio.Task[None] | None" = None
     _claims: Failures = field(default_factory=lambda: Failures("claims", _log))
     _renewals: Failures = field(default_factory=lambda: Failures("renewals", _log))
 
-    async def run_once(self) -> Pass:
+    async def run_once(self) -> LeaseRunnerReport:
         """Accept and claim. Raises LedgerError when the ledger does not answer."""
         accepted = await self.accept()
         claimed = await self._claim()
-        return Pass(accepted=accepted, claimed=claimed, driving=len(self._driving))
+        return LeaseRunnerReport(accepted=accepted, claimed=claimed, driving=len(self._driving))
 
-    def pause_s(self, report: Pass) -> float:
+    def pause_s(self, report: LeaseRunnerReport) -> float:
         """At once while there is more to take and room for it."""
         return 0.0 if report.claimed and len(self._driving) < self.options.concurrency else self.options.poll_s
 
@@ -168,7 +168,7 @@ class Holder(Generic[DrivesT]):
             return 0
         for claimed in answer.claimed:
             task = asyncio.get_running_loop().create_task(self._drive(claimed))
-            self._driving[claimed.lease.job_id] = _Driving(claimed, self._fence(sent_at), task)
+            self._driving[claimed.lease.job_id] = _DrivenJob(claimed, self._fence(sent_at), task)
         if self._driving and (self._fencing is None or self._fencing.done()):
             self._fencing = asyncio.get_running_loop().create_task(self._keep_fences())
         return len(answer.claimed)
@@ -249,7 +249,7 @@ class Holder(Generic[DrivesT]):
             mine.fence = self._fence(sent_at)
             if answer.cancel and not (mine.cancelled or mine.cut):
                 mine.cancelled = True
-                self.driver.wishes.add(mine.claimed.lease.job_id)
+                self.driver.cancel_requests.add(mine.claimed.lease.job_id)
                 mine.task.cancel()
         self._fence_off()
         return len(self._driving)
@@ -267,14 +267,14 @@ class Holder(Generic[DrivesT]):
             if mine.fence <= now:
                 self._cut(mine)
 
-    def _uncut(self) -> list[_Driving]:
+    def _uncut(self) -> list[_DrivenJob]:
         return [mine for mine in self._driving.values() if not mine.cut]
 
-    def _cut(self, mine: _Driving) -> None:
+    def _cut(self, job: _DrivenJob) -> None:
         """The drive ends here, whatever somebody wished before: it may be another's now."""
-        mine.cut = True
-        self.driver.wishes.discard(mine.claimed.lease.job_id)
-        mine.task.cancel()
+        job.cut = True
+        self.driver.cancel_requests.discard(job.claimed.lease.job_id)
+        job.task.cancel()
 
     async def drain(self) -> None:
         """Let go of everything; another process goes on where each job stands."""
@@ -289,10 +289,10 @@ class Holder(Generic[DrivesT]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heartbeat:
+class LeaseHeartbeat:
     """Renews the jobs of one holder."""
 
-    holder: Holder[Any]
+    holder: LeaseRunner[Any]
     name: str
 
     async def run_once(self) -> int:

@@ -103,7 +103,7 @@ class Actor:
     name: str
 
 
-class Chosen:
+class ChosenOptions:
     """Which options a submit chose by name, as bits of `NewJob.chosen`. The others are as the job's type declares them."""
 
     PRIORITY = 1
@@ -143,7 +143,7 @@ class NewJob:
     trace: str | None = None
     parent_id: JobId | None = None
     compensates: JobId | None = None
-    chosen: int = Chosen.ALL
+    chosen: int = ChosenOptions.ALL
     """Options whose bit is missing give way to what the job's type declares in the ledger, if it declares anything."""
 
 
@@ -210,7 +210,7 @@ class Claimed(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeathCertificate:
+class DeadLetterReason:
     """What a dead letter must say; the ledger adds attempts, last owner, lease end and correlation."""
 
     reason_code: ReasonCode
@@ -233,7 +233,7 @@ class Advance(NamedTuple):
     """JSON object for the event's payload."""
     result: bytes | None = None
     result_ttl_s: float | None = None
-    death: DeathCertificate | None = None
+    death: DeadLetterReason | None = None
     version: int | None = None
     """The job's version this step follows; what makes one of several equal steps (a self-transition) itself."""
     finalizes: JobId | None = None
@@ -242,7 +242,7 @@ class Advance(NamedTuple):
     """Into an end: refused when somebody has asked the holder to stop, for who would end it otherwise then."""
 
 
-class Hold(NamedTuple):
+class HeldLease(NamedTuple):
     """A job that is held now, as one who is not its holder finds it: with `lease` it can be moved or renewed in the holder's place."""
 
     lease: Lease
@@ -259,7 +259,7 @@ class Hold(NamedTuple):
     correlation_id: str
 
 
-class Applied(NamedTuple):
+class StepApplied(NamedTuple):
     """The step is in the ledger; `repeated` when an earlier call with the same epoch had made it."""
 
     version: int
@@ -312,12 +312,12 @@ class Turn:
 class TurnResult:
     """One outcome for each advance, in order, and the jobs claimed."""
 
-    outcomes: list[Applied | LeaseLost]
+    outcomes: list[StepApplied | LeaseLost]
     claimed: list[Claimed]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Following:
+class Subscription:
     """The right to follow the feed under a name, while `epoch` is that name's epoch; `position` None is the beginning."""
 
     name: str
@@ -349,7 +349,7 @@ class Move:
     heartbeat_s: float = HEARTBEAT_S_DEFAULT
     cause: str | None = None
     data: bytes | None = None
-    death: DeathCertificate | None = None
+    death: DeadLetterReason | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,11 +20,9 @@ from typing import Protocol
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct
 from trellis.engine.jobs import (
     Actor,
-    Applied,
     CancelMode,
     CancelRequested,
-    Following,
-    Hold,
+    HeldLease,
     JobId,
     Lease,
     LeaseLost,
@@ -35,32 +33,34 @@ from trellis.engine.jobs import (
     NotMoved,
     Renewed,
     RequestId,
+    StepApplied,
     Submitted,
+    Subscription,
     Turn,
     TurnResult,
 )
 from trellis.engine.records import (
-    Children,
+    ChildPage,
     DeadLetter,
     Event,
     FeedPage,
     Finding,
-    FollowerSeen,
-    History,
     Job,
     JobFilter,
+    JobHistory,
     JobPage,
-    KeyOver,
+    JobToRestore,
+    KeyOverLimit,
     QueueDepth,
-    Recorded,
-    Restored,
+    RecordedEvent,
     RetentionOptions,
     RetentionReport,
     Signal,
+    SubscriberRecord,
     SweepOptions,
     SweepReport,
-    Unpaired,
-    WorkerSeen,
+    UnpairedArtifact,
+    WorkerRecord,
 )
 from trellis.engine.type_options import TypeOptions
 
@@ -126,7 +126,7 @@ class Ledger(Protocol):
         """Open the next generation of failed and dead-lettered jobs; a filter takes at most `limit`, oldest first."""
         ...
 
-    async def save_checkpoint(self, lease: Lease, body: bytes) -> Applied | LeaseLost:
+    async def save_checkpoint(self, lease: Lease, body: bytes) -> StepApplied | LeaseLost:
         """Keep the holder's last checkpoint; a later claim of the job gets it."""
         ...
 
@@ -138,7 +138,7 @@ class Ledger(Protocol):
         """Every journal entry of a job."""
         ...
 
-    async def signal(self, lease: Lease, signals: Sequence[tuple[str, bytes | None]]) -> Applied | LeaseLost:
+    async def signal(self, lease: Lease, signals: Sequence[tuple[str, bytes | None]]) -> StepApplied | LeaseLost:
         """Append heartbeats with progress and log lines of a held job; they are kept apart from events."""
         ...
 
@@ -179,22 +179,22 @@ class Ledger(Protocol):
         """At most this many jobs of a type held at once, over all claimers; None takes the limit away."""
         ...
 
-    async def follow(self, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Following | None:
+    async def subscribe(self, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Subscription | None:
         """Become the one who follows the feed under this name, where the last one stopped; None while another does.
 
         From the first time on retention keeps what is not read under this name. `reads` False only elects: nothing is kept for it.
         """
         ...
 
-    async def followed(self, following: Following, position: str | None, *, lease_s: float) -> bool:
+    async def ack(self, following: Subscription, position: str | None, *, lease_s: float) -> bool:
         """Go on for `lease_s` more, and remember the position if one is given; False when another has taken over."""
         ...
 
-    async def unfollow(self, following: Following) -> None:
+    async def unsubscribe(self, following: Subscription) -> None:
         """Let another have it at once."""
         ...
 
-    async def leave_behind(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
+    async def release_retention(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
         """Let retention go on without whoever follows under this name, until it reads on; False when nothing is kept for it."""
         ...
 
@@ -226,11 +226,11 @@ class Ledger(Protocol):
         """Say that the audit records of these acts are in the object store."""
         ...
 
-    async def beat(self, actor: Actor, info: bytes | None) -> None:
+    async def heartbeat_worker(self, actor: Actor, info: bytes | None) -> None:
         """Say that this worker process is alive, for people who look."""
         ...
 
-    async def restore(self, actor: Actor, jobs: Sequence[Restored]) -> list[bool]:
+    async def restore(self, actor: Actor, jobs: Sequence[JobToRestore]) -> list[bool]:
         """Put back jobs that this ledger lost, at most RESTORE_MAX; for each whether it was put back or is there already.
 
         Every event is judged as it was when it was made: what no lifecycle declares is refused, and then nothing is written. A held
@@ -239,7 +239,7 @@ class Ledger(Protocol):
         """
         ...
 
-    async def remark(self, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:
+    async def annotate(self, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:
         """Keep something that was said about a job beside its signals; nothing of the job changes, also when it has ended.
 
         At most REMARKS_MAX are kept of one job: False when there are so many already, or the job is unknown.
@@ -272,25 +272,25 @@ class Ledger(Protocol):
         """Jobs, newest first, without payloads. `oldest_first` is for a filter `of_open_state`: the head of what waits there."""
         ...
 
-    async def children(self, parent_id: JobId, *, since: str | None, limit: int) -> Children:
+    async def children(self, parent_id: JobId, *, since: str | None, limit: int) -> ChildPage:
         """Jobs with this parent that came since a mark, at most `limit`; None means from the first.
 
         A job is never missed: when one has come below the mark, because its transaction took long, they are given anew from the first.
         """
         ...
 
-    async def heads(self, lifecycle: str, *, each: int) -> list[Job]:
+    async def peek_ready(self, lifecycle: str, *, each: int) -> list[Job]:
         """Ready jobs: the first `each` of every type and priority, longest ready first. Paused types are left out.
 
         They come with their payloads, except one of more than HEAD_PAYLOAD_BYTES_MAX: `job` has it.
         """
         ...
 
-    async def holds(self, job_ids: Sequence[JobId]) -> list[Hold]:
+    async def holds(self, job_ids: Sequence[JobId]) -> list[HeldLease]:
         """Those of these jobs that are held now, in any order; at most CLAIM_MAX."""
         ...
 
-    async def expiring(self, lifecycle: str, *, within_s: float, limit: int) -> list[Hold]:
+    async def expiring(self, lifecycle: str, *, within_s: float, limit: int) -> list[HeldLease]:
         """Held jobs whose lease ends within so long or is over, soonest first."""
         ...
 
@@ -329,7 +329,7 @@ class Ledger(Protocol):
         """
         ...
 
-    async def recorded(self, events: Sequence[Event]) -> list[Recorded]:
+    async def recorded(self, events: Sequence[Event]) -> list[RecordedEvent]:
         """Events that this ledger gave, with what it knows beside them, in the same order; those of a job that is gone are left out."""
         ...
 
@@ -361,15 +361,15 @@ class Ledger(Protocol):
         """Whose subjects the plain names of this ledger are; None before the first gateway has begun."""
         ...
 
-    async def workers(self) -> list[WorkerSeen]:
+    async def workers(self) -> list[WorkerRecord]:
         """Worker processes seen lately."""
         ...
 
-    async def followers(self) -> list[FollowerSeen]:
+    async def followers(self) -> list[SubscriberRecord]:
         """Who follows the feed, by name, at most 1,000."""
         ...
 
-    async def answered(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
+    async def find_by_idempotency_key(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
         """What a submit under this idempotency key would be answered because of an earlier one; None when the key is free."""
         ...
 
@@ -381,18 +381,18 @@ class Ledger(Protocol):
         """The ledger's clock."""
         ...
 
-    def histories(self, *, batch: int = 500) -> AsyncIterator[History]:
+    def histories(self, *, batch: int = 500) -> AsyncIterator[JobHistory]:
         """Every job with all its events, for `verify`."""
         ...
 
-    async def keys_over(self) -> list[KeyOver]:
+    async def keys_over(self) -> list[KeyOverLimit]:
         """Concurrency keys held beyond their limit, as of one moment; for `verify`.
 
         Jobs that hold slots above a limit that was lowered meanwhile may go on, and do not count.
         """
         ...
 
-    async def unpaired(self) -> list[Unpaired]:
+    async def unpaired(self) -> list[UnpairedArtifact]:
         """Jobs whose end and whose artifacts do not belong together, as of one moment and at most 1,000; for `verify`.
 
         An artifact whose job was removed by retention is not meant.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Self
 
-from trellis.engine.text import storable, told
+from trellis.engine.text import safe_repr, storable
 
 _CORRELATION: ContextVar[str | None] = ContextVar("trellis.correlation", default=None)
 CALLER = 3
@@ -51,9 +51,9 @@ class Log:
     def _tell(self, level: int, event: str, fields: Mapping[str, Any]) -> None:
         if not self._logger.isEnabledFor(level):
             return
-        name, said = storable(told(event, str)) or "", {**_correlation(), **self._bound, **fields}
+        name, said = storable(safe_repr(event, str)) or "", {**_correlation(), **self._bound, **fields}
         exc_info = said.pop("exc_info", None) or None
-        text = " ".join([name, *(f"{key}={told(value)}" for key, value in said.items())])
+        text = " ".join([name, *(f"{key}={safe_repr(value)}" for key, value in said.items())])
         # `%` in a value must not be taken for a placeholder: the standard library formats only when there are arguments.
         extra = {"event": name, "fields": said}
         self._logger.log(level, text, exc_info=exc_info, stacklevel=CALLER, extra=extra)

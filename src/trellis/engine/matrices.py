@@ -26,7 +26,7 @@ class Grant(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
+class AuthorityRule:
     """One column of a matrix: an act on a kind of thing, and each role's right to it."""
 
     name: str
@@ -45,7 +45,7 @@ class MatrixIncomplete(TrellisError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Column:
+class MatrixColumn:
     """One act on a kind of thing, before anybody is granted it."""
 
     name: str
@@ -54,7 +54,7 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class MatrixRow:
     """What one role may do: to everything (`yes`), and to its own things only (`own`). Whatever is not named here is refused."""
 
     yes: frozenset[str] = frozenset()
@@ -67,16 +67,16 @@ class Row:
         return Grant.OWN if rule in self.own else Grant.NO
 
 
-def _columns(source: str, actions: Mapping[str, str]) -> tuple[Column, ...]:
+def _columns(source: str, actions: Mapping[str, str]) -> tuple[MatrixColumn, ...]:
     """The columns that one document or decision asks for: rule and what it is about."""
-    return tuple(Column(name=name, action=action, source=source) for name, action in actions.items())
+    return tuple(MatrixColumn(name=name, action=action, source=source) for name, action in actions.items())
 
 
-def _row(yes: str, *, own: str = "") -> Row:
-    return Row(yes=frozenset(yes.split()), own=frozenset(own.split()))
+def _row(yes: str, *, own: str = "") -> MatrixRow:
+    return MatrixRow(yes=frozenset(yes.split()), own=frozenset(own.split()))
 
 
-COLUMNS: tuple[Column, ...] = (
+COLUMNS: tuple[MatrixColumn, ...] = (
     *_columns(
         "document 000, 4.1",
         {
@@ -130,7 +130,7 @@ COLUMNS: tuple[Column, ...] = (
     *_columns("AUTH-7", {"rules.read": "read lifecycles and this table"}),
 )
 
-ROWS: Mapping[Role, Row] = MappingProxyType(
+ROWS: Mapping[Role, MatrixRow] = MappingProxyType(
     {
         # A person. D44: the owner reads what the agents remember; a frontend alone does not.
         Role.OWNER: _row(
@@ -187,7 +187,7 @@ WITHOUT_ENTRANCE: Mapping[str, str] = MappingProxyType(
 """Rules that no request can be about, because there is nothing to ask: no route, command or call does this. With the reason."""
 
 
-def table(columns: Sequence[Column], rows: Mapping[Role, Row]) -> Mapping[str, Rule]:
+def table(columns: Sequence[MatrixColumn], rows: Mapping[Role, MatrixRow]) -> Mapping[str, AuthorityRule]:
     """The rules by name, each with a grant for every role; raises MatrixIncomplete, which stops whoever imports this."""
     names = {column.name for column in columns}
     missing = [role.value for role in Role if role not in rows]
@@ -203,7 +203,7 @@ def table(columns: Sequence[Column], rows: Mapping[Role, Row]) -> Mapping[str, R
             raise MatrixIncomplete(problem=problem, names=", ".join(sorted(found)))
     return MappingProxyType(
         {
-            column.name: Rule(
+            column.name: AuthorityRule(
                 name=column.name,
                 action=column.action,
                 source=column.source,
@@ -214,7 +214,7 @@ def table(columns: Sequence[Column], rows: Mapping[Role, Row]) -> Mapping[str, R
     )
 
 
-RULES: Mapping[str, Rule] = table(COLUMNS, ROWS)
+RULES: Mapping[str, AuthorityRule] = table(COLUMNS, ROWS)
 
 OF_TENANTS = frozenset({"jobs.create", "jobs.read", "jobs.cancel", "events.read", "rules.read"})
 """The rules about what a tenant can have of its own. A token that is bound to a tenant is refused everything else (D62)."""
@@ -253,7 +253,7 @@ def permit_actor(actor: Actor, rule: str) -> None:
     permit(Principal(name=actor.name, roles=frozenset({actor.role})), rule)
 
 
-def _refuse_beyond(principal: Principal, rule: Rule) -> None:
+def _refuse_beyond(principal: Principal, rule: AuthorityRule) -> None:
     """Raise NotAllowed when a token is bound to what this rule knows nothing of: then nothing would hold it there."""
     for word, value, rules in (("tenant", principal.tenant, OF_TENANTS), ("agent", principal.agent, OF_AGENTS)):
         if value is not None and rule.name not in rules:

@@ -14,8 +14,8 @@ from trellis.engine.authority import Principal
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.ownership import refused
-from trellis.engine.reach import Reach
+from trellis.engine.ownership import not_allowed_within
+from trellis.engine.reach import PrincipalReach
 from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, JobPage, Signal
 
 READ, FOLLOW = "jobs.read", "events.read"
@@ -27,17 +27,19 @@ class OwnReads:
 
     ledger: Ledger
     principal: Principal
-    reach: Reach = field(init=False)
+    reach: PrincipalReach = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reach = Reach(principal=self.principal, ledger=self.ledger)
+        self.reach = PrincipalReach(principal=self.principal, ledger=self.ledger)
         self.url, self.name_prefix = self.ledger.url, self.ledger.name_prefix
 
     def __getattr__(self, name: str) -> NoReturn:
         """What is not written here."""
         if name.startswith("__"):
             raise AttributeError(name)
-        raise refused(self.principal, READ, "for its own jobs only, and this command reads those of everybody")
+        raise not_allowed_within(
+            self.principal, READ, "for its own jobs only, and this command reads those of everybody"
+        )
 
     async def now(self) -> datetime:
         """The ledger's time."""

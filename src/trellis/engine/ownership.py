@@ -18,7 +18,7 @@ from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.matrices import RULES, Grant, permit
 from trellis.engine.principal_names import BUS, party_of, sender_name
-from trellis.engine.records import Event, Job, Place
+from trellis.engine.records import Event, Job, JobPlace
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
@@ -83,7 +83,7 @@ async def may_see(principal: Principal, rule: str, ledger: Ledger, job: Job) -> 
     return sees_all(principal, rule) or await is_own(principal, rule, ledger, job)
 
 
-async def checked(
+async def permit_on_job(
     principal: Principal, rule: str, ledger: Ledger, job: Job | None, *, among: Sequence[Role] | None = None
 ) -> Actor:
     """The principal in a role that may do this to the job; raises NotAllowed.
@@ -104,7 +104,7 @@ def within_scope(principal: Principal, rule: str, job_id: str) -> None:
     others = principal.roles - {Role.NLM_BACKEND}
     for_all = principal.job_id is None and any(RULES[rule].grants[role] is Grant.YES for role in others)
     if not for_all and principal.job_id != job_id:
-        raise refused(principal, rule, "for the job of its token only")
+        raise not_allowed_within(principal, rule, "for the job of its token only")
 
 
 def bound_agent(principal: Principal, rule: str) -> str | None:
@@ -112,7 +112,9 @@ def bound_agent(principal: Principal, rule: str) -> str | None:
     others = principal.roles - {Role.AGENT_RUNTIME}
     by_runtime = principal.roles != others and all(RULES[rule].grants[role] is Grant.NO for role in others)
     if principal.by_token and principal.agent is None and by_runtime:
-        raise refused(principal, rule, "for the agent of its token only, and it names none; issue one with --agent")
+        raise not_allowed_within(
+            principal, rule, "for the agent of its token only, and it names none; issue one with --agent"
+        )
     return principal.agent
 
 
@@ -120,7 +122,7 @@ def within_agent(principal: Principal, rule: str, agent: str) -> None:
     """A token that is bound to an agent gives no right to what is another's; raises NotAllowed."""
     only = bound_agent(principal, rule)
     if only is not None and only != agent:
-        raise refused(principal, rule, f"for agent {principal.agent} of its token only")
+        raise not_allowed_within(principal, rule, f"for agent {principal.agent} of its token only")
 
 
 def within_tenant(principal: Principal, rule: str, *tenants: str) -> str | None:
@@ -128,7 +130,7 @@ def within_tenant(principal: Principal, rule: str, *tenants: str) -> str | None:
     if principal.tenant is None:
         return None
     if any(tenant not in {"", principal.tenant} for tenant in tenants):
-        raise refused(principal, rule, f"for tenant {principal.tenant} of its token only")
+        raise not_allowed_within(principal, rule, f"for tenant {principal.tenant} of its token only")
     return principal.tenant
 
 
@@ -157,14 +159,14 @@ def _canceller(role: Role) -> Role:
     return Role.SUBMITTER if role is Role.OWNER else role
 
 
-def relayed(actor: Actor, lifecycle: str, trigger: str = Trigger.SUBMIT) -> Actor:
+def acting_or_gateway(actor: Actor, lifecycle: str, trigger: str = Trigger.SUBMIT) -> Actor:
     """The actor itself where the lifecycle lets its role begin a job, else the gateway in its name: a person asks through it."""
     declared = LIFECYCLES[lifecycle].pull(None, trigger)
     known = declared is not None and actor.role in declared.actors
     return actor if known else Actor(role=Role.GATEWAY, name=actor.name)
 
 
-def refused(principal: Principal, rule: str, limit: str) -> NotAllowed:
+def not_allowed_within(principal: Principal, rule: str, limit: str) -> NotAllowed:
     """The refusal of what a rule gives within a limit only."""
     held = ", ".join(sorted(role.value for role in principal.roles)) or "no role"
     return _refusal(held, rule, limit)
@@ -178,7 +180,7 @@ def _refusal(role: str, rule: str, limit: str) -> NotAllowed:
 # --- new jobs ----------------------------------------------------------------------------------------------------------
 
 
-async def admitted(principal: Principal, ledger: Ledger, job: NewJob) -> NewJob:
+async def admitted_submission(principal: Principal, ledger: Ledger, job: NewJob) -> NewJob:
     """The job as this principal may submit it: linked to nothing of another, its keys apart from those of others. Raises NotAllowed."""
     if not principal.by_token:
         return job
@@ -196,7 +198,7 @@ async def _check_links(principal: Principal, ledger: Ledger, job: NewJob) -> Non
         if other is None or free:
             continue
         if party_of(await submitter_of(ledger, other)) != party_of(principal.name):
-            raise refused(
+            raise not_allowed_within(
                 principal, "jobs.create", "below its own jobs only; leave the parent out, or name one of its own"
             )
 
@@ -207,7 +209,7 @@ async def may_link_on_bus(ledger: Ledger, sender_id: str, parent_id: JobId | Non
     While a worker has the parent, the ledger need not know yet which one: its parts come from whoever has it.
     """
     parent = None if parent_id is None else await ledger.job(parent_id)
-    if parent is None or parent.place is Place.HELD or await is_of_sender(ledger, parent, sender_id):
+    if parent is None or parent.place is JobPlace.LEASED or await is_of_sender(ledger, parent, sender_id):
         return True
     return has_worked_on(await ledger.events(parent.job_id), sender_name(sender_id))
 
@@ -230,7 +232,7 @@ async def scoped_key(ledger: Ledger, job: NewJob, owner: str) -> NewJob:
     """
     if job.idempotency_key is None or job.compensates is not None:
         return job
-    earlier = await ledger.answered(job.idempotency_scope, job.idempotency_key, job.fingerprint)
+    earlier = await ledger.find_by_idempotency_key(job.idempotency_scope, job.idempotency_key, job.fingerprint)
     there = None if earlier is None else await ledger.job(earlier.job_id)
     if there is not None:
         submitter = await submitter_of(ledger, there)

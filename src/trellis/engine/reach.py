@@ -8,21 +8,21 @@ from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.matrices import permit
-from trellis.engine.ownership import checked, sees_all
-from trellis.engine.recent import Recent
+from trellis.engine.ownership import permit_on_job, sees_all
+from trellis.engine.recent import LruCache
 from trellis.engine.records import Event, FeedPage, Job
 
 REMEMBERED_MAX = 10_000
 
 
 @dataclass(kw_only=True)
-class Reach:
+class PrincipalReach:
     """Asks whose a job is, once: that never changes."""
 
     principal: Principal
     ledger: Ledger
-    _known: Recent[tuple[str, JobId], None] = field(
-        default_factory=lambda: Recent[tuple[str, JobId], None](REMEMBERED_MAX)
+    _known: LruCache[tuple[str, JobId], None] = field(
+        default_factory=lambda: LruCache[tuple[str, JobId], None](REMEMBERED_MAX)
     )
 
     async def check(self, rule: str, job_id: JobId, job: Job | None = None) -> None:
@@ -30,7 +30,7 @@ class Reach:
         permit(self.principal, rule)
         if sees_all(self.principal, rule) or (rule, job_id) in self._known:
             return
-        await checked(self.principal, rule, self.ledger, job or await self.ledger.job(job_id))
+        await permit_on_job(self.principal, rule, self.ledger, job or await self.ledger.job(job_id))
         self._known[rule, job_id] = None
 
     async def events(self, rule: str, events: list[Event]) -> list[Event]:

@@ -9,7 +9,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
+class LruCache(Generic[K, V]):
     """A bounded memory. Whatever is forgotten can be read again, or is only done once more."""
 
     def __init__(self, limit: int = REMEMBERED_MAX) -> None:

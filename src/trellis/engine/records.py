@@ -7,26 +7,26 @@ from enum import StrEnum
 
 from trellis.engine.deaths import runs_alone
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
-from trellis.lifecycles import LIFECYCLES, Opens, Phase, Role, Trigger
+from trellis.lifecycles import LIFECYCLES, Phase, Progress, Role, Trigger
 from trellis.lifecycles.leased_job import LEASED_JOB
 
 BEGUN_BY_TIMER = frozenset(
     one.name
     for one in LIFECYCLES.values()
-    if any(t.trigger == Trigger.DUE and t.opens is Opens.ATTEMPT for t in one.transitions)
+    if any(t.trigger == Trigger.DUE and t.opens is Progress.ATTEMPT for t in one.transitions)
 )
 """Lifecycles in which an attempt that closes leads to a pause, and the end of the pause begins the next."""
 
 
-class Place(StrEnum):
+class JobPlace(StrEnum):
     """Where a job's row is: every job is in exactly one place."""
 
     READY = "ready"
-    RESTING = "resting"
+    SCHEDULED = "resting"
     """Waiting for a time, a person or a role: not claimable now."""
-    PARKED = "parked"
+    BLOCKED = "parked"
     """Claimable but for its concurrency key."""
-    HELD = "held"
+    LEASED = "held"
     ENDED = "ended"
 
 
@@ -38,7 +38,7 @@ class Job:
     lifecycle: str
     type: str
     state: str
-    place: Place
+    place: JobPlace
     priority: Priority
     generation: int
     attempt: int
@@ -153,7 +153,7 @@ class JobFilter:
     concurrency_key: str | None = None
     reason_code: ReasonCode | None = None
     parent_id: JobId | None = None
-    place: Place | None = None
+    place: JobPlace | None = None
 
     @property
     def of_open_state(self) -> bool:
@@ -180,7 +180,7 @@ class QueueDepth:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerSeen:
+class WorkerRecord:
     """A worker process as the ledger last saw it."""
 
     name: str
@@ -190,7 +190,7 @@ class WorkerSeen:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FollowerSeen:
+class SubscriberRecord:
     """Who follows the feed under a name, and how far it is behind."""
 
     name: str
@@ -205,7 +205,7 @@ class FollowerSeen:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class History:
+class JobHistory:
     """A job with all its events, for `verify`."""
 
     job: Job
@@ -243,7 +243,7 @@ class Submission:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recorded:
+class RecordedEvent:
     """An event with everything that the ledger knows beside it: all events of a job in this form make the job again."""
 
     event: Event
@@ -261,10 +261,10 @@ class Recorded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Restored:
+class JobToRestore:
     """A job to put back into a ledger that lost it: all its events, oldest first, and what its holders had kept."""
 
-    records: tuple[Recorded, ...]
+    records: tuple[RecordedEvent, ...]
     journal: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
     @property
@@ -274,7 +274,7 @@ class Restored:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KeyOver:
+class KeyOverLimit:
     """A concurrency key of which more jobs are held than its limit allows and a lowered limit explains."""
 
     key: str
@@ -283,7 +283,7 @@ class KeyOver:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Unpaired:
+class UnpairedArtifact:
     """A job that ended with an artifact and has another number of finalized ones than one, or that has not and has some."""
 
     job_id: JobId
@@ -369,7 +369,7 @@ class RetentionReport:
     """Jobs among those removed that a follower had not read, and never will."""
 
 
-class Severity(StrEnum):
+class FindingSeverity(StrEnum):
     """How bad a finding of `doctor` is."""
 
     OK = "ok"
@@ -382,13 +382,13 @@ class Finding:
     """One line of `doctor`: what was looked at, what was found, what to do."""
 
     check: str
-    severity: Severity
+    severity: FindingSeverity
     detail: str
     remedy: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Children:
+class ChildPage:
     """Jobs of one parent, of any lifecycle, in the order of their numbers; `mark` asks for those that came after them."""
 
     job_ids: tuple[JobId, ...]

@@ -11,28 +11,28 @@ from datetime import datetime, timedelta
 from trellis.engine.deaths import releasable, sparable
 from trellis.engine.errors import HistoryBroken
 from trellis.engine.jobs import PAYLOAD_BYTES_MAX, Epoch
-from trellis.engine.records import Event, Place, Recorded, Restored
+from trellis.engine.records import Event, JobPlace, JobToRestore, RecordedEvent
 from trellis.engine.verify import recorded_step
 from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Phase, Trigger
 from trellis.lifecycles.causes import Cause
-from trellis.lifecycles.replay import Violation, replay
+from trellis.lifecycles.replay import ReplayViolation, replay
 
 EPOCHS_ABOVE = 1_000
 """How far above the highest recorded epoch a job comes back."""
-SPARING = frozenset({Trigger.SNOOZE, Trigger.RELEASE})
+SPARING_TRIGGERS = frozenset({Trigger.SNOOZE, Trigger.RELEASE})
 """Steps that close an attempt without counting it."""
 
-LET_GO_CAUSE = "the holder was stopped and let go"
+RELEASED_CAUSE = "the holder was stopped and let go"
 """What a holder gives as the cause when it closes an attempt as if it had failed, and without counting it."""
-GIVEN_BACK = "given back: "
+GIVEN_BACK_PREFIX = "given back: "
 """How the cause begins when a job that reached nobody is given back, and the attempt does not count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comeback:
+class RestoredPlace:
     """Where a job stands again. READY means claimable: a keyed one is parked and gets its slot from the sweep."""
 
-    place: Place
+    place: JobPlace
     epoch: Epoch
     max_attempts: int
     deaths: int
@@ -43,7 +43,7 @@ class Comeback:
     held_until: datetime | None
 
 
-def check(job: Restored) -> Lifecycle:
+def check_restorable(job: JobToRestore) -> Lifecycle:
     """The lifecycle of a job whose history can have been; raises HistoryBroken."""
     reason = next(_problems(job), None)
     if reason is not None:
@@ -57,7 +57,7 @@ def may_have_letter(event: Event) -> bool:
     return state.phase is Phase.ENDED and not state.success
 
 
-def comeback(job: Restored, now: datetime) -> Comeback:
+def restored_place(job: JobToRestore, now: datetime) -> RestoredPlace:
     """Where a checked job stands now."""
     lifecycle = LIFECYCLES[job.records[0].event.lifecycle]
     first, last = job.records[0], job.records[-1]
@@ -65,8 +65,8 @@ def comeback(job: Restored, now: datetime) -> Comeback:
     own = [one.event for one in job.records if one.event.generation == last.event.generation]
     length = first.submission.deadline_us
     held_by, held_until = _holder(lifecycle, own)
-    place, due_at = _place(lifecycle, last, now)
-    return Comeback(
+    place, due_at = _place_after(lifecycle, last, now)
+    return RestoredPlace(
         place=place,
         epoch=Epoch(last.event.epoch + EPOCHS_ABOVE),
         max_attempts=first.submission.max_attempts + sum(_spares(lifecycle, event) for event in own[1:]),
@@ -78,7 +78,7 @@ def comeback(job: Restored, now: datetime) -> Comeback:
     )
 
 
-def _problems(job: Restored) -> Iterator[str]:
+def _problems(job: JobToRestore) -> Iterator[str]:
     if not job.records:
         yield "nothing is recorded of it"
         return
@@ -93,7 +93,7 @@ def _problems(job: Restored) -> Iterator[str]:
     if len(job.records[0].submission.payload) > PAYLOAD_BYTES_MAX:
         yield f"its payload has more than {PAYLOAD_BYTES_MAX} bytes"
     told = replay(lifecycle, [recorded_step(one.event) for one in job.records])
-    if isinstance(told, Violation):
+    if isinstance(told, ReplayViolation):
         yield f"version {told.version}: {told.detail}"
     epoch = 0
     for one in job.records:
@@ -103,7 +103,7 @@ def _problems(job: Restored) -> Iterator[str]:
         epoch = one.event.epoch
 
 
-def _event_problems(lifecycle: Lifecycle, first: Event, one: Recorded) -> Iterator[str]:
+def _event_problems(lifecycle: Lifecycle, first: Event, one: RecordedEvent) -> Iterator[str]:
     event, letter = one.event, one.dead_letter
     same = (event.job_id, event.lifecycle, event.correlation_id) == (
         first.job_id,
@@ -123,15 +123,15 @@ def _event_problems(lifecycle: Lifecycle, first: Event, one: Recorded) -> Iterat
         yield f"version {event.version}: its dead letter names a last owner without a lease, or a lease without an owner"
 
 
-def _place(lifecycle: Lifecycle, last: Recorded, now: datetime) -> tuple[Place, datetime | None]:
+def _place_after(lifecycle: Lifecycle, last: RecordedEvent, now: datetime) -> tuple[JobPlace, datetime | None]:
     state = lifecycle.by_name[last.event.target]
     if state.phase is Phase.ENDED:
-        return Place.ENDED, None
+        return JobPlace.ENDED, None
     if state.phase is Phase.HELD:
-        return Place.HELD, None
+        return JobPlace.LEASED, None
     if state.claimable and (last.due_at is None or last.due_at <= now):
-        return Place.READY, None
-    return Place.RESTING, last.due_at
+        return JobPlace.READY, None
+    return JobPlace.SCHEDULED, last.due_at
 
 
 def _holder(lifecycle: Lifecycle, own: list[Event]) -> tuple[Event | None, datetime | None]:
@@ -154,7 +154,9 @@ def _spares(lifecycle: Lifecycle, event: Event) -> bool:
         and sparable(event.attempt - 1)
     ):
         return True
-    return made_by <= SPARING or (Trigger.RETRY in made_by and (cause == LET_GO_CAUSE or cause.startswith(GIVEN_BACK)))
+    return made_by <= SPARING_TRIGGERS or (
+        Trigger.RETRY in made_by and (cause == RELEASED_CAUSE or cause.startswith(GIVEN_BACK_PREFIX))
+    )
 
 
 def _triggers(lifecycle: Lifecycle, event: Event) -> frozenset[str]:

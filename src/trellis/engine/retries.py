@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from trellis.engine.errors import JobError, LedgerError, OptionInvalid, PermanentError, TransientError, ValidationError
-from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, DeathCertificate, ReasonCode, Stage
-from trellis.engine.text import words_of
+from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, DeadLetterReason, ReasonCode, Stage
+from trellis.engine.text import error_message
 
 RETRY_BASE_S_DEFAULT = 0.5
 RETRY_FACTOR_DEFAULT = 2.0
 RETRY_MAX_S_DEFAULT = 60.0
 
 
-AT_ONCE = frozenset(
+NEVER_RETRIED_REASONS = frozenset(
     {
         ReasonCode.POLICY_VIOLATION,
         ReasonCode.INFRASTRUCTURE_FAILURE,
@@ -109,15 +109,15 @@ class Fail:
     """The job has failed; `death` when a dead letter is kept as well."""
 
     error: str
-    death: DeathCertificate | None
+    death: DeadLetterReason | None
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterIt:
+class DeadLetterJob:
     """The job is dead-lettered."""
 
     error: str
-    death: DeathCertificate
+    death: DeadLetterReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,27 +135,27 @@ class AttemptFacts:
 
 def on_error(
     job: AttemptFacts, error: BaseException, policy: ErrorPolicy, draw: Callable[[], float]
-) -> Retry | Fail | DeadLetterIt:
+) -> Retry | Fail | DeadLetterJob:
     """Decide what an error of a handler means. `draw` gives a number in [0, 1) when a wait needs jitter."""
     text = error_text(error)
     if isinstance(error, ValidationError):
-        return DeadLetterIt(text, _death(ReasonCode.VALIDATION_FAILED, text))
+        return DeadLetterJob(text, _death(ReasonCode.VALIDATION_FAILED, text))
     if isinstance(error, PermanentError):
-        named = _named(error)
-        if named is not None and named in AT_ONCE:
-            return DeadLetterIt(text, _death(named, text))
+        named = _named_reason(error)
+        if named is not None and named in NEVER_RETRIED_REASONS:
+            return DeadLetterJob(text, _death(named, text))
         return _fail(text, named or ReasonCode.VALIDATION_FAILED, policy)
     if job.attempts_left:
         return Retry(_wait_s(job, error, policy.retry, draw), text)
     if policy.on_exhausted is OnExhausted.FAIL:
-        return _fail(text, _when_spent(error), policy)
-    return DeadLetterIt(text, _death(_when_spent(error), text))
+        return _fail(text, _reason_when_exhausted(error), policy)
+    return DeadLetterJob(text, _death(_reason_when_exhausted(error), text))
 
 
 def error_text(error: BaseException) -> str:
     """A text that names the error; never empty, never longer than the ledger keeps, storable everywhere."""
     name = type(error).__name__
-    message = storable(words_of(error))
+    message = storable(error_message(error))
     return (f"{name}: {message}" if message else name)[:ERROR_CHARS_MAX]
 
 
@@ -177,19 +177,19 @@ def _fail(text: str, reason: ReasonCode, policy: ErrorPolicy) -> Fail:
     return Fail(text, _death(reason, text) if policy.dlq_on_fail else None)
 
 
-def _when_spent(error: BaseException) -> ReasonCode:
+def _reason_when_exhausted(error: BaseException) -> ReasonCode:
     """The reason where the attempts are spent and this was the last error."""
     if isinstance(error, LedgerError):
         return ReasonCode.INFRASTRUCTURE_FAILURE
     known = ReasonCode.DEPENDENCY_UNAVAILABLE if isinstance(error, TRANSIENT_CAUSES) else ReasonCode.EXHAUSTED_RETRIES
-    return _named(error) or known
+    return _named_reason(error) or known
 
 
-def _named(error: BaseException) -> ReasonCode | None:
+def _named_reason(error: BaseException) -> ReasonCode | None:
     """The reason that the handler names, if it is one of the eight."""
     named = error.data.get("reason_code") if isinstance(error, JobError) else None
     return ReasonCode(named) if named in set(ReasonCode) else None
 
 
-def _death(reason: ReasonCode, text: str) -> DeathCertificate:
-    return DeathCertificate(reason_code=reason, stage=Stage.EXEC, last_error=text)
+def _death(reason: ReasonCode, text: str) -> DeadLetterReason:
+    return DeadLetterReason(reason_code=reason, stage=Stage.EXEC, last_error=text)

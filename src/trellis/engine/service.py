@@ -2,7 +2,7 @@
 
 A service is frozen options and `run_once() -> report`; `pause_s(report)` says when it wants to run again. `serve` is
 the loop: it waits, backs off while the ledger does not answer, outlives one bad pass, and stops between passes only.
-A service that only has to do when the ledger has new events rests longer while there are none (`Hinted`).
+A service that only has to do when the ledger has new events rests longer while there are none (`EventDriven`).
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Service(Protocol[ReportT]):
 
 
 @runtime_checkable
-class Hinted(Protocol):
+class EventDriven(Protocol):
     """A service that has nothing to do before its ledger has new events.
 
     Its pause is the shortest time between two passes. After it, it waits for a hint of new events, but no longer than
@@ -77,7 +77,7 @@ def backoff_s(failures: int, draw: float) -> float:
 async def serve(service: Service[Any], clock: Clock, rng: random.Random, stop: asyncio.Event) -> None:
     """Run a service until `stop` is set. A pass under way is finished first."""
     failures = Failures(service.name, _log)
-    hinted = service if isinstance(service, Hinted) else None
+    hinted = service if isinstance(service, EventDriven) else None
     while not stop.is_set():
         pause = 0.0
         mark = hinted.ledger.events_mark() if hinted else 0
@@ -162,7 +162,7 @@ class Retention:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Presence:
+class PresenceBeacon:
     """Says that this process is alive, for people who look."""
 
     ledger: Ledger
@@ -174,7 +174,7 @@ class Presence:
 
     async def run_once(self) -> None:
         """One sign of life."""
-        await self.ledger.beat(self.actor, self.about() if self.about else None)
+        await self.ledger.heartbeat_worker(self.actor, self.about() if self.about else None)
 
     def pause_s(self, report: None) -> float:  # noqa: ARG002 - the shape of every service
         """Always the same."""

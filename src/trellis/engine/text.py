@@ -13,14 +13,14 @@ def storable(text: str | None) -> str | None:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
-def words_of(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """What an error says of itself; empty for one that says nothing, or whose own code fails when it is asked."""
     with suppress(Exception):
         return str(error).strip()
     return ""
 
 
-def told(value: Any, how: Callable[[Any], str] = repr) -> str:
+def safe_repr(value: Any, how: Callable[[Any], str] = repr) -> str:
     """Any object in words; a stand-in for one whose own code fails when it is asked."""
     with suppress(Exception):
         return how(value)

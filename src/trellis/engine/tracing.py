@@ -30,7 +30,7 @@ from opentelemetry.trace import (
 from trellis.engine.jobs import Claimed
 from trellis.engine.logs import log_of
 from trellis.engine.records import Job
-from trellis.engine.text import words_of
+from trellis.engine.text import error_message
 
 HEADER = "traceparent"
 IN_ENV = "TRACEPARENT"
@@ -75,7 +75,7 @@ class Span:
         """It went wrong, and nothing is raised."""
 
 
-class _PassedOn(Span):
+class _ForwardedSpan(Span):
     """No span: the trace that came, or none, is what those inside go on with."""
 
     __slots__ = ("_parent", "_token")
@@ -93,7 +93,7 @@ class _PassedOn(Span):
         contexts.detach(self._token)
 
 
-class _Recorded(Span):
+class _RecordedSpan(Span):
     """A span that the SDK knows of."""
 
     __slots__ = ("_span", "_token")
@@ -113,7 +113,7 @@ class _Recorded(Span):
             self.note({"trellis.cancelled": True})
         elif error is not None:
             self.note({"error.type": type(error).__name__})
-            self.fail(f"{type(error).__name__}: {words_of(error)}")
+            self.fail(f"{type(error).__name__}: {error_message(error)}")
         _guarded(self._span.end)
 
     def note(self, values: Values) -> None:
@@ -126,7 +126,7 @@ class _Recorded(Span):
         _guarded(lambda: self._span.set_status(StatusCode.ERROR, text[:TEXT_CHARS_MAX]))
 
 
-_NOTHING = Span()
+_NO_SPAN = Span()
 
 
 # --- beginning spans -------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def is_on() -> bool:
 def span(name: str, values: Values | None = None, *, kind: SpanKind = SpanKind.INTERNAL) -> Span:
     """A part of what is under way here; where nothing is, the first of a new trace."""
     if not is_on():
-        return _NOTHING
+        return _NO_SPAN
     return _begun(name, values, kind, None, ())
 
 
@@ -166,7 +166,7 @@ def carried(
     return _begun(name, values, kind, _around(_parent(trace)), links)
 
 
-def taken_up(claimed: Claimed, name: str, *, besides: tuple[str | None, ...] = ()) -> Span:
+def attempt_span(claimed: Claimed, name: str, *, besides: tuple[str | None, ...] = ()) -> Span:
     """The work of one attempt of a job, in the trace of whoever submitted it."""
     if not is_on():
         return _passed_on(claimed.trace)
@@ -238,7 +238,7 @@ def _begun(
     name: str, values: Values | None, kind: SpanKind, around: Context | None, links: "tuple[()] | list[Link]"
 ) -> Span:
     made = _guarded(lambda: _tracer.start_span(name, context=around, kind=kind, attributes=values, links=links or None))
-    return _NOTHING if made is None else _Recorded(made)
+    return _NO_SPAN if made is None else _RecordedSpan(made)
 
 
 def _around(parent: SpanContext | None) -> Context:
@@ -249,7 +249,7 @@ def _around(parent: SpanContext | None) -> Context:
 def _passed_on(trace: str | None) -> Span:
     """What is done without an SDK: nothing, where no trace came and none is here."""
     parent = _parent(trace)
-    return _NOTHING if parent is None and not contexts.get_current() else _PassedOn(parent)
+    return _NO_SPAN if parent is None and not contexts.get_current() else _ForwardedSpan(parent)
 
 
 def _parent(trace: str | None) -> SpanContext | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trellis.engine.errors import ConcurrencyKeyMissing
-from trellis.engine.jobs import ATTEMPTS_DEFAULT, DEATHS_DEFAULT, Chosen, NewJob, Priority
+from trellis.engine.jobs import ATTEMPTS_DEFAULT, DEATHS_DEFAULT, ChosenOptions, NewJob, Priority
 
 DECLARED_MAX = 1_000
 """Types that one call declares, and that one look at the declared ones gives."""
@@ -52,7 +52,7 @@ def options_text(options: TypeOptions) -> str:
     return ", ".join([*told, *(["keyed"] if options.keyed else []), *undone_by])
 
 
-class Resolved(NamedTuple):
+class ResolvedOptions(NamedTuple):
     """The options that a job is stored with."""
 
     priority: Priority
@@ -62,17 +62,17 @@ class Resolved(NamedTuple):
     concurrency_limit: int
 
 
-def resolved(job: NewJob, declared: TypeOptions | None) -> Resolved:
+def resolve_options(job: NewJob, declared: TypeOptions | None) -> ResolvedOptions:
     """What the job chose itself, and for the rest what its type declares; raises ConcurrencyKeyMissing."""
     chosen = job.chosen
-    if declared is None or chosen == Chosen.ALL:
-        return Resolved(job.priority, job.max_attempts, job.max_deaths, job.deadline_s, job.concurrency_limit)
-    if declared.keyed and not chosen & Chosen.CONCURRENCY_KEY:
+    if declared is None or chosen == ChosenOptions.ALL:
+        return ResolvedOptions(job.priority, job.max_attempts, job.max_deaths, job.deadline_s, job.concurrency_limit)
+    if declared.keyed and not chosen & ChosenOptions.CONCURRENCY_KEY:
         raise ConcurrencyKeyMissing(type=job.type)
-    return Resolved(
-        job.priority if chosen & Chosen.PRIORITY else declared.priority,
-        job.max_attempts if chosen & Chosen.MAX_ATTEMPTS else declared.max_attempts,
-        job.max_deaths if chosen & Chosen.MAX_DEATHS else declared.max_deaths,
-        job.deadline_s if chosen & Chosen.DEADLINE else declared.deadline_s,
-        job.concurrency_limit if chosen & Chosen.CONCURRENCY_LIMIT else declared.concurrency_limit,
+    return ResolvedOptions(
+        job.priority if chosen & ChosenOptions.PRIORITY else declared.priority,
+        job.max_attempts if chosen & ChosenOptions.MAX_ATTEMPTS else declared.max_attempts,
+        job.max_deaths if chosen & ChosenOptions.MAX_DEATHS else declared.max_deaths,
+        job.deadline_s if chosen & ChosenOptions.DEADLINE else declared.deadline_s,
+        job.concurrency_limit if chosen & ChosenOptions.CONCURRENCY_LIMIT else declared.concurrency_limit,
     )

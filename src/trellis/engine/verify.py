@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from trellis.engine.jobs import JobId
-from trellis.engine.records import DeadLetter, Event, History, Job, KeyOver, Place, Unpaired
+from trellis.engine.records import DeadLetter, Event, Job, JobHistory, JobPlace, KeyOverLimit, UnpairedArtifact
 from trellis.lifecycles.causes import Cause
 from trellis.lifecycles.lifecycle import Lifecycle, Phase, State
 from trellis.lifecycles.registry import LIFECYCLES
@@ -31,10 +31,10 @@ VIOLATIONS_MAX = 1_000
 BATCH_DEFAULT = 500
 PROGRESS_EVERY = 1_000
 
-WAITING_PLACES = frozenset({Place.READY, Place.RESTING, Place.PARKED})
+WAITING_PLACES = frozenset({JobPlace.READY, JobPlace.SCHEDULED, JobPlace.BLOCKED})
 
 
-class Rule(StrEnum):
+class VerifyRule(StrEnum):
     """What a violation breaks."""
 
     HISTORY = "history"
@@ -56,10 +56,10 @@ class Rule(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Violation:
+class VerifyViolation:
     """One thing that must not be; `version` is the event it shows at, where one is to blame."""
 
-    rule: Rule
+    rule: VerifyRule
     job_id: JobId | None
     detail: str
     version: int | None = None
@@ -72,7 +72,7 @@ class VerifyReport:
     jobs: int
     events: int
     found: int
-    violations: tuple[Violation, ...]
+    violations: tuple[VerifyViolation, ...]
 
     @property
     def ok(self) -> bool:
@@ -92,15 +92,15 @@ class VerifyProgress:
 class Histories(Protocol):
     """The part of a ledger that `verify` reads."""
 
-    def histories(self, *, batch: int = 500) -> AsyncIterator[History]:
+    def histories(self, *, batch: int = 500) -> AsyncIterator[JobHistory]:
         """Every job with all its events."""
         ...
 
-    async def keys_over(self) -> list[KeyOver]:
+    async def keys_over(self) -> list[KeyOverLimit]:
         """Concurrency keys held beyond their stored limit, as of one moment."""
         ...
 
-    async def unpaired(self) -> list[Unpaired]:
+    async def unpaired(self) -> list[UnpairedArtifact]:
         """Jobs whose end and whose artifacts do not belong together, as of one moment."""
         ...
 
@@ -119,61 +119,63 @@ async def verify(
     """
     limits = key_limits or {}
     held: Counter[str] = Counter()
-    kept: list[Violation] = []
+    kept: list[VerifyViolation] = []
     jobs = events = found = 0
     previous: JobId | None = None
     async for history in ledger.histories(batch=batch):
         violations = list(_violations(history))
         if history.job.job_id == previous:
-            violations.append(_broken(Rule.PLACE, history.job, "the job was listed twice: it is in two places"))
+            violations.append(
+                _violation(VerifyRule.PLACE, history.job, "the job was listed twice: it is in two places")
+            )
         previous = history.job.job_id
         jobs += 1
         events += len(history.events)
         found += len(violations)
         kept += violations[: VIOLATIONS_MAX - len(kept)]
-        if history.job.concurrency_key in limits and history.job.place is Place.HELD:
+        if history.job.concurrency_key in limits and history.job.place is JobPlace.LEASED:
             held[str(history.job.concurrency_key)] += 1
         if on_progress is not None and jobs % PROGRESS_EVERY == 0:
             on_progress(VerifyProgress(jobs=jobs, events=events, found=found))
     stored = await ledger.keys_over()
-    over = [*map(_over, stored), *_keys_over(held, limits), *map(_apart, await ledger.unpaired())]
+    over = [*map(_key_over_limit, stored), *_keys_over(held, limits), *map(_unpaired_artifact, await ledger.unpaired())]
     return VerifyReport(jobs=jobs, events=events, found=found + len(over), violations=(*kept, *over))
 
 
-def check_history(history: History) -> list[Violation]:
+def check_history(history: JobHistory) -> list[VerifyViolation]:
     """What is wrong with one job, judged by its own rows alone."""
     return list(_violations(history))
 
 
-def _violations(history: History) -> Iterator[Violation]:
+def _violations(history: JobHistory) -> Iterator[VerifyViolation]:
     job = history.job
     lifecycle = LIFECYCLES.get(job.lifecycle)
     if lifecycle is None:
-        yield _broken(Rule.ROW, job, f"there is no lifecycle {job.lifecycle}")
+        yield _violation(VerifyRule.ROW, job, f"there is no lifecycle {job.lifecycle}")
         return
     yield from _history(lifecycle, job, history.events)
     yield from _event_fields(job, history.events)
     yield from _epochs(lifecycle, job, history.events)
     state = lifecycle.by_name.get(job.state)
     if state is None:
-        yield _broken(Rule.ROW, job, f"{job.lifecycle} has no state {job.state}")
+        yield _violation(VerifyRule.ROW, job, f"{job.lifecycle} has no state {job.state}")
         return
-    yield from _place(job, state)
+    yield from _check_place(job, state)
     yield from _lease(job)
     yield from _dead_letters(lifecycle, history, state)
 
 
-def _history(lifecycle: Lifecycle, job: Job, events: tuple[Event, ...]) -> Iterator[Violation]:
+def _history(lifecycle: Lifecycle, job: Job, events: tuple[Event, ...]) -> Iterator[VerifyViolation]:
     outcome = replay(lifecycle, [recorded_step(event) for event in events])
     if not isinstance(outcome, Replayed):
-        yield _broken(Rule.HISTORY, job, f"{outcome.rule}: {outcome.detail}", version=outcome.version)
+        yield _violation(VerifyRule.HISTORY, job, f"{outcome.rule}: {outcome.detail}", version=outcome.version)
         return
     if job.version != len(events):
-        yield _broken(Rule.ROW, job, f"the row has version {job.version} and there are {len(events)} events")
+        yield _violation(VerifyRule.ROW, job, f"the row has version {job.version} and there are {len(events)} events")
     told = (outcome.state, outcome.generation, outcome.attempt)
     written = (job.state, job.generation, job.attempt)
     if told != written:
-        yield _broken(Rule.ROW, job, f"the events end at {told} and the row says {written}")
+        yield _violation(VerifyRule.ROW, job, f"the events end at {told} and the row says {written}")
 
 
 def recorded_step(event: Event) -> RecordedStep:
@@ -189,25 +191,29 @@ def recorded_step(event: Event) -> RecordedStep:
     )
 
 
-def _event_fields(job: Job, events: tuple[Event, ...]) -> Iterator[Violation]:
+def _event_fields(job: Job, events: tuple[Event, ...]) -> Iterator[VerifyViolation]:
     for event in events:
         expected = (f"{job.job_id}-{event.version}", job.job_id, job.lifecycle, job.correlation_id)
         found = (event.id, event.job_id, event.lifecycle, event.correlation_id)
         if found != expected:
-            yield _broken(Rule.ROW, job, f"the event names {found} instead of {expected}", version=event.version)
+            yield _violation(
+                VerifyRule.ROW, job, f"the event names {found} instead of {expected}", version=event.version
+            )
 
 
-def _epochs(lifecycle: Lifecycle, job: Job, events: tuple[Event, ...]) -> Iterator[Violation]:
+def _epochs(lifecycle: Lifecycle, job: Job, events: tuple[Event, ...]) -> Iterator[VerifyViolation]:
     highest = 0
     for event in events:
         if event.epoch < highest:
-            yield _broken(Rule.EPOCH, job, f"the epoch fell from {highest} to {event.epoch}", version=event.version)
+            yield _violation(
+                VerifyRule.EPOCH, job, f"the epoch fell from {highest} to {event.epoch}", version=event.version
+            )
         elif event.epoch == highest and _changes_holder(lifecycle, event):
             detail = f"the epoch stayed {highest} from {event.source} to {event.target}"
-            yield _broken(Rule.EPOCH, job, detail, version=event.version)
+            yield _violation(VerifyRule.EPOCH, job, detail, version=event.version)
         highest = max(highest, event.epoch)
     if job.epoch < highest:
-        yield _broken(Rule.EPOCH, job, f"the row has epoch {job.epoch} and an event had {highest}")
+        yield _violation(VerifyRule.EPOCH, job, f"the row has epoch {job.epoch} and an event had {highest}")
 
 
 def _changes_holder(lifecycle: Lifecycle, event: Event) -> bool:
@@ -227,28 +233,30 @@ def _changes_holder(lifecycle: Lifecycle, event: Event) -> bool:
     return bool(made_by) and not any(t.fenced for t in made_by)
 
 
-def _place(job: Job, state: State) -> Iterator[Violation]:
+def _check_place(job: Job, state: State) -> Iterator[VerifyViolation]:
     if job.place not in _places(state):
-        yield _broken(Rule.PLACE, job, f"a job in {job.state} cannot be {job.place}")
-    if job.place is Place.PARKED and job.concurrency_key is None:
-        yield _broken(Rule.PLACE, job, "the job is parked and has no concurrency key")
-    if job.place is Place.RESTING and state.claimable and job.due_at is None:
-        yield _broken(Rule.PLACE, job, "the job may be claimed and rests without a time to end it")
+        yield _violation(VerifyRule.PLACE, job, f"a job in {job.state} cannot be {job.place}")
+    if job.place is JobPlace.BLOCKED and job.concurrency_key is None:
+        yield _violation(VerifyRule.PLACE, job, "the job is parked and has no concurrency key")
+    if job.place is JobPlace.SCHEDULED and state.claimable and job.due_at is None:
+        yield _violation(VerifyRule.PLACE, job, "the job may be claimed and rests without a time to end it")
 
 
-def _places(state: State) -> frozenset[Place]:
+def _places(state: State) -> frozenset[JobPlace]:
     if state.phase is Phase.ENDED:
-        return frozenset({Place.ENDED})
+        return frozenset({JobPlace.ENDED})
     if state.phase is Phase.HELD:
-        taken_over = {Place.READY, Place.PARKED} if state.claimable else set[Place]()
-        return frozenset({Place.HELD, *taken_over})
-    return WAITING_PLACES if state.claimable else frozenset({Place.RESTING})
+        taken_over = {JobPlace.READY, JobPlace.BLOCKED} if state.claimable else set[JobPlace]()
+        return frozenset({JobPlace.LEASED, *taken_over})
+    return WAITING_PLACES if state.claimable else frozenset({JobPlace.SCHEDULED})
 
 
-def _lease(job: Job) -> Iterator[Violation]:
-    if job.place is not Place.HELD:
+def _lease(job: Job) -> Iterator[VerifyViolation]:
+    if job.place is not JobPlace.LEASED:
         if job.lease_expires_at is not None:
-            yield _broken(Rule.LEASE, job, f"nobody holds the job and its lease runs until {job.lease_expires_at}")
+            yield _violation(
+                VerifyRule.LEASE, job, f"nobody holds the job and its lease runs until {job.lease_expires_at}"
+            )
         return
     missing = [
         name
@@ -260,30 +268,32 @@ def _lease(job: Job) -> Iterator[Violation]:
         if not there
     ]
     if missing:
-        yield _broken(Rule.LEASE, job, f"the job is held without {', '.join(missing)}")
+        yield _violation(VerifyRule.LEASE, job, f"the job is held without {', '.join(missing)}")
 
 
-def _dead_letters(lifecycle: Lifecycle, history: History, state: State) -> Iterator[Violation]:
+def _dead_letters(lifecycle: Lifecycle, history: JobHistory, state: State) -> Iterator[VerifyViolation]:
     job = history.job
     by_version = {event.version: event for event in history.events}
     seen = Counter(letter.version for letter in history.dead_letters)
     for letter in history.dead_letters:
         event = by_version.get(letter.version)
         if event is None or event.target != letter.state:
-            yield _broken(
-                Rule.DEAD_LETTER, job, f"no event entered {letter.state} at this version", version=letter.version
+            yield _violation(
+                VerifyRule.DEAD_LETTER, job, f"no event entered {letter.state} at this version", version=letter.version
             )
             continue
         for lack in _lacks(lifecycle, history, letter, event):
-            yield _broken(Rule.DEAD_LETTER, job, f"the dead letter {lack}", version=letter.version)
+            yield _violation(VerifyRule.DEAD_LETTER, job, f"the dead letter {lack}", version=letter.version)
     for version, count in seen.items():
         if count > 1:
-            yield _broken(Rule.DEAD_LETTER, job, f"{count} dead letters for one event", version=version)
+            yield _violation(VerifyRule.DEAD_LETTER, job, f"{count} dead letters for one event", version=version)
     if state.dead_letter and job.version not in seen:
-        yield _broken(Rule.DEAD_LETTER, job, f"the job is {job.state} without a dead letter", version=job.version)
+        yield _violation(
+            VerifyRule.DEAD_LETTER, job, f"the job is {job.state} without a dead letter", version=job.version
+        )
 
 
-def _lacks(lifecycle: Lifecycle, history: History, letter: DeadLetter, event: Event) -> Iterator[str]:
+def _lacks(lifecycle: Lifecycle, history: JobHistory, letter: DeadLetter, event: Event) -> Iterator[str]:
     """What the entry should say and does not; the generation's own events tell whether there was a lease."""
     if not letter.last_error.strip():
         yield "has no last_error"
@@ -305,26 +315,26 @@ def _lacks(lifecycle: Lifecycle, history: History, letter: DeadLetter, event: Ev
         yield "names no last owner" if was_held else "names a last owner and nobody ever held the job"
 
 
-def _keys_over(held: Counter[str], limits: Mapping[str, int]) -> Iterator[Violation]:
+def _keys_over(held: Counter[str], limits: Mapping[str, int]) -> Iterator[VerifyViolation]:
     for key, count in held.items():
         if count > limits[key]:
-            yield _over(KeyOver(key=key, held=count, limit=limits[key]))
+            yield _key_over_limit(KeyOverLimit(key=key, held=count, limit=limits[key]))
 
 
-def _over(key: KeyOver) -> Violation:
+def _key_over_limit(key: KeyOverLimit) -> VerifyViolation:
     detail = f"{key.held} jobs of key {key.key!r} are held and its limit is {key.limit}"
-    return Violation(rule=Rule.KEY_LIMIT, job_id=None, detail=detail)
+    return VerifyViolation(rule=VerifyRule.KEY_LIMIT, job_id=None, detail=detail)
 
 
-def _apart(job: Unpaired) -> Violation:
+def _unpaired_artifact(job: UnpairedArtifact) -> VerifyViolation:
     if not job.complete:
         detail = f"{job.artifacts} of its artifacts are finalized and the job has not completed"
     elif job.artifacts == 0:
         detail = "the job completed and none of its artifacts is finalized"
     else:
         detail = f"the job completed with {job.artifacts} finalized artifacts instead of one"
-    return Violation(rule=Rule.ARTIFACT, job_id=job.job_id, detail=detail)
+    return VerifyViolation(rule=VerifyRule.ARTIFACT, job_id=job.job_id, detail=detail)
 
 
-def _broken(rule: Rule, job: Job, detail: str, *, version: int | None = None) -> Violation:
-    return Violation(rule=rule, job_id=job.job_id, detail=detail, version=version)
+def _violation(rule: VerifyRule, job: Job, detail: str, *, version: int | None = None) -> VerifyViolation:
+    return VerifyViolation(rule=rule, job_id=job.job_id, detail=detail, version=version)

@@ -12,10 +12,12 @@ from trellis.engine.logs import log_of
 from trellis.engine.outages import SUMMARY_S
 from trellis.engine.service import backoff_s
 
-Opening = Callable[[], Awaitable[Ledger]]
+OpenLedger = Callable[[], Awaitable[Ledger]]
 
 
-async def wait_for_ledger(open_ledger: Opening, clock: Clock, rng: random.Random, stop: asyncio.Event) -> Ledger | None:
+async def wait_for_ledger(
+    open_ledger: OpenLedger, clock: Clock, rng: random.Random, stop: asyncio.Event
+) -> Ledger | None:
     """The ledger as soon as it answers; None when `stop` is set first.
 
     Only a ledger that does not answer is waited for. One that answers and is the wrong one (address, password, schema)
@@ -42,7 +44,7 @@ async def wait_for_ledger(open_ledger: Opening, clock: Clock, rng: random.Random
     return None
 
 
-async def _opened_unless_stopped(open_ledger: Opening, stop: asyncio.Event) -> Ledger | None:
+async def _opened_unless_stopped(open_ledger: OpenLedger, stop: asyncio.Event) -> Ledger | None:
     """A server that takes the connection and then says nothing must not keep a process from stopping."""
     opening, stopping = asyncio.ensure_future(open_ledger()), asyncio.ensure_future(stop.wait())
     try:

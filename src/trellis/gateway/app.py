@@ -10,11 +10,11 @@ from fastapi import FastAPI
 from trellis.engine.clock import Clock
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import JobId
-from trellis.engine.recent import Recent
+from trellis.engine.recent import LruCache
 from trellis.gateway import callbacks, docs_page
-from trellis.gateway.callers import Gateway
-from trellis.gateway.hub import Hub, StreamOptions
-from trellis.gateway.refusals import refused
+from trellis.gateway.callers import GatewayState
+from trellis.gateway.hub import EventHub, StreamOptions
+from trellis.gateway.refusals import refusal_answer
 from trellis.gateway.routes import (
     agents,
     approvals,
@@ -30,18 +30,18 @@ from trellis.gateway.routes import (
     stream,
     system,
 )
-from trellis.gateway.streaming import Streams
+from trellis.gateway.streaming import StreamServices
 from trellis.gateway.tickets import Tickets
 from trellis.gateway.visibility import PublishedVersions
 from trellis.identity import TrustedKey
 from trellis.instance import Instance
 from trellis.web import problems
 from trellis.web.bodies import BodiesUnderWay, BodyLimits
-from trellis.web.correlation import Correlation
-from trellis.web.deadlines import ReadDeadline
-from trellis.web.health import Health
+from trellis.web.correlation import CorrelationMiddleware
+from trellis.web.deadlines import ReadDeadlineMiddleware
+from trellis.web.health import ProcessHealth
 from trellis.web.limits import RateLimits, RefusalBounds
-from trellis.web.tracing import NO_SPANS, Traced
+from trellis.web.tracing import NO_SPANS, TracingMiddleware
 from trellis.wiring import SystemClock
 
 DESCRIPTION = """Run AI agents and background jobs so that nothing is lost, nothing happens twice, and a person stays in control.
@@ -92,7 +92,7 @@ def create_app(
     clock: Clock | None = None,
     now: Callable[[], float] = time.time,
     callback_secrets: Sequence[bytes] = (),
-    health: Health | None = None,
+    health: ProcessHealth | None = None,
 ) -> FastAPI:
     """The application over an open instance. Without a secret no callback is taken."""
     chosen = options or GatewayOptions()
@@ -105,7 +105,7 @@ def create_app(
         redirect_slashes=False,
         telemetry=NO_SPANS,
     )
-    app.state.gateway = Gateway(
+    app.state.gateway = GatewayState(
         instance=instance,
         keys=keys,
         limits=RateLimits(chosen.requests_per_second, chosen.burst, monotonic),
@@ -114,8 +114,8 @@ def create_app(
         new_id=new_id,
     )
     used_clock = clock or SystemClock()
-    app.state.streams = Streams(
-        hub=Hub(
+    app.state.streams = StreamServices(
+        hub=EventHub(
             ledger=instance.ledger,
             published=PublishedVersions(objects=instance.objects, clock=used_clock),
             clock=used_clock,
@@ -125,19 +125,19 @@ def create_app(
         tickets=Tickets(objects=instance.objects, keys=keys, now=now, new_id=new_id),
         now=now,
     )
-    app.state.slugs = Recent[JobId, str]()
+    app.state.slugs = LruCache[JobId, str]()
     app.state.callbacks = callbacks.CallbackKeys(secrets=callback_secrets, now=now)
     app.state.bodies = BodiesUnderWay()
     settings = instance.settings
     app.state.body_limits = BodyLimits(bytes_max=settings.body_bytes, large_bytes_max=settings.large_body_bytes)
     app.state.instance_name = new_id()
-    app.state.health = health or Health(instance.probes())
+    app.state.health = health or ProcessHealth(instance.probes())
     problems.install(app)
-    app.add_exception_handler(NotAllowed, refused)  # type: ignore[arg-type]
+    app.add_exception_handler(NotAllowed, refusal_answer)  # type: ignore[arg-type]
     for module in ROUTES:
         app.include_router(module.router)
     docs_page.install(app)
-    app.add_middleware(ReadDeadline, seconds=chosen.read_s)
-    app.add_middleware(Traced)
-    app.add_middleware(Correlation, new_id=new_id)  # around the other: the one added last is outermost
+    app.add_middleware(ReadDeadlineMiddleware, seconds=chosen.read_s)
+    app.add_middleware(TracingMiddleware)
+    app.add_middleware(CorrelationMiddleware, new_id=new_id)  # around the other: the one added last is outermost
     return app

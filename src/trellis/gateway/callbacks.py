@@ -27,20 +27,27 @@ from trellis.engine.jobs import JOB_ID_PATTERN, Actor, JobId
 from trellis.engine.matrices import permit
 from trellis.engine.records import Job
 from trellis.gateway.callers import InstanceOf
-from trellis.gateway.idempotency import mark
-from trellis.gateway.refusals import record
+from trellis.gateway.idempotency import mark_replayed
+from trellis.gateway.refusals import record_refusal
 from trellis.instance import Instance
 from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.net.signatures import SIGNATURE_HEADER, SignatureRefused, Signed, check_headers, check_signature, job_key
+from trellis.net.signatures import (
+    SIGNATURE_HEADER,
+    CallbackSignature,
+    SignatureRefused,
+    check_headers,
+    check_signature,
+    job_key,
+)
 from trellis.queue.callbacks import EXAMPLE_JOB, Callback, callback_key
 from trellis.runs import documents
-from trellis.storage.objects import CREATE, Stored
+from trellis.storage.objects import CREATE, PutStored
 from trellis.web.bodies import StrictRoute, parse, sender_of
 from trellis.web.problems import Problem
 from trellis.web.shapes import PROBLEMS
 
-EXPECTED_IN = "NOTEBOOKLM_CALL"
+EXPECTED_STATE = "NOTEBOOKLM_CALL"
 CAUSE_CHARS_MAX = 500
 REFUSED, REPEATED = "callback.refused", "callback.repeated"
 
@@ -53,7 +60,7 @@ _signature = APIKeyHeader(
 )
 
 
-class Taken(pydantic.BaseModel):
+class CallbackAccepted(pydantic.BaseModel):
     """The callback is kept."""
 
     job_id: str
@@ -74,7 +81,7 @@ class CallbackKeys:
             raise SignatureRefused(problem="no secret for callbacks is configured here")
         check_headers(request.headers, now=self.now())
 
-    def check(self, request: Request, job_id: str, body: bytes) -> Signed:
+    def check(self, request: Request, job_id: str, body: bytes) -> CallbackSignature:
         """Who signed what; raises SignatureRefused."""
         keys = [job_key(secret, Role.NLM_BACKEND.value, job_id) for secret in self.secrets]
         return check_signature(request.headers, body, keys, now=self.now())
@@ -83,7 +90,7 @@ class CallbackKeys:
 @router.post(
     "/jobs/{job_id}/result",
     status_code=202,
-    response_model=Taken,
+    response_model=CallbackAccepted,
     responses=PROBLEMS,
     openapi_extra={
         "requestBody": {"required": True, "content": {"application/json": {"schema": Callback.model_json_schema()}}}
@@ -103,18 +110,18 @@ async def result(
         signed = keys.check(request, job_id, body := await request.body())
         backend = Principal(name=Role.NLM_BACKEND.value, roles=frozenset({Role.NLM_BACKEND}))
         actor = permit(backend, "jobs.update", own=True)
-        repeated = await _take(instance, actor, job_id, signed, body)
+        repeated = await _keep_callback(instance, actor, job_id, signed, body)
     except (SignatureRefused, JobNotFound, Problem, RequestValidationError) as refusal:
         is_invalid = isinstance(refusal, RequestValidationError)
         await _record(request, job_id, REFUSED, "the body does not fit" if is_invalid else str(refusal))
         raise
     if repeated:
         await _record(request, job_id, REPEATED, f"{signed.id} came again")
-    mark(response, replayed=repeated)
+    mark_replayed(response, replayed=repeated)
     return {"job_id": job_id, "id": signed.id, "status": "taken"}
 
 
-async def _take(instance: Instance, actor: Actor, job_id: str, signed: Signed, body: bytes) -> bool:
+async def _keep_callback(instance: Instance, actor: Actor, job_id: str, signed: CallbackSignature, body: bytes) -> bool:
     """Keep it; whether it was kept before. Raises Problem, JobNotFound, RequestValidationError."""
     key = callback_key(job_id, signed.id)
     digest = hashlib.sha256(body).hexdigest()
@@ -132,7 +139,7 @@ async def _take(instance: Instance, actor: Actor, job_id: str, signed: Signed, b
             "body_sha256": digest,
             "callback": callback.model_dump(),
         }
-        if isinstance(await instance.objects.put(key, documents.encode(kept), when=CREATE), Stored):
+        if isinstance(await instance.objects.put(key, documents.encode(kept), when=CREATE), PutStored):
             return False
         there = await instance.objects.get(key)
     if there is None or json.loads(there.body)["body_sha256"] != digest:
@@ -165,7 +172,7 @@ def _check_expected(job: Job, callback: Callback) -> None:
     if callback.epoch != job.epoch:
         detail = f"Job {job.job_id} has epoch {job.epoch}; the attempt of epoch {callback.epoch} has lost it."
         raise Problem("LEASE_LOST", detail)
-    if job.state != EXPECTED_IN:
+    if job.state != EXPECTED_STATE:
         detail = f"Job {job.job_id} is in {job.state} and expects no callback."
         raise Problem("INVALID_TRANSITION", detail, status_now=job.state)
 
@@ -173,4 +180,4 @@ def _check_expected(job: Job, callback: Callback) -> None:
 async def _record(request: Request, job_id: str, event: str, cause: str) -> None:
     """By where it came from: whoever cannot sign has no other name, and shall not make records without end."""
     sender = Principal(name=f"callback from {sender_of(request)}", roles=frozenset())
-    await record(request, sender, event=event, subject=job_id, cause=cause[:CAUSE_CHARS_MAX], job_id=job_id)
+    await record_refusal(request, sender, event=event, subject=job_id, cause=cause[:CAUSE_CHARS_MAX], job_id=job_id)

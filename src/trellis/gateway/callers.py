@@ -22,11 +22,11 @@ from trellis.web.problems import Problem, correlation_of
 from trellis.web.tokens import VerifiedTokens, bearer
 
 KEY_CHARS_MAX = 200
-WHO = "trellis.who"
+CALLER_STATE_KEY = "trellis.who"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gateway:
+class GatewayState:
     """What every route works with; in the app's state."""
 
     instance: Instance
@@ -65,7 +65,7 @@ class Caller:
         return permit(self.principal, rule, own=own)
 
 
-def gateway_of(request: Request) -> Gateway:
+def gateway_of(request: Request) -> GatewayState:
     """What this app works with."""
     return request.app.state.gateway
 
@@ -74,7 +74,7 @@ async def authenticate(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
 ) -> tuple[Principal, Identity]:
     """The principal of the token, looked at once for each request; raises Problem 401, TokenRefused, Problem 429."""
-    known: tuple[Principal, Identity] | None = request.scope.get(WHO)
+    known: tuple[Principal, Identity] | None = request.scope.get(CALLER_STATE_KEY)
     if known is not None:
         return known
     if len(request.headers.getlist("authorization")) > 1:
@@ -87,11 +87,11 @@ async def authenticate(
     principal = identity.principal()
     request.scope["trellis.principal"] = principal
     gateway.limits.take(request, principal)
-    request.scope[WHO] = (principal, identity)
+    request.scope[CALLER_STATE_KEY] = (principal, identity)
     return principal, identity
 
 
-class Requires:
+class RequiresRule:
     """A dependency: the caller, if rule `name` lets it. Tests read the rule of each route from here."""
 
     def __init__(self, rule: str) -> None:
@@ -119,7 +119,7 @@ class Requires:
 
 def requires(rule: str) -> Any:
     """For a parameter of a route: the caller, if this rule lets it."""
-    return Depends(Requires(rule))
+    return Depends(RequiresRule(rule))
 
 
 async def idempotency_key(

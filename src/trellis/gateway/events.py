@@ -16,7 +16,7 @@ from trellis.engine.errors import InputError, NotAllowed
 from trellis.engine.jobs import JobId
 from trellis.engine.matrices import permit
 from trellis.engine.records import Event
-from trellis.gateway.visibility import Document
+from trellis.gateway.visibility import RunDocument
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.inbox_entry import INBOX_ENTRY
@@ -62,7 +62,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
         NLM_JOB.name: "nlm.read",
     }
 )
-_NOT_TOLD = frozenset({"staged", "discarded"})
+_NOT_STREAMED = frozenset({"staged", "discarded"})
 """Of an artifact: before it is final, and when it never is, no reader learns of it (ART-7)."""
 OF_AGENTS = frozenset({RUN.name, PROPOSAL.name})
 """Lifecycles whose jobs belong to an agent."""
@@ -73,7 +73,7 @@ class NothingWanted(InputError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
+class StreamedEvent:
     """An event as listeners get it, with what decides who does."""
 
     position: str
@@ -86,12 +86,12 @@ class Told:
     agent_slug: str | None
     secret: bool = False
     """Nobody gets it."""
-    document: Document | None = None
+    document: RunDocument | None = None
     """The published document in which readers see it; None for what they read from the ledger."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class StreamFilter:
     """What a listener asked for; None and nothing mean everything."""
 
     run: str | None = None
@@ -113,10 +113,10 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class View:
+class StreamView:
     """What one listener gets: `whole` lifecycles, of `own` ones its own jobs, and of both what it wanted."""
 
-    wanted: Wanted
+    filter: StreamFilter
     whole: frozenset[str]
     own: frozenset[str] = frozenset()
     principal: Principal | None = None
@@ -128,9 +128,9 @@ class View:
         seen = self.whole | self.own
         return next(iter(seen)) if len(seen) == 1 else None
 
-    def shows(self, told: Told, *, own: bool = False) -> bool:
+    def shows(self, told: StreamedEvent, *, own: bool = False) -> bool:
         """Whether the listener gets it; `own` says that it is about a job of its own."""
-        wanted = self.wanted
+        wanted = self.filter
         return (
             not told.secret
             and (told.lifecycle in self.whole or (own and told.lifecycle in self.own))
@@ -151,16 +151,16 @@ def rule_of(lifecycle: str) -> str:
     return _RULES.get(lifecycle, "jobs.read")
 
 
-def view_of(principal: Principal, wanted: Wanted) -> View:
+def view_of(principal: Principal, filter_: StreamFilter) -> StreamView:
     """What the principal may see of what it wants; raises NotAllowed when that is nothing, NothingWanted."""
-    candidates = wanted.lifecycles()
+    candidates = filter_.lifecycles()
     whole = frozenset(name for name in candidates if _may(principal, name, own=False))
     own = frozenset(name for name in candidates if name not in whole and _may(principal, name, own=True))
     if not whole and not own:
         permit(principal, rule_of(candidates[0]))
     if not own:
-        return View(wanted=wanted, whole=whole)
-    return View(wanted=wanted, whole=whole, own=own, principal=principal)
+        return StreamView(filter=filter_, whole=whole)
+    return StreamView(filter=filter_, whole=whole, own=own, principal=principal)
 
 
 def _may(principal: Principal, lifecycle: str, *, own: bool) -> bool:
@@ -175,13 +175,13 @@ def _may(principal: Principal, lifecycle: str, *, own: bool) -> bool:
 # --- the form on the wire ------------------------------------------------------------------------------------------
 
 
-def tell(
+def to_streamed_event(
     event: Event,
     position: str,
     agent_slug: str | None,
     run_id: str | None = None,
     proposals: Sequence[str] | None = None,
-) -> Told:
+) -> StreamedEvent:
     """The event as it is sent. `run_id` is the run that made it, where that is not what it is correlated with.
 
     `proposals` are those that a run had created when it ended.
@@ -200,7 +200,7 @@ def tell(
     run = event.job_id if event.lifecycle == RUN.name else run_id or event.correlation_id
     short = ids.short_form(run)
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return Told(
+    return StreamedEvent(
         position=position,
         frame=f"id: {position}\ndata: {text}\n\n".encode(),
         type=type_,
@@ -208,17 +208,17 @@ def tell(
         job_id=event.job_id,
         runs=(run,) if short is None else (run, short),
         agent_slug=agent_slug,
-        secret=event.lifecycle == ARTIFACT.name and event.target in _NOT_TOLD,
+        secret=event.lifecycle == ARTIFACT.name and event.target in _NOT_STREAMED,
         document=_document(event, agent_slug),
     )
 
 
-def _document(event: Event, agent_slug: str | None) -> Document | None:
+def _document(event: Event, agent_slug: str | None) -> RunDocument | None:
     """A run's status.json. Where its agent is not known any more, retention has removed the run after it was published."""
     if event.lifecycle != RUN.name or agent_slug is None:
         return None
     try:
-        return Document(event.job_id, ids.status_key(agent_slug, event.job_id), event.version, event.ts)
+        return RunDocument(event.job_id, ids.status_key(agent_slug, event.job_id), event.version, event.ts)
     except (RunIdInvalid, SlugInvalid):  # put into the ledger past the gateway: nothing of it is ever published
         return None
 
@@ -249,11 +249,11 @@ def first_frame(position: str, retry_ms: int) -> bytes:
     return f"retry: {retry_ms}\nid: {position}\n\n".encode()
 
 
-def still_here(position: str) -> bytes:
+def keep_alive_frame(position: str) -> bytes:
     """A comment that keeps the connection, and the position: events that were not for this listener need not be read again."""
     return f": still here\nid: {position}\n\n".encode()
 
 
-def last_words(text: str) -> bytes:
+def closing_frame(text: str) -> bytes:
     """A comment that says why the stream ends."""
     return f": {text}\n\n".encode()

@@ -27,11 +27,11 @@ from trellis.engine.errors import OptionInvalid, TrellisError
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.ownership import owns, submitter_of
-from trellis.engine.recent import Recent
+from trellis.engine.recent import LruCache
 from trellis.engine.records import Event, FeedPage
 from trellis.engine.service import serve
-from trellis.gateway.events import OF_AGENTS, Told, View, rule_of, tell
-from trellis.gateway.visibility import Document, PublishedVersions, Visibility
+from trellis.gateway.events import OF_AGENTS, StreamedEvent, StreamView, rule_of, to_streamed_event
+from trellis.gateway.visibility import PublishedVersions, RunDocument, Visibility
 from trellis.lifecycles import Role
 from trellis.lifecycles.run import RUN
 from trellis.runs.documents import has_ended, proposals_created
@@ -77,7 +77,7 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class EventBatch:
     """What came after a position, up to another. `caught_up`: there was no more."""
 
     body: bytes
@@ -85,7 +85,7 @@ class Batch:
     caught_up: bool
     looks: int | None = None
     """Set when it ends before an event that readers cannot see yet: the number of looks at published documents until then."""
-    held: Document | None = None
+    held: RunDocument | None = None
     """What shows that event."""
     held_until: float = math.inf
     """By the process's clock: when that event is given whether readers can see it or not."""
@@ -96,16 +96,16 @@ class Batch:
         return self.looks is not None
 
 
-class Ring:
+class EventRing:
     """The last events. It holds all between `floor` and `head`, both positions of the feed."""
 
     def __init__(self, begins: str, size: int) -> None:
         self.floor = self.head = begins
         self._size = size
         self._positions: list[str] = []
-        self._told: list[Told] = []
+        self._told: list[StreamedEvent] = []
 
-    def add(self, told: Sequence[Told], position: str) -> None:
+    def add(self, told: Sequence[StreamedEvent], position: str) -> None:
         """Go on with what the feed gave, up to `position`."""
         self._told += told
         self._positions += [one.position for one in told]
@@ -120,7 +120,7 @@ class Ring:
         at = bisect_right(self._positions, position)
         return at > 0 and self._positions[at - 1] == position
 
-    def after(self, position: str) -> tuple[Sequence[Told], str]:
+    def after(self, position: str) -> tuple[Sequence[StreamedEvent], str]:
         """The next events, and how far they lead; for a position that is not below the floor."""
         first = bisect_right(self._positions, position)
         found = self._told[first : first + READ_MAX]
@@ -129,7 +129,7 @@ class Ring:
 
 
 @dataclass(eq=False, slots=True)
-class Listener:
+class StreamListener:
     """One open stream."""
 
     name: str
@@ -154,7 +154,7 @@ class Listener:
 
 
 @dataclass(kw_only=True)
-class Hub:
+class EventHub:
     """A service: a pass reads a page of the feed into the ring and wakes the listeners. It runs while there are some."""
 
     ledger: Ledger
@@ -164,8 +164,8 @@ class Hub:
     options: StreamOptions = field(default_factory=StreamOptions)
     name: str = "hub"
     closed: bool = False
-    _ring: Ring | None = None
-    _listeners: dict[Listener, None] = field(default_factory=dict[Listener, None])
+    _ring: EventRing | None = None
+    _listeners: dict[StreamListener, None] = field(default_factory=dict[StreamListener, None])
     _of_principal: Counter[str] = field(default_factory=Counter[str])
     _stop: asyncio.Event | None = None
     _called: asyncio.Event | None = None
@@ -174,9 +174,9 @@ class Hub:
     _pause_s: float = PAUSE_S_MIN
     _looks: int = 0
     """How often a document appeared that somebody waited for."""
-    _agents: Recent[JobId, AgentAndRun] = field(default_factory=Recent[JobId, AgentAndRun])
-    _submitters: Recent[JobId, str] = field(default_factory=Recent[JobId, str])
-    _shared: dict[tuple[View, str], Batch] = field(default_factory=dict[tuple[View, str], Batch])
+    _agents: LruCache[JobId, AgentAndRun] = field(default_factory=LruCache[JobId, AgentAndRun])
+    _submitters: LruCache[JobId, str] = field(default_factory=LruCache[JobId, str])
+    _shared: dict[tuple[StreamView, str], EventBatch] = field(default_factory=dict[tuple[StreamView, str], EventBatch])
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CATCHING_UP_MAX))
 
     # --- listeners -------------------------------------------------------------------------------------------------
@@ -187,10 +187,10 @@ class Hub:
         return len(self._listeners)
 
     @contextmanager
-    def joined(self, name: str) -> Generator[Listener]:
+    def joined(self, name: str) -> Generator[StreamListener]:
         """Be one of the listeners for a while; raises TooManyListeners."""
         self._make_room(name)
-        listener = Listener(name)
+        listener = StreamListener(name)
         self._listeners[listener] = None
         self._of_principal[name] += 1
         self._run()
@@ -222,10 +222,10 @@ class Hub:
             return position
         end = await self.ledger.feed_end()
         if _DIGIT.sub("0", position[:POSITION_CHARS_MAX]) != _DIGIT.sub("0", end) or position > end:
-            raise _no_position(position)
+            raise _invalid_position(position)
         return position
 
-    async def read(self, view: View, position: str) -> Batch:
+    async def read(self, view: StreamView, position: str) -> EventBatch:
         """What a listener with this view gets next. Raises LedgerError."""
         ring = self._ring
         if ring is None or position < ring.floor:
@@ -234,16 +234,16 @@ class Hub:
         batch = self._shared.get(key)
         if batch is None or batch.held_until <= self.clock.monotonic():
             found, reached = ring.after(position)
-            batch = await self._batch(view, found, Batch(b"", reached, reached >= ring.head), position)
+            batch = await self._batch(view, found, EventBatch(b"", reached, reached >= ring.head), position)
             if len(self._shared) < SHARED_MAX:
                 self._shared[key] = batch
         return batch
 
-    async def _read_ledger(self, view: View, position: str) -> Batch:
+    async def _read_ledger(self, view: StreamView, position: str) -> EventBatch:
         floor = self._ring.floor if self._ring is not None else ""
         async with self._turns:
             page = await self.ledger.feed(position, limit=READ_MAX, lifecycle=view.only)
-            found = await self._tell(page)
+            found = await self._to_streamed_events(page)
         # Its own events of runs alone: nobody else waits while the object store answers.
         documents = [told.document for told in found if told.document is not None and view.shows(told, own=True)]
         if documents and self.published.needs_time:
@@ -251,9 +251,11 @@ class Hub:
         await self.published.look(documents)
         # Everything up to the floor was in the ledger before it was asked: an empty answer covers it.
         reached = page.position if page.events else max(page.position, floor)
-        return await self._batch(view, found, Batch(b"", reached, not page.events), position)
+        return await self._batch(view, found, EventBatch(b"", reached, not page.events), position)
 
-    async def _batch(self, view: View, found: Sequence[Told], whole: Batch, position: str) -> Batch:
+    async def _batch(
+        self, view: StreamView, found: Sequence[StreamedEvent], whole: EventBatch, position: str
+    ) -> EventBatch:
         """What a listener gets of these events; only those before the first that readers cannot see yet."""
         frames, held, held_at, held_until = list[bytes](), None, None, math.inf
         for told in found:
@@ -270,23 +272,23 @@ class Hub:
         if held_at is None:
             return replace(whole, body=body)
         before = [told.position for told in found if told.position < held_at]
-        return Batch(
+        return EventBatch(
             body, before[-1] if before else position, False, looks=self._looks, held=held, held_until=held_until
         )
 
-    async def _is_own(self, view: View, told: Told) -> bool:
+    async def _is_own(self, view: StreamView, told: StreamedEvent) -> bool:
         if told.lifecycle not in view.own or view.principal is None:
             return False
         return owns(view.principal, rule_of(told.lifecycle), told.job_id, await self._submitter(told.job_id))
 
-    async def wait(self, listener: Listener, position: str, wake_at: float) -> None:
+    async def wait(self, listener: StreamListener, position: str, wake_at: float) -> None:
         """Come back when there may be more after `position`, at `wake_at`, or when the stream is over."""
         if self.closed or listener.gone or (self._ring is not None and self._ring.head > position):
             return
         listener.wake_at = wake_at
         await listener.woken()
 
-    async def wait_until_shown(self, listener: Listener, batch: Batch, wake_at: float) -> None:
+    async def wait_until_shown(self, listener: StreamListener, batch: EventBatch, wake_at: float) -> None:
         """Come back when a document appeared since this batch was made, at `wake_at`, or when the stream or the wait is over."""
         if self.closed or listener.gone or batch.looks != self._looks:
             return
@@ -306,12 +308,12 @@ class Hub:
         if self._ring is None:
             stop, begins = self._stop, await self.ledger.feed_end()
             if self._stop is stop is not None:
-                self._ring = Ring(begins, self.options.ring)
+                self._ring = EventRing(begins, self.options.ring)
                 self._wake_all()
             return 0
         ring = self._ring
         page = await self.ledger.feed(ring.head, limit=PAGE)
-        told = await self._tell(page)
+        told = await self._to_streamed_events(page)
         self._shared.clear()
         ring.add(told, page.position)
         if told:
@@ -356,7 +358,7 @@ class Hub:
         if self._stop is not None:
             return
         self._stop, self._called, self._pause_s = asyncio.Event(), asyncio.Event(), PAUSE_S_MIN
-        for service in (self, _Watch(self), _Looks(self, self._called)):
+        for service in (self, _ListenerTimer(self), _DocumentLookups(self, self._called)):
             task = asyncio.create_task(serve(service, self.clock, self.rng, self._stop))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -371,10 +373,12 @@ class Hub:
 
     # --- what is told ----------------------------------------------------------------------------------------------
 
-    async def _tell(self, page: FeedPage) -> list[Told]:
+    async def _to_streamed_events(self, page: FeedPage) -> list[StreamedEvent]:
         await self._learn([event for event in page.events if event.version == 1])
         return [
-            tell(event, position, *await self._agent_and_run(event), proposals=await self._proposals_of(event))
+            to_streamed_event(
+                event, position, *await self._agent_and_run(event), proposals=await self._proposals_of(event)
+            )
             for event, position in zip(page.events, page.positions, strict=True)
         ]
 
@@ -410,10 +414,10 @@ class Hub:
 
 
 @dataclass(frozen=True, slots=True)
-class _Watch:
+class _ListenerTimer:
     """Looks after the listeners' times, also while the ledger does not answer."""
 
-    hub: Hub
+    hub: EventHub
     name: str = "hub-watch"
 
     async def run_once(self) -> None:
@@ -424,10 +428,10 @@ class _Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Looks:
+class _DocumentLookups:
     """Looks for the documents that listeners wait for, apart from the feed: a slow object store delays events of runs alone."""
 
-    hub: Hub
+    hub: EventHub
     called: asyncio.Event
     name: str = "hub-looks"
 
@@ -460,6 +464,6 @@ def _text(told: Any, name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _no_position(text: str) -> OptionInvalid:
+def _invalid_position(text: str) -> OptionInvalid:
     expected = "it must be an `id` that this stream gave; leave it out to begin now"
     return OptionInvalid(option="Last-Event-ID", value=text[:POSITION_CHARS_MAX], expected=expected)

@@ -21,7 +21,7 @@ from trellis.engine.records import IdempotencyKey
 from trellis.gateway.callers import KeyHeader, authenticate
 from trellis.http.shapes import REPLAYED
 from trellis.identity import Identity
-from trellis.web.bodies import beside
+from trellis.web.bodies import in_thread_if_large
 from trellis.wiring import new_id
 
 HEADER = REPLAYED
@@ -30,7 +30,7 @@ REQUEST = "http"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class IdempotentRequest:
     """One request. `key` is None when its caller gave none: then asking twice is asking for two."""
 
     key: IdempotencyKey | None
@@ -45,7 +45,7 @@ class Asked:
         """What this request made when it came before; raises IdempotencyMismatch."""
         if self.key is None:
             return None
-        found = await ledger.answered(self.key.scope, self.key.key, self.key.fingerprint)
+        found = await ledger.find_by_idempotency_key(self.key.scope, self.key.key, self.key.fingerprint)
         if isinstance(found, Mismatch):
             raise self.mismatch(found.job_id)
         return None if found is None else found.job_id
@@ -60,26 +60,26 @@ class Asked:
         return IdempotencyMismatch(key=self.given, job_id=job_id)
 
 
-async def asked(
+async def idempotent_request(
     request: Request, who: Annotated[tuple[Principal, Identity], Depends(authenticate)], given: KeyHeader
-) -> Asked:
+) -> IdempotentRequest:
     """What names this request."""
     body = await request.body()
     value = await request.json() if body else None
     # The path is part of what was asked: one key for two agents, or two jobs, is a mistake.
-    fingerprint = await beside(len(body), _fingerprint, [request.url.path, who[0].name, value])
+    fingerprint = await in_thread_if_large(len(body), _fingerprint, [request.url.path, who[0].name, value])
     if given is None:
-        return Asked(key=None, given=None, fingerprint=fingerprint, request_id=RequestId(new_id()))
+        return IdempotentRequest(key=None, given=None, fingerprint=fingerprint, request_id=RequestId(new_id()))
     scope = f"{request.method} {request.scope['route'].path}"
     key = IdempotencyKey(scope=scope, key=_digest(who[0].name, given), fingerprint=fingerprint)
     request_id = RequestId(f"{REQUEST}:{_digest(key.scope, key.key)}:{fingerprint.hex()[:FINGERPRINT_CHARS]}")
-    return Asked(key=key, given=given, fingerprint=fingerprint, request_id=request_id)
+    return IdempotentRequest(key=key, given=given, fingerprint=fingerprint, request_id=request_id)
 
 
-Once = Annotated[Asked, Depends(asked)]
+IdempotentRequestOf = Annotated[IdempotentRequest, Depends(idempotent_request)]
 
 
-def mark(response: Response, *, replayed: bool) -> None:
+def mark_replayed(response: Response, *, replayed: bool) -> None:
     """Tell the caller that this was answered before."""
     if replayed:
         response.headers[HEADER] = "true"

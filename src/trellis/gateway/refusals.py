@@ -16,7 +16,7 @@ from trellis.engine.jobs import Actor
 from trellis.engine.logs import log_of
 from trellis.gateway.callers import gateway_of
 from trellis.lifecycles import Role
-from trellis.web.problems import Problem, answer, correlation_of
+from trellis.web.problems import Problem, correlation_of, problem_response
 
 EVENT = "access.refused"
 PATH_CHARS_MAX = 300
@@ -25,7 +25,7 @@ REASON_CHARS_MAX = 500
 _log = log_of("trellis.gateway")
 
 
-async def refused(request: Request, error: NotAllowed) -> Response:
+async def refusal_answer(request: Request, error: NotAllowed) -> Response:
     """The answer to whoever may not, when it has been recorded."""
     rule = error.data.get("rule")
     principal: Principal | None = request.scope.get("trellis.principal")
@@ -34,11 +34,13 @@ async def refused(request: Request, error: NotAllowed) -> Response:
     caller = None if principal is None else principal.name
     _log.warning("refused", caller=caller, correlation_id=correlation_of(request), cause=cause, **asked)
     if principal is not None:
-        await record(request, principal, event=EVENT, subject=f"{request.method} {path}", cause=cause, facts=asked)
-    return answer(request, Problem("FORBIDDEN", str(error), rule=rule))
+        await record_refusal(
+            request, principal, event=EVENT, subject=f"{request.method} {path}", cause=cause, facts=asked
+        )
+    return problem_response(request, Problem("FORBIDDEN", str(error), rule=rule))
 
 
-async def record(
+async def record_refusal(
     request: Request,
     principal: Principal,
     *,

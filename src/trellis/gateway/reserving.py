@@ -17,10 +17,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from trellis.engine.errors import InvalidTransition
-from trellis.engine.records import Job, Place
-from trellis.gateway.idempotency import Asked
+from trellis.engine.records import Job, JobPlace
+from trellis.gateway.idempotency import IdempotentRequest
 from trellis.instance import Instance
-from trellis.storage.objects import CREATE, Object, Stored, if_match
+from trellis.storage.objects import CREATE, PutStored, StoredObject, if_match
 from trellis.web.problems import Problem
 
 FOLDER = "requests"
@@ -45,33 +45,35 @@ class Reservation:
         return None if self.said is None else self.said["answer"]
 
 
-async def reserve(instance: Instance, asked: Asked, about: str, said: dict[str, Any] | None = None) -> Reservation:
+async def reserve(
+    instance: Instance, asked: IdempotentRequest, about: str, said: dict[str, Any] | None = None
+) -> Reservation:
     """Let the key of this request mean it and nothing else; raises IdempotencyMismatch. `said` is kept if it means nothing yet."""
     if asked.key is None:
         return Reservation(said=said)
     now = await instance.ledger.now()
-    found = await _found(instance, asked, now - DAY)
+    found = await _find_reservation(instance, asked, now - DAY)
     if found is None:
-        made = await instance.objects.put(_place(asked, now), _body(asked, about, said), when=CREATE)
-        if isinstance(made, Stored):
+        made = await instance.objects.put(_reservation_key(asked, now), _body(asked, about, said), when=CREATE)
+        if isinstance(made, PutStored):
             found = await _across_midnight(instance, asked, now)
             if found is None:
-                await _tidy(instance, now)
-                return Reservation(place=_place(asked, now), etag=made.etag, said=said)
-            if not _means(found, asked):
-                await instance.objects.delete(_place(asked, now))
+                await _remove_expired(instance, now)
+                return Reservation(place=_reservation_key(asked, now), etag=made.etag, said=said)
+            if not _is_same_request(found, asked):
+                await instance.objects.delete(_reservation_key(asked, now))
         else:
-            found = await _found(instance, asked, now)
+            found = await _find_reservation(instance, asked, now)
     if found is None:  # taken away after two days, between the two looks
         raise Problem("CONFLICT", "The Idempotency-Key ran out at this moment; ask again.")
     told = json.loads(found.body)
-    if not _means(found, asked):
+    if not _is_same_request(found, asked):
         raise asked.mismatch(told["about"])
     return Reservation(place=found.key, etag=found.etag, fresh=False, said=told["said"])
 
 
-async def say(
-    instance: Instance, asked: Asked, about: str, reservation: Reservation, said: dict[str, Any] | None
+async def store_answer(
+    instance: Instance, asked: IdempotentRequest, about: str, reservation: Reservation, said: dict[str, Any] | None
 ) -> None:
     """Keep with the reservation what was answered; None: nothing was. Whoever came first has said it."""
     if reservation.place is not None:
@@ -79,9 +81,9 @@ async def say(
         await instance.objects.put(reservation.place, body, when=if_match(reservation.etag))
 
 
-async def wish(
+async def cancel_once(
     instance: Instance,
-    asked: Asked,
+    asked: IdempotentRequest,
     job: Job,
     *,
     waits: dict[str, Any] | None,
@@ -93,7 +95,9 @@ async def wish(
     Problem when there is nothing to cancel. `waits` is the answer while its holder is asked, None for a wish that asks nobody. It is kept
     before the ledger is asked: who asks again after the end gets it, whichever gateway died in between.
     """
-    said = {"generation": job.generation, "answer": waits} if waits is not None and job.place is Place.HELD else None
+    said = (
+        {"generation": job.generation, "answer": waits} if waits is not None and job.place is JobPlace.LEASED else None
+    )
     mine = await reserve(instance, asked, job.job_id, said)
     before = None if mine.fresh else mine.said
     if before is not None and before["generation"] != job.generation:
@@ -104,7 +108,7 @@ async def wish(
         if before is not None:
             return before["answer"], True
         if mine.said is not None:
-            await say(instance, asked, job.job_id, mine, None)
+            await store_answer(instance, asked, job.job_id, mine, None)
         raise
     if moved is not None:
         return moved, False
@@ -112,29 +116,29 @@ async def wish(
         return before["answer"], True
     answer = waits or {}
     if mine.said is None:
-        await say(instance, asked, job.job_id, mine, {"generation": job.generation, "answer": answer})
+        await store_answer(instance, asked, job.job_id, mine, {"generation": job.generation, "answer": answer})
     return answer, False
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
-async def _across_midnight(instance: Instance, asked: Asked, now: datetime) -> Object | None:
+async def _across_midnight(instance: Instance, asked: IdempotentRequest, now: datetime) -> StoredObject | None:
     """The reservation of somebody who asked at the same moment on the other side of midnight.
 
     Both put first and look then, each at the other's day: at least one of them sees the other.
     """
-    found = await _found(instance, asked, now - DAY)
+    found = await _find_reservation(instance, asked, now - DAY)
     if found is None and _day(await instance.ledger.now()) != _day(now):
-        found = await _found(instance, asked, now + DAY)
+        found = await _find_reservation(instance, asked, now + DAY)
     return found
 
 
-async def _found(instance: Instance, asked: Asked, at: datetime) -> Object | None:
-    return await instance.objects.get(_place(asked, at))
+async def _find_reservation(instance: Instance, asked: IdempotentRequest, at: datetime) -> StoredObject | None:
+    return await instance.objects.get(_reservation_key(asked, at))
 
 
-async def _tidy(instance: Instance, now: datetime) -> None:
+async def _remove_expired(instance: Instance, now: datetime) -> None:
     """Take away a few that are too old, so that they do not gather."""
     oldest = await instance.objects.list(f"{FOLDER}/", limit=REMOVED_AT_ONCE)
     for info in oldest.items:
@@ -142,15 +146,15 @@ async def _tidy(instance: Instance, now: datetime) -> None:
             await instance.objects.delete(info.key)
 
 
-def _means(found: Object, asked: Asked) -> bool:
+def _is_same_request(found: StoredObject, asked: IdempotentRequest) -> bool:
     return json.loads(found.body)["fingerprint"] == asked.fingerprint.hex()
 
 
-def _body(asked: Asked, about: str, said: dict[str, Any] | None) -> bytes:
+def _body(asked: IdempotentRequest, about: str, said: dict[str, Any] | None) -> bytes:
     return json.dumps({"fingerprint": asked.fingerprint.hex(), "about": about, "said": said}).encode()
 
 
-def _place(asked: Asked, at: datetime) -> str:
+def _reservation_key(asked: IdempotentRequest, at: datetime) -> str:
     assert asked.key is not None
     return f"{FOLDER}/{_day(at)}/{hashlib.sha256(f'{asked.key.scope} {asked.key.key}'.encode()).hexdigest()}"
 

@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from trellis.engine.errors import LedgerError, TokenRefused
 from trellis.engine.logs import log_of
-from trellis.gateway.events import View, first_frame, last_words, still_here
-from trellis.gateway.hub import Batch, Hub, Listener
+from trellis.gateway.events import StreamView, closing_frame, first_frame, keep_alive_frame
+from trellis.gateway.hub import EventBatch, EventHub, StreamListener
 from trellis.gateway.tickets import Tickets
 from trellis.identity import Identity, TrustedKey, is_trusted, verify
 
@@ -25,28 +25,28 @@ EXPIRED = "the token has expired; connect again with a new one"
 UNTRUSTED = "the token is not trusted any more; connect again with a new one"
 STOPPING = "the server stops; connect again"
 OUTAGE = "the ledger does not answer; connect again"
-ENOUGH = "the time that was asked for is over"
+TIME_OVER = "the time that was asked for is over"
 
 _log = log_of("trellis.gateway")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Streams:
+class StreamServices:
     """What the routes of live events work with; in the app's state."""
 
-    hub: Hub
+    hub: EventHub
     tickets: Tickets
     now: Callable[[], float]
     """Seconds since 1970, for the end of tokens."""
 
 
-async def streams_of(request: Request) -> Streams:
+async def streams_of(request: Request) -> StreamServices:
     """What this app works with."""
     return request.app.state.streams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pass:
+class ListenPermit:
     """Why a listener may listen: a token, looked at again while it does, or what a ticket stood for."""
 
     identity: Identity
@@ -69,14 +69,14 @@ class Pass:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Course:
+class StreamPlan:
     """What a stream gives, from where, and until when."""
 
-    view: View
+    view: StreamView
     begins: str
-    first: Batch
+    first: EventBatch
     """What comes after `begins`: read before the answer starts, so that a refusal can still be one."""
-    allowed: Pass
+    allowed: ListenPermit
     for_s: float | None = None
     """How long at most; 0 gives what there is."""
 
@@ -87,8 +87,8 @@ class EventStream(Response):
     media_type = MEDIA_TYPE
     charset = "utf-8"
 
-    def __init__(self, streams: Streams, course: Course) -> None:
-        self._streams, self._hub, self._course = streams, streams.hub, course
+    def __init__(self, streams: StreamServices, plan: StreamPlan) -> None:
+        self._streams, self._hub, self._course = streams, streams.hub, plan
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
 
@@ -106,7 +106,7 @@ class EventStream(Response):
                 leaving.cancel()
                 await asyncio.gather(leaving, return_exceptions=True)
 
-    async def _give(self, send: Send, listener: Listener) -> None:
+    async def _give(self, send: Send, listener: StreamListener) -> None:
         course, hub, clock = self._course, self._hub, self._hub.clock
         ends_at = None if course.for_s is None else clock.monotonic() + course.for_s
         # Apart from the signs of life: where there is always something to send, none is ever due.
@@ -119,19 +119,19 @@ class EventStream(Response):
             if again:
                 check_at = clock.monotonic() + hub.options.keep_alive_s
             if why is None and (body or due):
-                await self._send(send, body + still_here(batch.position) if due else body)
+                await self._send(send, body + keep_alive_frame(batch.position) if due else body)
                 sign_at = clock.monotonic() + hub.options.keep_alive_s
             is_all = batch.caught_up or batch.is_held
             if why is None and is_all and ends_at is not None and clock.monotonic() >= ends_at:
-                why = ENOUGH
+                why = TIME_OVER
             if why is None:
                 batch, why = await self._next(listener, batch, self._wake_at(min(sign_at, check_at), ends_at))
             if why is not None:
-                await self._send(send, last_words(why), more=False)
+                await self._send(send, closing_frame(why), more=False)
                 return
             body = batch.body
 
-    async def _next(self, listener: Listener, batch: Batch, wake_at: float) -> tuple[Batch, str | None]:
+    async def _next(self, listener: StreamListener, batch: EventBatch, wake_at: float) -> tuple[EventBatch, str | None]:
         """What comes after this batch, as soon as there is something or at `wake_at`; or why there is nothing more."""
         if batch.is_held:
             await self._hub.wait_until_shown(listener, batch, wake_at)
@@ -158,7 +158,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def _until_gone(receive: Receive, listener: Listener) -> None:
+async def _until_gone(receive: Receive, listener: StreamListener) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     listener.gone = True

@@ -17,7 +17,7 @@ from typing import Any
 from trellis.engine.errors import Refused
 from trellis.identity import Identity, TrustedKey, is_trusted
 from trellis.lifecycles import Role
-from trellis.storage.objects import CREATE, ObjectStore, Stored, if_match
+from trellis.storage.objects import CREATE, ObjectStore, PutStored, if_match
 
 FOLDER = "tickets"
 TTL_S = 30
@@ -60,7 +60,7 @@ class Tickets:
             "agent": identity.agent,
         }
         answer = await self.objects.put(_key(ticket), json.dumps(body).encode(), when=CREATE)
-        assert isinstance(answer, Stored), "random text came twice"
+        assert isinstance(answer, PutStored), "random text came twice"
         return ticket
 
     async def take(self, ticket: str) -> Identity:
@@ -73,7 +73,7 @@ class Tickets:
         if there is None:
             raise TicketRefused(problem="nobody gave it out here")
         told = json.loads(there.body)
-        if not told or not isinstance(await self.objects.put(there.key, b"{}", when=if_match(there.etag)), Stored):
+        if not told or not isinstance(await self.objects.put(there.key, b"{}", when=if_match(there.etag)), PutStored):
             raise TicketRefused(problem="it has been used")
         identity = _identity(told)
         if not is_trusted(identity, self.keys):

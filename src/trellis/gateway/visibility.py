@@ -15,7 +15,7 @@ from operator import attrgetter
 from trellis.engine.clock import Clock, within
 from trellis.engine.jobs import JobId
 from trellis.engine.logs import log_of
-from trellis.engine.recent import Recent
+from trellis.engine.recent import LruCache
 from trellis.runs import ids
 from trellis.runs.publishing import published_version
 from trellis.storage.objects import ObjectStore, StoreError
@@ -47,7 +47,7 @@ class Visibility(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class RunDocument:
     """The published document that shows an event of a run, the version it has then, and when the event happened."""
 
     job_id: JobId
@@ -57,10 +57,10 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class _Awaited:
+class _AwaitedDocument:
     """The earliest version of a document that a listener waits for. Both times are of this process's clock."""
 
-    document: Document
+    document: RunDocument
     look_at: float
     pause_s: float = LOOK_S_FIRST
 
@@ -71,10 +71,10 @@ class PublishedVersions:
 
     objects: ObjectStore
     clock: Clock
-    _known: Recent[str, int] = field(default_factory=Recent[str, int])
-    _aside: Recent[str, None] = field(default_factory=Recent[str, None])
-    _overdue: Recent[JobId, None] = field(default_factory=Recent[JobId, None])
-    _awaited: dict[str, _Awaited] = field(default_factory=dict[str, _Awaited])
+    _known: LruCache[str, int] = field(default_factory=LruCache[str, int])
+    _aside: LruCache[str, None] = field(default_factory=LruCache[str, None])
+    _overdue: LruCache[JobId, None] = field(default_factory=LruCache[JobId, None])
+    _awaited: dict[str, _AwaitedDocument] = field(default_factory=dict[str, _AwaitedDocument])
     _time: tuple[float, float] | None = None
     """The ledger's time, in seconds since 1970, and this process's at the same moment."""
 
@@ -89,7 +89,7 @@ class PublishedVersions:
         """What time it is by the ledger."""
         self._time = (now.timestamp(), self.clock.monotonic())
 
-    def held_until(self, document: Document) -> float:
+    def held_until(self, document: RunDocument) -> float:
         """When its event is announced at the latest, by this process's clock."""
         now = self.clock.monotonic()
         ledger, here = self._time or (document.at.timestamp(), now)
@@ -102,7 +102,7 @@ class PublishedVersions:
         """How many documents are looked for."""
         return len(self._awaited)
 
-    def visibility(self, document: Document) -> Visibility:
+    def visibility(self, document: RunDocument) -> Visibility:
         """What is known now; a document that is not shown yet is looked for from then on."""
         if self._shows(document):
             return Visibility.SHOWN
@@ -123,17 +123,17 @@ class PublishedVersions:
         first = min((one.look_at for one in self._awaited.values()), default=None)
         return None if first is None else max(0.0, first - self.clock.monotonic())
 
-    def _shows(self, document: Document) -> bool:
+    def _shows(self, document: RunDocument) -> bool:
         return (self._known.get(document.key) or 0) >= document.version
 
-    def _await(self, document: Document) -> None:
+    def _await(self, document: RunDocument) -> None:
         waiting = self._awaited.get(document.key)
         if waiting is not None and document.version < waiting.document.version:
             self._awaited[document.key] = replace(waiting, document=document)
         elif waiting is None and len(self._awaited) < AWAITED_MAX:
-            self._awaited[document.key] = _Awaited(document, self.clock.monotonic())
+            self._awaited[document.key] = _AwaitedDocument(document, self.clock.monotonic())
 
-    def _log_overdue(self, document: Document) -> None:
+    def _log_overdue(self, document: RunDocument) -> None:
         if document.job_id not in self._overdue:
             self._overdue[document.job_id] = None
             _log.warning(
@@ -147,9 +147,9 @@ class PublishedVersions:
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
-    async def look(self, documents: Iterable[Document]) -> None:
+    async def look(self, documents: Iterable[RunDocument]) -> None:
         """Look at those of these that are not known to be shown, for `LOOK_WITHIN_S` at most."""
-        wanted: dict[str, Document] = {}
+        wanted: dict[str, RunDocument] = {}
         for one in documents:
             if not self._shows(one) and (one.key not in wanted or one.version > wanted[one.key].version):
                 wanted[one.key] = one
@@ -157,7 +157,7 @@ class PublishedVersions:
             return
         room = asyncio.Semaphore(LOOKS_AT_ONCE)
 
-        async def look_at(document: Document) -> None:
+        async def look_at(document: RunDocument) -> None:
             async with room:
                 await self._look(document)
 
@@ -186,12 +186,12 @@ class PublishedVersions:
                 self._awaited[key] = replace(waiting, look_at=now + waiting.pause_s, pause_s=pause)
         return is_freed
 
-    def _is_over(self, document: Document) -> bool:
+    def _is_over(self, document: RunDocument) -> bool:
         """Whether nothing is awaited any more."""
         is_late = self.held_until(document) <= self.clock.monotonic()
         return is_late or document.key in self._aside or self._shows(document)
 
-    async def _look(self, document: Document) -> None:
+    async def _look(self, document: RunDocument) -> None:
         """A store that does not answer, or holds something else there, shows nothing; the next look may find it."""
         try:
             found = await self.objects.get(document.key)

@@ -1,6 +1,6 @@
 """Agents: which there are, and whether they may run."""
 
-from trellis.http.calls import Ask, Calls, path_of
+from trellis.http.calls import GatewayCalls, GatewayRequest, path_of
 from trellis.http.listing import LIMIT_DEFAULT, listed
 from trellis.http.shapes import AgentShape, Page
 
@@ -8,7 +8,7 @@ from trellis.http.shapes import AgentShape, Page
 class Agents:
     """The agents: `client.agents`."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: GatewayCalls) -> None:
         self._calls = calls
 
     async def list(self, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[AgentShape]:
@@ -30,4 +30,6 @@ class Agents:
     async def _change(self, agent: str, status: str, reason: str | None) -> AgentShape:
         body = {"status": status, "reason": reason}
         path = path_of("agents", agent, "status")
-        return await self._calls.asked(AgentShape, Ask(method="PATCH", path=path, body=body, key=self._calls.key(None)))
+        return await self._calls.asked(
+            AgentShape, GatewayRequest(method="PATCH", path=path, body=body, key=self._calls.key(None))
+        )

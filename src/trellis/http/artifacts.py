@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trellis.http.calls import Calls, path_of
+from trellis.http.calls import GatewayCalls, path_of
 from trellis.http.listing import LIMIT_DEFAULT, listed
 from trellis.http.shapes import Artifact, ArtifactListed, ArtifactStaged, CleanedUpShape, Page
 
@@ -11,7 +11,7 @@ from trellis.http.shapes import Artifact, ArtifactListed, ArtifactStaged, Cleane
 class Artifacts:
     """What queue jobs left behind: `client.artifacts`."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: GatewayCalls) -> None:
         self._calls = calls
 
     async def list(

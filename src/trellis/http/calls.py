@@ -40,7 +40,7 @@ ANSWER_BYTES_MAX = 32 * 1024 * 1024
 PROBLEM_BYTES_MAX = 64 * 1024
 KEY_CHARS_MAX = 200
 ALLOW_PLAIN_HTTP = "TRELLIS_GATEWAY_PLAIN_HTTP=1, or CallOptions(plain_http=True),"
-TRY_AGAIN = frozenset({429, 502, 503, 504})
+RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 _UNAVAILABLE = frozenset({502, 503, 504})
 
 ShapeT = TypeVar("ShapeT", bound=pydantic.BaseModel)
@@ -65,7 +65,7 @@ class CallOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ask:
+class GatewayRequest:
     """One request."""
 
     method: str
@@ -84,7 +84,7 @@ class Ask:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class GatewayResponse:
     """What came back."""
 
     status: int
@@ -93,7 +93,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class _Tries:
+class _RequestAttempts:
     """What has happened to one request so far."""
 
     began: float
@@ -111,7 +111,7 @@ def path_of(*parts: str) -> str:
     return "/" + "/".join(quote(part, safe="") for part in parts)
 
 
-class Calls:
+class GatewayCalls:
     """Requests to one gateway in the name of one token."""
 
     def __init__(
@@ -130,15 +130,15 @@ class Calls:
 
     async def get(self, shape: type[ShapeT], path: str, **params: Any) -> ShapeT:
         """What is there."""
-        return await self.asked(shape, Ask(method="GET", path=path, params=params))
+        return await self.asked(shape, GatewayRequest(method="GET", path=path, params=params))
 
     async def post(self, shape: type[ShapeT], path: str, body: Any = None, *, key: str | None = None) -> ShapeT:
         """Have something done, once."""
-        return await self.asked(shape, Ask(method="POST", path=path, body=body, key=self.key(key)))
+        return await self.asked(shape, GatewayRequest(method="POST", path=path, body=body, key=self.key(key)))
 
-    async def asked(self, shape: type[ShapeT], ask: Ask) -> ShapeT:
+    async def asked(self, shape: type[ShapeT], ask: GatewayRequest) -> ShapeT:
         """The answer as a typed value."""
-        return read(shape, await self.ask(ask), ask)
+        return read_shape(shape, await self.ask(ask), ask)
 
     def key(self, given: str | None) -> str:
         """The caller's idempotency key, or a new one; raises OptionInvalid."""
@@ -149,30 +149,30 @@ class Calls:
             raise OptionInvalid(option="idempotency_key", value=given[:40], expected=expected)
         return given
 
-    async def ask(self, ask: Ask) -> Answer:
+    async def ask(self, ask: GatewayRequest) -> GatewayResponse:
         """The answer; raises GatewayRefused and its kin, GatewayUnavailable when the time is over."""
         timeout_s = self.options.timeout_s if ask.timeout_s is None else ask.timeout_s
-        tries = _Tries(self.clock.monotonic(), timeout_s)
+        tries = _RequestAttempts(self.clock.monotonic(), timeout_s)
         try:
             return await within(self.clock, timeout_s, self._until_answered(ask, tries))
         except TimeoutError:
             raise self._given_up(ask, tries, timeout_s) from None
 
     @asynccontextmanager
-    async def stream(self, ask: Ask) -> AsyncGenerator[httpx2.EventSource]:
+    async def stream(self, ask: GatewayRequest) -> AsyncGenerator[httpx2.EventSource]:
         """One connection to a stream of events; raises what `ask` does, without asking again."""
         headers = self._headers(ask) | {"Accept": "text/event-stream"}
         timeout = httpx2.Timeout(self.options.attempt_s, read=self.options.silence_s)
         async with self._sent(ask, None, headers, timeout) as response:
             if response.status_code >= 300:
-                raise _refused(ask, response, await _read(response, PROBLEM_BYTES_MAX))
+                raise _refused(ask, response, await _read_body(response, PROBLEM_BYTES_MAX))
             yield httpx2.EventSource(response)
 
     def pause_s(self, failures: int, after_s: float | None) -> float:
         """How long to wait before the next attempt: what the gateway asks for, and a random share more."""
         return max(0.0, after_s or 0.0) + self.options.retry.delay_s(failures, self._rng.random())
 
-    async def _until_answered(self, ask: Ask, tries: _Tries) -> Answer:
+    async def _until_answered(self, ask: GatewayRequest, tries: _RequestAttempts) -> GatewayResponse:
         content = None if ask.body is None else json.dumps(ask.body, allow_nan=False).encode()
         headers = self._headers(ask)
         while True:
@@ -181,13 +181,13 @@ class Calls:
                 answer = await self._attempt(ask, content, headers)
             except httpx2.TransportError as error:
                 refuse_untrusted(error, self.url)
-                tries.reason, tries.refused = _told(error), None
+                tries.reason, tries.refused = _error_text(error), None
             else:
                 if answer.status < 300 or answer.status in ask.takes:
                     return answer
                 tries.refused = _refused(ask, answer, answer.body)
                 tries.reason = str(tries.refused)
-                if answer.status not in TRY_AGAIN:
+                if answer.status not in RETRIED_STATUSES:
                     raise tries.refused
                 after_s = tries.refused.retry_after_s
             pause_s = self.pause_s(tries.attempts, after_s)
@@ -196,20 +196,20 @@ class Calls:
                 raise self._given_up(ask, tries, self.clock.monotonic() - tries.began)
             await self.clock.sleep(pause_s)
 
-    async def _attempt(self, ask: Ask, content: bytes | None, headers: Mapping[str, str]) -> Answer:
+    async def _attempt(self, ask: GatewayRequest, content: bytes | None, headers: Mapping[str, str]) -> GatewayResponse:
         async with self._sent(ask, content, headers, httpx2.Timeout(self.options.attempt_s)) as response:
-            body = await _read(response, ANSWER_BYTES_MAX)
-            return Answer(status=response.status_code, headers=response.headers, body=body)
+            body = await _read_body(response, ANSWER_BYTES_MAX)
+            return GatewayResponse(status=response.status_code, headers=response.headers, body=body)
 
     def _sent(
-        self, ask: Ask, content: bytes | None, headers: Mapping[str, str], timeout: httpx2.Timeout
+        self, ask: GatewayRequest, content: bytes | None, headers: Mapping[str, str], timeout: httpx2.Timeout
     ) -> AbstractAsyncContextManager[httpx2.Response]:
         params = {name: value for name, value in ask.params.items() if value is not None}
         return self._http.stream(
             ask.method, ask.path.lstrip("/"), params=params, content=content, headers=dict(headers), timeout=timeout
         )
 
-    def _headers(self, ask: Ask) -> dict[str, str]:
+    def _headers(self, ask: GatewayRequest) -> dict[str, str]:
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         token = self._token()
         if token is not None:
@@ -222,7 +222,9 @@ class Calls:
             headers["Idempotency-Key"] = ask.key
         return headers | tracing.headers() | dict(ask.headers)
 
-    def _given_up(self, ask: Ask, tries: _Tries, waited_s: float) -> GatewayRefused | GatewayUnavailable:
+    def _given_up(
+        self, ask: GatewayRequest, tries: _RequestAttempts, waited_s: float
+    ) -> GatewayRefused | GatewayUnavailable:
         if tries.refused is not None and tries.refused.status not in _UNAVAILABLE:
             return tries.refused
         then = "" if ask.key is None else f"; ask again with idempotency_key={ask.key!r} to learn what happened"
@@ -237,7 +239,7 @@ class Calls:
         )
 
 
-def read(shape: type[ShapeT], answer: Answer, ask: Ask) -> ShapeT:
+def read_shape(shape: type[ShapeT], answer: GatewayResponse, ask: GatewayRequest) -> ShapeT:
     """The body as a typed value; raises AnswerInvalid."""
     try:
         return shape.model_validate_json(answer.body)
@@ -247,7 +249,7 @@ def read(shape: type[ShapeT], answer: Answer, ask: Ask) -> ShapeT:
         raise AnswerInvalid(request=str(ask), reason=f"{where or 'the body'}: {first['msg']}") from None
 
 
-async def _read(response: httpx2.Response, bytes_max: int) -> bytes:
+async def _read_body(response: httpx2.Response, bytes_max: int) -> bytes:
     body = bytearray()
     async for part in response.aiter_raw():
         body += part
@@ -257,8 +259,8 @@ async def _read(response: httpx2.Response, bytes_max: int) -> bytes:
     return bytes(body)
 
 
-def _refused(ask: Ask, answer: Answer | httpx2.Response, body: bytes) -> GatewayRefused:
-    status = answer.status if isinstance(answer, Answer) else answer.status_code
+def _refused(ask: GatewayRequest, answer: GatewayResponse | httpx2.Response, body: bytes) -> GatewayRefused:
+    status = answer.status if isinstance(answer, GatewayResponse) else answer.status_code
     if status < 400:
         raise AnswerInvalid(request=str(ask), reason=f"its status is {status}")
     problem: dict[str, Any] = {}
@@ -280,7 +282,7 @@ def refuse_untrusted(error: BaseException, url: str) -> None:
         cause = cause.__cause__ or cause.__context__
 
 
-def _told(error: httpx2.TransportError) -> str:
+def _error_text(error: httpx2.TransportError) -> str:
     return str(error) or type(error).__name__
 
 

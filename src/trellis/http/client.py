@@ -18,7 +18,7 @@ from trellis.engine.errors import OptionInvalid
 from trellis.http.address import PLAIN, checked_url
 from trellis.http.agents import Agents
 from trellis.http.artifacts import Artifacts
-from trellis.http.calls import Ask, CallOptions, Calls
+from trellis.http.calls import CallOptions, GatewayCalls, GatewayRequest
 from trellis.http.dead_letters import DeadLetters
 from trellis.http.inbox import Inbox
 from trellis.http.jobs import Jobs
@@ -37,7 +37,7 @@ DEGRADED = 503
 class GatewayClient:
     """One gateway, as seen by the holder of one token. Made by `connect(gateway=…)`."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: GatewayCalls) -> None:
         self._calls = calls
         self.agents = Agents(calls)
         self.runs = Runs(calls)
@@ -74,7 +74,7 @@ class GatewayClient:
 
     async def health(self) -> Health:
         """Whether everything behind the gateway answers; needs no token."""
-        ask = Ask(method="GET", path="/system/health", takes=frozenset({DEGRADED}))
+        ask = GatewayRequest(method="GET", path="/system/health", takes=frozenset({DEGRADED}))
         return await self._calls.asked(Health, ask)
 
 
@@ -100,7 +100,7 @@ async def open_client(
         follow_redirects=False,
         trust_env=False,
     ) as http:
-        yield GatewayClient(Calls(http, token=token, clock=clock, rng=rng, new_id=new_id, options=chosen))
+        yield GatewayClient(GatewayCalls(http, token=token, clock=clock, rng=rng, new_id=new_id, options=chosen))
 
 
 def _trust(url: str, ca_file: Path | None) -> ssl.SSLContext | bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trellis.http.calls import Calls, path_of
+from trellis.http.calls import GatewayCalls, path_of
 from trellis.http.listing import LIMIT_DEFAULT, listed
 from trellis.http.shapes import DeadLetterShape, Page, Requeued
 
@@ -10,7 +10,7 @@ from trellis.http.shapes import DeadLetterShape, Page, Requeued
 class DeadLetters:
     """Dead letters: `client.dead_letters`."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: GatewayCalls) -> None:
         self._calls = calls
 
     async def list(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trellis.http.calls import Calls
+from trellis.http.calls import GatewayCalls
 from trellis.http.listing import LIMIT_DEFAULT, listed
 from trellis.http.shapes import InboxEntry, InboxStats, InboxTaken, Page
 
@@ -11,7 +11,7 @@ from trellis.http.shapes import InboxEntry, InboxStats, InboxTaken, Page
 class Inbox:
     """The inbox: `client.inbox`."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: GatewayCalls) -> None:
         self._calls = calls
 
     async def submit(

@@ -5,17 +5,17 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
-from trellis.bus.wishes import TopicWishes
-from trellis.http.calls import Ask, Calls, path_of, read
+from trellis.bus.wishes import TopicSubmitOptions
+from trellis.http.calls import GatewayCalls, GatewayRequest, path_of, read_shape
 from trellis.http.job_shapes import AnyJob, EventShape, JobDocument, JobShape, JobSubmitted, JobWhole
 from trellis.http.listing import LIMIT_DEFAULT, listed
 from trellis.http.shapes import REPLAYED, Page
 from trellis.http.streams import follow
-from trellis.http.watching import changes, last_of
+from trellis.http.watching import changes, wait_for_last
 from trellis.lifecycles import LIFECYCLES
 
 
-class JobWishes(TypedDict, total=False):
+class JobSubmitOptions(TypedDict, total=False):
     """What can be said about a new job beside its type and payload."""
 
     priority: str
@@ -38,7 +38,7 @@ class JobWishes(TypedDict, total=False):
     """The job that caused this one."""
 
 
-class QueueWishes(TypedDict, total=False):
+class QueueSubmitOptions(TypedDict, total=False):
     """What can be said about a new job of the job queue beside its agent, its type and its payload."""
 
     entity_refs: Sequence[str]
@@ -58,16 +58,21 @@ class QueueWishes(TypedDict, total=False):
 class Jobs:
     """Jobs: `client.jobs`."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: GatewayCalls) -> None:
         self._calls = calls
 
     async def submit(
-        self, type_: str, payload: Any = None, *, idempotency_key: str | None = None, **wishes: Unpack[JobWishes]
+        self,
+        type_: str,
+        payload: Any = None,
+        *,
+        idempotency_key: str | None = None,
+        **options: Unpack[JobSubmitOptions],
     ) -> JobSubmitted:
         """Submit a job. The same key and request again is the same job, which then was not `created`."""
-        body: dict[str, Any] = {"type": type_, "payload": payload, **wishes}
-        if "run_at" in wishes:
-            body["run_at"] = wishes["run_at"].isoformat()
+        body: dict[str, Any] = {"type": type_, "payload": payload, **options}
+        if "run_at" in options:
+            body["run_at"] = options["run_at"].isoformat()
         return await self.submit_asked(body, idempotency_key=idempotency_key)
 
     async def submit_for(
@@ -77,10 +82,10 @@ class Jobs:
         payload: Mapping[str, Any],
         *,
         idempotency_key: str | None = None,
-        **wishes: Unpack[QueueWishes],
+        **options: Unpack[QueueSubmitOptions],
     ) -> JobSubmitted:
         """Submit a job of the job queue (`RESEARCH`, `BRIEF` or `PROPOSAL_PREPROCESS`) for an agent."""
-        body = {"job_type": job_type, "agent_slug": agent_slug, "payload": dict(payload), **wishes}
+        body = {"job_type": job_type, "agent_slug": agent_slug, "payload": dict(payload), **options}
         return await self.submit_asked(body, idempotency_key=idempotency_key)
 
     async def submit_topic(
@@ -90,21 +95,21 @@ class Jobs:
         *,
         idempotency_key: str | None = None,
         correlation_id: str | None = None,
-        **wishes: Unpack[TopicWishes],
+        **options: Unpack[TopicSubmitOptions],
     ) -> JobSubmitted:
         """Submit a job on a topic of the bus; its payload is kept where the topic's workers look for it."""
-        body: dict[str, Any] = {"topic": topic, **wishes}
+        body: dict[str, Any] = {"topic": topic, **options}
         body |= {} if payload is None else {"payload": payload}
         body |= {} if correlation_id is None else {"correlation_id": correlation_id}
-        own = wishes.get("meta", {}).get("idempotency_key")  # the request's key and the call's are one
+        own = options.get("meta", {}).get("idempotency_key")  # the request's key and the call's are one
         return await self.submit_asked(body, idempotency_key=idempotency_key or own or None)
 
     async def submit_asked(self, body: Mapping[str, Any], *, idempotency_key: str | None = None) -> JobSubmitted:
         """Submit what is written as `POST /jobs` takes it, of whichever kind."""
-        ask = Ask(method="POST", path="/jobs", body=body, key=self._calls.key(idempotency_key))
+        ask = GatewayRequest(method="POST", path="/jobs", body=body, key=self._calls.key(idempotency_key))
         answer = await self._calls.ask(ask)
         created = answer.headers.get(REPLAYED) is None
-        return read(JobSubmitted, answer, ask).model_copy(update={"created": created})
+        return read_shape(JobSubmitted, answer, ask).model_copy(update={"created": created})
 
     async def get(self, job_id: str) -> JobWhole:
         """One job, with its payload, its progress and its result; of the job queue a `QueueJob`, on a topic a `BusJob`."""
@@ -112,11 +117,11 @@ class Jobs:
 
     async def result(self, job_id: str) -> bytes:
         """The result of a job: of one on a topic the bytes at its `result_ptr`, of any other its result as JSON. Raises NotFound."""
-        return (await self._calls.ask(Ask(method="GET", path=path_of("jobs", job_id, "result")))).body
+        return (await self._calls.ask(GatewayRequest(method="GET", path=path_of("jobs", job_id, "result")))).body
 
     async def context(self, job_id: str) -> bytes:
         """What the worker of a job on a topic is given: the bytes at its `context_ptr`. Raises NotFound, and Forbidden for what may be another's."""
-        return (await self._calls.ask(Ask(method="GET", path=path_of("jobs", job_id, "context")))).body
+        return (await self._calls.ask(GatewayRequest(method="GET", path=path_of("jobs", job_id, "context")))).body
 
     async def list(
         self,
@@ -145,7 +150,7 @@ class Jobs:
 
     async def wait(self, job_id: str, timeout_s: float | None = None) -> JobWhole:
         """The job once it has ended, however it did; raises TimeoutError."""
-        return await last_of(self.watch(job_id), self._calls.clock, timeout_s, f"job {job_id}")
+        return await wait_for_last(self.watch(job_id), self._calls.clock, timeout_s, f"job {job_id}")
 
     async def watch(self, job_id: str) -> AsyncGenerator[JobWhole]:
         """How the job stands, each time it has changed, until it has ended."""

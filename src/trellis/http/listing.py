@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import pydantic
 
 from trellis.engine.errors import OptionInvalid
-from trellis.http.calls import Calls
+from trellis.http.calls import GatewayCalls
 from trellis.http.errors import AnswerInvalid
 from trellis.http.shapes import Page
 
@@ -17,7 +17,7 @@ ItemT = TypeVar("ItemT", bound=pydantic.BaseModel)
 
 
 async def listed(
-    calls: Calls, item: type[ItemT], path: str, limit: int, cursor: str | None = None, /, **filters: Any
+    calls: GatewayCalls, item: type[ItemT], path: str, limit: int, cursor: str | None = None, /, **filters: Any
 ) -> Page[ItemT]:
     """At most `limit` items, and the cursor to go on with."""
     if not 1 <= limit <= LIMIT_MAX:

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, Unpack
 
-from trellis.http.calls import Calls, path_of
+from trellis.http.calls import GatewayCalls, path_of
 from trellis.http.memory import Backing
 from trellis.http.shapes import LogicProposed
 
@@ -10,7 +10,7 @@ from trellis.http.shapes import LogicProposed
 class Logic:
     """What agents go by: `client.logic`."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: GatewayCalls) -> None:
         self._calls = calls
 
     async def propose(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
-from trellis.http.calls import Calls, path_of
+from trellis.http.calls import GatewayCalls, path_of
 from trellis.http.listing import LIMIT_DEFAULT, listed
 from trellis.http.shapes import MemoryChange, MemoryProposed, MemoryRead, Page
 
@@ -22,7 +22,7 @@ class Backing(TypedDict, total=False):
 class Memory:
     """What agents remember: `client.memory`."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: GatewayCalls) -> None:
         self._calls = calls
 
     async def read(self, agent: str, *, mode: Literal["basic", "wide"] = "basic") -> MemoryRead:

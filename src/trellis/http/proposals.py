@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from trellis.bus.topics import HELD_ACTION
-from trellis.http.calls import Ask, Calls, path_of
+from trellis.http.calls import GatewayCalls, GatewayRequest, path_of
 from trellis.http.listing import LIMIT_DEFAULT, listed
 from trellis.http.shapes import Page, ProposalDiff, ProposalShape
 
@@ -15,7 +15,7 @@ AGAIN_S = 1.0
 class Proposals:
     """What agents propose: `client.proposals`."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: GatewayCalls) -> None:
         self._calls = calls
 
     async def list(
@@ -63,7 +63,7 @@ class Proposals:
         """Have an approved proposal applied now. While another engine is at it, ask again for as long as one call may take."""
         calls, key = self._calls, self._calls.key(idempotency_key)
         ends_at = calls.clock.monotonic() + calls.options.timeout_s
-        ask = Ask(method="POST", path=path_of("proposals", proposal_id, "apply"), key=key)
+        ask = GatewayRequest(method="POST", path=path_of("proposals", proposal_id, "apply"), key=key)
         found = await calls.asked(ProposalShape, ask)
         while (
             found.status in OPEN
@@ -77,7 +77,7 @@ class Proposals:
     async def _decide(
         self, proposal_id: str, decision: str, note: str | None, version: int | None, key: str | None
     ) -> ProposalShape:
-        ask = Ask(
+        ask = GatewayRequest(
             method="PATCH",
             path=path_of("proposals", proposal_id),
             body={"decision": decision, "note": note},

@@ -4,12 +4,12 @@ import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-from trellis.http.calls import Ask, Calls, path_of, read
+from trellis.http.calls import GatewayCalls, GatewayRequest, path_of, read_shape
 from trellis.http.errors import NotFound
 from trellis.http.listing import LIMIT_DEFAULT, listed
 from trellis.http.shapes import Begun, Page, RunListed, RunManifest, RunStatus, StepFile, Stopped
 from trellis.http.streams import follow
-from trellis.http.watching import changes, last_of
+from trellis.http.watching import changes, wait_for_last
 
 ENDED = frozenset({"completed", "failed"})
 NOT_MODIFIED = 304
@@ -20,7 +20,7 @@ CHANGES = ("run.status.changed", "run.step.completed")
 class Runs:
     """Runs of agents: `client.runs`."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: GatewayCalls) -> None:
         self._calls = calls
 
     async def start(
@@ -47,9 +47,9 @@ class Runs:
         """The same; None when it is still as `unless` says."""
         headers = {} if unless is None else {"If-None-Match": f'"{unless.version}"'}
         path = path_of("runs", run_id, "status")
-        ask = Ask(method="GET", path=path, headers=headers, takes=frozenset({NOT_MODIFIED}))
+        ask = GatewayRequest(method="GET", path=path, headers=headers, takes=frozenset({NOT_MODIFIED}))
         answer = await self._calls.ask(ask)
-        return None if answer.status == NOT_MODIFIED else read(RunStatus, answer, ask)
+        return None if answer.status == NOT_MODIFIED else read_shape(RunStatus, answer, ask)
 
     async def list(
         self,
@@ -74,7 +74,7 @@ class Runs:
 
     async def wait(self, run_id: str, timeout_s: float | None = None) -> RunStatus:
         """The run once it has completed or failed; raises TimeoutError."""
-        return await last_of(self.watch(run_id), self._calls.clock, timeout_s, f"run {run_id}")
+        return await wait_for_last(self.watch(run_id), self._calls.clock, timeout_s, f"run {run_id}")
 
     async def watch(self, run_id: str) -> AsyncGenerator[RunStatus]:
         """How the run stands, each time it has changed, until it has ended; never an older state after a newer one."""

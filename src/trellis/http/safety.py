@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trellis.http.calls import Calls
+from trellis.http.calls import GatewayCalls
 from trellis.http.safety_shapes import ExplanationShape, SimulationShape
 
 
 class Safety:
     """The safety policy: `client.safety`."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: GatewayCalls) -> None:
         self._calls = calls
 
     async def explain(self, request: Mapping[str, Any], *, policy: str | None = None) -> ExplanationShape:

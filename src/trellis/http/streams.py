@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 import pydantic
 
-from trellis.http.calls import TRY_AGAIN, Ask, Calls, refuse_untrusted
+from trellis.http.calls import RETRIED_STATUSES, GatewayCalls, GatewayRequest, refuse_untrusted
 from trellis.http.errors import AnswerInvalid, GatewayRefused, GatewayUnavailable
 from trellis.http.shapes import LiveEvent
 
@@ -15,7 +15,7 @@ MEDIA_TYPE = "text/event-stream"
 _DATA = pydantic.TypeAdapter(dict[str, Any])
 
 
-async def follow(calls: Calls, params: Mapping[str, Any], after: str | None) -> AsyncGenerator[LiveEvent]:
+async def follow(calls: GatewayCalls, params: Mapping[str, Any], after: str | None) -> AsyncGenerator[LiveEvent]:
     """Every event after a position, without end; without a position from now on.
 
     Raises what the gateway refuses, and GatewayUnavailable when it could not be reached again for `patience_s`.
@@ -26,7 +26,7 @@ async def follow(calls: Calls, params: Mapping[str, Any], after: str | None) -> 
         heard = False
         headers = {} if last is None else {"Last-Event-ID": last}
         try:
-            async with calls.stream(Ask(method="GET", path=PATH, params=params, headers=headers)) as source:
+            async with calls.stream(GatewayRequest(method="GET", path=PATH, params=params, headers=headers)) as source:
                 async for sent in source:
                     heard, after_s = True, after_s if sent.retry is None else sent.retry / 1000
                     # Positions sort as the feed does: what is not after the last one has been received already.
@@ -36,7 +36,7 @@ async def follow(calls: Calls, params: Mapping[str, Any], after: str | None) -> 
                     if sent.data:
                         yield _event(sent)
         except GatewayRefused as error:
-            if error.status not in TRY_AGAIN:
+            if error.status not in RETRIED_STATUSES:
                 raise
             after_s, reason = error.retry_after_s, str(error)
         except httpx2.TransportError as error:
@@ -53,9 +53,9 @@ async def follow(calls: Calls, params: Mapping[str, Any], after: str | None) -> 
         failures += 1
 
 
-async def position(calls: Calls) -> str:
+async def position(calls: GatewayCalls) -> str:
     """Where the events end now; raises what a request does."""
-    ask = Ask(method="GET", path=PATH, params={"for_s": 0}, headers={"Accept": MEDIA_TYPE})
+    ask = GatewayRequest(method="GET", path=PATH, params={"for_s": 0}, headers={"Accept": MEDIA_TYPE})
     for line in (await calls.ask(ask)).body.decode("utf-8", "replace").splitlines():
         if line.startswith("id:"):
             return line.removeprefix("id:").strip()

@@ -54,21 +54,21 @@ class EventLoopThread:
         self._loop.close()
 
 
-class Twin:
+class BlockingTwin:
     """The blocking side of one asynchronous object."""
 
     def __init__(self, inner: Any, thread: EventLoopThread) -> None:
         self.inner, self.thread = inner, thread
 
 
-class Blocking(Generic[P, ResultT]):
+class BlockingMethod(Generic[P, ResultT]):
     """A method that waits for the answer of the asynchronous one."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, ResultT]]) -> None:
         self.method = method
         self.__doc__ = method.__doc__
 
-    def __get__(self, twin: Twin, owner: type[Twin]) -> Callable[P, ResultT]:
+    def __get__(self, twin: BlockingTwin, owner: type[BlockingTwin]) -> Callable[P, ResultT]:
         """The method of this object."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> ResultT:
@@ -78,14 +78,14 @@ class Blocking(Generic[P, ResultT]):
         return call
 
 
-class Flowing(Generic[P, ItemT]):
+class BlockingIterator(Generic[P, ItemT]):
     """A method whose items come one by one; leaving the loop ends it."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], AsyncGenerator[ItemT]]) -> None:
         self.method = method
         self.__doc__ = method.__doc__
 
-    def __get__(self, twin: Twin, owner: type[Twin]) -> Callable[P, Iterator[ItemT]]:
+    def __get__(self, twin: BlockingTwin, owner: type[BlockingTwin]) -> Callable[P, Iterator[ItemT]]:
         """The method of this object."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> Iterator[ItemT]:
@@ -111,110 +111,110 @@ async def _awaited(work: Awaitable[ResultT]) -> ResultT:
     return await work
 
 
-class SyncAgents(Twin):
+class SyncAgents(BlockingTwin):
     """`client.agents`"""
 
-    list = Blocking(Agents.list)
-    get = Blocking(Agents.get)
-    activate = Blocking(Agents.activate)
-    pause = Blocking(Agents.pause)
+    list = BlockingMethod(Agents.list)
+    get = BlockingMethod(Agents.get)
+    activate = BlockingMethod(Agents.activate)
+    pause = BlockingMethod(Agents.pause)
 
 
-class SyncRuns(Twin):
+class SyncRuns(BlockingTwin):
     """`client.runs`"""
 
-    start = Blocking(Runs.start)
-    get = Blocking(Runs.get)
-    status = Blocking(Runs.status)
-    list = Blocking(Runs.list)
-    steps = Blocking(Runs.steps)
-    manifest = Blocking(Runs.manifest)
-    wait = Blocking(Runs.wait)
-    watch = Flowing(Runs.watch)
-    cancel = Blocking(Runs.cancel)
+    start = BlockingMethod(Runs.start)
+    get = BlockingMethod(Runs.get)
+    status = BlockingMethod(Runs.status)
+    list = BlockingMethod(Runs.list)
+    steps = BlockingMethod(Runs.steps)
+    manifest = BlockingMethod(Runs.manifest)
+    wait = BlockingMethod(Runs.wait)
+    watch = BlockingIterator(Runs.watch)
+    cancel = BlockingMethod(Runs.cancel)
 
 
-class SyncProposals(Twin):
+class SyncProposals(BlockingTwin):
     """`client.proposals`"""
 
-    list = Blocking(Proposals.list)
-    pending = Blocking(Proposals.pending)
-    get = Blocking(Proposals.get)
-    diff = Blocking(Proposals.diff)
-    approve = Blocking(Proposals.approve)
-    reject = Blocking(Proposals.reject)
-    apply = Blocking(Proposals.apply)
+    list = BlockingMethod(Proposals.list)
+    pending = BlockingMethod(Proposals.pending)
+    get = BlockingMethod(Proposals.get)
+    diff = BlockingMethod(Proposals.diff)
+    approve = BlockingMethod(Proposals.approve)
+    reject = BlockingMethod(Proposals.reject)
+    apply = BlockingMethod(Proposals.apply)
 
 
-class SyncArtifacts(Twin):
+class SyncArtifacts(BlockingTwin):
     """`client.artifacts`"""
 
-    list = Blocking(Artifacts.list)
-    get = Blocking(Artifacts.get)
-    stage = Blocking(Artifacts.stage)
-    discard = Blocking(Artifacts.discard)
-    cleanup = Blocking(Artifacts.cleanup)
+    list = BlockingMethod(Artifacts.list)
+    get = BlockingMethod(Artifacts.get)
+    stage = BlockingMethod(Artifacts.stage)
+    discard = BlockingMethod(Artifacts.discard)
+    cleanup = BlockingMethod(Artifacts.cleanup)
 
 
-class SyncJobs(Twin):
+class SyncJobs(BlockingTwin):
     """`client.jobs`"""
 
-    submit = Blocking(Jobs.submit)
-    submit_for = Blocking(Jobs.submit_for)
-    submit_topic = Blocking(Jobs.submit_topic)
-    submit_asked = Blocking(Jobs.submit_asked)
-    get = Blocking(Jobs.get)
-    result = Blocking(Jobs.result)
-    context = Blocking(Jobs.context)
-    list = Blocking(Jobs.list)
-    events = Blocking(Jobs.events)
-    wait = Blocking(Jobs.wait)
-    watch = Flowing(Jobs.watch)
-    cancel = Blocking(Jobs.cancel)
-    dead_letter = Blocking(Jobs.dead_letter)
-    requeue = Blocking(Jobs.requeue)
-    approve = Blocking(Jobs.approve)
-    deny = Blocking(Jobs.deny)
+    submit = BlockingMethod(Jobs.submit)
+    submit_for = BlockingMethod(Jobs.submit_for)
+    submit_topic = BlockingMethod(Jobs.submit_topic)
+    submit_asked = BlockingMethod(Jobs.submit_asked)
+    get = BlockingMethod(Jobs.get)
+    result = BlockingMethod(Jobs.result)
+    context = BlockingMethod(Jobs.context)
+    list = BlockingMethod(Jobs.list)
+    events = BlockingMethod(Jobs.events)
+    wait = BlockingMethod(Jobs.wait)
+    watch = BlockingIterator(Jobs.watch)
+    cancel = BlockingMethod(Jobs.cancel)
+    dead_letter = BlockingMethod(Jobs.dead_letter)
+    requeue = BlockingMethod(Jobs.requeue)
+    approve = BlockingMethod(Jobs.approve)
+    deny = BlockingMethod(Jobs.deny)
 
 
-class SyncDeadLetters(Twin):
+class SyncDeadLetters(BlockingTwin):
     """`client.dead_letters`"""
 
-    list = Blocking(DeadLetters.list)
-    get = Blocking(DeadLetters.get)
-    requeue = Blocking(DeadLetters.requeue)
+    list = BlockingMethod(DeadLetters.list)
+    get = BlockingMethod(DeadLetters.get)
+    requeue = BlockingMethod(DeadLetters.requeue)
 
 
-class SyncMemory(Twin):
+class SyncMemory(BlockingTwin):
     """`client.memory`"""
 
-    read = Blocking(Memory.read)
-    history = Blocking(Memory.history)
-    propose = Blocking(Memory.propose)
+    read = BlockingMethod(Memory.read)
+    history = BlockingMethod(Memory.history)
+    propose = BlockingMethod(Memory.propose)
 
 
-class SyncLogic(Twin):
+class SyncLogic(BlockingTwin):
     """`client.logic`"""
 
-    propose = Blocking(Logic.propose)
+    propose = BlockingMethod(Logic.propose)
 
 
-class SyncInbox(Twin):
+class SyncInbox(BlockingTwin):
     """`client.inbox`"""
 
-    submit = Blocking(Inbox.submit)
-    entries = Blocking(Inbox.entries)
-    stats = Blocking(Inbox.stats)
+    submit = BlockingMethod(Inbox.submit)
+    entries = BlockingMethod(Inbox.entries)
+    stats = BlockingMethod(Inbox.stats)
 
 
-class SyncSafety(Twin):
+class SyncSafety(BlockingTwin):
     """`client.safety`"""
 
-    explain = Blocking(Safety.explain)
-    simulate = Blocking(Safety.simulate)
+    explain = BlockingMethod(Safety.explain)
+    simulate = BlockingMethod(Safety.simulate)
 
 
-class SyncGatewayClient(Twin):
+class SyncGatewayClient(BlockingTwin):
     """One gateway, for scripts. Made by `connect_sync(gateway=…)`; for one thread at a time."""
 
     def __init__(self, inner: GatewayClient, thread: EventLoopThread) -> None:
@@ -230,9 +230,9 @@ class SyncGatewayClient(Twin):
         self.inbox = SyncInbox(inner.inbox, thread)
         self.safety = SyncSafety(inner.safety, thread)
 
-    events = Flowing(GatewayClient.events)
-    position = Blocking(GatewayClient.position)
-    health = Blocking(GatewayClient.health)
+    events = BlockingIterator(GatewayClient.events)
+    position = BlockingMethod(GatewayClient.position)
+    health = BlockingMethod(GatewayClient.health)
 
 
 @contextmanager

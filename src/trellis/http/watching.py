@@ -37,7 +37,7 @@ async def changes(
     clock: Clock,
 ) -> AsyncGenerator[SeenT]:
     """Each newer state that is seen, up to the one that has ended. `look(last)` gives None when nothing changed since."""
-    ear = _Ear()
+    ear = _StreamHints()
     listening = asyncio.ensure_future(ear.listen(hints))
     try:
         last, pause_s = None, SOON_S  # the first looks come close together: the stream may not be there yet
@@ -60,7 +60,7 @@ async def changes(
         await asyncio.gather(listening, return_exceptions=True)
 
 
-class _Ear:
+class _StreamHints:
     """What the stream has said since the last look."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class _Ear:
                 self.heard.set()
 
 
-async def last_of(states: AsyncGenerator[SeenT], clock: Clock, timeout_s: float | None, about: str) -> SeenT:
+async def wait_for_last(states: AsyncGenerator[SeenT], clock: Clock, timeout_s: float | None, about: str) -> SeenT:
     """The state in which it ended; raises TimeoutError, which says how it stands."""
     seen: list[SeenT] = []
 

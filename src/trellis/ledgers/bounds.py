@@ -10,7 +10,7 @@ from trellis.lifecycles import REMARK_TYPES, SIGNAL_TYPES
 
 SIGNALS_MAX = 1_000
 CHILDREN_MAX = 1_000
-HOLDERS_WORDS = tuple(word for word in SIGNAL_TYPES if word not in REMARK_TYPES)
+HOLDER_SIGNAL_TYPES = tuple(word for word in SIGNAL_TYPES if word not in REMARK_TYPES)
 
 
 def check_signals(signals: Sequence[tuple[str, bytes | None]]) -> None:
@@ -18,11 +18,11 @@ def check_signals(signals: Sequence[tuple[str, bytes | None]]) -> None:
     if len(signals) > SIGNALS_MAX:
         raise OptionInvalid(option="signals", value=len(signals), expected=f"at most {SIGNALS_MAX} in one call")
     for type_, _ in signals:
-        if type_ not in HOLDERS_WORDS:
-            raise OptionInvalid(option="signal type", value=type_, expected=f"one of {', '.join(HOLDERS_WORDS)}")
+        if type_ not in HOLDER_SIGNAL_TYPES:
+            raise OptionInvalid(option="signal type", value=type_, expected=f"one of {', '.join(HOLDER_SIGNAL_TYPES)}")
 
 
-def check_remark(type_: str, body: bytes) -> None:
+def check_annotation(type_: str, body: bytes) -> None:
     """Nothing for a remark that can be kept; raises OptionInvalid."""
     if type_ not in REMARK_TYPES:
         raise OptionInvalid(option="remark type", value=type_, expected=f"one of {', '.join(REMARK_TYPES)}")
@@ -56,7 +56,7 @@ def _check_type_options(one: TypeOptions) -> None:
             raise OptionInvalid(option=f"{option} of {one.type}", value=str(value)[:50], expected=expected)
 
 
-def check_each(each: int) -> None:
+def check_peek_limit(each: int) -> None:
     """Nothing for a number of jobs of each kind that may be asked for; raises OptionInvalid."""
     if not 1 <= each <= CLAIM_MAX:
         raise OptionInvalid(option="each", value=each, expected=f"from 1 to {CLAIM_MAX}")

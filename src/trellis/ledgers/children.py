@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import JobId
-from trellis.engine.records import Children
+from trellis.engine.records import ChildPage
 
 DIGITS_MAX = 40
 
 
-class Mark(NamedTuple):
+class ChildMark(NamedTuple):
     """What was given so far."""
 
     many: int = 0
@@ -22,7 +22,7 @@ class Mark(NamedTuple):
     last: int = 0
 
     @classmethod
-    def read(cls, text: str | None) -> "Mark":
+    def read(cls, text: str | None) -> "ChildMark":
         """The mark that an answer gave, None before the first; raises OptionInvalid."""
         if text is None:
             return cls()
@@ -36,10 +36,10 @@ class Mark(NamedTuple):
         return (many, total) == (self.many, self.total)
 
 
-def children_after(before: Mark, found: Sequence[tuple[int, JobId]], *, anew: bool = False) -> Children:
+def children_after(before: ChildMark, found: Sequence[tuple[int, JobId]], *, anew: bool = False) -> ChildPage:
     """The answer with these numbers and ids, in their order, which come after those of the mark; or, anew, after nobody."""
-    known = Mark() if anew else before
+    known = ChildMark() if anew else before
     numbers = [number for number, _ in found]
-    mark = Mark(known.many + len(numbers), known.total + sum(numbers), numbers[-1] if numbers else known.last)
+    mark = ChildMark(known.many + len(numbers), known.total + sum(numbers), numbers[-1] if numbers else known.last)
     ids = tuple(job_id for _, job_id in found)
-    return Children(job_ids=ids, numbers=tuple(numbers), mark=".".join(map(str, mark)), anew=anew)
+    return ChildPage(job_ids=ids, numbers=tuple(numbers), mark=".".join(map(str, mark)), anew=anew)

@@ -1,10 +1,10 @@
 """Why a ledger refuses a step, in the same words on every store. Pure: asked of the lifecycle and the job's state alone."""
 
 from trellis.engine.errors import OptionInvalid
-from trellis.engine.jobs import Advance, DeathCertificate
+from trellis.engine.jobs import Advance, DeadLetterReason
 from trellis.lifecycles import Lifecycle, Phase, Role, State, Transition, Trigger
 
-ENGINES_OWN = {
+ENGINE_TRIGGERS = {
     Trigger.COMPENSATED: "the engine itself records that a compensation succeeded",
     Trigger.FINALIZE: "only the completion of its job finalizes an artifact",
 }
@@ -13,7 +13,7 @@ ENGINES_OWN = {
 KEY_IS_FULL = "its concurrency key is at its limit"
 
 
-def movable(lifecycle: Lifecycle, source: str, target: str, role: Role) -> Transition | str:
+def transition_or_refusal(lifecycle: Lifecycle, source: str, target: str, role: Role) -> Transition | str:
     """The transition that a `move` of this role makes from one state to another, or why there is none."""
     if target not in lifecycle.by_name:
         return f"{lifecycle.name} has no such state"
@@ -26,10 +26,10 @@ def movable(lifecycle: Lifecycle, source: str, target: str, role: Role) -> Trans
     free = [t for t in allowed if not t.fenced]
     if not free:
         return "only the lease holder may"
-    return ENGINES_OWN.get(free[0].trigger, free[0])
+    return ENGINE_TRIGGERS.get(free[0].trigger, free[0])
 
 
-def not_pulled(lifecycle: Lifecycle, state: str, trigger: str, role: Role) -> str:
+def trigger_refusal(lifecycle: Lifecycle, state: str, trigger: str, role: Role) -> str:
     """Why this role's cancel or requeue does nothing to a job in this state."""
     if lifecycle.pull(state, trigger) is not None:
         return f"{role.value} may not {trigger} it"
@@ -37,7 +37,7 @@ def not_pulled(lifecycle: Lifecycle, state: str, trigger: str, role: Role) -> st
     return f"it ended as {state}" if ended else f"{state} declares no {trigger}"
 
 
-def not_advanced(transition: Transition | None, role: Role, advance: Advance) -> str | None:
+def advance_refusal(transition: Transition | None, role: Role, advance: Advance) -> str | None:
     """Why this role cannot make this step as a lease holder, whoever holds the job; None when it can."""
     if transition is None:
         return "not declared"
@@ -52,11 +52,11 @@ def not_advanced(transition: Transition | None, role: Role, advance: Advance) ->
     return None
 
 
-def wrong_version(found: int, asked: int | None) -> str:
+def version_refusal(found: int, asked: int | None) -> str:
     return f"the job has version {found}, not {asked}"
 
 
-def check_death(target: State, death: DeathCertificate | None) -> None:
+def check_death(target: State, death: DeadLetterReason | None) -> None:
     """A state that needs a dead letter is entered with one that says what went wrong; raises OptionInvalid."""
     if death is not None and not death.last_error:
         raise OptionInvalid(option="last_error", value="", expected="a dead letter says what went wrong")

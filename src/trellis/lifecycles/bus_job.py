@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from trellis.lifecycles.lifecycle import Lifecycle, Opens, Role, Trigger, arrow, ended, held, waiting
+from trellis.lifecycles.lifecycle import Lifecycle, Progress, Role, Trigger, arrow, ended, held, waiting
 
 HELD = ("DISPATCHED", "RUNNING")
 OPEN = ("PENDING", "SCHEDULED", *HELD)
@@ -73,7 +73,7 @@ BUS_JOB = Lifecycle(
                 Role.SCHEDULER,
                 "job_retry_scheduled",
                 "retryable result, attempts left",
-                opens=Opens.ATTEMPT,
+                opens=Progress.ATTEMPT,
                 fenced=True,
                 extension=True,
             )
@@ -86,7 +86,7 @@ BUS_JOB = Lifecycle(
                 Trigger.EXPIRE,
                 event="job_lease_expired",
                 when="not started or stale, attempts left",
-                opens=Opens.ATTEMPT,
+                opens=Progress.ATTEMPT,
                 extension=True,
             )
             for source in HELD

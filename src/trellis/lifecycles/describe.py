@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from trellis.lifecycles.lifecycle import LeaseLoss, Lifecycle, Opens, Phase, State, Transition
+from trellis.lifecycles.lifecycle import LeaseLoss, Lifecycle, Phase, Progress, State, Transition
 
 STATE_COLUMNS = ("state", "phase", "rank", "notes")
 TRANSITION_COLUMNS = ("from", "to", "trigger", "who", "event", "progress", "notes", "when")
-OPENS_WORDS = {Opens.SAME: "same attempt", Opens.ATTEMPT: "next attempt", Opens.GENERATION: "new generation"}
+OPENS_WORDS = {Progress.SAME: "same attempt", Progress.ATTEMPT: "next attempt", Progress.GENERATION: "new generation"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from trellis.lifecycles.lifecycle import Lifecycle, Opens, Role, Trigger, arrow, ended, held, waiting
+from trellis.lifecycles.lifecycle import Lifecycle, Progress, Role, Trigger, arrow, ended, held, waiting
 
 SUBMITTERS = frozenset({Role.SUBMITTER, Role.GATEWAY, Role.ORCHESTRATOR, Role.CONTROL_PLANE, Role.WORKER})
 CANCELLERS = frozenset({Role.SUBMITTER, Role.CONTROL_PLANE, Role.SWEEPER})
@@ -12,7 +12,7 @@ EXHAUST = "lease lost, attempts spent or the payload kills workers"
 REJECT = "attempts spent, payload cannot be read or is refused"
 
 _by_holder = partial(arrow, actors=Role.WORKER, fenced=True)
-_back = partial(arrow, target="queued", opens=Opens.ATTEMPT, extension=True)
+_back = partial(arrow, target="queued", opens=Progress.ATTEMPT, extension=True)
 _requeue = partial(
     arrow,
     target="queued",
@@ -20,7 +20,7 @@ _requeue = partial(
     actors=Role.CONTROL_PLANE,
     event="job_requeued",
     when="an operator requeues it",
-    opens=Opens.GENERATION,
+    opens=Progress.GENERATION,
     extension=True,
 )
 _cancel = partial(

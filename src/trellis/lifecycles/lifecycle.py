@@ -53,7 +53,7 @@ class Role(StrEnum):
 ROLES: tuple[Role, ...] = tuple(Role)
 
 
-class Opens(IntEnum):
+class Progress(IntEnum):
     """What a transition does to progress (generation, attempt, rank): stay in the attempt, open the next, start anew."""
 
     SAME = 0
@@ -152,7 +152,7 @@ class Transition:
     trigger: str
     actors: frozenset[Role]
     event: str
-    opens: Opens = Opens.SAME
+    opens: Progress = Progress.SAME
     fenced: bool = False
     """Only the lease holder may make it, with its epoch."""
     when: str = ""
@@ -171,7 +171,7 @@ def arrow(
     event: str,
     when: str,
     *,
-    opens: Opens = Opens.SAME,
+    opens: Progress = Progress.SAME,
     fenced: bool = False,
     extension: bool = False,
     finalizes: bool = False,
@@ -327,7 +327,7 @@ def _transition_problems(lifecycle: Lifecycle, t: Transition) -> Iterable[str]:
     if t.source is None:
         return
     source, target = lifecycle.by_name[t.source], lifecycle.by_name[t.target]
-    if t.opens is Opens.SAME and target.rank < source.rank:
+    if t.opens is Progress.SAME and target.rank < source.rank:
         yield f"{label} moves back inside an attempt"
     if t.finalizes and not (t.fenced and target.phase is Phase.ENDED and target.success):
         yield f"{label} finalizes an artifact and is not a holder's success"

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from trellis.lifecycles.lifecycle import Lifecycle, Opens, Role, Trigger, arrow, ended, held, waiting
+from trellis.lifecycles.lifecycle import Lifecycle, Progress, Role, Trigger, arrow, ended, held, waiting
 
 _by_owner = partial(arrow, actors=Role.OWNER)
 _by_apply = partial(arrow, actors=Role.APPLY_ENGINE)
@@ -45,7 +45,7 @@ PROPOSAL = Lifecycle(
         _by_apply("pending", "expired", Trigger.DUE, event="proposal.expired", when="72 h passed"),
         _claim("approved", when="the apply engine takes it"),
         _claim("auto_approved", when="the apply engine takes it"),
-        _claim("failed", when="a person asks to apply again", opens=Opens.ATTEMPT),
+        _claim("failed", when="a person asks to apply again", opens=Progress.ATTEMPT),
         _by_apply("applying", "applied", Trigger.COMPLETE, event="proposal.applied", when="committed", fenced=True),
         _by_apply("applying", "failed", Trigger.FAIL, event="proposal.failed", when="conflict or error", fenced=True),
         _by_apply("applying", "failed", Trigger.EXPIRE, event="proposal.failed", when="the apply engine was lost"),

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from trellis.lifecycles.lifecycle import Lifecycle, Opens, Role, Trigger, arrow, ended, held, waiting
+from trellis.lifecycles.lifecycle import Lifecycle, Progress, Role, Trigger, arrow, ended, held, waiting
 
 SUBMITTERS = frozenset({Role.GATEWAY, Role.ORCHESTRATOR})
 STAGES = ("CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE")
@@ -21,7 +21,7 @@ _requeue = partial(
     actors=Role.CONTROL_PLANE,
     event="job_requeued",
     when="manual requeue (operator)",
-    opens=Opens.GENERATION,
+    opens=Progress.GENERATION,
 )
 _cancel = partial(
     arrow,
@@ -102,7 +102,7 @@ QUEUE_JOB = Lifecycle(
             Trigger.DUE,
             event="job_queued",
             when="backoff elapsed; attempt < 3",
-            opens=Opens.ATTEMPT,
+            opens=Progress.ATTEMPT,
         ),
         _by_orchestrator(
             "RETRY_BACKOFF",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trellis.lifecycles.lifecycle import Lifecycle, Opens, Role, Transition, progress
+from trellis.lifecycles.lifecycle import Lifecycle, Progress, Role, Transition, progress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class Replayed:
     version: int
 
 
-class Rule(StrEnum):
+class ReplayRule(StrEnum):
     """What a history can break."""
 
     EMPTY = "empty"
@@ -46,15 +46,15 @@ class Rule(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Violation:
+class ReplayViolation:
     """The first step that cannot be, and the rule it breaks; `version` is the step's own claim."""
 
-    rule: Rule
+    rule: ReplayRule
     version: int
     detail: str
 
 
-def replay(lifecycle: Lifecycle, steps: Iterable[RecordedStep]) -> Replayed | Violation:
+def replay(lifecycle: Lifecycle, steps: Iterable[RecordedStep]) -> Replayed | ReplayViolation:
     """Follow a job's events, oldest first."""
     at: RecordedStep | None = None
     for step in steps:
@@ -63,46 +63,48 @@ def replay(lifecycle: Lifecycle, steps: Iterable[RecordedStep]) -> Replayed | Vi
             return violation
         at = step
     if at is None:
-        return Violation(rule=Rule.EMPTY, version=0, detail="a job has at least the event of its submit")
+        return ReplayViolation(rule=ReplayRule.EMPTY, version=0, detail="a job has at least the event of its submit")
     return Replayed(state=at.target, generation=at.generation, attempt=at.attempt, version=at.version)
 
 
-def _violation(lifecycle: Lifecycle, before: RecordedStep | None, step: RecordedStep) -> Violation | None:
-    for rule, detail in _broken(lifecycle, before, step):
-        return Violation(rule=rule, version=step.version, detail=detail)
+def _violation(lifecycle: Lifecycle, before: RecordedStep | None, step: RecordedStep) -> ReplayViolation | None:
+    for rule, detail in _broken_rules(lifecycle, before, step):
+        return ReplayViolation(rule=rule, version=step.version, detail=detail)
     return None
 
 
-def _broken(lifecycle: Lifecycle, before: RecordedStep | None, step: RecordedStep) -> Iterable[tuple[Rule, str]]:
+def _broken_rules(
+    lifecycle: Lifecycle, before: RecordedStep | None, step: RecordedStep
+) -> Iterable[tuple[ReplayRule, str]]:
     """Each rule a step breaks; a later rule is asked only when the earlier ones hold."""
     version, state = (before.version, before.target) if before else (0, None)
     if step.version != version + 1:
-        yield Rule.VERSION, f"version {step.version} follows {version}"
+        yield ReplayRule.VERSION, f"version {step.version} follows {version}"
     if step.source != state:
-        yield Rule.SOURCE, f"leaves {step.source}, but the job was {_place(state)}"
+        yield ReplayRule.SOURCE, f"leaves {step.source}, but the job was {_place(state)}"
     pair = [t for t in lifecycle.transitions if t.source == step.source and t.target == step.target]
     allowed = [t for t in pair if step.role in t.actors]
     if not allowed:
-        yield Rule.DECLARED, f"{step.role} may not go {_place(step.source)} → {step.target}"
+        yield ReplayRule.DECLARED, f"{step.role} may not go {_place(step.source)} → {step.target}"
     recorded = [t for t in allowed if t.event == step.event]
     if not recorded:
-        yield Rule.EVENT, f"{step.event} is not what {_place(step.source)} → {step.target} records"
+        yield ReplayRule.EVENT, f"{step.event} is not what {_place(step.source)} → {step.target} records"
     now = (step.generation, step.attempt)
     if before and progress(lifecycle, *now, step.target) < progress(
         lifecycle, before.generation, before.attempt, before.target
     ):
-        yield Rule.PROGRESS, f"generation {now[0]} attempt {now[1]} {step.target} is behind {before.target}"
+        yield ReplayRule.PROGRESS, f"generation {now[0]} attempt {now[1]} {step.target} is behind {before.target}"
     if not any(now == _opened(t, before) for t in recorded):
-        yield Rule.OPENS, f"generation {now[0]} attempt {now[1]} is not what {step.event} opens"
+        yield ReplayRule.OPENS, f"generation {now[0]} attempt {now[1]} is not what {step.event} opens"
 
 
 def _opened(t: Transition, before: RecordedStep | None) -> tuple[int, int]:
     if before is None:
         return (0, 0)
     return {
-        Opens.SAME: (before.generation, before.attempt),
-        Opens.ATTEMPT: (before.generation, before.attempt + 1),
-        Opens.GENERATION: (before.generation + 1, 0),
+        Progress.SAME: (before.generation, before.attempt),
+        Progress.ATTEMPT: (before.generation, before.attempt + 1),
+        Progress.GENERATION: (before.generation + 1, 0),
     }[t.opens]
 
 

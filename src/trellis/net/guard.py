@@ -21,7 +21,7 @@ import httpx2
 
 from trellis.net.addresses import is_public, is_usable, read_ip
 from trellis.net.errors import AddressRefused, AnswerRefused, OutgoingUnavailable, UrlRefused
-from trellis.net.targets import Target, read_target, shown
+from trellis.net.targets import UrlTarget, read_target, url_for_message
 
 ADDRESSES_TRIED_MAX = 4
 CONNECTIONS_MAX = 32
@@ -46,7 +46,7 @@ class OutgoingPolicy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fetched:
+class FetchedResponse:
     """What came back. A redirect is an answer like any other; nobody follows it."""
 
     status: int
@@ -95,39 +95,47 @@ class GuardedClient:
 
     async def send(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, content: bytes | None = None
-    ) -> Fetched:
+    ) -> FetchedResponse:
         """One request; raises UrlRefused, AddressRefused, OutgoingUnavailable, AnswerRefused."""
         target = read_target(url)
         self._judged(target)
         given = {name.lower(): value for name, value in (headers or {}).items()}
         refused = sorted(REQUEST_HEADERS_REFUSED & set(given))
         if refused:
-            raise UrlRefused(url=shown(url), reason=f"the header {refused[0]} is set here and not by the caller")
+            raise UrlRefused(
+                url=url_for_message(url), reason=f"the header {refused[0]} is set here and not by the caller"
+            )
         try:
             async with asyncio.timeout(self._policy.total_s):
                 addresses = await self._addresses(target)
                 return await self._first(target, addresses, method, given, content)
         except TimeoutError:
             reason = f"{self._policy.total_s:g} s were not enough"
-            raise OutgoingUnavailable(url=shown(url), reason=reason) from None
+            raise OutgoingUnavailable(url=url_for_message(url), reason=reason) from None
 
     # --- where ---------------------------------------------------------------------------------------------------
 
-    def _judged(self, target: Target) -> None:
+    def _judged(self, target: UrlTarget) -> None:
         """All that can be said without a look-up."""
         if target.origin in self._origins:
             return
         if not self._policy.public:
-            raise UrlRefused(url=shown(target.url), reason=f"only listed origins are asked, and {target.origin} is not")
+            raise UrlRefused(
+                url=url_for_message(target.url), reason=f"only listed origins are asked, and {target.origin} is not"
+            )
         if target.scheme != "https":
-            raise UrlRefused(url=shown(target.url), reason="it must begin with https://, or its origin be listed")
+            raise UrlRefused(
+                url=url_for_message(target.url), reason="it must begin with https://, or its origin be listed"
+            )
         if target.port not in self._policy.public_ports:
             allowed = ", ".join(str(port) for port in sorted(self._policy.public_ports))
-            raise UrlRefused(url=shown(target.url), reason=f"its port must be {allowed}, or its origin be listed")
+            raise UrlRefused(
+                url=url_for_message(target.url), reason=f"its port must be {allowed}, or its origin be listed"
+            )
         if target.address is not None:
             self._admit(target, target.address)
 
-    async def _addresses(self, target: Target) -> list[IPv4Address | IPv6Address]:
+    async def _addresses(self, target: UrlTarget) -> list[IPv4Address | IPv6Address]:
         """The host's addresses, looked up this once; one bad answer refuses all of them."""
         if target.address is not None:
             return [target.address]
@@ -135,33 +143,33 @@ class GuardedClient:
             found = await self._resolve(target.host, target.port)
         except OSError as error:
             reason = f"its host is not known ({error.strerror or type(error).__name__})"
-            raise OutgoingUnavailable(url=shown(target.url), reason=reason) from None
+            raise OutgoingUnavailable(url=url_for_message(target.url), reason=reason) from None
         addresses: list[IPv4Address | IPv6Address] = []
         for text in found:
             address = read_ip(text)
             if address is None:
-                raise AddressRefused(url=shown(target.url), host=target.host, address=text[:60])
+                raise AddressRefused(url=url_for_message(target.url), host=target.host, address=text[:60])
             self._admit(target, address)
             addresses.append(address)
         if not addresses:
-            raise OutgoingUnavailable(url=shown(target.url), reason="its host has no address")
+            raise OutgoingUnavailable(url=url_for_message(target.url), reason="its host has no address")
         return addresses[:ADDRESSES_TRIED_MAX]
 
-    def _admit(self, target: Target, address: IPv4Address | IPv6Address) -> None:
+    def _admit(self, target: UrlTarget, address: IPv4Address | IPv6Address) -> None:
         listed = target.origin in self._origins
         if not (is_usable(address) if listed else is_public(address)):
-            raise AddressRefused(url=shown(target.url), host=target.host, address=str(address))
+            raise AddressRefused(url=url_for_message(target.url), host=target.host, address=str(address))
 
     # --- there and back ------------------------------------------------------------------------------------------
 
     async def _first(
         self,
-        target: Target,
+        target: UrlTarget,
         addresses: Sequence[IPv4Address | IPv6Address],
         method: str,
         headers: Mapping[str, str],
         content: bytes | None,
-    ) -> Fetched:
+    ) -> FetchedResponse:
         """From the first address that takes the connection; after that there is no second try."""
         for address in addresses[:-1]:
             try:
@@ -177,12 +185,12 @@ class GuardedClient:
 
     async def _ask(
         self,
-        target: Target,
+        target: UrlTarget,
         address: IPv4Address | IPv6Address,
         method: str,
         headers: Mapping[str, str],
         content: bytes | None,
-    ) -> Fetched:
+    ) -> FetchedResponse:
         host = f"[{address}]" if isinstance(address, IPv6Address) else str(address)
         pinned = f"{target.scheme}://{host}:{target.port}{target.path}"
         request = self._client.build_request(
@@ -197,17 +205,17 @@ class GuardedClient:
             body = await self._read(target, response)
         finally:
             await response.aclose()
-        return Fetched(status=response.status_code, headers=dict(response.headers), body=body)
+        return FetchedResponse(status=response.status_code, headers=dict(response.headers), body=body)
 
-    async def _read(self, target: Target, response: httpx2.Response) -> bytes:
+    async def _read(self, target: UrlTarget, response: httpx2.Response) -> bytes:
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise AnswerRefused(url=shown(target.url), reason="it is compressed, which was not asked for")
+            raise AnswerRefused(url=url_for_message(target.url), reason="it is compressed, which was not asked for")
         body = bytearray()
         async for part in response.aiter_raw():
             body += part
             if len(body) > self._policy.answer_bytes_max:
                 reason = f"it has more than {self._policy.answer_bytes_max} bytes"
-                raise AnswerRefused(url=shown(target.url), reason=reason)
+                raise AnswerRefused(url=url_for_message(target.url), reason=reason)
         return bytes(body)
 
 
@@ -220,10 +228,10 @@ async def system_resolve(host: str, port: int) -> Sequence[str]:
 def _origin(text: str) -> str:
     target = read_target(text)
     if target.path != "/":
-        raise UrlRefused(url=shown(text), reason="an origin ends with its host or port")
+        raise UrlRefused(url=url_for_message(text), reason="an origin ends with its host or port")
     return target.origin
 
 
-def _unavailable(target: Target, error: httpx2.HTTPError) -> OutgoingUnavailable:
+def _unavailable(target: UrlTarget, error: httpx2.HTTPError) -> OutgoingUnavailable:
     """Without the library's own message, which may repeat the request."""
-    return OutgoingUnavailable(url=shown(target.url), reason=type(error).__name__)
+    return OutgoingUnavailable(url=url_for_message(target.url), reason=type(error).__name__)

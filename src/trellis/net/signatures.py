@@ -38,7 +38,7 @@ class SignatureRefused(Refused):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Signed:
+class CallbackSignature:
     """What a good signature says."""
 
     id: str
@@ -61,7 +61,7 @@ def signed_headers(key: bytes, *, id_: str, timestamp: int, body: bytes) -> dict
     }
 
 
-def check_headers(headers: Mapping[str, str], *, now: float) -> Signed:
+def check_headers(headers: Mapping[str, str], *, now: float) -> CallbackSignature:
     """What the headers say, if they have the right form and are of now; raises SignatureRefused. Nobody has signed it yet."""
     id_, timestamp = headers.get(ID_HEADER, ""), headers.get(TIMESTAMP_HEADER, "")
     given = headers.get(SIGNATURE_HEADER, "")
@@ -76,10 +76,10 @@ def check_headers(headers: Mapping[str, str], *, now: float) -> Signed:
         raise SignatureRefused(
             problem=f"it was signed more than {WINDOW_S:g} s ago or ahead; sign it again when it is sent"
         )
-    return Signed(id=id_, timestamp=int(timestamp))
+    return CallbackSignature(id=id_, timestamp=int(timestamp))
 
 
-def check_signature(headers: Mapping[str, str], body: bytes, keys: Sequence[bytes], *, now: float) -> Signed:
+def check_signature(headers: Mapping[str, str], body: bytes, keys: Sequence[bytes], *, now: float) -> CallbackSignature:
     """What the headers say, if one of the keys signed it, and lately; raises SignatureRefused."""
     said = check_headers(headers, now=now)
     given, timestamp = headers.get(SIGNATURE_HEADER, ""), headers.get(TIMESTAMP_HEADER, "")

@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
+class UrlTarget:
     """A URL, taken apart."""
 
     url: str
@@ -55,7 +55,7 @@ class Target:
         return self.written_host if usual else f"{self.written_host}:{self.port}"
 
 
-def read_target(url: str) -> Target:
+def read_target(url: str) -> UrlTarget:
     """What the URL names; raises UrlRefused. Nothing is looked up."""
     if len(url) > URL_CHARS_MAX:
         raise _refused(url, f"it has {len(url)} characters and the limit is {URL_CHARS_MAX}")
@@ -74,7 +74,7 @@ def read_target(url: str) -> Target:
         raise _refused(url, "a port is a number from 1 to 65535")
     address = _address(url, host)
     name = host if address is None else str(address)
-    return Target(url=url, scheme=scheme, host=name, port=port, path=matched["rest"] or "/", address=address)
+    return UrlTarget(url=url, scheme=scheme, host=name, port=port, path=matched["rest"] or "/", address=address)
 
 
 def _address(url: str, host: str) -> IPv4Address | IPv6Address | None:
@@ -95,10 +95,10 @@ def _address(url: str, host: str) -> IPv4Address | IPv6Address | None:
 
 
 def _refused(url: str, reason: str) -> UrlRefused:
-    return UrlRefused(url=shown(url), reason=reason)
+    return UrlRefused(url=url_for_message(url), reason=reason)
 
 
-def shown(url: str) -> str:
+def url_for_message(url: str) -> str:
     """Short enough for a message, and without what stands before an @ or after a ?: both may be secrets."""
     told = re.sub(r"//[^/]*@", "//…@", url.partition("?")[0])
     return told if len(told) <= SHOWN_CHARS_MAX else f"{told[:SHOWN_CHARS_MAX]}…"

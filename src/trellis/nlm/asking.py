@@ -13,7 +13,7 @@ from trellis.engine.clock import Clock, within
 from trellis.engine.logs import log_of
 from trellis.nlm.citations import verify
 from trellis.nlm.errors import NlmError, NlmInputInvalid, NlmTimeout, NlmUnavailable
-from trellis.nlm.provider import Answer, NlmProvider, Question
+from trellis.nlm.provider import NlmAnswer, NlmProvider, NlmQuestion
 
 DELAYS_S = (1.0, 2.0, 4.0)
 DEADLINE_S_MAX = 3_600.0
@@ -31,16 +31,16 @@ def wait_s(error: NlmError, delay_s: float, left_s: float) -> float | None:
 
 
 @dataclass(slots=True)
-class _Call:
+class _PendingQuestion:
     """One question on its way."""
 
-    question: Question
+    question: NlmQuestion
     agent: str
     until: float
     errors: list[NlmError] = field(default_factory=list[NlmError])
 
 
-class Asking:
+class RetryingProvider:
     """A provider as agents ask it."""
 
     def __init__(self, provider: NlmProvider, *, clock: Clock, delays_s: tuple[float, ...] = DELAYS_S) -> None:
@@ -49,11 +49,11 @@ class Asking:
         self._delays_s = delays_s
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def ask(self, question: Question, *, agent: str, deadline_s: float) -> Answer:
+    async def ask(self, question: NlmQuestion, *, agent: str, deadline_s: float) -> NlmAnswer:
         """The verified answer, within `deadline_s`; raises NlmError, the last one met."""
         if not 0.0 < deadline_s <= DEADLINE_S_MAX:
             raise NlmInputInvalid(what="deadline_s", detail=f"choose more than 0 and at most {DEADLINE_S_MAX:g}")
-        call = _Call(question, agent, self._clock.monotonic() + deadline_s)
+        call = _PendingQuestion(question, agent, self._clock.monotonic() + deadline_s)
         try:
             # Cut here too: a provider may not keep its promise to stop in time.
             with tracing.span("nlm.ask", {"trellis.provider": self._provider.name, "trellis.agent": agent}):
@@ -63,7 +63,7 @@ class Asking:
             reason = f"{deadline_s:g} s were not enough{last}"
             raise NlmTimeout(provider=self._provider.name, reason=reason) from None
 
-    async def _turn(self, call: _Call) -> Answer:
+    async def _turn(self, call: _PendingQuestion) -> NlmAnswer:
         async with self._turns.setdefault(call.agent, asyncio.Lock()):
             for delay_s in self._delays_s:
                 try:
@@ -72,7 +72,7 @@ class Asking:
                     await self._pause(call, error, delay_s)
             return await self._try(call)
 
-    async def _try(self, call: _Call) -> Answer:
+    async def _try(self, call: _PendingQuestion) -> NlmAnswer:
         prepared = await self._provider.prepare(call.question.sources)
         try:
             left_s = call.until - self._clock.monotonic()
@@ -81,7 +81,7 @@ class Asking:
             await self._provider.release(prepared)
         return verify(answer, prepared.sources)
 
-    async def _pause(self, call: _Call, error: NlmError, delay_s: float) -> None:
+    async def _pause(self, call: _PendingQuestion, error: NlmError, delay_s: float) -> None:
         """Wait before the next try, or raise what this one met."""
         call.errors.append(error)
         wait = wait_s(error, delay_s, call.until - self._clock.monotonic())

@@ -25,7 +25,7 @@ _UNREAD = re.compile(r"[ \t]*(?:<!--.*-->[ \t]*$|\[[^\]]+\]:[ \t]+\S+)")
 _QUOTED = re.compile(r"(?: {0,3}>[ \t]?)++")
 
 
-class Kind(StrEnum):
+class BlockKind(StrEnum):
     """What a block is."""
 
     PARAGRAPH = "paragraph"
@@ -38,7 +38,7 @@ class Kind(StrEnum):
 class Block:
     """Spans of the text under a path of headings; `header` is the first row of a table, `(0, 0)` elsewhere."""
 
-    kind: Kind
+    kind: BlockKind
     headings: tuple[str, ...]
     spans: tuple[tuple[int, int], ...]
     header: tuple[int, int] = (0, 0)
@@ -62,7 +62,7 @@ def blocks(text: str) -> Iterator[Block]:
     path = _Path()
     at = _front_matter(lines)
     if at > 2:
-        yield Block(Kind.LIST, (), tuple((line.start, line.end) for line in lines[1 : at - 1] if not line.blank))
+        yield Block(BlockKind.LIST, (), tuple((line.start, line.end) for line in lines[1 : at - 1] if not line.blank))
     while at < len(lines):
         line = lines[at]
         if heading := _HEADING.match(line.text):
@@ -105,7 +105,7 @@ def _block(lines: list[_Line], at: int, path: _Path) -> tuple[Block | None, int]
     if after == at + 1 and after < len(lines) and (underline := _UNDERLINE.match(lines[after].text)):
         path.enter(1 if underline[1][0] == "=" else 2, lines[at].text.strip())
         return None, after + 1
-    return Block(Kind.PARAGRAPH, path.titles, ((lines[at].start, lines[after - 1].end),)), after
+    return Block(BlockKind.PARAGRAPH, path.titles, ((lines[at].start, lines[after - 1].end),)), after
 
 
 def _code(lines: list[_Line], at: int, mark: str, titles: tuple[str, ...]) -> tuple[Block | None, int]:
@@ -113,7 +113,7 @@ def _code(lines: list[_Line], at: int, mark: str, titles: tuple[str, ...]) -> tu
     while inside < len(lines) and not lines[inside].text.strip().startswith(mark):
         inside += 1
     spans = ((lines[at + 1].start, lines[inside - 1].end),) if inside > at + 1 else ()
-    return Block(Kind.CODE, titles, spans) if spans else None, inside + 1
+    return Block(BlockKind.CODE, titles, spans) if spans else None, inside + 1
 
 
 def _begins_table(lines: list[_Line], at: int) -> bool:
@@ -129,7 +129,7 @@ def _table(lines: list[_Line], at: int, titles: tuple[str, ...]) -> tuple[Block 
     header = lines[at]
     # A table without rows still says what its header says.
     spans, top = (rows, (header.start, header.end)) if rows else (((header.start, header.end),), (0, 0))
-    return Block(Kind.TABLE, titles, spans, top), after
+    return Block(BlockKind.TABLE, titles, spans, top), after
 
 
 def _list(lines: list[_Line], at: int, titles: tuple[str, ...]) -> tuple[Block, int]:
@@ -143,7 +143,7 @@ def _list(lines: list[_Line], at: int, titles: tuple[str, ...]) -> tuple[Block, 
         at = after
         if at + 1 < len(lines) and lines[at].blank and _ITEM.match(lines[at + 1].text):
             at += 1
-    return Block(Kind.LIST, titles, tuple(spans)), at
+    return Block(BlockKind.LIST, titles, tuple(spans)), at
 
 
 def _ends_item(lines: list[_Line], at: int) -> bool:

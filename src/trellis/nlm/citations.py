@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from trellis.engine.text import storable
 from trellis.nlm.folding import Folded, find_whole, is_whole
-from trellis.nlm.provider import Answer, Citation, Flag, Source
+from trellis.nlm.provider import AnswerFlag, Citation, NlmAnswer, NlmSource
 
 CITATIONS_MAX = 50
 EXCERPT_CHARS_MAX = 4_000
@@ -20,24 +20,24 @@ FLAG_REF_CHARS_MAX = 200
 _OUTER = " \"'…"
 
 
-def verify(answer: Answer, sources: tuple[Source, ...]) -> Answer:
+def verify(answer: NlmAnswer, sources: tuple[NlmSource, ...]) -> NlmAnswer:
     """The answer with the citations that its sources hold; `confident` only if it was and nothing had to be dropped."""
-    places = {source.ref: _Place(source) for source in sources}
+    places = {source.ref: _SourceText(source) for source in sources}
     kept: list[Citation] = []
     dropped: list[str] = []
     for citation in answer.citations[:CITATIONS_MAX]:
-        found = _placed(citation, places.get(citation.ref))
-        if isinstance(found, Flag):
+        found = _located(citation, places.get(citation.ref))
+        if isinstance(found, AnswerFlag):
             dropped.append(f"{found}:{_shown(citation.ref)}")
         elif found not in kept:
             kept.append(found)
     if len(answer.citations) > CITATIONS_MAX:
-        dropped.append(Flag.CITATIONS_CUT)
+        dropped.append(AnswerFlag.CITATIONS_CUT)
     text = storable(answer.text) or ""
     if len(text) > ANSWER_CHARS_MAX:
         text = text[:ANSWER_CHARS_MAX]
-        dropped.append(Flag.TEXT_CUT)
-    flags = [*answer.flags, *dropped, *([] if kept else [Flag.UNGROUNDED])]
+        dropped.append(AnswerFlag.TEXT_CUT)
+    flags = [*answer.flags, *dropped, *([] if kept else [AnswerFlag.UNGROUNDED])]
     return replace(
         answer,
         text=text,
@@ -53,10 +53,10 @@ def is_citable(excerpt: str) -> bool:
     return letters >= EXCERPT_LETTERS_MIN and len(excerpt) <= EXCERPT_CHARS_MAX
 
 
-class _Place:
+class _SourceText:
     """A source, and its folded form once an excerpt needs it."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: NlmSource) -> None:
         self.text = source.text
         self._folded: Folded | None = None
 
@@ -67,14 +67,14 @@ class _Place:
         return self._folded
 
 
-def _placed(citation: Citation, place: _Place | None) -> Citation | Flag:
+def _located(citation: Citation, place: _SourceText | None) -> Citation | AnswerFlag:
     if place is None or len(citation.excerpt) > EXCERPT_CHARS_MAX:
-        return Flag.NOT_FOUND
+        return AnswerFlag.NOT_FOUND
     if not is_citable(citation.excerpt):
-        return Flag.TOO_SHORT
+        return AnswerFlag.TOO_SHORT
     span = _exact(citation, place.text) or _alike(citation.excerpt, place.folded)
     if span is None or span[1] - span[0] > EXCERPT_CHARS_MAX:
-        return Flag.NOT_FOUND
+        return AnswerFlag.NOT_FOUND
     return replace(citation, excerpt=place.text[span[0] : span[1]], start=span[0], end=span[1])
 
 

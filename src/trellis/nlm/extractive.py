@@ -19,10 +19,19 @@ from dataclasses import dataclass
 
 from trellis.nlm.citations import verify
 from trellis.nlm.errors import NlmTimeout
-from trellis.nlm.index import Entry, Index, Ranked
+from trellis.nlm.index import IndexedPassage, PassageIndex, RankedPassage
 from trellis.nlm.passages import Passage
-from trellis.nlm.provider import Answer, Health, Prepared, Question, Source, check_fits, corpus, no_answer
-from trellis.nlm.stitching import stitch
+from trellis.nlm.provider import (
+    NlmAnswer,
+    NlmQuestion,
+    NlmSource,
+    PreparedCorpus,
+    ProviderHealth,
+    check_fits,
+    corpus,
+    no_answer,
+)
+from trellis.nlm.stitching import stitch_answer
 from trellis.nlm.words import stems
 
 NAME = "extractive"
@@ -44,21 +53,21 @@ INDEXES_MAX = 16
 INDEXED_CHARS_MAX = 8_000_000
 
 
-class Extractive:
+class ExtractiveProvider:
     """Answers from an index of the sources. Indexes are kept while there is room and rebuilt when they are gone."""
 
     name = NAME
 
     def __init__(self) -> None:
-        self._indexes: OrderedDict[str, Index] = OrderedDict()
+        self._indexes: OrderedDict[str, PassageIndex] = OrderedDict()
 
-    async def prepare(self, sources: tuple[Source, ...]) -> Prepared:
+    async def prepare(self, sources: tuple[NlmSource, ...]) -> PreparedCorpus:
         """Index the sources."""
         prepared = corpus(sources)
         await self.index(prepared)
         return prepared
 
-    async def query(self, prepared: Prepared, question: Question, *, deadline_s: float) -> Answer:
+    async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
         """The sources' own sentences, or that there are none."""
         check_fits(prepared, question)
         try:
@@ -69,11 +78,11 @@ class Extractive:
             raise NlmTimeout(provider=NAME, reason=f"{deadline_s:g} s were not enough") from None
         return verify(found, prepared.sources)
 
-    async def health(self) -> Health:
+    async def health(self) -> ProviderHealth:
         """It is always there."""
-        return Health(ok=True, detail="answers from the sources alone, no network")
+        return ProviderHealth(ok=True, detail="answers from the sources alone, no network")
 
-    async def release(self, prepared: Prepared) -> None:
+    async def release(self, prepared: PreparedCorpus) -> None:
         """The first to go when room is needed."""
         if prepared.key in self._indexes:
             self._indexes.move_to_end(prepared.key, last=False)
@@ -82,11 +91,11 @@ class Extractive:
         """Forget every index."""
         self._indexes.clear()
 
-    async def index(self, prepared: Prepared) -> Index:
+    async def index(self, prepared: PreparedCorpus) -> PassageIndex:
         """The index of a corpus, from memory or made now."""
         found = self._indexes.get(prepared.key)
         if found is None:
-            found = await asyncio.to_thread(Index, prepared.sources)
+            found = await asyncio.to_thread(PassageIndex, prepared.sources)
             self._indexes[prepared.key] = found
             self._make_room()
         if prepared.key in self._indexes:
@@ -102,7 +111,7 @@ class Extractive:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _SentenceChoice:
     """A sentence of a passage that may go into the answer."""
 
     rank: int
@@ -110,7 +119,7 @@ class _Choice:
     score: float
 
 
-def answer(index: Index, question: Question) -> Answer:
+def answer(index: PassageIndex, question: NlmQuestion) -> NlmAnswer:
     """The answer to a question from an index; not verified yet."""
     wanted = list(dict.fromkeys(stems(question.text)))
     ranked = index.rank(wanted, question.max_passages * POOL)
@@ -119,41 +128,43 @@ def answer(index: Index, question: Question) -> Answer:
     covered = max((coverage(index, wanted, ranked[rank].entry) for rank in told), default=0.0)
     if covered < COVERAGE_MIN:
         return no_answer(question, model=NAME)
-    text, citations = stitch(_parts(ranked, choices), index.texts)
-    return Answer(text=text, citations=citations, confident=covered >= COVERAGE_CONFIDENT, model=NAME)
+    text, citations = stitch_answer(_parts(ranked, choices), index.texts)
+    return NlmAnswer(text=text, citations=citations, confident=covered >= COVERAGE_CONFIDENT, model=NAME)
 
 
-def coverage(index: Index, wanted: list[str], entry: Entry) -> float:
+def coverage(index: PassageIndex, wanted: list[str], entry: IndexedPassage) -> float:
     """How much of the question a passage holds, from 0 to 1."""
     held = sum(index.weight(stem) for stem in wanted if stem in entry.body or stem in entry.context)
     return held / sum(index.weight(stem) for stem in wanted)
 
 
-def _choices(index: Index, wanted: list[str], ranked: list[Ranked], passages_max: int) -> list[_Choice]:
+def _choices(
+    index: PassageIndex, wanted: list[str], ranked: list[RankedPassage], passages_max: int
+) -> list[_SentenceChoice]:
     """The sentences that fit best, in the order in which they are told."""
-    scored: list[_Choice] = []
+    scored: list[_SentenceChoice] = []
     for rank, best in enumerate(ranked):
         share = best.score / ranked[0].score if ranked[0].score > 0 else 1.0
         for at, sentence in enumerate(best.entry.passage.sentences):
             if at >= best.entry.passage.leads and sentence.citable:
                 fit = fit_of(index, wanted, best.entry, at)
                 if fit > 0:
-                    scored.append(_Choice(rank, at, fit * (0.5 + 0.5 * share)))
+                    scored.append(_SentenceChoice(rank, at, fit * (0.5 + 0.5 * share)))
     scored.sort(key=lambda choice: (-choice.score, choice.rank, choice.at))
     told = list(dict.fromkeys(choice.rank for choice in scored))[:passages_max]
     scored = _once(ranked, [choice for choice in scored if choice.rank in told])
     return sorted(_picked(wanted, ranked, scored), key=lambda choice: (told.index(choice.rank), choice.at))
 
 
-def _once(ranked: list[Ranked], scored: list[_Choice]) -> list[_Choice]:
+def _once(ranked: list[RankedPassage], scored: list[_SentenceChoice]) -> list[_SentenceChoice]:
     """Without what another source says in the same words."""
-    first: dict[str, _Choice] = {}
+    first: dict[str, _SentenceChoice] = {}
     for choice in scored:
         first.setdefault(ranked[choice.rank].entry.passage.sentences[choice.at].shown, choice)
     return list(first.values())
 
 
-def _picked(wanted: list[str], ranked: list[Ranked], scored: list[_Choice]) -> list[_Choice]:
+def _picked(wanted: list[str], ranked: list[RankedPassage], scored: list[_SentenceChoice]) -> list[_SentenceChoice]:
     """The sentences that fit nearly as well as the best, then those that say something asked and not yet said."""
     good = [choice for choice in scored if choice.score >= SENTENCE_SHARE_MIN * scored[0].score][:SENTENCES_MAX]
     unsaid = set(wanted).difference(*(_own(ranked, choice) for choice in good))
@@ -164,11 +175,11 @@ def _picked(wanted: list[str], ranked: list[Ranked], scored: list[_Choice]) -> l
     return good
 
 
-def _own(ranked: list[Ranked], choice: _Choice) -> frozenset[str]:
+def _own(ranked: list[RankedPassage], choice: _SentenceChoice) -> frozenset[str]:
     return ranked[choice.rank].entry.sentence_stems[choice.at]
 
 
-def fit_of(index: Index, wanted: list[str], entry: Entry, at: int) -> float:
+def fit_of(index: PassageIndex, wanted: list[str], entry: IndexedPassage, at: int) -> float:
     """What a sentence shares with the question; what only stands in its headings or leads to it counts less."""
     own = entry.sentence_stems[at]
     around = entry.context.union(*entry.sentence_stems[: entry.passage.leads])
@@ -180,7 +191,7 @@ def fit_of(index: Index, wanted: list[str], entry: Entry, at: int) -> float:
     return (told + CONTEXT_SHARE * context) / length * (FIRST_BONUS if begins and begins[0] in wanted else 1.0)
 
 
-def _parts(ranked: list[Ranked], choices: list[_Choice]) -> list[tuple[Passage, tuple[int, ...]]]:
+def _parts(ranked: list[RankedPassage], choices: list[_SentenceChoice]) -> list[tuple[Passage, tuple[int, ...]]]:
     """The chosen sentences of each passage, the best passage first."""
     chosen: dict[int, list[int]] = {}
     for choice in choices:

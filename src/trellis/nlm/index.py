@@ -16,7 +16,7 @@ import apsw
 
 from trellis.ledgers.queries import NamedQueries
 from trellis.nlm.passages import Passage, passages
-from trellis.nlm.provider import Source
+from trellis.nlm.provider import NlmSource
 from trellis.nlm.words import stems
 
 CONTEXT_WEIGHT = 1.5
@@ -31,7 +31,7 @@ class _Queries(NamedQueries, file="trellis.nlm:passages.sql"):
 
 
 @dataclass(frozen=True)
-class Entry:
+class IndexedPassage:
     """A passage with what it is compared by."""
 
     number: int
@@ -46,18 +46,18 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankedPassage:
     """A passage that shares words with the question, and how well it fits: more is better."""
 
-    entry: Entry
+    entry: IndexedPassage
     score: float
 
 
-class Index:
+class PassageIndex:
     """One corpus, ready for questions."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self.entries: list[Entry] = []
+    def __init__(self, sources: Sequence[NlmSource]) -> None:
+        self.entries: list[IndexedPassage] = []
         self.texts = {source.ref: source.text for source in sources}
         self.chars = sum(len(source.text) for source in sources)
         self._found_in: Counter[str] = Counter()
@@ -67,7 +67,7 @@ class Index:
         with self._database:
             self._database.executemany(_Queries.add_passage, self._rows(sources))
 
-    def rank(self, wanted: Iterable[str], limit: int) -> list[Ranked]:
+    def rank(self, wanted: Iterable[str], limit: int) -> list[RankedPassage]:
         """The passages that fit best, at most `limit`."""
         known = [stem for stem in dict.fromkeys(wanted) if self._found_in[stem]][:QUERY_STEMS_MAX]
         if not known:
@@ -77,19 +77,19 @@ class Index:
             rows: list[tuple[int, float]] = self._database.execute(
                 _Queries.best_passages, (match, CONTEXT_WEIGHT, limit)
             ).fetchall()
-        return [Ranked(self.entries[number - 1], score) for number, score in rows]
+        return [RankedPassage(self.entries[number - 1], score) for number, score in rows]
 
     def weight(self, stem: str) -> float:
         """How much a word tells: the fewer passages hold it, the more. One that none holds tells most of all."""
         count = len(self.entries)
         return math.log(1.0 + (count + 1.0) / (self._found_in[stem] + 0.5))
 
-    def _rows(self, sources: Sequence[Source]) -> Iterable[tuple[int, str, str]]:
+    def _rows(self, sources: Sequence[NlmSource]) -> Iterable[tuple[int, str, str]]:
         for source in sources:
             for passage in passages(source):
                 context = stems(" ".join((_spaced(passage.ref), *passage.headings)))
                 body = [stem for sentence in passage.sentences for stem in stems(sentence.shown)]
-                entry = Entry(len(self.entries) + 1, passage, frozenset(context), frozenset(body))
+                entry = IndexedPassage(len(self.entries) + 1, passage, frozenset(context), frozenset(body))
                 self.entries.append(entry)
                 self._found_in.update(entry.context | entry.body)
                 yield entry.number, " ".join(context), " ".join(body)

@@ -47,22 +47,22 @@ def open_provider(
     options = ProviderOptions(name=name, argument=argument, base_url=base_url, model=model, key=key)
     match name:
         case extractive.NAME:
-            return extractive.Extractive()
+            return extractive.ExtractiveProvider()
         case "openai":
             return _openai(options)
         case scripted.NAME:
-            return scripted.Scripted(scripted.read_script(Path(argument)), clock=clock)
+            return scripted.ScriptedProvider(scripted.read_script(Path(argument)), clock=clock)
         case _:
             return _plugin(options)
 
 
 def _openai(options: ProviderOptions) -> NlmProvider:
     # The HTTP library takes a while to import, and only this provider needs it.
-    from trellis.nlm.openai import OpenAi, OpenAiOptions
+    from trellis.nlm.openai import OpenAiOptions, OpenAiProvider
 
     if options.base_url is None or options.model is None:
         raise NlmSettingInvalid(setting=OPENAI, detail=OPENAI_NEEDS)
-    return OpenAi(OpenAiOptions(base_url=options.base_url, model=options.model, key=options.key))
+    return OpenAiProvider(OpenAiOptions(base_url=options.base_url, model=options.model, key=options.key))
 
 
 def _plugin(options: ProviderOptions) -> NlmProvider:

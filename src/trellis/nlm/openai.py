@@ -16,16 +16,16 @@ import pydantic
 from trellis.net.retry_after import retry_after_s
 from trellis.nlm.citations import verify
 from trellis.nlm.errors import NlmGarbage, NlmRefused, NlmSettingInvalid, NlmTimeout, NlmUnavailable
-from trellis.nlm.extractive import Extractive
+from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.prompt import messages
 from trellis.nlm.provider import (
-    Answer,
-    Flag,
-    Health,
-    Prepared,
-    Question,
-    Source,
-    Usage,
+    AnswerFlag,
+    NlmAnswer,
+    NlmQuestion,
+    NlmSource,
+    NlmUsage,
+    PreparedCorpus,
+    ProviderHealth,
     check_fits,
     corpus,
     no_answer,
@@ -76,7 +76,7 @@ class OpenAiOptions:
         return bool(key) and key.isascii() and key.isprintable() and " " not in key
 
 
-class OpenAi:
+class OpenAiProvider:
     """Asks a model over HTTP and believes only what it can find in the sources."""
 
     name = NAME
@@ -84,21 +84,21 @@ class OpenAi:
     def __init__(self, options: OpenAiOptions) -> None:
         self._options = options
         self._base_url = options.base_url.rstrip("/")
-        self._indexes = Extractive()
+        self._indexes = ExtractiveProvider()
         self._client = httpx2.AsyncClient(
             timeout=httpx2.Timeout(None, connect=CONNECT_S, pool=CONNECT_S),
             limits=httpx2.Limits(max_connections=CONNECTIONS_MAX),
             follow_redirects=False,
         )
 
-    async def prepare(self, sources: tuple[Source, ...]) -> Prepared:
+    async def prepare(self, sources: tuple[NlmSource, ...]) -> PreparedCorpus:
         """Check the sources; they travel with each question."""
         prepared = corpus(sources)
         if self._too_long(prepared):
             await self._indexes.index(prepared)
         return prepared
 
-    async def query(self, prepared: Prepared, question: Question, *, deadline_s: float) -> Answer:
+    async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
         """Ask the model, and verify what it cites."""
         check_fits(prepared, question)
         if not any(source.text.strip() for source in prepared.sources):
@@ -111,21 +111,21 @@ class OpenAi:
             raise NlmTimeout(provider=NAME, reason=f"{deadline_s:g} s were not enough") from None
         answer = self._answer(body, question)
         if shown != prepared.sources:
-            answer = replace(answer, flags=(*answer.flags, Flag.SOURCES_CUT.value))
+            answer = replace(answer, flags=(*answer.flags, AnswerFlag.SOURCES_CUT.value))
         return verify(answer, prepared.sources)
 
-    async def health(self) -> Health:
+    async def health(self) -> ProviderHealth:
         """Whether the endpoint lists its models for this key."""
         try:
             async with asyncio.timeout(HEALTH_S):
                 await self._send("GET", "/models", None)
         except (NlmUnavailable, NlmRefused, NlmGarbage) as error:
-            return Health(ok=False, detail=str(error))
+            return ProviderHealth(ok=False, detail=str(error))
         except TimeoutError:
-            return Health(ok=False, detail=f"NLM provider {NAME} did not answer within {HEALTH_S:g} s.")
-        return Health(ok=True, detail=f"{self._options.model} at {httpx2.URL(self._base_url).host}")
+            return ProviderHealth(ok=False, detail=f"NLM provider {NAME} did not answer within {HEALTH_S:g} s.")
+        return ProviderHealth(ok=True, detail=f"{self._options.model} at {httpx2.URL(self._base_url).host}")
 
-    async def release(self, prepared: Prepared) -> None:
+    async def release(self, prepared: PreparedCorpus) -> None:
         """The corpus's index goes first when room is needed."""
         await self._indexes.release(prepared)
 
@@ -134,10 +134,10 @@ class OpenAi:
         await self._indexes.close()
         await self._client.aclose()
 
-    def _too_long(self, prepared: Prepared) -> bool:
+    def _too_long(self, prepared: PreparedCorpus) -> bool:
         return sum(len(source.text) for source in prepared.sources) > self._options.source_chars_max
 
-    async def _shown(self, prepared: Prepared, question: Question) -> tuple[Source, ...]:
+    async def _shown(self, prepared: PreparedCorpus, question: NlmQuestion) -> tuple[NlmSource, ...]:
         """All sources, or of long ones the passages that fit the question best, in their own order."""
         if not self._too_long(prepared):
             return prepared.sources
@@ -151,12 +151,14 @@ class OpenAi:
                 room -= end - start
                 chosen.setdefault(entry.passage.ref, []).append((start, end))
         return tuple(
-            Source(source.ref, _PART_JOINED.join(source.text[start:end] for start, end in sorted(chosen[source.ref])))
+            NlmSource(
+                source.ref, _PART_JOINED.join(source.text[start:end] for start, end in sorted(chosen[source.ref]))
+            )
             for source in prepared.sources
             if source.ref in chosen
         )
 
-    def _request(self, prepared: Prepared, question: Question, shown: tuple[Source, ...]) -> dict[str, Any]:
+    def _request(self, prepared: PreparedCorpus, question: NlmQuestion, shown: tuple[NlmSource, ...]) -> dict[str, Any]:
         asked: dict[str, Any] = {
             "model": self._options.model,
             "messages": messages(prepared, question, shown),
@@ -194,7 +196,7 @@ class OpenAi:
         key = self._options.key.get_secret_value() if self._options.key else ""
         return text.replace(key, "[key]") if key else text
 
-    def _answer(self, body: bytes, question: Question) -> Answer:
+    def _answer(self, body: bytes, question: NlmQuestion) -> NlmAnswer:
         try:
             completion = _Completion.model_validate_json(body)
         except ValueError:
@@ -204,8 +206,8 @@ class OpenAi:
             raise NlmRefused(provider=NAME, reason=one_line(choice.message.refusal or "its content filter"))
         if choice.finish_reason == "length":
             raise NlmGarbage(provider=NAME, reason=f"cut off after {self._options.output_tokens_max} tokens")
-        counted = completion.usage or _Counted()
-        usage = Usage(input_tokens=counted.prompt_tokens, output_tokens=counted.completion_tokens)
+        counted = completion.usage or _TokenCounts()
+        usage = NlmUsage(input_tokens=counted.prompt_tokens, output_tokens=counted.completion_tokens)
         model = one_line(completion.model or self._options.model)
         return read_reply(choice.message.content or "", question, provider=NAME, model=model, usage=usage)
 
@@ -215,12 +217,12 @@ class _Message(pydantic.BaseModel):
     refusal: str | None = None
 
 
-class _Choice(pydantic.BaseModel):
+class _CompletionChoice(pydantic.BaseModel):
     message: _Message
     finish_reason: str | None = None
 
 
-class _Counted(pydantic.BaseModel):
+class _TokenCounts(pydantic.BaseModel):
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -228,9 +230,9 @@ class _Counted(pydantic.BaseModel):
 class _Completion(pydantic.BaseModel):
     """What is read of a chat completion."""
 
-    choices: list[_Choice] = pydantic.Field(min_length=1)
+    choices: list[_CompletionChoice] = pydantic.Field(min_length=1)
     model: str | None = None
-    usage: _Counted | None = None
+    usage: _TokenCounts | None = None
 
 
 class _ProblemDetail(pydantic.BaseModel):

@@ -7,8 +7,8 @@ is not Markdown is paragraphs, and every text can be cut: there is no input that
 
 from dataclasses import dataclass
 
-from trellis.nlm.blocks import Block, Kind, blocks
-from trellis.nlm.provider import Source
+from trellis.nlm.blocks import Block, BlockKind, blocks
+from trellis.nlm.provider import NlmSource
 from trellis.nlm.sentences import Sentence, row_sentences, sentences
 
 PASSAGE_CHARS_MAX = 900
@@ -25,7 +25,7 @@ class Passage:
     leads: int = 0
 
 
-def passages(source: Source) -> list[Passage]:
+def passages(source: NlmSource) -> list[Passage]:
     """The passages of a source, in its order."""
     made: list[Passage] = []
     gathered: list[Sentence] = []
@@ -41,13 +41,13 @@ def passages(source: Source) -> list[Passage]:
             close()
             under = block.headings
         found = _cut(source.text, block)
-        if block.kind is Kind.PARAGRAPH:
+        if block.kind is BlockKind.PARAGRAPH:
             for sentence in found:
                 gathered.append(sentence)
                 if _size(gathered) >= PASSAGE_CHARS_MAX:
                     close()
             continue
-        lead = _lead(gathered) if block.kind is Kind.LIST else ()
+        lead = _lead(gathered) if block.kind is BlockKind.LIST else ()
         # A list goes with the sentence that leads to it; everything before that sentence is a passage of its own.
         del gathered[len(gathered) - len(lead) :]
         close()
@@ -59,9 +59,9 @@ def passages(source: Source) -> list[Passage]:
 
 
 def _cut(text: str, block: Block) -> list[Sentence]:
-    if block.kind is Kind.TABLE:
+    if block.kind is BlockKind.TABLE:
         return row_sentences(text, block)
-    whole, row = block.kind is Kind.CODE, block.kind is Kind.LIST
+    whole, row = block.kind is BlockKind.CODE, block.kind is BlockKind.LIST
     return [sentence for start, end in block.spans for sentence in sentences(text, start, end, whole=whole, row=row)]
 
 

@@ -7,7 +7,7 @@ checked all the same: a citation counts only when it is found.
 
 import json
 
-from trellis.nlm.provider import Language, Prepared, Question, Source, language_of
+from trellis.nlm.provider import Language, NlmQuestion, NlmSource, PreparedCorpus, language_of
 
 FENCE_CHARS = 16
 
@@ -24,7 +24,7 @@ source word for word, one or two sentences, never shortened or changed.
 If the sources do not answer the question, send {{"found": false, "answer": "", "citations": []}}."""
 
 
-def messages(prepared: Prepared, question: Question, shown: tuple[Source, ...]) -> list[dict[str, str]]:
+def messages(prepared: PreparedCorpus, question: NlmQuestion, shown: tuple[NlmSource, ...]) -> list[dict[str, str]]:
     """The messages of a chat; `shown` are the sources, or the parts of them that fit."""
     fence = prepared.key[:FENCE_CHARS]
     rules = _RULES.format(fence=fence, language=_LANGUAGES[language_of(question)])
@@ -33,6 +33,6 @@ def messages(prepared: Prepared, question: Question, shown: tuple[Source, ...]) 
     return [{"role": "system", "content": rules}, {"role": "user", "content": asked}]
 
 
-def _fenced(source: Source, fence: str) -> str:
+def _fenced(source: NlmSource, fence: str) -> str:
     ref = json.dumps(source.ref, ensure_ascii=False)
     return f"<<<SOURCE {fence} {ref}>>>\n{source.text}\n<<<END {fence}>>>"

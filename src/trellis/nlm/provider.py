@@ -2,7 +2,7 @@
 
 What holds for every provider: sources are data and give no orders; the same sources in any order are the same corpus;
 a prepared corpus is only a saving, so a provider that has lost it answers all the same; and no citation is believed
-before `citations.verify` has found it in its source. Offsets count the characters (code points) of `Source.text`.
+before `citations.verify` has found it in its source. Offsets count the characters (code points) of `NlmSource.text`.
 """
 
 # ruff: noqa: RUF001 - Ukrainian
@@ -32,7 +32,7 @@ class Language(StrEnum):
     UKRAINIAN = "uk"
 
 
-class Flag(StrEnum):
+class AnswerFlag(StrEnum):
     """What a reader of an answer must know about it. `NOT_FOUND` and `TOO_SHORT` are followed by `:` and the ref."""
 
     NO_ANSWER = "no_answer"
@@ -52,7 +52,7 @@ class Flag(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class NlmSource:
     """A text that may be cited, under a name that is unique in its corpus."""
 
     ref: str
@@ -70,7 +70,7 @@ class Citation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Usage:
+class NlmUsage:
     """What an answer cost, as the provider counted it."""
 
     input_tokens: int = 0
@@ -78,11 +78,11 @@ class Usage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class NlmQuestion:
     """What is asked, and of which sources. Without a `language` the question's own letters decide."""
 
     text: str
-    sources: tuple[Source, ...]
+    sources: tuple[NlmSource, ...]
     language: Language | None = None
     max_passages: int = PASSAGES_DEFAULT
 
@@ -96,27 +96,27 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class NlmAnswer:
     """What the provider said. `confident` is its own word and holds only while a citation is left."""
 
     text: str
     citations: tuple[Citation, ...] = ()
     flags: tuple[str, ...] = ()
     confident: bool = False
-    usage: Usage = field(default_factory=Usage)
+    usage: NlmUsage = field(default_factory=NlmUsage)
     model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedCorpus:
     """A corpus that a provider is ready to answer from: its content's hash, and its sources in order of their refs."""
 
     key: str
-    sources: tuple[Source, ...]
+    sources: tuple[NlmSource, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class ProviderHealth:
     """Whether the provider would answer now, and in words why not."""
 
     ok: bool
@@ -131,19 +131,19 @@ class NlmProvider(Protocol):
         """How settings, logs and errors call it."""
         ...
 
-    async def prepare(self, sources: tuple[Source, ...]) -> Prepared:
+    async def prepare(self, sources: tuple[NlmSource, ...]) -> PreparedCorpus:
         """Get ready for questions about these sources; the same content again costs nothing while it is remembered."""
         ...
 
-    async def query(self, prepared: Prepared, question: Question, *, deadline_s: float) -> Answer:
+    async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
         """Answer within `deadline_s` seconds, or raise NlmTimeout."""
         ...
 
-    async def health(self) -> Health:
+    async def health(self) -> ProviderHealth:
         """Ask whether it would answer; never raises."""
         ...
 
-    async def release(self, prepared: Prepared) -> None:
+    async def release(self, prepared: PreparedCorpus) -> None:
         """No more questions about this corpus for now; it may be forgotten first."""
         ...
 
@@ -152,7 +152,7 @@ class NlmProvider(Protocol):
         ...
 
 
-def corpus(sources: tuple[Source, ...]) -> Prepared:
+def corpus(sources: tuple[NlmSource, ...]) -> PreparedCorpus:
     """The sources in canonical order with their hash; raises NlmInputInvalid."""
     _check(sources)
     ordered = tuple(sorted(sources, key=lambda source: source.ref))
@@ -161,16 +161,16 @@ def corpus(sources: tuple[Source, ...]) -> Prepared:
         for part in (source.ref.encode(), source.text.encode()):
             # The length comes first, so that no two lists of parts are the same bytes.
             digest.update(len(part).to_bytes(8, "big") + part)
-    return Prepared(digest.hexdigest(), ordered)
+    return PreparedCorpus(digest.hexdigest(), ordered)
 
 
-def check_fits(prepared: Prepared, question: Question) -> None:
+def check_fits(prepared: PreparedCorpus, question: NlmQuestion) -> None:
     """A question is asked of the corpus that was prepared for it; raises NlmInputInvalid."""
     if corpus(question.sources).key != prepared.key:
         raise NlmInputInvalid(what="the question", detail="its sources are not the prepared ones; prepare them first")
 
 
-def language_of(question: Question) -> Language:
+def language_of(question: NlmQuestion) -> Language:
     """The language asked for, or the one the question is written in."""
     if question.language is not None:
         return question.language
@@ -179,19 +179,19 @@ def language_of(question: Question) -> Language:
     return Language.UKRAINIAN if cyrillic > latin else Language.ENGLISH
 
 
-_NOTHING = {
+_NO_ANSWER_TEXT = {
     Language.ENGLISH: "Nothing in the sources answers this.",
     Language.UKRAINIAN: "У джерелах немає відповіді на це запитання.",
 }
 
 
-def no_answer(question: Question, *, model: str = "", usage: Usage | None = None) -> Answer:
+def no_answer(question: NlmQuestion, *, model: str = "", usage: NlmUsage | None = None) -> NlmAnswer:
     """The honest answer when the sources do not say."""
-    flags = (Flag.NO_ANSWER.value, Flag.UNGROUNDED.value)
-    return Answer(text=_NOTHING[language_of(question)], flags=flags, model=model, usage=usage or Usage())
+    flags = (AnswerFlag.NO_ANSWER.value, AnswerFlag.UNGROUNDED.value)
+    return NlmAnswer(text=_NO_ANSWER_TEXT[language_of(question)], flags=flags, model=model, usage=usage or NlmUsage())
 
 
-def _check(sources: tuple[Source, ...]) -> None:
+def _check(sources: tuple[NlmSource, ...]) -> None:
     if len(sources) > SOURCES_MAX:
         raise NlmInputInvalid(what="the sources", detail=f"there are {len(sources)}; give at most {SOURCES_MAX}")
     if len({source.ref for source in sources}) != len(sources):

@@ -12,7 +12,7 @@ import pydantic
 
 from trellis.engine.text import storable
 from trellis.nlm.errors import NlmError, NlmGarbage, NlmRefused, NlmUnavailable
-from trellis.nlm.provider import Answer, Citation, Question, Usage, no_answer
+from trellis.nlm.provider import Citation, NlmAnswer, NlmQuestion, NlmUsage, no_answer
 
 REASON_CHARS_MAX = 300
 RETRY_AFTER_S_MAX = 3_600.0
@@ -32,7 +32,7 @@ class ReplyCitation(pydantic.BaseModel):
     excerpt: str
 
 
-class Reply(pydantic.BaseModel):
+class ModelReply(pydantic.BaseModel):
     """The object a model is asked for. `found` is false when the sources do not say."""
 
     model_config = pydantic.ConfigDict(frozen=True)
@@ -43,11 +43,11 @@ class Reply(pydantic.BaseModel):
 
 
 def read_reply(
-    content: str, question: Question, *, provider: str, model: str = "", usage: Usage | None = None
-) -> Answer:
+    content: str, question: NlmQuestion, *, provider: str, model: str = "", usage: NlmUsage | None = None
+) -> NlmAnswer:
     """The answer in a model's reply, not verified yet; raises NlmGarbage."""
     try:
-        reply = Reply.model_validate(_one_object(content))
+        reply = ModelReply.model_validate(_one_object(content))
     except (ValueError, RecursionError) as error:
         raise NlmGarbage(provider=provider, reason=_problem(error)) from None
     if not reply.found:
@@ -55,7 +55,7 @@ def read_reply(
     if not reply.answer.strip():
         raise NlmGarbage(provider=provider, reason="the answer is empty")
     citations = tuple(Citation(cited.ref, cited.excerpt) for cited in reply.citations)
-    return Answer(text=reply.answer, citations=citations, confident=True, model=model, usage=usage or Usage())
+    return NlmAnswer(text=reply.answer, citations=citations, confident=True, model=model, usage=usage or NlmUsage())
 
 
 def error_of(status: int, reason: str, *, provider: str, retry_after_s: float | None = None) -> NlmError:

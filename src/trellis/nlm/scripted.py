@@ -25,9 +25,9 @@ import pydantic
 from trellis.engine.clock import Clock
 from trellis.nlm.citations import verify
 from trellis.nlm.errors import NlmSettingInvalid, NlmTimeout
-from trellis.nlm.extractive import Extractive
-from trellis.nlm.provider import Answer, Health, Prepared, Question, Source, check_fits, corpus
-from trellis.nlm.replies import Reply, error_of, read_reply
+from trellis.nlm.extractive import ExtractiveProvider
+from trellis.nlm.provider import NlmAnswer, NlmQuestion, NlmSource, PreparedCorpus, ProviderHealth, check_fits, corpus
+from trellis.nlm.replies import ModelReply, error_of, read_reply
 
 NAME = "scripted"
 STEPS_MAX = 10_000
@@ -35,7 +35,7 @@ SCRIPT_BYTES_MAX = 5_000_000
 ASKED_MAX = 1_000
 
 
-class Shape(StrEnum):
+class ReplyShape(StrEnum):
     """How much of an answer arrives."""
 
     WHOLE = "whole"
@@ -43,7 +43,7 @@ class Shape(StrEnum):
     TWICE = "twice"
 
 
-class Step(pydantic.BaseModel):
+class ScriptStep(pydantic.BaseModel):
     """What happens to one question: exactly one of `status`, `answer`, `raw` and `extractive`, after `after_s`."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
@@ -51,8 +51,8 @@ class Step(pydantic.BaseModel):
     after_s: float = pydantic.Field(0.0, ge=0.0, le=86_400.0)
     status: int | None = pydantic.Field(None, ge=400, le=599)
     retry_after_s: float | None = pydantic.Field(None, ge=0.0)
-    answer: Reply | None = None
-    shape: Shape = Shape.WHOLE
+    answer: ModelReply | None = None
+    shape: ReplyShape = ReplyShape.WHOLE
     raw: str | None = None
     extractive: bool = False
 
@@ -67,34 +67,36 @@ class Step(pydantic.BaseModel):
         if self.answer is None:
             return self.raw or ""
         whole = json.dumps(self.answer.model_dump(), ensure_ascii=False)
-        return {Shape.WHOLE: whole, Shape.HALF: whole[: len(whole) // 2], Shape.TWICE: whole + whole}[self.shape]
+        return {ReplyShape.WHOLE: whole, ReplyShape.HALF: whole[: len(whole) // 2], ReplyShape.TWICE: whole + whole}[
+            self.shape
+        ]
 
 
-class Script(pydantic.BaseModel):
+class ProviderScript(pydantic.BaseModel):
     """The steps, in order."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
-    steps: tuple[Step, ...] = pydantic.Field(min_length=1, max_length=STEPS_MAX)
+    steps: tuple[ScriptStep, ...] = pydantic.Field(min_length=1, max_length=STEPS_MAX)
 
 
-class Scripted:
+class ScriptedProvider:
     """Plays a script. `asked` holds the latest questions, for the test to look at."""
 
     name = NAME
 
-    def __init__(self, script: Script, *, clock: Clock) -> None:
-        self.asked: deque[Question] = deque(maxlen=ASKED_MAX)
+    def __init__(self, script: ProviderScript, *, clock: Clock) -> None:
+        self.asked: deque[NlmQuestion] = deque(maxlen=ASKED_MAX)
         self._steps = script.steps
         self._at = 0
         self._clock = clock
-        self._extractive = Extractive()
+        self._extractive = ExtractiveProvider()
 
-    async def prepare(self, sources: tuple[Source, ...]) -> Prepared:
+    async def prepare(self, sources: tuple[NlmSource, ...]) -> PreparedCorpus:
         """Check the sources."""
         return corpus(sources)
 
-    async def query(self, prepared: Prepared, question: Question, *, deadline_s: float) -> Answer:
+    async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
         """Do what the next step says."""
         check_fits(prepared, question)
         self.asked.append(question)
@@ -109,12 +111,14 @@ class Scripted:
             return await self._extractive.query(prepared, question, deadline_s=deadline_s - step.after_s)
         return verify(read_reply(step.content(), question, provider=NAME, model=NAME), prepared.sources)
 
-    async def health(self) -> Health:
+    async def health(self) -> ProviderHealth:
         """Well, unless the next question is going to be turned away."""
         status = self._steps[self._at].status
-        return Health(ok=status is None, detail="plays a script" if status is None else f"HTTP {status} comes next")
+        return ProviderHealth(
+            ok=status is None, detail="plays a script" if status is None else f"HTTP {status} comes next"
+        )
 
-    async def release(self, prepared: Prepared) -> None:
+    async def release(self, prepared: PreparedCorpus) -> None:
         """Forget the corpus."""
         await self._extractive.release(prepared)
 
@@ -123,13 +127,13 @@ class Scripted:
         await self._extractive.close()
 
 
-def read_script(path: Path) -> Script:
+def read_script(path: Path) -> ProviderScript:
     """The script in a file; raises NlmSettingInvalid."""
     setting = f"{NAME}:{path}"
     try:
         if path.stat().st_size > SCRIPT_BYTES_MAX:
             raise NlmSettingInvalid(setting=setting, detail=f"the file has more than {SCRIPT_BYTES_MAX} bytes")
-        return Script.model_validate_json(path.read_bytes())
+        return ProviderScript.model_validate_json(path.read_bytes())
     except OSError as error:
         raise NlmSettingInvalid(setting=setting, detail=f"the file cannot be read ({error.strerror})") from error
     except pydantic.ValidationError as error:

@@ -15,7 +15,7 @@ HEADINGS_JOINED = " › "
 _SHOWN_GAP = "\n\n"
 
 
-class _Numbers:
+class _CitationNumbers:
     """Citations by number, each place once."""
 
     def __init__(self) -> None:
@@ -28,9 +28,11 @@ class _Numbers:
         return tuple(self._numbers)
 
 
-def stitch(parts: list[tuple[Passage, tuple[int, ...]]], texts: dict[str, str]) -> tuple[str, tuple[Citation, ...]]:
+def stitch_answer(
+    parts: list[tuple[Passage, tuple[int, ...]]], texts: dict[str, str]
+) -> tuple[str, tuple[Citation, ...]]:
     """The answer's text and its citations, from the chosen sentences of each passage in the order of telling."""
-    numbers = _Numbers()
+    numbers = _CitationNumbers()
     told = [_paragraph(passage, _with_leads(passage, chosen), numbers) for passage, chosen in parts]
     citations = (Citation(ref, texts[ref][start:end], start, end) for ref, start, end in numbers.places())
     return _SHOWN_GAP.join(told), tuple(citations)
@@ -42,7 +44,7 @@ def _with_leads(passage: Passage, chosen: tuple[int, ...]) -> list[Sentence]:
     return [passage.sentences[at] for at in sorted({*leads, *chosen}) if passage.sentences[at].citable]
 
 
-def _paragraph(passage: Passage, sentences: list[Sentence], numbers: _Numbers) -> str:
+def _paragraph(passage: Passage, sentences: list[Sentence], numbers: _CitationNumbers) -> str:
     lines = [HEADINGS_JOINED.join(passage.headings) + ":"] if passage.headings else []
     for stretch in _stretches(passage, sentences):
         mark = numbers.mark(passage.ref, stretch[0].start, stretch[-1].end)
@@ -59,13 +61,13 @@ def _stretches(passage: Passage, sentences: list[Sentence]) -> list[list[Sentenc
     stretches: list[list[Sentence]] = []
     for sentence in sentences:
         last = stretches[-1] if stretches else []
-        if last and not sentence.row and not last[-1].row and _beside(passage, last, sentence):
+        if last and not sentence.row and not last[-1].row and _is_adjacent(passage, last, sentence):
             last.append(sentence)
         else:
             stretches.append([sentence])
     return stretches
 
 
-def _beside(passage: Passage, stretch: list[Sentence], sentence: Sentence) -> bool:
+def _is_adjacent(passage: Passage, stretch: list[Sentence], sentence: Sentence) -> bool:
     follows = passage.sentences.index(sentence) == passage.sentences.index(stretch[-1]) + 1
     return follows and sentence.end - stretch[0].start <= EXCERPT_CHARS_MAX

@@ -21,21 +21,28 @@ from trellis.http.job_shapes import EventShape, JobDocument, JobWhole
 from trellis.http.shapes import Page
 from trellis.identity import TrustedKey
 from trellis.lifecycles.nlm_job import NLM_JOB
-from trellis.nlm.asking import Asking
-from trellis.nlm.provider import QUESTION_CHARS_MAX, REF_CHARS_MAX, SOURCE_CHARS_MAX, SOURCES_MAX, Question, Source
+from trellis.nlm.asking import RetryingProvider
+from trellis.nlm.provider import (
+    QUESTION_CHARS_MAX,
+    REF_CHARS_MAX,
+    SOURCE_CHARS_MAX,
+    SOURCES_MAX,
+    NlmQuestion,
+    NlmSource,
+)
 from trellis.nlm_backend import metrics
-from trellis.nlm_backend.callers import Door, refused, requires
-from trellis.nlm_backend.intake import Accepted, Intake
+from trellis.nlm_backend.callers import BackendAccess, refusal_answer, requires
+from trellis.nlm_backend.intake import ExecutionAccepted, JobIntake
 from trellis.nlm_backend.orders import ProcessRequest
 from trellis.operations.job_documents import event_document, job_document, whole_document
 from trellis.web import problems
 from trellis.web.bodies import BodiesUnderWay, LargeBodyRoute, StrictRoute
-from trellis.web.correlation import Correlation
-from trellis.web.health import PROBE_S, Health
+from trellis.web.correlation import CorrelationMiddleware
+from trellis.web.health import PROBE_S, ProcessHealth
 from trellis.web.limits import RateLimits
 from trellis.web.problems import Problem, correlation_of
 from trellis.web.shapes import PROBLEMS, ProblemShape
-from trellis.web.tracing import NO_SPANS, Traced
+from trellis.web.tracing import NO_SPANS, TracingMiddleware
 
 QUERY_S = 60.0
 LIST_DEFAULT = 50
@@ -73,15 +80,15 @@ system = APIRouter(tags=["system"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Desk:
+class BackendServices:
     """What the routes work with; in the app's state."""
 
-    intake: Intake
-    asking: Asking
+    intake: JobIntake
+    asking: RetryingProvider
     metrics: metrics.Metrics
 
 
-class Taken(pydantic.BaseModel):
+class JobAccepted(pydantic.BaseModel):
     """The job is taken in, and its callback will come."""
 
     accepted: Literal[True]
@@ -89,7 +96,7 @@ class Taken(pydantic.BaseModel):
     estimated_seconds: int
 
 
-class Done(pydantic.BaseModel):
+class JobFinished(pydantic.BaseModel):
     """The job was done before; nothing was executed."""
 
     job_id: str
@@ -101,23 +108,23 @@ class Done(pydantic.BaseModel):
     size: int
 
 
-class Failure(pydantic.BaseModel):
+class JobFailure(pydantic.BaseModel):
     """Why there is no artifact."""
 
     code: str
     message: str
 
 
-class Failed(pydantic.BaseModel):
+class JobFailedAnswer(pydantic.BaseModel):
     """The job ended without an artifact."""
 
     job_id: str
     epoch: int
     status: Literal["FAILED"]
-    error: Failure
+    error: JobFailure
 
 
-class Cancelling(pydantic.BaseModel):
+class JobCancelling(pydantic.BaseModel):
     """What is open of the job in this epoch is being stopped."""
 
     job_id: str
@@ -183,11 +190,11 @@ class HealthOut(pydantic.BaseModel):
 @jobs.post(
     "/jobs/process",
     status_code=202,
-    response_model=Taken,
+    response_model=JobAccepted,
     responses={
         **PROBLEMS,
         200: {
-            "model": Done | Failed,
+            "model": JobFinished | JobFailedAnswer,
             "description": "What it has come to in this epoch, whether or not its callback went through.",
         },
         400: {"model": ProblemShape, "description": "The body cannot be read."},
@@ -199,19 +206,19 @@ class HealthOut(pydantic.BaseModel):
 )
 async def process(
     body: ProcessRequest, request: Request, _: Annotated[Actor, requires("nlm.process")]
-) -> Response | Taken:
+) -> Response | JobAccepted:
     """Take a job in. The same job and epoch again is answered with what it has come to, and executed once."""
-    desk: Desk = request.app.state.desk
+    desk: BackendServices = request.app.state.desk
     taken = await desk.intake.take(body, correlation_id=correlation_of(request) or "")
-    if isinstance(taken, Accepted):
-        return Taken(accepted=True, job_id=taken.job_id, estimated_seconds=taken.estimated_seconds)
+    if isinstance(taken, ExecutionAccepted):
+        return JobAccepted(accepted=True, job_id=taken.job_id, estimated_seconds=taken.estimated_seconds)
     return JSONResponse(taken.result)
 
 
 @jobs.get(
     "/jobs/{job_id}/executions/{epoch}",
-    response_model=Done | Failed,
-    responses={**PROBLEMS, 202: {"model": Taken, "description": "It is under way."}},
+    response_model=JobFinished | JobFailedAnswer,
+    responses={**PROBLEMS, 202: {"model": JobAccepted, "description": "It is under way."}},
 )
 async def execution(
     job_id: Annotated[str, Path(pattern=JOB_ID_PATTERN)],
@@ -220,12 +227,12 @@ async def execution(
     _: Annotated[Actor, requires("nlm.process")],
 ) -> Response:
     """How the last execution of a job in an epoch stands, for whoever misses its callback. Nothing is begun by asking."""
-    desk: Desk = request.app.state.desk
+    desk: BackendServices = request.app.state.desk
     found = await desk.intake.look(job_id, epoch)
     if found is None:
         raise _unknown(job_id, epoch)
-    if isinstance(found, Accepted):
-        taken = Taken(accepted=True, job_id=found.job_id, estimated_seconds=found.estimated_seconds)
+    if isinstance(found, ExecutionAccepted):
+        taken = JobAccepted(accepted=True, job_id=found.job_id, estimated_seconds=found.estimated_seconds)
         return JSONResponse(taken.model_dump(), 202)
     return JSONResponse(found.result)
 
@@ -236,13 +243,13 @@ async def cancel(
     epoch: Annotated[int, Path(ge=0, lt=2**53)],
     request: Request,
     _: Annotated[Actor, requires("nlm.process")],
-) -> Cancelling:
+) -> JobCancelling:
     """Stop what is open of a job in an epoch: asked at once, ended after a while whatever it does. Again is as once."""
-    desk: Desk = request.app.state.desk
+    desk: BackendServices = request.app.state.desk
     stopping = await desk.intake.cancel(job_id, epoch)
     if stopping is None:
         raise _unknown(job_id, epoch)
-    return Cancelling(job_id=job_id, epoch=epoch, executions=stopping)
+    return JobCancelling(job_id=job_id, epoch=epoch, executions=stopping)
 
 
 @jobs.get("/jobs", response_model=Page[JobDocument], responses=PROBLEMS)
@@ -258,7 +265,7 @@ async def listing(
     cursor: Annotated[str | None, Query(max_length=200)] = None,
 ) -> dict[str, Any]:
     """NLM jobs, newest first: one for each execution of a queue job."""
-    desk: Desk = request.app.state.desk
+    desk: BackendServices = request.app.state.desk
     where = JobFilter(
         lifecycle=NLM_JOB.name,
         type=type,
@@ -273,8 +280,8 @@ async def listing(
 @jobs.get("/jobs/{job_id}", response_model=JobWhole, responses=PROBLEMS)
 async def show(job_id: ExecutionId, request: Request, _: Annotated[Actor, requires("nlm.read")]) -> dict[str, Any]:
     """One NLM job with its payload."""
-    desk: Desk = request.app.state.desk
-    job = await _found(desk, job_id)
+    desk: BackendServices = request.app.state.desk
+    job = await _get_nlm_job(desk, job_id)
     return whole_document(job, await desk.intake.ledger.result(job.job_id))
 
 
@@ -287,14 +294,14 @@ async def events(
     cursor: Annotated[int | None, Query(ge=0)] = None,
 ) -> dict[str, Any]:
     """What happened to an NLM job, oldest first."""
-    desk: Desk = request.app.state.desk
-    job = await _found(desk, job_id)
+    desk: BackendServices = request.app.state.desk
+    job = await _get_nlm_job(desk, job_id)
     found = [event for event in await desk.intake.ledger.events(job.job_id) if event.version > (cursor or 0)]
     told = [event_document(event, tracing.trace_id(job.trace)) for event in found[:limit]]
     return {"items": told, "next_cursor": str(found[limit - 1].version) if len(found) > limit else None}
 
 
-async def _found(desk: Desk, job_id: str) -> Job:
+async def _get_nlm_job(desk: BackendServices, job_id: str) -> Job:
     job = await desk.intake.ledger.job(JobId(job_id))
     if job is None or job.lifecycle != NLM_JOB.name:
         raise Problem("NOT_FOUND", f"There is no NLM job {job_id} here; GET /jobs lists them.")
@@ -315,9 +322,9 @@ def _unknown(job_id: str, epoch: int) -> Problem:
 @questions.post("/query", responses=PROBLEMS)
 async def query(body: QueryIn, request: Request, actor: Annotated[Actor, requires("nlm.query")]) -> QueryOut:
     """Answer from the sources; every citation was found in its source, letter by letter."""
-    desk: Desk = request.app.state.desk
-    sources = tuple(Source(source.ref, source.text) for source in body.sources)
-    question = Question(text=body.question, sources=sources)
+    desk: BackendServices = request.app.state.desk
+    sources = tuple(NlmSource(source.ref, source.text) for source in body.sources)
+    question = NlmQuestion(text=body.question, sources=sources)
     answer = await desk.asking.ask(question, agent=body.agent or actor.name, deadline_s=QUERY_S)
     return QueryOut(
         answer=answer.text,
@@ -332,7 +339,7 @@ async def query(body: QueryIn, request: Request, actor: Annotated[Actor, require
 @system.get("/health", responses={502: PROBLEMS[502]})
 async def health(request: Request) -> HealthOut:
     """Whether jobs are taken in, and how many wait; needs no token."""
-    desk: Desk = request.app.state.desk
+    desk: BackendServices = request.app.state.desk
     try:
         async with asyncio.timeout(PROBE_S):
             depth, circuit = await desk.intake.depth(), desk.intake.circuit
@@ -361,15 +368,15 @@ async def ready(request: Request) -> JSONResponse:
 
 
 @system.get("/metrics", response_class=PlainTextResponse, responses={502: PROBLEMS[502]})
-async def told_metrics(request: Request) -> Response:
+async def metrics_text(request: Request) -> Response:
     """Counters of this process in Prometheus' text form; needs no token."""
-    desk: Desk = request.app.state.desk
+    desk: BackendServices = request.app.state.desk
     text = desk.metrics.text(await desk.intake.depth(), desk.intake.circuit.state.value)
     return Response(text, media_type=metrics.MEDIA_TYPE)
 
 
 def create_backend_app(
-    desk: Desk,
+    desk: BackendServices,
     keys: Sequence[TrustedKey],
     *,
     monotonic: Callable[[], float],
@@ -387,13 +394,13 @@ def create_backend_app(
         telemetry=NO_SPANS,
     )
     app.state.desk = desk
-    app.state.door = Door(keys=keys, limits=RateLimits(REQUESTS_PER_SECOND, BURST, monotonic), now=now)
+    app.state.door = BackendAccess(keys=keys, limits=RateLimits(REQUESTS_PER_SECOND, BURST, monotonic), now=now)
     app.state.bodies = BodiesUnderWay()
-    app.state.health = Health({"ledger": desk.intake.ledger.ping})
+    app.state.health = ProcessHealth({"ledger": desk.intake.ledger.ping})
     problems.install(app)
-    app.add_exception_handler(NotAllowed, refused)  # type: ignore[arg-type]
+    app.add_exception_handler(NotAllowed, refusal_answer)  # type: ignore[arg-type]
     for router in (jobs, questions, system):
         app.include_router(router)
-    app.add_middleware(Traced)
-    app.add_middleware(Correlation, new_id=new_id)  # around the other: the one added last is outermost
+    app.add_middleware(TracingMiddleware)
+    app.add_middleware(CorrelationMiddleware, new_id=new_id)  # around the other: the one added last is outermost
     return app

@@ -17,30 +17,30 @@ from fastapi import FastAPI
 from trellis.artifacts.snapshot import SNAPSHOT_BYTES_MAX
 from trellis.engine.clock import Clock
 from trellis.engine.errors import KeyUnusable, SettingsInvalid
-from trellis.engine.holding import Heartbeat, Holder, HolderOptions
+from trellis.engine.holding import LeaseHeartbeat, LeaseRunner, LeaseRunnerOptions
 from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.service import Retention, Service, Sweeper, serve
-from trellis.fleet import gateway_address, nlm_key, objects_place
+from trellis.fleet import gateway_address, nlm_key, object_store_url
 from trellis.identity import TrustedKey
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.net.guard import GuardedClient, OutgoingPolicy, guarded_client
 from trellis.net.targets import read_target
-from trellis.nlm.asking import Asking
+from trellis.nlm.asking import RetryingProvider
 from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
-from trellis.nlm_backend.app import Desk, create_backend_app
-from trellis.nlm_backend.delivery import Delivery
+from trellis.nlm_backend.app import BackendServices, create_backend_app
+from trellis.nlm_backend.delivery import JobDelivery
 from trellis.nlm_backend.driver import NlmDriver
-from trellis.nlm_backend.intake import Intake
+from trellis.nlm_backend.intake import JobIntake
 from trellis.nlm_backend.limits import LimitedProvider, ProviderLimits
 from trellis.nlm_backend.metrics import Metrics
 from trellis.nlm_backend.orders import type_of
 from trellis.runs.projector import Projector
-from trellis.runs.publishing import Publisher
+from trellis.runs.publishing import DocumentPublisher
 from trellis.settings import Settings
 from trellis.storage.address import s3_credentials
 from trellis.storage.objects import ObjectStore
@@ -65,7 +65,7 @@ class BackendOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Links:
+class BackendLinks:
     """How a backend reaches others: through the guard, with tokens for trusted origins, and signed callbacks."""
 
     client: GuardedClient
@@ -76,7 +76,7 @@ class Links:
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class BackendEnvironment:
     """Time and chance, passed in."""
 
     clock: Clock
@@ -86,7 +86,7 @@ class World:
     new_id: Callable[[], str]
 
 
-class Backend:
+class BackendProcess:
     """One backend process: `app` answers, `serve` works."""
 
     def __init__(
@@ -94,10 +94,10 @@ class Backend:
         *,
         ledger: Ledger,
         provider: NlmProvider,
-        links: Links,
+        links: BackendLinks,
         name: str,
         options: BackendOptions,
-        world: World,
+        world: BackendEnvironment,
         objects: ObjectStore | None = None,
     ) -> None:
         clock, self.metrics = world.clock, Metrics()
@@ -114,13 +114,13 @@ class Backend:
             delivery=self._delivery(links),
             metrics=self.metrics,
         )
-        self.holder = Holder(
+        self.holder = LeaseRunner(
             ledger=ledger,
             actor=actor,
             clock=clock,
             driver=driver,
             new_id=world.new_id,
-            options=HolderOptions(
+            options=LeaseRunnerOptions(
                 concurrency=options.concurrency,
                 lease_s=options.lease_s,
                 heartbeat_s=options.heartbeat_s,
@@ -134,7 +134,7 @@ class Backend:
         self.projector = None if objects is None else _projector(ledger, objects, name, clock)
         """Publishes audit records of NLM jobs (D35); None where no object store is known."""
         self.sweeper = Sweeper(ledger=ledger, actor=Actor(role=Role.SWEEPER, name=name), name="nlm-sweeper")
-        intake = Intake(
+        intake = JobIntake(
             ledger=ledger,
             actor=actor,
             outgoing=links.client,
@@ -144,10 +144,10 @@ class Backend:
             concurrency=options.concurrency,
             cancel_grace_s=options.cancel_grace_s,
         )
-        self.desk = Desk(intake=intake, asking=Asking(limited, clock=clock), metrics=self.metrics)
+        self.desk = BackendServices(intake=intake, asking=RetryingProvider(limited, clock=clock), metrics=self.metrics)
 
-    def _delivery(self, links: Links) -> Delivery:
-        return Delivery(
+    def _delivery(self, links: BackendLinks) -> JobDelivery:
+        return JobDelivery(
             client=links.client,
             trusted=links.trusted,
             token=links.token,
@@ -167,7 +167,7 @@ class Backend:
         """All that works in the background."""
         return [
             self.holder,
-            Heartbeat(holder=self.holder, name="nlm-heartbeat"),
+            LeaseHeartbeat(holder=self.holder, name="nlm-heartbeat"),
             self.sweeper,
             Retention(ledger=self.ledger, name="nlm-retention"),
             *([] if self.projector is None else [self.projector]),
@@ -179,12 +179,14 @@ class Backend:
         await asyncio.gather(*(serve(service, world.clock, world.rng, stop) for service in self.services()))
         await self.holder.drain()
         if self.projector is not None:
-            await self.projector.let_go()
+            await self.projector.release()
 
 
 def _projector(ledger: Ledger, objects: ObjectStore, name: str, clock: Clock) -> Projector:
     actor = Actor(role=Role.PROJECTOR, name=name)
-    return Projector(ledger=ledger, actor=actor, publisher=Publisher(objects), clock=clock, name="nlm-projector")
+    return Projector(
+        ledger=ledger, actor=actor, publisher=DocumentPublisher(objects), clock=clock, name="nlm-projector"
+    )
 
 
 def signing_secret(ledger_url: str, settings: Settings) -> bytes:
@@ -196,7 +198,9 @@ def signing_secret(ledger_url: str, settings: Settings) -> bytes:
 
 
 @asynccontextmanager
-async def open_backend(settings: Settings, ledger_url: str, *, name: str | None = None) -> AsyncGenerator[Backend]:
+async def open_backend(
+    settings: Settings, ledger_url: str, *, name: str | None = None
+) -> AsyncGenerator[BackendProcess]:
     """Open everything, and close it at the end. `ledger_url` is the main one, which is not opened. Raises KeyUnusable, LedgerError."""
     secret = signing_secret(ledger_url, settings)
     token = job_token(ledger_url, settings, Role.NLM_BACKEND)
@@ -218,10 +222,10 @@ async def open_backend(settings: Settings, ledger_url: str, *, name: str | None 
         )
         stack.push_async_callback(provider.close)
         client = await stack.enter_async_context(guarded_client(policy, tls=outgoing_tls(settings)))
-        yield Backend(
+        yield BackendProcess(
             ledger=ledger,
             provider=provider,
-            links=Links(client=client, trusted=frozenset({gateway}), token=token, secret=secret),
+            links=BackendLinks(client=client, trusted=frozenset({gateway}), token=token, secret=secret),
             name=name or process_name("nlm"),
             objects=objects,
             options=BackendOptions(
@@ -229,7 +233,7 @@ async def open_backend(settings: Settings, ledger_url: str, *, name: str | None 
                 per_second=settings.nlm_per_second,
                 cancel_grace_s=settings.cancel_grace_s,
             ),
-            world=World(
+            world=BackendEnvironment(
                 clock=SystemClock(),
                 rng=random.Random(),  # noqa: S311 - spreads retries, nothing secret
                 now=time.time,
@@ -240,7 +244,7 @@ async def open_backend(settings: Settings, ledger_url: str, *, name: str | None 
 
 async def _open_objects(settings: Settings, ledger_url: str) -> ObjectStore | None:
     """Where audit records of NLM jobs go: the object store of the instance; None, and a warning, when nothing says where that is."""
-    place = objects_place(settings, ledger_url)
+    place = object_store_url(settings, ledger_url)
     if place is None:
         _log.warning("nlm_jobs_not_recorded", remedy="set TRELLIS_OBJECTS to the object store of the instance")
         return None

@@ -15,16 +15,16 @@ from trellis.engine.logs import log_of
 from trellis.engine.matrices import permit
 from trellis.identity import TrustedKey
 from trellis.web.limits import RateLimits
-from trellis.web.problems import Problem, answer, correlation_of
+from trellis.web.problems import Problem, correlation_of, problem_response
 from trellis.web.tokens import VerifiedTokens, bearer
 
-WHO = "trellis.who"
+CALLER_STATE_KEY = "trellis.who"
 
 _log = log_of("trellis.nlm_backend")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Door:
+class BackendAccess:
     """Who is let in; in the app's state."""
 
     keys: Sequence[TrustedKey]
@@ -38,7 +38,7 @@ async def authenticate(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
 ) -> Principal:
     """The principal of the token, looked at once for each request; raises Problem 401, TokenRefused, Problem 429."""
-    known: Principal | None = request.scope.get(WHO)
+    known: Principal | None = request.scope.get(CALLER_STATE_KEY)
     if known is not None:
         return known
     if len(request.headers.getlist("authorization")) > 1:
@@ -46,15 +46,15 @@ async def authenticate(
     if credentials is None:
         detail = "No token was sent; put `Authorization: Bearer TOKEN`, a token of `trellis token issue`."
         raise Problem("AUTH_REQUIRED", detail)
-    door: Door = request.app.state.door
+    door: BackendAccess = request.app.state.door
     identity = door.tokens.verify(credentials.credentials, door.keys, now=door.now())
     principal = identity.principal()
     door.limits.take(request, principal)
-    request.scope[WHO] = principal
+    request.scope[CALLER_STATE_KEY] = principal
     return principal
 
 
-class Requires:
+class RequiresBackendRule:
     """A dependency: the caller in the role that may, if rule `name` lets it."""
 
     def __init__(self, rule: str) -> None:
@@ -71,13 +71,13 @@ class Requires:
 
 def requires(rule: str) -> Any:
     """For a parameter of a route: the caller, if this rule lets it."""
-    return Depends(Requires(rule))
+    return Depends(RequiresBackendRule(rule))
 
 
-async def refused(request: Request, error: NotAllowed) -> Response:
+async def refusal_answer(request: Request, error: NotAllowed) -> Response:
     """The answer to whoever may not; the log has it."""
-    principal: Principal | None = request.scope.get(WHO)
+    principal: Principal | None = request.scope.get(CALLER_STATE_KEY)
     caller = None if principal is None else principal.name
     rule = error.data.get("rule")
     _log.warning("refused", caller=caller, rule=rule, path=request.url.path, correlation_id=correlation_of(request))
-    return answer(request, Problem("FORBIDDEN", str(error), rule=rule))
+    return problem_response(request, Problem("FORBIDDEN", str(error), rule=rule))

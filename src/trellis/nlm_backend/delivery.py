@@ -18,20 +18,20 @@ from typing import Annotated, Any, Literal, cast
 import httpx2
 import pydantic
 
-from trellis.artifacts.content import Draft
+from trellis.artifacts.content import ArtifactDraft
 from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.logs import log_of
 from trellis.engine.retries import RetryPolicy
 from trellis.lifecycles import Role
 from trellis.net.errors import AddressRefused, OutgoingError, UrlRefused
-from trellis.net.guard import Fetched, GuardedClient
+from trellis.net.guard import FetchedResponse, GuardedClient
 from trellis.net.retry_after import retry_after_s
 from trellis.net.signatures import job_key, signed_headers
-from trellis.net.targets import read_target, shown
+from trellis.net.targets import read_target, url_for_message
 from trellis.nlm_backend.errors import Fault, FaultCode, Superseded
 from trellis.nlm_backend.metrics import Metrics
-from trellis.nlm_backend.orders import Order
+from trellis.nlm_backend.orders import StoredOrder
 from trellis.web.correlation import HEADER as CORRELATION_HEADER
 
 RETRY = RetryPolicy(base_s=1.0, factor=2.0, max_s=30.0, jitter=0.2)
@@ -41,14 +41,14 @@ TRANSIENT = frozenset({408, 425, 429})
 """And everything from 500 on, and redirects: a proxy in between may be wrong for a while."""
 UNRECOGNISED = frozenset({401, 403})
 """Who is told this has the wrong secret, or the wrong time: an operator may put it right before the deadline."""
-NOT_OURS = frozenset({"LEASE_LOST", "INVALID_TRANSITION"})
+JOB_LOST_CODES = frozenset({"LEASE_LOST", "INVALID_TRANSITION"})
 COMPLETE: Literal["COMPLETE"] = "COMPLETE"
 FAILED: Literal["FAILED"] = "FAILED"
 
 _log = log_of("trellis.nlm_backend")
 
 
-class Staged(pydantic.BaseModel):
+class StagedAnswer(pydantic.BaseModel):
     """What the artifact store said; the rest of its answer is not read."""
 
     model_config = pydantic.ConfigDict(frozen=True)
@@ -65,14 +65,14 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class DeliveryGivenUp:
     """It does not, and will not."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Errand:
+class OutgoingRequest:
     """One request that may be made again."""
 
     method: str
@@ -88,7 +88,7 @@ class Errand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivery:
+class JobDelivery:
     """Everything that a job sends out, or has fetched."""
 
     client: GuardedClient
@@ -105,31 +105,33 @@ class Delivery:
     metrics: Metrics
     retry: RetryPolicy = RETRY
 
-    async def snapshot(self, order: Order, correlation_id: str, *, until: float) -> bytes:
+    async def snapshot(self, order: StoredOrder, correlation_id: str, *, until: float) -> bytes:
         """The context of the job; raises Fault."""
         url = order.context_snapshot_url
-        errand = Errand(method="GET", url=url, headers=lambda: self._as_ours(order, url, correlation_id))
+        errand = OutgoingRequest(method="GET", url=url, headers=lambda: self._as_ours(order, url, correlation_id))
         try:
             answer = await self._sent(errand, until)
         except (UrlRefused, AddressRefused) as error:
             raise Fault(fault=FaultCode.CONTEXT_INVALID, detail=str(error)) from None
-        if isinstance(answer, GivenUp):
+        if isinstance(answer, DeliveryGivenUp):
             detail = f"The context snapshot did not come in time: {answer.reason}"
             raise Fault(fault=FaultCode.CONTEXT_TIMEOUT, detail=detail)
         if answer.status != 200:
-            detail = f"The context snapshot was answered with {_told(answer)}"
+            detail = f"The context snapshot was answered with {_answer_text(answer)}"
             raise Fault(fault=FaultCode.CONTEXT_INVALID, detail=detail)
         return answer.body
 
-    async def stage(self, order: Order, draft: Draft, correlation_id: str, *, until: float) -> Staged:
+    async def stage(
+        self, order: StoredOrder, draft: ArtifactDraft, correlation_id: str, *, until: float
+    ) -> StagedAnswer:
         """Put the artifact into the store, where no reader sees it yet; raises Fault, Superseded."""
         url = f"{order.gateway}/artifacts"
         if not self._is_trusted(url):
-            detail = f"Artifacts go to the gateway alone, and {shown(url)} is not it."
+            detail = f"Artifacts go to the gateway alone, and {url_for_message(url)} is not it."
             raise Fault(fault=FaultCode.STAGING_REFUSED, detail=detail)
         asked = {"job_id": order.job_id, "epoch": order.epoch, **draft.model_dump(mode="json")}
         json_headers = {"content-type": "application/json"}
-        errand = Errand(
+        errand = OutgoingRequest(
             method="POST",
             url=url,
             headers=lambda: self._as_ours(order, url, correlation_id) | json_headers,
@@ -139,19 +141,23 @@ class Delivery:
             answer = await self._sent(errand, until)
         except (UrlRefused, AddressRefused) as error:
             raise Fault(fault=FaultCode.STAGING_REFUSED, detail=str(error)) from None
-        if isinstance(answer, GivenUp):
+        if isinstance(answer, DeliveryGivenUp):
             detail = f"The artifact could not be staged before the deadline: {answer.reason}"
             raise Fault(fault=FaultCode.DEADLINE, detail=detail)
         return _staged(answer, order)
 
-    async def call_back(self, order: Order, notice: bytes, correlation_id: str, *, until: float) -> Delivered | GivenUp:
+    async def call_back(
+        self, order: StoredOrder, notice: bytes, correlation_id: str, *, until: float
+    ) -> Delivered | DeliveryGivenUp:
         """Tell the orchestration layer how the job ended, until it is told or the time is over."""
         if not self._is_trusted(order.callback_url):
-            return GivenUp(f"Callbacks go to the gateway alone, and {shown(order.callback_url)} is not it.")
+            return DeliveryGivenUp(
+                f"Callbacks go to the gateway alone, and {url_for_message(order.callback_url)} is not it."
+            )
         key = job_key(self.secret, Role.NLM_BACKEND.value, order.job_id)
         id_ = callback_id(order, json.loads(notice)["status"])
         around = {"content-type": "application/json", CORRELATION_HEADER: correlation_id}
-        errand = Errand(
+        errand = OutgoingRequest(
             method="POST",
             url=order.callback_url,
             headers=lambda: (
@@ -163,12 +169,12 @@ class Delivery:
         try:
             answer = await self._sent(errand, until, tried=self.metrics.delivery_tried)
         except (UrlRefused, AddressRefused) as error:
-            return GivenUp(str(error))
-        if isinstance(answer, GivenUp):
+            return DeliveryGivenUp(str(error))
+        if isinstance(answer, DeliveryGivenUp):
             return answer
-        return Delivered() if answer.status < 300 else GivenUp(_told(answer))
+        return Delivered() if answer.status < 300 else DeliveryGivenUp(_answer_text(answer))
 
-    def _as_ours(self, order: Order, url: str, correlation_id: str) -> dict[str, str]:
+    def _as_ours(self, order: StoredOrder, url: str, correlation_id: str) -> dict[str, str]:
         headers = {CORRELATION_HEADER: correlation_id, "accept": "application/json", **tracing.headers()}
         if self._is_trusted(url):
             headers["authorization"] = f"Bearer {self.token(order.job_id)}"
@@ -178,27 +184,27 @@ class Delivery:
         return read_target(url).origin in self.trusted
 
     async def _sent(
-        self, errand: Errand, until: float, *, tried: Callable[[str], None] | None = None
-    ) -> Fetched | GivenUp:
+        self, errand: OutgoingRequest, until: float, *, tried: Callable[[str], None] | None = None
+    ) -> FetchedResponse | DeliveryGivenUp:
         """The first answer that will not pass, or why there was none in time; raises UrlRefused, AddressRefused."""
         number = 0
         while True:
             answer = await self._try(errand, until)
             if tried is not None:
-                tried("unanswered" if isinstance(answer, GivenUp) else f"{answer.status // 100}xx")
-            if isinstance(answer, Fetched) and not errand.may_pass(answer.status):
+                tried("unanswered" if isinstance(answer, DeliveryGivenUp) else f"{answer.status // 100}xx")
+            if isinstance(answer, FetchedResponse) and not errand.may_pass(answer.status):
                 return answer
-            problem = answer.reason if isinstance(answer, GivenUp) else _told(answer)
+            problem = answer.reason if isinstance(answer, DeliveryGivenUp) else _answer_text(answer)
             wait_s = self._wait_s(number, answer)
             number += 1
             told = {"method": errand.method, "problem": problem, "tries": number}
             if self.clock.monotonic() + wait_s >= until:
                 _log.warning("delivery_given_up", **told)
-                return GivenUp(problem)
+                return DeliveryGivenUp(problem)
             _log.warning("not_delivered", **told, again_in_s=wait_s)
             await self.clock.sleep(wait_s)
 
-    async def _try(self, errand: Errand, until: float) -> Fetched | GivenUp:
+    async def _try(self, errand: OutgoingRequest, until: float) -> FetchedResponse | DeliveryGivenUp:
         left_s = max(0.0, until - self.clock.monotonic())
         sending = self.client.send(errand.method, errand.url, headers=errand.headers(), content=errand.content)
         try:
@@ -206,23 +212,23 @@ class Delivery:
         except (UrlRefused, AddressRefused):
             raise
         except OutgoingError as error:
-            return GivenUp(str(error))
+            return DeliveryGivenUp(str(error))
         except TimeoutError:
-            return GivenUp(f"no answer within {left_s:g} s")
+            return DeliveryGivenUp(f"no answer within {left_s:g} s")
 
-    def _wait_s(self, number: int, answer: Fetched | GivenUp) -> float:
+    def _wait_s(self, number: int, answer: FetchedResponse | DeliveryGivenUp) -> float:
         """As long as the policy says, or the server if that is longer."""
-        asked_s = retry_after_s(httpx2.Headers(dict(answer.headers))) if isinstance(answer, Fetched) else None
+        asked_s = retry_after_s(httpx2.Headers(dict(answer.headers))) if isinstance(answer, FetchedResponse) else None
         return max(self.retry.delay_s(number, self.rng.random()), min(asked_s or 0.0, RETRY_AFTER_S_MAX))
 
 
-def callback_id(order: Order, status: str) -> str:
+def callback_id(order: StoredOrder, status: str) -> str:
     """The same for the same news, so that the gateway knows a repeat."""
     told = json.dumps([*order.scope, status]).encode()
     return f"nlm_{hashlib.sha256(told).hexdigest()[:40]}"
 
 
-def complete_notice(order: Order, staged: Staged) -> dict[str, Any]:
+def complete_notice(order: StoredOrder, staged: StagedAnswer) -> dict[str, Any]:
     """What a finished job's callback says, and whoever asks again is told."""
     return {
         "job_id": order.job_id,
@@ -235,7 +241,7 @@ def complete_notice(order: Order, staged: Staged) -> dict[str, Any]:
     }
 
 
-def failed_notice(order: Order, fault: Fault) -> dict[str, Any]:
+def failed_notice(order: StoredOrder, fault: Fault) -> dict[str, Any]:
     """What the callback of a job without an artifact says."""
     error = {"code": fault.fault.value, "message": str(fault)[:DETAIL_CHARS_MAX]}
     return {"job_id": order.job_id, "epoch": order.epoch, "status": FAILED, "error": error}
@@ -246,24 +252,24 @@ def as_bytes(notice: Mapping[str, Any]) -> bytes:
     return json.dumps(notice, ensure_ascii=False, sort_keys=True).encode()
 
 
-def _staged(answer: Fetched, order: Order) -> Staged:
+def _staged(answer: FetchedResponse, order: StoredOrder) -> StagedAnswer:
     if answer.status in {200, 201}:
         try:
-            staged = Staged.model_validate_json(answer.body)
+            staged = StagedAnswer.model_validate_json(answer.body)
         except pydantic.ValidationError:
             raise Fault(fault=FaultCode.STAGING_REFUSED, detail="The artifact store sent no usable answer.") from None
         if staged.job_id != order.job_id:
             detail = f"The artifact store answered about job {staged.job_id[:100]}."
             raise Fault(fault=FaultCode.STAGING_REFUSED, detail=detail)
         return staged
-    detail = f"The artifact store answered {_told(answer)}"
-    if answer.status == 409 and _problem(answer).get("code") in NOT_OURS:
+    detail = f"The artifact store answered {_answer_text(answer)}"
+    if answer.status == 409 and _problem(answer).get("code") in JOB_LOST_CODES:
         raise Superseded(detail=detail)
     code = FaultCode.VALIDATION_ERROR if answer.status in {413, 422} else FaultCode.STAGING_REFUSED
     raise Fault(fault=code, detail=detail)
 
 
-def _problem(answer: Fetched) -> dict[str, Any]:
+def _problem(answer: FetchedResponse) -> dict[str, Any]:
     try:
         found: Any = json.loads(answer.body)
     except (ValueError, RecursionError):
@@ -271,7 +277,7 @@ def _problem(answer: Fetched) -> dict[str, Any]:
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
-def _told(answer: Fetched) -> str:
+def _answer_text(answer: FetchedResponse) -> str:
     """The status, and what a problem document of ours says about it."""
     problem = _problem(answer)
     said = " ".join(str(problem[name]) for name in ("code", "detail") if isinstance(problem.get(name), str))

@@ -17,14 +17,21 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from trellis.artifacts.content import Draft
+from trellis.artifacts.content import ArtifactDraft
 from trellis.artifacts.snapshot import Snapshot, SnapshotInvalid
-from trellis.artifacts.structuring import Answered, Prompt, Task, ask, build, draft
+from trellis.artifacts.structuring import (
+    StoredAnswer,
+    StructuringPrompt,
+    StructuringTask,
+    ask_provider,
+    build_prompt,
+    draft,
+)
 from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import InputError, LedgerError
-from trellis.engine.holding import Stopped, carried_out, heard, journalled
-from trellis.engine.jobs import Actor, Advance, Applied, Claimed, LeaseLost, Turn
+from trellis.engine.holding import DriveStopped, consume_cancel, journal_once, shield_final_step
+from trellis.engine.jobs import Actor, Advance, Claimed, LeaseLost, StepApplied, Turn
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.text import storable
@@ -34,9 +41,9 @@ from trellis.nlm.errors import NlmError, NlmTimeout
 from trellis.nlm_backend.delivery import (
     DETAIL_CHARS_MAX,
     Delivered,
-    Delivery,
-    GivenUp,
-    Staged,
+    DeliveryGivenUp,
+    JobDelivery,
+    StagedAnswer,
     as_bytes,
     complete_notice,
     failed_notice,
@@ -44,7 +51,7 @@ from trellis.nlm_backend.delivery import (
 from trellis.nlm_backend.errors import Fault, FaultCode, Superseded, fault_of
 from trellis.nlm_backend.limits import LimitedProvider
 from trellis.nlm_backend.metrics import Metrics
-from trellis.nlm_backend.orders import Order
+from trellis.nlm_backend.orders import StoredOrder
 
 SNAPSHOT, PROMPT, ASKED, ANSWER, DRAFT, STAGED, FAULT = (
     *("snapshot", "prompt", "asked", "answer", "draft", "staged", "fault"),
@@ -52,20 +59,20 @@ SNAPSHOT, PROMPT, ASKED, ANSWER, DRAFT, STAGED, FAULT = (
 """The journal entries of an execution."""
 NEXT_STAGE = "next_stage"
 FETCHING_CONTEXT, BUILDING_PROMPT, NLM_QUERY, STRUCTURING, CALLBACK = HELD
-LEFT = "left"
+STAGE_LEFT = "left"
 """What a span says of a drive that ended because the execution is another's."""
 CAUSE_CHARS_MAX = 200
 GIVEN_UP = "CALLBACK_GIVEN_UP"
 SUPERSEDED = "SUPERSEDED"
 
-Made = TypeVar("Made")
+MadeT = TypeVar("MadeT")
 
 _AFTER = dict(pairwise(HELD))
 _log = log_of("trellis.nlm_backend")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DriverOptions:
+class NlmDriverOptions:
     """How long each part may take."""
 
     context_s: float = 30.0
@@ -86,37 +93,37 @@ class NlmDriver:
     actor: Actor
     clock: Clock
     provider: LimitedProvider
-    delivery: Delivery
+    delivery: JobDelivery
     metrics: Metrics
-    options: DriverOptions = field(default_factory=DriverOptions)
-    wishes: set[str] = field(default_factory=set[str])
+    options: NlmDriverOptions = field(default_factory=NlmDriverOptions)
+    cancel_requests: set[str] = field(default_factory=set[str])
     """Executions that somebody asked to stop; their drive is cancelled after they were put here."""
 
     async def drive(self, claimed: Claimed) -> str | None:
         """Take the execution to its end; the state it ended in, None when another goes on."""
-        with tracing.taken_up(claimed, "nlm.drive") as span:
+        with tracing.attempt_span(claimed, "nlm.drive") as span:
             state = await self._drive(claimed)
-            span.note({"trellis.state": state or LEFT})
+            span.note({"trellis.state": state or STAGE_LEFT})
             return state
 
     async def _drive(self, claimed: Claimed) -> str | None:
-        execution, id_ = _Execution(self, claimed), claimed.lease.job_id
+        execution, id_ = _NlmExecution(self, claimed), claimed.lease.job_id
         try:
             worked = await execution.worked()
-            return await carried_out(self.wishes, id_, execution.ended(worked))
-        except Stopped:
+            return await shield_final_step(self.cancel_requests, id_, execution.ended(worked))
+        except DriveStopped:
             _log.info("execution_left", execution=id_, reason="the lease is another's")
             return None
         finally:
-            self.wishes.discard(id_)
+            self.cancel_requests.discard(id_)
 
 
-class _Execution:
+class _NlmExecution:
     """One execution in the hands of one driver."""
 
     def __init__(self, driver: NlmDriver, claimed: Claimed) -> None:
         self._driver, self._lease, self._state = driver, claimed.lease, claimed.state
-        self._order = Order.read(claimed.payload)
+        self._order = StoredOrder.read(claimed.payload)
         self._correlation_id = claimed.correlation_id
         self._journal: dict[str, bytes] = {}
         self._began = self._stage_began = driver.clock.monotonic()
@@ -126,16 +133,16 @@ class _Execution:
         self._works_until = self._ends_at - min(options.reserve_s, options.reserve_share * left_s)
         self._log = _log.bind(execution=claimed.lease.job_id, epoch=claimed.lease.epoch)
 
-    async def worked(self) -> Staged | Fault | Superseded:
+    async def worked(self) -> StagedAnswer | Fault | Superseded:
         """The staged artifact, or why there is none; raises Stopped, LedgerError."""
         try:
             self._journal = await self._driver.ledger.read_journal(self._lease.job_id)
-            return kept_fault(self._journal) or await self._stages()
+            return fault_in_journal(self._journal) or await self._stages()
         except asyncio.CancelledError:
-            if not heard(self._driver.wishes, self._lease.job_id):
+            if not consume_cancel(self._driver.cancel_requests, self._lease.job_id):
                 raise
             fault = Fault(fault=FaultCode.CANCELLED, detail="It was stopped on request.")
-        except (Stopped, LedgerError):
+        except (DriveStopped, LedgerError):
             raise
         except Superseded as error:
             return error
@@ -148,10 +155,10 @@ class _Execution:
             fault = Fault(fault=FaultCode.INTERNAL_ERROR, detail=f"{self._state} failed: {type(error).__name__}")
         return await self._kept_fault(fault)
 
-    async def ended(self, worked: Staged | Fault | Superseded) -> str:
+    async def ended(self, worked: StagedAnswer | Fault | Superseded) -> str:
         """Tell how it went, and end; the last state."""
         match worked:
-            case Staged():
+            case StagedAnswer():
                 return await self._call_back(worked)
             case Fault():
                 return await self._report(worked)
@@ -163,21 +170,25 @@ class _Execution:
         self._log.warning("execution_failed", stage=self._state, code=fault.fault.value, error=str(fault))
         told = {"code": fault.fault.value, "message": storable(str(fault)[:DETAIL_CHARS_MAX])}
         self._journal[FAULT] = await self._keep(FAULT, json.dumps(told).encode())
-        return kept_fault(self._journal) or fault
+        return fault_in_journal(self._journal) or fault
 
     # --- the stages ----------------------------------------------------------------------------------------------
 
-    async def _stages(self) -> Staged:
+    async def _stages(self) -> StagedAnswer:
         task = await self._task(await self._once(SNAPSHOT, self._fetch))
         await self._leave(FETCHING_CONTEXT)
-        prompt = Prompt.read(await self._once(PROMPT, lambda: _beside(lambda: build(task).to_bytes())))
-        await self._leave(BUILDING_PROMPT)
-        answered = Answered.read(await self._once(ANSWER, lambda: self._ask(prompt)))
-        await self._leave(NLM_QUERY)
-        made = Draft.model_validate_json(
-            await self._once(DRAFT, lambda: _beside(lambda: draft(task, prompt, answered).model_dump_json().encode()))
+        prompt = StructuringPrompt.read(
+            await self._once(PROMPT, lambda: _in_thread(lambda: build_prompt(task).to_bytes()))
         )
-        staged = Staged.model_validate_json(await self._once(STAGED, lambda: self._stage(made)))
+        await self._leave(BUILDING_PROMPT)
+        answered = StoredAnswer.read(await self._once(ANSWER, lambda: self._ask(prompt)))
+        await self._leave(NLM_QUERY)
+        made = ArtifactDraft.model_validate_json(
+            await self._once(
+                DRAFT, lambda: _in_thread(lambda: draft(task, prompt, answered).model_dump_json().encode())
+            )
+        )
+        staged = StagedAnswer.model_validate_json(await self._once(STAGED, lambda: self._stage(made)))
         await self._leave(STRUCTURING, {"artifact_id": staged.artifact_id})
         return staged
 
@@ -186,25 +197,27 @@ class _Execution:
         until = self._driver.clock.monotonic() + patience_s
         return await self._driver.delivery.snapshot(self._order, self._correlation_id, until=until)
 
-    async def _task(self, body: bytes) -> Task:
+    async def _task(self, body: bytes) -> StructuringTask:
         order = self._order
         try:
-            snapshot = await _beside(lambda: Snapshot.read(body))
+            snapshot = await _in_thread(lambda: Snapshot.read(body))
         except SnapshotInvalid as error:
             raise Fault(fault=FaultCode.CONTEXT_INVALID, detail=str(error)) from None
         if (snapshot.job_id, snapshot.epoch, snapshot.agent_slug) != (order.job_id, order.epoch, order.agent_slug):
             detail = f"The context snapshot is of job {snapshot.job_id}, epoch {snapshot.epoch}, {snapshot.agent_slug}."
             raise Fault(fault=FaultCode.CONTEXT_INVALID, detail=detail)
-        return Task(job_type=order.job_type, agent_slug=order.agent_slug, payload=order.payload, snapshot=snapshot)
+        return StructuringTask(
+            job_type=order.job_type, agent_slug=order.agent_slug, payload=order.payload, snapshot=snapshot
+        )
 
-    async def _ask(self, prompt: Prompt) -> bytes:
+    async def _ask(self, prompt: StructuringPrompt) -> bytes:
         """The answer, asked for this once."""
         if ASKED in self._journal:
             raise _interrupted()
         provider = self._driver.provider.noting(self._note_asked)
         left_s = self._left_s()
         patience_s = min(self._driver.options.ask_s, left_s)
-        asking = ask(provider, prompt, deadline_s=patience_s)
+        asking = ask_provider(provider, prompt, deadline_s=patience_s)
         try:
             return (await within(self._driver.clock, patience_s, asking)).to_bytes()
         except (TimeoutError, NlmTimeout) as error:
@@ -222,7 +235,7 @@ class _Execution:
         if self._journal[ASKED] != mine:
             raise _interrupted()
 
-    async def _stage(self, made: Draft) -> bytes:
+    async def _stage(self, made: ArtifactDraft) -> bytes:
         self._left_s()
         staged = await self._driver.delivery.stage(self._order, made, self._correlation_id, until=self._works_until)
         return staged.model_dump_json().encode()
@@ -235,28 +248,28 @@ class _Execution:
 
     # --- the end -------------------------------------------------------------------------------------------------
 
-    async def _call_back(self, staged: Staged) -> str:
+    async def _call_back(self, staged: StagedAnswer) -> str:
         notice = complete_notice(self._order, staged)
         match await self._deliver(notice):
             case Delivered():
                 await self._advance(Trigger.COMPLETE, notice)
                 self._count("DONE")
                 return "DONE"
-            case GivenUp(reason):
+            case DeliveryGivenUp(reason):
                 return await self._end(GIVEN_UP, reason)
 
     async def _report(self, fault: Fault) -> str:
         match await self._deliver(failed_notice(self._order, fault)):
             case Delivered():
                 return await self._end(fault.fault.value, str(fault), callback="delivered")
-            case GivenUp(reason):
+            case DeliveryGivenUp(reason):
                 return await self._end(fault.fault.value, str(fault), callback=f"given up: {reason}")
 
-    async def _deliver(self, notice: Mapping[str, Any]) -> Delivered | GivenUp:
+    async def _deliver(self, notice: Mapping[str, Any]) -> Delivered | DeliveryGivenUp:
         body, until = as_bytes(notice), self._ends_at
         with tracing.span("nlm.callback", {"trellis.status": notice["status"]}, kind=tracing.CLIENT) as span:
             told = await self._driver.delivery.call_back(self._order, body, self._correlation_id, until=until)
-            if isinstance(told, GivenUp):
+            if isinstance(told, DeliveryGivenUp):
                 span.fail(told.reason)
             return told
 
@@ -286,10 +299,10 @@ class _Execution:
         advance = Advance(self._lease, self._state, trigger, data=body, cause=storable(cause))
         (outcome,) = (await self._driver.ledger.turn(Turn(actor=self._driver.actor, advances=(advance,)))).outcomes
         match outcome:
-            case Applied():
+            case StepApplied():
                 return
             case LeaseLost():
-                raise Stopped
+                raise DriveStopped
 
     async def _once(self, name: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
         """What was kept under this name, made now if there is nothing."""
@@ -299,10 +312,10 @@ class _Execution:
         return self._journal[name]
 
     async def _keep(self, name: str, body: bytes) -> bytes:
-        return await journalled(self._driver.ledger, self._lease, name, body)
+        return await journal_once(self._driver.ledger, self._lease, name, body)
 
 
-def kept_fault(journal: Mapping[str, bytes]) -> Fault | None:
+def fault_in_journal(journal: Mapping[str, bytes]) -> Fault | None:
     """Why the execution failed, as it was kept; None while it has not."""
     if FAULT not in journal:
         return None
@@ -310,12 +323,12 @@ def kept_fault(journal: Mapping[str, bytes]) -> Fault | None:
     return Fault(fault=FaultCode(told["code"]), detail=told["message"])
 
 
-def kept_artifact(journal: Mapping[str, bytes]) -> Staged | None:
+def artifact_in_journal(journal: Mapping[str, bytes]) -> StagedAnswer | None:
     """What was staged, as it was kept; None while nothing is."""
-    return Staged.model_validate_json(journal[STAGED]) if STAGED in journal else None
+    return StagedAnswer.model_validate_json(journal[STAGED]) if STAGED in journal else None
 
 
-def _beside(make: Callable[[], Made]) -> Coroutine[Any, Any, Made]:
+def _in_thread(make: Callable[[], MadeT]) -> Coroutine[Any, Any, MadeT]:
     """What `make` makes, beside the event loop: large texts take a while."""
     return asyncio.to_thread(make)
 

@@ -23,13 +23,13 @@ from trellis.engine.logs import log_of
 from trellis.engine.records import Job, JobFilter
 from trellis.lifecycles.nlm_job import NLM_JOB, OPEN
 from trellis.net.guard import GuardedClient
-from trellis.net.targets import read_target, shown
+from trellis.net.targets import read_target, url_for_message
 from trellis.nlm_backend.delivery import COMPLETE, FAILED, complete_notice, failed_notice
-from trellis.nlm_backend.driver import GIVEN_UP, kept_artifact, kept_fault
+from trellis.nlm_backend.driver import GIVEN_UP, artifact_in_journal, fault_in_journal
 from trellis.nlm_backend.errors import CallbackForeign, DeadlineOver, DeadlineTooFar, ExecutionsSpent, StaleEpoch
-from trellis.nlm_backend.limits import Circuit
-from trellis.nlm_backend.metrics import Depth, Metrics
-from trellis.nlm_backend.orders import Order, ProcessRequest, execution_id, read_execution_id, type_of
+from trellis.nlm_backend.limits import ProviderCircuit
+from trellis.nlm_backend.metrics import ExecutionDepth, Metrics
+from trellis.nlm_backend.orders import ProcessRequest, StoredOrder, execution_id, read_execution_id, type_of
 from trellis.web.problems import Problem
 
 WAITING_MAX = 1_000
@@ -48,7 +48,7 @@ _log = log_of("trellis.nlm_backend")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Accepted:
+class ExecutionAccepted:
     """It is, or was already, taken in."""
 
     job_id: str
@@ -56,7 +56,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finished:
+class ExecutionFinished:
     """What it has come to; `result` is what its callback says."""
 
     result: dict[str, Any]
@@ -68,7 +68,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownExecution:
     """One execution that the ledger knows."""
 
     id: JobId
@@ -83,13 +83,13 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Execute:
+class ExecuteNow:
     """Nothing answers the request: do it, as the execution of this number."""
 
     execution: int
 
 
-def decide(known: Sequence[Known], request: ProcessRequest) -> Known | Execute:
+def decide_intake(known: Sequence[KnownExecution], request: ProcessRequest) -> KnownExecution | ExecuteNow:
     """What the ledger knows already that answers the request, or that it is to be executed; raises StaleEpoch, ExecutionsSpent."""
     newest = max((one.epoch for one in known), default=request.epoch)
     if newest > request.epoch:
@@ -101,11 +101,11 @@ def decide(known: Sequence[Known], request: ProcessRequest) -> Known | Execute:
     spent = same[-1].execution if same else 0
     if spent >= EXECUTIONS_MAX:
         raise ExecutionsSpent(job_id=request.job_id, executions=spent, epoch=request.epoch)
-    return Execute(spent + 1)
+    return ExecuteNow(spent + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Intake:
+class JobIntake:
     """Where POST /jobs/process ends."""
 
     ledger: Ledger
@@ -113,26 +113,26 @@ class Intake:
     outgoing: GuardedClient
     trusted: frozenset[str]
     """Origins that get artifacts, and tokens of ours."""
-    circuit: Circuit
+    circuit: ProviderCircuit
     metrics: Metrics
     concurrency: int
     waiting_max: int = WAITING_MAX
     cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
 
-    async def take(self, request: ProcessRequest, *, correlation_id: str) -> Accepted | Finished:
+    async def take(self, request: ProcessRequest, *, correlation_id: str) -> ExecutionAccepted | ExecutionFinished:
         """Answer the request; raises IntakeRefused, InputError, OutgoingError, Problem 503, LedgerError."""
         known = await self._known(request.job_id)
-        match decide(known, request):
-            case Known() as one:
+        match decide_intake(known, request):
+            case KnownExecution() as one:
                 await self._cancel_older(request)
                 return await self._again(one, request)
-            case Execute(execution):
+            case ExecuteNow(execution):
                 last = _last(known, request.epoch)
                 if last is not None and await self._has_result(last):
                     return await self._again(last, request)
                 return await self._execute(request, execution, correlation_id)
 
-    async def look(self, job_id: str, epoch: int) -> Accepted | Finished | None:
+    async def look(self, job_id: str, epoch: int) -> ExecutionAccepted | ExecutionFinished | None:
         """How the last execution of this epoch stands; None when there is none. Nothing is begun."""
         last = _last(await self._known(job_id), epoch)
         return None if last is None else await self._stands(last, await self._order(last.id))
@@ -149,47 +149,51 @@ class Intake:
             _log.info("cancelled", execution=one.id)
         return len(opened) if of_epoch else None
 
-    async def depth(self) -> Depth:
+    async def depth(self) -> ExecutionDepth:
         """How much waits and is under way."""
-        return Depth.of(await self.ledger.queues())
+        return ExecutionDepth.of(await self.ledger.queues())
 
-    async def _known(self, job_id: str) -> list[Known]:
+    async def _known(self, job_id: str) -> list[KnownExecution]:
         where = JobFilter(lifecycle=NLM_JOB.name, parent_id=JobId(job_id))
         page = await self.ledger.jobs(where, limit=KNOWN_MAX)
         found = [(job, *read_execution_id(job.job_id)) for job in page.jobs]
-        return [Known(job.job_id, epoch, number, job.state) for job, of, epoch, number in found if of == job_id]
+        return [
+            KnownExecution(job.job_id, epoch, number, job.state) for job, of, epoch, number in found if of == job_id
+        ]
 
-    async def _again(self, one: Known, request: ProcessRequest) -> Accepted | Finished:
+    async def _again(self, one: KnownExecution, request: ProcessRequest) -> ExecutionAccepted | ExecutionFinished:
         order = await self._order(one.id)
         if order.fingerprint != request.fingerprint:
             raise IdempotencyMismatch(key=one.id, job_id=request.job_id)
         return await self._stands(one, order)
 
-    async def _has_result(self, one: Known) -> bool:
+    async def _has_result(self, one: KnownExecution) -> bool:
         """Whether an execution that ended in ERROR left an artifact: only its callback could not be delivered."""
         stands = await self._stands(one, await self._order(one.id))
-        return isinstance(stands, Finished) and stands.is_complete
+        return isinstance(stands, ExecutionFinished) and stands.is_complete
 
-    async def _stands(self, one: Known, order: Order) -> Accepted | Finished:
+    async def _stands(self, one: KnownExecution, order: StoredOrder) -> ExecutionAccepted | ExecutionFinished:
         """What the execution has come to. What is kept is told at once: whoever asks has not got the callback."""
         told: dict[str, Any] = {}
         if not one.is_open:
             told = json.loads((await self.ledger.events(one.id))[-1].data or b"{}")
         if one.state == DONE:
-            return Finished(result=told)
+            return ExecutionFinished(result=told)
         journal = await self.ledger.read_journal(one.id)
-        fault, staged = kept_fault(journal), kept_artifact(journal)
+        fault, staged = fault_in_journal(journal), artifact_in_journal(journal)
         if fault is not None:
-            return Finished(result=failed_notice(order, fault))
+            return ExecutionFinished(result=failed_notice(order, fault))
         if staged is not None and (one.is_open or told.get("code") == GIVEN_UP):
-            return Finished(result=complete_notice(order, staged))
+            return ExecutionFinished(result=complete_notice(order, staged))
         if one.is_open:
-            return Accepted(job_id=order.job_id, estimated_seconds=order.estimated_seconds)
+            return ExecutionAccepted(job_id=order.job_id, estimated_seconds=order.estimated_seconds)
         error = {"code": told.get("code", EXPIRED), "message": told.get("message", "It ended without a word.")}
-        return Finished(result={"job_id": order.job_id, "epoch": order.epoch, "status": FAILED, "error": error})
+        return ExecutionFinished(
+            result={"job_id": order.job_id, "epoch": order.epoch, "status": FAILED, "error": error}
+        )
 
-    async def _order(self, id_: JobId) -> Order:
-        return Order.read((await self._job(id_)).payload or b"")
+    async def _order(self, id_: JobId) -> StoredOrder:
+        return StoredOrder.read((await self._job(id_)).payload or b"")
 
     async def _job(self, id_: JobId) -> Job:
         job = await self.ledger.job(id_)
@@ -197,10 +201,10 @@ class Intake:
             raise JobNotFound(job_id=id_)
         return job
 
-    async def _execute(self, request: ProcessRequest, execution: int, correlation_id: str) -> Accepted:
+    async def _execute(self, request: ProcessRequest, execution: int, correlation_id: str) -> ExecutionAccepted:
         self._check(request)
         left_s = await self._left_s(request)
-        order = Order.of(request, execution=execution, estimated_seconds=await self._room())
+        order = StoredOrder.of(request, execution=execution, estimated_seconds=await self._room())
         id_ = execution_id(*order.scope)
         job = NewJob(
             job_id=id_,
@@ -221,7 +225,7 @@ class Intake:
         await self._cancel_older(request)
         if not answer.created:
             order = await self._order(id_)
-        return Accepted(job_id=request.job_id, estimated_seconds=order.estimated_seconds)
+        return ExecutionAccepted(job_id=request.job_id, estimated_seconds=order.estimated_seconds)
 
     async def _cancel_older(self, request: ProcessRequest) -> None:
         """End what a newer epoch replaced; raises StaleEpoch when that is this request itself."""
@@ -243,7 +247,7 @@ class Intake:
         self.outgoing.check(request.context_snapshot_url)
         self.outgoing.check(request.callback_url)
         if read_target(request.callback_url).origin not in self.trusted:
-            raise CallbackForeign(url=shown(request.callback_url))
+            raise CallbackForeign(url=url_for_message(request.callback_url))
 
     async def _left_s(self, request: ProcessRequest) -> float:
         now = await self.ledger.now()
@@ -268,7 +272,7 @@ class Intake:
         return before_it_s
 
 
-def _last(known: Sequence[Known], epoch: int) -> Known | None:
+def _last(known: Sequence[KnownExecution], epoch: int) -> KnownExecution | None:
     """The last execution of the epoch."""
     return max((one for one in known if one.epoch == epoch), key=lambda one: one.execution, default=None)
 

@@ -18,7 +18,7 @@ from trellis.engine import tracing
 from trellis.engine.clock import Clock
 from trellis.engine.logs import log_of
 from trellis.nlm.errors import NlmError, NlmTimeout, NlmUnavailable
-from trellis.nlm.provider import Answer, Health, NlmProvider, Prepared, Question, Source
+from trellis.nlm.provider import NlmAnswer, NlmProvider, NlmQuestion, NlmSource, PreparedCorpus, ProviderHealth
 from trellis.nlm_backend.errors import CircuitOpen, ProviderHeld
 from trellis.nlm_backend.metrics import Metrics
 
@@ -41,7 +41,7 @@ class CircuitState(StrEnum):
 
 
 @dataclass(slots=True)
-class Circuit:
+class ProviderCircuit:
     """Counts failures in a row, and keeps what the provider asked for."""
 
     monotonic: Callable[[], float]
@@ -100,7 +100,7 @@ class Circuit:
 
 
 @dataclass(slots=True)
-class Pace:
+class RequestPace:
     """At most so many a second, one after the other; None is any number."""
 
     monotonic: Callable[[], float]
@@ -123,8 +123,8 @@ class Pace:
 class ProviderLimits:
     """What bounds one provider in this process."""
 
-    circuit: Circuit
-    pace: Pace
+    circuit: ProviderCircuit
+    pace: RequestPace
     slots: asyncio.Semaphore
     waiting: list[None] = field(default_factory=list[None])
 
@@ -132,8 +132,8 @@ class ProviderLimits:
     def of(cls, clock: Clock, *, concurrency: int, per_second: float | None) -> "ProviderLimits":
         """As the settings say."""
         return cls(
-            circuit=Circuit(clock.monotonic),
-            pace=Pace(clock.monotonic, per_second),
+            circuit=ProviderCircuit(clock.monotonic),
+            pace=RequestPace(clock.monotonic, per_second),
             slots=asyncio.Semaphore(concurrency),
         )
 
@@ -157,11 +157,11 @@ class LimitedProvider:
         """The same, for one caller that must know when its question goes out."""
         return replace(self, before=before)
 
-    async def prepare(self, sources: tuple[Source, ...]) -> Prepared:
+    async def prepare(self, sources: tuple[NlmSource, ...]) -> PreparedCorpus:
         """As the provider does."""
         return await self.inner.prepare(sources)
 
-    async def query(self, prepared: Prepared, question: Question, *, deadline_s: float) -> Answer:
+    async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
         """Wait for a turn and ask; raises NlmError."""
         until = self.clock.monotonic() + deadline_s
         async with self._turn(until):
@@ -195,7 +195,7 @@ class LimitedProvider:
         finally:
             limits.slots.release()
 
-    async def _asked(self, prepared: Prepared, question: Question, deadline_s: float) -> Answer:
+    async def _asked(self, prepared: PreparedCorpus, question: NlmQuestion, deadline_s: float) -> NlmAnswer:
         circuit, began, result = self.limits.circuit, self.clock.monotonic(), "cut"
         try:
             with tracing.span("nlm.query", {"trellis.provider": self.name}, kind=tracing.CLIENT):
@@ -215,11 +215,11 @@ class LimitedProvider:
             self.metrics.provider_asked(result, self.clock.monotonic() - began)
         return answer
 
-    async def health(self) -> Health:
+    async def health(self) -> ProviderHealth:
         """As the provider says."""
         return await self.inner.health()
 
-    async def release(self, prepared: Prepared) -> None:
+    async def release(self, prepared: PreparedCorpus) -> None:
         """As the provider does."""
         await self.inner.release(prepared)
 

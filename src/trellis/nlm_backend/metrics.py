@@ -12,14 +12,14 @@ TYPICAL_S_DEFAULT = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Depth:
+class ExecutionDepth:
     """How many executions are where, over all gateways and all processes of one ledger."""
 
     waiting: int = 0
     under_way: int = 0
 
     @classmethod
-    def of(cls, queues: Iterable[QueueDepth]) -> "Depth":
+    def of(cls, queues: Iterable[QueueDepth]) -> "ExecutionDepth":
         """All types together."""
         ours = [one for one in queues if one.lifecycle == NLM_JOB.name]
         waiting = sum(one.ready + one.parked + one.resting for one in ours)
@@ -92,15 +92,15 @@ class Metrics:
         """How long one execution takes."""
         return self._whole.sum_s / self._whole.count if self._whole.count else TYPICAL_S_DEFAULT
 
-    def text(self, depth: Depth, circuit: str) -> str:
+    def text(self, depth: ExecutionDepth, circuit: str) -> str:
         """All of it, with what waits now."""
         lines = [
             *_counter("trellis_nlm_jobs_total", "Executions ended here, by outcome.", "outcome", self._jobs),
             *_counter("trellis_nlm_provider_calls_total", "Questions asked, by result.", "result", self._provider),
             *_counter("trellis_nlm_callbacks_total", "Callbacks sent, by result.", "result", self._deliveries),
-            *_head("trellis_nlm_provider_seconds", "How long the provider took.", "histogram"),
+            *_metric_header("trellis_nlm_provider_seconds", "How long the provider took.", "histogram"),
             *self._asked.lines("trellis_nlm_provider_seconds"),
-            *_head("trellis_nlm_stage_seconds", "How long each stage took.", "histogram"),
+            *_metric_header("trellis_nlm_stage_seconds", "How long each stage took.", "histogram"),
             *(
                 line
                 for stage, took in self._stages.items()
@@ -113,16 +113,16 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
 
-def _head(name: str, told: str, kind: str) -> list[str]:
+def _metric_header(name: str, told: str, kind: str) -> list[str]:
     return [f"# HELP {name} {told}", f"# TYPE {name} {kind}"]
 
 
 def _counter(name: str, told: str, label: str, counts: Mapping[str, int]) -> list[str]:
     return [
-        *_head(name, told, "counter"),
+        *_metric_header(name, told, "counter"),
         *(f'{name}{{{label}="{value}"}} {count}' for value, count in sorted(counts.items())),
     ]
 
 
 def _gauge(name: str, told: str, value: int) -> list[str]:
-    return [*_head(name, told, "gauge"), f"{name} {value}"]
+    return [*_metric_header(name, told, "gauge"), f"{name} {value}"]

@@ -55,7 +55,7 @@ class ProcessRequest(pydantic.BaseModel):
         return hashlib.sha256(json.dumps(same, sort_keys=True, ensure_ascii=False).encode()).digest()
 
 
-class Order(ProcessRequest):
+class StoredOrder(ProcessRequest):
     """A request as the ledger keeps it."""
 
     execution: int = 1
@@ -63,12 +63,12 @@ class Order(ProcessRequest):
     estimated_seconds: int
 
     @classmethod
-    def of(cls, request: ProcessRequest, *, execution: int, estimated_seconds: int) -> "Order":
+    def of(cls, request: ProcessRequest, *, execution: int, estimated_seconds: int) -> "StoredOrder":
         """The request as this execution."""
         return cls(**request.model_dump(), execution=execution, estimated_seconds=estimated_seconds)
 
     @classmethod
-    def read(cls, body: bytes) -> "Order":
+    def read(cls, body: bytes) -> "StoredOrder":
         """What `to_bytes` wrote."""
         return cls.model_validate_json(body)
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trellis.bus.documents import context_pointer, decision_of, dispatch_of, hold_of, report_of, worker_of
-from trellis.engine.records import Event, Job, Place
+from trellis.engine.records import Event, Job, JobPlace
 from trellis.lifecycles.bus_job import BUS_JOB
 
 NAMES_MAX = 3
-HOLDS = {
+HOLD_PHRASES = {
     "human": "a person to approve it",
     "throttle": "a while, because the safety kernel throttles it",
     "kernel": "an answer of the safety kernel that can be used",
@@ -18,7 +18,7 @@ HOLDS = {
     "listener": "a worker that can be reached",
     "tenant": "others of its tenant",
 }
-RESTS = {
+REST_PHRASES = {
     "job_held": "waiting for a person to decide: the safety kernel is asked again",
     "job_deferred": "put off: it is looked at again",
 }
@@ -27,14 +27,14 @@ RUN_AGAIN = frozenset({"FAILED", "TIMEOUT", "DENIED"})
 """Ends after which an operator may have it run again, as a new job."""
 
 
-def why(job: Job, events: Sequence[Event]) -> Iterator[str]:
+def why_sentences(job: Job, events: Sequence[Event]) -> Iterator[str]:
     """Sentences about why it is where it is."""
     if job.lifecycle != BUS_JOB.name:
         return
     hold, decision = hold_of(job, events), decision_of(events)
     if hold is not None:
         reason = f": {hold.reason.rstrip('.')}" if hold.reason else ""
-        yield f"It waits for {HOLDS.get(hold.kind, hold.kind)}{reason}."
+        yield f"It waits for {HOLD_PHRASES.get(hold.kind, hold.kind)}{reason}."
     if decision is not None:
         said = str(decision.get("reason") or "").rstrip(".")
         reason = f", because {said}" if said and said != f"rule {decision['rule']}" else ""
@@ -42,11 +42,11 @@ def why(job: Job, events: Sequence[Event]) -> Iterator[str]:
     if (approved := approval_of(events)) is not None:
         yield f"{approved.actor} approved it{f': {approved.cause}' if approved.cause else ''}."
     yield from _who(job, events)
-    if job.state == "SCHEDULED" and job.place is Place.READY:
+    if job.state == "SCHEDULED" and job.place is JobPlace.READY:
         yield f"It goes out when a worker for topic {job.type!r} is on the bus and has room; `trellis workers` lists them."
 
 
-def unreached(job: Job, last: Event | None) -> str | None:
+def unreached_phrase(job: Job, last: Event | None) -> str | None:
     """Where a ready job is that was sent and reached nobody, as the middle of a sentence."""
     hold = hold_of(job, [last]) if last is not None and job.lifecycle == BUS_JOB.name else None
     return f"ready, but {hold.reason}" if hold is not None and hold.kind == "listener" else None
@@ -58,7 +58,7 @@ def approval_of(events: Sequence[Event]) -> Event | None:
     return last if last is not None and last.type == "job_approved" else None
 
 
-def not_sent(job: Job, alive: Mapping[str, Mapping[str, Any]]) -> str:
+def not_sent_phrase(job: Job, alive: Mapping[str, Mapping[str, Any]]) -> str:
     """What keeps a ready job most likely, before what keeps any, as the middle of a sentence; nothing for a job of another kind.
 
     `alive`: what living workers said about themselves, by their names.
@@ -81,7 +81,7 @@ def _who(job: Job, events: Sequence[Event]) -> Iterator[str]:
     sent, worker = dispatch_of(events), worker_of(job, events)
     if sent is None:
         return
-    if job.place is Place.HELD:
+    if job.place is JobPlace.LEASED:
         yield (
             f"Worker {worker} has it."
             if worker
@@ -89,11 +89,11 @@ def _who(job: Job, events: Sequence[Event]) -> Iterator[str]:
         )
         return
     report = report_of(job, events)
-    if job.place is Place.ENDED and worker and report.get("execution_ms"):
+    if job.place is JobPlace.ENDED and worker and report.get("execution_ms"):
         yield f"Worker {worker} took {report['execution_ms']} ms over it."
 
 
-def you_can(job: Job, events: Sequence[Event]) -> Iterator[str]:
+def possible_actions(job: Job, events: Sequence[Event]) -> Iterator[str]:
     """What a person can do about it, as a command and what it does."""
     if job.lifecycle != BUS_JOB.name:
         return

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from trellis.engine.records import Finding, FollowerSeen, Job, Place, QueueDepth, Severity, WorkerSeen
+from trellis.engine.records import Finding, FindingSeverity, Job, JobPlace, QueueDepth, SubscriberRecord, WorkerRecord
 from trellis.engine.service import RETENTION_DEFAULT
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.lifecycles.queue_job import QUEUE_JOB
@@ -31,11 +31,11 @@ def python_finding(version: tuple[int, int, int]) -> Finding:
     """Whether this interpreter is new enough."""
     text = ".".join(map(str, version))
     if version[:2] >= PYTHON_NEEDED:
-        return Finding(check="python", severity=Severity.OK, detail=f"Python {text}")
+        return Finding(check="python", severity=FindingSeverity.OK, detail=f"Python {text}")
     needed = ".".join(map(str, PYTHON_NEEDED))
     return Finding(
         check="python",
-        severity=Severity.ERROR,
+        severity=FindingSeverity.ERROR,
         detail=f"Python {text} is older than {needed}",
         remedy=f"install Python {needed} or newer",
     )
@@ -43,10 +43,10 @@ def python_finding(version: tuple[int, int, int]) -> Finding:
 
 def error_finding(check: str, detail: str, remedy: str) -> Finding:
     """Something that could not even be looked at."""
-    return Finding(check=check, severity=Severity.ERROR, detail=detail, remedy=remedy)
+    return Finding(check=check, severity=FindingSeverity.ERROR, detail=detail, remedy=remedy)
 
 
-def work_findings(queues: Sequence[QueueDepth], workers: Sequence[WorkerSeen], now: datetime) -> list[Finding]:
+def work_findings(queues: Sequence[QueueDepth], workers: Sequence[WorkerRecord], now: datetime) -> list[Finding]:
     """Whether somebody serves what waits."""
     alive = [worker for worker in workers if is_alive(worker, now)]
     served = {type_ for worker in alive for type_ in served_types(worker)}
@@ -62,11 +62,11 @@ def work_findings(queues: Sequence[QueueDepth], workers: Sequence[WorkerSeen], n
 def letters_finding(count: int, limit: int) -> Finding:
     """Whether dead letters wait for a decision; `limit` is how far they were counted."""
     if not count:
-        return Finding(check="dead letters", severity=Severity.OK, detail="none")
+        return Finding(check="dead letters", severity=FindingSeverity.OK, detail="none")
     many = f"{limit} or more" if count >= limit else str(count)
     return Finding(
         check="dead letters",
-        severity=Severity.WARNING,
+        severity=FindingSeverity.WARNING,
         detail=f"{many} {'waits' if count == 1 else 'wait'} for a decision",
         remedy="look with `trellis dlq`, then `trellis dlq requeue`",
     )
@@ -74,7 +74,7 @@ def letters_finding(count: int, limit: int) -> Finding:
 
 def queue_findings(found: Mapping[str, Sequence[Job]], limit: int, now: datetime) -> list[Finding]:
     """How queue jobs stand, by state; `limit` is how far they were counted. Nothing when there are none of these."""
-    counts = {state: len(jobs) for state, all_ in found.items() if (jobs := waiting_ones(all_))}
+    counts = {state: len(jobs) for state, all_ in found.items() if (jobs := without_cancelled(all_))}
     if not counts:
         return []
     told = ", ".join(f"{count}{' or more' if count >= limit else ''} {state}" for state, count in counts.items())
@@ -86,53 +86,53 @@ def queue_findings(found: Mapping[str, Sequence[Job]], limit: int, now: datetime
     first = QUEUE_JOB.initial.name
     if any((now - job.updated_at).total_seconds() > SERVICE_SLOW_S for job in found.get(first, ())):
         remedies.insert(0, f"nobody takes up what is {first}: start `trellis up`")
-    severity = Severity.WARNING if remedies else Severity.OK
+    severity = FindingSeverity.WARNING if remedies else FindingSeverity.OK
     return [Finding(check="queue jobs", severity=severity, detail=told, remedy="; ".join(remedies))]
 
 
-def waiting_ones(jobs: Sequence[Job]) -> list[Job]:
+def without_cancelled(jobs: Sequence[Job]) -> list[Job]:
     """Without those that were cancelled: they rest where no timer moves them, and wait for nobody."""
-    return [job for job in jobs if job.place is not Place.RESTING or waits_for(job) or job.due_at is not None]
+    return [job for job in jobs if job.place is not JobPlace.SCHEDULED or waits_for(job) or job.due_at is not None]
 
 
 def aside_finding(jobs: Sequence[str], limit: int) -> Finding:
     """Whether the projector has set jobs aside; `limit` is how far they were counted."""
     if not jobs:
-        return Finding(check="published", severity=Severity.OK, detail="no job is set aside")
+        return Finding(check="published", severity=FindingSeverity.OK, detail="no job is set aside")
     many = f"{limit} or more jobs" if len(jobs) >= limit else counted(len(jobs), "job")
     return Finding(
         check="published",
-        severity=Severity.WARNING,
+        severity=FindingSeverity.WARNING,
         detail=f"{many} not published, because the object store holds something else: {', '.join(jobs[:3])}",
         remedy="look at alerts/projector in the object store, then `trellis rebuild --from ledger`",
     )
 
 
-def follower_findings(followers: Sequence[FollowerSeen], now: datetime) -> list[Finding]:
+def follower_findings(followers: Sequence[SubscriberRecord], now: datetime) -> list[Finding]:
     """For whom retention keeps work that its time would let go, since when, and what lets it go on. Nothing when nobody ever followed."""
     slow = [seen for seen in followers if behind_s(seen, now) > FOLLOWER_BEHIND_S]
     found = [_left_behind(seen) if not seen.waits else _behind(seen, now) for seen in slow]
     if not found and followers:
         names = ", ".join(seen.name for seen in followers)
-        found.append(Finding(check="followers", severity=Severity.OK, detail=f"nobody is behind: {names}"))
+        found.append(Finding(check="followers", severity=FindingSeverity.OK, detail=f"nobody is behind: {names}"))
     return found
 
 
-def behind_s(seen: FollowerSeen, now: datetime) -> float:
+def behind_s(seen: SubscriberRecord, now: datetime) -> float:
     """How long the first has waited of what it has not read."""
     return 0.0 if seen.unread_since is None else (now - seen.unread_since).total_seconds()
 
 
 def has_errors(findings: Sequence[Finding]) -> bool:
     """Whether anything is wrong rather than odd."""
-    return any(finding.severity is Severity.ERROR for finding in findings)
+    return any(finding.severity is FindingSeverity.ERROR for finding in findings)
 
 
-def _behind(seen: FollowerSeen, now: datetime) -> Finding:
+def _behind(seen: SubscriberRecord, now: datetime) -> Finding:
     kept = duration(RETENTION_DEFAULT.unread_s)
     return Finding(
         check=f"follower {seen.name}",
-        severity=Severity.WARNING,
+        severity=FindingSeverity.WARNING,
         detail=f"it has not read what happened since {seen.unread_since:%Y-%m-%d %H:%M} UTC ({duration(behind_s(seen, now))} ago);"
         f" what ended since then is kept for it, {kept} beyond its time at most, and then removed unread;"
         f" {'followed now' if seen.until > now else 'last followed'} by {seen.actor}",
@@ -141,24 +141,26 @@ def _behind(seen: FollowerSeen, now: datetime) -> Finding:
     )
 
 
-def _left_behind(seen: FollowerSeen) -> Finding:
+def _left_behind(seen: SubscriberRecord) -> Finding:
     detail = "left behind: nothing is kept for it until somebody follows under this name again"
-    return Finding(check=f"follower {seen.name}", severity=Severity.OK, detail=detail)
+    return Finding(check=f"follower {seen.name}", severity=FindingSeverity.OK, detail=detail)
 
 
-def _workers(alive: Sequence[WorkerSeen], *, wanted: bool) -> Finding:
+def _workers(alive: Sequence[WorkerRecord], *, wanted: bool) -> Finding:
     """No worker is a fault only where jobs wait for one: an instance that only runs agents needs none."""
     if not alive and not wanted:
-        return Finding(check="workers", severity=Severity.OK, detail="none, and no job waits for one")
+        return Finding(check="workers", severity=FindingSeverity.OK, detail="none, and no job waits for one")
     if not alive:
         return Finding(
             check="workers",
-            severity=Severity.WARNING,
+            severity=FindingSeverity.WARNING,
             detail=f"none seen in the last {WORKER_SILENT_S:.0f} s",
             remedy="start one: trellis worker MODULE:APP",
         )
     held = sum(worker.held for worker in alive)
-    return Finding(check="workers", severity=Severity.OK, detail=f"{len(alive)} alive, {counted(held, 'job')} held")
+    return Finding(
+        check="workers", severity=FindingSeverity.OK, detail=f"{len(alive)} alive, {counted(held, 'job')} held"
+    )
 
 
 def _is_for_workers(queue: QueueDepth) -> bool:
@@ -170,7 +172,7 @@ def _is_for_workers(queue: QueueDepth) -> bool:
 def _unserved(queue: QueueDepth) -> Finding:
     return Finding(
         check=f"type {queue.type}",
-        severity=Severity.WARNING,
+        severity=FindingSeverity.WARNING,
         detail=f"{_ready(queue)} ready and no living worker serves the type",
         remedy="start a worker whose application has this type",
     )
@@ -183,7 +185,7 @@ def _ready(queue: QueueDepth) -> str:
 def _paused(queue: QueueDepth) -> Finding:
     return Finding(
         check=f"type {queue.type}",
-        severity=Severity.WARNING,
+        severity=FindingSeverity.WARNING,
         detail=f"paused, {counted(queue.ready, 'job')} ready",
         remedy=f"trellis queues resume {queue.type}",
     )
@@ -192,7 +194,7 @@ def _paused(queue: QueueDepth) -> Finding:
 def _slow(queue: QueueDepth) -> Finding:
     return Finding(
         check=f"type {queue.type}",
-        severity=Severity.WARNING,
+        severity=FindingSeverity.WARNING,
         detail=f"the oldest ready job has waited {duration(queue.oldest_ready_s or 0)}",
         remedy="start more workers or raise their concurrency",
     )

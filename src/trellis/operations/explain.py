@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from trellis.engine.event_data import cause_of, data_of
 from trellis.engine.jobs import JobId
-from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, WorkerSeen
-from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Opens, Phase, Role, State, Transition, Trigger
+from trellis.engine.records import DeadLetter, Event, Job, JobPlace, QueueDepth, WorkerRecord
+from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Phase, Progress, Role, State, Transition, Trigger
 from trellis.operations import bus_words
 
 WORKER_SILENT_S = 30.0
@@ -25,7 +25,7 @@ SERVICE_SLOW_S = 5.0
 
 UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
-REASONS = {
+REASON_PHRASES = {
     "parse_error": "its payload could not be read",
     "validation_failed": "what was asked can never work",
     "dependency_unavailable": "something it needs was not there",
@@ -37,25 +37,25 @@ REASONS = {
 }
 PEOPLE = frozenset({Role.OWNER, Role.FRONTEND, Role.CONTROL_PLANE})
 """Roles in which a person acts; in all others a service does."""
-RESTS = {"job_snoozed": "put off by its own handler: it may go on", **bus_words.RESTS}
-BESIDE = frozenset({Trigger.DUE, Trigger.EXHAUST, Trigger.DEADLINE, Trigger.CANCEL, Trigger.DEAD_LETTER})
+REST_PHRASES = {"job_snoozed": "put off by its own handler: it may go on", **bus_words.REST_PHRASES}
+NOT_OPERATOR_TRIGGERS = frozenset({Trigger.DUE, Trigger.EXHAUST, Trigger.DEADLINE, Trigger.CANCEL, Trigger.DEAD_LETTER})
 """What nobody has to do for a job to go on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Surroundings:
+class JobSurroundings:
     """What the ledger knows around one job."""
 
     now: datetime
     queue: QueueDepth | None = None
-    workers: tuple[WorkerSeen, ...] = ()
+    workers: tuple[WorkerRecord, ...] = ()
     key_holders: tuple[JobId, ...] = ()
     """The jobs that hold the slots of this job's concurrency key."""
     letter: DeadLetter | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
+class JobExplanation:
     """Four short paragraphs."""
 
     where: tuple[str, ...]
@@ -65,23 +65,23 @@ class Explanation:
     """Each a command and what it does, parted by a tab."""
 
 
-def explain(job: Job, events: tuple[Event, ...], around: Surroundings) -> Explanation:
+def explain(job: Job, events: tuple[Event, ...], around: JobSurroundings) -> JobExplanation:
     """The whole story of one job at one moment."""
     lifecycle = LIFECYCLES[job.lifecycle]
     state = lifecycle.by_name[job.state]
     last = events[-1] if events else None
-    return Explanation(
+    return JobExplanation(
         where=tuple(_where(job, state, last, around)),
-        why=(*_why(job, state, last, around), *bus_words.why(job, events)),
+        why=(*_why(job, state, last, around), *bus_words.why_sentences(job, events)),
         next=tuple(_next(job, lifecycle, state, around)),
-        you_can=(*bus_words.you_can(job, events), *_you_can(job, lifecycle, state, last, around)),
+        you_can=(*bus_words.possible_actions(job, events), *_you_can(job, lifecycle, state, last, around)),
     )
 
 
 def waits_for(job: Job) -> str | None:
     """Who has to act on a job that rests: `a person`, or the role of a service; None when nobody has to."""
     lifecycle = LIFECYCLES[job.lifecycle]
-    onward = [t for t in lifecycle.transitions if t.source == job.state and t.trigger not in BESIDE]
+    onward = [t for t in lifecycle.transitions if t.source == job.state and t.trigger not in NOT_OPERATOR_TRIGGERS]
     becomes_ready = job.due_at is not None and lifecycle.by_name[job.state].claimable
     if not onward or becomes_ready or (job.due_at is None and lifecycle.is_settled(job.state)):
         return None
@@ -91,32 +91,32 @@ def waits_for(job: Job) -> str | None:
     return " or ".join(sorted(role.value for role in actors)) if job.due_at is None else None
 
 
-def goes_on(job: Job, now: datetime) -> str | None:
+def timer_phrase(job: Job, now: datetime) -> str | None:
     """What becomes of a job whose timer moves it, as the end of a sentence; None when no timer does, or a person is given the time."""
-    if job.place is not Place.RESTING or job.due_at is None or waits_for(job) is not None:
+    if job.place is not JobPlace.SCHEDULED or job.due_at is None or waits_for(job) is not None:
         return None
     moved = _when_due(job)
     then = f"goes to {moved.target}" if moved else "goes on"
     return f"{then} by itself{_until(job.due_at, now)}"
 
 
-def serves(worker: WorkerSeen, type_: str) -> bool:
+def serves(worker: WorkerRecord, type_: str) -> bool:
     """Whether a worker said that it runs this type."""
     return type_ in served_types(worker)
 
 
-def served_types(worker: WorkerSeen) -> tuple[str, ...]:
+def served_types(worker: WorkerRecord) -> tuple[str, ...]:
     """The types a worker said it runs."""
-    return tuple(str(type_) for type_ in about(worker).get("types", ()))
+    return tuple(str(type_) for type_ in worker_info(worker).get("types", ()))
 
 
-def about(worker: WorkerSeen) -> dict[str, Any]:
+def worker_info(worker: WorkerRecord) -> dict[str, Any]:
     """What a worker said about itself."""
     said: Any = json.loads(worker.info) if worker.info else {}
     return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
 
 
-class Presence(StrEnum):
+class WorkerPresence(StrEnum):
     """Whether a worker can be counted on."""
 
     ALIVE = "alive"
@@ -126,22 +126,22 @@ class Presence(StrEnum):
     """It ended on purpose."""
 
 
-def presence(worker: WorkerSeen, now: datetime) -> Presence:
+def worker_presence(worker: WorkerRecord, now: datetime) -> WorkerPresence:
     """Whether a worker is there, fell silent, or left."""
-    if about(worker).get("drained"):
-        return Presence.DRAINED
+    if worker_info(worker).get("drained"):
+        return WorkerPresence.DRAINED
     silent_s = (now - worker.seen_at).total_seconds()
-    return Presence.ALIVE if silent_s <= WORKER_SILENT_S else Presence.SILENT
+    return WorkerPresence.ALIVE if silent_s <= WORKER_SILENT_S else WorkerPresence.SILENT
 
 
-def is_alive(worker: WorkerSeen, now: datetime) -> bool:
+def is_alive(worker: WorkerRecord, now: datetime) -> bool:
     """Whether a worker gave a sign of life lately and has not left."""
-    return presence(worker, now) is Presence.ALIVE
+    return worker_presence(worker, now) is WorkerPresence.ALIVE
 
 
-def runs_alone(worker: WorkerSeen) -> str | None:
+def runs_alone(worker: WorkerRecord) -> str | None:
     """The job that this worker runs with nothing beside it, because a worker died of it or with it."""
-    alone = about(worker).get("alone")
+    alone = worker_info(worker).get("alone")
     return None if alone is None else str(alone)
 
 
@@ -176,32 +176,32 @@ def duration(seconds: float) -> str:
 # --- where it is -----------------------------------------------------------------------------------------------------
 
 
-def _where(job: Job, state: State, last: Event | None, around: Surroundings) -> Iterator[str]:
+def _where(job: Job, state: State, last: Event | None, around: JobSurroundings) -> Iterator[str]:
     yield f"Job {job.job_id} ({job.type}) is {job.state}, {_place(job, last, around)}."
     if state.phase is not Phase.ENDED:
         times = "once" if job.generation == 1 else f"{job.generation} times"
         requeued = f", requeued {times}" if job.generation else ""
         yield f"This is attempt {job.attempts_spent + 1} of {job.attempts_allowed}{requeued}; it was submitted {_ago(job.created_at, around.now)}."
-    if job.place is Place.HELD and job.lease_expires_at is not None:
+    if job.place is JobPlace.LEASED and job.lease_expires_at is not None:
         yield _lease(job, job.lease_expires_at, around.now)
 
 
-def _place(job: Job, last: Event | None, around: Surroundings) -> str:
+def _place(job: Job, last: Event | None, around: JobSurroundings) -> str:
     """Where it is and what it waits for, as the end of a sentence."""
     match job.place:
-        case Place.READY:
-            return bus_words.unreached(job, last) or _readiness(job, around)
-        case Place.RESTING:
+        case JobPlace.READY:
+            return bus_words.unreached_phrase(job, last) or _readiness(job, around)
+        case JobPlace.SCHEDULED:
             return _rest(job, last, around.now)
-        case Place.PARKED:
+        case JobPlace.BLOCKED:
             return f"parked behind its concurrency key {job.concurrency_key!r}"
-        case Place.HELD:
+        case JobPlace.LEASED:
             return f"held by {job.owner}" + (", where it runs alone" if job.runs_alone else "")
-        case Place.ENDED:
+        case JobPlace.ENDED:
             return f"ended {_ago(job.updated_at, around.now)}"
 
 
-def _readiness(job: Job, around: Surroundings) -> str:
+def _readiness(job: Job, around: JobSurroundings) -> str:
     if around.queue is not None and around.queue.paused:
         return "but its type is paused, so nobody is handed it"
     if (taker := _taker(job)) is not None:
@@ -218,7 +218,10 @@ def _rest(job: Job, last: Event | None, now: datetime) -> str:
         return _rest_for_good(job, last)
     if moved is not None:
         return _rest_until(job, moved, last, until)
-    said = {**RESTS, "job_retry_scheduled": f"pausing after an error: attempt {job.attempts_spent + 1} may begin"}
+    said = {
+        **REST_PHRASES,
+        "job_retry_scheduled": f"pausing after an error: attempt {job.attempts_spent + 1} may begin",
+    }
     return said.get(last.type if last else "", "waiting for its time: it may begin") + until
 
 
@@ -226,7 +229,7 @@ def _rest_for_good(job: Job, last: Event | None) -> str:
     """No timer moves it."""
     who = waits_for(job)
     if who is not None:
-        return f"waiting for {_the(who)} to move it on"
+        return f"waiting for {_with_article(who)} to move it on"
     cancelled = "cancelled, and " if last is not None and _is_cancel(job, last) else ""
     return f"{cancelled}at rest: nothing more happens by itself"
 
@@ -235,15 +238,15 @@ def _rest_until(job: Job, moved: Transition, last: Event | None, until: str) -> 
     """A timer moves it."""
     who = waits_for(job)
     if who is not None:
-        return f"waiting for {_the(who)}: it goes to {moved.target}{until}"
+        return f"waiting for {_with_article(who)}: it goes to {moved.target}{until}"
     if last is not None and last.type == "job_retry_scheduled":
-        begins = moved.opens is Opens.ATTEMPT
+        begins = moved.opens is Progress.ATTEMPT
         then = f"attempt {job.attempts_spent + 2} begins" if begins else f"it goes to {moved.target}"
         return f"pausing after an error: {then} by itself{until}"
     return f"waiting for a timer to move it on{until}"
 
 
-def _the(who: str) -> str:
+def _with_article(who: str) -> str:
     return who if who.startswith("a ") else f"the {who}"
 
 
@@ -265,7 +268,7 @@ def _is_cancel(job: Job, last: Event) -> bool:
         for t in LIFECYCLES[job.lifecycle].transitions
         if (t.source, t.target, t.event) == (last.source, last.target, last.type) and last.role in t.actors
     ]
-    waits = job.place is not Place.ENDED and job.due_at is None
+    waits = job.place is not JobPlace.ENDED and job.due_at is None
     return Trigger.CANCEL in declared and (len(declared) == 1 or waits)
 
 
@@ -275,7 +278,7 @@ def _taker(job: Job) -> str | None:
     return None if claim is None or Role.WORKER in claim.actors else _actors(claim)
 
 
-def _serving(job: Job, around: Surroundings) -> list[WorkerSeen]:
+def _serving(job: Job, around: JobSurroundings) -> list[WorkerRecord]:
     return [worker for worker in around.workers if serves(worker, job.type) and is_alive(worker, around.now)]
 
 
@@ -289,19 +292,19 @@ def _lease(job: Job, until: datetime, now: datetime) -> str:
 # --- why -------------------------------------------------------------------------------------------------------------
 
 
-def _why(job: Job, state: State, last: Event | None, around: Surroundings) -> Iterator[str]:
+def _why(job: Job, state: State, last: Event | None, around: JobSurroundings) -> Iterator[str]:
     if last is not None:
         yield _last_step(last, around.now)
         if _is_cancel(job, last):
             yield f"It was cancelled by {last.actor} ({last.role.value}): {_reason(last)}."
     if around.letter is not None:
         yield from _dead_letter(around.letter, told="" if last is None else event_note(last))
-    if job.place is Place.READY:
+    if job.place is JobPlace.READY:
         yield from _why_not_taken(job, around)
-    if job.place is Place.PARKED:
+    if job.place is JobPlace.BLOCKED:
         holders = ", ".join(around.key_holders) or "another job"
         yield f"Only so many jobs of key {job.concurrency_key!r} may be held at once, and {holders} holds it."
-    if job.place is Place.RESTING and job.due_at is None:
+    if job.place is JobPlace.SCHEDULED and job.due_at is None:
         yield from _why_not_moved(job, around.now)
     if job.cancel_requested:
         why = f" ({job.cancel_cause.rstrip('.')})" if job.cancel_cause else ""
@@ -347,7 +350,7 @@ def _waited_long(job: Job, now: datetime) -> str | None:
 
 
 def _dead_letter(letter: DeadLetter, told: str) -> Iterator[str]:
-    meaning = REASONS.get(letter.reason_code.value, letter.reason_code.value)
+    meaning = REASON_PHRASES.get(letter.reason_code.value, letter.reason_code.value)
     yield (
         f"Dead letter: {letter.reason_code.value} ({meaning}), at stage {letter.stage.value},"
         f" after {counted(letter.attempts, 'attempt')}."
@@ -356,7 +359,7 @@ def _dead_letter(letter: DeadLetter, told: str) -> Iterator[str]:
         yield f"Last error: {letter.last_error}"
 
 
-def _why_not_taken(job: Job, around: Surroundings) -> Iterator[str]:
+def _why_not_taken(job: Job, around: JobSurroundings) -> Iterator[str]:
     queue = around.queue
     if queue is not None and queue.paused:
         yield f"Type {job.type!r} is paused: nobody is handed its jobs."
@@ -364,8 +367,8 @@ def _why_not_taken(job: Job, around: Surroundings) -> Iterator[str]:
     if (taker := _taker(job)) is not None:
         yield f"The {taker} of a `trellis up` takes it when it has room."
         if (waited := _waited_long(job, around.now)) is not None:
-            alive = {worker.name: about(worker) for worker in around.workers if is_alive(worker, around.now)}
-            beside = bus_words.not_sent(job, alive)
+            alive = {worker.name: worker_info(worker) for worker in around.workers if is_alive(worker, around.now)}
+            beside = bus_words.not_sent_phrase(job, alive)
             yield f"None did for {waited}: {beside}no `trellis up` with role {taker} runs on this ledger, or all are busy."
         return
     alive = _serving(job, around)
@@ -386,17 +389,17 @@ def _why_not_taken(job: Job, around: Surroundings) -> Iterator[str]:
 # --- what happens next -------------------------------------------------------------------------------------------------
 
 
-def _next(job: Job, lifecycle: Lifecycle, state: State, around: Surroundings) -> Iterator[str]:
+def _next(job: Job, lifecycle: Lifecycle, state: State, around: JobSurroundings) -> Iterator[str]:
     match job.place:
-        case Place.READY:
+        case JobPlace.READY:
             yield from _when_claimed(lifecycle, state)
-        case Place.PARKED:
+        case JobPlace.BLOCKED:
             yield "When a slot of its key is free the oldest parked job becomes ready."
-        case Place.RESTING:
+        case JobPlace.SCHEDULED:
             yield from _when_rested(job, lifecycle, state, around.now)
-        case Place.HELD:
+        case JobPlace.LEASED:
             yield from _while_held(job, lifecycle, state, around.now)
-        case Place.ENDED:
+        case JobPlace.ENDED:
             yield "Nothing more happens by itself."
     if job.deadline_at is not None and state.phase is not Phase.ENDED:
         deadline = lifecycle.pull(state.name, Trigger.DEADLINE)
@@ -466,20 +469,24 @@ def _if_lost(job: Job, lifecycle: Lifecycle, state: State, *, left: bool, now: d
 # --- what a person can do ----------------------------------------------------------------------------------------------
 
 
-def _you_can(job: Job, lifecycle: Lifecycle, state: State, last: Event | None, around: Surroundings) -> Iterator[str]:
+def _you_can(
+    job: Job, lifecycle: Lifecycle, state: State, last: Event | None, around: JobSurroundings
+) -> Iterator[str]:
     if last is not None and (artifact := _artifact(lifecycle, last)):
         yield f"trellis artifacts show {artifact}\tread its result"
     if lifecycle.pull(state.name, Trigger.CANCEL):
-        yield f"trellis job cancel {job.job_id}\tend it" + (" (--hard: at once)" if job.place is Place.HELD else "")
+        yield f"trellis job cancel {job.job_id}\tend it" + (
+            " (--hard: at once)" if job.place is JobPlace.LEASED else ""
+        )
     if lifecycle.pull(state.name, Trigger.REQUEUE):
         yield f"trellis job requeue {job.job_id}\trun it again with fresh attempts"
     if around.queue is not None and around.queue.paused:
         yield f"trellis queues resume {job.type}\thand out its type again"
-    if job.place is Place.RESTING and job.due_at is None and waits_for(job) not in {None, "a person"}:
+    if job.place is JobPlace.SCHEDULED and job.due_at is None and waits_for(job) not in {None, "a person"}:
         yield "trellis up\tstart what moves it, if nothing does"
-    elif job.place is Place.READY and _taker(job) is not None:
+    elif job.place is JobPlace.READY and _taker(job) is not None:
         yield "trellis up\tstart what takes it, if nothing does"
-    elif job.place is Place.READY and not _serving(job, around):
+    elif job.place is JobPlace.READY and not _serving(job, around):
         yield "trellis worker MODULE:APP\tstart a worker that serves its type"
     yield f"trellis events {job.job_id}\tsee every step"
 

@@ -23,9 +23,9 @@ QUEUE_DEAD = next(t.target for t in QUEUE_JOB.transitions if t.event == "job_dea
 CLAIMED = "job_claimed"
 WITH_LETTERS = (LEASED_JOB.name, QUEUE_JOB.name)
 """Lifecycles whose jobs can be dead letters."""
-_OVER = "."
+_LIST_ENDED = "."
 """In a cursor: this lifecycle has no more."""
-_BETWEEN = "~"
+_CURSOR_SEPARATOR = "~"
 
 _STAGES = MappingProxyType(
     {"CONTEXT_ASSEMBLY": Stage.FETCH, "NOTEBOOKLM_CALL": Stage.EXEC, "ARTIFACT_WRITE": Stage.COMMIT}
@@ -51,25 +51,25 @@ class LetterPage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cursor:
+class _LettersCursor:
     """Where the next page begins in each of the two lists: None at the beginning, _OVER behind the end."""
 
     queue: str | None = None
     leased: str | None = None
 
     @classmethod
-    def read(cls, text: str | None) -> "_Cursor":
+    def read(cls, text: str | None) -> "_LettersCursor":
         if text is None:
             return cls()
-        queue, between, leased = text.partition(_BETWEEN)
+        queue, between, leased = text.partition(_CURSOR_SEPARATOR)
         if not between:
             raise OptionInvalid(option="cursor", value=text, expected="the cursor of an earlier page of dead letters")
         return cls(queue or None, leased or None)
 
     def to_text(self) -> str | None:
-        if self.queue == self.leased == _OVER:
+        if self.queue == self.leased == _LIST_ENDED:
             return None
-        return f"{self.queue or ''}{_BETWEEN}{self.leased or ''}"
+        return f"{self.queue or ''}{_CURSOR_SEPARATOR}{self.leased or ''}"
 
 
 async def dead_letters(ledger: Ledger, where: JobFilter, *, limit: int, cursor: str | None = None) -> LetterPage:
@@ -77,13 +77,13 @@ async def dead_letters(ledger: Ledger, where: JobFilter, *, limit: int, cursor: 
 
     A page may hold fewer than `limit` and still be followed by another.
     """
-    begins = _Cursor.read(cursor)
+    begins = _LettersCursor.read(cursor)
     leased = await _leased(ledger, where, limit + 1, begins.leased)
     queue = await _queue(ledger, where, limit + 1, begins.queue)
     newest = _merged(leased, queue.letters, limit)
     from_queue = sum(letter.lifecycle == QUEUE_JOB.name for letter in newest)
     from_leased = len(newest) - from_queue
-    ends = _Cursor(
+    ends = _LettersCursor(
         queue=await queue.cursor_after(ledger, from_queue),
         leased=_leased_cursor(leased, from_leased, begins.leased),
     )
@@ -100,19 +100,19 @@ def _merged(leased: Sequence[DeadLetter], queue: Sequence[DeadLetter], limit: in
 
 
 async def _leased(ledger: Ledger, where: JobFilter, limit: int, begins: str | None) -> list[DeadLetter]:
-    if begins == _OVER or where.lifecycle not in {None, LEASED_JOB.name}:
+    if begins == _LIST_ENDED or where.lifecycle not in {None, LEASED_JOB.name}:
         return []
     return await ledger.dead_letters(where, limit=limit, cursor=begins)
 
 
 def _leased_cursor(found: Sequence[DeadLetter], taken: int, begins: str | None) -> str | None:
     if taken == len(found):
-        return _OVER
+        return _LIST_ENDED
     return found[taken - 1].job_id if taken else begins
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _QueuePart:
+class _QueueLetters:
     """DEAD queue-jobs that were looked at, and the letters of those that are meant, each with how many jobs were looked at before it."""
 
     where: JobFilter
@@ -129,22 +129,22 @@ class _QueuePart:
         """Where the next page begins when so many letters were shown."""
         passed = self.looked if taken == len(self.found) else self.found[taken][0]
         if passed == self.looked and not self.more:
-            return _OVER
+            return _LIST_ENDED
         if not passed:
             return self.begins
-        return (await ledger.jobs(self.where, limit=passed, cursor=self.begins)).cursor or _OVER
+        return (await ledger.jobs(self.where, limit=passed, cursor=self.begins)).cursor or _LIST_ENDED
 
 
-async def _queue(ledger: Ledger, where: JobFilter, limit: int, begins: str | None) -> _QueuePart:
+async def _queue(ledger: Ledger, where: JobFilter, limit: int, begins: str | None) -> _QueueLetters:
     dead = replace(where, lifecycle=QUEUE_JOB.name, state=QUEUE_DEAD, reason_code=None)
-    if begins == _OVER or where.lifecycle not in {None, QUEUE_JOB.name}:
-        return _QueuePart(where=dead, begins=_OVER)
+    if begins == _LIST_ENDED or where.lifecycle not in {None, QUEUE_JOB.name}:
+        return _QueueLetters(where=dead, begins=_LIST_ENDED)
     page = await ledger.jobs(dead, limit=limit, cursor=begins)
     events = await ledger.events_of([job.job_id for job in page.jobs])
     letters = [(at, queue_letter(job, events[job.job_id])) for at, job in enumerate(page.jobs) if job.job_id in events]
     meant = [(at, one) for at, one in letters if where.reason_code in {None, one.reason_code}]
     more = len(page.jobs) == limit
-    return _QueuePart(where=dead, begins=begins, looked=len(page.jobs), more=more, found=tuple(meant))
+    return _QueueLetters(where=dead, begins=begins, looked=len(page.jobs), more=more, found=tuple(meant))
 
 
 def queue_letter(job: Job, events: Sequence[Event]) -> DeadLetter:
@@ -210,11 +210,11 @@ async def _requeue_queue(
     before = await ledger.requeue(actor, replace(dead, reason_code=None), again, limit=0, cause=cause)
     if before:
         return before
-    meant = await _meant_in_queue(ledger, where, limit)
+    meant = await _queue_jobs_of_filter(ledger, where, limit)
     return await ledger.requeue(actor, meant, again, limit=limit, cause=cause) if meant else []
 
 
-async def _meant_in_queue(ledger: Ledger, where: JobFilter, limit: int) -> list[JobId]:
+async def _queue_jobs_of_filter(ledger: Ledger, where: JobFilter, limit: int) -> list[JobId]:
     """The oldest DEAD queue-jobs with the reason of a filter, at most `limit` of them."""
     only, cursor, found = replace(where, lifecycle=QUEUE_JOB.name), None, list[JobId]()
     for _ in range(REQUEUE_PAGES_MAX):

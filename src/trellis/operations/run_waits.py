@@ -4,13 +4,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
 
-from trellis.engine.records import FollowerSeen
-from trellis.operations.explain import Explanation, duration
-from trellis.runs.projector import FOLLOWS_AS
+from trellis.engine.records import SubscriberRecord
+from trellis.operations.explain import JobExplanation, duration
+from trellis.runs.projector import SUBSCRIBER_NAME
 from trellis.runs.waits import UpstreamWait
 
 
-def with_wait(told: Explanation, wait: UpstreamWait, followers: Iterable[FollowerSeen], now: datetime) -> Explanation:
+def with_wait(
+    told: JobExplanation, wait: UpstreamWait, followers: Iterable[SubscriberRecord], now: datetime
+) -> JobExplanation:
     """The explanation of a run that waits for upstream or for its agent, with what it waits for."""
     if not wait.is_bounded:
         return replace(told, why=(*told.why, wait_words(wait, now)))
@@ -25,9 +27,9 @@ def wait_words(wait: UpstreamWait, now: datetime) -> str:
     return f"It waits since {since}: {wait.reason.rstrip('.')}. That takes nothing from its time, and then it goes on."
 
 
-def projector_words(followers: Iterable[FollowerSeen], now: datetime) -> Iterator[str]:
+def projector_words(followers: Iterable[SubscriberRecord], now: datetime) -> Iterator[str]:
     """Whether a projector is at work, and since when it has something to publish."""
-    seen = next((one for one in followers if one.name == FOLLOWS_AS), None)
+    seen = next((one for one in followers if one.name == SUBSCRIBER_NAME), None)
     if seen is None:
         yield "No projector has ever been at work here: start `trellis up --roles projector`."
         return

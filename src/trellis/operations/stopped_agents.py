@@ -7,7 +7,7 @@ from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.definition import AgentMalformed, AgentStatus
 from trellis.agents.errors import AgentError
 from trellis.engine.ledger import Ledger
-from trellis.operations.explain import Explanation, duration
+from trellis.operations.explain import JobExplanation, duration
 from trellis.runs.agent_acts import last_act_on
 from trellis.runs.health import FAILURES_MAX, last_failure
 
@@ -48,15 +48,15 @@ async def _why(ledger: Ledger, slug: str, status: AgentStatus) -> str:
     return "its file says so"
 
 
-def with_stopped_agent(told: Explanation, stopped: StoppedAgent) -> Explanation:
+def with_stopped_agent(told: JobExplanation, stopped: StoppedAgent) -> JobExplanation:
     """The explanation of a job, with why its agent stops it and what lets that run again; the job can be requeued only after that."""
     why = f"Agent {stopped.slug} is {stopped.status}, and only an active agent runs: {stopped.why}."
-    first = _way_out(stopped)
+    first = _remedy(stopped)
     later = [f"{one}, once the agent is active" if one.startswith(REQUEUE) else one for one in told.you_can]
     return replace(told, why=(*told.why, why), you_can=(first, *later))
 
 
-def _way_out(stopped: StoppedAgent) -> str:
+def _remedy(stopped: StoppedAgent) -> str:
     match stopped.status:
         case AgentStatus.PAUSED:
             return f"trellis agents resume {stopped.slug}\tlet the agent run again"

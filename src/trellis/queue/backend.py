@@ -17,14 +17,14 @@ import pydantic
 from trellis.engine import tracing
 from trellis.engine.errors import KeyUnusable
 from trellis.net.errors import AnswerRefused, OutgoingError
-from trellis.net.guard import Fetched, GuardedClient, OutgoingPolicy, guarded_client
+from trellis.net.guard import FetchedResponse, GuardedClient, OutgoingPolicy, guarded_client
 from trellis.net.targets import read_target
 from trellis.queue.errors import (
+    BackendRefused,
+    BackendUnavailable,
     ExecutionForgotten,
     NlmAnswerInvalid,
     NlmFailed,
-    NlmRefused,
-    NlmUnavailable,
     RateLimited,
     StageError,
     StageHopeless,
@@ -46,16 +46,16 @@ ANSWER_S = 10.0
 SAID_CHARS_MAX = 300
 WORTH_ANOTHER_TRY = frozenset({408, 409, 425, 429})
 """Refusals that say something about this moment."""
-ABOUT_US = frozenset({401, 403})
+CREDENTIAL_STATUSES = frozenset({401, 403})
 """Refusals of our credential. Any other 4xx says something about the request."""
-STOPPED = frozenset({202, 404})
+CANCEL_ACCEPTED_STATUSES = frozenset({202, 404})
 
 ShapeT = TypeVar("ShapeT", bound=pydantic.BaseModel)
-EndedT = TypeVar("EndedT", "Finished", "Failed")
+BackendEndT = TypeVar("BackendEndT", "BackendFinished", "BackendFailed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Execution:
+class ExecutionRequest:
     """What the backend is asked for: exactly the eight fields of NLM-9."""
 
     job_id: str
@@ -81,7 +81,7 @@ class Execution:
         }
 
 
-class UnderWay(pydantic.BaseModel):
+class ExecutionUnderWay(pydantic.BaseModel):
     """202: the backend has it."""
 
     accepted: Literal[True]
@@ -89,7 +89,7 @@ class UnderWay(pydantic.BaseModel):
     estimated_seconds: float | None = None
 
 
-class Finished(pydantic.BaseModel):
+class BackendFinished(pydantic.BaseModel):
     """200: the backend has finished it, and what came of it is staged."""
 
     job_id: str
@@ -101,34 +101,34 @@ class Finished(pydantic.BaseModel):
     size: int = pydantic.Field(ge=0, lt=2**53)
 
 
-class Failure(pydantic.BaseModel):
+class BackendFailure(pydantic.BaseModel):
     """Why there is no artifact."""
 
     code: str = pydantic.Field(min_length=1, max_length=100)
     message: str = pydantic.Field(max_length=2_000)
 
 
-class Failed(pydantic.BaseModel):
+class BackendFailed(pydantic.BaseModel):
     """200: the backend has ended it without a result."""
 
     job_id: str
     epoch: int
     status: Literal["FAILED"]
-    error: Failure
+    error: BackendFailure
 
 
-class Backend(Protocol):
+class ExecutionBackend(Protocol):
     """Whoever executes."""
 
-    async def process(self, execution: Execution, /) -> UnderWay | Finished:
+    async def process(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished:
         """Have it executed; raises a StageError."""
         ...
 
-    async def look(self, execution: Execution, /) -> UnderWay | Finished | Failed:
+    async def look(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished | BackendFailed:
         """How it stands; raises ExecutionForgotten when the backend does not know it, and another StageError when it does not say."""
         ...
 
-    async def stop(self, execution: Execution, /) -> None:
+    async def stop(self, execution: ExecutionRequest, /) -> None:
         """Say that nobody waits for it any more; raises a StageError when that could not be said."""
         ...
 
@@ -154,27 +154,27 @@ class NlmBackend:
         self._answer_bytes_max = answer_bytes_max
         self._client: GuardedClient | None = None
 
-    async def process(self, execution: Execution, /) -> UnderWay | Finished:
+    async def process(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished:
         """Have it executed; raises a StageError."""
         body = json.dumps(execution.to_dict(), ensure_ascii=False).encode()
         return read_answer(await self._asked(execution, "POST", PROCESS_PATH, body), execution)
 
-    async def look(self, execution: Execution, /) -> UnderWay | Finished | Failed:
+    async def look(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished | BackendFailed:
         """How it stands; raises a StageError."""
         path = EXECUTION_PATH.format(job_id=execution.job_id, epoch=execution.epoch)
         answer = await self._asked(execution, "GET", path)
         if answer.status == 404 and _problem(answer.body).get("execution") == UNKNOWN:
             raise ExecutionForgotten(detail=f"the NLM backend knows nothing of epoch {execution.epoch} any more")
         if answer.status == 200 and _problem(answer.body).get("status") == "FAILED":
-            return _fitting(_read(Failed, answer.body), execution)
+            return _checked_identity(_read(BackendFailed, answer.body), execution)
         return read_answer(answer, execution)
 
-    async def stop(self, execution: Execution, /) -> None:
+    async def stop(self, execution: ExecutionRequest, /) -> None:
         """202: it is being stopped; 404: there is nothing to stop. Raises a StageError."""
         path = EXECUTION_PATH.format(job_id=execution.job_id, epoch=execution.epoch)
         answer = await self._asked(execution, "DELETE", path)
-        if answer.status not in STOPPED:
-            raise refusal(answer.status, answer.body)
+        if answer.status not in CANCEL_ACCEPTED_STATUSES:
+            raise error_of_refusal(answer.status, answer.body)
 
     async def read(self, path: str, *, correlation_id: str) -> Any:
         """What the backend shows there, as JSON; None for what it does not know. Raises a StageError."""
@@ -183,7 +183,7 @@ class NlmBackend:
         if answer.status == 404:
             return None
         if answer.status != 200:
-            raise refusal(answer.status, answer.body)
+            raise error_of_refusal(answer.status, answer.body)
         try:
             return json.loads(answer.body)
         except ValueError as error:
@@ -193,29 +193,33 @@ class NlmBackend:
         """What it says of itself: `ok`, `degraded`, or nothing when it is another program; raises a StageError when it cannot serve."""
         answer = await self._sent("GET", HEALTH_PATH, {})
         if answer.status >= 500:
-            raise refusal(answer.status, answer.body)
+            raise error_of_refusal(answer.status, answer.body)
         return str(_problem(answer.body).get("status", ""))[:SAID_CHARS_MAX] if answer.status == 200 else ""
 
-    async def _asked(self, execution: Execution, method: str, path: str, body: bytes | None = None) -> Fetched:
+    async def _asked(
+        self, execution: ExecutionRequest, method: str, path: str, body: bytes | None = None
+    ) -> FetchedResponse:
         headers = {"authorization": f"Bearer {self._token_now()}", "x-correlation-id": execution.correlation_id}
         if body is not None:
             headers["content-type"] = "application/json"
         with tracing.span(f"nlm_backend.{method}", {"trellis.job_id": execution.job_id}, kind=tracing.CLIENT):
             return await self._sent(method, path, headers | tracing.headers(), body)
 
-    async def _sent(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> Fetched:
+    async def _sent(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
+    ) -> FetchedResponse:
         try:
             return await self._opened().send(method, self._url + path, headers=headers, content=body)
         except AnswerRefused as error:
             raise NlmAnswerInvalid(detail=str(error)) from error
         except OutgoingError as error:
-            raise NlmUnavailable(detail=str(error)) from error
+            raise BackendUnavailable(detail=str(error)) from error
 
     def _token_now(self) -> str:
         try:
             return self._token()
         except KeyUnusable as error:
-            raise NlmUnavailable(detail=f"the NLM backend cannot be asked: {error}") from error
+            raise BackendUnavailable(detail=f"the NLM backend cannot be asked: {error}") from error
 
     async def close(self) -> None:
         """Let go of connections."""
@@ -237,41 +241,41 @@ class NlmBackend:
         return self._client
 
 
-def read_answer(answer: Fetched, execution: Execution) -> UnderWay | Finished:
+def read_answer(answer: FetchedResponse, execution: ExecutionRequest) -> ExecutionUnderWay | BackendFinished:
     """What an answer means; raises a StageError."""
     if answer.status == 202:
-        under_way = _read(UnderWay, answer.body)
+        under_way = _read(ExecutionUnderWay, answer.body)
         if under_way.job_id != execution.job_id:
             raise NlmAnswerInvalid(detail=f"the NLM backend answered about job {under_way.job_id[:SAID_CHARS_MAX]}")
         return under_way
     if answer.status == 200:
-        return _fitting(_read(Finished, answer.body), execution)
-    raise refusal(answer.status, answer.body)
+        return _checked_identity(_read(BackendFinished, answer.body), execution)
+    raise error_of_refusal(answer.status, answer.body)
 
 
-def failure(code: str, message: str) -> StageError:
+def error_of_failure(code: str, message: str) -> StageError:
     """What the backend says of its own failure (D8)."""
     if code == PERMANENT_CODE:
         return StageHopeless(detail=message)
     return NlmFailed(said=code, detail=message)
 
 
-def _fitting(told: EndedT, execution: Execution) -> EndedT:
+def _checked_identity(told: BackendEndT, execution: ExecutionRequest) -> BackendEndT:
     if (told.job_id, told.epoch) != (execution.job_id, execution.epoch):
         detail = f"the NLM backend answered about job {told.job_id[:SAID_CHARS_MAX]} in epoch {told.epoch}"
         raise NlmAnswerInvalid(detail=detail)
     return told
 
 
-def refusal(status: int, body: bytes) -> StageError:
+def error_of_refusal(status: int, body: bytes) -> StageError:
     """What an answer that is no result means for the job (D8)."""
-    detail = f"the NLM backend answered {status}{_said(body)}"
+    detail = f"the NLM backend answered {status}{_problem_detail(body)}"
     if status == 429:
         return RateLimited(detail=detail)
     if status >= 500 or status in WORTH_ANOTHER_TRY:
-        return NlmUnavailable(detail=detail)
-    if status in ABOUT_US:
-        return NlmRefused(detail=detail)
+        return BackendUnavailable(detail=detail)
+    if status in CREDENTIAL_STATUSES:
+        return BackendRefused(detail=detail)
     if 400 <= status < 500:
         return StageHopeless(detail=detail)
     return NlmAnswerInvalid(detail=detail)
@@ -288,7 +292,7 @@ def _read(shape: type[ShapeT], body: bytes) -> ShapeT:
         ) from None
 
 
-def _said(body: bytes) -> str:
+def _problem_detail(body: bytes) -> str:
     """The reason in a problem+json body, if that is what it is."""
     detail = _problem(body).get("detail")
     return f": {detail[:SAID_CHARS_MAX]}" if isinstance(detail, str) else ""

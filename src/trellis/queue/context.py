@@ -14,7 +14,7 @@ from typing import Any
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.definition import AgentDefinition, AgentMalformed
 from trellis.agents.errors import AgentError
-from trellis.agents.sources import Source, Sources
+from trellis.agents.sources import AgentSource, AgentSources
 from trellis.artifacts.content import TITLE_CHARS_MAX, JobType
 from trellis.artifacts.keys import PROJECTS
 from trellis.artifacts.payloads import BriefPayload, ResearchPayload, read_payload
@@ -26,14 +26,14 @@ from trellis.storage.documents import sha256
 from trellis.storage.keys import object_key
 from trellis.storage.memory import MemoryRepository, ReadMode, TokenCounter, count_tokens
 from trellis.storage.memory.errors import RepositoryError
-from trellis.storage.objects import CREATE, ObjectStore, Stored, StoreError
+from trellis.storage.objects import CREATE, ObjectStore, PutStored, StoreError
 
 MEMORY_FOLDER = "memory"
 HEADING = "# "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Assembled:
+class StoredSnapshot:
     """A snapshot that is in the object store."""
 
     key: str
@@ -46,7 +46,7 @@ def snapshot_key(cid: str, job_id: str, epoch: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assembly:
+class ContextAssembler:
     """Makes snapshots from the agents' files and memories."""
 
     objects: ObjectStore
@@ -55,7 +55,7 @@ class Assembly:
     counter: TokenCounter = count_tokens
     """What counts the tokens of sources (D50)."""
 
-    async def assemble(self, request: QueueRequest, job_id: str, epoch: int) -> Assembled:
+    async def assemble(self, request: QueueRequest, job_id: str, epoch: int) -> StoredSnapshot:
         """Write the snapshot of this attempt; raises a StageError."""
         try:
             return await self._kept(snapshot_key(self.cid, job_id, epoch), await self._snapshot(request, job_id, epoch))
@@ -90,17 +90,17 @@ class Assembly:
         files = [{"ref": f"{MEMORY_FOLDER}/{name}", "text": text} for name, text in view.content.items() if text]
         return {"version": str(view.version) if view.version else None, "files": files}
 
-    async def _kept(self, key: str, body: bytes) -> Assembled:
+    async def _kept(self, key: str, body: bytes) -> StoredSnapshot:
         """What lies there under this epoch is this attempt's own: its answer was lost, and it is as good as now."""
-        if isinstance(await self.objects.put(key, body, when=CREATE), Stored):
-            return Assembled(key=key, sha256=sha256(body))
+        if isinstance(await self.objects.put(key, body, when=CREATE), PutStored):
+            return StoredSnapshot(key=key, sha256=sha256(body))
         there = await self.objects.get(key)
         if there is None:
             raise ContextUnavailable(detail=f"the snapshot {key} was there and is gone")
-        return Assembled(key=key, sha256=sha256(there.body))
+        return StoredSnapshot(key=key, sha256=sha256(there.body))
 
 
-def _snapshot(request: QueueRequest, job_id: str, epoch: int, memory: dict[str, Any], read: Sources) -> bytes:
+def _snapshot(request: QueueRequest, job_id: str, epoch: int, memory: dict[str, Any], read: AgentSources) -> bytes:
     payload = read_payload(request.job_type, request.payload)
     asked = payload.sources if isinstance(payload, ResearchPayload) else ()
     meant = (*request.entity_refs, *(payload.entity_refs if isinstance(payload, BriefPayload) else ()))
@@ -110,11 +110,13 @@ def _snapshot(request: QueueRequest, job_id: str, epoch: int, memory: dict[str, 
         agent_slug=request.agent_slug,
         memory=memory,
         entities=_entities(meant, read.items, also_known=request.job_type is JobType.PROPOSAL_PREPROCESS),
-        sources=[{"ref": one.ref, "text": one.text, "title": title_of(one.text)} for one in _chosen(read, asked)],
+        sources=[
+            {"ref": one.ref, "text": one.text, "title": title_of(one.text)} for one in _citable_sources(read, asked)
+        ],
     ).to_bytes()
 
 
-def _chosen(read: Sources, asked: Sequence[str]) -> tuple[Source, ...]:
+def _citable_sources(read: AgentSources, asked: Sequence[str]) -> tuple[AgentSource, ...]:
     """What may be cited: what is asked for by name, else everything that the agent reads."""
     if not asked:
         return read.items
@@ -127,19 +129,19 @@ def _chosen(read: Sources, asked: Sequence[str]) -> tuple[Source, ...]:
     return tuple(known[ref] for ref in dict.fromkeys(asked))
 
 
-def _entities(meant: Sequence[str], sources: Sequence[Source], *, also_known: bool) -> list[dict[str, Any]]:
+def _entities(meant: Sequence[str], sources: Sequence[AgentSource], *, also_known: bool) -> list[dict[str, Any]]:
     """What is known of each: a source whose file has the entity's slug for a name is the text about it, and its heading the name.
 
     A draft may name any entity that the agent knows, so for a draft all of them are there.
     """
-    about: dict[str, Source] = {}
+    about: dict[str, AgentSource] = {}
     for one in sources:
         about.setdefault(PurePosixPath(one.ref).stem, one)
     slugs = list(dict.fromkeys((*meant, *(about if also_known else ()))))[:ENTITIES_MAX]
     return [_entity(slug, about.get(slug)) for slug in slugs]
 
 
-def _entity(slug: str, source: Source | None) -> dict[str, Any]:
+def _entity(slug: str, source: AgentSource | None) -> dict[str, Any]:
     if source is None:
         return {"slug": slug, "name": slug}
     title, spelt = title_of(source.text), " ".join(re.split(r"[-_]+", slug)).strip()

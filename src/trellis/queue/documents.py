@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trellis.engine.records import Event, Job
-from trellis.engine.restoring import LET_GO_CAUSE
+from trellis.engine.restoring import RELEASED_CAUSE
 from trellis.lifecycles import Role
 from trellis.lifecycles.causes import Cause
 from trellis.queue.requests import QueueRequest, data_of
@@ -79,15 +79,15 @@ def error_of(job: Job, events: Sequence[Event]) -> str | None:
     for event in reversed(events):
         if event.generation != job.generation:
             return None
-        text = _told(event)
+        text = _error_in_event(event)
         if text is not None:
             return text
     return None
 
 
-def _told(event: Event) -> str | None:
+def _error_in_event(event: Event) -> str | None:
     data = data_of(event.data)
-    if event.cause == LET_GO_CAUSE:
+    if event.cause == RELEASED_CAUSE:
         return "LET_GO: the process that drove it was stopped; another takes it up"
     if "error" in data:
         return f"{data['error']['code']}: {data['error']['message']}"

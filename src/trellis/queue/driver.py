@@ -14,42 +14,42 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from trellis.artifacts.content import YIELDS
+from trellis.artifacts.content import ARTIFACT_TYPE_OF_JOB_TYPE
 from trellis.artifacts.keys import journal_entry
-from trellis.artifacts.registry import Artifacts
-from trellis.artifacts.rows import STAGED, Row
+from trellis.artifacts.registry import ArtifactRegistry
+from trellis.artifacts.rows import STAGED, ArtifactRow
 from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import InvalidTransition, LedgerError
-from trellis.engine.holding import Stopped, carried_out, heard, journalled
-from trellis.engine.jobs import Actor, Advance, Applied, Claimed, Lease, LeaseLost, Turn
+from trellis.engine.holding import DriveStopped, consume_cancel, journal_once, shield_final_step
+from trellis.engine.jobs import Actor, Advance, Claimed, Lease, LeaseLost, StepApplied, Turn
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.restoring import LET_GO_CAUSE
+from trellis.engine.restoring import RELEASED_CAUSE
 from trellis.engine.retries import storable
 from trellis.lifecycles import Trigger
 from trellis.queue import errors
-from trellis.queue.backend import Backend, Execution, Failed, Finished, failure
+from trellis.queue.backend import BackendFailed, BackendFinished, ExecutionBackend, ExecutionRequest, error_of_failure
 from trellis.queue.callbacks import Callback, KeptCallbacks
-from trellis.queue.context import Assembly
+from trellis.queue.context import ContextAssembler
 from trellis.queue.documents import callback_url, snapshot_url
 from trellis.queue.ending import fail_for_good
 from trellis.queue.errors import StageError
 from trellis.queue.requests import QueueRequest
-from trellis.queue.rerunning import run_for
-from trellis.queue.retrying import Final, on_error
+from trellis.queue.rerunning import run_of_generation
+from trellis.queue.retrying import FailForGood, on_stage_error
 from trellis.runs.layer import OrchestrationLayer
 from trellis.storage.documents import timestamp
 from trellis.storage.objects import ObjectStore, StoreError
 
 CONTEXT, CALL, WRITE = "CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE"
-LEFT = "left"
+STAGE_LEFT = "left"
 """What a span says of a drive that ended because the job is another's."""
 ERROR_CHARS_MAX = 2_000
 CAUSE_CHARS_MAX = 200
-NOT_AT_IT = (
+NOT_EXECUTING_ERRORS = (
     errors.RateLimited,
-    errors.NlmRefused,
+    errors.BackendRefused,
     errors.StageHopeless,
     errors.NlmFailed,
     errors.ExecutionForgotten,
@@ -61,7 +61,7 @@ ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DriverOptions:
+class QueueDriverOptions:
     """How long things may take."""
 
     execution_s: float = 600.0
@@ -82,38 +82,38 @@ class DriverOptions:
 
 
 @dataclass(kw_only=True)
-class Driver:
+class QueueDriver:
     """Makes drives. `draw` gives numbers in [0, 1) for the jitter."""
 
     ledger: Ledger
     actor: Actor
     clock: Clock
     objects: ObjectStore
-    assembly: Assembly
-    artifacts: Artifacts
+    assembly: ContextAssembler
+    artifacts: ArtifactRegistry
     layer: OrchestrationLayer
-    backend: Backend
+    backend: ExecutionBackend
     gateway: str
     """Where snapshots are read and callbacks come in: `http://host:port`."""
     draw: Callable[[], float]
-    options: DriverOptions
-    wishes: set[str] = field(default_factory=set[str])
+    options: QueueDriverOptions
+    cancel_requests: set[str] = field(default_factory=set[str])
     """Jobs that somebody asked to stop; their drive is cancelled after they were put here."""
     leaving: bool = False
     """Whether this process lets go of everything; drives are cancelled after it was set."""
 
     async def drive(self, claimed: Claimed) -> str | None:
         """Take the job as far as it goes: the state it leaves it in, None when it is another's."""
-        with tracing.taken_up(claimed, "queue.drive") as span:
+        with tracing.attempt_span(claimed, "queue.drive") as span:
             state = await self._drive(claimed)
-            span.note({"trellis.state": state or LEFT})
+            span.note({"trellis.state": state or STAGE_LEFT})
             return state
 
     async def _drive(self, claimed: Claimed) -> str | None:
-        drive, job_id = _Drive(self, claimed), claimed.lease.job_id
+        drive, job_id = _QueueDrive(self, claimed), claimed.lease.job_id
         try:
             return await self._driven(drive, job_id)
-        except Stopped:
+        except DriveStopped:
             _log.info("job_left", job_id=job_id, epoch=claimed.lease.epoch, reason="the lease is another's")
             return None
         except asyncio.CancelledError:
@@ -121,25 +121,25 @@ class Driver:
                 await drive.give_back()
             raise
         finally:
-            self.wishes.discard(job_id)
+            self.cancel_requests.discard(job_id)
             await drive.dismiss()
 
-    async def _driven(self, drive: "_Drive", job_id: str) -> str | None:
+    async def _driven(self, drive: "_QueueDrive", job_id: str) -> str | None:
         try:
             ending = drive.complete(await drive.until_verified())
         except asyncio.CancelledError:
-            if not heard(self.wishes, job_id):
+            if not consume_cancel(self.cancel_requests, job_id):
                 raise
             ending = drive.stop()
         except StageError as error:
             ending = drive.fail(error)
-        return await carried_out(self.wishes, job_id, ending)
+        return await shield_final_step(self.cancel_requests, job_id, ending)
 
 
-class _Drive:
+class _QueueDrive:
     """One attempt of one job in the hands of one driver."""
 
-    def __init__(self, driver: Driver, claimed: Claimed) -> None:
+    def __init__(self, driver: QueueDriver, claimed: Claimed) -> None:
         self._driver, self._claimed = driver, claimed
         self._lease: Lease = claimed.lease
         self._job_id = claimed.lease.job_id
@@ -147,12 +147,12 @@ class _Drive:
         began, options = driver.clock.monotonic(), driver.options
         self._ends_at = began + options.execution_s
         self._deadline_at = None if claimed.deadline_s is None else began + claimed.deadline_s
-        self._unfinished: Execution | None = None
+        self._unfinished: ExecutionRequest | None = None
         """What the backend may be at."""
 
     # --- the stages --------------------------------------------------------------------------------------------------
 
-    async def until_verified(self) -> tuple[Row, datetime]:
+    async def until_verified(self) -> tuple[ArtifactRow, datetime]:
         """Everything up to the artifact that was checked and kept, and when its writing began; raises StageError, Stopped."""
         request, options = self._request(), self._driver.options
         execution = await self._in_time(self._assemble(request), options.context_s, errors.ContextTimeout)
@@ -167,16 +167,16 @@ class _Drive:
         except errors.RequestUnreadable as error:
             raise errors.StageHopeless(detail=str(error)) from error
 
-    async def _assemble(self, request: QueueRequest) -> Execution:
+    async def _assemble(self, request: QueueRequest) -> ExecutionRequest:
         """The snapshot, and what the backend is told."""
         driver, epoch = self._driver, self._lease.epoch
         began = await driver.ledger.now()
         made = await driver.assembly.assemble(request, self._job_id, epoch)
-        run_id = await run_for(driver.ledger, driver.layer, self._job_id, self._claimed.generation, request)
+        run_id = await run_of_generation(driver.ledger, driver.layer, self._job_id, self._claimed.generation, request)
         now, url = await driver.ledger.now(), snapshot_url(driver.gateway, self._job_id, epoch)
         facts = {"run_id": run_id, "snapshot_url": url, "sha256": made.sha256, **_times(began, now)}
         await self._step("snapshot_ready", CALL, facts)
-        return Execution(
+        return ExecutionRequest(
             job_id=self._job_id,
             epoch=epoch,
             request=request,
@@ -186,29 +186,29 @@ class _Drive:
             correlation_id=self._claimed.correlation_id,
         )
 
-    async def _called(self, execution: Execution) -> Callback | Finished:
+    async def _called(self, execution: ExecutionRequest) -> Callback | BackendFinished:
         """Have the backend do it, and wait for what it brings."""
         began = await self._driver.ledger.now()
         result = await self._executed(execution)
         if isinstance(result, Callback) and result.error is not None and result.status == "FAILED":
-            raise failure(result.error.code, result.error.message)
+            raise error_of_failure(result.error.code, result.error.message)
         facts = {"artifact_id": result.artifact_id, "sha256": result.sha256, "size": result.size}
         await self._step("response_received", WRITE, {**facts, **_times(began, await self._driver.ledger.now())})
         return result
 
-    async def _executed(self, execution: Execution) -> Callback | Finished:
+    async def _executed(self, execution: ExecutionRequest) -> Callback | BackendFinished:
         """What the execution came to. Until something says otherwise the backend may be at it, also when its answer was lost."""
         self._unfinished = execution
         try:
             answer = await self._driver.backend.process(execution)
-            result = answer if isinstance(answer, Finished) else await self._awaited(execution)
-        except NOT_AT_IT:
+            result = answer if isinstance(answer, BackendFinished) else await self._awaited(execution)
+        except NOT_EXECUTING_ERRORS:
             self._unfinished = None
             raise
         self._unfinished = None
         return result
 
-    async def _awaited(self, execution: Execution) -> Callback | Finished:
+    async def _awaited(self, execution: ExecutionRequest) -> Callback | BackendFinished:
         """The callback of this attempt; when none comes for a while one looks what the backend has come to."""
         driver, options = self._driver, self._driver.options
         kept = KeptCallbacks(objects=driver.objects, job_id=self._job_id, epoch=self._lease.epoch)
@@ -233,7 +233,7 @@ class _Drive:
             _log.warning("callbacks_unreadable", job_id=self._job_id, error=str(error))
             return None
 
-    async def _looked_up(self, execution: Execution) -> Finished | None:
+    async def _looked_up(self, execution: ExecutionRequest) -> BackendFinished | None:
         """What the backend has come to, None when it is at it or does not say; raises what the execution failed with, or that it is lost."""
         try:
             answer = await self._driver.backend.look(execution)
@@ -242,11 +242,11 @@ class _Drive:
         except StageError as error:
             _log.warning("nlm_backend_unclear", job_id=self._job_id, code=error.shown_code, error=str(error))
             return None
-        if isinstance(answer, Failed):
-            raise failure(answer.error.code, answer.error.message)
-        return answer if isinstance(answer, Finished) else None
+        if isinstance(answer, BackendFailed):
+            raise error_of_failure(answer.error.code, answer.error.message)
+        return answer if isinstance(answer, BackendFinished) else None
 
-    async def _verified(self, request: QueueRequest, result: Callback | Finished) -> Row:
+    async def _verified(self, request: QueueRequest, result: Callback | BackendFinished) -> ArtifactRow:
         """The staged artifact, if it is what was announced; its bytes are in the ledger's journal then (JQ-5)."""
         try:
             row = await self._driver.artifacts.row(result.artifact_id or "")
@@ -258,23 +258,25 @@ class _Drive:
         problem = self._mismatch(request, result, row, body)
         if problem is not None:
             raise errors.ArtifactMismatch(detail=f"artifact {row.artifact_id} {problem}")
-        await journalled(self._driver.ledger, self._lease, journal_entry(row.artifact_id), body)
+        await journal_once(self._driver.ledger, self._lease, journal_entry(row.artifact_id), body)
         return row
 
-    def _mismatch(self, request: QueueRequest, result: Callback | Finished, row: Row, body: bytes) -> str | None:
+    def _mismatch(
+        self, request: QueueRequest, result: Callback | BackendFinished, row: ArtifactRow, body: bytes
+    ) -> str | None:
         if (row.job_id, row.epoch) != (self._job_id, self._lease.epoch):
             return f"is of job {row.job_id} in epoch {row.epoch}"
         if row.state != STAGED:
             return f"is {row.state}"
-        if row.type is not YIELDS[request.job_type]:
-            return f"is a {row.type.value}, and a {request.job_type.value} yields a {YIELDS[request.job_type].value}"
+        if row.type is not ARTIFACT_TYPE_OF_JOB_TYPE[request.job_type]:
+            return f"is a {row.type.value}, and a {request.job_type.value} yields a {ARTIFACT_TYPE_OF_JOB_TYPE[request.job_type].value}"
         if (row.sha256, row.size) != (result.sha256, result.size) or not row.is_of(body):
             return "has other bytes than were announced"
         return None
 
     # --- the ends ----------------------------------------------------------------------------------------------------
 
-    async def complete(self, verified: tuple[Row, datetime]) -> str | None:
+    async def complete(self, verified: tuple[ArtifactRow, datetime]) -> str | None:
         """The artifact becomes final and the job COMPLETE, together or not at all."""
         row, began = verified
         made = {"artifact_id": row.artifact_id, "type": row.type.value, "sha256": row.sha256, "size": row.size}
@@ -293,10 +295,10 @@ class _Drive:
     async def give_back(self) -> None:
         """Let another process have the job at once, with as many attempts as before; if that cannot be said in time, its lease runs out."""
         options, about = self._driver.options, {"job_id": self._job_id, "stage": self._stage}
-        letting_go = self._advance(Trigger.RETRY, {"stage": self._stage}, cause=LET_GO_CAUSE, spare_attempt=True)
+        letting_go = self._advance(Trigger.RETRY, {"stage": self._stage}, cause=RELEASED_CAUSE, spare_attempt=True)
         try:
             await within(self._driver.clock, options.let_go_s, letting_go)
-        except Stopped:
+        except DriveStopped:
             return  # it has ended, or is another's
         except (LedgerError, TimeoutError) as error:
             _log.warning("not_given_back", error=str(error) or f"no answer within {options.let_go_s:g} s", **about)
@@ -314,11 +316,11 @@ class _Drive:
 
     async def fail(self, error: StageError) -> str | None:
         """Back off, or end in FAILED at once."""
-        verdict = on_error(error, self._claimed.attempt, self._claimed.max_attempts, self._driver.draw())
+        verdict = on_stage_error(error, self._claimed.attempt, self._claimed.max_attempts, self._driver.draw())
         code, text = error.shown_code, storable(str(error))[:ERROR_CHARS_MAX]
-        final = isinstance(verdict, Final)
+        final = isinstance(verdict, FailForGood)
         facts = {"error": {"code": code, "message": text}, "stage": self._stage, "permanent": not error.retries}
-        delay_s = verdict.rest_s if isinstance(verdict, Final) else verdict.delay_s
+        delay_s = verdict.rest_s if isinstance(verdict, FailForGood) else verdict.delay_s
         about = {"job_id": self._job_id, "stage": self._stage, "attempt": self._claimed.attempt, "code": code}
         _log.warning("stage_failed", error=text, final=final, again_in_s=None if final else delay_s, **about)
         version = await self._advance(Trigger.RETRY, facts, cause=f"{code}: {text}"[:CAUSE_CHARS_MAX], delay_s=delay_s)
@@ -341,7 +343,7 @@ class _Drive:
                 return await within(self._driver.clock, patience_s, work)
             except TimeoutError:
                 raise self._too_late(stage, limit_s, late) from None
-            except (StageError, Stopped, LedgerError):
+            except (StageError, DriveStopped, LedgerError):
                 raise
             except Exception as error:
                 _log.exception("stage_raised", job_id=self._job_id, stage=self._stage)
@@ -374,7 +376,7 @@ class _Drive:
         delay_s: float = 0.0,
         spare_attempt: bool = False,
         result: bytes | None = None,
-        finalizes: Row | None = None,
+        finalizes: ArtifactRow | None = None,
     ) -> int:
         """One fenced step; the job's version after it. Raises Stopped, and InvalidTransition when it finalizes what cannot be."""
         advance = Advance(
@@ -390,10 +392,10 @@ class _Drive:
         )
         (outcome,) = (await self._driver.ledger.turn(Turn(actor=self._driver.actor, advances=(advance,)))).outcomes
         match outcome:
-            case Applied(version=version):
+            case StepApplied(version=version):
                 return version
             case LeaseLost():
-                raise Stopped
+                raise DriveStopped
 
 
 def _times(began: datetime, ended: datetime) -> dict[str, str]:

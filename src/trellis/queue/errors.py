@@ -8,8 +8,8 @@ QueueError
     ├── ContextTimeout    memory or object store did not answer in time
     ├── ContextUnavailable
     ├── RateLimited       429 of the NLM backend
-    ├── NlmUnavailable    503, another 5xx, no connection, half an answer
-    ├── NlmRefused        401, 403: our credential, our key or our clock
+    ├── BackendUnavailable    503, another 5xx, no connection, half an answer
+    ├── BackendRefused        401, 403: our credential, our key or our clock
     ├── NlmAnswerInvalid  an answer that is none
     ├── NlmFailed         the backend says that it failed; `code` is its own
     ├── ExecutionForgotten the backend has lost the job
@@ -76,13 +76,13 @@ class RateLimited(StageError):
     code = "RATE_LIMIT"
 
 
-class NlmUnavailable(StageError):
+class BackendUnavailable(StageError):
     """{detail}"""
 
     code = "NLM_UNAVAILABLE"
 
 
-class NlmRefused(StageError):
+class BackendRefused(StageError):
     """{detail}"""
 
     code = "NLM_REFUSED"

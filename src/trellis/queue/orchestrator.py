@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from trellis.artifacts.content import JobType
-from trellis.engine.holding import Holder, Pass
+from trellis.engine.holding import LeaseRunner, LeaseRunnerReport
 from trellis.engine.jobs import CancelMode, JobId, Move, RequestId
 from trellis.engine.logs import log_of
 from trellis.engine.records import Job, JobFilter
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.queue.documents import BACKOFF
-from trellis.queue.driver import Driver
+from trellis.queue.driver import QueueDriver
 from trellis.queue.ending import fail_for_good
 from trellis.queue.errors import RequestUnreadable
 from trellis.queue.requests import QueueRequest, data_of
@@ -35,7 +35,7 @@ _log = log_of("trellis.queue")
 
 
 @dataclass(kw_only=True)
-class QueueOrchestrator(Holder[Driver]):
+class QueueOrchestrator(LeaseRunner[QueueDriver]):
     """Claims queue jobs and drives them. One pass accepts what waits for that, ends what is over, then claims for the free room."""
 
     type: str = FIRST
@@ -55,7 +55,7 @@ class QueueOrchestrator(Holder[Driver]):
         await self._end_failed()
         return accepted
 
-    def pause_s(self, report: Pass) -> float:
+    def pause_s(self, report: LeaseRunnerReport) -> float:
         """At once while there is more to accept, too."""
         return 0.0 if report.accepted == ACCEPT_BATCH_MAX else super().pause_s(report)
 
@@ -109,7 +109,7 @@ class QueueOrchestrator(Holder[Driver]):
             await fail_for_good(self.ledger, self.actor, job.job_id, job.version, facts, window_s=window_s)
 
     async def drain(self) -> None:
-        """Let go of everything. A job that is let go of is given back at once, and its attempt does not count (`Driver.leaving`)."""
+        """Let go of everything. A job that is let go of is given back at once, and its attempt does not count (`QueueDriver.leaving`)."""
         self.driver.leaving = True
         try:
             await super().drain()

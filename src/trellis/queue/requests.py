@@ -28,7 +28,7 @@ KEY_NAMESPACE = "queue-job:"
 SHOWN_CHARS_MAX = 60
 
 
-class _Stored(pydantic.BaseModel):
+class _StoredRequest(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="ignore", frozen=True)
 
     run_id: str
@@ -52,8 +52,8 @@ class QueueRequest:
     def read(cls, job_id: str, body: bytes) -> "QueueRequest":
         """From the payload of the job; raises RequestUnreadable."""
         try:
-            stored = _Stored.model_validate_json(body)
-            return checked(
+            stored = _StoredRequest.model_validate_json(body)
+            return checked_request(
                 run_id=stored.run_id,
                 job_type=stored.job_type,
                 agent_slug=stored.agent_slug,
@@ -80,11 +80,11 @@ class QueueRequest:
         )
 
 
-def checked(
+def checked_request(
     *, run_id: str, job_type: str, agent_slug: str | None, payload: Any, entity_refs: Sequence[str] = ()
 ) -> QueueRequest:
     """A request that can be stored; raises an InputError, SlugInvalid or RunIdInvalid that says what to change."""
-    kind = _kind(job_type)
+    kind = _job_type_of(job_type)
     if agent_slug is None:
         raise InputError(detail=f"a {kind.value} job is an agent's: name it as agent_slug")
     if not isinstance(payload, dict):
@@ -104,7 +104,7 @@ def checked(
     )
 
 
-def _kind(job_type: str) -> JobType:
+def _job_type_of(job_type: str) -> JobType:
     try:
         return JobType(job_type)
     except ValueError:

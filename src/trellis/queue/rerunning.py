@@ -13,12 +13,12 @@ from trellis.lifecycles.run import RUN
 from trellis.queue.documents import run_of
 from trellis.queue.errors import ContextUnavailable, StageHopeless
 from trellis.queue.requests import QueueRequest
-from trellis.runs.documents import Request
+from trellis.runs.documents import RunRequest
 from trellis.runs.errors import AgentNotRunnable, TooManyWaiting
 from trellis.runs.layer import OrchestrationLayer, TriggerKind
 
 
-async def run_for(
+async def run_of_generation(
     ledger: Ledger, layer: OrchestrationLayer, job_id: JobId, generation: int, request: QueueRequest
 ) -> str:
     """The run that this generation belongs to, begun now if it has to be; raises StageError."""
@@ -36,7 +36,7 @@ async def run_for(
     try:
         return await layer.trigger(
             request.agent_slug,
-            Request.read(run.payload).params,
+            RunRequest.read(run.payload).params,
             kind=TriggerKind.EVENT,
             key=f"requeue:{job_id}:{generation}",
             retry_of=before,

@@ -27,23 +27,23 @@ FINAL_REST_S_MIN = FINAL_REST_S / 2
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RetryLater:
     """Another attempt after this long."""
 
     delay_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Final:
+class FailForGood:
     """FAILED at once. `rest_s` is when the sweep looks at the backoff if its holder dies before it has ended it."""
 
     rest_s: float
 
 
-def on_error(error: StageError, attempt: int, attempts_max: int, draw: float) -> Again | Final:
+def on_stage_error(error: StageError, attempt: int, attempts_max: int, draw: float) -> RetryLater | FailForGood:
     """What an error of attempt `attempt` (from 0) of so many means; `draw` is uniform in [0, 1)."""
     if not error.retries:
-        return Final(FINAL_REST_S)
+        return FailForGood(FINAL_REST_S)
     if attempt + 1 >= attempts_max:
-        return Final(0.0)
-    return Again(BACKOFF_S[min(attempt, RETRIES - 1)] * (1.0 + JITTER * draw))
+        return FailForGood(0.0)
+    return RetryLater(BACKOFF_S[min(attempt, RETRIES - 1)] * (1.0 + JITTER * draw))

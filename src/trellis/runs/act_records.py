@@ -15,7 +15,7 @@ from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.runs import audit, ids
-from trellis.runs.publishing import Publisher
+from trellis.runs.publishing import DocumentPublisher
 from trellis.storage.objects import ObjectStore, StoreError
 
 KEYS_MAX = 1_000
@@ -29,7 +29,7 @@ _log = log_of("trellis.projector")
 class ActRecorder:
     """Publishes acts of one ledger. An object of that name with other bytes stays, is named once, and stops no other act."""
 
-    def __init__(self, ledger: Ledger, actor: Actor, publisher: Publisher) -> None:
+    def __init__(self, ledger: Ledger, actor: Actor, publisher: DocumentPublisher) -> None:
         self._ledger = ledger
         self._actor = actor
         self._publisher = publisher
@@ -68,7 +68,7 @@ def _key(act: AdminAct) -> str:
 
 
 @dataclass(kw_only=True)
-class Rebuild:
+class RebuildRecord:
     """What a rebuild did, while it is under way."""
 
     written: list[str] = field(default_factory=list[str])
@@ -86,9 +86,9 @@ class Rebuild:
 @asynccontextmanager
 async def recorded_rebuild(
     ledger: Ledger, objects: ObjectStore, actor: Actor, event: str, cause: str | None
-) -> AsyncGenerator[Rebuild]:
+) -> AsyncGenerator[RebuildRecord]:
     """Record who rebuilt what and why, when it is over; one that fails is recorded with its error."""
-    rebuild = Rebuild()
+    rebuild = RebuildRecord()
     try:
         yield rebuild
     except TrellisError as error:
@@ -101,7 +101,7 @@ async def recorded_rebuild(
     await _record(ledger, objects, actor, _act(event, cause, rebuild, None))
 
 
-def named(keys: list[str]) -> list[str]:
+def listed_keys(keys: list[str]) -> list[str]:
     """As many of these keys as an act names."""
     kept, chars = keys[:KEYS_MAX], 0
     for number, key in enumerate(kept):
@@ -111,7 +111,7 @@ def named(keys: list[str]) -> list[str]:
     return kept
 
 
-def _act(event: str, cause: str | None, rebuild: Rebuild, error: str | None) -> NewAct:
+def _act(event: str, cause: str | None, rebuild: RebuildRecord, error: str | None) -> NewAct:
     side, _, _ = event.partition(".")
     facts = {"objects_written": rebuild.written, **rebuild.facts, "error": error}
     id_ = f"{event.replace('.', '-')}-{uuid.uuid4().hex}"
@@ -121,6 +121,6 @@ def _act(event: str, cause: str | None, rebuild: Rebuild, error: str | None) -> 
 async def _record(ledger: Ledger, objects: ObjectStore, actor: Actor, act: NewAct) -> None:
     await ledger.record_act(actor, act)
     try:
-        await ActRecorder(ledger, actor, Publisher(objects)).publish_new()
+        await ActRecorder(ledger, actor, DocumentPublisher(objects)).publish_new()
     except StoreError as away:
         _log.error("rebuild_not_published", actor=actor.name, act=act.event, error=str(away))

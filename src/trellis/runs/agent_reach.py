@@ -9,7 +9,7 @@ from typing import Any
 from trellis.engine.authority import Principal
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.ownership import bound_agent, refused, within_agent
+from trellis.engine.ownership import bound_agent, not_allowed_within, within_agent
 from trellis.lifecycles.queue_job import QUEUE_JOB
 
 
@@ -31,7 +31,7 @@ async def only_agent(ledger: Ledger, principal: Principal, rule: str) -> str | N
         return bound_agent(principal, rule)
     agent = await agent_of(ledger, principal.job_id)
     if agent is None:
-        raise refused(principal, rule, "for the agent of its token's job only")
+        raise not_allowed_within(principal, rule, "for the agent of its token's job only")
     within_agent(principal, rule, agent)
     return agent
 
@@ -40,4 +40,4 @@ async def check_reach(ledger: Ledger, principal: Principal, rule: str, agent: st
     """Raise NotAllowed for what belongs to an agent that this principal does not reach; `agent` is None for what is not there."""
     only = await only_agent(ledger, principal, rule)
     if only is not None and only != agent:
-        raise refused(principal, rule, f"for agent {only} only")
+        raise not_allowed_within(principal, rule, f"for agent {only} only")

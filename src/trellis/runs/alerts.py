@@ -15,7 +15,7 @@ from trellis.storage.objects import ObjectStore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Alert:
+class ProjectorAlert:
     """The first event of a job that could not be published whole, and the object that was in the way."""
 
     job_id: JobId
@@ -27,7 +27,7 @@ class Alert:
         return encode(asdict(self))
 
 
-async def read_alerts(objects: ObjectStore) -> AsyncGenerator[Alert]:
+async def read_alerts(objects: ObjectStore) -> AsyncGenerator[ProjectorAlert]:
     """Every alert there is; what cannot be read is none."""
     after: str | None = None
     while True:
@@ -42,7 +42,7 @@ async def read_alerts(objects: ObjectStore) -> AsyncGenerator[Alert]:
         after = page.items[-1].key
 
 
-async def raise_alert(objects: ObjectStore, alert: Alert) -> None:
+async def raise_alert(objects: ObjectStore, alert: ProjectorAlert) -> None:
     """Make it known; one job has one alert, the newest."""
     await objects.put(ids.alert_key(alert.job_id), alert.to_bytes())
 
@@ -52,9 +52,9 @@ async def withdraw_alert(objects: ObjectStore, job_id: JobId) -> None:
     await objects.delete(ids.alert_key(job_id))
 
 
-def _read(body: bytes) -> Alert | None:
+def _read(body: bytes) -> ProjectorAlert | None:
     try:
         told = json.loads(body)
-        return Alert(job_id=JobId(told["job_id"]), version=int(told["version"]), key=told["key"])
+        return ProjectorAlert(job_id=JobId(told["job_id"]), version=int(told["version"]), key=told["key"])
     except (ValueError, KeyError, TypeError):
         return None

@@ -22,7 +22,6 @@ from trellis.engine.errors import LedgerError, TrellisError
 from trellis.engine.jobs import (
     Actor,
     Advance,
-    Applied,
     Claim,
     ClaimId,
     JobId,
@@ -31,6 +30,7 @@ from trellis.engine.jobs import (
     Move,
     Moved,
     RequestId,
+    StepApplied,
     Turn,
     TypeClaim,
 )
@@ -42,9 +42,9 @@ from trellis.lifecycles import Trigger
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import proposals
 from trellis.runs.errors import ApplyRefused
-from trellis.runs.targets import FileChange, changed, file_change, is_changed
+from trellis.runs.targets import AgentFileChange, apply_change, file_change, is_changed
 from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, Operation, Update, VersionConflict
-from trellis.storage.objects import CREATE, ObjectStore, Stored, StoreUnavailable, if_match
+from trellis.storage.objects import CREATE, ObjectStore, PutStored, StoreUnavailable, if_match
 
 APPLYING = "applying"
 FAILED = "failed"
@@ -71,7 +71,7 @@ class ApplyOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pass:
+class ApplyReport:
     """What one pass did."""
 
     applied: int = 0
@@ -94,7 +94,7 @@ class ApplyEngine:
     """Failed proposals that wait for a person, with the version at which they do."""
     _cursor: str | None = None
 
-    async def run_once(self) -> Pass:
+    async def run_once(self) -> ApplyReport:
         """Take up what another engine was lost with, then apply what is approved, oldest first, each under its own lease.
 
         Raises NotAllowed for an actor that may not commit: then nothing is taken up.
@@ -108,7 +108,7 @@ class ApplyEngine:
             if not claimed:
                 break
             done += [await self._apply(one.lease, one.payload, one.trace) for one in claimed]
-        return Pass(applied=done.count(True), failed=done.count(False))
+        return ApplyReport(applied=done.count(True), failed=done.count(False))
 
     async def _take_up(self) -> list[bool | None]:
         """Look at a page of the proposals that failed, the whole of them in turn, and go on with those whose engine was lost."""
@@ -130,7 +130,7 @@ class ApplyEngine:
             self._known.clear()
         self._known[job.job_id] = job.version
 
-    def pause_s(self, report: Pass) -> float:
+    def pause_s(self, report: ApplyReport) -> float:
         """At once while there may be more."""
         return 0.0 if report.applied or report.failed else self.options.poll_s
 
@@ -169,7 +169,7 @@ class ApplyEngine:
             told = await self._do(lease, json.loads(payload))
         except (StoreUnavailable, LedgerError):
             raise  # nothing is wrong with the proposal: it is taken up again
-        except _Gone:
+        except _LeaseGone:
             return None
         except TrellisError as error:
             return await self._settle(lease, Trigger.FAIL, {"error": str(error)[:ERROR_CHARS_MAX]})
@@ -184,7 +184,7 @@ class ApplyEngine:
         outcome = (await self.ledger.turn(Turn(actor=self.actor, advances=(advance,)))).outcomes[0]
         if isinstance(outcome, LeaseLost):
             _log.warning("apply_refused", proposal=lease.job_id, trigger=trigger, reason="lease lost")
-        return trigger == Trigger.COMPLETE if isinstance(outcome, Applied) else None
+        return trigger == Trigger.COMPLETE if isinstance(outcome, StepApplied) else None
 
     async def _do(self, lease: Lease, body: Mapping[str, Any]) -> dict[str, Any]:
         if body["action"] == proposals.MEMORY_UPDATE:
@@ -232,13 +232,13 @@ class ApplyEngine:
             if about is None or _digest(about.body) != body["target_hash"]:
                 raise ApplyRefused(reason=f"conflict: {change.key} has changed since this was proposed")
             stored = await self.objects.put(key, bytes_, when=CREATE)
-            if not isinstance(stored, Stored) and not await self._shows(key, bytes_):
+            if not isinstance(stored, PutStored) and not await self._shows(key, bytes_):
                 raise ApplyRefused(reason=f"conflict: {key} holds something else")
         return {"object_key": key}
 
     # --- files -------------------------------------------------------------------------------------------------------
 
-    async def _change_file(self, lease: Lease, change: FileChange, expected: str | None) -> dict[str, Any]:
+    async def _change_file(self, lease: Lease, change: AgentFileChange, expected: str | None) -> dict[str, Any]:
         there = await self.objects.get(change.key)
         before = None if there is None else there.body
         noted = (await self.ledger.read_journal(lease.job_id)).get(INTENT)
@@ -247,12 +247,12 @@ class ApplyEngine:
             return {"object_key": change.key}
         if (None if before is None else _digest(before)) != expected:
             raise ApplyRefused(reason=f"conflict: {change.key} has changed since this was proposed")
-        after = changed(change, before)
+        after = apply_change(change, before)
         if isinstance(await self.ledger.journal(lease, INTENT, _digest(after).encode()), LeaseLost):
-            raise _Gone
+            raise _LeaseGone
         when = CREATE if there is None else if_match(there.etag)
         stored = await self.objects.put(change.key, after, when=when)
-        if not isinstance(stored, Stored) and not await self._shows(change.key, after):
+        if not isinstance(stored, PutStored) and not await self._shows(change.key, after):
             raise ApplyRefused(reason=f"conflict: {change.key} was changed at the same moment")
         return {"object_key": change.key}
 
@@ -262,7 +262,7 @@ class ApplyEngine:
         return there is not None and there.body == body
 
 
-class _Gone(Exception):
+class _LeaseGone(Exception):
     """The lease is another's."""
 
 
@@ -302,7 +302,7 @@ def _was_lost(event: Event) -> bool:
     return event.target == FAILED and event.data is None
 
 
-async def settled(engine: ApplyEngine, clock: Clock, proposal: JobId, patience_s: float) -> str:
+async def apply_until_settled(engine: ApplyEngine, clock: Clock, proposal: JobId, patience_s: float) -> str:
     """Have the engine at it until the proposal is applied or refused; its state then.
 
     Another engine may have it, or may have died with it: then it takes until that one's lease is over.

@@ -13,7 +13,7 @@ from typing import Any, cast
 from trellis.engine.admin_acts import RECORD_FIELDS, AdminAct
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
 from trellis.engine.nodes import node_of
-from trellis.engine.records import DeadLetter, Event, IdempotencyKey, Recorded, Submission
+from trellis.engine.records import DeadLetter, Event, IdempotencyKey, RecordedEvent, Submission
 from trellis.lifecycles import Role
 from trellis.runs.documents import encode
 from trellis.runs.errors import RecordInvalid
@@ -28,7 +28,7 @@ DEPTH_MAX = 100
 """JSON that is nested deeper than this is carried as bytes."""
 
 
-def document(record: Recorded) -> dict[str, Any]:
+def document(record: RecordedEvent) -> dict[str, Any]:
     """The fields of document 000 first, then the whole event and what is known beside it."""
     event = record.event
     made: dict[str, Any] = {
@@ -67,12 +67,12 @@ def document(record: Recorded) -> dict[str, Any]:
     return made
 
 
-def to_bytes(record: Recorded) -> bytes:
+def to_bytes(record: RecordedEvent) -> bytes:
     """As an object of its own."""
     return encode(document(record))
 
 
-def to_line(record: Recorded) -> bytes:
+def to_line(record: RecordedEvent) -> bytes:
     """As a line of a segment, without its end."""
     return _dumps(document(record))
 
@@ -90,7 +90,7 @@ def _actor_name(role: Role) -> str:
     return ORCHESTRATOR_NAME if role is Role.ORCHESTRATOR else role.value
 
 
-def alone(line: bytes) -> bytes:
+def line_to_bytes(line: bytes) -> bytes:
     """The line of a segment as an object of its own."""
     return encode(json.loads(line))
 
@@ -148,11 +148,11 @@ def read_act(made: Mapping[str, Any]) -> AdminAct:
         raise RecordInvalid(event=str(made.get("event_id")), problem=problem) from error
 
 
-def read(made: Mapping[str, Any]) -> Recorded:
+def read_record(made: Mapping[str, Any]) -> RecordedEvent:
     """The record back; raises RecordInvalid."""
     try:
         event = _event(made)
-        return Recorded(
+        return RecordedEvent(
             event=event,
             type=made["type"],
             submitted_at=_known_moment(made["submitted_at"]),
@@ -227,11 +227,11 @@ def _is_flat(body: bytes, value: Any) -> bool:
     for _ in range(DEPTH_MAX):
         if not level:
             return True
-        level = [inner for outer in level for inner in _inside(outer)]
+        level = [inner for outer in level for inner in _children(outer)]
     return not level
 
 
-def _inside(value: Any) -> list[Any]:
+def _children(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(cast("dict[str, Any]", value).values())
     return cast("list[Any]", value) if isinstance(value, list) else []

@@ -23,18 +23,18 @@ __all__ = [
     "STARTED",
     "STEP_DONE",
     "STEP_ENTRY",
-    "Facts",
     "Publication",
-    "Request",
+    "RunFacts",
+    "RunRequest",
     "encode",
-    "files",
     "has_ended",
     "is_archived",
-    "listed",
+    "listing_document",
     "manifest",
     "sha256",
-    "shown",
+    "state_publications",
     "status",
+    "step_publications",
     "timestamp",
 ]
 
@@ -45,13 +45,13 @@ STEP_ENTRY = "step/{number:02}"
 """The journal entry that holds the bytes of a step's file."""
 OUTPUT_ENTRY = "output"
 """The journal entry that holds the bytes of output/proposal.json."""
-BESIDE = ("already_proposed", "refused_actions")
+EXTRA_FIELDS = ("already_proposed", "refused_actions")
 """What a step tells of proposals that the agent wanted and that were not made."""
 PERSIST_STEP = ids.STEPS.index("persist-results") + 1
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RunRequest:
     """What a run was asked to do; the payload of its job."""
 
     agent_slug: str
@@ -61,7 +61,7 @@ class Request:
     """The run that this one repeats, because a job of it was requeued after its end (D20)."""
 
     @classmethod
-    def read(cls, payload: bytes) -> "Request":
+    def read(cls, payload: bytes) -> "RunRequest":
         """From the job's payload."""
         data = json.loads(payload)
         return cls(data["agent_slug"], data["trigger"], data["params"], data.get("retry_of"))
@@ -78,16 +78,16 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunFacts:
     """What the ledger knows of one run: its request and its events, oldest first."""
 
     run_id: str
-    request: Request
+    request: RunRequest
     events: tuple[Event, ...]
 
-    def until(self, version: int) -> "Facts":
+    def until(self, version: int) -> "RunFacts":
         """As it was right after the event of that version."""
-        return Facts(self.run_id, self.request, self.events[:version])
+        return RunFacts(self.run_id, self.request, self.events[:version])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Publication:
     version: int | None = None
 
 
-def status(facts: Facts) -> bytes:
+def status(facts: RunFacts) -> bytes:
     """status.json after the last of these events."""
     last = facts.events[-1]
     done = _steps(facts)
@@ -118,12 +118,12 @@ def status(facts: Facts) -> bytes:
             "proposals_created": _proposals(done),
             "error": _error(last),
             "version": last.version,
-            **_beside(done),
+            **_extra_fields(done),
         }
     )
 
 
-def manifest(facts: Facts) -> bytes:
+def manifest(facts: RunFacts) -> bytes:
     """manifest.json of a run that ended."""
     last, done = facts.events[-1], _steps(facts)
     told = _data(last)
@@ -143,12 +143,12 @@ def manifest(facts: Facts) -> bytes:
             "summary": told.get("summary"),
             "error": _error(last),
             **facts.request.repeats,
-            **_beside(done),
+            **_extra_fields(done),
         }
     )
 
 
-def files(facts: Facts, journal: Mapping[str, bytes]) -> list[Publication]:
+def step_publications(facts: RunFacts, journal: Mapping[str, bytes]) -> list[Publication]:
     """What the last of these events counts: there before its audit record, so that whatever is recorded can be read."""
     slug, run_id = facts.request.agent_slug, facts.run_id
     if facts.events[-1].type != STEP_DONE:
@@ -159,7 +159,7 @@ def files(facts: Facts, journal: Mapping[str, bytes]) -> list[Publication]:
     return [step] if output is None else [output, step]
 
 
-def shown(facts: Facts) -> list[Publication]:
+def state_publications(facts: RunFacts) -> list[Publication]:
     """How the run stands after the last of these events: there after its audit record, so that whatever is shown is recorded."""
     last, slug, run_id = facts.events[-1], facts.request.agent_slug, facts.run_id
     puts = [Publication(ids.manifest_key(slug, run_id), manifest(facts))] if has_ended(last) else []
@@ -180,7 +180,7 @@ def _data(event: Event) -> dict[str, Any]:
     return json.loads(event.data) if event.data is not None else {}
 
 
-def _steps(facts: Facts) -> list[dict[str, Any]]:
+def _steps(facts: RunFacts) -> list[dict[str, Any]]:
     return [_data(event) for event in facts.events if event.type == STEP_DONE]
 
 
@@ -193,23 +193,23 @@ def _proposals(done: Sequence[Mapping[str, Any]]) -> list[str]:
     return [proposal for step in done for proposal in step.get("proposals_created", ())]
 
 
-def _beside(done: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _extra_fields(done: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the agent wanted and no proposal came of: already proposed, or refused. Documents of runs without such are as before."""
     told: dict[str, Any] = {}
     for step in done:
-        told.update({name: step[name] for name in BESIDE if name in step})
+        told.update({name: step[name] for name in EXTRA_FIELDS if name in step})
     return told
 
 
-def listed(job: Job, events: Sequence[Event]) -> dict[str, Any]:
+def listing_document(job: Job, events: Sequence[Event]) -> dict[str, Any]:
     """A run in a listing: how it stands, how many proposals it made, and how many of its agent's wishes came to none."""
     done = [_data(event) for event in events if event.type == STEP_DONE]
-    told = _beside(done)
+    told = _extra_fields(done)
     return {
         "run_id": job.job_id,
         "agent_slug": (job.concurrency_key or "").removeprefix("run:"),
         "status": job.state,
-        "trigger": None if job.payload is None else Request.read(job.payload).trigger,
+        "trigger": None if job.payload is None else RunRequest.read(job.payload).trigger,
         "archived": is_archived(job.state),
         "created_at": timestamp(job.created_at),
         "updated_at": timestamp(job.updated_at),

@@ -19,8 +19,8 @@ from trellis.engine import tracing
 from trellis.engine.batching import Batcher
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import LedgerError
-from trellis.engine.holding import Stopped, carried_out, heard, journalled
-from trellis.engine.jobs import Actor, Advance, Applied, Claimed, Lease, LeaseLost, Turn
+from trellis.engine.holding import DriveStopped, consume_cancel, journal_once, shield_final_step
+from trellis.engine.jobs import Actor, Advance, Claimed, Lease, LeaseLost, StepApplied, Turn
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.lifecycles import Trigger
@@ -35,7 +35,7 @@ from trellis.runs.errors import (
     UpstreamUnavailable,
 )
 from trellis.runs.gate import run_key
-from trellis.runs.steps import Step, StepContext, StepResult, result_of
+from trellis.runs.steps import RunStep, StepContext, StepResult, result_of
 from trellis.runs.waits import UpstreamWaits
 from trellis.storage.objects import StoreUnavailable
 
@@ -49,7 +49,7 @@ CLOCKS_ALIKE_S = 1.0
 UPSTREAM_PAUSE_S_MAX = 30.0
 """The longest pause between two tries of a step whose object store does not answer, and between two looks at the bound of a wait."""
 RUNNING = "running"
-LEFT = "left"
+STEP_LEFT = "left"
 """What a span says of a drive that ended because the run is another's."""
 STEP = "step"
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -58,7 +58,7 @@ _log = log_of("trellis.runs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DriverOptions:
+class RunDriverOptions:
     """The numbers of document 002, 5.1."""
 
     step_timeout_s: float = 120.0
@@ -80,69 +80,69 @@ class LedgerTime:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class DriveOutcome:
     """How a drive ended; None when another driver goes on."""
 
     state: str | None
 
 
-async def _no_artifacts(run_id: str, agent_slug: str) -> list[str]:  # noqa: ARG001 - the form of `Driver.artifacts`
+async def _no_artifacts(run_id: str, agent_slug: str) -> list[str]:  # noqa: ARG001 - the form of `RunDriver.artifacts`
     """Where no job makes artifacts."""
     return []
 
 
 @dataclass(kw_only=True)
-class Driver:
+class RunDriver:
     """Makes drives. `published` comes back when the object store shows a run at a version or later."""
 
     ledger: Ledger
     actor: Actor
     clock: Clock
-    steps: Mapping[str, Step]
+    steps: Mapping[str, RunStep]
     published: Callable[[str, str, int], Coroutine[Any, Any, None]]
-    options: DriverOptions
+    options: RunDriverOptions
     artifacts: Callable[[str, str], Awaitable[list[str]]] = _no_artifacts
     """The artifacts that jobs of a run have made so far, by run and agent."""
-    wishes: set[str] = field(default_factory=set[str])
+    cancel_requests: set[str] = field(default_factory=set[str])
     """Runs that somebody asked to stop; their drive is cancelled after they were put here."""
-    _advances: Batcher[Advance, Applied | LeaseLost] = field(init=False)
+    _advances: Batcher[Advance, StepApplied | LeaseLost] = field(init=False)
     _looks: Batcher[None, LedgerTime] = field(init=False)
 
     def __post_init__(self) -> None:
         self._advances = Batcher(self._advance_all, lambda _: 1, ADVANCES_MAX)
         self._looks = Batcher(self._look_for_all, lambda _: 1, LOOKS_MAX)
 
-    async def drive(self, claimed: Claimed) -> Outcome:
+    async def drive(self, claimed: Claimed) -> DriveOutcome:
         """Take the run as far as it goes."""
-        with tracing.taken_up(claimed, "run.drive") as span:
+        with tracing.attempt_span(claimed, "run.drive") as span:
             outcome = await self._drive(claimed)
-            span.note({"trellis.state": outcome.state or LEFT})
+            span.note({"trellis.state": outcome.state or STEP_LEFT})
             return outcome
 
-    async def _drive(self, claimed: Claimed) -> Outcome:
-        drive, run_id = _Drive(self, claimed), claimed.lease.job_id
+    async def _drive(self, claimed: Claimed) -> DriveOutcome:
+        drive, run_id = _RunDrive(self, claimed), claimed.lease.job_id
         log = _log.bind(run_id=run_id, epoch=claimed.lease.epoch)
         try:
             try:
                 await drive.load()
                 ending = drive.complete(await drive.all_steps())
             except asyncio.CancelledError:
-                if not heard(self.wishes, run_id):
+                if not consume_cancel(self.cancel_requests, run_id):
                     raise
                 ending = drive.fail("CANCELLED: stopped on request")
             except AgentStopped as stopped:
                 await drive.put_aside(str(stopped))
                 log.warning("run_waits", reason=str(stopped))
-                return Outcome(state=None)
+                return DriveOutcome(state=None)
             except StepError as error:
                 log.warning("run_failed", code=error.code, error=str(error))
                 ending = drive.fail(f"{error.code}: {error}")
-            return Outcome(state=await carried_out(self.wishes, run_id, ending))
-        except Stopped:
+            return DriveOutcome(state=await shield_final_step(self.cancel_requests, run_id, ending))
+        except DriveStopped:
             log.info("run_left", reason="the lease is another's")
-            return Outcome(state=None)
+            return DriveOutcome(state=None)
         finally:
-            self.wishes.discard(run_id)
+            self.cancel_requests.discard(run_id)
 
     async def ledger_time(self) -> LedgerTime:
         """The ledger's time, asked for now, together with the drives that ask at the same moment. It is never remembered:
@@ -155,23 +155,23 @@ class Driver:
         now = await self.ledger.now()
         return [LedgerTime(now, asked_at, self.clock.monotonic())] * len(askers)
 
-    async def advance(self, advance: Advance) -> Applied | LeaseLost:
+    async def advance(self, advance: Advance) -> StepApplied | LeaseLost:
         """One fenced step of one run, in a transaction with the steps that other runs want at the same moment."""
         return await self._advances.put(advance)
 
-    async def _advance_all(self, advances: Sequence[Advance]) -> list[Applied | LeaseLost]:
+    async def _advance_all(self, advances: Sequence[Advance]) -> list[StepApplied | LeaseLost]:
         return list((await self.ledger.turn(Turn(actor=self.actor, advances=tuple(advances)))).outcomes)
 
 
-class _Drive:
+class _RunDrive:
     """One run in the hands of one driver."""
 
-    def __init__(self, driver: Driver, claimed: Claimed) -> None:
+    def __init__(self, driver: RunDriver, claimed: Claimed) -> None:
         self._driver = driver
         self._lease: Lease = claimed.lease
         self._run_id = claimed.lease.job_id
         self._correlation_id = claimed.correlation_id
-        self._request = documents.Request.read(claimed.payload)
+        self._request = documents.RunRequest.read(claimed.payload)
         self._journal: dict[str, bytes] = {}
         self._waits = UpstreamWaits(self._journal, self._keep)
         self._version = 0
@@ -287,7 +287,7 @@ class _Drive:
                 return await within(clock, ends_at - clock.monotonic(), self._driver.steps[name](context))
             except TimeoutError:
                 raise self._too_late(name, ends_at) from None
-            except (StepError, Stopped, LedgerError):
+            except (StepError, DriveStopped, LedgerError):
                 raise
             except StoreUnavailable as error:
                 raise StoreAway(detail=str(error)) from error
@@ -368,10 +368,10 @@ class _Drive:
             cause=cause,
         )
         match await self._driver.advance(advance):
-            case Applied(version=now):
+            case StepApplied(version=now):
                 return now
             case LeaseLost():
-                raise Stopped
+                raise DriveStopped
 
     async def _once(self, name: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
         """The answer kept under this name, made now if there is none."""
@@ -380,7 +380,7 @@ class _Drive:
         return self._journal[name]
 
     async def _keep(self, name: str, body: bytes) -> bytes:
-        return await journalled(self._driver.ledger, self._lease, name, body)
+        return await journal_once(self._driver.ledger, self._lease, name, body)
 
     async def _look(self) -> LedgerTime:
         """The ledger's time, and by it when this run is over: so long after it was started, and never later than so long from now.

@@ -14,18 +14,18 @@ from typing import Any
 
 from trellis.artifacts.errors import ArtifactLost
 from trellis.artifacts.keys import journal_entry
-from trellis.artifacts.registry import FINALIZED_EVENT, stored_bytes, take_away
-from trellis.artifacts.rows import ENDED, FINALIZED, STAGED, Row
+from trellis.artifacts.registry import FINALIZED_EVENT, delete_bytes, stored_bytes
+from trellis.artifacts.rows import ENDED_STATES, FINALIZED, STAGED, ArtifactRow
 from trellis.engine.errors import HistoryBroken
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event, Recorded, Restored
+from trellis.engine.records import Event, JobToRestore, RecordedEvent
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.runs import ids
 from trellis.runs.documents import Publication
 from trellis.runs.errors import DocumentDiffers
-from trellis.runs.spool import Spool
+from trellis.runs.spool import RecordSpool
 from trellis.storage.objects import ObjectStore
 
 COMPLETE = next(state.name for state in QUEUE_JOB.states if state.success)
@@ -34,7 +34,7 @@ COMPLETE = next(state.name for state in QUEUE_JOB.states if state.success)
 # --- published ---------------------------------------------------------------------------------------------------------
 
 
-async def publications(ledger: Ledger, objects: ObjectStore, row: Row) -> list[Publication]:
+async def publications(ledger: Ledger, objects: ObjectStore, row: ArtifactRow) -> list[Publication]:
     """The bytes of an artifact that became final, unless they are there or it was removed since. Raises DocumentDiffers."""
     now = await ledger.job(row.artifact_id) if row.state == FINALIZED else None
     if now is None or now.state != FINALIZED:
@@ -48,7 +48,7 @@ async def publications(ledger: Ledger, objects: ObjectStore, row: Row) -> list[P
         raise DocumentDiffers(key=row.key) from error
 
 
-async def completion(ledger: Ledger, row: Row) -> list[Recorded]:
+async def completion(ledger: Ledger, row: ArtifactRow) -> list[RecordedEvent]:
     """The completion that made this artifact final, while the ledger knows its job; nothing in another state."""
     if row.state != FINALIZED:
         return []
@@ -61,19 +61,19 @@ async def is_recorded(objects: ObjectStore, event: Event) -> bool:
     return await objects.head(ids.audit_key(event.ts, event.id)) is not None
 
 
-async def forget(objects: ObjectStore, row: Row) -> None:
+async def delete_published(objects: ObjectStore, row: ArtifactRow) -> None:
     """Take the bytes of an artifact away whose end is recorded now; the published ones of a discarded one, too.
 
     Those are of a completion that was lost with its ledger after they were published.
     """
-    if row.state in ENDED:
-        await take_away(objects, row)
+    if row.state in ENDED_STATES:
+        await delete_bytes(objects, row)
 
 
 # --- put back ----------------------------------------------------------------------------------------------------------
 
 
-def with_finalization(job: Restored, spool: Spool) -> Restored:
+def with_finalization(job: JobToRestore, spool: RecordSpool) -> JobToRestore:
     """The job as it is recorded; a staged artifact whose job's completion is recorded also with the step that this was for it."""
     last, asked = job.records[-1], job.records[0].submission
     if last.event.lifecycle != ARTIFACT.name or last.event.target != STAGED or asked is None or asked.parent_id is None:
@@ -84,13 +84,15 @@ def with_finalization(job: Restored, spool: Spool) -> Restored:
     return job
 
 
-async def kept(objects: ObjectStore, spool: Spool, job: Restored) -> tuple[dict[str, bytes], bool]:
+async def artifact_journal(
+    objects: ObjectStore, spool: RecordSpool, job: JobToRestore
+) -> tuple[dict[str, bytes], bool]:
     """What a completed job's journal held of its artifact, and whether the artifact's own object is not as recorded; raises HistoryBroken.
 
     It is missing, or it is still there of one that has ended.
     """
     row = _row_of(spool, job)
-    if row is not None and row.state in ENDED:
+    if row is not None and row.state in ENDED_STATES:
         return {}, job.job_id == row.artifact_id and await objects.head(row.key) is not None
     if row is None or row.state != FINALIZED:
         return {}, False
@@ -102,7 +104,7 @@ async def kept(objects: ObjectStore, spool: Spool, job: Restored) -> tuple[dict[
     raise HistoryBroken(job_id=job.job_id, reason=f"{row.key} is missing, or is not what was recorded")
 
 
-def _row_of(spool: Spool, job: Restored) -> Row | None:
+def _row_of(spool: RecordSpool, job: JobToRestore) -> ArtifactRow | None:
     """The artifact that this job is, or was completed with; raises HistoryBroken."""
     last = job.records[-1].event
     if last.lifecycle == ARTIFACT.name:
@@ -113,20 +115,22 @@ def _row_of(spool: Spool, job: Restored) -> Row | None:
     records = _recorded(spool, artifact_id)
     if not records:
         raise HistoryBroken(job_id=job.job_id, reason=f"its artifact {artifact_id} is not recorded")
-    return _row(with_finalization(Restored(records=tuple(records)), spool).records)
+    return _row(with_finalization(JobToRestore(records=tuple(records)), spool).records)
 
 
-def _row(records: Sequence[Recorded]) -> Row | None:
+def _row(records: Sequence[RecordedEvent]) -> ArtifactRow | None:
     first, last = records[0], records[-1].event
-    return Row.told(last.job_id, first.submission.payload if first.submission else b"", last.target, last.ts)
+    return ArtifactRow.of_payload(
+        last.job_id, first.submission.payload if first.submission else b"", last.target, last.ts
+    )
 
 
-def _recorded(spool: Spool, job_id: JobId) -> list[Recorded]:
+def _recorded(spool: RecordSpool, job_id: JobId) -> list[RecordedEvent]:
     life = spool.last_life(job_id)
     return [] if life is None else spool.records(life.job_id, life.submitted_at)
 
 
-def _finalization(staged: Recorded, completed: Event) -> Recorded:
+def _finalization(staged: RecordedEvent, completed: Event) -> RecordedEvent:
     before = staged.event
     event = replace(
         before,
@@ -141,7 +145,7 @@ def _finalization(staged: Recorded, completed: Event) -> Recorded:
         version=before.version + 1,
         data=None,
     )
-    return Recorded(event=event, type=staged.type, submitted_at=staged.submitted_at)
+    return RecordedEvent(event=event, type=staged.type, submitted_at=staged.submitted_at)
 
 
 def _completes(event: Event, artifact_id: JobId) -> bool:

@@ -13,7 +13,7 @@ from trellis.agents.definition import AgentDefinition
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import JobFilter, Place
+from trellis.engine.records import JobFilter, JobPlace
 from trellis.lifecycles.run import RUN
 
 PAGE = 200
@@ -32,7 +32,7 @@ PAGE_PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Opened:
+class GateReport:
     """What one pass did."""
 
     agents: tuple[str, ...] = ()
@@ -49,9 +49,9 @@ class AgentGate:
     name: str = "agent-gate"
     _cursor: str | None = None
 
-    async def run_once(self) -> Opened:
+    async def run_once(self) -> GateReport:
         """Let the runs of agents go on that may run again."""
-        where = JobFilter(lifecycle=RUN.name, place=Place.PARKED)
+        where = JobFilter(lifecycle=RUN.name, place=JobPlace.BLOCKED)
         page = await self.ledger.jobs(where, limit=PAGE, cursor=self._cursor)
         self._cursor = page.cursor
         keys = {job.concurrency_key for job in page.jobs if job.concurrency_key is not None}
@@ -59,9 +59,9 @@ class AgentGate:
         for slug in opened:
             await self.ledger.limit_key(self.actor, run_key(slug), RUNS_AT_ONCE, cause="its agent may run again")
             _log.info("agent_goes_on", agent=slug)
-        return Opened(agents=tuple(opened))
+        return GateReport(agents=tuple(opened))
 
-    def pause_s(self, report: Opened) -> float:  # noqa: ARG002 - the shape of every service
+    def pause_s(self, report: GateReport) -> float:  # noqa: ARG002 - the shape of every service
         """Soon while there are more pages to look at."""
         return self.poll_s if self._cursor is None else PAGE_PAUSE_S
 
@@ -70,7 +70,7 @@ class AgentGate:
 
         The status of the agent alone decides: whoever wants its runs to wait pauses the agent, not the key.
         """
-        for place in (Place.HELD, Place.READY):
+        for place in (JobPlace.LEASED, JobPlace.READY):
             where = JobFilter(lifecycle=RUN.name, concurrency_key=key, place=place)
             if (await self.ledger.jobs(where, limit=1)).jobs:
                 return False

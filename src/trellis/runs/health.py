@@ -18,17 +18,17 @@ from trellis.agents.catalog import AgentMissing, Catalog, StatusChanged
 from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus, checked_slug
 from trellis.agents.errors import DefinitionContended, SlugInvalid
 from trellis.engine.admin_acts import NewAct
-from trellis.engine.jobs import Actor, Following, JobId
+from trellis.engine.jobs import Actor, JobId, Subscription
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles.run import RUN
 from trellis.runs import documents
 from trellis.runs.agent_acts import CHANGED
-from trellis.runs.documents import Facts, Request
+from trellis.runs.documents import RunFacts, RunRequest
 from trellis.runs.errors import NlmDown, UpstreamUnavailable
 
-FOLLOWS_AS = "agent-health"
+SUBSCRIBER_NAME = "agent-health"
 FAILURES_MAX = 3
 NO_FAULT_OF_THE_AGENT = ("CANCELLED:", f"{UpstreamUnavailable.code}:", f"{NlmDown.code}:")
 """How the errors of failed runs begin that say nothing about their agent."""
@@ -41,14 +41,14 @@ _log = log_of("trellis.health")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
+class RunFailure:
     """A run that failed: of its agent, or of a cause that nobody knows better."""
 
     run_id: JobId
     error: str
 
 
-async def failures(ledger: Ledger, slug: str, *, since: datetime | None = None) -> AsyncIterator[Failure]:
+async def failures(ledger: Ledger, slug: str, *, since: datetime | None = None) -> AsyncIterator[RunFailure]:
     """The failed runs of an agent after its last completed one, newest first; with `since` only those that ended later."""
     where = JobFilter(lifecycle=RUN.name, concurrency_key=f"run:{slug}")
     cursor: str | None = None
@@ -66,21 +66,21 @@ async def failures(ledger: Ledger, slug: str, *, since: datetime | None = None) 
             return
 
 
-async def last_failure(ledger: Ledger, slug: str) -> Failure | None:
+async def last_failure(ledger: Ledger, slug: str) -> RunFailure | None:
     """What an agent last failed of, if it has not completed a run since."""
     async for failure in failures(ledger, slug):
         return failure
     return None
 
 
-async def _failure(ledger: Ledger, slug: str, job: Job) -> Failure | None:
+async def _failure(ledger: Ledger, slug: str, job: Job) -> RunFailure | None:
     error = error_of(slug, job.job_id, await ledger.events(job.job_id))
-    return None if error.startswith(NO_FAULT_OF_THE_AGENT) else Failure(run_id=job.job_id, error=error)
+    return None if error.startswith(NO_FAULT_OF_THE_AGENT) else RunFailure(run_id=job.job_id, error=error)
 
 
 def error_of(slug: str, run_id: JobId, events: list[Event]) -> str:
     """The error that status.json shows after the last of these events."""
-    return json.loads(documents.status(Facts(run_id, Request(slug, "", {}), tuple(events))))["error"] or ""
+    return json.loads(documents.status(RunFacts(run_id, RunRequest(slug, "", {}), tuple(events))))["error"] or ""
 
 
 # --- three failed runs in a row ----------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class HealthOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class HealthReport:
     """What one pass did. `following` false: another process does the work."""
 
     following: bool = False
@@ -117,41 +117,41 @@ class AgentHealth:
     options: HealthOptions = field(default_factory=HealthOptions)
     name: str = "agent-health"
     waits_for_events = True
-    _following: Following | None = None
+    _following: Subscription | None = None
     _quiet_passes: int = 0
 
-    async def run_once(self) -> Judged:
+    async def run_once(self) -> HealthReport:
         """One page. What could not be done now is tried again from the same place."""
         lease_s = self.options.lease_s
-        following = self._following or await self.ledger.follow(self.actor, FOLLOWS_AS, lease_s=lease_s)
+        following = self._following or await self.ledger.subscribe(self.actor, SUBSCRIBER_NAME, lease_s=lease_s)
         if following is None:
-            return Judged()
+            return HealthReport()
         page = await self.ledger.feed(following.position, limit=self.options.batch, lifecycle=RUN.name)
         stopped = [slug for event in page.events if (slug := await self._judge(event)) is not None]
         position = page.position if page.position != following.position else None
         if self._following is not None and self._may_stay_silent(position):
-            return Judged(following=True)
+            return HealthReport(following=True)
         self._following = None
-        if not await self.ledger.followed(following, position, lease_s=lease_s):
-            return Judged(events=len(page.events), stopped=tuple(stopped))
-        self._following = Following(name=following.name, epoch=following.epoch, position=page.position)
-        return Judged(following=True, events=len(page.events), stopped=tuple(stopped))
+        if not await self.ledger.ack(following, position, lease_s=lease_s):
+            return HealthReport(events=len(page.events), stopped=tuple(stopped))
+        self._following = Subscription(name=following.name, epoch=following.epoch, position=page.position)
+        return HealthReport(following=True, events=len(page.events), stopped=tuple(stopped))
 
     def _may_stay_silent(self, position: str | None) -> bool:
         self._quiet_passes = 0 if position is not None else self._quiet_passes + 1
         return self._quiet_passes % self.options.keep_every != 0
 
-    def pause_s(self, report: Judged) -> float:
+    def pause_s(self, report: HealthReport) -> float:
         """At once while there is more."""
         if not report.following:
             return self.options.lease_s / 3
         return 0.0 if report.events else self.options.poll_s
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Let another process go on at once."""
         following, self._following = self._following, None
         if following is not None:
-            await self.ledger.unfollow(following)
+            await self.ledger.unsubscribe(following)
 
     async def _judge(self, event: Event) -> str | None:
         """The agent whose status becomes `error` with this event, if one does."""
@@ -198,7 +198,7 @@ class AgentHealth:
             job_id=event.job_id,
             id=f"{event.id}-agent",
         )
-        await self.ledger.record_act(Actor(role=self.actor.role, name=FOLLOWS_AS), act)
+        await self.ledger.record_act(Actor(role=self.actor.role, name=SUBSCRIBER_NAME), act)
         _log.warning("agent_stopped", agent=slug, run_id=event.job_id, error=error)
         await self.catalog.index()
         return slug
@@ -207,7 +207,7 @@ class AgentHealth:
 def _slug(job: Job) -> str | None:
     """The agent of a run; None for a payload that is no request, which cannot be any agent's failure."""
     try:
-        return checked_slug(Request.read(job.payload or b"").agent_slug)
+        return checked_slug(RunRequest.read(job.payload or b"").agent_slug)
     except (ValueError, KeyError, TypeError, SlugInvalid) as error:
         _log.error("run_unreadable", run_id=job.job_id, error=f"{type(error).__name__}: {error}")
         return None

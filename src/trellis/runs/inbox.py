@@ -27,8 +27,8 @@ from trellis.runs import ids
 from trellis.runs.documents import encode, timestamp
 from trellis.runs.errors import AgentNotRunnable, EntryNotFound, RunError, TooManyWaiting
 from trellis.runs.layer import OrchestrationLayer, TriggerKind
-from trellis.runs.offering import Offer, Offering
-from trellis.runs.proposals import Source
+from trellis.runs.offering import ProposalOffer, ProposalService
+from trellis.runs.proposals import ProposalSource
 from trellis.runs.targets import CONTENT_ACTIONS
 
 TYPE = "inbox-entry"
@@ -58,7 +58,7 @@ RELAYS: Mapping[str, frozenset[Role]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class NewInboxEntry:
     """What was sent in. `identity` is the caller's, whatever the entry says of itself."""
 
     id: JobId
@@ -94,7 +94,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class InboxEntryState:
     """An entry and what became of it; `made` names what it made, `rejection` says why it made nothing."""
 
     entry: Mapping[str, Any]
@@ -107,7 +107,7 @@ class Standing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stats:
+class InboxCounts:
     """How much lies in the inbox, and what became of what today (by UTC)."""
 
     pending: int
@@ -117,17 +117,17 @@ class Stats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inbox:
+class InboxService:
     """Takes entries in the gateway's name. `new_job` makes the job that an entry asks for in its sender's name, or raises an InputError."""
 
     ledger: Ledger
     gateway: Actor
     layer: OrchestrationLayer
-    offering: Offering
+    proposal_service: ProposalService
     new_job: Callable[[Mapping[str, Any], str], Awaitable[NewJob]]
 
     async def submit(
-        self, entry: Entry, *, key: IdempotencyKey | None, fingerprint: bytes = b"", given: bool = False
+        self, entry: NewInboxEntry, *, key: IdempotencyKey | None, fingerprint: bytes = b"", given: bool = False
     ) -> Submitted:
         """Judge an entry and store it with its verdict; raises IdempotencyMismatch.
 
@@ -152,13 +152,13 @@ class Inbox:
             raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
         return answer
 
-    async def settle(self, entry: JobId) -> Standing:
+    async def settle(self, entry: JobId) -> InboxEntryState:
         """Do what the verdict says, once; how the entry stands then. Raises EntryNotFound."""
         job = await self.found(entry)
         if job.state == "pending":
             with tracing.carried(job.trace, "inbox.settle", {"trellis.job_id": entry}):
                 await self._settle(job)
-        return await self.standing(entry)
+        return await self.entry_state(entry)
 
     async def found(self, entry: str) -> Job:
         """The entry's job; raises EntryNotFound."""
@@ -167,25 +167,25 @@ class Inbox:
             raise EntryNotFound(entry=entry)
         return job
 
-    async def standing(self, entry: str) -> Standing:
+    async def entry_state(self, entry: str) -> InboxEntryState:
         """How it stands; raises EntryNotFound."""
         job = await self.found(entry)
-        return _standing(job, await self.ledger.events(job.job_id))
+        return _entry_state(job, await self.ledger.events(job.job_id))
 
-    async def standings(self, jobs: Sequence[Job]) -> list[Standing]:
+    async def entry_states(self, jobs: Sequence[Job]) -> list[InboxEntryState]:
         """How several entries stand, with two queries for all of them; those that are gone meanwhile are left out."""
         entries = [job.job_id for job in jobs]
         payloads, events = await self.ledger.payloads(entries), await self.ledger.events_of(entries)
         whole = [replace(job, payload=payloads[job.job_id]) for job in jobs if job.job_id in payloads]
-        return [_standing(job, events[job.job_id]) for job in whole if job.job_id in events]
+        return [_entry_state(job, events[job.job_id]) for job in whole if job.job_id in events]
 
-    async def stats(self) -> Stats:
+    async def stats(self) -> InboxCounts:
         """Counted from what is stored."""
         now = await self.ledger.now()
         midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         today = await self.ledger.count_events(SETTLED_EVENTS, since=midnight)
         depth = [queue.resting for queue in await self.ledger.queues() if queue.lifecycle == INBOX_ENTRY.name]
-        return Stats(
+        return InboxCounts(
             pending=sum(depth),
             processed_today=today["inbox.processed"],
             rejected_today=today["inbox.rejected"],
@@ -194,17 +194,19 @@ class Inbox:
 
     # --- the gate ----------------------------------------------------------------------------------------------------
 
-    async def _judge(self, entry: Entry) -> dict[str, str] | None:
+    async def _judge(self, entry: NewInboxEntry) -> dict[str, str] | None:
         """None, or why this entry makes nothing: kind not listed, target not there, or the same waits already."""
         try:
             if entry.action == JOB:
                 await self._job(entry.to_dict())
             elif entry.action == RUN:
-                _refuse_trigger(await self.offering.agent(entry.target), entry.source_type, relayed=entry.is_relayed)
+                _refuse_trigger(
+                    await self.proposal_service.agent(entry.target), entry.source_type, relayed=entry.is_relayed
+                )
             else:
                 offer = await self._offer(entry.to_dict())
-                await self.offering.check(offer)
-                await self.offering.refuse_duplicate(offer)
+                await self.proposal_service.check(offer)
+                await self.proposal_service.refuse_duplicate(offer)
         except QueueFull:
             return None  # it waits here until there is room
         except (AgentError, RunError, InputError, NotAllowed) as error:
@@ -230,7 +232,7 @@ class Inbox:
     async def _make(self, told: Mapping[str, Any]) -> dict[str, str]:
         key, intent = f"inbox:{told['id']}", told["intent"]
         if intent["action"] == RUN:
-            kind = _kind(told["source"]["type"], relayed=told.get("relayed", False))
+            kind = _trigger_kind(told["source"]["type"], relayed=told.get("relayed", False))
             run = await self.layer.trigger(
                 intent["target"],
                 intent["payload"],
@@ -247,7 +249,7 @@ class Inbox:
         made = await self.ledger.job(proposal)
         if made is not None and made.parent_id == told["id"]:  # also when its target is not what it was any more
             return {"proposal_id": proposal}
-        return {"proposal_id": (await self.offering.make_first(await self._offer(told), proposal)).id}
+        return {"proposal_id": (await self.proposal_service.make_first(await self._offer(told), proposal)).id}
 
     async def _job(self, told: Mapping[str, Any], key: str | None = None) -> NewJob:
         asked = await self.new_job(told["intent"]["payload"], told["source"]["identity"])
@@ -264,13 +266,15 @@ class Inbox:
             parent_id=JobId(told["id"]),
         )
 
-    async def _offer(self, told: Mapping[str, Any]) -> Offer:
+    async def _offer(self, told: Mapping[str, Any]) -> ProposalOffer:
         slug, _, target = str(told["intent"]["target"]).partition("/")
-        await self.offering.agent(slug)
-        return Offer(
+        await self.proposal_service.agent(slug)
+        return ProposalOffer(
             agent_slug=slug,
-            draft=await self.offering.about_file(slug, told["intent"]["action"], target, told["intent"]["payload"]),
-            source=Source(
+            draft=await self.proposal_service.about_file(
+                slug, told["intent"]["action"], target, told["intent"]["payload"]
+            ),
+            source=ProposalSource(
                 type=told["source"]["type"],
                 identity=told["source"]["identity"],
                 run_id=None,
@@ -287,7 +291,7 @@ class Inbox:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pass:
+class InboxReport:
     """What one pass did."""
 
     settled: int = 0
@@ -295,27 +299,27 @@ class Pass:
 
 
 @dataclass(kw_only=True)
-class InboxKeeper:
+class InboxSettler:
     """The service: settles what a gateway left pending, because it died or because there was no room for what it makes."""
 
-    inbox: Inbox
+    inbox: InboxService
     name: str = "inbox-keeper"
     _cursor: str | None = None
 
-    async def run_once(self) -> Pass:
+    async def run_once(self) -> InboxReport:
         """A page of the pending entries, the whole of them in turn."""
         where = JobFilter(lifecycle=INBOX_ENTRY.name, state="pending")
         page = await self.inbox.ledger.jobs(where, limit=SETTLE_BATCH_MAX, cursor=self._cursor)
         self._cursor = page.cursor
         standings = [await self.inbox.settle(job.job_id) for job in page.jobs]
-        return Pass(settled=sum(one.status != "pending" for one in standings), more=page.cursor is not None)
+        return InboxReport(settled=sum(one.status != "pending" for one in standings), more=page.cursor is not None)
 
-    def pause_s(self, report: Pass) -> float:
+    def pause_s(self, report: InboxReport) -> float:
         """At once while there is more to look at."""
         return 0.0 if report.more else SETTLE_POLL_S
 
 
-def _kind(source: str, *, relayed: bool) -> TriggerKind:
+def _trigger_kind(source: str, *, relayed: bool) -> TriggerKind:
     """What began the run that an entry asks for; what the entry says of it counts from those alone who pass such things on."""
     return TRIGGERS.get(source, TriggerKind.MANUAL) if relayed else TriggerKind.MANUAL
 
@@ -329,12 +333,12 @@ def _refuse_trigger(agent: AgentDefinition, source: str, *, relayed: bool) -> No
         raise AgentNotRunnable(slug=agent.slug, reason=reason)
 
 
-def _standing(job: Job, events: Sequence[Event]) -> Standing:
+def _entry_state(job: Job, events: Sequence[Event]) -> InboxEntryState:
     told = json.loads(job.payload or b"{}")
     del told["refusal"]
     told.pop("relayed", None)
     last = _data(events[-1])
-    return Standing(
+    return InboxEntryState(
         entry=told,
         status=job.state,
         created_at=job.created_at,

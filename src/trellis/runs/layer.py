@@ -34,11 +34,11 @@ from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles.run import RUN
 from trellis.runs import audit, documents, ids
-from trellis.runs.documents import Facts, Publication, Request
+from trellis.runs.documents import Publication, RunFacts, RunRequest
 from trellis.runs.errors import AgentNotRunnable, CronInvalid, DocumentDiffers, RunNotFound, TooManyWaiting
 from trellis.runs.health import last_failure
 from trellis.runs.orchestrator import TYPE, accept
-from trellis.runs.publishing import Publisher
+from trellis.runs.publishing import DocumentPublisher
 from trellis.runs.timetable import Schedule, Timetable
 from trellis.storage.objects import StoreUnavailable
 
@@ -60,7 +60,7 @@ class TriggerKind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class RunState:
     """How a run stands. `position` counts the runs of its agent that come first; None once it runs."""
 
     run_id: JobId
@@ -99,7 +99,7 @@ class OrchestrationLayer(Protocol):
         """
         ...
 
-    async def standing(self, run_id: JobId) -> Standing:
+    async def run_state(self, run_id: JobId) -> RunState:
         """How it stands; raises RunNotFound."""
         ...
 
@@ -131,7 +131,7 @@ class BuiltinLayer:
     gateway: Actor
     orchestrator: Actor
     catalog: Catalog
-    publisher: Publisher
+    publisher: DocumentPublisher
     timetable: Timetable
     random_text: Callable[[], str]
     waiting_max: int = WAITING_MAX
@@ -152,9 +152,9 @@ class BuiltinLayer:
         if correlation_id is not None and not re.fullmatch(CORRELATION_PATTERN, correlation_id):
             expected = "1 to 100 letters, digits, or . _ : -"
             raise OptionInvalid(option="correlation_id", value=correlation_id[:100], expected=expected)
-        request = Request(agent_slug, kind.value, dict(params), retry_of)
+        request = RunRequest(agent_slug, kind.value, dict(params), retry_of)
         asked, scope = documents.sha256(request.to_bytes()).encode(), _scope_of(kind)
-        earlier = None if key is None else await self.ledger.answered(scope, key, asked)
+        earlier = None if key is None else await self.ledger.find_by_idempotency_key(scope, key, asked)
         if isinstance(earlier, Mismatch):
             raise IdempotencyMismatch(key=key, job_id=earlier.job_id)
         if earlier is not None:  # also when the agent could not run any more
@@ -185,7 +185,7 @@ class BuiltinLayer:
         await self._take_in(answer.job_id, request)
         return answer.job_id
 
-    async def _take_in(self, run_id: JobId, request: Request) -> None:
+    async def _take_in(self, run_id: JobId, request: RunRequest) -> None:
         """Publish `requested` and have the run queued.
 
         It is in the ledger, so it is begun, and nobody may be told otherwise: what fails here, as if this process died here, the projector
@@ -201,13 +201,13 @@ class BuiltinLayer:
         except LedgerError as error:
             _log.warning("run_left_to_orchestrators", run_id=run_id, error=str(error))
 
-    async def _first_documents(self, run_id: JobId, request: Request, first: list[Event]) -> list[Publication]:
+    async def _first_documents(self, run_id: JobId, request: RunRequest, first: list[Event]) -> list[Publication]:
         """What the first event publishes: its audit record, then what it shows, as the projector does it."""
         records = [
             Publication(ids.audit_key(record.event.ts, record.event.id), audit.to_bytes(record))
             for record in await self.ledger.recorded(first)
         ]
-        return [*records, *documents.shown(Facts(run_id, request, tuple(first)))]
+        return [*records, *documents.state_publications(RunFacts(run_id, request, tuple(first)))]
 
     async def _check(self, slug: str, kind: TriggerKind, *, again: bool) -> None:
         agent = await self.catalog.load(slug)
@@ -245,20 +245,20 @@ class BuiltinLayer:
         # The sort is stable: of runs that came in the same moment the ledger knows which was first, and the name does not.
         return [job.job_id for job in sorted(found, key=lambda job: job.created_at)]
 
-    async def standing(self, run_id: JobId) -> Standing:
+    async def run_state(self, run_id: JobId) -> RunState:
         """From the ledger, which decides."""
         job = await self.ledger.job(run_id)
         if job is None or job.payload is None or job.lifecycle != RUN.name:
             raise RunNotFound(run_id=run_id)
-        slug = Request.read(job.payload).agent_slug
+        slug = RunRequest.read(job.payload).agent_slug
         done = sum(event.type == documents.STEP_DONE for event in await self.ledger.events(run_id))
         waiting = await self._waiting(slug) if job.state in WAITING_STATES else []
         position = waiting.index(run_id) if run_id in waiting else None
-        return Standing(run_id=run_id, agent_slug=slug, status=job.state, steps_completed=done, position=position)
+        return RunState(run_id=run_id, agent_slug=slug, status=job.state, steps_completed=done, position=position)
 
     async def cancel(self, run_id: JobId, *, mode: CancelMode, request_id: RequestId, cause: str | None) -> str:
         """First of cancel and complete wins."""
-        await self.standing(run_id)
+        await self.run_state(run_id)
         answer = await self.ledger.cancel(
             self.orchestrator, run_id, mode, request_id, grace_s=self.cancel_grace_s, cause=cause
         )

@@ -15,7 +15,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter
 from trellis.lifecycles.run import RUN
 from trellis.runs import audit, documents, ids
-from trellis.runs.documents import Request
+from trellis.runs.documents import RunRequest
 from trellis.runs.errors import RecordInvalid, RunIdAmbiguous, RunIdInvalid, RunNotFound
 from trellis.storage.objects import ObjectStore
 
@@ -43,10 +43,10 @@ async def find_published(objects: ObjectStore, run_id: str) -> PublishedRun | No
         if found is None:
             continue
         try:
-            record = audit.read(json.loads(found.body))
+            record = audit.read_record(json.loads(found.body))
             asked = record.submission
             if record.event.job_id == run_id and record.event.lifecycle == RUN.name and asked is not None:
-                slug = Request.read(asked.payload).agent_slug
+                slug = RunRequest.read(asked.payload).agent_slug
                 return PublishedRun(run_id=record.event.job_id, agent_slug=slug, submitter=record.event.actor)
         except (RecordInvalid, ValueError, KeyError, TypeError):
             continue
@@ -72,7 +72,7 @@ async def listed_runs(ledger: Ledger, jobs: Sequence[Job]) -> list[dict[str, Any
     run_ids = [job.job_id for job in jobs]
     payloads, events = await ledger.payloads(run_ids), await ledger.events_of(run_ids)
     whole = [replace(job, payload=payloads[job.job_id]) for job in jobs if job.job_id in payloads]
-    return [documents.listed(job, events[job.job_id]) for job in whole if job.job_id in events]
+    return [documents.listing_document(job, events[job.job_id]) for job in whole if job.job_id in events]
 
 
 async def _of_day(ledger: Ledger, short: str, begins: datetime) -> list[JobId]:

@@ -20,8 +20,8 @@ from trellis.engine.jobs import Actor, JobId, Mismatch, NewJob, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, IdempotencyKey
 from trellis.runs import ids, proposals, targets
-from trellis.runs.applying import APPLYING, FAILED, ApplyEngine, settled
-from trellis.runs.documents import Request, sha256
+from trellis.runs.applying import APPLYING, FAILED, ApplyEngine, apply_until_settled
+from trellis.runs.documents import RunRequest, sha256
 from trellis.runs.errors import (
     DuplicateProposal,
     OutputRefused,
@@ -30,7 +30,7 @@ from trellis.runs.errors import (
     RunOfAnother,
     TargetRefused,
 )
-from trellis.runs.proposals import Draft, Source
+from trellis.runs.proposals import ProposalContent, ProposalSource
 from trellis.storage.keys import object_key
 from trellis.storage.objects import ObjectStore
 
@@ -39,19 +39,19 @@ PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Offer:
+class ProposalOffer:
     """What is proposed, by whom, and under which key."""
 
     agent_slug: str
-    draft: Draft
-    source: Source
+    draft: ProposalContent
+    source: ProposalSource
     priority: str = "normal"
     key: IdempotencyKey | None = None
     correlation_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Offered:
+class OfferedProposal:
     """The proposal, and whether this offer made it."""
 
     id: JobId
@@ -60,7 +60,7 @@ class Offered:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offering:
+class ProposalService:
     """Takes offers in the gateway's name."""
 
     ledger: Ledger
@@ -71,16 +71,16 @@ class Offering:
     clock: Clock
     random_text: Callable[[], str]
 
-    async def make(self, offer: Offer) -> Offered:
+    async def make(self, offer: ProposalOffer) -> OfferedProposal:
         """Store the proposal, and see it applied if it needs no person.
 
         Raises AgentNotFound, OutputRefused, IdempotencyMismatch, and DuplicateProposal while an equal one waits.
         """
         await self.check(offer)
         made = await self._store(offer)
-        return Offered(id=made.job_id, status=await self._status(made.job_id), created=made.created)
+        return OfferedProposal(id=made.job_id, status=await self._status(made.job_id), created=made.created)
 
-    async def make_first(self, offer: Offer, proposal: JobId) -> Offered:
+    async def make_first(self, offer: ProposalOffer, proposal: JobId) -> OfferedProposal:
         """The same under this id, which is the offer's key: asked again, the answer is the first."""
         made = await self.ledger.job(proposal)
         if made is not None and made.parent_id != offer.source.inbox_entry_id:
@@ -89,13 +89,13 @@ class Offering:
             return await self.again(proposal)
         await self.check(offer)
         answer = await self._submit(offer, proposal, id_is_given=True)
-        return Offered(id=proposal, status=await self._status(proposal), created=answer.created)
+        return OfferedProposal(id=proposal, status=await self._status(proposal), created=answer.created)
 
-    async def again(self, proposal: JobId) -> Offered:
+    async def again(self, proposal: JobId) -> OfferedProposal:
         """The answer to an offer that came before; raises ProposalNotFound."""
-        return Offered(id=proposal, status=await self._status(proposal), created=False)
+        return OfferedProposal(id=proposal, status=await self._status(proposal), created=False)
 
-    async def check(self, offer: Offer) -> None:
+    async def check(self, offer: ProposalOffer) -> None:
         """Nothing, when this may be proposed now; raises what `make` would raise."""
         definition = await self.agent(offer.agent_slug)
         if offer.draft.action not in {output.value for output in definition.safe_outputs}:
@@ -116,7 +116,7 @@ class Offering:
             case _:
                 return found
 
-    async def about_file(self, slug: str, action: str, target: str, content: Mapping[str, Any]) -> Draft:
+    async def about_file(self, slug: str, action: str, target: str, content: Mapping[str, Any]) -> ProposalContent:
         """A draft about a file of the agent as it is now; raises TargetRefused when the change does not fit what is there."""
         change = targets.file_change(slug, {"action": action, "target": target, "content": content})
         there = await self.objects.get(object_key("agents", slug, *target.split("/")))
@@ -124,12 +124,12 @@ class Offering:
         if action != proposals.LOGIC_UPDATE and (there is not None) is not needs_text:
             raise TargetRefused(action=f"{action} ({change.kind})", target=target)
         known = None if there is None else sha256(there.body)
-        return Draft(action=action, target=target, content=content, target_hash=known)
+        return ProposalContent(action=action, target=target, content=content, target_hash=known)
 
-    async def refuse_duplicate(self, offer: Offer) -> None:
+    async def refuse_duplicate(self, offer: ProposalOffer) -> None:
         """Nothing, unless the same waits already; raises DuplicateProposal."""
         body = json.loads(self._body(offer, JobId("")))
-        equal = await proposals.equal_to(self.ledger, body, own=offer.source.inbox_entry_id, rejected_too=False)
+        equal = await proposals.find_equal(self.ledger, body, own=offer.source.inbox_entry_id, rejected_too=False)
         if equal is not None:
             raise DuplicateProposal(proposal=equal.id, status=equal.status)
 
@@ -138,18 +138,18 @@ class Offering:
         job = await self.ledger.job(JobId(run_id))
         if job is None or job.payload is None:
             raise RunNotFound(run_id=run_id)
-        found = Request.read(job.payload).agent_slug
+        found = RunRequest.read(job.payload).agent_slug
         if found != slug:
             raise RunOfAnother(run_id=run_id, found=found, slug=slug)
 
-    async def _store(self, offer: Offer) -> Submitted:
+    async def _store(self, offer: ProposalOffer) -> Submitted:
         proposal = ids.make_proposal_id(await self.ledger.now(), self.random_text())
         run = None if offer.source.run_id is None else await self.ledger.job(JobId(offer.source.run_id))
         if run is not None:  # what a run makes belongs to what the run belongs to
             offer = replace(offer, correlation_id=run.correlation_id)
         return await self._submit(offer, proposal)
 
-    async def _submit(self, offer: Offer, proposal: JobId, *, id_is_given: bool = False) -> Submitted:
+    async def _submit(self, offer: ProposalOffer, proposal: JobId, *, id_is_given: bool = False) -> Submitted:
         """Store it unless the same waits already; of many at once the ledger takes one. Raises DuplicateProposal, IdempotencyMismatch."""
         for _ in range(proposals.STORE_TRIES_MAX):
             try:
@@ -167,15 +167,15 @@ class Offering:
             return answer
         raise DuplicateProposal(proposal=proposal, status="pending")
 
-    async def _earlier(self, offer: Offer) -> Submitted | None:
+    async def _earlier(self, offer: ProposalOffer) -> Submitted | None:
         """What this very request made before; raises IdempotencyMismatch."""
         key = offer.key
-        found = None if key is None else await self.ledger.answered(key.scope, key.key, key.fingerprint)
+        found = None if key is None else await self.ledger.find_by_idempotency_key(key.scope, key.key, key.fingerprint)
         if isinstance(found, Mismatch):
             raise IdempotencyMismatch(key=found.key, job_id=found.job_id)
         return found
 
-    def _job(self, offer: Offer, proposal: JobId, *, given: bool) -> NewJob:
+    def _job(self, offer: ProposalOffer, proposal: JobId, *, given: bool) -> NewJob:
         job = proposals.as_job(
             proposal,
             self._body(offer, proposal),
@@ -187,20 +187,20 @@ class Offering:
         key, scope, fingerprint = offer.key.key, offer.key.scope, offer.key.fingerprint
         return replace(job, id_is_given=given, idempotency_key=key, idempotency_scope=scope, fingerprint=fingerprint)
 
-    def _body(self, offer: Offer, proposal: JobId) -> bytes:
+    def _body(self, offer: ProposalOffer, proposal: JobId) -> bytes:
         return proposals.body_of(proposal, offer.agent_slug, offer.source, offer.draft, priority=offer.priority)
 
     async def _status(self, proposal: JobId) -> str:
         """`auto_applied`, `pending`, or `failed` when it approved itself and could not be applied: the first answer, however often asked."""
-        body: dict[str, Any] = json.loads((await proposals.found(self.ledger, proposal)).payload or b"{}")
-        if not proposals.may_approve_itself(body):
+        body: dict[str, Any] = json.loads((await proposals.get_proposal_job(self.ledger, proposal)).payload or b"{}")
+        if not proposals.may_auto_approve(body):
             return "pending"
-        await proposals.approve_itself(self.ledger, self.gateway, proposal, body)
-        await settled(self.apply_engine, self.clock, proposal, PATIENCE_S)
-        return outcome(await self.ledger.events(proposal))
+        await proposals.auto_approve(self.ledger, self.gateway, proposal, body)
+        await apply_until_settled(self.apply_engine, self.clock, proposal, PATIENCE_S)
+        return first_apply_outcome(await self.ledger.events(proposal))
 
 
-def outcome(events: Sequence[Event]) -> str:
+def first_apply_outcome(events: Sequence[Event]) -> str:
     """What came of the first try to apply a proposal that needed no person."""
     tries = [event.target for event in events if event.source == APPLYING and event.data is not None]
     if not tries or all(event.target != "auto_approved" for event in events):

@@ -5,20 +5,20 @@ One run per agent is kept by the ledger (the concurrency key `run:<slug>`), and 
 
 from dataclasses import dataclass
 
-from trellis.engine.holding import Holder, HolderOptions
+from trellis.engine.holding import LeaseRunner, LeaseRunnerOptions
 from trellis.engine.jobs import Actor, JobId, Move, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter
-from trellis.runs.driver import Driver
+from trellis.runs.driver import RunDriver
 
 TYPE = "agent-run"
 ACCEPT_BATCH_MAX = 100
 
-OrchestratorOptions = HolderOptions
+OrchestratorOptions = LeaseRunnerOptions
 
 
 @dataclass(kw_only=True)
-class Orchestrator(Holder[Driver]):
+class Orchestrator(LeaseRunner[RunDriver]):
     """Claims runs and drives them. One pass accepts what was requested, then claims for the free room."""
 
     type: str = TYPE

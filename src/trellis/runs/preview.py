@@ -14,7 +14,7 @@ from trellis.agents import annotations
 from trellis.runs import proposals
 from trellis.runs.applying import update_of
 from trellis.runs.errors import TargetRefused
-from trellis.runs.targets import changed, file_change, is_changed
+from trellis.runs.targets import apply_change, file_change, is_changed
 from trellis.storage.documents import sha256
 from trellis.storage.memory import MemoryRepository
 from trellis.storage.objects import ObjectStore
@@ -44,7 +44,7 @@ async def diff_of(
         return unified(annotations.annotation_key(document["agent_slug"], annotation), None, change.text)
     there = await objects.get(change.key)
     before = None if there is None else there.body
-    return unified(change.key, None if before is None else _text(before), _text(changed(change, before)))
+    return unified(change.key, None if before is None else _text(before), _text(apply_change(change, before)))
 
 
 async def conflict_of(document: Mapping[str, Any], *, objects: ObjectStore) -> str | None:

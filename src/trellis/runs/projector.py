@@ -17,12 +17,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from trellis.artifacts.rows import Row
+from trellis.artifacts.rows import ArtifactRow
 from trellis.engine.clock import Clock
-from trellis.engine.jobs import Actor, Following, JobId
+from trellis.engine.jobs import Actor, JobId, Subscription
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Event, Recorded
+from trellis.engine.records import Event, RecordedEvent
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -32,14 +32,14 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.run import RUN
 from trellis.runs import audit, documents, finalizing, ids, proposals
 from trellis.runs.act_records import ActRecorder
-from trellis.runs.alerts import Alert, raise_alert, read_alerts, withdraw_alert
-from trellis.runs.documents import Facts, Publication, Request
+from trellis.runs.alerts import ProjectorAlert, raise_alert, read_alerts, withdraw_alert
+from trellis.runs.documents import Publication, RunFacts, RunRequest
 from trellis.runs.errors import DocumentDiffers
-from trellis.runs.publishing import Publisher
-from trellis.runs.segments import Line, Segments, line_of
+from trellis.runs.publishing import DocumentPublisher
+from trellis.runs.segments import SegmentLine, SegmentWriter, line_of
 from trellis.storage.objects import StoreError
 
-FOLLOWS_AS = "projector"
+SUBSCRIBER_NAME = "projector"
 SEGMENTED = frozenset({LEASED_JOB.name, BUS_JOB.name})
 """Lifecycles whose events share segments; every other event has an audit record of its own."""
 DOCUMENTED = frozenset(LIFECYCLES) - SEGMENTED
@@ -71,7 +71,7 @@ class ProjectorOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Projected:
+class ProjectorReport:
     """What one pass did. `following` false: another projector does the work."""
 
     following: bool = False
@@ -80,7 +80,7 @@ class Projected:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProjectorPosition:
     """Where a projector goes on, and which types had records of their own from there: a choice holds from place to place.
 
     Up to `position` everything is published, up to `documents` everything but what goes into segments.
@@ -92,7 +92,7 @@ class Place:
     """None when that is no further than `position`."""
 
     @classmethod
-    def read(cls, text: str | None, alone: frozenset[str]) -> "Place":
+    def read(cls, text: str | None, alone: frozenset[str]) -> "ProjectorPosition":
         """From what the ledger remembers; a projector that begins has its own choice."""
         if text is None:
             return cls(None, alone)
@@ -109,38 +109,38 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Past:
+class _JobPast:
     """Every event of a job, and its journal if one of the events to publish is about it."""
 
     events: tuple[Event, ...]
     journal: Mapping[str, bytes]
 
 
-class Recorder:
+class EventRecorder:
     """Publishes events, those of one job in the order in which they are given: documents and single records at once, the others by segments.
 
     A job of which the store holds something else is set aside, and the others go on. With its next event it is tried again from where it
     stopped, so that nothing is shown of it that was not published before.
     """
 
-    def __init__(self, ledger: Ledger, publisher: Publisher, alone: frozenset[str]) -> None:
+    def __init__(self, ledger: Ledger, publisher: DocumentPublisher, alone: frozenset[str]) -> None:
         self.alone = alone
-        self.segments = Segments(publisher.create, self._record_alone)
+        self.segments = SegmentWriter(publisher.create, self._record_alone)
         self.older = 0
         """Records that are there in another format."""
-        self.differing: dict[str, Alert] = {}
+        self.differing: dict[str, ProjectorAlert] = {}
         """What was found in the way, by its key."""
         self._ledger = ledger
         self._publisher = publisher
         self._payloads: OrderedDict[JobId, bytes] = OrderedDict()
-        self._aside: dict[JobId, Alert] | None = None
+        self._aside: dict[JobId, ProjectorAlert] | None = None
 
     async def take(self, events: Sequence[Event], between: Callable[[], Awaitable[None]] | None = None) -> int:
         """Publish what does not wait, then let the rest wait; how many objects were written.
 
         After an error the same events may be given again. `between` is called after every event that was published.
         """
-        families, waiting = dict[JobId, list[Recorded]](), list[Recorded]()
+        families, waiting = dict[JobId, list[RecordedEvent]](), list[RecordedEvent]()
         for record in await self._ledger.recorded(events):
             if record.event.lifecycle in SEGMENTED and record.type not in self.alone:
                 waiting.append(record)
@@ -152,13 +152,13 @@ class Recorder:
                 self.segments.add(line_of(record))
         return written
 
-    async def _family(self, record: Recorded) -> JobId:
+    async def _family(self, record: RecordedEvent) -> JobId:
         """Whose events are published one after the other: a job's own, and those of the artifacts that were made for it."""
         row = await self._artifact(record)
         return record.event.job_id if row is None else row.job_id
 
     async def _publish_families(
-        self, families: Iterable[Sequence[Recorded]], between: Callable[[], Awaitable[None]] | None
+        self, families: Iterable[Sequence[RecordedEvent]], between: Callable[[], Awaitable[None]] | None
     ) -> int:
         """Families beside each other, each one's events in their order. An error is raised when all have come to an end."""
         room = asyncio.Semaphore(JOBS_AT_ONCE)
@@ -166,7 +166,7 @@ class Recorder:
             self._aside = {alert.job_id: alert async for alert in read_alerts(self._publisher.objects)}
         aside = self._aside
 
-        async def one(family: Sequence[Recorded]) -> int:
+        async def one(family: Sequence[RecordedEvent]) -> int:
             async with room:
                 jobs = [list(records) for _, records in groupby(family, key=lambda record: record.event.job_id)]
                 return sum([await self._publish_job(records, between, aside) for records in jobs])
@@ -179,9 +179,9 @@ class Recorder:
 
     async def _publish_job(
         self,
-        records: Sequence[Recorded],
+        records: Sequence[RecordedEvent],
         between: Callable[[], Awaitable[None]] | None,
-        aside: dict[JobId, Alert],
+        aside: dict[JobId, ProjectorAlert],
     ) -> int:
         job_id, written = records[0].event.job_id, 0
         alert = aside.get(job_id)
@@ -200,14 +200,14 @@ class Recorder:
             await withdraw_alert(self._publisher.objects, job_id)
         return written
 
-    async def _since(self, version: int, records: Sequence[Recorded]) -> Sequence[Recorded]:
+    async def _since(self, version: int, records: Sequence[RecordedEvent]) -> Sequence[RecordedEvent]:
         """These records, and before them those that could not be published."""
         first = records[0].event
         missed = [one for one in await self._ledger.events(first.job_id) if version <= one.version < first.version]
         return [*await self._ledger.recorded(missed), *records]
 
-    async def _set_aside(self, event: Event, key: str, known: Alert | None) -> Alert:
-        alert = Alert(job_id=event.job_id, version=event.version, key=key)
+    async def _set_aside(self, event: Event, key: str, known: ProjectorAlert | None) -> ProjectorAlert:
+        alert = ProjectorAlert(job_id=event.job_id, version=event.version, key=key)
         self.differing[key] = alert
         if alert != known:
             await raise_alert(self._publisher.objects, alert)
@@ -216,7 +216,7 @@ class Recorder:
             )
         return alert
 
-    async def _publish(self, record: Recorded, past: "_Past") -> int:
+    async def _publish(self, record: RecordedEvent, past: "_JobPast") -> int:
         """Everything one event publishes. What it counts comes before its audit record, what it shows or takes away after it."""
         files, shown = await self._documents(record, past)
         written = await self._publisher.publish(files)
@@ -225,10 +225,10 @@ class Recorder:
         written += await self._record(record)
         row = await self._artifact(record)
         if row is not None:
-            await finalizing.forget(self._publisher.objects, row)
+            await finalizing.delete_published(self._publisher.objects, row)
         return written + await self._publisher.publish(shown)
 
-    async def _record(self, record: Recorded) -> bool:
+    async def _record(self, record: RecordedEvent) -> bool:
         event, body = record.event, audit.to_bytes(record)
         try:
             return await self._put_record(ids.audit_key(event.ts, event.id), event.id, body)
@@ -247,30 +247,30 @@ class Recorder:
             self.older += 1
         return there is body
 
-    async def _record_alone(self, segment: str, line: Line) -> None:
+    async def _record_alone(self, segment: str, line: SegmentLine) -> None:
         """Give an event an object of its own, because its segment's name is taken."""
         job_id, _, version = line.event_id.rpartition("-")
-        alert = Alert(job_id=JobId(job_id), version=int(version), key=segment)
+        alert = ProjectorAlert(job_id=JobId(job_id), version=int(version), key=segment)
         self.differing[segment] = alert
         await raise_alert(self._publisher.objects, alert)
         _log.error("segment_differs", key=segment, event_id=line.event_id)
         try:
             key = ids.audit_key(line.at, line.event_id)
-            await self._put_record(key, line.event_id, audit.alone(line.body))
+            await self._put_record(key, line.event_id, audit.line_to_bytes(line.body))
         except DocumentDiffers as differs:
             self.differing[str(differs.data["key"])] = alert
             _log.error("set_aside", job_id=job_id, key=differs.data["key"], event_id=line.event_id)
 
-    async def _past(self, records: Sequence[Recorded]) -> "_Past":
+    async def _past(self, records: Sequence[RecordedEvent]) -> "_JobPast":
         """What the documents of one job follow from, read once for all of its events in a page."""
         event = records[0].event
         if event.lifecycle not in {RUN.name, PROPOSAL.name}:
-            return _Past((), {})
+            return _JobPast((), {})
         counts = any(record.event.type == documents.STEP_DONE for record in records)
         journal = await self._ledger.read_journal(event.job_id) if counts else {}
-        return _Past(tuple(await self._ledger.events(event.job_id)), journal)
+        return _JobPast(tuple(await self._ledger.events(event.job_id)), journal)
 
-    async def _documents(self, record: Recorded, past: "_Past") -> tuple[list[Publication], list[Publication]]:
+    async def _documents(self, record: RecordedEvent, past: "_JobPast") -> tuple[list[Publication], list[Publication]]:
         """What one event counts, and what it shows."""
         event = record.event
         row = await self._artifact(record)
@@ -282,22 +282,22 @@ class Recorder:
         payload = await self._payload(record)
         if event.lifecycle == PROPOSAL.name:
             return [], [proposals.publication(payload, events)]
-        facts = Facts(event.job_id, Request.read(payload), tuple(events))
-        return documents.files(facts, past.journal), documents.shown(facts)
+        facts = RunFacts(event.job_id, RunRequest.read(payload), tuple(events))
+        return documents.step_publications(facts, past.journal), documents.state_publications(facts)
 
-    async def _before(self, record: Recorded) -> Sequence[Recorded]:
+    async def _before(self, record: RecordedEvent) -> Sequence[RecordedEvent]:
         """What must be recorded before this: of an artifact's finalization the completion that made it."""
         row = await self._artifact(record)
         return () if row is None else await finalizing.completion(self._ledger, row)
 
-    async def _artifact(self, record: Recorded) -> Row | None:
+    async def _artifact(self, record: RecordedEvent) -> ArtifactRow | None:
         """The artifact as this event left it; None for any other job."""
         event = record.event
         if event.lifecycle != ARTIFACT.name:
             return None
-        return Row.told(event.job_id, await self._payload(record), event.target, event.ts)
+        return ArtifactRow.of_payload(event.job_id, await self._payload(record), event.target, event.ts)
 
-    async def _payload(self, record: Recorded) -> bytes:
+    async def _payload(self, record: RecordedEvent) -> bytes:
         job_id = record.event.job_id
         found = self._payloads.get(job_id)
         if found is None:
@@ -315,13 +315,13 @@ class Projector:
 
     ledger: Ledger
     actor: Actor
-    publisher: Publisher
+    publisher: DocumentPublisher
     clock: Clock
     options: ProjectorOptions = field(default_factory=ProjectorOptions)
     name: str = "projector"
     waits_for_events = True
-    _following: Following | None = None
-    _recorder: Recorder = field(init=False)
+    _following: Subscription | None = None
+    _recorder: EventRecorder = field(init=False)
     _acts: ActRecorder = field(init=False)
     _read_up_to: str | None = None
     """Up to here everything was taken; what goes into segments may still wait there."""
@@ -333,12 +333,12 @@ class Projector:
     _waiting_since: float | None = None
     _kept_at: float = 0.0
 
-    async def run_once(self) -> Projected:
+    async def run_once(self) -> ProjectorReport:
         """Documents first, then one page. What the store does not take now is tried again from the same place."""
         following = self._following or await self._begin()
         if following is None:
-            return Projected()
-        done = Projected(following=True)
+            return ProjectorReport()
+        done = ProjectorReport(following=True)
         try:
             if self._is_behind:
                 done = await self._publish_documents(following, done)
@@ -355,14 +355,14 @@ class Projector:
             return replace(done, following=False)
         return done
 
-    async def _publish_documents(self, following: Following, done: Projected) -> Projected:
+    async def _publish_documents(self, following: Subscription, done: ProjectorReport) -> ProjectorReport:
         """Publish the next documents, past whatever waits for segments before them."""
         page = await self.ledger.feed(self._documents_up_to, limit=self.options.batch, lifecycle=DOCUMENTED)
         written = await self._recorder.take(page.events, self._renewing(following))
         self._documents_up_to = page.position
         return replace(done, events=done.events + len(page.events), written=done.written + written)
 
-    async def _publish_page(self, following: Following, done: Projected) -> Projected:
+    async def _publish_page(self, following: Subscription, done: ProjectorReport) -> ProjectorReport:
         """Take the next page, without the documents that are published already."""
         page = await self.ledger.feed(self._read_up_to, limit=self.options.batch)
         ahead = self._documents_up_to or ""
@@ -377,13 +377,13 @@ class Projector:
         self._documents_up_to = max(ahead, page.position)
         return replace(done, events=done.events + len(page.events), written=done.written + written)
 
-    def pause_s(self, report: Projected) -> float:
+    def pause_s(self, report: ProjectorReport) -> float:
         """At once while there is more."""
         if not report.following:
             return self.options.lease_s / 5
         return 0.0 if report.events else self.options.poll_s
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Write what waits, and let another projector go on at once."""
         following, self._following = self._following, None
         if following is None:
@@ -394,27 +394,27 @@ class Projector:
         except (StoreError, _TakenOver) as error:
             # Nothing is lost: whoever is next goes on from the place that was remembered last.
             _log.warning("segments_left", projector=self.actor.name, error=str(error))
-        await self.ledger.unfollow(following)
+        await self.ledger.unsubscribe(following)
 
-    async def _begin(self) -> Following | None:
-        following = await self.ledger.follow(self.actor, FOLLOWS_AS, lease_s=self.options.lease_s)
+    async def _begin(self) -> Subscription | None:
+        following = await self.ledger.subscribe(self.actor, SUBSCRIBER_NAME, lease_s=self.options.lease_s)
         if following is None:
             return None
         if following.position == REBUILDING:
             _log.warning("rebuild_unfinished", projector=self.actor.name, remedy="trellis rebuild --from objects")
-            await self.ledger.unfollow(following)
+            await self.ledger.unsubscribe(following)
             return None
-        place = Place.read(following.position, self.options.alone)
+        place = ProjectorPosition.read(following.position, self.options.alone)
         if following.position is None:
-            await self.ledger.followed(following, place.to_text(), lease_s=self.options.lease_s)
-        self._recorder = Recorder(self.ledger, self.publisher, place.alone)
+            await self.ledger.ack(following, place.to_text(), lease_s=self.options.lease_s)
+        self._recorder = EventRecorder(self.ledger, self.publisher, place.alone)
         self._acts = ActRecorder(self.ledger, self.actor, self.publisher)
         self._following, self._waiting_since, self._kept_at = following, None, self.clock.monotonic()
         self._read_up_to = self._remembered = place.position
         self._documents_up_to, self._is_behind = place.documents or place.position, False
         return following
 
-    def _renewing(self, following: Following) -> Callable[[], Awaitable[None]]:
+    def _renewing(self, following: Subscription) -> Callable[[], Awaitable[None]]:
         """Keeps the place while a long page is published."""
         renewed_at = self.clock.monotonic()
 
@@ -426,19 +426,19 @@ class Projector:
 
         return renew
 
-    async def _keep(self, following: Following, place: str | None) -> None:
-        if not await self.ledger.followed(following, place, lease_s=self.options.lease_s):
+    async def _keep(self, following: Subscription, place: str | None) -> None:
+        if not await self.ledger.ack(following, place, lease_s=self.options.lease_s):
             raise _TakenOver
         self._kept_at = self.clock.monotonic()
 
-    async def _remember(self, following: Following) -> None:
+    async def _remember(self, following: Subscription) -> None:
         """The place, when it is another and nothing before it waits; else only now and then that somebody is here."""
         if self._read_up_to == self._remembered or not self._recorder.segments.settled:
             if self.clock.monotonic() >= self._kept_at + self.options.lease_s / 3:
                 await self._keep(following, None)
             return
         ahead = self._documents_up_to if self._documents_up_to != self._read_up_to else None
-        await self._keep(following, Place(self._read_up_to, self.options.alone, ahead).to_text())
+        await self._keep(following, ProjectorPosition(self._read_up_to, self.options.alone, ahead).to_text())
         self._remembered, self._recorder.alone = self._read_up_to, self.options.alone
 
     def _segments_are_due(self) -> bool:

@@ -44,7 +44,7 @@ TTL_S = next(state.timer_s for state in PROPOSAL.states if state.name == "pendin
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Draft:
+class ProposalContent:
     """What an agent asked for. `content` is its own words; `action` was checked against the agent's safe outputs."""
 
     action: str
@@ -55,7 +55,7 @@ class Draft:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class ProposalSource:
     """Where a proposal comes from."""
 
     type: str
@@ -92,11 +92,11 @@ class EqualProposal:
     status: str
 
 
-def make(
+def make_proposal(
     run_id: str,
     agent_slug: str,
     ordinal: int,
-    draft: Draft,
+    draft: ProposalContent,
     *,
     priority: str = "normal",
     sources: Mapping[str, str] | None = None,
@@ -107,7 +107,7 @@ def make(
     """
     content = json.dumps(draft.content, ensure_ascii=False, sort_keys=True).encode()
     proposal = ids.proposal_id(run_id, ordinal, draft.action, draft.target, content)
-    source = Source(type="agent", identity=f"agent:{agent_slug}", run_id=run_id)
+    source = ProposalSource(type="agent", identity=f"agent:{agent_slug}", run_id=run_id)
     body = body_of(proposal, agent_slug, source, draft, priority=priority, sources=sources)
     return Proposal(id=proposal, agent_slug=agent_slug, run_id=run_id, body=body)
 
@@ -115,8 +115,8 @@ def make(
 def body_of(
     proposal: JobId,
     agent_slug: str,
-    source: Source,
-    draft: Draft,
+    source: ProposalSource,
+    draft: ProposalContent,
     *,
     priority: str,
     sources: Mapping[str, str] | None = None,
@@ -136,7 +136,7 @@ def body_of(
     return encode(body if sources is None else {**body, "sources_read": dict(sources)})
 
 
-def may_approve_itself(body: Mapping[str, Any]) -> bool:
+def may_auto_approve(body: Mapping[str, Any]) -> bool:
     """Memory updates at normal priority, and nothing else, need no person."""
     return body["action"] == MEMORY_UPDATE and body["priority"] == "normal" and not body["requiresHumanReview"]
 
@@ -144,7 +144,7 @@ def may_approve_itself(body: Mapping[str, Any]) -> bool:
 # --- nobody is asked twice for the same ------------------------------------------------------------------------------
 
 
-def likeness(body: Mapping[str, Any]) -> str:
+def duplicate_digest(body: Mapping[str, Any]) -> str:
     """The same for proposals of an agent that would do the same to their target, as it was when they were made.
 
     Why something is proposed, and in which words, makes no difference. A proposal for another version of the target is another
@@ -162,16 +162,16 @@ def likeness(body: Mapping[str, Any]) -> str:
     return f"proposal:{hashlib.sha256(told.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
-async def equal_to(
+async def find_equal(
     ledger: Ledger, body: Mapping[str, Any], *, own: str | None, rejected_too: bool
 ) -> EqualProposal | None:
     """What keeps this from being proposed: an equal proposal that is not decided, or with `rejected_too` one that was rejected.
 
     `own` is the proposal itself, or what makes it: neither keeps it from being made.
     """
-    if may_approve_itself(body):  # it waits for nobody
+    if may_auto_approve(body):  # it waits for nobody
         return None
-    where = JobFilter(lifecycle=PROPOSAL.name, concurrency_key=likeness(body))
+    where = JobFilter(lifecycle=PROPOSAL.name, concurrency_key=duplicate_digest(body))
     equals = (await ledger.jobs(where, limit=EQUALS_MAX)).jobs
     if any(own is not None and own in {job.job_id, job.parent_id} for job in equals):
         return None
@@ -183,9 +183,11 @@ async def equal_to(
     return None
 
 
-async def applied_as(ledger: Ledger, body: Mapping[str, Any]) -> EqualProposal:
+async def find_applied_equal(ledger: Ledger, body: Mapping[str, Any]) -> EqualProposal:
     """What made the file that this would make again; its id is empty where no proposal that is known did."""
-    where = JobFilter(lifecycle=PROPOSAL.name, state="applied", concurrency_key=likeness({**body, "target_hash": None}))
+    where = JobFilter(
+        lifecycle=PROPOSAL.name, state="applied", concurrency_key=duplicate_digest({**body, "target_hash": None})
+    )
     found = (await ledger.jobs(where, limit=1)).jobs
     return EqualProposal(id=found[0].job_id if found else JobId(""), status="applied")
 
@@ -224,15 +226,15 @@ def as_job(proposal: JobId, body: bytes, *, parent_id: str | None, correlation_i
         lifecycle=PROPOSAL.name,
         payload=body,
         # Equal proposals are found by this, and are applied one after the other.
-        concurrency_key=likeness(told),
-        waiting_max=None if may_approve_itself(told) else 1,
+        concurrency_key=duplicate_digest(told),
+        waiting_max=None if may_auto_approve(told) else 1,
         parent_id=None if parent_id is None else JobId(parent_id),
         correlation_id=correlation_id,
         trace=tracing.here(),
     )
 
 
-async def store(
+async def store_proposals(
     ledger: Ledger, actor: Actor, proposals: Sequence[Proposal], *, correlation_id: str | None = None
 ) -> list[JobId | EqualProposal]:
     """Put a run's proposals into the ledger as pending, all or none; for each its id, or the equal one that makes it needless.
@@ -253,11 +255,11 @@ async def store(
 async def _equal(ledger: Ledger, proposal: Proposal, jobs: Sequence[NewJob]) -> EqualProposal | None:
     """The equal proposal in the ledger, or before it among these jobs of the same run."""
     body = json.loads(proposal.body)
-    if not may_approve_itself(body):
-        first = next(job.job_id for job in jobs if job.concurrency_key == likeness(body))
+    if not may_auto_approve(body):
+        first = next(job.job_id for job in jobs if job.concurrency_key == duplicate_digest(body))
         if first != proposal.id:
             return EqualProposal(id=first, status="pending")
-    return await equal_to(ledger, body, own=proposal.id, rejected_too=True)
+    return await find_equal(ledger, body, own=proposal.id, rejected_too=True)
 
 
 def _run_job(proposal: Proposal, correlation_id: str | None) -> NewJob:
@@ -276,15 +278,15 @@ async def _submit(ledger: Ledger, actor: Actor, jobs: Sequence[NewJob]) -> None:
 # --- decided ---------------------------------------------------------------------------------------------------------
 
 
-async def approve_itself(ledger: Ledger, actor: Actor, proposal: JobId, body: Mapping[str, Any]) -> bool:
+async def auto_approve(ledger: Ledger, actor: Actor, proposal: JobId, body: Mapping[str, Any]) -> bool:
     """Let a proposal through that needs no person; False when it does need one, or somebody was faster."""
-    if not may_approve_itself(body):
+    if not may_auto_approve(body):
         return False
     move = Move(job_id=proposal, target="auto_approved", request_id=RequestId(f"auto:{proposal}"))
     return isinstance(await ledger.move(actor, move), Moved)
 
 
-async def decide(
+async def decide_proposal(
     ledger: Ledger,
     actor: Actor,
     proposal: JobId,
@@ -300,7 +302,7 @@ async def decide(
     note = note.strip() if note else None
     if not approve and (note is None or len(note) < NOTE_CHARS_MIN):
         raise NoteTooShort(least=NOTE_CHARS_MIN)
-    await found(ledger, proposal)
+    await get_proposal_job(ledger, proposal)
     data = json.dumps({"note": note[:NOTE_CHARS_MAX]}, ensure_ascii=False).encode() if note else None
     target = "approved" if approve else "rejected"
     return await ledger.move(
@@ -316,7 +318,7 @@ async def decide(
     )
 
 
-async def found(ledger: Ledger, proposal: str) -> Job:
+async def get_proposal_job(ledger: Ledger, proposal: str) -> Job:
     """The proposal's job; raises ProposalNotFound."""
     job = await ledger.job(JobId(proposal))
     if job is None or job.lifecycle != PROPOSAL.name or job.payload is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.runs import ids
-from trellis.runs.publishing import Publisher, published_version
+from trellis.runs.publishing import DocumentPublisher, published_version
 from trellis.storage.objects import ObjectStore, StoreUnavailable
 
 WAIT_S_FIRST = 0.01
@@ -18,13 +18,13 @@ WAIT_S_HEARING = 1.0
 """Between questions about a run that is published by this very process, and so is heard of: another may have taken over."""
 
 
-class Published:
+class PublishedRuns:
     """The documents of runs, as readers see them."""
 
-    def __init__(self, objects: ObjectStore, clock: Clock, publisher: Publisher | None = None) -> None:
+    def __init__(self, objects: ObjectStore, clock: Clock, publisher: DocumentPublisher | None = None) -> None:
         self._objects = objects
         self._clock = clock
-        self._publisher = publisher or Publisher(objects)
+        self._publisher = publisher or DocumentPublisher(objects)
 
     async def status(self, slug: str, run_id: str) -> dict[str, Any] | None:
         """The run's status.json, or None before there is one."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from trellis.runs.documents import Publication
 from trellis.runs.errors import DocumentDiffers
-from trellis.storage.objects import CREATE, ObjectStore, Stored, if_match
+from trellis.storage.objects import CREATE, ObjectStore, PutStored, if_match
 
 CONFLICTS_MAX = 20
 CACHE_MAX = 10_000
@@ -20,12 +20,12 @@ FIRST_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _PublishedVersion:
     etag: str
     version: int
 
 
-class Publisher:
+class DocumentPublisher:
     """Publishes into one store; remembers what it put last, so that a rising document costs one request.
 
     `on_write` is told the key of every object that was put.
@@ -34,7 +34,7 @@ class Publisher:
     def __init__(self, objects: ObjectStore, on_write: Callable[[str], None] | None = None) -> None:
         self._objects = objects
         self._on_write = on_write
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _PublishedVersion] = {}
         self._listening: dict[str, list[asyncio.Event]] = {}
 
     @property
@@ -71,7 +71,7 @@ class Publisher:
 
     async def create(self, key: str, body: bytes) -> bytes:
         """Put it where nothing is; what is there now: these bytes, or those of whoever came first."""
-        if isinstance(await self._objects.put(key, body, when=CREATE), Stored):
+        if isinstance(await self._objects.put(key, body, when=CREATE), PutStored):
             self._wrote(key)
             return body
         there = await self._objects.get(key)
@@ -95,19 +95,19 @@ class Publisher:
                 return False
             when = CREATE if seen is None else if_match(seen.etag)
             answer = await self._objects.put(publication.key, publication.body, when=when)
-            if isinstance(answer, Stored):
+            if isinstance(answer, PutStored):
                 self._wrote(publication.key)
-                self._remember(publication.key, _Seen(answer.etag, version))
+                self._remember(publication.key, _PublishedVersion(answer.etag, version))
                 return True
             self._seen.pop(publication.key, None)
         raise DocumentDiffers(key=publication.key)
 
-    async def _look(self, key: str) -> _Seen | None:
+    async def _look(self, key: str) -> _PublishedVersion | None:
         there = await self._objects.get(key)
         if there is None:
             return None
         try:
-            return _Seen(there.etag, published_version(there.body))
+            return _PublishedVersion(there.etag, published_version(there.body))
         except (ValueError, KeyError, TypeError) as error:
             raise DocumentDiffers(key=key) from error
 
@@ -115,7 +115,7 @@ class Publisher:
         if self._on_write is not None:
             self._on_write(key)
 
-    def _remember(self, key: str, seen: _Seen) -> None:
+    def _remember(self, key: str, seen: _PublishedVersion) -> None:
         if len(self._seen) >= CACHE_MAX:
             self._seen.clear()
         self._seen[key] = seen

@@ -15,23 +15,23 @@ from dataclasses import asdict, dataclass, field, replace
 
 from trellis.engine.authority import require
 from trellis.engine.errors import HistoryBroken, LedgerError, NotAllowed, Refused, TrellisError
-from trellis.engine.jobs import Actor, Following, JobId
+from trellis.engine.jobs import Actor, JobId, Subscription
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event, Restored
-from trellis.engine.restoring import check
+from trellis.engine.records import Event, JobToRestore
+from trellis.engine.restoring import check_restorable
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.runs import audit, documents, finalizing, ids, segments
-from trellis.runs.act_records import ActRecorder, named, recorded_rebuild
+from trellis.runs.act_records import ActRecorder, listed_keys, recorded_rebuild
 from trellis.runs.alerts import read_alerts, withdraw_alert
-from trellis.runs.documents import Request
+from trellis.runs.documents import RunRequest
 from trellis.runs.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
-from trellis.runs.projector import FOLLOWS_AS, REBUILDING, SEGMENTED, Place, Recorder
-from trellis.runs.publishing import Publisher, published_version
-from trellis.runs.spool import Life, Spool
+from trellis.runs.projector import REBUILDING, SEGMENTED, SUBSCRIBER_NAME, EventRecorder, ProjectorPosition
+from trellis.runs.publishing import DocumentPublisher, published_version
+from trellis.runs.spool import RecordedLife, RecordSpool
 from trellis.storage.objects import ObjectInfo, ObjectStore, StoreError
 
 OBJECTS = "objects.rebuilt"
@@ -53,7 +53,7 @@ Keep = Callable[..., Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rebuilt:
+class ObjectsRebuildReport:
     """What a rebuild of the object store did."""
 
     jobs: int = 0
@@ -66,7 +66,7 @@ class Rebuilt:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refusal:
+class RestoreRefusal:
     """A job that does not come back, and why."""
 
     job_id: JobId
@@ -74,7 +74,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Returned:
+class LedgerRebuildReport:
     """What a rebuild of the ledger did."""
 
     records: int = 0
@@ -85,11 +85,11 @@ class Returned:
     removed: int = 0
     """Jobs that retention had removed: another one has their id or their key."""
     refused: int = 0
-    refusals: tuple[Refusal, ...] = field(default_factory=tuple)
+    refusals: tuple[RestoreRefusal, ...] = field(default_factory=tuple)
     """The first of them."""
 
 
-def _quietly(what: str, count: int) -> None:
+def _no_progress(what: str, count: int) -> None:
     """Tell nobody."""
 
 
@@ -103,29 +103,29 @@ async def rebuild_objects(
     *,
     alone: frozenset[str] = frozenset(),
     cause: str | None = None,
-    on_progress: Progress = _quietly,
-) -> Rebuilt:
+    on_progress: Progress = _no_progress,
+) -> ObjectsRebuildReport:
     """Publish what the store lacks of everything that was published, and record that.
 
     Raises NotAllowed before anything is written when the actor may not record it, RecordInUse, StoreUnavailable.
     """
     require(actor, "record_act")
-    done, position = Rebuilt(), None
+    done, position = ObjectsRebuildReport(), None
     recording = recorded_rebuild(ledger, objects, actor, OBJECTS, cause)
     async with _as_projector(ledger, actor) as following, recording as act:
         if following.position == REBUILDING:
             raise RebuildError(
                 detail="Jobs are still being put back: finish that first, with `trellis rebuild --from objects`."
             )
-        place, keep = Place.read(following.position, alone), _keeping(ledger, following)
-        recorder = Recorder(ledger, Publisher(objects, act.wrote), alone)
-        with closing(Spool()) as recorded:
+        place, keep = ProjectorPosition.read(following.position, alone), _keeping(ledger, following)
+        recorder = EventRecorder(ledger, DocumentPublisher(objects, act.wrote), alone)
+        with closing(RecordSpool()) as recorded:
             await _read_record(objects, recorded, on_progress, keep, bodies=False)
             while (page := await ledger.feed(position, limit=PAGE)).events:
                 there = zip(page.events, page.positions, strict=True)
                 written = await recorder.take([one for one, at in there if _is_wanted(one, at, place, recorded)])
                 written += await recorder.segments.write() if recorder.segments.full else 0
-                done = Rebuilt(
+                done = ObjectsRebuildReport(
                     jobs=done.jobs + sum(event.version == 1 for event in page.events),
                     events=done.events + len(page.events),
                     written=done.written + written,
@@ -133,23 +133,23 @@ async def rebuild_objects(
                 position = page.position
                 await keep()
                 on_progress("events published", done.events)
-        acts = ActRecorder(ledger, actor, Publisher(objects, act.wrote))
+        acts = ActRecorder(ledger, actor, DocumentPublisher(objects, act.wrote))
         written = done.written + await recorder.segments.write() + await acts.publish_all()
         await _withdraw_alerts(objects, recorder)
         differing = tuple(sorted({*recorder.differing, *acts.differing}))
         done = replace(done, written=written, older=recorder.older, differing=differing)
-        act.facts = {**asdict(done), "differing": named(list(done.differing))}
+        act.facts = {**asdict(done), "differing": listed_keys(list(done.differing))}
         return done
 
 
-async def _withdraw_alerts(objects: ObjectStore, recorder: Recorder) -> None:
+async def _withdraw_alerts(objects: ObjectStore, recorder: EventRecorder) -> None:
     """Those about an object that is gone: of a job that was published the recorder has withdrawn them, of a segment nobody has."""
     async for alert in read_alerts(objects):
         if alert.key not in recorder.differing and await objects.head(alert.key) is None:
             await withdraw_alert(objects, alert.job_id)
 
 
-def _is_wanted(event: Event, at: str, place: Place, recorded: Spool) -> bool:
+def _is_wanted(event: Event, at: str, place: ProjectorPosition, recorded: RecordSpool) -> bool:
     """Segments are made again only up to where the projector came: it makes those behind it itself."""
     if event.lifecycle not in SEGMENTED:
         return True
@@ -167,8 +167,8 @@ async def rebuild_ledger(
     alone: frozenset[str] = frozenset(),
     tellers: Sequence[str] = (),
     cause: str | None = None,
-    on_progress: Progress = _quietly,
-) -> Returned:
+    on_progress: Progress = _no_progress,
+) -> LedgerRebuildReport:
     """Put every job back that is recorded, and record that. Raises RecordInUse, LedgerHasOthers, RecordInvalid, NotAllowed, StoreUnavailable.
 
     `tellers` follow the feed to tell others what happened: those that have no place yet begin after what was put back, which was told
@@ -177,30 +177,30 @@ async def rebuild_ledger(
     recording = recorded_rebuild(ledger, objects, actor, LEDGER, cause)
     async with _as_projector(ledger, actor) as following, recording as act:
         keep = _keeping(ledger, following)
-        with closing(Spool()) as spool:
+        with closing(RecordSpool()) as spool:
             await _read_record(objects, spool, on_progress, keep, bodies=True)
             if following.position != REBUILDING:
                 await _refuse_others(ledger, spool)
             await keep(REBUILDING)
-            returning = _Returning(ledger, objects, actor, spool)
+            returning = _LedgerRestorer(ledger, objects, actor, spool)
             async for done in returning.all_jobs():
                 await keep()
                 on_progress("jobs put back", done.jobs + done.there)
             for acts in spool.acts():
                 await ledger.restore_acts(actor, acts)
                 await keep()
-            recorder = Recorder(ledger, Publisher(objects, act.wrote), alone)
+            recorder = EventRecorder(ledger, DocumentPublisher(objects, act.wrote), alone)
             end = await _publish_others(ledger, recorder, spool, returning.behind, keep)
             for name in tellers:
                 await _begin_after(ledger, actor, name, end)
-            await keep(Place(end, alone).to_text())
+            await keep(ProjectorPosition(end, alone).to_text())
             done = replace(returning.done, records=len(spool))
             counts = {name: value for name, value in asdict(done).items() if name != "refusals"}
             act.facts = {**counts, "refused_jobs": [refusal.job_id for refusal in done.refusals]}
             return done
 
 
-async def _refuse_others(ledger: Ledger, spool: Spool) -> None:
+async def _refuse_others(ledger: Ledger, spool: RecordSpool) -> None:
     """A ledger that holds anything but what is recorded is another ledger, or one that was not lost."""
     async for history in ledger.histories():
         if history.job.lifecycle in ELSEWHERE:
@@ -219,7 +219,7 @@ def _facts(event: Event) -> Event:
 
 
 async def _publish_others(
-    ledger: Ledger, recorder: Recorder, spool: Spool, behind: Container[JobId], keep: Keep
+    ledger: Ledger, recorder: EventRecorder, spool: RecordSpool, behind: Container[JobId], keep: Keep
 ) -> str:
     """Publish what others did meanwhile, and what documents do not show yet of what is recorded. The end of the feed."""
     position = None
@@ -235,21 +235,21 @@ async def _publish_others(
             await recorder.segments.write()
 
 
-class _Returning:
+class _LedgerRestorer:
     """Jobs on their way back, in small batches."""
 
-    def __init__(self, ledger: Ledger, objects: ObjectStore, actor: Actor, spool: Spool) -> None:
+    def __init__(self, ledger: Ledger, objects: ObjectStore, actor: Actor, spool: RecordSpool) -> None:
         self._ledger = ledger
         self._objects = objects
         self._actor = actor
         self._spool = spool
-        self._batch: list[Restored] = []
+        self._batch: list[JobToRestore] = []
         self._bytes = 0
         self.behind: set[JobId] = set()
         """Jobs whose documents show less than is recorded: whoever published them died in between, or they are lost."""
-        self.done = Returned()
+        self.done = LedgerRebuildReport()
 
-    async def all_jobs(self) -> AsyncGenerator[Returned]:
+    async def all_jobs(self) -> AsyncGenerator[LedgerRebuildReport]:
         """Put them back, oldest first; what was done so far, after every batch."""
         for job_id, reason in self._spool.damaged():
             self._refuse(job_id, reason)
@@ -261,7 +261,7 @@ class _Returning:
         await self._put_back()
         yield self.done
 
-    async def _take(self, life: Life) -> None:
+    async def _take(self, life: RecordedLife) -> None:
         try:
             if _was_removed(life, self._spool.rivals(life)):
                 self.done = replace(self.done, removed=self.done.removed + 1)
@@ -269,10 +269,10 @@ class _Returning:
             records = self._spool.records(life.job_id, life.submitted_at)
             if records[0].event.version != 1:
                 raise HistoryBroken(job_id=life.job_id, reason="the record of its first event is missing")
-            job = finalizing.with_finalization(Restored(records=tuple(records)), self._spool)
-            check(job)
+            job = finalizing.with_finalization(JobToRestore(records=tuple(records)), self._spool)
+            check_restorable(job)
             if records[0].event.lifecycle in {ARTIFACT.name, QUEUE_JOB.name}:
-                journal, is_behind = await finalizing.kept(self._objects, self._spool, job)
+                journal, is_behind = await finalizing.artifact_journal(self._objects, self._spool, job)
                 job = replace(job, journal=journal)
                 self.behind |= {job.job_id} if is_behind else set()
             if _has_documents(job):
@@ -308,7 +308,7 @@ class _Returning:
             there=self.done.there + answers.count(False),
         )
 
-    async def _put_back_one(self, job: Restored) -> bool | None:
+    async def _put_back_one(self, job: JobToRestore) -> bool | None:
         try:
             return (await self._ledger.restore(self._actor, [job]))[0]
         except Refused as refused:
@@ -318,10 +318,10 @@ class _Returning:
     def _refuse(self, job_id: JobId, reason: str) -> None:
         kept = self.done.refusals
         if len(kept) < REFUSALS_KEPT:
-            kept = (*kept, Refusal(job_id=job_id, reason=reason))
+            kept = (*kept, RestoreRefusal(job_id=job_id, reason=reason))
         self.done = replace(self.done, refused=self.done.refused + 1, refusals=kept)
 
-    async def _shown(self, job: Restored) -> int:
+    async def _shown(self, job: JobToRestore) -> int:
         """The version that the documents of a job show, 0 when there are none."""
         key = _shown_key(job)
         there = await self._objects.get(key)
@@ -333,7 +333,7 @@ class _Returning:
             self.behind.add(job.job_id)
         return shown
 
-    async def _refuse_ahead(self, job: Restored, shown: int) -> None:
+    async def _refuse_ahead(self, job: JobToRestore, shown: int) -> None:
         """A document is written after its record: one that shows more says that records are lost."""
         last = job.records[-1].event
         if shown > last.version:
@@ -346,7 +346,7 @@ class _Returning:
                     job_id=job.job_id, reason=f"{key} is there and the record does not say how it ended"
                 )
 
-    async def _journal(self, job: Restored) -> dict[str, bytes]:
+    async def _journal(self, job: JobToRestore) -> dict[str, bytes]:
         """What a run's holders had kept and published: the files of its steps, and its output.
 
         The last one may be of a step whose record was not written any more: whoever goes on counts it as it is.
@@ -364,7 +364,7 @@ class _Returning:
             kept[documents.OUTPUT_ENTRY] = await self._body(job, ids.output_key(slug, job.job_id))
         return kept | await self._uncounted(job, slug, len(counted) + 1)
 
-    async def _uncounted(self, job: Restored, slug: str, number: int) -> dict[str, bytes]:
+    async def _uncounted(self, job: JobToRestore, slug: str, number: int) -> dict[str, bytes]:
         if number > len(ids.STEPS):
             return {}
         wanted = {documents.STEP_ENTRY.format(number=number): ids.step_key(slug, job.job_id, number)}
@@ -373,14 +373,14 @@ class _Returning:
         found = {entry: await self._objects.get(key) for entry, key in wanted.items()}
         return {entry: one.body for entry, one in found.items() if one is not None}
 
-    async def _body(self, job: Restored, key: str) -> bytes:
+    async def _body(self, job: JobToRestore, key: str) -> bytes:
         found = await self._objects.get(key)
         if found is None:
             raise HistoryBroken(job_id=job.job_id, reason=f"{key} is missing")
         return found.body
 
 
-def _was_removed(life: Life, rivals: Sequence[Life]) -> bool:
+def _was_removed(life: RecordedLife, rivals: Sequence[RecordedLife]) -> bool:
     """Whether retention had removed a job before another came with its id or key; raises HistoryBroken when nobody can tell.
 
     Only a job that has ended is removed. So one that has not is there, and of two that have it is the one that was submitted later.
@@ -394,11 +394,11 @@ def _was_removed(life: Life, rivals: Sequence[Life]) -> bool:
     raise HistoryBroken(job_id=life.job_id, reason=reason)
 
 
-def _has_documents(job: Restored) -> bool:
+def _has_documents(job: JobToRestore) -> bool:
     return job.records[0].event.lifecycle in {RUN.name, PROPOSAL.name}
 
 
-def _shown_key(job: Restored) -> str:
+def _shown_key(job: JobToRestore) -> str:
     """The document of a job that says how it stands."""
     if job.records[0].event.lifecycle == RUN.name:
         return ids.status_key(_request(job).agent_slug, job.job_id)
@@ -410,23 +410,25 @@ def _shown_key(job: Restored) -> str:
         raise HistoryBroken(job_id=job.job_id, reason=f"its payload is no proposal: {error}") from error
 
 
-def _request(job: Restored) -> Request:
+def _request(job: JobToRestore) -> RunRequest:
     asked = job.records[0].submission
     assert asked is not None, "a checked job says what was asked"
     try:
-        return Request.read(asked.payload)
+        return RunRequest.read(asked.payload)
     except (KeyError, ValueError, TypeError) as error:
         raise HistoryBroken(job_id=job.job_id, reason=f"its payload is no request for a run: {error}") from error
 
 
-def _counted(job: Restored) -> list[Event]:
+def _counted(job: JobToRestore) -> list[Event]:
     return [record.event for record in job.records if record.event.type == documents.STEP_DONE]
 
 
 # --- the record --------------------------------------------------------------------------------------------------------
 
 
-async def _read_record(objects: ObjectStore, spool: Spool, on_progress: Progress, keep: Keep, *, bodies: bool) -> None:
+async def _read_record(
+    objects: ObjectStore, spool: RecordSpool, on_progress: Progress, keep: Keep, *, bodies: bool
+) -> None:
     """Every audit record into the spool; without `bodies` only whose they are. Raises RecordInvalid, StoreUnavailable."""
     after: str | None = None
     while True:
@@ -450,7 +452,7 @@ async def _get(objects: ObjectStore, info: ObjectInfo) -> bytes:
     return b"" if found is None else found.body
 
 
-def _spool(spool: Spool, key: str, body: bytes, *, bodies: bool) -> None:
+def _spool(spool: RecordSpool, key: str, body: bytes, *, bodies: bool) -> None:
     if not key.endswith(segments.SUFFIX):
         try:
             made = [json.loads(body)]
@@ -470,27 +472,27 @@ def _spool(spool: Spool, key: str, body: bytes, *, bodies: bool) -> None:
 
 
 @asynccontextmanager
-async def _as_projector(ledger: Ledger, actor: Actor) -> AsyncGenerator[Following]:
-    following = await ledger.follow(actor, FOLLOWS_AS, lease_s=LEASE_S, reads=False)
+async def _as_projector(ledger: Ledger, actor: Actor) -> AsyncGenerator[Subscription]:
+    following = await ledger.subscribe(actor, SUBSCRIBER_NAME, lease_s=LEASE_S, reads=False)
     if following is None:
         raise RecordInUse(lease_s=LEASE_S)
     try:
         yield following
     finally:
-        await ledger.unfollow(following)
+        await ledger.unsubscribe(following)
 
 
 async def _begin_after(ledger: Ledger, actor: Actor, name: str, position: str) -> None:
     """Give a follower its first place; one that has a place, or is at work, goes on from there."""
-    following = await ledger.follow(actor, name, lease_s=LEASE_S)
+    following = await ledger.subscribe(actor, name, lease_s=LEASE_S)
     if following is not None:
-        await ledger.followed(following, None if following.position else position, lease_s=LEASE_S)
-        await ledger.unfollow(following)
+        await ledger.ack(following, None if following.position else position, lease_s=LEASE_S)
+        await ledger.unsubscribe(following)
 
 
-def _keeping(ledger: Ledger, following: Following) -> Keep:
+def _keeping(ledger: Ledger, following: Subscription) -> Keep:
     async def keep(place: str | None = None) -> None:
-        if not await ledger.followed(following, place, lease_s=LEASE_S):
+        if not await ledger.ack(following, place, lease_s=LEASE_S):
             raise RecordInUse(lease_s=LEASE_S)
 
     return keep

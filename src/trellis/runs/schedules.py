@@ -18,7 +18,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.runs.errors import RunError, ScheduleContended
 from trellis.runs.layer import OrchestrationLayer, TriggerKind
-from trellis.runs.timetable import Handled, Registered, Timetable, instant_text
+from trellis.runs.timetable import HandledInstant, RegisteredSchedule, Timetable, instant_text
 from trellis.storage.objects import StoreUnavailable
 
 GRACE_S_DEFAULT = 3_600.0
@@ -40,7 +40,7 @@ class ScheduleOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fired:
+class ScheduleReport:
     """What one pass did. `next_s` is how long until the next instant, None without one."""
 
     runs: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Fired:
 
 
 @dataclass(kw_only=True)
-class Schedules:
+class ScheduleFirer:
     """Fires what is due: one run for each instant of each registered schedule."""
 
     ledger: Ledger
@@ -58,7 +58,7 @@ class Schedules:
     options: ScheduleOptions = field(default_factory=ScheduleOptions)
     name: str = "schedules"
 
-    async def run_once(self) -> Fired:
+    async def run_once(self) -> ScheduleReport:
         """One look at everything that is registered."""
         now, found = await self.ledger.now(), await self.timetable.all()
         runs: list[str] = []
@@ -72,33 +72,33 @@ class Schedules:
                 runs += [last.run_id] if last.run_id else []
                 skipped += last.run_id is None
                 if await self.timetable.handled(registered, last):
-                    _tell(registered, last)
+                    _log_instant(registered, last)
             except StoreUnavailable as error:  # it stays due, and the next pass fires it
                 _log.warning("schedule_left", agent=registered.schedule.agent_slug, error=str(error))
         coming = [instant for one in found if (instant := one.schedule.next(now)) is not None]
         next_s = (min(coming) - now).total_seconds() if coming else None
-        return Fired(runs=tuple(runs), skipped=skipped, next_s=next_s)
+        return ScheduleReport(runs=tuple(runs), skipped=skipped, next_s=next_s)
 
-    def pause_s(self, report: Fired) -> float:
+    def pause_s(self, report: ScheduleReport) -> float:
         """Until the next instant, but no longer than it takes to see a new schedule."""
         if report.next_s is None:
             return self.options.poll_s
         return max(PAUSE_S_MIN, min(report.next_s, self.options.poll_s))
 
-    async def _fire(self, registered: Registered, instant: datetime, now: datetime) -> Handled:
+    async def _fire(self, registered: RegisteredSchedule, instant: datetime, now: datetime) -> HandledInstant:
         slug, text = registered.schedule.agent_slug, instant_text(instant)
         if now - instant > timedelta(seconds=self.options.grace_s):
-            return Handled(instant=instant, skipped=f"it was missed by more than {self.options.grace_s:g} s")
+            return HandledInstant(instant=instant, skipped=f"it was missed by more than {self.options.grace_s:g} s")
         try:
             run_id = await self.layer.trigger(
                 slug, {"instant": text}, kind=TriggerKind.CRON, key=f"{TriggerKind.CRON}:{slug}:{text}"
             )
         except (AgentError, RunError, InputError) as error:
-            return Handled(instant=instant, skipped=str(error))
-        return Handled(instant=instant, run_id=run_id)
+            return HandledInstant(instant=instant, skipped=str(error))
+        return HandledInstant(instant=instant, run_id=run_id)
 
 
-def _tell(registered: Registered, last: Handled) -> None:
+def _log_instant(registered: RegisteredSchedule, last: HandledInstant) -> None:
     """One line for an instant: by the process that took care of it."""
     log = _log.bind(agent=registered.schedule.agent_slug, instant=instant_text(last.instant))
     if last.run_id is None:
@@ -108,7 +108,7 @@ def _tell(registered: Registered, last: Handled) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reconciled:
+class RegistrarReport:
     """What one pass changed."""
 
     registered: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class ScheduleRegistrar:
     interval_s: float = REGISTER_S_DEFAULT
     name: str = "schedule-registrar"
 
-    async def run_once(self) -> Reconciled:
+    async def run_once(self) -> RegistrarReport:
         """One look at every agent."""
         listed = await self.catalog.list()
         declared = {
@@ -137,14 +137,14 @@ class ScheduleRegistrar:
         gone = [slug for slug in known if slug not in declared and (listed.complete or slug in looked_at)]
         return await self._apply({slug: cron for slug, cron in declared.items() if known.get(slug) != cron}, gone)
 
-    def pause_s(self, report: Reconciled) -> float:  # noqa: ARG002 - the shape of every service
+    def pause_s(self, report: RegistrarReport) -> float:  # noqa: ARG002 - the shape of every service
         """Always the same."""
         return self.interval_s
 
-    async def _apply(self, declared: Mapping[str, str], gone: list[str]) -> Reconciled:
+    async def _apply(self, declared: Mapping[str, str], gone: list[str]) -> RegistrarReport:
         registered = [slug for slug, cron in declared.items() if await self._register(slug, cron)]
         unregistered = [slug for slug in gone if await self._register(slug, None)]
-        return Reconciled(registered=tuple(registered), unregistered=tuple(unregistered))
+        return RegistrarReport(registered=tuple(registered), unregistered=tuple(unregistered))
 
     async def _register(self, slug: str, cron: str | None) -> bool:
         """Whether it is done; what others keep changing is left to the next pass."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any
 
-from trellis.engine.records import Recorded
+from trellis.engine.records import RecordedEvent
 from trellis.runs import audit, ids
 from trellis.runs.errors import RecordInvalid
 from trellis.storage.objects import ObjectStore
@@ -26,7 +26,7 @@ SUFFIX = ".jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SegmentLine:
     """The record of one event, as it stands in a segment."""
 
     event_id: str
@@ -34,22 +34,22 @@ class Line:
     body: bytes
 
 
-Aside = Callable[[str, Line], Awaitable[None]]
+OnConflict = Callable[[str, SegmentLine], Awaitable[None]]
 """Told of a segment that is not ours, and of the line that was to be its first."""
 
 
-def line_of(record: Recorded) -> Line:
+def line_of(record: RecordedEvent) -> SegmentLine:
     """The record of an event as a line."""
-    return Line(record.event.id, record.event.ts, audit.to_line(record))
+    return SegmentLine(record.event.id, record.event.ts, audit.to_line(record))
 
 
-class Segments:
+class SegmentWriter:
     """Lines that wait for their segment. `create` puts bytes where nothing is and says what is there now."""
 
-    def __init__(self, create: Callable[[str, bytes], Awaitable[bytes]], aside: Aside) -> None:
+    def __init__(self, create: Callable[[str, bytes], Awaitable[bytes]], aside: OnConflict) -> None:
         self._create = create
         self._aside = aside
-        self._days: dict[date, deque[Line]] = {}
+        self._days: dict[date, deque[SegmentLine]] = {}
         self._ahead: set[str] = set()
         self.waiting = 0
         self.bytes_waiting = 0
@@ -71,7 +71,7 @@ class Segments:
         self._ahead.discard(event_id)
         return True
 
-    def add(self, line: Line) -> None:
+    def add(self, line: SegmentLine) -> None:
         """Let a line wait; in the order of the feed."""
         self._days.setdefault(line.at.astimezone(UTC).date(), deque()).append(line)
         self.waiting += 1
@@ -87,8 +87,8 @@ class Segments:
             del self._days[day]
         return written
 
-    async def _write_one(self, lines: deque[Line]) -> bool:
-        piece = _piece(lines)
+    async def _write_one(self, lines: deque[SegmentLine]) -> bool:
+        piece = _next_segment(lines)
         key = ids.segment_key(piece[0].at, piece[0].event_id)
         body = b"".join(line.body + b"\n" for line in piece)
         there = await self._create(key, body)
@@ -99,7 +99,7 @@ class Segments:
         self._pass_over(lines, set(recorded))
         return there is body
 
-    def _pass_over(self, lines: deque[Line], recorded: set[str]) -> None:
+    def _pass_over(self, lines: deque[SegmentLine], recorded: set[str]) -> None:
         """Take lines out that are in a segment; what it has beyond them is known when the feed comes to it."""
         while lines and lines[0].event_id in recorded:
             line = lines.popleft()
@@ -109,7 +109,7 @@ class Segments:
         self._ahead |= recorded
 
 
-def _ours(key: str, there: bytes, first: Line) -> list[str]:
+def _ours(key: str, there: bytes, first: SegmentLine) -> list[str]:
     """Whose records are in a segment that begins as it must; of nobody when it does not, or is none."""
     try:
         found = event_ids(key, there)
@@ -118,9 +118,9 @@ def _ours(key: str, there: bytes, first: Line) -> list[str]:
     return found if found[:1] == [first.event_id] else []
 
 
-def _piece(lines: deque[Line]) -> list[Line]:
+def _next_segment(lines: deque[SegmentLine]) -> list[SegmentLine]:
     """The lines of the next segment."""
-    piece: list[Line] = []
+    piece: list[SegmentLine] = []
     size = 0
     for line in lines:
         size += len(line.body) + 1

@@ -13,7 +13,7 @@ import apsw
 
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct
 from trellis.engine.jobs import JobId
-from trellis.engine.records import Event, Recorded
+from trellis.engine.records import Event, RecordedEvent
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.connection import Database
 from trellis.lifecycles import LIFECYCLES, Phase
@@ -26,7 +26,7 @@ _TEMPORARY_FILE = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class RecordedLife:
     """One job of an id, as far as it is recorded."""
 
     job_id: JobId
@@ -34,7 +34,7 @@ class Life:
     has_ended: bool
 
 
-class _Sql(NamedQueries, file="trellis.runs:spool.sql"):
+class _SpoolQueries(NamedQueries, file="trellis.runs:spool.sql"):
     create_records: LiteralString
     create_lives: LiteralString
     create_lives_of_job: LiteralString
@@ -59,20 +59,20 @@ class _Sql(NamedQueries, file="trellis.runs:spool.sql"):
 
 
 _TABLES = (
-    _Sql.create_records,
-    _Sql.create_lives,
-    _Sql.create_lives_of_job,
-    _Sql.create_keys,
-    _Sql.create_keys_of_job,
-    _Sql.create_damage,
-    _Sql.create_acts,
+    _SpoolQueries.create_records,
+    _SpoolQueries.create_lives,
+    _SpoolQueries.create_lives_of_job,
+    _SpoolQueries.create_keys,
+    _SpoolQueries.create_keys_of_job,
+    _SpoolQueries.create_damage,
+    _SpoolQueries.create_acts,
 )
 
 
 _READABLE = " and ".join(map(str, sorted(audit.READABLE)))
 
 
-class Spool:
+class RecordSpool:
     """One set of records. Used by one task at a time."""
 
     def __init__(self) -> None:
@@ -100,7 +100,9 @@ class Spool:
                     self._add(one)
                     taken += 1
                 elif audit.is_of_act(one):
-                    self._db.execute(_Sql.add_act, (one["event_id"], json.dumps(one, ensure_ascii=False).encode()))
+                    self._db.execute(
+                        _SpoolQueries.add_act, (one["event_id"], json.dumps(one, ensure_ascii=False).encode())
+                    )
         finally:
             self._db.execute("COMMIT")
         return taken
@@ -109,72 +111,72 @@ class Spool:
         if not audit.is_readable(made):
             self._note_format(made)
             return
-        record = audit.read(made)
+        record = audit.read_record(made)
         event = record.event
         job, life, version = event.job_id, audit.timestamp(record.submitted_at), event.version
         body = json.dumps(made, ensure_ascii=False, separators=(",", ":")).encode()
-        if self._db.execute(_Sql.differing, (job, life, version, body)).fetchall():
-            self._db.execute(_Sql.add_damage, (job, f"two records of version {version} contradict each other"))
-        self._db.execute(_Sql.add_record, (job, life, version, audit.timestamp(event.ts), body))
-        self._db.execute(_Sql.add_life, (job, life, version, _has_ended(event)))
+        if self._db.execute(_SpoolQueries.differing, (job, life, version, body)).fetchall():
+            self._db.execute(_SpoolQueries.add_damage, (job, f"two records of version {version} contradict each other"))
+        self._db.execute(_SpoolQueries.add_record, (job, life, version, audit.timestamp(event.ts), body))
+        self._db.execute(_SpoolQueries.add_life, (job, life, version, _has_ended(event)))
         for key in record.submission.keys if record.submission is not None else ():
-            self._db.execute(_Sql.add_key, (key.scope, key.key, job, life))
+            self._db.execute(_SpoolQueries.add_key, (key.scope, key.key, job, life))
 
     def _note_format(self, made: Mapping[str, Any]) -> None:
         job, found = made.get("job_id"), made.get("format", "none")
         if not isinstance(job, str):
             raise RecordInvalid(event=str(made.get("event_id")), problem="it names no job")
         reason = f"its record of version {made['version']} has format {found}, and this program reads {_READABLE}"
-        self._db.execute(_Sql.add_damage, (job, reason))
+        self._db.execute(_SpoolQueries.add_damage, (job, reason))
 
     def add_ids(self, events: Iterable[tuple[str, str]]) -> None:
         """Take in only that these events are recorded: the id of each, and its moment or its day."""
         parts = ((*event_id.rpartition("-"), at) for event_id, at in events)
         rows = [(job, at, int(version), at, None) for job, _, version, at in parts if _is_number(version)]
-        self._db.executemany(_Sql.add_record, rows)
+        self._db.executemany(_SpoolQueries.add_record, rows)
 
     def __contains__(self, event: Event) -> bool:
         moments = (audit.timestamp(event.ts), day(event.ts))
-        return bool(self._db.execute(_Sql.is_there, (event.job_id, event.version, *moments)).fetchall())
+        return bool(self._db.execute(_SpoolQueries.is_there, (event.job_id, event.version, *moments)).fetchall())
 
     def __len__(self) -> int:
-        return self._db.execute(_Sql.count_records).fetchall()[0][0]
+        return self._db.execute(_SpoolQueries.count_records).fetchall()[0][0]
 
-    def lives(self) -> Iterator[Life]:
+    def lives(self) -> Iterator[RecordedLife]:
         """Every job of which nothing is damaged, in the order in which they came into being."""
         job, life = "", ""
-        while page := self._db.execute(_Sql.next_lives, (life, job, PAGE)).fetchall():
-            yield from (Life(JobId(job), life, bool(ended)) for job, life, ended in page)
+        while page := self._db.execute(_SpoolQueries.next_lives, (life, job, PAGE)).fetchall():
+            yield from (RecordedLife(JobId(job), life, bool(ended)) for job, life, ended in page)
             job, life, _ = page[-1]
 
     def acts(self) -> Iterator[list[AdminAct]]:
         """Every administrative act, a page at a time; raises RecordInvalid."""
         last = ""
-        while page := self._db.execute(_Sql.next_acts, (last, ACTS_MAX)).fetchall():
+        while page := self._db.execute(_SpoolQueries.next_acts, (last, ACTS_MAX)).fetchall():
             yield [audit.read_act(json.loads(body)) for _, body in page]
             last = page[-1][0]
 
     def damaged(self) -> Iterator[tuple[JobId, str]]:
         """Ids whose records cannot be believed, and why."""
         job = ""
-        while page := self._db.execute(_Sql.next_damaged, (job, PAGE)).fetchall():
+        while page := self._db.execute(_SpoolQueries.next_damaged, (job, PAGE)).fetchall():
             yield from ((JobId(job), reason) for job, reason in page)
             job = page[-1][0]
 
-    def records(self, job_id: JobId, submitted_at: str) -> list[Recorded]:
+    def records(self, job_id: JobId, submitted_at: str) -> list[RecordedEvent]:
         """Everything recorded of one job, oldest first; raises RecordInvalid."""
-        found = self._db.execute(_Sql.records_of, (job_id, submitted_at))
-        return [audit.read(json.loads(body)) for (body,) in found]
+        found = self._db.execute(_SpoolQueries.records_of, (job_id, submitted_at))
+        return [audit.read_record(json.loads(body)) for (body,) in found]
 
-    def last_life(self, job_id: JobId) -> Life | None:
+    def last_life(self, job_id: JobId) -> RecordedLife | None:
         """The newest job of this id, None for one that is not recorded."""
-        found = self._db.execute(_Sql.last_life, (job_id,)).fetchall()
-        return Life(JobId(found[0][0]), found[0][1], bool(found[0][2])) if found else None
+        found = self._db.execute(_SpoolQueries.last_life, (job_id,)).fetchall()
+        return RecordedLife(JobId(found[0][0]), found[0][1], bool(found[0][2])) if found else None
 
-    def rivals(self, life: Life) -> list[Life]:
+    def rivals(self, life: RecordedLife) -> list[RecordedLife]:
         """Other jobs with its id or one of its keys. A ledger holds only one of them at a time."""
-        found = self._db.execute(_Sql.rivals, {"job": life.job_id, "life": life.submitted_at})
-        return [Life(JobId(job), at, bool(ended)) for job, at, ended in found]
+        found = self._db.execute(_SpoolQueries.rivals, {"job": life.job_id, "life": life.submitted_at})
+        return [RecordedLife(JobId(job), at, bool(ended)) for job, at, ended in found]
 
 
 def day(at: datetime) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from trellis.agents.desk import Once
-from trellis.runs.documents import Request
+from trellis.agents.desk import JournalOnce
+from trellis.runs.documents import RunRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,10 +20,10 @@ class StepContext:
     run_id: str
     number: int
     name: str
-    request: Request
+    request: RunRequest
     before: Mapping[str, Mapping[str, Any]]
     """Results of the steps before, by name."""
-    once: Once
+    once: JournalOnce
     left_s: Callable[[], float]
     """Seconds until the run's absolute deadline or the step's, whichever is sooner."""
     correlation_id: str | None = None
@@ -40,7 +40,7 @@ class StepResult:
     """The bytes of output/proposal.json, from the step that persists."""
 
 
-class Step(Protocol):
+class RunStep(Protocol):
     """One of the four."""
 
     async def __call__(self, context: StepContext, /) -> StepResult:

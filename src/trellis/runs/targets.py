@@ -27,7 +27,7 @@ _EMPTY = hashlib.sha256().hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
-class FileChange:
+class AgentFileChange:
     """A change of one text in an agent's folder."""
 
     key: str
@@ -48,28 +48,28 @@ def checked_target(action: str, target: str) -> str:
     return target
 
 
-def file_change(slug: str, body: Mapping[str, Any]) -> FileChange:
+def file_change(slug: str, body: Mapping[str, Any]) -> AgentFileChange:
     """What a proposal about a file asks for; raises TargetRefused."""
     target = checked_target(body["action"], body["target"])
     change: dict[str, Any] = body["content"].get("change") or {}
     kind, text = change.get("type"), change.get("text")
     if kind not in CHANGES or not isinstance(text, str) or len(text.encode()) > TEXT_BYTES_MAX:
         raise TargetRefused(action=body["action"], target=target)
-    return FileChange(object_key("agents", slug, *target.split("/")), kind, text)
+    return AgentFileChange(object_key("agents", slug, *target.split("/")), kind, text)
 
 
-def changed(change: FileChange, before: bytes | None) -> bytes:
+def apply_change(change: AgentFileChange, before: bytes | None) -> bytes:
     """The file after the change."""
     if change.kind != "append" or not before:
-        return _text(change)
-    return before.rstrip(b"\n") + b"\n\n" + _text(change)
+        return _change_bytes(change)
+    return before.rstrip(b"\n") + b"\n\n" + _change_bytes(change)
 
 
-def is_changed(change: FileChange, expected: str | None, there: bytes) -> bool:
+def is_changed(change: AgentFileChange, expected: str | None, there: bytes) -> bool:
     """Whether the file is what the change makes of the one with the expected sha256, None for no file."""
-    end = b"\n\n" + _text(change)
+    end = b"\n\n" + _change_bytes(change)
     if change.kind != "append" or expected in {None, _EMPTY}:
-        return there == _text(change)
+        return there == _change_bytes(change)
     if not there.endswith(end):
         return False
     # What it was appended to ended in any number of newlines, and only the digest still tells in how many.
@@ -81,10 +81,10 @@ def is_changed(change: FileChange, expected: str | None, there: bytes) -> bool:
     return False
 
 
-def changes_nothing(change: FileChange, there: str | None) -> bool:
+def changes_nothing(change: AgentFileChange, there: str | None) -> bool:
     """Whether the file with this sha256, None for no file, is already what the change makes of it."""
-    return change.kind != "append" and there == hashlib.sha256(_text(change)).hexdigest()
+    return change.kind != "append" and there == hashlib.sha256(_change_bytes(change)).hexdigest()
 
 
-def _text(change: FileChange) -> bytes:
+def _change_bytes(change: AgentFileChange) -> bytes:
     return (change.text if change.text.endswith("\n") else change.text + "\n").encode()

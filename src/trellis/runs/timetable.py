@@ -20,7 +20,7 @@ from trellis.agents.errors import SlugInvalid
 from trellis.engine.logs import log_of
 from trellis.runs.documents import encode, timestamp
 from trellis.runs.errors import ScheduleContended
-from trellis.storage.objects import CREATE, ObjectStore, Stored, if_match
+from trellis.storage.objects import CREATE, ObjectStore, PutStored, if_match
 
 FOLDER = "schedules/"
 SCHEDULES_MAX = 10_000
@@ -29,7 +29,7 @@ WRITE_TRIES_MAX = 5
 _log = log_of("trellis.schedules")
 
 
-class Handled(BaseModel):
+class HandledInstant(BaseModel):
     """What became of an instant: a run, or the reason why there is none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -47,7 +47,7 @@ class Schedule(BaseModel):
     agent_slug: str
     cron: str | None
     registered_at: AwareDatetime
-    last: Handled | None = None
+    last: HandledInstant | None = None
     version: int = 1
 
     def due(self, now: datetime) -> datetime | None:
@@ -66,7 +66,7 @@ class Schedule(BaseModel):
         """By another expression from now on, or by none."""
         return self.model_copy(update={"cron": cron, "registered_at": at, "version": self.version + 1})
 
-    def handled(self, last: Handled) -> Self:
+    def handled(self, last: HandledInstant) -> Self:
         """The instant is taken care of."""
         return self.model_copy(update={"last": last, "version": self.version + 1})
 
@@ -91,7 +91,7 @@ class Schedule(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisteredSchedule:
     """A schedule, and the version of the object it was read from."""
 
     schedule: Schedule
@@ -103,13 +103,13 @@ class Timetable:
     """The schedules of one object store. Remembers what it read, so that a look at all costs one listing while nothing changes."""
 
     objects: ObjectStore
-    _seen: dict[str, Registered] = field(default_factory=dict[str, Registered])
+    _seen: dict[str, RegisteredSchedule] = field(default_factory=dict[str, RegisteredSchedule])
     _unreadable: dict[str, str] = field(default_factory=dict[str, str])
     """The versions that are no schedule: each is read, and said to be none, once."""
 
-    async def all(self) -> list[Registered]:
+    async def all(self) -> list[RegisteredSchedule]:
         """Every schedule that is in force, by slug."""
-        seen: dict[str, Registered] = {}
+        seen: dict[str, RegisteredSchedule] = {}
         unreadable: dict[str, str] = {}
         after: str | None = None
         while len(seen) < SCHEDULES_MAX:
@@ -140,20 +140,20 @@ class Timetable:
                 return False
             made = known.registered(cron, at) if known else Schedule(agent_slug=slug, cron=cron, registered_at=at)
             when = CREATE if there is None else if_match(there.etag)
-            if isinstance(await self.objects.put(key, made.to_bytes(), when=when), Stored):
+            if isinstance(await self.objects.put(key, made.to_bytes(), when=when), PutStored):
                 return True
         raise ScheduleContended(slug=slug, tries=WRITE_TRIES_MAX)
 
-    async def handled(self, found: Registered, last: Handled) -> bool:
+    async def handled(self, found: RegisteredSchedule, last: HandledInstant) -> bool:
         """Keep what became of an instant, unless the schedule has changed meanwhile."""
         schedule = found.schedule.handled(last)
         key = schedule_key(schedule.agent_slug)
-        return isinstance(await self.objects.put(key, schedule.to_bytes(), when=if_match(found.etag)), Stored)
+        return isinstance(await self.objects.put(key, schedule.to_bytes(), when=if_match(found.etag)), PutStored)
 
-    async def _read(self, key: str) -> Registered | None:
+    async def _read(self, key: str) -> RegisteredSchedule | None:
         there = await self.objects.get(key)
         schedule = None if there is None else _read(key, there.body)
-        return None if there is None or schedule is None else Registered(schedule, there.etag)
+        return None if there is None or schedule is None else RegisteredSchedule(schedule, there.etag)
 
 
 def schedule_key(slug: str) -> str:

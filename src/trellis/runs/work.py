@@ -14,25 +14,25 @@ from typing import Any
 from trellis.agents.annotations import KINDS, Annotation, read_annotations
 from trellis.agents.catalog import Catalog, agent_key
 from trellis.agents.definition import AgentDefinition, AgentMalformed, SafeOutput, read_definition
-from trellis.agents.desk import AgentContext, AgentDesk, DeepPage, Limits
+from trellis.agents.desk import AgentContext, DeepMemoryPage, RunLimits, ToolServices
 from trellis.agents.models import ModelOptions
 from trellis.agents.output import AgentOutput
-from trellis.agents.output import Draft as AgentDraft
+from trellis.agents.output import ProposalDraft as AgentDraft
 from trellis.agents.runtime import run_agent
 from trellis.agents.runtime_errors import AgentRunError
-from trellis.agents.sources import Source
+from trellis.agents.sources import AgentSource
 from trellis.artifacts.of_run import artifacts_of_run
 from trellis.engine.clock import Clock
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
-from trellis.nlm.asking import Asking
+from trellis.nlm.asking import RetryingProvider
 from trellis.nlm.errors import NlmError
 from trellis.runs import proposals, targets
-from trellis.runs.applying import ApplyEngine, settled
+from trellis.runs.applying import ApplyEngine, apply_until_settled
 from trellis.runs.documents import encode, sha256
 from trellis.runs.errors import AgentStopped, AgentTimeout, NlmDown, StepFailed, StepHopeless, UpstreamUnavailable
-from trellis.runs.steps import Step, StepContext, StepResult
+from trellis.runs.steps import RunStep, StepContext, StepResult
 from trellis.storage.keys import object_key
 from trellis.storage.memory import DeepPart, MemoryRepository, ReadMode, TokenCounter, count_tokens
 from trellis.storage.memory.errors import RepositoryError
@@ -42,14 +42,14 @@ PRIORITY = "normal"
 """What a run's proposals get. A person can say otherwise; a model cannot."""
 APPLY_PATIENCE_S = 60.0
 """How long a step waits for its memory update: longer than an engine that died in the middle of it keeps it."""
-KEPT = "proposals"
+KEPT_PROPOSALS = "proposals"
 """The journal entry with the bodies of a run's proposals, so that a repeated step stores the same ones."""
 STORED = "proposals/stored"
 """The journal entry that says which of them were stored, and which equal one made each of the others needless."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class RunSteps:
     """What the steps use."""
 
     ledger: Ledger
@@ -57,15 +57,15 @@ class Work:
     gateway: Actor
     objects: ObjectStore
     memory: MemoryRepository
-    asking: Asking
+    asking: RetryingProvider
     models: ModelOptions
     apply_engine: ApplyEngine
     clock: Clock
-    limits: Limits
+    limits: RunLimits
     counter: TokenCounter = count_tokens
     """What counts the tokens of sources (D50)."""
 
-    def steps(self) -> dict[str, Step]:
+    def steps(self) -> dict[str, RunStep]:
         """The four, by name."""
         return {
             "load-context": self.load_context,
@@ -123,7 +123,7 @@ class Work:
         definition = _with_logic(_runnable(loaded["definition"].encode(), slug), loaded["logic"])
         seen = AgentContext(
             run_id=context.run_id,
-            sources=tuple(Source(**one) for one in loaded["sources"]),
+            sources=tuple(AgentSource(**one) for one in loaded["sources"]),
             annotations=tuple(Annotation(**one) for one in loaded.get("annotations", ())),
             memory=loaded["memory"]["content"],
             params=context.request.params,
@@ -144,15 +144,15 @@ class Work:
             raise _failed(error) from error
         return StepResult(result=output.to_dict(), told=_if_any("refused_actions", len(output.refused)))
 
-    def _desk(self, slug: str) -> AgentDesk:
-        async def deep(part: DeepPart, before: str | None, limit: int) -> DeepPage:
+    def _desk(self, slug: str) -> ToolServices:
+        async def deep(part: DeepPart, before: str | None, limit: int) -> DeepMemoryPage:
             view = await asyncio.to_thread(self.memory.read_deep, slug, part, before=before, limit=limit)
-            return DeepPage(items={item.name: item.text for item in view.items}, more=view.more)
+            return DeepMemoryPage(items={item.name: item.text for item in view.items}, more=view.more)
 
         async def read(mode: ReadMode) -> Mapping[str, str]:
             return (await asyncio.to_thread(self.memory.read, slug, mode)).content
 
-        return AgentDesk(
+        return ToolServices(
             ask=lambda question, deadline_s: self.asking.ask(question, agent=slug, deadline_s=deadline_s),
             read_memory=read,
             read_memory_deep=deep,
@@ -168,7 +168,7 @@ class Work:
         """
         loaded, output = context.before["load-context"], AgentOutput.from_dict(context.before["execute-agent"])
         bodies: list[dict[str, Any]] = json.loads(
-            await context.once(KEPT, lambda: self._bodies(context, loaded, output.proposals))
+            await context.once(KEPT_PROPOSALS, lambda: self._bodies(context, loaded, output.proposals))
         )
         equals: dict[str, dict[str, str]] = json.loads(
             await context.once(STORED, lambda: self._stored(context, bodies))
@@ -193,7 +193,7 @@ class Work:
         """The proposals of a run, as they are handed in."""
         slug, sources = context.request.agent_slug, {one["ref"]: one["sha256"] for one in loaded["sources"]}
         made = [
-            proposals.make(context.run_id, slug, number, draft, priority=PRIORITY, sources=sources)
+            proposals.make_proposal(context.run_id, slug, number, draft, priority=PRIORITY, sources=sources)
             for number, draft in enumerate(await self._drafts(slug, loaded, drafts), 1)
         ]
         return json.dumps([json.loads(one.body) for one in made], ensure_ascii=False).encode()
@@ -206,9 +206,11 @@ class Work:
             )
             for body in bodies
         ]
-        done = {body["id"]: await proposals.applied_as(self.ledger, body) for body in bodies if _is_done(body)}
+        done = {body["id"]: await proposals.find_applied_equal(self.ledger, body) for body in bodies if _is_done(body)}
         new = [one for one in new if one.id not in done]
-        answers = await proposals.store(self.ledger, self.orchestrator, new, correlation_id=context.correlation_id)
+        answers = await proposals.store_proposals(
+            self.ledger, self.orchestrator, new, correlation_id=context.correlation_id
+        )
         answered = {one.id: answer for one, answer in zip(new, answers, strict=True)} | done
         equals = {
             id_: {"id": answer.id, "status": answer.status}
@@ -218,17 +220,17 @@ class Work:
         return json.dumps(equals).encode()
 
     async def _settle(self, body: Mapping[str, Any]) -> str:
-        if not await proposals.approve_itself(self.ledger, self.gateway, body["id"], body):
+        if not await proposals.auto_approve(self.ledger, self.gateway, body["id"], body):
             return "pending"
-        state = await settled(self.apply_engine, self.clock, body["id"], APPLY_PATIENCE_S)
+        state = await apply_until_settled(self.apply_engine, self.clock, body["id"], APPLY_PATIENCE_S)
         return "auto_applied" if state == "applied" else state
 
     async def _drafts(
         self, slug: str, loaded: Mapping[str, Any], drafts: Sequence[AgentDraft]
-    ) -> list[proposals.Draft]:
+    ) -> list[proposals.ProposalContent]:
         """One proposal for each draft about a file, and one for all that change the memory together."""
         seen = {one["ref"]: one["sha256"] for one in loaded["sources"]}
-        made: list[proposals.Draft] = []
+        made: list[proposals.ProposalContent] = []
         updates = [draft for draft in drafts if draft.action is SafeOutput.MEMORY_UPDATE]
         for draft in drafts:
             if draft.action is not SafeOutput.MEMORY_UPDATE:
@@ -236,7 +238,9 @@ class Work:
                 known = seen.get(target) or await self._digest(slug, target)
                 content = {"summary": draft.summary, "change": _change(draft), **_grounds(draft)}
                 made.append(
-                    proposals.Draft(action=draft.action.value, target=target, content=content, target_hash=known)
+                    proposals.ProposalContent(
+                        action=draft.action.value, target=target, content=content, target_hash=known
+                    )
                 )
         if updates:
             made.append(_memory_draft(updates, loaded["memory"]["version"]))
@@ -308,7 +312,7 @@ def _grounds(draft: AgentDraft) -> dict[str, Any]:
     return {name: told[name] for name in ("reasoning", "citations", "flags")}
 
 
-def _memory_draft(drafts: Sequence[AgentDraft], version: int) -> proposals.Draft:
+def _memory_draft(drafts: Sequence[AgentDraft], version: int) -> proposals.ProposalContent:
     updates = [
         {
             "file": update.file,
@@ -328,4 +332,4 @@ def _memory_draft(drafts: Sequence[AgentDraft], version: int) -> proposals.Draft
         "grounds": [_grounds(draft) for draft in drafts],
     }
     files = "+".join(sorted({update["file"] for update in updates if update["file"]}))
-    return proposals.Draft(action=proposals.MEMORY_UPDATE, target=files, content=content)
+    return proposals.ProposalContent(action=proposals.MEMORY_UPDATE, target=files, content=content)

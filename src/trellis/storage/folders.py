@@ -157,7 +157,7 @@ class Folders:
             fd = os.open(name, _MAKE_FILE, self._file_mode, dir_fd=self._scratch)
             try:
                 share(fd, self._file_mode)
-                if not _taken(fd) or not os.fstat(fd).st_nlink:
+                if not _try_lock(fd) or not os.fstat(fd).st_nlink:
                     continue  # a sweep got hold of it before its lock
                 _write(fd, body)
                 os.fsync(fd)
@@ -208,7 +208,7 @@ class Folders:
             with contextlib.suppress(FileNotFoundError):
                 fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._scratch)
                 try:
-                    if _taken(fd):
+                    if _try_lock(fd):
                         os.unlink(name, dir_fd=self._scratch)
                         swept += 1
                 finally:
@@ -236,7 +236,7 @@ def _write(fd: int, body: bytes) -> None:
         rest = rest[os.write(fd, rest) :]
 
 
-def _taken(fd: int) -> bool:
+def _try_lock(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -248,7 +248,7 @@ def _wait_for(fd: int) -> None:
     """Poll, because a blocking `flock` has no time limit and its holder may be a stopped process."""
     deadline = time.monotonic() + LOCK_WAIT_S
     pause, longest = LOCK_POLL_S
-    while not _taken(fd):
+    while not _try_lock(fd):
         if time.monotonic() > deadline:
             raise TimeoutError(errno.ETIMEDOUT, f"another writer has held the lock of this key for {LOCK_WAIT_S:g} s")
         time.sleep(pause)

@@ -30,19 +30,19 @@ from trellis.storage.objects import (
     PAGE_MAX,
     Create,
     IfMatch,
-    Object,
     ObjectInfo,
     ObjectPage,
     ObjectTooLarge,
-    Refused,
-    Stored,
+    PutCondition,
+    PutRefused,
+    PutStored,
+    StoredObject,
     StoreError,
     StoreRefused,
     StoreUnavailable,
-    When,
 )
-from trellis.storage.probe import prove
-from trellis.storage.walk import SETTLED_NS, Place, Walk
+from trellis.storage.probe import prove_conditional_writes
+from trellis.storage.walk import FOLDER_SETTLED_NS, FolderWalk, WalkEntry
 
 THREADS = 4
 PLACE_TRIES = 16
@@ -80,7 +80,7 @@ class LocalObjects:
         self._new_name = new_name
         self._bytes_max = object_bytes_max
         self._etags = _Etags(now_ns)
-        self._walk = Walk(self._folders, now_ns)
+        self._walk = FolderWalk(self._folders, now_ns)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="objects")
         self._url = path.absolute().as_uri()
 
@@ -89,7 +89,7 @@ class LocalObjects:
         """Where it is."""
         return self._url
 
-    async def get(self, key: str) -> Object | None:
+    async def get(self, key: str) -> StoredObject | None:
         """The object, or None."""
         return await self._run("get", checked_key(key), partial(self._get, key))
 
@@ -97,7 +97,7 @@ class LocalObjects:
         """The object without its bytes, or None."""
         return await self._run("head", checked_key(key), partial(self._info, file_path(key), key))
 
-    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+    async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
         """Write the whole object if the condition holds."""
         checked_key(key)
         if len(body) > self._bytes_max:
@@ -115,7 +115,7 @@ class LocalObjects:
 
     async def probe(self) -> None:
         """Prove that conditional writes hold in this folder: not every file system has links and locks."""
-        await prove(self, self._new_name())
+        await prove_conditional_writes(self, self._new_name())
 
     async def close(self) -> None:
         """Wait for what is under way and let go of the folder."""
@@ -130,7 +130,7 @@ class LocalObjects:
 
     # -- in a thread ---------------------------------------------------------------------------------------------
 
-    def _get(self, key: str) -> Object | None:
+    def _get(self, key: str) -> StoredObject | None:
         path = file_path(key)
         try:
             with self._folders.folder(path[:-1]) as folder:
@@ -145,7 +145,7 @@ class LocalObjects:
             os.close(fd)
         if len(body) > self._bytes_max:  # it grew meanwhile
             raise ObjectTooLarge(key=key, size=len(body), limit=self._bytes_max)
-        return Object(key=key, body=body, etag=_digest(body), size=len(body), modified_at=_time(found))
+        return StoredObject(key=key, body=body, etag=_digest(body), size=len(body), modified_at=_time(found))
 
     def _info(self, path: tuple[bytes, ...], key: str) -> ObjectInfo | None:
         try:
@@ -168,7 +168,7 @@ class LocalObjects:
         except FileNotFoundError:
             return None
 
-    def _put(self, key: str, body: bytes, when: When) -> Stored | Refused:
+    def _put(self, key: str, body: bytes, when: PutCondition) -> PutStored | PutRefused:
         path = file_path(key)
         for _ in range(PLACE_TRIES):
             try:
@@ -176,19 +176,19 @@ class LocalObjects:
                     return self._put_into(folder, path[-1], key, body, when)
             except FileNotFoundError:
                 if isinstance(when, IfMatch):
-                    return Refused(None)
+                    return PutRefused(None)
                 # a deletion emptied the folder and removed it
         raise StoreUnavailable(verb="put", key=key, reason="its folder is removed as often as it is made")
 
-    def _put_into(self, folder: int, name: bytes, key: str, body: bytes, when: When) -> Stored | Refused:
+    def _put_into(self, folder: int, name: bytes, key: str, body: bytes, when: PutCondition) -> PutStored | PutRefused:
         if isinstance(when, Create):  # asked first, because what is there already needs no scratch file
             there = self._etag(folder, name, key)
             if there is not None:
                 return self._refused(folder, name, there)
         with self._folders.scratch(body) as scratch:
-            return self._place(scratch, folder, name, key, when) or Stored(_digest(body))
+            return self._place(scratch, folder, name, key, when) or PutStored(_digest(body))
 
-    def _place(self, scratch: bytes, folder: int, name: bytes, key: str, when: When) -> Refused | None:
+    def _place(self, scratch: bytes, folder: int, name: bytes, key: str, when: PutCondition) -> PutRefused | None:
         if isinstance(when, Create):
             try:
                 self._folders.link(scratch, folder, name)
@@ -203,7 +203,7 @@ class LocalObjects:
             self._folders.replace(scratch, folder, name)
         return None
 
-    def _refused(self, folder: int, name: bytes, etag: str | None) -> Refused:
+    def _refused(self, folder: int, name: bytes, etag: str | None) -> PutRefused:
         """Whoever is refused relies on what is there, and its writer may have died before it was synced."""
         with contextlib.suppress(FileNotFoundError):
             fd, _ = _open(folder, name)
@@ -212,7 +212,7 @@ class LocalObjects:
             finally:
                 os.close(fd)
         os.fsync(folder)
-        return Refused(etag)
+        return PutRefused(etag)
 
     def _delete(self, key: str) -> bool:
         path = file_path(key)
@@ -242,7 +242,7 @@ class LocalObjects:
                     with contextlib.suppress(FileNotFoundError):
                         yield self._look_at(folder, file)
 
-    def _look_at(self, folder: int, file: Place) -> ObjectInfo:
+    def _look_at(self, folder: int, file: WalkEntry) -> ObjectInfo:
         """As `_look`, without opening a file whose hash is known."""
         found = os.stat(file.path[-1], dir_fd=folder, follow_symlinks=False)
         etag = self._etags.known(found)
@@ -272,7 +272,7 @@ class _Etags:
         known = self.known(found)
         if known is not None:
             return known
-        settled = self._now_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > SETTLED_NS
+        settled = self._now_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > FOLDER_SETTLED_NS
         etag = _digest_of(fd, found.st_size)
         if settled:
             with self._lock:

@@ -16,7 +16,7 @@ CUT_BYTES = 236
 """A part ends with the character that reaches this length: at most 239 bytes, with `%more` 244 of the usual 255."""
 
 
-class Kind(StrEnum):
+class NameKind(StrEnum):
     """What a name on disk stands for."""
 
     FILE = "%file"
@@ -25,45 +25,47 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class StoredName:
     """One name on disk, read: its piece of the key, and what it stands for."""
 
     text: str
-    kind: Kind
+    kind: NameKind
 
     @property
     def piece(self) -> str:
         """What the keys under this name have in common at this place."""
-        return self.text + "/" if self.kind is Kind.FOLDER else self.text
+        return self.text + "/" if self.kind is NameKind.FOLDER else self.text
 
 
 def file_path(key: str) -> tuple[bytes, ...]:
     """The names of the folders and the file of a checked key, from the store's folder down."""
     *folders, last = key.split("/")
-    names = [name for folder in folders for name in _segment(folder, Kind.FOLDER)]
-    return (*names, *_segment(last, Kind.FILE))
+    names = [name for folder in folders for name in _segment(folder, NameKind.FOLDER)]
+    return (*names, *_segment(last, NameKind.FILE))
 
 
-def read_name(name: bytes) -> Name | None:
+def read_name(name: bytes) -> StoredName | None:
     """What a name on disk stands for; None for one this store would not give."""
     try:
         written = name.decode()
     except UnicodeDecodeError:
         return None
     if len(name) == len(written) < CUT_BYTES and written and written[0] != "." and "%" not in written:
-        return Name(written, Kind.FILE if "." in written else Kind.FOLDER)  # nearly every name, and far sooner read
-    kind = next((kind for kind in Kind if written.endswith(kind)), None)
+        return StoredName(
+            written, NameKind.FILE if "." in written else NameKind.FOLDER
+        )  # nearly every name, and far sooner read
+    kind = next((kind for kind in NameKind if written.endswith(kind)), None)
     escaped = written.removesuffix(kind) if kind else written
-    kind = kind or (Kind.FILE if "." in escaped else Kind.FOLDER)
-    read = Name(escaped.replace("%2E", ".").replace("%25", "%"), kind)
-    full = _cut(read.text) == len(read.text) if kind is Kind.MORE else _cut(read.text) is None
+    kind = kind or (NameKind.FILE if "." in escaped else NameKind.FOLDER)
+    read = StoredName(escaped.replace("%2E", ".").replace("%25", "%"), kind)
+    full = _cut(read.text) == len(read.text) if kind is NameKind.MORE else _cut(read.text) is None
     return read if full and _written(read.text, kind) == name else None
 
 
-def _segment(segment: str, kind: Kind) -> list[bytes]:
+def _segment(segment: str, kind: NameKind) -> list[bytes]:
     names: list[bytes] = []
     while (end := _cut(segment)) is not None:
-        names.append(_written(segment[:end], Kind.MORE))
+        names.append(_written(segment[:end], NameKind.MORE))
         segment = segment[end:]
     return [*names, _written(segment, kind)]
 
@@ -78,9 +80,9 @@ def _cut(segment: str) -> int | None:
     return None
 
 
-def _written(text: str, kind: Kind) -> bytes:
+def _written(text: str, kind: NameKind) -> bytes:
     escaped = text.replace("%", "%25")
     if escaped.startswith("."):
         escaped = "%2E" + escaped[1:]
-    plain = (kind is Kind.FILE and "." in escaped) or (kind is Kind.FOLDER and escaped and "." not in escaped)
+    plain = (kind is NameKind.FILE and "." in escaped) or (kind is NameKind.FOLDER and escaped and "." not in escaped)
     return (escaped if plain else escaped + kind).encode()

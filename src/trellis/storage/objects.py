@@ -2,8 +2,8 @@
 
 What holds in every implementation:
 - an object is its old bytes or its new bytes to every reader, never a mixture and never half;
-- of any number of writers that create one key, or replace one etag, exactly one gets `Stored`;
-- once `Stored` is returned the bytes survive a crash, and the next `get`, `head` or `list` of anybody shows them;
+- of any number of writers that create one key, or replace one etag, exactly one gets `PutStored`;
+- once `PutStored` is returned the bytes survive a crash, and the next `get`, `head` or `list` of anybody shows them;
 - `list` is in the byte order of keys, and a page goes on exactly where the last one ended;
 - a key is checked before anything is asked of the store, and can name nothing outside the store's folder or prefix.
 
@@ -83,7 +83,7 @@ class IfMatch:
     etag: str
 
 
-When: TypeAlias = Overwrite | Create | IfMatch
+PutCondition: TypeAlias = Overwrite | Create | IfMatch
 
 OVERWRITE: Final = Overwrite()
 CREATE: Final = Create()
@@ -94,7 +94,7 @@ def if_match(etag: str) -> IfMatch:
     return IfMatch(etag)
 
 
-def holds(when: When, etag: str | None) -> bool:
+def holds(when: PutCondition, etag: str | None) -> bool:
     """Whether a put under this condition may go over the version that is there, None for nothing."""
     if isinstance(when, Create):
         return etag is None
@@ -112,7 +112,7 @@ class ObjectInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Object:
+class StoredObject:
     """An object and its bytes, of one moment."""
 
     key: str
@@ -123,14 +123,14 @@ class Object:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class PutStored:
     """The bytes are there, durably, under this etag."""
 
     etag: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class PutRefused:
     """The condition does not hold. `etag` is what is there instead, None if nothing is."""
 
     etag: str | None
@@ -152,7 +152,7 @@ class ObjectStore(Protocol):
         """Where it is; holds no credentials."""
         ...
 
-    async def get(self, key: str) -> Object | None:
+    async def get(self, key: str) -> StoredObject | None:
         """The object, or None; raises ObjectTooLarge."""
         ...
 
@@ -160,7 +160,7 @@ class ObjectStore(Protocol):
         """The object without its bytes, or None."""
         ...
 
-    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+    async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
         """Write the whole object if the condition holds; raises ObjectTooLarge.
 
         After StoreUnavailable the write may still happen later. The same conditional put again is always safe.

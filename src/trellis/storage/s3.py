@@ -36,21 +36,21 @@ from trellis.storage.objects import (
     Create,
     IfMatch,
     KeyInvalid,
-    Object,
     ObjectInfo,
     ObjectPage,
     ObjectTooLarge,
     Overwrite,
-    Refused,
-    Stored,
+    PutCondition,
+    PutRefused,
+    PutStored,
+    StoredObject,
     StoreError,
     StoreRefused,
     StoreUnavailable,
     StoreUnfit,
-    When,
     holds,
 )
-from trellis.storage.probe import PROBE_FOLDER, prove
+from trellis.storage.probe import PROBE_FOLDER, prove_conditional_writes
 
 CONNECT_TIMEOUT_S = 5.0
 BYTES_PER_S_MIN = 1024 * 1024
@@ -121,11 +121,11 @@ class S3Objects:
         """Where it is; holds no credentials."""
         return self._address.url
 
-    async def get(self, key: str) -> Object | None:
+    async def get(self, key: str) -> StoredObject | None:
         """The object, or None."""
         place = self._place(key)
 
-        async def read() -> Object:
+        async def read() -> StoredObject:
             async with asyncio.timeout(self._timeout_s):
                 found = await obstore.get_async(self._s3, place)
             info = self._info(found.meta)
@@ -133,7 +133,7 @@ class S3Objects:
                 raise ObjectTooLarge(key=key, size=info.size, limit=self._bytes_max)
             async with asyncio.timeout(self._limit_s(info.size)):
                 body = bytes(await found.bytes_async())
-            return Object(key=key, body=body, etag=info.etag, size=info.size, modified_at=info.modified_at)
+            return StoredObject(key=key, body=body, etag=info.etag, size=info.size, modified_at=info.modified_at)
 
         return await self._read("get", key, read)
 
@@ -151,7 +151,7 @@ class S3Objects:
 
         return await self._read("head", key, look)
 
-    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+    async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
         """Write the whole object if the condition holds."""
         place = self._place(key)
         if len(body) > self._bytes_max:
@@ -162,15 +162,15 @@ class S3Objects:
         except (AlreadyExistsError, PreconditionError, NotModifiedError) as error:
             if isinstance(when, Overwrite):
                 return await self._look_back(key, body, when, _unavailable(error, "put", key))
-            return Refused(await self._etag(key))
+            return PutRefused(await self._etag(key))
         except _Failures as error:
             problem = _store_error(error, "put", key)
             if isinstance(problem, StoreUnavailable):
                 return await self._look_back(key, body, when, problem)
             if isinstance(error, FileNotFoundError) and isinstance(when, IfMatch) and not _no_bucket(error):
-                return Refused(None)
+                return PutRefused(None)
             raise problem from error
-        return Stored(self._checked_etag(put["e_tag"]))
+        return PutStored(self._checked_etag(put["e_tag"]))
 
     async def list(self, prefix: str, *, after: str | None = None, limit: int = PAGE_MAX) -> ObjectPage:
         """A page of the objects whose keys begin with `prefix`, in the order of their keys."""
@@ -195,7 +195,7 @@ class S3Objects:
     async def probe(self) -> None:
         """Prove that this bucket keeps the conditions of writes, and learn whether it lists in byte order."""
         name = self._new_name()
-        await prove(self, name)
+        await prove_conditional_writes(self, name)
         self._ordered = await self._lists_in_order(name)
 
     async def close(self) -> None:
@@ -246,17 +246,19 @@ class S3Objects:
         there = await self.head(key)
         return there.etag if there else None
 
-    async def _look_back(self, key: str, body: bytes, when: When, problem: StoreUnavailable) -> Stored | Refused:
+    async def _look_back(
+        self, key: str, body: bytes, when: PutCondition, problem: StoreUnavailable
+    ) -> PutStored | PutRefused:
         """What became of a write whose answer nobody has."""
         try:
             there = await self.get(key)
         except StoreError as error:
             raise problem from error
         if there is not None and there.body == body:
-            return Stored(there.etag)
+            return PutStored(there.etag)
         etag = there.etag if there else None
         if not holds(when, etag):
-            return Refused(etag)
+            return PutRefused(etag)
         raise problem
 
     # -- listing -------------------------------------------------------------------------------------------------
@@ -325,7 +327,7 @@ class S3Objects:
                     await self.delete(key)
 
 
-def _mode(when: When) -> "PutMode":
+def _mode(when: PutCondition) -> "PutMode":
     if isinstance(when, IfMatch):
         return {"e_tag": when.etag}
     return "create" if isinstance(when, Create) else "overwrite"

@@ -54,7 +54,7 @@ _PIECE = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[,\[{\]}]', re.DOTALL)
 
 
 @runtime_checkable
-class Admits(Protocol):
+class AdmissionCheck(Protocol):
     """A dependency of a route that can say no before anything of the body is read."""
 
     async def admit(self, request: Request) -> None:
@@ -162,10 +162,10 @@ class StrictRequest(Request):
         """The value of the body; raises Problem 422."""
         if not hasattr(self, "_json"):
             body = await self.body()
-            self._json = await beside(len(body), parse, body)
+            self._json = await in_thread_if_large(len(body), parse, body)
         return self._json
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """The request is answered: its body counts no longer."""
         self._under_way.give_back(self._held)
         self._held = 0
@@ -192,7 +192,7 @@ class StrictRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's own handler, on a strict request."""
         handle, takes_body = super().get_route_handler(), self.body_field is not None
-        rules = [one.call for one in self.dependant.dependencies if isinstance(one.call, Admits)]
+        rules = [one.call for one in self.dependant.dependencies if isinstance(one.call, AdmissionCheck)]
 
         async def strictly(request: Request) -> Response:
             _check_address(request)
@@ -206,7 +206,7 @@ class StrictRoute(APIRoute):
                         await asyncio.to_thread(self._check_errors, value)
                 return await handle(strict)
             finally:
-                strict.let_go()
+                strict.release()
 
         return strictly
 
@@ -239,7 +239,7 @@ def too_large(bytes_max: int) -> Problem:
     )
 
 
-async def beside(size: int, make: Callable[..., Made], *given: Any) -> Made:
+async def in_thread_if_large(size: int, make: Callable[..., Made], *given: Any) -> Made:
     """What `make` makes of a body of this size: here when it is small, else in a thread."""
     return make(*given) if size <= INLINE_BYTES_MAX else await asyncio.to_thread(make, *given)
 
@@ -253,7 +253,11 @@ def parse(body: bytes) -> Any:
     _check_pieces(text)
     try:
         value = json.loads(
-            text, object_pairs_hook=_once, parse_constant=_refuse_constant, parse_int=_whole, parse_float=_finite
+            text,
+            object_pairs_hook=_unique_names,
+            parse_constant=_refuse_constant,
+            parse_int=_whole,
+            parse_float=_finite,
         )
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
@@ -325,7 +329,7 @@ def _too_deep() -> Problem:
     return Problem("VALIDATION_FAILED", f"The body is nested deeper than {DEPTH_MAX} levels.")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
         seen: set[str] = set()

@@ -38,7 +38,7 @@ _GONE = frozenset(
 """The client or its network failed between connecting and being accepted."""
 
 
-class Connection(Protocol):
+class HttpConnection(Protocol):
     """One accepted connection, as the protocol of HTTP has it."""
 
     def give_way(self) -> None:
@@ -60,7 +60,7 @@ def descriptor_limit(wanted: int) -> int:
     return soft
 
 
-class Connections:
+class ConnectionPool:
     """The connections of one server: how many may be open, and which one gives way to another."""
 
     _beyond: ClassVar[set[Hashable]] = set()
@@ -71,7 +71,7 @@ class Connections:
         limit = descriptor_limit(connections_max + 2 * DESCRIPTORS_FREE)
         self._descriptor_max = limit - min(DESCRIPTORS_FREE, limit // 4)
         self._open: set[Hashable] = set()
-        self._waiting: OrderedDict[Connection, None] = OrderedDict()
+        self._waiting: OrderedDict[HttpConnection, None] = OrderedDict()
 
     def opened(self, connection: Hashable, descriptor: int) -> None:
         """Count a connection from when it is accepted."""
@@ -85,13 +85,13 @@ class Connections:
         self._beyond.discard(connection)
         self._waiting.pop(connection, None)  # type: ignore[call-overload] - one that never waited is not there
 
-    def wait(self, connection: Connection, *, first: bool = False) -> None:
+    def wait(self, connection: HttpConnection, *, first: bool = False) -> None:
         """It waits for its client, and gives way after those that have waited longer, or with `first` before them."""
         if connection in self._open:
             self._waiting[connection] = None
             self._waiting.move_to_end(connection, last=not first)
 
-    def work(self, connection: Connection) -> None:
+    def work(self, connection: HttpConnection) -> None:
         """A request of it is under way: it gives way to nobody."""
         self._waiting.pop(connection, None)
 
@@ -115,7 +115,7 @@ class Connections:
         return len(leaving)
 
 
-class _Arriving:
+class _HandshakingConnection:
     """A connection before its handshake is over; until then the protocol of HTTP knows nothing of it."""
 
     task: "asyncio.Task[None]"
@@ -132,7 +132,7 @@ class Acceptor:
         self,
         listening: socket.socket,
         make: Callable[[], asyncio.Protocol],
-        connections: Connections,
+        connections: ConnectionPool,
         log: LogLimit,
         *,
         tls: ssl.SSLContext | None,
@@ -183,14 +183,14 @@ class Acceptor:
             self._turn_away(accepted)
             return
         accepted.setblocking(False)
-        arriving = _Arriving()
+        arriving = _HandshakingConnection()
         self._connections.opened(arriving, accepted.fileno())
         self._connections.wait(arriving)
         arriving.task = task = self._loop.create_task(self._connect(accepted, arriving))
         self._connecting.add(task)
         task.add_done_callback(lambda done: self._connected(done, accepted, arriving))
 
-    async def _connect(self, accepted: socket.socket, arriving: "_Arriving") -> None:
+    async def _connect(self, accepted: socket.socket, arriving: "_HandshakingConnection") -> None:
         """Hand the socket to the protocol of HTTP, after the handshake where there is one."""
 
         def make() -> asyncio.Protocol:
@@ -211,7 +211,9 @@ class Acceptor:
         if self._is_closed:
             made.shutdown()  # type: ignore[attr-defined] - the protocol of HTTP has it
 
-    def _connected(self, task: "asyncio.Task[None]", accepted: socket.socket, arriving: "_Arriving") -> None:
+    def _connected(
+        self, task: "asyncio.Task[None]", accepted: socket.socket, arriving: "_HandshakingConnection"
+    ) -> None:
         self._connecting.discard(task)
         self._connections.closed(arriving)
         if task.cancelled():

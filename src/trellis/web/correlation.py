@@ -12,7 +12,7 @@ HEADER = "X-Correlation-ID"
 _FORM = re.compile(CORRELATION_PATTERN)
 
 
-class Correlation:
+class CorrelationMiddleware:
     """A caller's own id is kept if it is plain; any other request gets a new one."""
 
     def __init__(self, app: ASGIApp, *, new_id: Callable[[], str]) -> None:

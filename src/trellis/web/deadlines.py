@@ -10,14 +10,14 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trellis.engine.logs import log_of
-from trellis.web.problems import Problem, answer, correlation_of
+from trellis.web.problems import Problem, correlation_of, problem_response
 
 READS = frozenset({"GET", "HEAD"})
 
 _log = log_of("trellis.gateway")
 
 
-class ReadDeadline:
+class ReadDeadlineMiddleware:
     """Ends a GET that has not begun to answer after `seconds`. An answer that has begun, such as a stream, is left alone."""
 
     def __init__(self, app: ASGIApp, *, seconds: float) -> None:
@@ -44,4 +44,4 @@ class ReadDeadline:
             late = f"What this needs did not answer within {self._seconds:g} s; GET /system/ready says what is down."
             _log.warning("read_timed_out", path=scope["path"], correlation_id=correlation_of(request))
             problem = Problem("UPSTREAM_UNAVAILABLE", late, headers={"Retry-After": "1"})
-            await answer(request, problem)(scope, receive, send)
+            await problem_response(request, problem)(scope, receive, send)

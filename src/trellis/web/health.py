@@ -49,7 +49,7 @@ class Readiness:
         return self.status == OK
 
 
-class Health:
+class ProcessHealth:
     """The health of this process. Calls at the same time share one round of questions."""
 
     def __init__(self, probes: Mapping[str, Probe] | None = None) -> None:
@@ -100,13 +100,13 @@ def _forget(task: "asyncio.Future[object]") -> None:
 
 
 @asynccontextmanager
-async def health_listener(address: str | None, health: Health) -> AsyncGenerator[str | None]:
+async def health_listener(address: str | None, health: ProcessHealth) -> AsyncGenerator[str | None]:
     """Answer about the health of this process at `host:port`, if one is given; the address taken. Raises SettingsInvalid."""
     if address is None:
         yield None
         return
     host, _, port = address.rpartition(":")
-    listener = _Listener(health)
+    listener = _HealthServer(health)
     try:
         server = await asyncio.start_server(listener.serve, host.strip("[]"), int(port), limit=HEAD_BYTES_MAX)
     except (OSError, OverflowError) as error:
@@ -117,10 +117,10 @@ async def health_listener(address: str | None, health: Health) -> AsyncGenerator
         yield f"http://{host}:{taken}"
 
 
-class _Listener:
+class _HealthServer:
     """The smallest HTTP server that a load balancer is content with: one GET, one answer, and the connection ends."""
 
-    def __init__(self, health: Health) -> None:
+    def __init__(self, health: ProcessHealth) -> None:
         self._health, self._open = health, 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

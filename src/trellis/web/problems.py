@@ -63,16 +63,16 @@ class Problem(Exception):
         self.code, self.detail, self.headers, self.extra = code, detail, dict(headers or {}), extra
 
 
-def answer(request: Request, problem: Problem) -> Response:
+def problem_response(request: Request, problem: Problem) -> Response:
     """The problem as a response."""
     status = STATUS_OF_CODE[problem.code]
     headers = dict(problem.headers)
     if status == HTTPStatus.UNAUTHORIZED:
         headers.setdefault("WWW-Authenticate", 'Bearer realm="trellis"')
-    return JSONResponse(document(problem, correlation_of(request)), status, headers, media_type=MEDIA_TYPE)
+    return JSONResponse(problem_document(problem, correlation_of(request)), status, headers, media_type=MEDIA_TYPE)
 
 
-def document(problem: Problem, correlation_id: str | None) -> dict[str, Any]:
+def problem_document(problem: Problem, correlation_id: str | None) -> dict[str, Any]:
     """The problem as it is sent."""
     status = STATUS_OF_CODE[problem.code]
     return {
@@ -97,11 +97,11 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(TrellisError, _trellis)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http)  # type: ignore[arg-type]
-    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _crash)
 
 
-def of_error(error: TrellisError) -> Problem:
+def problem_of_error(error: TrellisError) -> Problem:
     """An error of ours, as its caller sees it."""
     code = error.code if error.code in STATUS_OF_CODE else "INTERNAL_ERROR"
     status = STATUS_OF_CODE[code]
@@ -111,21 +111,21 @@ def of_error(error: TrellisError) -> Problem:
 
 
 async def _problem(request: Request, problem: Problem) -> Response:
-    return answer(request, problem)
+    return problem_response(request, problem)
 
 
 async def _trellis(request: Request, error: TrellisError) -> Response:
-    problem = of_error(error)
+    problem = problem_of_error(error)
     if STATUS_OF_CODE[problem.code] >= HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.warning("request_failed", path=request.url.path, error=str(error), correlation_id=correlation_of(request))
-    return answer(request, problem)
+    return problem_response(request, problem)
 
 
 async def _invalid(request: Request, error: RequestValidationError) -> Response:
     found: Sequence[Any] = error.errors()
     errors = [{"at": _pointer(one["loc"]), "message": one["msg"]} for one in found[:ERRORS_MAX]]
     detail = "; ".join(f"{one['at'] or 'body'}: {one['message']}" for one in errors[:3])
-    return answer(request, Problem("VALIDATION_FAILED", detail, errors=errors))
+    return problem_response(request, Problem("VALIDATION_FAILED", detail, errors=errors))
 
 
 def _pointer(location: Sequence[str | int]) -> str:
@@ -141,15 +141,19 @@ async def _http(request: Request, error: HTTPException) -> Response:
         "NOT_FOUND": f"There is nothing at {request.url.path}; GET /openapi.json lists what there is.",
         "METHOD_NOT_ALLOWED": f"{request.method} is not for {request.url.path}; the Allow header says what is.",
     }.get(code, str(error.detail))
-    return answer(request, Problem(code, detail, headers=error.headers))
+    return problem_response(request, Problem(code, detail, headers=error.headers))
 
 
-async def _gone(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the form of a handler
+async def _client_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the form of a handler
     """Nobody is there to read it, and nothing went wrong here: no line in the log."""
-    return answer(request, Problem("BAD_REQUEST", "The connection was closed before the whole body had come."))
+    return problem_response(
+        request, Problem("BAD_REQUEST", "The connection was closed before the whole body had come.")
+    )
 
 
 async def _crash(request: Request, error: Exception) -> Response:
     """Starlette raises the error again after this answer, so that the server logs it too; ours has the correlation id."""
     _log.error("request_crashed", path=request.url.path, correlation_id=correlation_of(request), exc_info=error)
-    return answer(request, Problem("INTERNAL_ERROR", "Something went wrong here; the log has it under correlation_id."))
+    return problem_response(
+        request, Problem("INTERNAL_ERROR", "Something went wrong here; the log has it under correlation_id.")
+    )

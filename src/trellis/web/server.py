@@ -30,9 +30,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trellis.engine.errors import KeyUnusable, SettingsInvalid, TrellisError
 from trellis.engine.logs import log_of
-from trellis.web.connections import Acceptor, Connections
+from trellis.web.connections import Acceptor, ConnectionPool
 from trellis.web.log_limit import LogLimit
-from trellis.web.problems import MEDIA_TYPE, Problem, document
+from trellis.web.problems import MEDIA_TYPE, Problem, problem_document
 
 ADDRESSES_MAX = 8
 BACKLOG = 2_048
@@ -65,7 +65,7 @@ class ServerOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Listening:
+class BoundSockets:
     """Sockets that nobody is served on yet."""
 
     sockets: list[socket.socket]
@@ -80,7 +80,7 @@ class Listening:
             one.close()
 
 
-def listen(options: ServerOptions, *, key_configured: bool) -> Listening:
+def listen(options: ServerOptions, *, key_configured: bool) -> BoundSockets:
     """Take the address; raises ListenRefused, KeyUnusable, SettingsInvalid. Nothing is answered before `serve_gateway`."""
     tls = _tls(options)
     addresses = _addresses(options)
@@ -103,12 +103,12 @@ def listen(options: ServerOptions, *, key_configured: bool) -> Listening:
         raise _refused(options, error) from error
     host = f"[{options.host}]" if ":" in options.host else options.host
     url = f"{'http' if tls is None else 'https'}://{host}:{port}"
-    return Listening(sockets=sockets, url=url, tls=tls, is_local=is_local)
+    return BoundSockets(sockets=sockets, url=url, tls=tls, is_local=is_local)
 
 
 async def serve_gateway(
     app: ASGIApp,
-    listening: Listening,
+    listening: BoundSockets,
     options: ServerOptions,
     stop: asyncio.Event,
     *,
@@ -117,7 +117,7 @@ async def serve_gateway(
 ) -> None:
     """Answer until `stop` is set, then drain. `end_streams` ends what would never end by itself."""
     tls = listening.tls
-    connections = Connections(options.connections_max)
+    connections = ConnectionPool(options.connections_max)
     log = LogLimit(log_of("trellis.http"), asyncio.get_running_loop().call_later)
     config = uvicorn.Config(
         app,  # type: ignore[arg-type] - the same callable, under two libraries' names for it
@@ -164,7 +164,7 @@ class _Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, connections: Connections, log: LogLimit, tls: ssl.SSLContext | None
+        self, config: uvicorn.Config, connections: ConnectionPool, log: LogLimit, tls: ssl.SSLContext | None
     ) -> None:
         super().__init__(config)
         self._connections, self._log, self._tls = connections, log, tls
@@ -257,14 +257,14 @@ def _tls(options: ServerOptions) -> ssl.SSLContext | None:
 # --- one connection ------------------------------------------------------------------------------------------------
 
 
-class _Refusal(Exception):
+class _RequestRefused(Exception):
     """Ends the parsing of a request."""
 
 
-def _protocol(options: ServerOptions, all_connections: Connections, limited: LogLimit) -> type[asyncio.Protocol]:
+def _protocol(options: ServerOptions, all_connections: ConnectionPool, limited: LogLimit) -> type[asyncio.Protocol]:
     """The protocol of one connection, with these bounds."""
 
-    class Bounded(_Bounded):
+    class Bounded(_BoundedHttpProtocol):
         bounds = options
         among = all_connections
         log = limited
@@ -272,11 +272,11 @@ def _protocol(options: ServerOptions, all_connections: Connections, limited: Log
     return Bounded
 
 
-class _Bounded(HttpToolsProtocol):
+class _BoundedHttpProtocol(HttpToolsProtocol):
     """HTTP/1.1 with bounds on the head of a request; the library has none."""
 
     bounds: ServerOptions
-    among: Connections
+    among: ConnectionPool
     log: LogLimit
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -347,7 +347,7 @@ class _Bounded(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.bounds.head_bytes_max or len(self.headers) > self.bounds.headers_max:
             self._refusal = self._too_large()
-            raise _Refusal
+            raise _RequestRefused
         self.among.work(self)
         super().on_headers_complete()
 
@@ -437,7 +437,7 @@ class _Bounded(HttpToolsProtocol):
 
 def _answer(problem: Problem) -> bytes:
     """The whole response to what never reached the application."""
-    made = document(problem, None)
+    made = problem_document(problem, None)
     body = json.dumps(made).encode()
     head = (
         f"HTTP/1.1 {made['status']} {made['title']}\r\ncontent-type: {MEDIA_TYPE}\r\n"

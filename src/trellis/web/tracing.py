@@ -14,7 +14,7 @@ NO_SPANS: TelemetryConfig = {"tracing": False}
 _HEADER = tracing.HEADER.encode()
 
 
-class Traced:
+class TracingMiddleware:
     """Inside of `Correlation`, whose id each span tells."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -26,7 +26,7 @@ class Traced:
             await self._app(scope, receive, send)
             return
         method = scope["method"] if scope["method"] in METHODS else OTHER
-        with tracing.carried(_given(scope), method, kind=tracing.SERVER) as span:
+        with tracing.carried(_given_traceparent(scope), method, kind=tracing.SERVER) as span:
 
             async def send_and_note(message: Message) -> None:
                 if message["type"] == "http.response.start":
@@ -38,16 +38,16 @@ class Traced:
             try:
                 await self._app(scope, receive, send_and_note)
             finally:
-                _tell(span, scope, method)
+                _describe_span(span, scope, method)
 
 
-def _given(scope: Scope) -> str | None:
+def _given_traceparent(scope: Scope) -> str | None:
     """What the caller names, unless it names two."""
     found = [value for name, value in scope["headers"] if name == _HEADER]
     return found[0].decode("latin-1") if len(found) == 1 else None
 
 
-def _tell(span: tracing.Span, scope: Scope, method: str) -> None:
+def _describe_span(span: tracing.Span, scope: Scope, method: str) -> None:
     """What is known when the request was routed. The query stays out: it may hold a ticket."""
     route = getattr(scope.get("route"), "path", None)
     if route is not None:

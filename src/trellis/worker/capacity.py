@@ -10,14 +10,14 @@ from trellis.engine.jobs import CLAIM_MAX
 
 AHEAD_S = 0.05
 """Jobs that will begin within this time are started in the claim itself: one transition less to wait for."""
-REACH_S = 0.5
+LOOKAHEAD_S = 0.5
 """Jobs that will begin within this time are claimed, not yet started."""
 PACE_WINDOW_S = 0.002
 PACE_WEIGHT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ClaimSize:
     """What a claim asks for."""
 
     start: int
@@ -29,7 +29,7 @@ class Wanted:
         return self.start + self.prefetch
 
 
-class Pace:
+class JobPace:
     """Jobs that end per second while the worker is busy, as a moving average."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Pace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
+class PrefetchPolicy:
     """What bounds a worker's holdings."""
 
     concurrency: int
@@ -60,14 +60,14 @@ class Room:
         """Jobs beyond the slots that may already be started."""
         return min(self.prefetch_max, int(per_s * AHEAD_S))
 
-    def wanted(self, per_s: float, *, running: int, ready: int, assigned: int) -> Wanted:
+    def wanted(self, per_s: float, *, running: int, ready: int, assigned: int) -> ClaimSize:
         """What to claim now."""
-        reach = min(self.prefetch_max, int(per_s * REACH_S))
+        reach = min(self.prefetch_max, int(per_s * LOOKAHEAD_S))
         room = min(CLAIM_MAX, self.concurrency + reach - running - ready - assigned)
         if room <= 0:
-            return Wanted(0, 0)
+            return ClaimSize(0, 0)
         start = min(room, max(0, self.concurrency + self.ahead(per_s) - running - ready - assigned))
-        return Wanted(start, room - start)
+        return ClaimSize(start, room - start)
 
     def startable(self, per_s: float, *, running: int, ready: int) -> int:
         """How many of the claimed ones to start now."""

@@ -17,7 +17,7 @@ from trellis.engine.errors import IdempotencyMismatch, LeaseConflictError
 from trellis.engine.event_data import ArtifactPointer, add_artifact
 from trellis.engine.jobs import Actor, Epoch, JobId, LeaseLost, Mismatch, NewJob
 from trellis.engine.ledger import Ledger
-from trellis.worker.held import Fate, Held
+from trellis.worker.held import HeldJob, StopCause
 from trellis.worker.logs import JobLogger, LogBuffer
 from trellis.worker.payloads import any_json_bytes, within_payload_limit
 from trellis.worker.requests import SubmitSettings
@@ -25,7 +25,7 @@ from trellis.worker.requests import SubmitSettings
 PayloadT = TypeVar("PayloadT")
 
 
-class Desk(Protocol):
+class WorkerServices(Protocol):
     """What a context needs of its worker."""
 
     ledger: Ledger
@@ -48,7 +48,7 @@ class Context:
 
     __slots__ = ("_checkpoint", "_desk", "_held", "_journal", "_logger")
 
-    def __init__(self, held: Held, desk: Desk) -> None:
+    def __init__(self, held: HeldJob, desk: WorkerServices) -> None:
         self._held = held
         self._desk = desk
         self._checkpoint: bytes | None = held.claimed.checkpoint
@@ -129,7 +129,7 @@ class Context:
     @property
     def lease_valid(self) -> bool:
         """Whether the lease holds for certain, by this worker's own clock."""
-        return self._held.fate is not Fate.LOST and self._desk.clock.monotonic() < self._held.fence
+        return self._held.fate is not StopCause.LOST and self._desk.clock.monotonic() < self._held.fence
 
     @property
     def last_checkpoint(self) -> Any:
@@ -208,12 +208,12 @@ class Context:
 
     def _fenced(self, answer: Any | LeaseLost) -> Any:
         if isinstance(answer, LeaseLost):
-            self._held.fate = Fate.LOST
+            self._held.fate = StopCause.LOST
         self._refuse_if_lost()
         return answer
 
     def _refuse_if_lost(self) -> None:
-        if self._held.fate is Fate.LOST:
+        if self._held.fate is StopCause.LOST:
             raise LeaseConflictError(job_id=self.job_id, epoch=self._held.lease.epoch)
 
 

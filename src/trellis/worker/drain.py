@@ -9,7 +9,7 @@ from typing import Protocol
 from trellis.engine.clock import Clock
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.waiting import Opening, wait_for_ledger
+from trellis.engine.waiting import OpenLedger, wait_for_ledger
 from trellis.worker.worker import Drained
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -28,7 +28,7 @@ class ExitCode(IntEnum):
     """Some running jobs were cut short and given back."""
 
 
-class Process(Protocol):
+class WorkerProcess(Protocol):
     """A worker, on a ledger or on the bus."""
 
     loop: asyncio.AbstractEventLoop
@@ -46,7 +46,7 @@ class Process(Protocol):
         ...
 
 
-async def open_until_signalled(open_ledger: Opening, clock: Clock, rng: random.Random) -> Ledger | None:
+async def open_until_signalled(open_ledger: OpenLedger, clock: Clock, rng: random.Random) -> Ledger | None:
     """The ledger, waited for while it does not answer; None when SIGTERM or SIGINT came first."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in SIGNALS:
@@ -58,7 +58,7 @@ async def open_until_signalled(open_ledger: Opening, clock: Clock, rng: random.R
             loop.remove_signal_handler(number)
 
 
-async def run_until_signalled(worker: Process) -> ExitCode:
+async def run_until_signalled(worker: WorkerProcess) -> ExitCode:
     """Run a worker on this event loop until SIGTERM or SIGINT; raises what breaks it."""
     stop, hurry = asyncio.Event(), asyncio.Event()
 

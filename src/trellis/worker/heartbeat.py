@@ -12,7 +12,7 @@ from trellis.engine.jobs import Actor, LeaseLost, Renewed
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.outages import Failures
-from trellis.worker.held import Fate, Held, Holdings
+from trellis.worker.held import HeldJob, HeldJobs, StopCause
 
 RETRY_S_MIN = 0.5
 
@@ -20,7 +20,7 @@ _log = log_of("trellis.worker")
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class HeartbeatReport:
     """What one heartbeat did. `failed` when the ledger did not answer."""
 
     renewed: int = 0
@@ -30,32 +30,32 @@ class Beat:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heartbeat:
+class WorkerLeaseHeartbeat:
     """Renews what is due."""
 
     ledger: Ledger
     actor: Actor
     clock: Clock
-    holdings: Holdings
+    holdings: HeldJobs
     tick_s: float
     name: str = "heartbeat"
     failures: Failures = field(default_factory=lambda: Failures("heartbeat"), compare=False)
 
-    async def run_once(self) -> Beat:
+    async def run_once(self) -> HeartbeatReport:
         """One renewal of everything that is due."""
         sent_at = self.clock.monotonic()
         due = [held for held in self.holdings.jobs.values() if self._is_due(held, sent_at)]
         if not due:
-            return Beat()
+            return HeartbeatReport()
         try:
             answers = await self.ledger.renew(self.actor, [held.lease for held in due])
         except LedgerError as error:
             self.failures.failed(error, now=sent_at)
-            return Beat(failed=True)
+            return HeartbeatReport(failed=True)
         self.failures.succeeded(now=sent_at)
         return self._apply(due, answers, sent_at)
 
-    def pause_s(self, report: Beat) -> float:
+    def pause_s(self, report: HeartbeatReport) -> float:
         """Until the next lease is due; leases due close together go out together, once a tick."""
         now = self.clock.monotonic()
         if report.failed:
@@ -63,12 +63,12 @@ class Heartbeat:
             return max(left / 2, min(RETRY_S_MIN, self.tick_s))
         return self.tick_s
 
-    def _is_due(self, held: Held, now: float) -> bool:
-        if held.fate is Fate.LOST:
+    def _is_due(self, held: HeldJob, now: float) -> bool:
+        if held.fate is StopCause.LOST:
             return False
         return held.renewed_at + held.claimed.heartbeat_s <= now + self.tick_s / 2 or held.fence <= now
 
-    def _apply(self, due: list[Held], answers: list[Renewed | LeaseLost], sent_at: float) -> Beat:
+    def _apply(self, due: list[HeldJob], answers: list[Renewed | LeaseLost], sent_at: float) -> HeartbeatReport:
         lost = cancels = 0
         for held, answer in zip(due, answers, strict=True):
             if isinstance(answer, LeaseLost):
@@ -80,9 +80,9 @@ class Heartbeat:
                 if answer.cancel and not held.cancel_requested:
                     cancels += 1
                     held.request_cancel()
-        return Beat(renewed=len(due) - lost, lost=lost, cancels=cancels)
+        return HeartbeatReport(renewed=len(due) - lost, lost=lost, cancels=cancels)
 
-    def _lose(self, held: Held) -> None:
+    def _lose(self, held: HeldJob) -> None:
         if held.finished:
             return
         _log.warning("lease_lost", job_id=held.lease.job_id, epoch=held.lease.epoch, type=held.claimed.type)
@@ -90,4 +90,4 @@ class Heartbeat:
             self.holdings.take_back({held})
             self.holdings.forget(held)
         else:
-            held.interrupt(Fate.LOST)
+            held.interrupt(StopCause.LOST)

@@ -21,7 +21,7 @@ ASSIGNED = LEASED_JOB.by_name["assigned"].name
 RUNNING = LEASED_JOB.by_name["running"].name
 
 
-class Fate(Enum):
+class StopCause(Enum):
     """Why this worker itself stopped a handler."""
 
     LOST = "lease lost"
@@ -30,7 +30,7 @@ class Fate(Enum):
     GIVEN_BACK = "given back by a worker that stops"
 
 
-class Held:
+class HeldJob:
     """One held job. Mutable: the worker's own notes, never shared with another thread but for flags."""
 
     __slots__ = (
@@ -70,7 +70,7 @@ class Held:
         """The runner to cancel, while the handler can be cancelled."""
         self.shares_handler = False
         """It runs in one handler call with others: its lost lease must not cut theirs."""
-        self.fate: Fate | None = None
+        self.fate: StopCause | None = None
         self.finished = False
         self.cancel_requested = False
         self.lease_over = False
@@ -96,14 +96,14 @@ class Held:
         if self.cancel_event is not None:
             self.cancel_event.set()
 
-    def interrupt(self, fate: Fate) -> None:
+    def interrupt(self, fate: StopCause) -> None:
         """Stop the handler from outside, once: an async one is cancelled, a sync one only told."""
         if self.fate is not None or self.finished:
             return
         self.fate = fate
         if self.cancel_event is not None:
             self.cancel_event.set()
-        whole = not self.shares_handler or fate in {Fate.TIMED_OUT, Fate.GIVEN_BACK}
+        whole = not self.shares_handler or fate in {StopCause.TIMED_OUT, StopCause.GIVEN_BACK}
         if self.task is not None and whole and not self.task.cancelling():
             self.heard = True
             self.task.cancel(fate.value)
@@ -114,19 +114,19 @@ class Settlement:
 
     __slots__ = ("advance", "held")
 
-    def __init__(self, held: Held, advance: Advance) -> None:
+    def __init__(self, held: HeldJob, advance: Advance) -> None:
         self.held = held
         self.advance = advance
 
 
-class Holdings:
+class HeldJobs:
     """Everything this worker holds."""
 
     def __init__(self) -> None:
-        self.jobs: dict[JobKey, Held] = {}
-        self.assigned: deque[Held] = deque()
-        self.ready: deque[Held] = deque()
-        self.suspects: deque[Held] = deque()
+        self.jobs: dict[JobKey, HeldJob] = {}
+        self.assigned: deque[HeldJob] = deque()
+        self.ready: deque[HeldJob] = deque()
+        self.quarantined: deque[HeldJob] = deque()
         self.finished: list[Settlement] = []
         self.running = 0
         self.changed = asyncio.Event()
@@ -134,27 +134,27 @@ class Holdings:
         self.settled = 0
         """Outcomes ever queued: the measure of this worker's pace."""
 
-    def settle(self, held: Held, advance: Advance) -> None:
+    def settle(self, held: HeldJob, advance: Advance) -> None:
         """Queue a job's last step for the next turn."""
         held.finished = True
         self.settled += 1
         self.finished.append(Settlement(held, advance))
         self.changed.set()
 
-    def waiting(self) -> list[Held]:
+    def waiting(self) -> list[HeldJob]:
         """Every held job whose handler has not begun, but for the suspect whose turn it is."""
-        return [*self.assigned, *self.ready, *list(self.suspects)[1:]]
+        return [*self.assigned, *self.ready, *list(self.quarantined)[1:]]
 
-    def take_back(self, gone: set[Held]) -> None:
+    def take_back(self, gone: set[HeldJob]) -> None:
         """Take jobs that have not begun out of their queues."""
         self.assigned = deque(h for h in self.assigned if h not in gone)
-        self.suspects = deque(h for h in self.suspects if h not in gone)
+        self.quarantined = deque(h for h in self.quarantined if h not in gone)
         # The runners hold on to this deque, so it is changed in place.
         kept = [h for h in self.ready if h not in gone]
         self.ready.clear()
         self.ready.extend(kept)
 
-    def forget(self, held: Held) -> None:
+    def forget(self, held: HeldJob) -> None:
         """The ledger has taken the last step, or the lease is lost."""
         # The job may be held anew, by a later claim of this same worker.
         if self.jobs.get(held.lease.key) is held:

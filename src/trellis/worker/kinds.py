@@ -12,7 +12,7 @@ import pydantic_core
 
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.artifacts.payloads import ENTITY_REFS_MAX
-from trellis.bus.asking import AskedAs, Asking
+from trellis.bus.asking import BusSubmitter, IdempotencyScopeAndKey
 from trellis.bus.requests import (
     Budget,
     Compensation,
@@ -28,15 +28,15 @@ from trellis.engine.authority import Principal
 from trellis.engine.errors import InputError
 from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX, JobId, NewJob
 from trellis.engine.ledger import Ledger
-from trellis.engine.ownership import admitted, within_agent
+from trellis.engine.ownership import admitted_submission, within_agent
 from trellis.engine.text import nearest
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.queue.errors import SettingNotForQueue
-from trellis.queue.requests import checked, new_queue_job
+from trellis.queue.requests import checked_request, new_queue_job
 from trellis.runs import ids
-from trellis.runs.documents import Request
+from trellis.runs.documents import RunRequest
 from trellis.runs.errors import RunError, RunOfAnother
 from trellis.runs.lookup import find_run
 from trellis.worker.app import priority_of
@@ -94,7 +94,7 @@ def _no_such_field(name: str, known: Iterable[str]) -> str:
     return f"{name}: there is no such field" + (f" (did you mean {near}?)" if near else "")
 
 
-class JobAsked(pydantic.BaseModel):
+class JobRequestBody(pydantic.BaseModel):
     """A job to submit: `type` for a leased-job, `job_type` with `agent_slug` for the job queue, `topic` with the fields of a JobRequest for the bus."""
 
     model_config = pydantic.ConfigDict(
@@ -166,45 +166,45 @@ class JobAsked(pydantic.BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Making:
+class JobFactory:
     """What new jobs are made with, and checked against."""
 
     new_id: Callable[[], str]
     ledger: Ledger
     catalog: Catalog
-    asking: Callable[[], Asking]
+    bus_submitter: Callable[[], BusSubmitter]
     """How jobs on topics are asked for; the configuration of the bus is read when one is."""
     principal: Principal
     """Who asks."""
-    asked_as: AskedAs | None = None
+    asked_as: IdempotencyScopeAndKey | None = None
     """The key of the request, if it has one: one that came before is never refused for want of room."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
+class JobKind:
     """One way to ask for a job: `field` names it."""
 
     field: str
     lifecycle: str
-    make: Callable[[JobAsked, Making], Awaitable[NewJob]]
+    make: Callable[[JobRequestBody, JobFactory], Awaitable[NewJob]]
 
 
-async def _leased_job(asked: JobAsked, making: Making) -> NewJob:
+async def _leased_job(asked: JobRequestBody, making: JobFactory) -> NewJob:
     _refuse_foreign(asked, queue=QUEUE_FIELDS, bus=BUS_FIELDS)
-    beside = {kind.field for kind in KINDS} | {"payload", *QUEUE_FIELDS, *BUS_FIELDS}
+    beside = {kind.field for kind in JOB_KINDS} | {"payload", *QUEUE_FIELDS, *BUS_FIELDS}
     said = asked.model_dump(exclude_none=True, exclude=beside)
     return new_job(str(asked.type), asked.payload, cast("SubmitSettings", said), app=None, new_id=making.new_id)
 
 
-async def _queue_job(asked: JobAsked, making: Making) -> NewJob:
+async def _queue_job(asked: JobRequestBody, making: JobFactory) -> NewJob:
     _refuse_foreign(asked, bus=BUS_FIELDS)
-    foreign = _given(asked, NOT_OF_QUEUE)
+    foreign = _given_fields(asked, NOT_OF_QUEUE)
     if foreign:
         raise SettingNotForQueue(fields=foreign)
     made = ids.make_run_id(await making.ledger.now(), making.new_id())
     slug = making.principal.agent if asked.agent_slug is None else asked.agent_slug
     within_agent(making.principal, "jobs.create", slug or "")
-    request = checked(
+    request = checked_request(
         run_id=made if asked.run_id is None else await _run(asked.run_id, slug, making),
         job_type=str(asked.job_type),
         agent_slug=slug,
@@ -224,13 +224,13 @@ async def _queue_job(asked: JobAsked, making: Making) -> NewJob:
     )
 
 
-async def _bus_job(asked: JobAsked, making: Making) -> NewJob:
+async def _bus_job(asked: JobRequestBody, making: JobFactory) -> NewJob:
     _refuse_foreign(asked, queue=QUEUE_FIELDS)
-    foreign = _given(asked, NOT_OF_BUS)
+    foreign = _given_fields(asked, NOT_OF_BUS)
     if foreign:
         raise SettingNotForBus(fields=foreign)
     said = asked.model_dump(exclude_none=True, include={"topic", "priority", *BUS_FIELDS})
-    return await making.asking().job(
+    return await making.bus_submitter().job(
         said,
         payload=asked.payload,
         principal=making.principal,
@@ -239,54 +239,54 @@ async def _bus_job(asked: JobAsked, making: Making) -> NewJob:
     )
 
 
-async def _run(run_id: str, slug: str | None, making: Making) -> JobId:
+async def _run(run_id: str, slug: str | None, making: JobFactory) -> JobId:
     """The run that is meant, of this agent; raises RunUnknown, RunOfAnother."""
     try:
         found = await find_run(making.ledger, run_id)
     except RunError as error:
         raise RunUnknown(reason=str(error)) from error
     run = await making.ledger.job(found)
-    of = "" if run is None or run.payload is None else Request.read(run.payload).agent_slug
+    of = "" if run is None or run.payload is None else RunRequest.read(run.payload).agent_slug
     if of != slug:
         raise RunOfAnother(run_id=found, found=of, slug=slug)
     return found
 
 
-def _refuse_foreign(asked: JobAsked, *, queue: tuple[str, ...] = (), bus: tuple[str, ...] = ()) -> None:
+def _refuse_foreign(asked: JobRequestBody, *, queue: tuple[str, ...] = (), bus: tuple[str, ...] = ()) -> None:
     """Raise FieldsNotOfKind for what belongs to another kind."""
     for kind, fields in (("job_type", queue), ("topic", bus)):
-        if given := _given(asked, fields):
+        if given := _given_fields(asked, fields):
             raise FieldsNotOfKind(fields=given, kind=kind)
 
 
-def _given(asked: JobAsked, fields: tuple[str, ...]) -> str:
+def _given_fields(asked: JobRequestBody, fields: tuple[str, ...]) -> str:
     """Which of these the request says, for a message."""
     return " and ".join(repr(name) for name in fields if getattr(asked, name) is not None)
 
 
-KINDS: tuple[Kind, ...] = (
-    Kind(field="type", lifecycle=LEASED_JOB.name, make=_leased_job),
-    Kind(field="job_type", lifecycle=QUEUE_JOB.name, make=_queue_job),
-    Kind(field="topic", lifecycle=BUS_JOB.name, make=_bus_job),
+JOB_KINDS: tuple[JobKind, ...] = (
+    JobKind(field="type", lifecycle=LEASED_JOB.name, make=_leased_job),
+    JobKind(field="job_type", lifecycle=QUEUE_JOB.name, make=_queue_job),
+    JobKind(field="topic", lifecycle=BUS_JOB.name, make=_bus_job),
 )
 
 
-async def job_of(asked: JobAsked, making: Making) -> NewJob:
+async def make_job(asked: JobRequestBody, making: JobFactory) -> NewJob:
     """The job that is asked for; raises an InputError (an AgentError, a RunError) that says what to change, or NotAllowed.
 
     The job is not written; of a job on a topic its payload is, where its workers look for it.
     """
-    named = [kind for kind in KINDS if getattr(asked, kind.field) is not None]
+    named = [kind for kind in JOB_KINDS if getattr(asked, kind.field) is not None]
     if len(named) != 1:
-        fields = ", ".join(repr(kind.field) for kind in KINDS)
+        fields = ", ".join(repr(kind.field) for kind in JOB_KINDS)
         raise KindUnclear(fields=fields, found=" and ".join(repr(kind.field) for kind in named) or "none")
-    return await admitted(making.principal, making.ledger, await named[0].make(asked, making))
+    return await admitted_submission(making.principal, making.ledger, await named[0].make(asked, making))
 
 
-async def read_job(asked: Mapping[str, Any], making: Making) -> NewJob:
+async def make_job_from_json(asked: Mapping[str, Any], making: JobFactory) -> NewJob:
     """The same, from JSON."""
     try:
-        return await job_of(JobAsked.model_validate(asked), making)
+        return await make_job(JobRequestBody.model_validate(asked), making)
     except pydantic.ValidationError as error:
         found = error.errors(include_url=False, include_input=False)[:PROBLEMS_MAX]
         detail = "; ".join(f"{'/'.join(map(str, one['loc']))}: {one['msg']}" for one in found)

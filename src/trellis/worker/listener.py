@@ -9,7 +9,7 @@ from trellis.engine.ledger import Ledger
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listener:
+class WorkListener:
     """Tells the turn loop to look, after a hint or a poll interval."""
 
     ledger: Ledger

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from trellis.engine.logs import log_of
-from trellis.engine.text import told
+from trellis.engine.text import safe_repr
 
 LINES_MAX = 200
 BYTES_MAX = 64 * 1024
@@ -52,15 +52,15 @@ class LogBuffer:
 def _body(line: dict[str, Any]) -> bytes | None:
     """The line as it is kept; None when its fields have no JSON form. To log must never fail a handler."""
     with suppress(Exception):  # it may be the fields' own code that fails
-        return json.dumps(line, default=partial(told, how=str), ensure_ascii=False).encode("utf-8", "replace")
+        return json.dumps(line, default=partial(safe_repr, how=str), ensure_ascii=False).encode("utf-8", "replace")
     return None
 
 
 def _text(event: Any, args: tuple[Any, ...]) -> str:
     """With its arguments put in; beside it when they do not fit. An event may be any object."""
     with suppress(Exception):
-        return str(event % args) if args else told(event, str)
-    return f"{told(event, str)} {told(args)}"
+        return str(event % args) if args else safe_repr(event, str)
+    return f"{safe_repr(event, str)} {safe_repr(args)}"
 
 
 class JobLogger:

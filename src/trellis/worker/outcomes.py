@@ -10,18 +10,18 @@ from typing import Any
 
 from trellis.engine.errors import InputError, OptionInvalid, PayloadTooLarge, ResultInvalid, TransientError
 from trellis.engine.event_data import artifacts_data
-from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, Advance, DeathCertificate, ReasonCode, Stage
-from trellis.engine.retries import AttemptFacts, DeadLetterIt, Fail, Retry, error_text, on_error, storable
+from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, Advance, DeadLetterReason, ReasonCode, Stage
+from trellis.engine.retries import AttemptFacts, DeadLetterJob, Fail, Retry, error_text, on_error, storable
 from trellis.lifecycles import Trigger
-from trellis.worker.held import Fate, Held
-from trellis.worker.payloads import Unreadable
+from trellis.worker.held import HeldJob, StopCause
+from trellis.worker.payloads import UnreadablePayload
 
 CAUSE_CHARS_MAX = 200
 TRACEBACK_CHARS_MAX = 4_000
 _OURS = str(Path(__file__).parent)
 STOP = "stop"
 REJECT = "reject"
-LATE = "the lease was in doubt before the handler began"
+LEASE_DOUBT_CAUSE = "the lease was in doubt before the handler began"
 
 
 class Snooze(Exception):
@@ -36,41 +36,41 @@ class Snooze(Exception):
         self.delay_s = delay_s
 
 
-def started(held: Held) -> Advance:
+def start_advance(held: HeldJob) -> Advance:
     """Commit the start of a job that was only claimed."""
     return Advance(lease=held.lease, source=held.state, trigger=Trigger.START)
 
 
-def given_back(held: Held, cause: str) -> Advance:
+def release_advance(held: HeldJob, cause: str) -> Advance:
     """Let another worker have the job; the attempt is spared."""
     return Advance(lease=held.lease, source=held.state, trigger=Trigger.RELEASE, spare_attempt=True, cause=cause)
 
 
-def stopped(held: Held, cause: str) -> Advance:
+def cancel_advance(held: HeldJob, cause: str) -> Advance:
     """Obey a soft cancel."""
     return Advance(lease=held.lease, source=held.state, trigger=STOP, cause=cause)
 
 
-def unreadable(held: Held, problem: Unreadable) -> Advance:
+def reject_unreadable(held: HeldJob, problem: UnreadablePayload) -> Advance:
     """The payload does not fit the handler: user code never ran."""
     text = f"{problem.reason_code.value}: {problem.detail}"[:ERROR_CHARS_MAX]
-    return _reject(held, DeathCertificate(reason_code=problem.reason_code, stage=Stage.INPUT, last_error=text), None)
+    return _reject(held, DeadLetterReason(reason_code=problem.reason_code, stage=Stage.INPUT, last_error=text), None)
 
 
-def succeeded(held: Held, value: Any) -> Advance:
+def complete_advance(held: HeldJob, value: Any) -> Advance:
     """The handler returned. A result that cannot be stored will not get better: it is dead-lettered.
 
     Who heard the wish to cancel and returned has stopped; who never heard it has finished, and finished work counts.
     """
     if held.cancel_requested and held.heard:
-        return stopped(held, "the handler returned after a soft cancel")
+        return cancel_advance(held, "the handler returned after a soft cancel")
     if held.lease_over and held.heard:
-        return given_back(held, Fate.DOUBTED.value)
+        return release_advance(held, StopCause.DOUBTED.value)
     try:
         result = None if value is None else held.spec.codec.result_bytes(value)
     except (PayloadTooLarge, ResultInvalid) as error:
         text = error_text(error)
-        death = DeathCertificate(reason_code=ReasonCode.VALIDATION_FAILED, stage=Stage.OUTPUT, last_error=text)
+        death = DeadLetterReason(reason_code=ReasonCode.VALIDATION_FAILED, stage=Stage.OUTPUT, last_error=text)
         return _reject(held, death, error)
     return Advance(
         lease=held.lease,
@@ -82,13 +82,13 @@ def succeeded(held: Held, value: Any) -> Advance:
     )
 
 
-def uncommitted(completion: Advance, error: Exception) -> Advance:
+def reject_uncommitted(completion: Advance, error: Exception) -> Advance:
     """The ledger will never have this completion: the job is dead-lettered, because every further attempt would end here again.
 
     What the handler named and cannot be named is its own mistake; anything else is the ledger's.
     """
     reason = ReasonCode.VALIDATION_FAILED if isinstance(error, InputError) else ReasonCode.INFRASTRUCTURE_FAILURE
-    death = DeathCertificate(reason_code=reason, stage=Stage.COMMIT, last_error=error_text(error))
+    death = DeadLetterReason(reason_code=reason, stage=Stage.COMMIT, last_error=error_text(error))
     return Advance(
         lease=completion.lease,
         source=completion.source,
@@ -99,18 +99,18 @@ def uncommitted(completion: Advance, error: Exception) -> Advance:
     )
 
 
-def raised(held: Held, error: BaseException, draw: Callable[[], float]) -> Advance:
+def advance_on_error(held: HeldJob, error: BaseException, draw: Callable[[], float]) -> Advance:
     """The handler raised, or was stopped."""
-    fate = Fate.DOUBTED if held.fate is None and held.lease_over and not held.cancel_requested else held.fate
-    if fate in {Fate.GIVEN_BACK, Fate.DOUBTED}:
-        return given_back(held, fate.value)
+    fate = StopCause.DOUBTED if held.fate is None and held.lease_over and not held.cancel_requested else held.fate
+    if fate in {StopCause.GIVEN_BACK, StopCause.DOUBTED}:
+        return release_advance(held, fate.value)
     if held.cancel_requested:
-        return stopped(held, f"the handler ended after a soft cancel: {error_text(error)}"[:CAUSE_CHARS_MAX])
+        return cancel_advance(held, f"the handler ended after a soft cancel: {error_text(error)}"[:CAUSE_CHARS_MAX])
     if isinstance(error, Snooze):
         return Advance(
             lease=held.lease, source=held.state, trigger=Trigger.SNOOZE, delay_s=error.delay_s, spare_attempt=True
         )
-    if held.fate is Fate.TIMED_OUT:
+    if held.fate is StopCause.TIMED_OUT:
         late = f"no end after {held.spec.options.timeout_s:g} s (timeout_s)"
         error = TransientError(late, reason_code=ReasonCode.EXHAUSTED_RETRIES)  # its own time is up, nobody else's
     facts = AttemptFacts(held.claimed.attempts_spent, held.claimed.attempts_allowed)
@@ -133,11 +133,11 @@ def raised(held: Held, error: BaseException, draw: Callable[[], float]) -> Advan
                 data=_error_data(error, text, None),
                 death=death,
             )
-        case DeadLetterIt(_, death):
+        case DeadLetterJob(_, death):
             return _reject(held, death, error)
 
 
-def _reject(held: Held, death: DeathCertificate, error: BaseException | None) -> Advance:
+def _reject(held: HeldJob, death: DeadLetterReason, error: BaseException | None) -> Advance:
     return Advance(
         lease=held.lease,
         source=held.state,

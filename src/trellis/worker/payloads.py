@@ -26,7 +26,7 @@ _EXTRA = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadablePayload:
     """The stored payload does not fit the handler."""
 
     reason_code: ReasonCode
@@ -83,19 +83,23 @@ class Codec:
             problems = error.errors(include_url=False, include_input=False, include_context=False)
         value = self._payload.validate_python(payload)
         unknown = [problem["loc"] for problem in problems if problem["type"] in _EXTRA]
-        told = [_no_such_field(loc, owners[-1]) for loc in unknown if not _decided(owners := _owners(value, loc))]
+        told = [
+            _no_such_field(loc, owners[-1])
+            for loc in unknown
+            if not _decides_extra_fields(owners := _owners(value, loc))
+        ]
         if told:
             raise PayloadInvalid(type=self._type, detail="; ".join(told[:PROBLEMS_SHOWN]))
         return value
 
-    def read_payload(self, body: bytes) -> Any | Unreadable:
+    def read_payload(self, body: bytes) -> Any | UnreadablePayload:
         """What the handler gets, or why it cannot get it."""
         try:
             return self._validate(body)
         except pydantic.ValidationError as error:
             broken = any(problem["type"] == "json_invalid" for problem in error.errors(include_url=False))
             reason = ReasonCode.PARSE_ERROR if broken else ReasonCode.VALIDATION_FAILED
-            return Unreadable(reason, _explain(error))
+            return UnreadablePayload(reason, _explain(error))
 
     def result_bytes(self, value: Any) -> bytes:
         """A handler's result as it is stored; raises ResultInvalid, PayloadTooLarge."""
@@ -172,7 +176,7 @@ def _owners(value: Any, loc: tuple[int | str, ...]) -> list[Any]:
     return found
 
 
-def _decided(owners: list[Any]) -> bool:
+def _decides_extra_fields(owners: list[Any]) -> bool:
     """Whether a type around a field says itself what happens to fields that it does not have."""
     configs: list[Any] = [
         getattr(owner, "model_config", None) or getattr(owner, "__pydantic_config__", None) for owner in owners

@@ -17,7 +17,7 @@ from trellis.engine.jobs import (
     DEATHS_DEFAULT,
     DELAY_S_MAX,
     JOB_ID_PATTERN,
-    Chosen,
+    ChosenOptions,
     JobId,
     NewJob,
     Priority,
@@ -76,10 +76,10 @@ class SubmitSettings(TypedDict, total=False):
 
 SETTINGS = frozenset(SubmitSettings.__annotations__)
 CHOSEN_BY = {
-    "priority": Chosen.PRIORITY,
-    "max_attempts": Chosen.MAX_ATTEMPTS,
-    "concurrency_key": Chosen.CONCURRENCY_KEY,
-    "concurrency_limit": Chosen.CONCURRENCY_LIMIT,
+    "priority": ChosenOptions.PRIORITY,
+    "max_attempts": ChosenOptions.MAX_ATTEMPTS,
+    "concurrency_key": ChosenOptions.CONCURRENCY_KEY,
+    "concurrency_limit": ChosenOptions.CONCURRENCY_LIMIT,
 }
 """Settings that a type can declare too, with their bits."""
 
@@ -109,27 +109,27 @@ def new_job(
         max_deaths=spec.options.max_deaths if spec else DEATHS_DEFAULT,
         concurrency_key=key,
         concurrency_limit=limit,
-        idempotency_key=_text("idempotency_key", settings.get("idempotency_key")),
+        idempotency_key=_checked_text("idempotency_key", settings.get("idempotency_key")),
         idempotency_scope=_checked(
             "idempotency_scope", settings.get("idempotency_scope", ""), range(KEY_CHARS_MAX + 1)
         ),
         id_is_given=given is not None,
-        correlation_id=_text("correlation_id", settings.get("correlation_id")),
+        correlation_id=_checked_text("correlation_id", settings.get("correlation_id")),
         trace=_trace(settings["trace"] if "trace" in settings else tracing.here()),
         parent_id=_job_id("parent_id", settings.get("parent_id")),
         compensates=_job_id("compensates", settings.get("compensates")),
-        chosen=_chosen(spec, settings),
+        chosen=_chosen_options(spec, settings),
     )
     return _fingerprinted(job) if job.id_is_given or job.idempotency_key is not None else job
 
 
-def _chosen(spec: JobSpec | None, settings: SubmitSettings) -> int:
+def _chosen_options(spec: JobSpec | None, settings: SubmitSettings) -> int:
     """The options that this submit names itself. A key that the application's function computes is chosen too."""
     chosen = 0
     if settings:
         chosen = sum(bit for name, bit in CHOSEN_BY.items() if settings.get(name) is not None)
-        chosen |= Chosen.DEADLINE if "deadline_s" in settings else 0
-    return chosen | (Chosen.CONCURRENCY_KEY if spec is not None and spec.concurrency_key is not None else 0)
+        chosen |= ChosenOptions.DEADLINE if "deadline_s" in settings else 0
+    return chosen | (ChosenOptions.CONCURRENCY_KEY if spec is not None and spec.concurrency_key is not None else 0)
 
 
 def fingerprint(job: NewJob) -> bytes:
@@ -142,10 +142,10 @@ def fingerprint(job: NewJob) -> bytes:
         "type": job.type,
         "payload": json.loads(job.payload),
         "lifecycle": job.lifecycle,
-        "priority": int(job.priority if chosen & Chosen.PRIORITY else Priority.BATCH),
+        "priority": int(job.priority if chosen & ChosenOptions.PRIORITY else Priority.BATCH),
         "delay_s": job.delay_s,
         "run_at": job.run_at.isoformat() if job.run_at else None,
-        "deadline_s": job.deadline_s if chosen & Chosen.DEADLINE else None,
+        "deadline_s": job.deadline_s if chosen & ChosenOptions.DEADLINE else None,
         "concurrency_key": job.concurrency_key,
     }
     canonical = json.dumps(request, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -163,7 +163,7 @@ def _concurrency(spec: JobSpec | None, payload: Any, settings: SubmitSettings) -
     limit = settings.get("concurrency_limit", spec.options.concurrency_limit if spec else 1)
     if not 1 <= limit <= KEY_LIMIT_MAX:
         raise OptionInvalid(option="concurrency_limit", value=limit, expected=f"it must be from 1 to {KEY_LIMIT_MAX}")
-    checked = _text("concurrency_key", key)
+    checked = _checked_text("concurrency_key", key)
     return (None if checked is None else KEY_NAMESPACE + checked), limit
 
 
@@ -208,7 +208,7 @@ def _aware(run_at: datetime | None) -> datetime | None:
     return moment
 
 
-def _text(option: str, value: str | None) -> str | None:
+def _checked_text(option: str, value: str | None) -> str | None:
     return None if value is None else _checked(option, value, range(1, KEY_CHARS_MAX + 1))
 
 

@@ -16,10 +16,18 @@ from trellis.engine.jobs import LeaseLost
 from trellis.engine.logs import log_of
 from trellis.engine.retries import error_text
 from trellis.worker.app import HandlerKind
-from trellis.worker.context import Context, Desk, Item, SyncContext
-from trellis.worker.held import Fate, Held, Holdings
-from trellis.worker.outcomes import LATE, Snooze, given_back, raised, stopped, succeeded, unreadable
-from trellis.worker.payloads import Unreadable
+from trellis.worker.context import Context, Item, SyncContext, WorkerServices
+from trellis.worker.held import HeldJob, HeldJobs, StopCause
+from trellis.worker.outcomes import (
+    LEASE_DOUBT_CAUSE,
+    Snooze,
+    advance_on_error,
+    cancel_advance,
+    complete_advance,
+    reject_unreadable,
+    release_advance,
+)
+from trellis.worker.payloads import UnreadablePayload
 from trellis.worker.signals import flush
 from trellis.worker.threads import Threads
 
@@ -32,7 +40,7 @@ class Runners:
     """Up to `size` handlers at a time."""
 
     def __init__(
-        self, *, holdings: Holdings, desk: Desk, size: int, threads: Threads, draw: Callable[[], float]
+        self, *, holdings: HeldJobs, desk: WorkerServices, size: int, threads: Threads, draw: Callable[[], float]
     ) -> None:
         self._holdings = holdings
         self._desk = desk
@@ -109,34 +117,34 @@ class Runners:
     def _open_slice(self) -> None:
         self._slice_end = None
 
-    async def _take(self, held: Held, now: float) -> None:
+    async def _take(self, held: HeldJob, now: float) -> None:
         if held.fence <= now:
             # Self-fencing: past its own reading of the lease a worker begins nothing. If the lease is still good the
             # job goes to whoever is free; if it is not, the ledger refuses.
-            self._holdings.settle(held, given_back(held, LATE))
+            self._holdings.settle(held, release_advance(held, LEASE_DOUBT_CAUSE))
         elif held.cancel_requested:
-            self._holdings.settle(held, stopped(held, "soft cancel before the handler began"))
+            self._holdings.settle(held, cancel_advance(held, "soft cancel before the handler began"))
         elif held.spec.kind is HandlerKind.BATCH:
             await self._run_batch(held, now)
         elif self._readable(held):
             await self._run_one(held, now)
 
-    def _readable(self, held: Held) -> bool:
+    def _readable(self, held: HeldJob) -> bool:
         if held.payload is not None:
             return True
         payload = held.spec.codec.read_payload(held.claimed.payload)
-        if isinstance(payload, Unreadable):
-            self._holdings.settle(held, unreadable(held, payload))
+        if isinstance(payload, UnreadablePayload):
+            self._holdings.settle(held, reject_unreadable(held, payload))
             return False
         held.payload = payload
         return True
 
-    async def _run_one(self, held: Held, now: float) -> None:
+    async def _run_one(self, held: HeldJob, now: float) -> None:
         self._holdings.running += 1
         held.began_at = now
         context = Context(held, self._desk)
         value, error = None, None
-        with tracing.taken_up(held.claimed, f"job.handle {held.claimed.type}") as span:
+        with tracing.attempt_span(held.claimed, f"job.handle {held.claimed.type}") as span:
             try:
                 if held.spec.kind is HandlerKind.SYNC:
                     value = await self._threads.run(self._sync_call(held, context))
@@ -149,13 +157,13 @@ class Runners:
             # Whatever ends a handler is the job's outcome and not the worker's; also `sys.exit()` ends the handler only.
             except BaseException as problem:  # noqa: BLE001
                 error = problem
-                _tell(span, problem)
+                _describe_failure(span, problem)
         self._handler_ended(held, error)
         if held.progress is not None or held.logs is not None:
             await self._flush(held)
         self._end(held, value, error)
 
-    async def _run_batch(self, first: Held, now: float) -> None:
+    async def _run_batch(self, first: HeldJob, now: float) -> None:
         batch = [held for held in (first, *self._mates(first)) if self._readable(held)]
         if not batch:
             return
@@ -166,7 +174,7 @@ class Runners:
             held.task = asyncio.current_task()
             held.shares_handler = len(batch) > 1
         error, others = None, tuple(held.claimed.trace for held in batch[1:])
-        with tracing.taken_up(batch[0].claimed, f"job.handle {first.claimed.type}", besides=others) as span:
+        with tracing.attempt_span(batch[0].claimed, f"job.handle {first.claimed.type}", besides=others) as span:
             span.note({"trellis.jobs": len(batch)})
             try:
                 await first.spec.handler(items)
@@ -175,7 +183,7 @@ class Runners:
             # Whatever ends a handler is the job's outcome and not the worker's; also `sys.exit()` ends the handler only.
             except BaseException as problem:  # noqa: BLE001
                 error = problem
-                _tell(span, problem)
+                _describe_failure(span, problem)
         for held, item in zip(batch, items, strict=True):
             self._handler_ended(held, error)
             await self._flush(held)
@@ -183,7 +191,7 @@ class Runners:
                 held.heard = item.heard
             self._end(held, item.value, item.error if item.marked else error)
 
-    def _mates(self, first: Held) -> list[Held]:
+    def _mates(self, first: HeldJob) -> list[HeldJob]:
         """Other ready jobs of the same batch type, up to its size."""
         mates = [held for held in self._holdings.ready if held.spec is first.spec and not held.cancel_requested]
         mates = mates[: first.spec.options.batch - 1]
@@ -191,12 +199,12 @@ class Runners:
             self._holdings.take_back(set(mates))
         return mates
 
-    def _sync_call(self, held: Held, context: Context) -> Callable[[], Any]:
+    def _sync_call(self, held: HeldJob, context: Context) -> Callable[[], Any]:
         sync = SyncContext(context, self._desk.loop)
         arguments = (sync, held.payload) if held.spec.takes_payload else (sync,)
         return partial(held.spec.handler, *arguments)
 
-    def _handler_ended(self, held: Held, error: BaseException | None) -> None:
+    def _handler_ended(self, held: HeldJob, error: BaseException | None) -> None:
         """Take back a cancellation that was meant for this handler, so that the runner lives on."""
         task, held.task = held.task, None
         if self._closing and isinstance(error, asyncio.CancelledError):
@@ -204,32 +212,32 @@ class Runners:
         while task is not None and task.cancelling():
             task.uncancel()
 
-    async def _flush(self, held: Held) -> None:
+    async def _flush(self, held: HeldJob) -> None:
         """Logs and progress go out before the settlement: afterwards the lease is gone."""
-        if held.fate is Fate.LOST:
+        if held.fate is StopCause.LOST:
             return
         try:
             if isinstance(await flush(self._desk.ledger, held, last=True), LeaseLost):
-                held.fate = Fate.LOST
+                held.fate = StopCause.LOST
         except LedgerError as error:
             _log.warning("signals_dropped", job_id=held.lease.job_id, error=str(error))
 
-    def _end(self, held: Held, value: Any, error: BaseException | None) -> None:
+    def _end(self, held: HeldJob, value: Any, error: BaseException | None) -> None:
         self._holdings.running -= 1
-        if held.finished or held.fate is Fate.LOST:
+        if held.finished or held.fate is StopCause.LOST:
             held.finished = True
             self._holdings.forget(held)
             reason = held.fate.value if held.fate else "settled before"
             _log.warning("outcome_dropped", job_id=held.lease.job_id, epoch=held.lease.epoch, reason=reason)
             self._holdings.changed.set()
             return
-        step = succeeded(held, value) if error is None else raised(held, error, self._draw)
+        step = complete_advance(held, value) if error is None else advance_on_error(held, error, self._draw)
         if isinstance(error, Exception) and not isinstance(error, Snooze):
             _note_failure(held, step.trigger, error)
         self._holdings.settle(held, step)
 
 
-def _tell(span: tracing.Span, problem: BaseException) -> None:
+def _describe_failure(span: tracing.Span, problem: BaseException) -> None:
     """What a span says of a handler that did not come to its end."""
     if isinstance(problem, Snooze | asyncio.CancelledError):
         span.note({"trellis.outcome": type(problem).__name__})
@@ -238,7 +246,7 @@ def _tell(span: tracing.Span, problem: BaseException) -> None:
         span.fail(error_text(problem))
 
 
-def _note_failure(held: Held, then: str, error: Exception) -> None:
+def _note_failure(held: HeldJob, then: str, error: Exception) -> None:
     """The traceback goes to the worker's log: the ledger keeps the message, and a person needs the line."""
     job, attempt = held.claimed, held.claimed.attempts_spent + 1
     _log.warning(

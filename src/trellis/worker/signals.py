@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from trellis.engine.jobs import Applied, LeaseLost
+from trellis.engine.jobs import LeaseLost, StepApplied
 from trellis.engine.ledger import Ledger
-from trellis.worker.held import Held, Holdings
+from trellis.worker.held import HeldJob, HeldJobs
 
 SIGNAL_PROGRESS = "job_heartbeat"
 
 
-async def flush(ledger: Ledger, held: Held, *, last: bool) -> Applied | LeaseLost | None:
+async def flush(ledger: Ledger, held: HeldJob, *, last: bool) -> StepApplied | LeaseLost | None:
     """Write what a job has to say, if it has anything."""
     signals = held.logs.take(last=last) if held.logs is not None else []
     if held.progress is not None:
@@ -23,7 +23,7 @@ class SignalWriter:
     """Tells the ledger about running jobs every so often."""
 
     ledger: Ledger
-    holdings: Holdings
+    holdings: HeldJobs
     interval_s: float
     name: str = "signals"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
 
-from trellis.engine.text import words_of
+from trellis.engine.text import error_message
 
 _Job = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
@@ -45,12 +45,12 @@ class Threads:
     def _serve(self) -> None:
         while (job := self._work.get()) is not None:
             call, future, loop = job
-            value, error = _called(call)
+            value, error = _call_caught(call)
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for this any more
                 loop.call_soon_threadsafe(_resolve, future, value, error)
 
 
-def _called(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+def _call_caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     try:
         return call(), None
     except BaseException as error:  # noqa: BLE001 - whatever user code raises is the job's outcome
@@ -64,6 +64,6 @@ def _resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | N
         future.set_result(value)
     elif isinstance(error, StopIteration | KeyboardInterrupt | SystemExit | asyncio.CancelledError):
         # These mean something to the event loop; from a handler they are errors like any other.
-        future.set_exception(RuntimeError(f"the handler raised {type(error).__name__}: {words_of(error)}"))
+        future.set_exception(RuntimeError(f"the handler raised {type(error).__name__}: {error_message(error)}"))
     else:
         future.set_exception(error)

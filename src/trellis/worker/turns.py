@@ -16,17 +16,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trellis.engine.errors import InputError, LedgerError, LedgerNotMigrated, LedgerTooOld, LedgerUrlInvalid, Refused
-from trellis.engine.jobs import Advance, Applied, Claim, Claimed, ClaimId, LeaseLost, Turn, TurnResult
+from trellis.engine.jobs import Advance, Claim, Claimed, ClaimId, LeaseLost, StepApplied, Turn, TurnResult
 from trellis.engine.logs import log_of
 from trellis.engine.outages import Failures
 from trellis.engine.service import backoff_s
 from trellis.lifecycles import Trigger
 from trellis.worker.app import App
-from trellis.worker.capacity import Pace, Room, Wanted
-from trellis.worker.context import Desk
-from trellis.worker.held import RUNNING, Held, Holdings, Settlement
-from trellis.worker.outcomes import LATE, given_back, started, stopped, uncommitted, unreadable
-from trellis.worker.payloads import Unreadable
+from trellis.worker.capacity import ClaimSize, JobPace, PrefetchPolicy
+from trellis.worker.context import WorkerServices
+from trellis.worker.held import RUNNING, HeldJob, HeldJobs, Settlement
+from trellis.worker.outcomes import (
+    LEASE_DOUBT_CAUSE,
+    cancel_advance,
+    reject_uncommitted,
+    reject_unreadable,
+    release_advance,
+    start_advance,
+)
+from trellis.worker.payloads import UnreadablePayload
 from trellis.worker.runners import Runners
 
 ADVANCES_MAX = 1_000
@@ -37,26 +44,26 @@ _log = log_of("trellis.worker")
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PendingTurn:
     """One turn and what its answers are about: settlements first, then starts."""
 
     turn: Turn
     settlements: list[Settlement]
-    starts: list[Held]
-    wanted: Wanted
+    starts: list[HeldJob]
+    wanted: ClaimSize
     sent_at: float
 
 
-class Turns:
+class TurnLoop:
     """Talks to the ledger for the runners."""
 
     def __init__(
         self,
         *,
         app: App,
-        desk: Desk,
-        holdings: Holdings,
-        room: Room,
+        desk: WorkerServices,
+        holdings: HeldJobs,
+        room: PrefetchPolicy,
         runners: Runners,
         rng: random.Random,
         new_id: Callable[[], str],
@@ -69,12 +76,12 @@ class Turns:
         self._new_id = new_id
         self._specs = {spec.type: spec for spec in app}
         self._types = tuple(spec.claim for spec in app)
-        self._pace = Pace()
+        self._pace = JobPace()
         self._due = holdings.changed
         self._consumed = asyncio.Event()
         self._search = True
         """Whether there may be work that the last claim did not bring."""
-        self._flying: list[Order] = []
+        self._flying: list[PendingTurn] = []
         self.claiming = True
         self.quiet = asyncio.Event()
         """Nothing is held, and nothing waits to be settled."""
@@ -105,7 +112,7 @@ class Turns:
                 self._due.set()
             self._note_quiet()
 
-    def _compose(self) -> Order | None:
+    def _compose(self) -> PendingTurn | None:
         """Everything that should be in the next turn; None when there is no reason for one."""
         holdings, now = self._holdings, self._desk.clock.monotonic()
         self._pace.note(holdings.settled, now, busy=bool(holdings.jobs))
@@ -118,20 +125,20 @@ class Turns:
             return None
         del holdings.finished[:ADVANCES_MAX]
         claim = self._claim(wanted) if wanted.total else None
-        advances = (*(s.advance for s in settlements), *(started(held) for held in starts))
+        advances = (*(s.advance for s in settlements), *(start_advance(held) for held in starts))
         turn = Turn(actor=self._desk.actor, advances=advances, claim=claim)
-        return Order(turn, settlements, starts, wanted, now)
+        return PendingTurn(turn, settlements, starts, wanted, now)
 
-    def _claim(self, wanted: Wanted) -> Claim:
+    def _claim(self, wanted: ClaimSize) -> Claim:
         self._search = False
         self._consumed.set()
         claim_id = ClaimId(self._new_id())
         return Claim(claim_id=claim_id, types=self._types, start=wanted.start, prefetch=wanted.prefetch, isolates=True)
 
-    def _wanted(self) -> Wanted:
+    def _wanted(self) -> ClaimSize:
         holdings = self._holdings
-        if not self.claiming or holdings.suspects:
-            return Wanted(0, 0)
+        if not self.claiming or holdings.quarantined:
+            return ClaimSize(0, 0)
         return self._room.wanted(
             self._pace.per_s,
             running=holdings.running,
@@ -139,21 +146,21 @@ class Turns:
             assigned=len(holdings.assigned) + sum(order.wanted.prefetch for order in self._flying),
         )
 
-    def _to_start(self) -> list[Held]:
+    def _to_start(self) -> list[HeldJob]:
         """Claimed jobs whose start is committed with this turn, after the checks that come before user code."""
         holdings = self._holdings
         if not self.claiming:
             return []
-        while holdings.suspects and holdings.suspects[0].finished:
-            self._no_more_suspected(holdings.suspects[0])
-        if holdings.suspects and not holdings.assigned:
-            return self._suspect_to_start()
+        while holdings.quarantined and holdings.quarantined[0].finished:
+            self._release_quarantined(holdings.quarantined[0])
+        if holdings.quarantined and not holdings.assigned:
+            return self._quarantined_to_start()
         ready = len(holdings.ready) + self._starting()
         count = self._room.startable(self._pace.per_s, running=holdings.running, ready=ready)
         chosen = [holdings.assigned.popleft() for _ in range(min(count, len(holdings.assigned)))]
         return [held for held in chosen if self._may_start(held)]
 
-    def in_flight(self, held: Held) -> bool:
+    def in_flight(self, held: HeldJob) -> bool:
         """Whether its start is on its way to the ledger: until the answer comes nobody can say what state it is in."""
         return any(held in order.starts for order in self._flying)
 
@@ -161,10 +168,10 @@ class Turns:
         """Jobs that turns in flight may make ready."""
         return sum(order.wanted.start + len(order.starts) for order in self._flying)
 
-    def _suspect_to_start(self) -> list[Held]:
+    def _quarantined_to_start(self) -> list[HeldJob]:
         """The first suspect, once this process is doing nothing else; what has finished is settled in the same turn."""
         holdings = self._holdings
-        suspect = holdings.suspects[0]
+        suspect = holdings.quarantined[0]
         if holdings.running or holdings.ready or self._flying or len(holdings.finished) > ADVANCES_MAX:
             return []
         if suspect.began_at is not None or suspect.state == RUNNING:
@@ -174,29 +181,29 @@ class Turns:
         )
         return [suspect] if self._may_start(suspect) else []
 
-    def _may_start(self, held: Held) -> bool:
+    def _may_start(self, held: HeldJob) -> bool:
         now = self._desk.clock.monotonic()
         problem: Advance | None = None
         if held.cancel_requested:
-            problem = stopped(held, "soft cancel before the handler began")
+            problem = cancel_advance(held, "soft cancel before the handler began")
         elif held.fence <= now:
-            problem = given_back(held, LATE)
-        elif isinstance(payload := held.spec.codec.read_payload(held.claimed.payload), Unreadable):
-            problem = unreadable(held, payload)
+            problem = release_advance(held, LEASE_DOUBT_CAUSE)
+        elif isinstance(payload := held.spec.codec.read_payload(held.claimed.payload), UnreadablePayload):
+            problem = reject_unreadable(held, payload)
         else:
             held.payload = payload
         if problem is not None:
             self._settle_unbegun(held, problem)
         return problem is None
 
-    def _settle_unbegun(self, held: Held, advance: Advance) -> None:
-        self._no_more_suspected(held)
+    def _settle_unbegun(self, held: HeldJob, advance: Advance) -> None:
+        self._release_quarantined(held)
         self._holdings.settle(held, advance)
 
-    def _no_more_suspected(self, held: Held) -> None:
+    def _release_quarantined(self, held: HeldJob) -> None:
         """A suspect's turn is over: the ledger may have kept back the next one, and more."""
-        if held in self._holdings.suspects:
-            self._holdings.suspects.remove(held)
+        if held in self._holdings.quarantined:
+            self._holdings.quarantined.remove(held)
             self._search = True
 
     async def _deliver(self, turn: Turn) -> TurnResult:
@@ -226,15 +233,15 @@ class Turns:
             step = turn.advances[0]
             _log.error("step_impossible", job_id=step.lease.job_id, trigger=step.trigger, error=str(error))
             if step.trigger == Trigger.COMPLETE:
-                return await self._deliver(Turn(actor=turn.actor, advances=(uncommitted(step, error),)))
+                return await self._deliver(Turn(actor=turn.actor, advances=(reject_uncommitted(step, error),)))
             return TurnResult([LeaseLost(step.lease)], [])
-        outcomes: list[Applied | LeaseLost] = []
+        outcomes: list[StepApplied | LeaseLost] = []
         for advance in turn.advances:
             outcomes += (await self._deliver(Turn(actor=turn.actor, advances=(advance,)))).outcomes
         claimed = (await self._deliver(Turn(actor=turn.actor, claim=turn.claim))).claimed if turn.claim else []
         return TurnResult(outcomes, claimed)
 
-    def _apply(self, order: Order, answer: TurnResult) -> None:
+    def _apply(self, order: PendingTurn, answer: TurnResult) -> None:
         outcomes = iter(answer.outcomes)
         for settlement, outcome in zip(order.settlements, outcomes, strict=False):
             if isinstance(outcome, LeaseLost):
@@ -251,26 +258,26 @@ class Turns:
         if self._holdings.ready:
             self._runners.wake()
 
-    def _drop(self, held: Held) -> None:
-        self._no_more_suspected(held)
+    def _drop(self, held: HeldJob) -> None:
+        self._release_quarantined(held)
         self._holdings.forget(held)
 
-    def _hand_over(self, held: Held) -> None:
+    def _hand_over(self, held: HeldJob) -> None:
         self._holdings.ready.append(held)
         self._runners.wake()
 
-    def _admit(self, claimed: list[Claimed], order: Order) -> None:
+    def _admit(self, claimed: list[Claimed], order: PendingTurn) -> None:
         """Take in what a claim brought."""
         holdings, specs, sent_at = self._holdings, self._specs, order.sent_at
         if order.wanted.total:
             self._search = self._search or len(claimed) >= order.wanted.total
         for job in claimed:
-            held = Held(job, specs[job.type], sent_at)
+            held = HeldJob(job, specs[job.type], sent_at)
             holdings.jobs[job.lease.key] = held
             if not self.claiming:
-                holdings.settle(held, given_back(held, "claimed while the worker began to drain"))
+                holdings.settle(held, release_advance(held, "claimed while the worker began to drain"))
             elif job.runs_alone:
-                holdings.suspects.append(held)
+                holdings.quarantined.append(held)
             elif job.state == RUNNING:
                 holdings.ready.append(held)
             else:
@@ -286,5 +293,5 @@ class Turns:
             self.idle.set()
 
 
-def _note_refused(held: Held, trigger: str) -> None:
+def _note_refused(held: HeldJob, trigger: str) -> None:
     _log.warning("step_refused", job_id=held.lease.job_id, epoch=held.lease.epoch, trigger=trigger, reason="lease lost")

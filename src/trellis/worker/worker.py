@@ -21,22 +21,22 @@ from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import Actor, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.service import Presence, Retention, Service, Sweeper, serve
+from trellis.engine.service import PresenceBeacon, Retention, Service, Sweeper, serve
 from trellis.engine.type_options import DECLARED
 from trellis.lifecycles import Role
 from trellis.worker.app import App
-from trellis.worker.capacity import Room
-from trellis.worker.heartbeat import Heartbeat
-from trellis.worker.held import Fate, Holdings
-from trellis.worker.listener import Listener
+from trellis.worker.capacity import PrefetchPolicy
+from trellis.worker.heartbeat import WorkerLeaseHeartbeat
+from trellis.worker.held import HeldJobs, StopCause
+from trellis.worker.listener import WorkListener
 from trellis.worker.options import WorkerOptions
-from trellis.worker.outcomes import given_back
+from trellis.worker.outcomes import release_advance
 from trellis.worker.requests import SubmitSettings, new_job
 from trellis.worker.runners import Runners
 from trellis.worker.signals import SignalWriter
 from trellis.worker.threads import Threads
-from trellis.worker.turns import Turns
-from trellis.worker.watch import Watch
+from trellis.worker.turns import TurnLoop
+from trellis.worker.watch import HeldJobWatch
 
 TICK_S_MAX = 0.5
 TICK_S_MIN = 0.02
@@ -87,12 +87,12 @@ class Worker:
         self._turning: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._threads = Threads(options.threads_max)
-        self.holdings = Holdings()
+        self.holdings = HeldJobs()
         self.runners = Runners(
             holdings=self.holdings, desk=self, size=options.concurrency, threads=self._threads, draw=rng.random
         )
-        room = Room(concurrency=options.concurrency, prefetch_max=options.prefetch_max)
-        self.turns = Turns(
+        room = PrefetchPolicy(concurrency=options.concurrency, prefetch_max=options.prefetch_max)
+        self.turns = TurnLoop(
             app=app, desk=self, holdings=self.holdings, room=room, runners=self.runners, rng=rng, new_id=new_id
         )
 
@@ -156,25 +156,25 @@ class Worker:
         return self.drained
 
     def _give_back_waiting(self) -> int:
-        waiting = [*self.holdings.waiting(), *list(self.holdings.suspects)[:1]]
+        waiting = [*self.holdings.waiting(), *list(self.holdings.quarantined)[:1]]
         waiting = [
             held for held in waiting if held.began_at is None and not held.finished and not self.turns.in_flight(held)
         ]
         self.holdings.take_back(set(waiting))
         for held in waiting:
-            self.holdings.settle(held, given_back(held, "the worker drains"))
+            self.holdings.settle(held, release_advance(held, "the worker drains"))
         self.holdings.changed.set()
         return len(waiting)
 
     def _give_back_running(self) -> int:
         running = [held for held in self.holdings.jobs.values() if held.began_at is not None and not held.finished]
         for held in running:
-            held.interrupt(Fate.GIVEN_BACK)
-            if held.fate is Fate.LOST:
+            held.interrupt(StopCause.GIVEN_BACK)
+            if held.fate is StopCause.LOST:
                 self.holdings.forget(held)
             elif held.task is None:
                 # A thread cannot be stopped. Its job is given back all the same: the process is about to end.
-                self.holdings.settle(held, given_back(held, Fate.GIVEN_BACK.value))
+                self.holdings.settle(held, release_advance(held, StopCause.GIVEN_BACK.value))
         return len(running)
 
     async def _quiet_within(self, seconds: float, hurry: asyncio.Event) -> None:
@@ -205,11 +205,11 @@ class Worker:
             return
         with suppress(LedgerError, TimeoutError):
             async with asyncio.timeout(min(LEAVE_S_MAX, self.options.settle_s)):
-                await self.ledger.beat(self.actor, self._about())
+                await self.ledger.heartbeat_worker(self.actor, self._about())
 
     def _about(self) -> bytes:
         """What people see of this worker."""
-        suspects = self.holdings.suspects
+        suspects = self.holdings.quarantined
         alone = suspects[0].lease.job_id if suspects and suspects[0].began_at is not None else None
         return json.dumps(
             {
@@ -232,20 +232,20 @@ class Worker:
         """What looks after the jobs this worker holds."""
         tick_s = self._tick_s()
         return [
-            Heartbeat(
+            WorkerLeaseHeartbeat(
                 ledger=self.ledger,
                 actor=self.actor,
                 clock=self.clock,
                 holdings=self.holdings,
                 tick_s=tick_s,
             ),
-            Watch(clock=self.clock, holdings=self.holdings, tick_s=tick_s),
+            HeldJobWatch(clock=self.clock, holdings=self.holdings, tick_s=tick_s),
             SignalWriter(ledger=self.ledger, holdings=self.holdings, interval_s=min(SIGNALS_INTERVAL_S, 2 * tick_s)),
         ]
 
     def _services(self) -> list[Service[Any]]:
         types = tuple(spec.type for spec in self.app)
-        listener = Listener(
+        listener = WorkListener(
             ledger=self.ledger,
             clock=self.clock,
             rng=self._rng,
@@ -254,7 +254,11 @@ class Worker:
             hints=self.options.hints,
             found=self.turns.hint,
         )
-        services = [*self._own_services(), listener, Presence(ledger=self.ledger, actor=self.actor, about=self._about)]
+        services = [
+            *self._own_services(),
+            listener,
+            PresenceBeacon(ledger=self.ledger, actor=self.actor, about=self._about),
+        ]
         if self.options.sweep is not None:
             sweeping = Actor(role=Role.SWEEPER, name=self.options.name)
             services.append(Sweeper(ledger=self.ledger, actor=sweeping, options=self.options.sweep))

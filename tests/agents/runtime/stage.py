@@ -9,10 +9,10 @@ from tests.agents.files import agent_file
 from trellis.agents.annotations import Annotation
 from trellis.agents.definition import AgentDefinition, read_definition
 from trellis.agents.output import AgentOutput
-from trellis.agents.runtime import AgentContext, AgentDesk, DeepPage, Limits, ModelOptions, run_agent
-from trellis.agents.sources import Source
-from trellis.nlm.extractive import Extractive
-from trellis.nlm.provider import Answer, Question
+from trellis.agents.runtime import AgentContext, DeepMemoryPage, ModelOptions, RunLimits, ToolServices, run_agent
+from trellis.agents.sources import AgentSource
+from trellis.nlm.extractive import ExtractiveProvider
+from trellis.nlm.provider import NlmAnswer, NlmQuestion
 from trellis.storage.memory.layout import DeepPart, ReadMode
 
 RUN_ID = "run_2026-02-14_080000_abc123"
@@ -58,7 +58,7 @@ class Stage:
     memory: Mapping[str, str] = field(default_factory=lambda: dict(MEMORY))
     deep: Mapping[str, str] = field(default_factory=lambda: {"000001": "## We chose roses\n"})
     journal: Journal = field(default_factory=Journal)
-    limits: Limits = field(default_factory=Limits)
+    limits: RunLimits = field(default_factory=RunLimits)
     left_s: Callable[[], float] = lambda: 60.0
     scripts: dict[str, Callable[..., Any]] = field(default_factory=dict)
     base_url: str | None = None
@@ -67,9 +67,9 @@ class Stage:
     annotations: tuple[Annotation, ...] = ()
     asked: list[str] = field(default_factory=list)
     deep_reads: list[tuple[DeepPart, str | None, int]] = field(default_factory=list)
-    provider: Extractive = field(default_factory=Extractive)
+    provider: ExtractiveProvider = field(default_factory=ExtractiveProvider)
 
-    async def ask(self, question: Question, deadline_s: float) -> Answer:
+    async def ask(self, question: NlmQuestion, deadline_s: float) -> NlmAnswer:
         self.asked.append(question.text)
         prepared = await self.provider.prepare(question.sources)
         return await self.provider.query(prepared, question, deadline_s=deadline_s)
@@ -77,12 +77,12 @@ class Stage:
     async def read_memory(self, mode: ReadMode) -> Mapping[str, str]:
         return {name: text for name, text in self.memory.items() if mode is ReadMode.WIDE or name != "facts.md"}
 
-    async def read_memory_deep(self, part: DeepPart, before: str | None, limit: int) -> DeepPage:
+    async def read_memory_deep(self, part: DeepPart, before: str | None, limit: int) -> DeepMemoryPage:
         self.deep_reads.append((part, before, limit))
-        return DeepPage(items=self.deep)
+        return DeepMemoryPage(items=self.deep)
 
     async def run(self, definition: AgentDefinition) -> AgentOutput:
-        found = tuple(Source(ref=ref, text=text, sha256="") for ref, text in sorted(self.sources.items()))
+        found = tuple(AgentSource(ref=ref, text=text, sha256="") for ref, text in sorted(self.sources.items()))
         return await run_agent(
             definition,
             AgentContext(
@@ -92,7 +92,7 @@ class Stage:
                 memory=self.memory,
                 params=self.params,
             ),
-            desk=AgentDesk(ask=self.ask, read_memory=self.read_memory, read_memory_deep=self.read_memory_deep),
+            desk=ToolServices(ask=self.ask, read_memory=self.read_memory, read_memory_deep=self.read_memory_deep),
             once=self.journal.once,
             limits=self.limits,
             left_s=self.left_s,

@@ -4,7 +4,7 @@
 
 import pytest
 
-from trellis.agents.offline.comparing import Kind, conflicts, denials, statement, subjects
+from trellis.agents.offline.comparing import ConflictKind, conflicts, denials, statement, subjects
 from trellis.agents.offline.questions import QUESTION_CHARS_MAX, QUESTIONS_MAX, Origin, questions
 
 
@@ -25,7 +25,7 @@ def pair(first: str, second: str, *, refs: tuple[str, str] = ("a.md", "b.md")):
 )
 def test_different_figures_for_one_matter_are_a_pair(first, second):
     [found] = pair(first, second)
-    assert found.kind is Kind.FIGURES
+    assert found.kind is ConflictKind.FIGURES
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_denial_is_seen_only_about_what_the_question_names():
     yes = statement("a.md", "In 1931 the top of V-3 was taken off and a new bar was set.")
     no = statement("b.md", "Nobody ever took off the top, and the bar is the old one.")
     [found] = denials("Was the top of V-3 taken off, and the bar changed?", [yes, no], [])
-    assert found.kind is Kind.DENIAL
+    assert found.kind is ConflictKind.DENIAL
     assert denials("Was the top taken off, and the bar changed?", [yes, no], []) == []
     assert denials("Was the top of V-4 taken off?", [yes, no], []) == []
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.agents.runtime.stage import FINISH, Stage, agent, propose, script
 from trellis.agents.output import RefusalCode
-from trellis.agents.runtime import Limits
+from trellis.agents.runtime import RunLimits
 from trellis.agents.runtime_errors import (
     ModelGarbage,
     OutOfTime,
@@ -34,14 +34,14 @@ async def test_the_last_step_may_finish():
 
 
 async def test_a_request_that_would_break_the_token_limit_is_not_made():
-    stage = Stage(limits=Limits(tokens_max=50))
+    stage = Stage(limits=RunLimits(tokens_max=50))
     with pytest.raises(TokensExceeded):
         await stage.play([FINISH])
     assert not stage.journal.entries
 
 
 async def test_tokens_are_counted_over_the_whole_run():
-    stage = Stage(limits=Limits(tokens_max=6_000))
+    stage = Stage(limits=RunLimits(tokens_max=6_000))
     with pytest.raises(TokensExceeded) as caught:
         await stage.play([("read-context", {})], max_steps="20")
     assert caught.value.data["limit"] == 6_000
@@ -49,7 +49,7 @@ async def test_tokens_are_counted_over_the_whole_run():
 
 
 async def test_a_model_that_calls_tools_without_end_is_stopped():
-    stage = Stage(limits=Limits(tool_calls_max=10))
+    stage = Stage(limits=RunLimits(tool_calls_max=10))
     with pytest.raises(ToolCallsExceeded):
         await stage.play([("read-memory", {})] * 6)
     assert len([name for name in stage.journal.entries if name.startswith("tool/")]) == 6

@@ -13,7 +13,7 @@ from trellis.agents.definition import AgentDefinition, read_definition
 from trellis.agents.garden import memory_seed, objects_of
 from trellis.agents.offline.wording import WORDINGS
 from trellis.nlm.provider import Language
-from trellis.storage.memory.updates import Applied, apply_updates
+from trellis.storage.memory.updates import AppliedUpdates, apply_updates
 
 ENGLISH = {
     "sources/register.md": "# Register\n\nThe lamp L-7 burns at 230 volts. It weighs 4 kg with its stand.\n\n"
@@ -163,7 +163,7 @@ async def test_once_memory_has_it_nothing_is_proposed_again(case):
     updates = [draft.update() for draft in first.proposals if draft.action == "memory-update"]
     assert updates
     applied = apply_updates(stage.memory, updates, datetime(2026, 2, 14, tzinfo=UTC), run_id=RUN_ID)
-    assert isinstance(applied, Applied)
+    assert isinstance(applied, AppliedUpdates)
     again = Stage(sources=stage.sources, memory=applied.files)
     second = await again.run(definition)
     assert second.proposals == ()

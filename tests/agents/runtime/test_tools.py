@@ -12,7 +12,7 @@ from tests.agents.runtime.stage import FINISH, RUN_ID, SOURCES, Stage, agent, pr
 from trellis.agents.annotations import Annotation
 from trellis.agents.definition import Tool
 from trellis.agents.drafting import FIELDS
-from trellis.agents.output import AgentOutput, Change, RefusalCode
+from trellis.agents.output import AgentOutput, DraftChange, RefusalCode
 from trellis.nlm.errors import NlmRefused
 from trellis.storage.memory.errors import MemoryOverLimit
 from trellis.storage.memory.layout import DeepPart
@@ -182,7 +182,7 @@ def test_no_arguments_crash_a_tool_and_every_call_is_accounted_for(calls):
 async def test_a_proposal_is_only_added_to_the_output():
     output = await Stage().play(READ, [propose(citations=[QUOTE])], [FINISH])
     [draft] = output.proposals
-    assert (draft.action, draft.target, draft.change) == ("propose-comment", "sources/beds.md", Change.APPEND)
+    assert (draft.action, draft.target, draft.change) == ("propose-comment", "sources/beds.md", DraftChange.APPEND)
     [citation] = draft.citations
     assert SOURCES[citation.ref][citation.start : citation.end] == citation.excerpt == QUOTE["excerpt"]
     assert draft.flags == ()
@@ -301,13 +301,16 @@ async def test_what_an_agent_may_not_propose_is_refused_with_the_reason(changes,
 @pytest.mark.parametrize(
     "changes, change",
     [
-        ({"action": "propose-edit"}, Change.APPEND),
-        ({"action": "propose-edit", "operation": "replace"}, Change.REPLACE),
-        ({"action": "propose-note", "target": "notes/нотатка.md"}, Change.CREATE),
-        ({"action": "propose-summary", "target": "artifacts/2026/sum.md"}, Change.CREATE),
-        ({"action": "memory-update", "target": "facts.md"}, Change.APPEND),
-        ({"action": "memory-update", "target": f"runs/{RUN_ID}.md"}, Change.APPEND),
-        ({"action": "memory-update", "target": "facts.md", "section": "Beds", "operation": "replace"}, Change.REPLACE),
+        ({"action": "propose-edit"}, DraftChange.APPEND),
+        ({"action": "propose-edit", "operation": "replace"}, DraftChange.REPLACE),
+        ({"action": "propose-note", "target": "notes/нотатка.md"}, DraftChange.CREATE),
+        ({"action": "propose-summary", "target": "artifacts/2026/sum.md"}, DraftChange.CREATE),
+        ({"action": "memory-update", "target": "facts.md"}, DraftChange.APPEND),
+        ({"action": "memory-update", "target": f"runs/{RUN_ID}.md"}, DraftChange.APPEND),
+        (
+            {"action": "memory-update", "target": "facts.md", "section": "Beds", "operation": "replace"},
+            DraftChange.REPLACE,
+        ),
     ],
 )
 async def test_what_an_agent_may_propose(changes, change):

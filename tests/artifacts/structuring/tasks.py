@@ -5,12 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from trellis.agents.garden import memory_seed, objects_of
-from trellis.artifacts.content import Draft, JobType
+from trellis.artifacts.content import ArtifactDraft, JobType
 from trellis.artifacts.snapshot import Snapshot
-from trellis.artifacts.structuring import Answered, Prompt, Task, ask, build, draft
-from trellis.nlm.extractive import Extractive
+from trellis.artifacts.structuring import (
+    StoredAnswer,
+    StructuringPrompt,
+    StructuringTask,
+    ask_provider,
+    build_prompt,
+    draft,
+)
+from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.provider import NlmProvider
-from trellis.nlm.scripted import Script, Scripted
+from trellis.nlm.scripted import ProviderScript, ScriptedProvider
 from trellis.storage.memory.layout import FACTS
 from trellis.testing import FakeClock
 
@@ -53,19 +60,21 @@ def garden(slug: str) -> dict[str, str]:
     return {ref: text for ref, text in found.items() if ref.startswith("sources/")}
 
 
-def task(job_type: JobType, payload: Mapping[str, Any], made: Snapshot | None = None) -> Task:
+def task(job_type: JobType, payload: Mapping[str, Any], made: Snapshot | None = None) -> StructuringTask:
     made = made or snapshot()
-    return Task(job_type=job_type, agent_slug=made.agent_slug, payload=payload, snapshot=made)
+    return StructuringTask(job_type=job_type, agent_slug=made.agent_slug, payload=payload, snapshot=made)
 
 
-async def drafted(made: Task, provider: NlmProvider | None = None) -> Draft:
+async def drafted(made: StructuringTask, provider: NlmProvider | None = None) -> ArtifactDraft:
     """All the way, through the bytes that are kept between the stages."""
-    prompt = build(made)
-    answered = await ask(provider or Extractive(), prompt, deadline_s=30.0)
-    return draft(made, Prompt.read(prompt.to_bytes()), Answered.read(answered.to_bytes()))
+    prompt = build_prompt(made)
+    answered = await ask_provider(provider or ExtractiveProvider(), prompt, deadline_s=30.0)
+    return draft(made, StructuringPrompt.read(prompt.to_bytes()), StoredAnswer.read(answered.to_bytes()))
 
 
-async def research(query: str, made: Snapshot | None = None, provider: NlmProvider | None = None, **more: Any) -> Draft:
+async def research(
+    query: str, made: Snapshot | None = None, provider: NlmProvider | None = None, **more: Any
+) -> ArtifactDraft:
     return await drafted(task(JobType.RESEARCH, {"query": query, **more}, made), provider)
 
 
@@ -76,8 +85,8 @@ class _SkippingClock(FakeClock):
         self.advance(seconds)
 
 
-def scripted(*steps: dict[str, Any]) -> Scripted:
-    return Scripted(Script.model_validate({"steps": list(steps)}), clock=_SkippingClock())
+def scripted(*steps: dict[str, Any]) -> ScriptedProvider:
+    return ScriptedProvider(ProviderScript.model_validate({"steps": list(steps)}), clock=_SkippingClock())
 
 
 def says(text: str, *citations: tuple[str, str]) -> dict[str, Any]:

@@ -8,25 +8,25 @@ import pytest
 from tests.artifacts.structuring.tasks import VIOLIN, says, scripted, snapshot, task
 from trellis.artifacts.content import JobType
 from trellis.artifacts.stored import StoredInvalid
-from trellis.artifacts.structuring import Answered, Prompt, ask, build, transient
+from trellis.artifacts.structuring import StoredAnswer, StructuringPrompt, ask_provider, build_prompt, is_transient
 from trellis.engine.errors import PayloadInvalid
 from trellis.nlm.errors import NlmError, NlmGarbage, NlmRefused, NlmTimeout, NlmUnavailable
-from trellis.nlm.extractive import Extractive
-from trellis.nlm.provider import Answer, Flag, Language, Prepared, Question
+from trellis.nlm.extractive import ExtractiveProvider
+from trellis.nlm.provider import AnswerFlag, Language, NlmAnswer, NlmQuestion, PreparedCorpus
 from trellis.nlm.words import stems
 
-PROMPT = build(task(JobType.RESEARCH, {"query": "At which relative humidity must TS-02 be kept?"}))
+PROMPT = build_prompt(task(JobType.RESEARCH, {"query": "At which relative humidity must TS-02 be kept?"}))
 EXCERPT = ("sources/05-provenance.md", "it must be kept at a relative humidity of 60 to 65 percent at all times")
 GOOD = says("At 60 to 65 percent.", EXCERPT)
 
 
 async def test_the_provider_is_asked_exactly_once() -> None:
     provider = scripted(GOOD)
-    answered = await ask(provider, PROMPT, deadline_s=5.0)
+    answered = await ask_provider(provider, PROMPT, deadline_s=5.0)
     assert [question.text for question in provider.asked] == ["At which relative humidity must TS-02 be kept?"]
     assert answered.citations[0].excerpt == EXCERPT[1]
-    assert Answered.read(answered.to_bytes()) == answered
-    assert Prompt.read(PROMPT.to_bytes()) == PROMPT
+    assert StoredAnswer.read(answered.to_bytes()) == answered
+    assert StructuringPrompt.read(PROMPT.to_bytes()) == PROMPT
 
 
 @pytest.mark.parametrize(
@@ -47,34 +47,34 @@ async def test_a_bad_answer_is_an_error_that_says_whether_to_come_again(
 ) -> None:
     provider = scripted(step)
     with pytest.raises(error) as caught:
-        await ask(provider, PROMPT, deadline_s=5.0)
-    assert transient(caught.value) is again
+        await ask_provider(provider, PROMPT, deadline_s=5.0)
+    assert is_transient(caught.value) is again
     assert len(provider.asked) == 1
     if isinstance(caught.value, NlmUnavailable) and "429" in str(caught.value):
         assert caught.value.retry_after_s == 7.0
 
 
 async def test_the_same_answer_twice_in_one_reply_counts_once() -> None:
-    once = await ask(scripted(GOOD), PROMPT, deadline_s=5.0)
-    twice = await ask(scripted(GOOD | {"shape": "twice"}), PROMPT, deadline_s=5.0)
+    once = await ask_provider(scripted(GOOD), PROMPT, deadline_s=5.0)
+    twice = await ask_provider(scripted(GOOD | {"shape": "twice"}), PROMPT, deadline_s=5.0)
     assert once == twice
 
 
 async def test_without_time_nothing_is_asked() -> None:
     provider = scripted(GOOD)
     with pytest.raises(NlmTimeout):
-        await ask(provider, PROMPT, deadline_s=0.0)
+        await ask_provider(provider, PROMPT, deadline_s=0.0)
     assert not provider.asked
 
 
-class _Careless(Extractive):
+class _Careless(ExtractiveProvider):
     """A plug-in that verifies nothing, says nothing, or never comes back."""
 
-    def __init__(self, answer: Answer | None) -> None:
+    def __init__(self, answer: NlmAnswer | None) -> None:
         super().__init__()
         self._answer = answer
 
-    async def query(self, prepared: Prepared, question: Question, *, deadline_s: float) -> Answer:
+    async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
         if self._answer is None:
             await asyncio.Event().wait()
             raise AssertionError
@@ -82,36 +82,36 @@ class _Careless(Extractive):
 
 
 async def test_a_provider_that_breaks_its_promises_is_held_to_them() -> None:
-    odd = Answer(text="Yes.", flags=("odd\0flag",), model="m\0" * 500)
-    answered = await ask(_Careless(odd), PROMPT, deadline_s=5.0)
+    odd = NlmAnswer(text="Yes.", flags=("odd\0flag",), model="m\0" * 500)
+    answered = await ask_provider(_Careless(odd), PROMPT, deadline_s=5.0)
     assert answered.citations == ()
-    assert Flag.UNGROUNDED in answered.flags
+    assert AnswerFlag.UNGROUNDED in answered.flags
     with pytest.raises(NlmGarbage):
-        await ask(_Careless(Answer(text="")), PROMPT, deadline_s=5.0)
+        await ask_provider(_Careless(NlmAnswer(text="")), PROMPT, deadline_s=5.0)
     with pytest.raises(NlmTimeout):
-        await ask(_Careless(None), PROMPT, deadline_s=0.01)
+        await ask_provider(_Careless(None), PROMPT, deadline_s=0.01)
 
 
 def test_a_question_is_framed_by_stop_words_alone() -> None:
-    brief = build(task(JobType.BRIEF, {"vision_text": "Two violins.", "entity_refs": ["ts-02"]}))
+    brief = build_prompt(task(JobType.BRIEF, {"vision_text": "Two violins.", "entity_refs": ["ts-02"]}))
     assert stems(brief.question) == stems("TS-02 Two violins.")
-    draft = build(task(JobType.PROPOSAL_PREPROCESS, {"proposal_draft": {"text": "Дві скрипки."}}))
+    draft = build_prompt(task(JobType.PROPOSAL_PREPROCESS, {"proposal_draft": {"text": "Дві скрипки."}}))
     assert draft.language is Language.UKRAINIAN
     assert stems(draft.question) == stems("Дві скрипки.")
 
 
 def test_a_payload_that_does_not_fit_is_refused_before_anything_is_asked() -> None:
     with pytest.raises(PayloadInvalid):
-        build(task(JobType.RESEARCH, {"question": "?"}))
+        build_prompt(task(JobType.RESEARCH, {"question": "?"}))
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b"\xff", b'{"text": 1}'])
 def test_bytes_that_are_no_answer_are_refused(body: bytes) -> None:
     with pytest.raises(StoredInvalid):
-        Answered.read(body)
+        StoredAnswer.read(body)
 
 
 def test_only_the_named_sources_are_asked() -> None:
     payload = {"query": "x", "sources": ["sources/05-provenance.md"]}
-    prompt = build(task(JobType.RESEARCH, payload, snapshot(VIOLIN)))
+    prompt = build_prompt(task(JobType.RESEARCH, payload, snapshot(VIOLIN)))
     assert [source.ref for source in prompt.sources] == ["sources/05-provenance.md"]

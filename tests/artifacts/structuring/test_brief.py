@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.artifacts.structuring.tasks import GUARDIAN, drafted, says, scripted, snapshot, task
-from trellis.artifacts.content import ArtifactType, Draft, JobType
+from trellis.artifacts.content import ArtifactDraft, ArtifactType, JobType
 from trellis.artifacts.snapshot import Snapshot
 from trellis.nlm.provider import NlmProvider
 
@@ -23,7 +23,7 @@ async def brief(
     made: Snapshot | None = None,
     provider: NlmProvider | None = None,
     **style: Any,
-) -> Draft:
+) -> ArtifactDraft:
     payload: dict[str, Any] = {"vision_text": vision, "entity_refs": list(refs)}
     if style:
         payload["style_guide"] = style

@@ -2,16 +2,16 @@
 
 import pytest
 
-from trellis.artifacts.snapshot import Entity
-from trellis.artifacts.structuring.entities import Known, with_unknown
+from trellis.artifacts.snapshot import SnapshotEntity
+from trellis.artifacts.structuring.entities import EntityFinder, with_unknown
 
-KNOWN = Known(
+KNOWN = EntityFinder(
     (
-        Entity(slug="olena-hrab", name="Олена Граб", aliases=("пані Олена",)),
-        Entity(slug="jacob-s", name="Jacob Stainer"),
-        Entity(slug="ts-01", name="TS-01"),
-        Entity(slug="north", name="Holub", aliases=("the doctor",)),
-        Entity(slug="south", name="HOLUB"),
+        SnapshotEntity(slug="olena-hrab", name="Олена Граб", aliases=("пані Олена",)),
+        SnapshotEntity(slug="jacob-s", name="Jacob Stainer"),
+        SnapshotEntity(slug="ts-01", name="TS-01"),
+        SnapshotEntity(slug="north", name="Holub", aliases=("the doctor",)),
+        SnapshotEntity(slug="south", name="HOLUB"),
     )
 )
 
@@ -62,10 +62,12 @@ def test_a_text_that_names_two_entities_equally_well_is_half_sure_of_each() -> N
 
 
 def test_the_longest_name_wins_and_no_word_counts_twice() -> None:
-    known = Known((Entity(slug="graz", name="Graz"), Entity(slug="cousin", name="cousin in Graz")))
+    known = EntityFinder(
+        (SnapshotEntity(slug="graz", name="Graz"), SnapshotEntity(slug="cousin", name="cousin in Graz"))
+    )
     assert [match.slug for match in known.matches("my cousin in Graz")] == ["cousin"]
 
 
 def test_an_unknown_slug_stands_for_itself_and_comes_in_the_order_asked() -> None:
-    entities = with_unknown((Entity(slug="b", name="B"), Entity(slug="a", name="A")), ("x", "a"))
+    entities = with_unknown((SnapshotEntity(slug="b", name="B"), SnapshotEntity(slug="a", name="A")), ("x", "a"))
     assert [(entity.slug, entity.name) for entity in entities] == [("x", "x"), ("a", "A"), ("b", "B")]

@@ -7,7 +7,7 @@ import pytest
 from tests.artifacts.structuring.tasks import snapshot
 from trellis.agents.offline import comparing
 from trellis.artifacts.structuring import material
-from trellis.artifacts.structuring.material import Material
+from trellis.artifacts.structuring.material import SourceMaterial
 
 WORDS = 60_000
 
@@ -25,7 +25,7 @@ def test_what_is_asked_is_read_once_for_all_sentences(monkeypatch: pytest.Monkey
         read[text] += 1
         return usual(text)
 
-    made, part = Material(snapshot().corpus()), "who of all people made this very violin"
+    made, part = SourceMaterial(snapshot().corpus()), "who of all people made this very violin"
     told = list(made.all())
     monkeypatch.setattr(material, "stems", stems)
     assert len({made.share(one, part) for one in told}) > 1

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.artifacts.structuring.tasks import snapshot, task
-from trellis.artifacts.content import JobType, checked
-from trellis.artifacts.structuring import Answered, build, draft
+from trellis.artifacts.content import JobType, checked_content
+from trellis.artifacts.structuring import StoredAnswer, build_prompt, draft
 from trellis.artifacts.structuring.wording import SENTENCES, clipped
 from trellis.nlm import extractive
 from trellis.nlm.citations import verify
-from trellis.nlm.index import Index
-from trellis.nlm.provider import Answer, Citation, Language
+from trellis.nlm.index import PassageIndex
+from trellis.nlm.provider import Citation, Language, NlmAnswer
 
 PIECES = st.sampled_from(
     [
@@ -95,11 +95,11 @@ PAYLOADS = st.one_of(
 ENTITIES = ({"slug": "ts-01", "name": "TS-01"}, {"slug": "ts-02", "name": "Ґава", "aliases": ["ts-02"]})
 
 
-def answer_to(question: Any, text: str, *, own: bool) -> Answer:
+def answer_to(question: Any, text: str, *, own: bool) -> NlmAnswer:
     """What the extractive provider says, or a model that cites what may be there."""
-    found = extractive.answer(Index(question.sources), question)
+    found = extractive.answer(PassageIndex(question.sources), question)
     cited = (*found.citations, Citation("a.md", text[:200]))
-    return Answer(text=text, citations=cited, model="a-model") if own else found
+    return NlmAnswer(text=text, citations=cited, model="a-model") if own else found
 
 
 @pytest.mark.requirement("JQ-13")
@@ -110,15 +110,17 @@ def test_any_input_makes_content_that_fits(
 ) -> None:
     job_type, payload = asked
     made = task(job_type, payload, snapshot(entities=ENTITIES, sources={"a.md": first, "b/ґ.md": second}))
-    prompt = build(made)
+    prompt = build_prompt(made)
     answer = verify(answer_to(prompt.to_question(), said, own=own), prompt.corpus())
-    answered = Answered.from_answer(answer)
+    answered = StoredAnswer.from_answer(answer)
     content = draft(made, prompt, answered)
     known = {source.ref: source.text for source in made.snapshot.sources}
     assert all(source.excerpt in known[source.ref] for source in content.sources)
-    assert checked(content.type, content.content, frozenset(one.ref for one in content.sources)) == content.content
+    assert (
+        checked_content(content.type, content.content, frozenset(one.ref for one in content.sources)) == content.content
+    )
     assert len(content.model_dump_json()) < 1_000_000
-    assert content.model_dump_json() == draft(made, prompt, Answered.read(answered.to_bytes())).model_dump_json()
+    assert content.model_dump_json() == draft(made, prompt, StoredAnswer.read(answered.to_bytes())).model_dump_json()
     if job_type is JobType.BRIEF:
         assert content.content["word_count"] <= payload.get("style_guide", {"words": 350})["words"]
     if job_type is JobType.PROPOSAL_PREPROCESS:

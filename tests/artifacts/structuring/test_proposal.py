@@ -11,15 +11,15 @@ import pytest
 
 from tests.artifacts.structuring.tasks import drafted, says, scripted, snapshot, task
 from trellis.agents.definition import SafeOutput
-from trellis.agents.output import Change
-from trellis.agents.output import Draft as AgentDraft
-from trellis.artifacts.content import ArtifactType, Draft, JobType
+from trellis.agents.output import DraftChange
+from trellis.agents.output import ProposalDraft as AgentDraft
+from trellis.artifacts.content import ArtifactDraft, ArtifactType, JobType
 from trellis.engine.jobs import Epoch
 from trellis.engine.records import Event
 from trellis.lifecycles import Role
 from trellis.nlm.provider import Citation, NlmProvider
-from trellis.runs.proposals import Draft as ProposalDraft
-from trellis.runs.proposals import document, make
+from trellis.runs.proposals import ProposalContent as ProposalDraft
+from trellis.runs.proposals import document, make_proposal
 
 GOOD: dict[str, Any] = {
     "action": "propose-edit",
@@ -33,13 +33,13 @@ NO_PLACE = "this stands nowhere at all"
 
 async def preprocess(
     draft: dict[str, Any], *rules: dict[str, Any], provider: NlmProvider | None = None, **changes: Any
-) -> Draft:
+) -> ArtifactDraft:
     given = {**draft, **changes}
     payload = {"proposal_draft": given, "validation_rules": list(rules)}
     return await drafted(task(JobType.PROPOSAL_PREPROCESS, payload), provider)
 
 
-def issues(made: Draft, field: str) -> list[tuple[str, str]]:
+def issues(made: ArtifactDraft, field: str) -> list[tuple[str, str]]:
     return [(one["severity"], one["message"]) for one in made.content["issues"] if one["field"] == field]
 
 
@@ -157,7 +157,7 @@ RUN = "run_2026-02-14_080000_abc123"
 
 def published(draft: ProposalDraft) -> dict[str, Any]:
     """As `trellis proposals show ID --json` has it."""
-    proposal = make(RUN, "archivist-violin", 0, draft)
+    proposal = make_proposal(RUN, "archivist-violin", 0, draft)
     moved = Event(
         id=f"{proposal.id}-1",
         job_id=proposal.id,
@@ -201,7 +201,7 @@ def own_draft() -> dict[str, Any]:
     return AgentDraft(
         action=SafeOutput.PROPOSE_COMMENT,
         target="sources/05-provenance.md",
-        change=Change.APPEND,
+        change=DraftChange.APPEND,
         summary="They may not agree",
         text=f"> {ONE}\n\n> {OTHER}",
         reasoning="Words were compared.",

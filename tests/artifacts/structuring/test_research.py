@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.artifacts.structuring.tasks import GUARDIAN, research, says, scripted, snapshot, task
-from trellis.artifacts.content import ArtifactType, Draft, JobType
+from trellis.artifacts.content import ArtifactDraft, ArtifactType, JobType
 from trellis.artifacts.snapshot import Snapshot
-from trellis.artifacts.structuring import build
+from trellis.artifacts.structuring import build_prompt
 from trellis.artifacts.structuring.telling import LEFT_OUT
 
 OPENED = "Чи відкривали скрипку Петрика TS-03 і чи міняли в ній пружину?"
@@ -41,7 +41,7 @@ def texts(made: Snapshot) -> dict[str, str]:
     return {one.ref: one.text for one in (*made.sources, *made.memory.files)}
 
 
-def check_grounded(brief: Draft, made: Snapshot) -> None:
+def check_grounded(brief: ArtifactDraft, made: Snapshot) -> None:
     """Every sentence of a section, every conclusion and every excerpt is in the source that is named for it."""
     known = texts(made)
     for section in brief.content["sections"]:
@@ -56,7 +56,7 @@ def check_grounded(brief: Draft, made: Snapshot) -> None:
         assert source.excerpt in known[source.ref]
 
 
-def bodies(brief: Draft) -> str:
+def bodies(brief: ArtifactDraft) -> str:
     return "\n".join(section["body"] for section in brief.content["sections"])
 
 
@@ -98,7 +98,7 @@ async def test_an_english_question_is_answered_part_by_part() -> None:
     assert "partial" in brief.tags
 
 
-def headings(brief: Draft) -> list[str]:
+def headings(brief: ArtifactDraft) -> list[str]:
     return [section["heading"].rpartition(" › ")[2] for section in brief.content["sections"]]
 
 
@@ -253,5 +253,7 @@ async def test_the_same_task_gives_the_same_bytes_in_whatever_order_its_sources_
     turned = made.model_copy(update={"sources": made.sources[::-1]})
     first, again, other = [await research(OPENED, one) for one in (made, made, turned)]
     assert first.model_dump_json() == again.model_dump_json() == other.model_dump_json()
-    prompts: list[Any] = [build(task(JobType.RESEARCH, {"query": OPENED}, one)).to_bytes() for one in (made, turned)]
+    prompts: list[Any] = [
+        build_prompt(task(JobType.RESEARCH, {"query": OPENED}, one)).to_bytes() for one in (made, turned)
+    ]
     assert prompts[0] == prompts[1]

@@ -24,7 +24,7 @@ from tests.faults.nursery import tend
 from trellis.bus.messages import JOB_ID_IN_ENV
 from trellis.bus.pointers import make_pointers
 from trellis.bus.safety.kernel import PolicyKernel
-from trellis.bus.services import BusParts, BusRole, BusServices
+from trellis.bus.services import BusDependencies, BusRole, BusServices
 from trellis.bus.topics import Topics
 from trellis.bus.wire import (
     nats,  # noqa: F401 - imported before the fork
@@ -41,7 +41,7 @@ from trellis.wiring import SystemClock, new_id
 from trellis.worker.app import App
 from trellis.worker.on_bus.context import BusContext
 from trellis.worker.on_bus.options import BusWorkerOptions
-from trellis.worker.on_bus.reports import Reports, Said
+from trellis.worker.on_bus.reports import BusReporter, ControlAnswer
 from trellis.worker.on_bus.serving import BusWorker
 
 PLANE, OURS, SDK_WORKER, SDK_AGENT = "plane", "ours", "sdk-worker", "sdk-agent"
@@ -130,7 +130,7 @@ async def be_plane(orders: Orders, trace: Trace, stop: asyncio.Event) -> None:
         ledger = Careless(ledger)
     bus = await orders.open_bus("trellis")
     services = BusServices(
-        BusParts(
+        BusDependencies(
             ledger=ledger,
             bus=bus,
             topics=Topics.model_validate({"topics": orders.topics}),
@@ -162,7 +162,7 @@ async def be_ours(orders: Orders, trace: Trace, stop: asyncio.Event) -> None:
         await trace.effect(ctx.job_id, ctx.request.job_id)
 
     if not orders.asks:
-        Reports.may_start = _always  # type: ignore[method-assign]
+        BusReporter.may_start = _always  # type: ignore[method-assign]
     app.job(ONCE)(work)
     app.job(AGAIN)(work)
     objects = await open_objects(f"file://{Path(orders.trace).parent / 'objects'}")
@@ -178,8 +178,8 @@ async def be_ours(orders: Orders, trace: Trace, stop: asyncio.Event) -> None:
     await objects.close()
 
 
-async def _always(*_: object) -> Said:
-    return Said.YES
+async def _always(*_: object) -> ControlAnswer:
+    return ControlAnswer.YES
 
 
 async def be_sdk_worker(orders: Orders, trace: Trace, stop: asyncio.Event) -> None:

@@ -32,13 +32,13 @@ from tests.faults.fleet import Fleet, Nursery, Running, until
 from tests.servers.nats import NatsServer, running_nats
 from tests.servers.nats_proxy import NatsProxy, Weather, nats_proxied
 from trellis.bus.messages import RESULT, JobResult
-from trellis.bus.port import Received
+from trellis.bus.port import ReceivedPacket
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.topics import Topics
 from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.engine.jobs import Actor, JobId, Submitted
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event, History, Job, Place
+from trellis.engine.records import Event, Job, JobHistory, JobPlace
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
@@ -90,7 +90,7 @@ class Client:
         said = pb.JobRequest(job_id=request.job_id, topic=request.topic, context_ptr=request.context_ptr)
         await submit_job(self.connection, said, request.job_id, CLIENT)
 
-    async def hear(self, received: Received) -> None:
+    async def hear(self, received: ReceivedPacket) -> None:
         said = received.packet.body
         if isinstance(said, JobResult) and received.packet.sender_id == "trellis":
             self.heard.setdefault(said.job_id, []).append(said)
@@ -236,7 +236,7 @@ class Storm:
         jobs = [history.job async for history in self.ledger.histories()]
         known = {job.job_id for job in jobs}
         missing = [job_id for job_id in self.requests if job_id not in known]
-        waiting = [f"{job.job_id} {job.type} {job.state}" for job in jobs if job.place is not Place.ENDED]
+        waiting = [f"{job.job_id} {job.type} {job.state}" for job in jobs if job.place is not JobPlace.ENDED]
         # The end of a job may be known a moment before its linked retry is there.
         retried = {job.parent_id for job in jobs}
         due = [job.job_id for job in jobs if job.state == "TIMEOUT" and job.type == ONCE and job.job_id not in retried]
@@ -277,7 +277,7 @@ class Storm:
             "took_s": round(time.monotonic() - self.began_at, 1),
         }
 
-    def _check_effects(self, histories: dict[JobId, History], effects: Counter[JobId]) -> None:
+    def _check_effects(self, histories: dict[JobId, JobHistory], effects: Counter[JobId]) -> None:
         """No job of ours was done twice, neither by itself nor by its retry; whatever succeeded was done."""
         wire_ids = Counter(line.what for line in self.fleet.lines() if line.op == "effect")
         started = {wire_id for history in histories.values() for wire_id in _started(history)}
@@ -304,12 +304,12 @@ class Storm:
         }
         assert succeeded == set(self.requests), f"without success: {set(self.requests) - succeeded}"
 
-    def _check_heard(self, histories: dict[JobId, History]) -> None:
+    def _check_heard(self, histories: dict[JobId, JobHistory]) -> None:
         for job_id, results in self.client.heard.items():
             assert len(set(results)) == 1, f"{job_id}: {results}"
             assert results[0].status.name == histories[JobId(job_id)].job.state
 
-    async def _refused(self, histories: dict[JobId, History]) -> Counter[str]:
+    async def _refused(self, histories: dict[JobId, JobHistory]) -> Counter[str]:
         found: Counter[str] = Counter()
         for job_id in histories:
             for signal in await self.ledger.signals(job_id, limit=100):
@@ -330,7 +330,7 @@ def _requests(number: int, rng: random.Random) -> Iterator[JobRequest]:
         yield JobRequest.checked({"job_id": f"storm-{one}", "topic": topic, "context_ptr": f"redis://ctx:storm-{one}"})
 
 
-def _root(job: Job, histories: dict[JobId, History]) -> JobId:
+def _root(job: Job, histories: dict[JobId, JobHistory]) -> JobId:
     """The job that was asked for, of which this one is a retry, or itself."""
     while job.parent_id is not None:
         job = histories[job.parent_id].job
@@ -341,7 +341,7 @@ def _job_of(wire_id: str) -> JobId:
     return JobId(wire_id.rpartition("@")[0])
 
 
-def _started(history: History) -> list[str]:
+def _started(history: JobHistory) -> list[str]:
     """The wire ids under which the ledger let it begin after a worker had asked."""
     started = [event for event in history.events if event.type == "job_started"]
     return [f"{event.job_id}@{event.epoch}" for event in started if "token" in json.loads(event.data or b"{}")]
@@ -351,13 +351,13 @@ def _count(events: Sequence[Event], type_: str) -> int:
     return sum(event.type == type_ for event in events)
 
 
-def _reruns(histories: dict[JobId, History], effects: Counter[JobId], topic: str) -> int:
+def _reruns(histories: dict[JobId, JobHistory], effects: Counter[JobId], topic: str) -> int:
     """Effects beyond the first, of jobs of one topic."""
     done = [effects[job_id] for job_id, history in histories.items() if history.job.type == topic]
     return sum(max(0, number - 1) for number in done)
 
 
-def _told(history: History) -> str:
+def _told(history: JobHistory) -> str:
     return "\n".join(f"{event.ts} {event.type} {event.epoch} {event.actor} {event.data}" for event in history.events)
 
 

@@ -14,14 +14,14 @@ from tests.bus.chaos.bus_process import ONCE, OURS, PLANE, SILENT, Orders
 from tests.bus.chaos.storm import open_jobs
 from tests.faults.fleet import Fleet, Nursery, Running, until
 from tests.servers.nats import running_nats
-from trellis.bus.messages import Order
-from trellis.bus.port import Received
+from trellis.bus.messages import JobOrder
+from trellis.bus.port import ReceivedPacket
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.services import BusRole
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import Actor, JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import History
+from trellis.engine.records import JobHistory
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
@@ -49,8 +49,8 @@ class Wiretap:
 
     orders: Counter[str] = field(default_factory=Counter[str])
 
-    async def hear(self, received: Received) -> None:
-        assert isinstance(received.packet.body, Order)
+    async def hear(self, received: ReceivedPacket) -> None:
+        assert isinstance(received.packet.body, JobOrder)
         self.orders[received.packet.body.request.job_id] += 1
 
 
@@ -117,7 +117,7 @@ class Crowd:
         twice = [wire_id for wire_id, number in self.tap.orders.items() if number > 1]
         assert not twice, f"sent twice: {twice}"
 
-    def _check(self, jobs: int, histories: dict[JobId, History]) -> None:
+    def _check(self, jobs: int, histories: dict[JobId, JobHistory]) -> None:
         silent = {JobId(f"crowd-{one}") for one in range(0, jobs, SILENT_SHARE)}
         retries = {JobId(f"{job_id}.r1"): job_id for job_id in silent}
         assert set(histories) == {JobId(f"crowd-{one}") for one in range(jobs)} | set(retries)
@@ -135,12 +135,12 @@ class Crowd:
         assert effects == Counter(set(histories) - silent - set(retries)), "every job is done once"
         assert self.tap.orders == Counter(f"{job_id}@1" for job_id in histories), "every order is sent once"
 
-    def _check_shared(self, schedulers: set[str], histories: dict[JobId, History]) -> None:
+    def _check_shared(self, schedulers: set[str], histories: dict[JobId, JobHistory]) -> None:
         """A proof with one scheduler that does everything would be none."""
         assert set(_by(histories, "job_dispatched")) == schedulers
 
 
-def _by(histories: dict[JobId, History], type_: str) -> Counter[str]:
+def _by(histories: dict[JobId, JobHistory], type_: str) -> Counter[str]:
     """Who made the events of this type."""
     return Counter(event.actor for history in histories.values() for event in history.events if event.type == type_)
 

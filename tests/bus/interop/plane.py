@@ -26,7 +26,7 @@ from tests.ledgers.conformance.rig import Rig as Bench
 from tests.servers.nats import NatsServer, caught_up
 from trellis.bus.messages import ALERT, CANCEL, RESULT, JobCancel, direct_subject
 from trellis.bus.requests import JobRequest, new_bus_job
-from trellis.bus.services import BusParts, BusServices
+from trellis.bus.services import BusDependencies, BusServices
 from trellis.bus.topics import Topics
 from trellis.bus.wire.nats import NatsBus
 from trellis.bus.wire.opening import BusOptions, open_bus
@@ -350,7 +350,7 @@ async def plane_on(
             BusOptions(url=tap.url, sender_id=OURS, **options), clock=SystemClock(), now=now, new_id=new_id
         )
         assert isinstance(bus, NatsBus)
-        parts = BusParts(
+        parts = BusDependencies(
             ledger=bench.ledger,
             bus=bus,
             topics=known,

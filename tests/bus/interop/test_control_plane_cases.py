@@ -15,7 +15,7 @@ from tests.bus.interop.plane import RAN, SUCCEEDED, TOPIC, Peer, Plane, pb, plan
 from tests.servers.nats import NatsServer
 from trellis.bus.approvals import decide
 from trellis.bus.messages import CANCEL, direct_subject
-from trellis.bus.safety.decisions import Kind
+from trellis.bus.safety.decisions import DecisionKind
 from trellis.engine.jobs import Actor, JobId, RequestId
 from trellis.lifecycles import Role
 
@@ -112,7 +112,7 @@ async def _dispatched(scene: Scene) -> None:
 
 @case("lifecycle/cp-scheduled-to-denied", "BUS-1", "BUS-4", "BUS-12")
 async def _denied(scene: Scene) -> None:
-    scene.plane.kernel.says(Kind.DENY, reason="not here")
+    scene.plane.kernel.says(DecisionKind.DENY, reason="not here")
     await scene.worker.serve()
     await scene.client.submit(JOB)
     await scene.plane.told(scene.client, JOB, "DENIED")
@@ -284,7 +284,7 @@ async def _allowed_first(scene: Scene) -> None:
 @case("safety/deny-blocks-dispatch", "BUS-4", "BUS-12")
 async def _denied_for_good(scene: Scene) -> None:
     await _denied(scene)
-    scene.plane.kernel.says(Kind.ALLOW)
+    scene.plane.kernel.says(DecisionKind.ALLOW)
     await scene.client.submit(JOB)
     await scene.plane.pass_time(5)
     await scene.rests(*WAITS, "job_denied")
@@ -293,7 +293,7 @@ async def _denied_for_good(scene: Scene) -> None:
 
 @case("safety/require-human-pauses-dispatch", "BUS-4", "D45")
 async def _held_for_a_person(scene: Scene) -> None:
-    scene.plane.kernel.says(Kind.REQUIRE_HUMAN)
+    scene.plane.kernel.says(DecisionKind.REQUIRE_HUMAN)
     await scene.worker.serve()
     await scene.client.submit(JOB)
     await scene.plane.reaches(JOB, "SCHEDULED")
@@ -311,14 +311,14 @@ async def _held_for_a_person(scene: Scene) -> None:
 
 @case("safety/throttle-blocks-immediate-dispatch", "BUS-4", "D45")
 async def _throttled(scene: Scene) -> None:
-    scene.plane.kernel.says(Kind.THROTTLE, delay_s=10.0)
+    scene.plane.kernel.says(DecisionKind.THROTTLE, delay_s=10.0)
     await scene.worker.serve()
     await scene.client.submit(JOB)
     await scene.plane.reaches(JOB, "SCHEDULED")
     await scene.plane.pass_time(8)
     await scene.rests(*WAITS, "job_deferred")
     assert scene.sent_to_workers() == []
-    scene.plane.kernel.says(Kind.ALLOW)
+    scene.plane.kernel.says(DecisionKind.ALLOW)
     await scene.plane.pass_time(3)
     await scene.worker.got(1)
     await scene.rests(*WAITS, "job_deferred", "job_dispatched")

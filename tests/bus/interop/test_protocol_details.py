@@ -7,7 +7,7 @@ import pytest
 
 from tests.bus.interop.plane import RAN, TOPIC, Peer, Plane, now, packets, pb, until
 from trellis.bus.messages import DEAD_LETTERS, HANDSHAKE, HEARTBEAT, RESULT, direct_subject
-from trellis.bus.safety.decisions import Kind
+from trellis.bus.safety.decisions import DecisionKind
 from trellis.bus.scheduling.early_cancels import KEPT_S
 from trellis.bus.scheduling.placement import DOUBT_S_MAX
 
@@ -314,7 +314,7 @@ async def test_the_scheduler_introduces_itself(plane: Plane):
 async def test_a_redacted_context_goes_out_in_place_of_the_requests_own(plane: Plane):
     client, worker = await plane.client(), await plane.peer("worker-1")
     await worker.serve()
-    plane.kernel.says(Kind.ALLOW, redacted={"context_ptr": "objects://ctx/clean"})
+    plane.kernel.says(DecisionKind.ALLOW, redacted={"context_ptr": "objects://ctx/clean"})
     secret = pb.ResourceRef(uri="objects://ctx/secret")
     undo = pb.Compensation(topic="job.undo", context_ptr="objects://ctx/secret", context_ref=secret)
     order = await handed_out(

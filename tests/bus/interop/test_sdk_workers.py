@@ -18,12 +18,12 @@ from tests.bus.test_signing import OURS as OUR_KEY
 from tests.bus.test_signing import THEIRS as THEIR_KEY
 from tests.bus.test_signing import pem, private_file, public_pem
 from tests.servers.nats import NatsServer
-from trellis.bus.asking import Asking
+from trellis.bus.asking import BusSubmitter
 from trellis.bus.messages import direct_subject
 from trellis.bus.pointers import make_pointers
-from trellis.bus.room import Room
-from trellis.bus.safety.decisions import Kind
-from trellis.bus.services import BusParts, BusServices
+from trellis.bus.room import BacklogLimit
+from trellis.bus.safety.decisions import DecisionKind
+from trellis.bus.services import BusDependencies, BusServices
 from trellis.bus.wire.nats import NatsBus
 from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.engine.authority import Principal
@@ -64,8 +64,8 @@ async def test_an_agent_gets_its_payload_through_redis_and_its_jobs_directly(
 ):
     async with plane_on(interop_server, tmp_path, {"topics": {TOPIC: {"context": "redis"}}}) as plane:
         client, pointers = await plane.client(), make_pointers(None, redis_url)
-        room = Room(ledger=plane.ledger, clock=FakeClock())
-        asking = Asking(topics=plane.topics, pointers=pointers, room=room, new_id=new_id)
+        room = BacklogLimit(ledger=plane.ledger, clock=FakeClock())
+        asking = BusSubmitter(topics=plane.topics, pointers=pointers, room=room, new_id=new_id)
         made = await asking.job(
             {"job_id": "sum", "topic": TOPIC},
             payload={"numbers": [1, 2, 3]},
@@ -113,7 +113,7 @@ async def test_an_agent_that_cannot_have_its_payload_fails_the_job(plane: Plane,
 
 @pytest.mark.requirement("BUS-4")
 async def test_what_the_policy_allows_a_job_travels_with_it(plane: Plane):
-    plane.kernel.says(Kind.ALLOW_WITH_CONSTRAINTS, constraints={"max_runtime_ms": 5000})
+    plane.kernel.says(DecisionKind.ALLOW_WITH_CONSTRAINTS, constraints={"max_runtime_ms": 5000})
     client, worker = await plane.client(), await plane.peer("worker-1")
     await worker.serve()
     await client.submit("j1", budget=pb.Budget(deadline_ms=60_000, max_total_tokens=9))
@@ -248,7 +248,7 @@ async def another_process(plane: Plane, **options: Any) -> AsyncGenerator[tuple[
     opened = BusOptions(url=plane.tap.url, sender_id=OURS, **options)
     bus = await open_bus(opened, clock=SystemClock(), now=now, new_id=new_id)
     assert isinstance(bus, NatsBus)
-    parts = BusParts(
+    parts = BusDependencies(
         ledger=plane.ledger,
         bus=bus,
         topics=plane.topics,

@@ -31,7 +31,7 @@ from tests.bus.interop.wiretap import Sent
 from tests.servers.nats import NatsServer, running_nats
 from tests.worker.on_bus_rig import Kept
 from trellis.bus.messages import CANCEL, HEARTBEAT, PROGRESS, RESULT, SUBMIT
-from trellis.bus.pointers import Part, make_pointers
+from trellis.bus.pointers import PointerPart, make_pointers
 from trellis.bus.requests import RETRY_OF, JobRequest
 from trellis.bus.wire.opening import BusOptions, open_bus
 from trellis.engine.jobs import CancelMode
@@ -73,7 +73,7 @@ async def test_a_worker_killed_in_the_middle_costs_an_attempt_or_leads_to_a_link
 ):
     async with plane_on(interop_server, tmp_path, TOPICS) as plane:
         client, pointers = await plane.client(), make_pointers(None, redis_url)
-        context = await pointers.put(b'{"numbers": [4, 5]}', part=Part.CONTEXT, scheme="redis")
+        context = await pointers.put(b'{"numbers": [4, 5]}', part=PointerPart.CONTEXT, scheme="redis")
         await pointers.close()
         with agent_process(plane, redis_url, AGAIN, ONCE) as process:
             await until(lambda: plane.services.workers.alive("agent-1"))

@@ -5,9 +5,9 @@ from typing import Any
 
 from tests.bus.safety.policies import policy, rule
 from trellis.bus.requests import JobRequest, new_bus_job
-from trellis.bus.safety.decisions import Decision
+from trellis.bus.safety.decisions import SafetyDecision
 from trellis.bus.safety.judging import decide
-from trellis.bus.safety.policy import Policy
+from trellis.bus.safety.policy import SafetyPolicy
 from trellis.bus.scheduling.approved import HOLD_S
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import Actor, JobId, Move, Moved, RequestId
@@ -31,14 +31,14 @@ async def scheduled(
     return JobId(request.job_id)
 
 
-async def held(ledger: Ledger, *, under: Policy = PEOPLE, **fields: Any) -> JobId:
+async def held(ledger: Ledger, *, under: SafetyPolicy = PEOPLE, **fields: Any) -> JobId:
     """A job that waits for a person."""
     job_id = await scheduled(ledger, **fields)
     await hold(ledger, job_id, under=under)
     return job_id
 
 
-async def hold(ledger: Ledger, job_id: JobId, *, under: Policy = PEOPLE) -> Decision:
+async def hold(ledger: Ledger, job_id: JobId, *, under: SafetyPolicy = PEOPLE) -> SafetyDecision:
     job = await ledger.job(job_id)
     assert job is not None
     decision = decide(under, JobRequest.read(job.payload or b""))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.policy import Policy
+from trellis.bus.safety.policy import SafetyPolicy
 
 EVERYTHING = {"topics": [">"]}
 
@@ -12,8 +12,8 @@ def rule(id_: str, decision: str, match: dict[str, Any] | None = None, **more: A
     return {"id": id_, "decision": decision, "match": match or EVERYTHING, **more}
 
 
-def policy(*rules: dict[str, Any]) -> Policy:
-    return Policy.model_validate({"rules": list(rules)})
+def policy(*rules: dict[str, Any]) -> SafetyPolicy:
+    return SafetyPolicy.model_validate({"rules": list(rules)})
 
 
 def request(topic: str = "job.code.lint", job_id: str = "job-1", **fields: Any) -> JobRequest:

@@ -12,12 +12,12 @@ from trellis.bus import approvals
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety.errors import NotHeld, PolicyDiffers
 from trellis.bus.safety.judging import decide
-from trellis.bus.scheduling.approved import approved
-from trellis.bus.scheduling.orders import work_of
+from trellis.bus.scheduling.approved import find_approval
+from trellis.bus.scheduling.orders import request_within_policy
 from trellis.engine.errors import JobNotFound, NotAllowed
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Place
+from trellis.engine.records import JobPlace
 from trellis.lifecycles import Role
 from trellis.runs.errors import NoteTooShort
 
@@ -31,7 +31,7 @@ async def say(ledger: Ledger, job_id: JobId, *, by: Actor = OWNER, **said: Any):
     return await approvals.decide(ledger, by, job_id, **given)
 
 
-async def state(ledger: Ledger, job_id: JobId) -> tuple[str, Place]:
+async def state(ledger: Ledger, job_id: JobId) -> tuple[str, JobPlace]:
     job = await ledger.job(job_id)
     assert job is not None
     return job.state, job.place
@@ -47,22 +47,22 @@ async def test_an_approved_job_is_ready_and_the_approval_names_the_job_and_the_p
     any_ledger: Ledger, person: Actor
 ):
     job_id = await held(any_ledger)
-    assert await state(any_ledger, job_id) == ("SCHEDULED", Place.RESTING)
+    assert await state(any_ledger, job_id) == ("SCHEDULED", JobPlace.SCHEDULED)
     await say(any_ledger, job_id, by=person, note="the backup is from today")
-    assert await state(any_ledger, job_id) == ("SCHEDULED", Place.READY)
+    assert await state(any_ledger, job_id) == ("SCHEDULED", JobPlace.READY)
     job, events = await any_ledger.job(job_id), await any_ledger.events(job_id)
     assert job is not None
     request = JobRequest.read(job.payload or b"")
     assert await last_data(any_ledger, job_id) == {
         "job_hash": request.hash,
         "policy_hash": PEOPLE.hash,
-        "order_hash": work_of(request, {}).hash,
+        "order_hash": request_within_policy(request, {}).hash,
         "rule": "people-first",
         "note": "the backup is from today",
     }
     assert (events[-1].type, events[-1].role, events[-1].actor) == ("job_approved", person.role, person.name)
-    assert approved(events, request, decide(PEOPLE, request)) == events[-1].id
-    assert approved(events, request, decide(STRICTER, request)) is None
+    assert find_approval(events, request, decide(PEOPLE, request)) == events[-1].id
+    assert find_approval(events, request, decide(STRICTER, request)) is None
 
 
 @pytest.mark.requirement("D45")
@@ -72,7 +72,7 @@ async def test_a_refused_job_is_denied_with_the_reason(ledger: Ledger):
         with pytest.raises(NoteTooShort):
             await say(ledger, job_id, approve=False, note=note)
     await say(ledger, job_id, approve=False, note="these files are still needed")
-    assert await state(ledger, job_id) == ("DENIED", Place.ENDED)
+    assert await state(ledger, job_id) == ("DENIED", JobPlace.ENDED)
     assert (await last_data(ledger, job_id))["note"] == "these files are still needed"
 
 
@@ -154,10 +154,10 @@ async def test_an_approval_is_not_good_for_the_policy_that_holds_the_job_again(l
     decision, job = await hold(ledger, job_id, under=STRICTER), await ledger.job(job_id)
     assert job is not None
     request = JobRequest.read(job.payload or b"")
-    assert approved(await ledger.events(job_id), request, decision) is None
-    assert await state(ledger, job_id) == ("SCHEDULED", Place.RESTING)
+    assert find_approval(await ledger.events(job_id), request, decision) is None
+    assert await state(ledger, job_id) == ("SCHEDULED", JobPlace.SCHEDULED)
     await say(ledger, job_id, request_id=RequestId("request-2"))
-    assert approved(await ledger.events(job_id), request, decision) is not None
+    assert find_approval(await ledger.events(job_id), request, decision) is not None
 
 
 @pytest.mark.requirement("D45")
@@ -180,14 +180,14 @@ async def test_the_inbox_lists_what_waits_for_a_person_and_nothing_that_rests_be
         await moved(any_ledger, SCHEDULER, resting, target="SCHEDULED", delay_s=60.0, data=b'{"hold":"throttle"}')
     seen, cursor = list[str](), None
     for _ in range(20):
-        page = await approvals.waiting(any_ledger, limit=2, cursor=cursor)
+        page = await approvals.list_waiting(any_ledger, limit=2, cursor=cursor)
         seen += [job.job_id for job, _ in page.items]
         cursor = page.cursor
         if cursor is None:
             break
     assert seen == list(reversed(mine))
     await say(any_ledger, mine[0])
-    assert [job.job_id for job, _ in (await approvals.waiting(any_ledger, limit=50)).items] == [mine[2], mine[1]]
+    assert [job.job_id for job, _ in (await approvals.list_waiting(any_ledger, limit=50)).items] == [mine[2], mine[1]]
 
 
 @pytest.mark.requirement("D45")
@@ -196,9 +196,9 @@ async def test_what_waits_for_a_person_is_found_behind_many_that_wait_for_a_time
     for number in range(30):
         resting = await scheduled(any_ledger, job_id=f"resting-{number}")
         await moved(any_ledger, SCHEDULER, resting, target="SCHEDULED", delay_s=86_400.0, data=b'{"hold":"throttle"}')
-    first = await approvals.waiting(any_ledger, limit=2)
+    first = await approvals.list_waiting(any_ledger, limit=2)
     assert [job.job_id for job, _ in first.items] == [mine[2], mine[1]]
-    second = await approvals.waiting(any_ledger, limit=2, cursor=first.cursor)
+    second = await approvals.list_waiting(any_ledger, limit=2, cursor=first.cursor)
     assert ([job.job_id for job, _ in second.items], second.cursor) == ([mine[0]], None)
 
 
@@ -228,8 +228,8 @@ async def test_a_held_job_is_told_in_the_shape_of_a_proposal(ledger: Ledger):
     assert (content["tenant"], content["principal"], content["labels"]) == ("acme", "ada", {"env": "prod"})
     assert (content["decision"], content["rule"], content["risk_tags"]) == ("require_human", "people-first", ["pii"])
     assert (content["policy_hash"], content["job_hash"]) == (PEOPLE.hash, told["target_hash"])
-    assert approvals.job_of(told["id"]) == job_id
-    assert approvals.job_of("prop_2026-01-01_x") is None
+    assert approvals.job_id_of_inbox_id(told["id"]) == job_id
+    assert approvals.job_id_of_inbox_id("prop_2026-01-01_x") is None
 
 
 @pytest.mark.requirement("D45")

@@ -10,16 +10,16 @@ from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Held, parts_of
 from tests.bus.rig import TOPIC, Rig, decision
 from tests.bus.safety.policies import policy, rule
-from trellis.bus.approvals import decide, inbox_document, waiting
-from trellis.bus.errors import RequestInvalid
-from trellis.bus.requests import ENTRIES_MAX, GIVEN_ENV_MAX, JobRequest
-from trellis.bus.safety.decisions import Decision, Kind
+from trellis.bus.approvals import decide, inbox_document, list_waiting
+from trellis.bus.errors import BusRequestInvalid
+from trellis.bus.requests import CALLER_ENV_MAX, ENTRIES_MAX, JobRequest
+from trellis.bus.safety.decisions import DecisionKind, SafetyDecision
 from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.safety.policy import CONSTRAINTS_CHARS_MAX
-from trellis.bus.scheduling.approved import HOLD_S, bindings
+from trellis.bus.scheduling.approved import HOLD_S, approval_bindings
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor, JobId, NewJob, RequestId
-from trellis.engine.records import Place
+from trellis.engine.records import JobPlace
 from trellis.lifecycles import Role
 from trellis.worker.requests import new_job
 
@@ -29,7 +29,7 @@ from trellis.worker.requests import new_job
 async def test_whatever_a_kernel_raises_is_no_permission_and_keeps_no_other_job(rig: Rig, error: Exception):
     worker = await rig.worker("w1", TOPIC)
 
-    def answer(request: JobRequest) -> Decision:
+    def answer(request: JobRequest) -> SafetyDecision:
         if "odd" in request.labels:
             raise error
         return decision(request)
@@ -74,7 +74,7 @@ async def test_what_a_request_says_that_the_policy_allows_does_not_reach_its_wor
 @pytest.mark.requirement("BUS-4", "D45")
 async def test_constraints_of_a_decision_that_needs_a_person_hold_after_the_approval(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
-    rig.kernel.says(Kind.REQUIRE_HUMAN, constraints={"max_runtime_ms": 5_000})
+    rig.kernel.says(DecisionKind.REQUIRE_HUMAN, constraints={"max_runtime_ms": 5_000})
     job_id = await rig.submit()
     await rig.run()
     held = await rig.said(job_id, "job_held")
@@ -143,7 +143,9 @@ async def _approve(rig: Rig, job_id: str) -> None:
 async def test_an_approval_shows_every_field_that_the_worker_is_told(rig: Rig):
     assert WHOLE.keys() == JobRequest.model_fields.keys() - {"job_id", "topic"}, "a new field belongs into this test"
     worker = await rig.worker("w1", TOPIC)
-    rig.kernel.says(Kind.REQUIRE_HUMAN, constraints={"max_runtime_ms": 5_000, "network_allowlist": ["eu.example"]})
+    rig.kernel.says(
+        DecisionKind.REQUIRE_HUMAN, constraints={"max_runtime_ms": 5_000, "network_allowlist": ["eu.example"]}
+    )
     job_id, shown = await _held(rig, **WHOLE)
     assert shown["payload_sha256"] is None, "whoever may write at that key can change it"
     await _approve(rig, job_id)
@@ -181,23 +183,23 @@ def _changed(value: Any) -> Iterator[Any]:
 def test_an_approval_is_void_when_any_field_of_the_request_or_of_the_constraints_changes():
     request = JobRequest.checked({"job_id": "order-7", "topic": TOPIC, **WHOLE})
     said = {"policy_hash": "p", "constraints": {"max_runtime_ms": 5_000, "budgets": {"tokens": 7}}}
-    bound = bindings(request, said)
+    bound = approval_bindings(request, said)
     others = [JobRequest.read(json.dumps(one).encode()) for one in _changed(json.loads(request.body))]
     assert len(others) > 30
     for other in others:
-        assert bindings(other, said)["job_hash"] != bound["job_hash"]
+        assert approval_bindings(other, said)["job_hash"] != bound["job_hash"]
     for constraints in _changed(said["constraints"]):
-        assert bindings(request, {**said, "constraints": constraints})["order_hash"] != bound["order_hash"]
+        assert approval_bindings(request, {**said, "constraints": constraints})["order_hash"] != bound["order_hash"]
 
 
 @pytest.mark.on_both
 @pytest.mark.requirement("D45", "BUS-4")
 async def test_an_approval_is_void_when_the_kernel_allows_something_else_under_the_same_policy(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
-    rig.kernel.says(Kind.REQUIRE_HUMAN, constraints={"network_allowlist": ["eu.example"]})
+    rig.kernel.says(DecisionKind.REQUIRE_HUMAN, constraints={"network_allowlist": ["eu.example"]})
     job_id, _ = await _held(rig)
     await _approve(rig, job_id)
-    rig.kernel.says(Kind.REQUIRE_HUMAN, constraints={"network_allowlist": ["*"]})
+    rig.kernel.says(DecisionKind.REQUIRE_HUMAN, constraints={"network_allowlist": ["*"]})
     await rig.run()
     assert (worker.orders, (await rig.path(job_id))[-1]) == ([], "job_held")
 
@@ -207,18 +209,18 @@ async def test_an_approval_is_void_when_the_kernel_allows_something_else_under_t
 async def test_an_approval_shows_and_binds_the_redacted_context(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
     clean = f"objects://ctx/{'c' * 64}"
-    rig.kernel.says(Kind.REQUIRE_HUMAN, redacted={"context_ptr": clean})
+    rig.kernel.says(DecisionKind.REQUIRE_HUMAN, redacted={"context_ptr": clean})
     job_id, shown = await _held(rig, context_ptr="redis://ctx:secret")
     assert (shown["context_ptr"], shown["order"]["context_ptr"], shown["payload_sha256"]) == (clean, clean, "c" * 64)
     await _approve(rig, job_id)
-    rig.kernel.says(Kind.REQUIRE_HUMAN)
+    rig.kernel.says(DecisionKind.REQUIRE_HUMAN)
     await rig.run()
     assert (worker.orders, (await rig.path(job_id))[-1]) == ([], "job_held"), "another context would go out"
-    rig.kernel.says(Kind.REQUIRE_HUMAN, redacted={"context_ref": {"uri": clean}})
+    rig.kernel.says(DecisionKind.REQUIRE_HUMAN, redacted={"context_ref": {"uri": clean}})
     await _approve(rig, job_id)
     await rig.run()
     assert worker.orders == []
-    rig.kernel.says(Kind.ALLOW, redacted={"context_ref": {"uri": clean}})
+    rig.kernel.says(DecisionKind.ALLOW, redacted={"context_ref": {"uri": clean}})
     await rig.advance(80 * 3600)
     await rig.run()
     assert [(order.request.context_ptr, order.request.context) for order in worker.orders] == [("", clean)]
@@ -226,7 +228,7 @@ async def test_an_approval_shows_and_binds_the_redacted_context(rig: Rig):
 
 @pytest.mark.requirement("D45", "BUS-9")
 async def test_a_document_says_which_bytes_are_approved(rig: Rig):
-    rig.kernel.says(Kind.REQUIRE_HUMAN)
+    rig.kernel.says(DecisionKind.REQUIRE_HUMAN)
     _, shown = await _held(rig, context_ptr=f"objects://ctx/{'a' * 64}")
     assert shown["payload_sha256"] == "a" * 64
 
@@ -249,8 +251,8 @@ async def test_whatever_constraints_a_policy_may_have_a_job_goes_with_them(rig: 
 @pytest.mark.requirement("BUS-4")
 async def test_an_env_that_leaves_no_room_for_what_an_order_says_is_refused_and_its_job_is_not_cancelled(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
-    rig.kernel.says(Kind.ALLOW_WITH_CONSTRAINTS, constraints={"max_runtime_ms": 5_000})
-    full = {f"n{number}": "x" for number in range(GIVEN_ENV_MAX)}
+    rig.kernel.says(DecisionKind.ALLOW_WITH_CONSTRAINTS, constraints={"max_runtime_ms": 5_000})
+    full = {f"n{number}": "x" for number in range(CALLER_ENV_MAX)}
     request = JobRequest.checked({"job_id": "a", "topic": TOPIC, "env": full})
     await rig.put(request, trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
     await rig.run()
@@ -258,7 +260,7 @@ async def test_an_env_that_leaves_no_room_for_what_an_order_says_is_refused_and_
     assert len(worker.orders[0].request.env) == ENTRIES_MAX
     more = full | {"more": "x"}
     for place, said in (("env", {"env": more}), ("compensation/env", {"compensation": {"env": more}})):
-        with pytest.raises(RequestInvalid, match=f": {place}: at most {GIVEN_ENV_MAX} entries"):
+        with pytest.raises(BusRequestInvalid, match=f": {place}: at most {CALLER_ENV_MAX} entries"):
             JobRequest.checked({"job_id": "b", "topic": TOPIC, **said})
 
 
@@ -266,7 +268,7 @@ async def test_an_env_that_leaves_no_room_for_what_an_order_says_is_refused_and_
 @pytest.mark.requirement("D45")
 async def test_the_inbox_shows_a_job_whose_hold_is_over_while_nobody_can_be_asked_about_it(rig: Rig):
     await rig.worker("w1", TOPIC)
-    rig.kernel.says(Kind.REQUIRE_HUMAN)
+    rig.kernel.says(DecisionKind.REQUIRE_HUMAN)
     first, second = await rig.submit(budget={"deadline_ms": 10**9}), await rig.submit(budget={"deadline_ms": 10**9})
     await rig.run()
     rig.kernel.away = True
@@ -275,7 +277,7 @@ async def test_the_inbox_shows_a_job_whose_hold_is_over_while_nobody_can_be_aske
     await rig.run()
     seen, cursor = list[str](), None
     for _ in range(5):
-        page = await waiting(rig.ledger, limit=1, cursor=cursor)
+        page = await list_waiting(rig.ledger, limit=1, cursor=cursor)
         seen += [job.job_id for job, _ in page.items]
         cursor = page.cursor
         if cursor is None:
@@ -283,26 +285,26 @@ async def test_the_inbox_shows_a_job_whose_hold_is_over_while_nobody_can_be_aske
     assert (cursor, seen) == (None, [first, second])
     rig.kernel.away = False
     await rig.run()
-    assert {job.job_id for job, _ in (await waiting(rig.ledger, limit=9)).items} == {first, second, young}
+    assert {job.job_id for job, _ in (await list_waiting(rig.ledger, limit=9)).items} == {first, second, young}
 
 
 @pytest.mark.on_both
 @pytest.mark.requirement("D45")
 async def test_the_inbox_shows_a_job_whose_hold_is_over_while_it_waits_for_its_tenant(rig_of: Opens):
     async with rig_of(topics={TOPIC: {"lease_s": 3600.0}}, tenants={"acme": {"held_max": 1}}) as rig:
-        rig.kernel.says(Kind.REQUIRE_HUMAN)
+        rig.kernel.says(DecisionKind.REQUIRE_HUMAN)
         worker = await rig.worker("w1", TOPIC)
         mine = await rig.submit(tenant_id="acme", budget={"deadline_ms": 10**9})
         await rig.run()
-        rig.kernel.says(Kind.ALLOW)
+        rig.kernel.says(DecisionKind.ALLOW)
         await rig.advance(HOLD_S - 60)
         await worker.shake(TOPIC)
         other = await rig.submit(tenant_id="acme")
         await rig.run()
         await rig.advance(120)
         await rig.run()
-        assert (worker.jobs, (await rig.job(mine)).place) == ([other], Place.PARKED)
-        assert [job.job_id for job, _ in (await waiting(rig.ledger, limit=9)).items] == [mine]
+        assert (worker.jobs, (await rig.job(mine)).place) == ([other], JobPlace.BLOCKED)
+        assert [job.job_id for job, _ in (await list_waiting(rig.ledger, limit=9)).items] == [mine]
 
 
 @pytest.mark.on_both
@@ -311,7 +313,7 @@ async def test_the_inbox_does_not_read_all_that_waits_for_a_kernel_that_was_away
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
     await rig.worker("w1", TOPIC)
-    rig.kernel.says(Kind.REQUIRE_HUMAN)
+    rig.kernel.says(DecisionKind.REQUIRE_HUMAN)
     first = await rig.submit(budget={"deadline_ms": 10**9})
     await rig.run()
     rig.kernel.away = True
@@ -325,7 +327,7 @@ async def test_the_inbox_does_not_read_all_that_waits_for_a_kernel_that_was_away
         return await events(job_id)
 
     monkeypatch.setattr(rig.ledger, "events", noting)
-    page = await waiting(rig.ledger, limit=5)
+    page = await list_waiting(rig.ledger, limit=5)
     assert ([job.job_id for job, _ in page.items], page.cursor, read) == ([first], None, [first])
 
 
@@ -336,7 +338,7 @@ async def test_an_attempt_is_kept_alive_no_longer_than_the_policy_lets_it_take(r
         parts = parts_of(rig)
         worker = await rig.worker("w1", TOPIC, beats={"max_parallel_jobs": 4})
         await worker.shake(TOPIC)
-        rig.kernel.says(Kind.ALLOW_WITH_CONSTRAINTS, constraints={"max_runtime_ms": 20_000})
+        rig.kernel.says(DecisionKind.ALLOW_WITH_CONSTRAINTS, constraints={"max_runtime_ms": 20_000})
         silent, speaking = await rig.submit(), await rig.submit()
         await rig.run()
         orders = {order.request.env["job_id"]: order.request for order in worker.orders}

@@ -18,12 +18,12 @@ from trellis.bus.errors import KernelUnavailable
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety import cap_kernel
 from trellis.bus.safety.breaker import FAILURES_MAX, OPEN_S
-from trellis.bus.safety.decisions import Decision, Kind
+from trellis.bus.safety.decisions import DecisionKind, SafetyDecision
 from trellis.bus.safety.errors import KernelRefuses
-from trellis.bus.safety.judging import Explanation
-from trellis.bus.safety.kernel import LOOK_S, FileKernel, PolicyKernel
+from trellis.bus.safety.judging import DecisionExplanation
+from trellis.bus.safety.kernel import FILE_CHECK_S, FileKernel, PolicyKernel
 from trellis.bus.safety.opening import open_kernel
-from trellis.bus.safety.policy import BUILTIN, DELAY_S_DEFAULT
+from trellis.bus.safety.policy import ALLOW_ALL_POLICY, DELAY_S_DEFAULT
 from trellis.bus.safety.remote import RemoteKernel, kernel_address
 from trellis.bus.safety.serving import ServingOptions, serve_kernel
 from trellis.engine.errors import OptionInvalid
@@ -53,17 +53,17 @@ def file(tmp_path: Path) -> Path:
 async def test_a_file_that_changed_counts_when_two_looks_found_it_the_same_and_nothing_goes_before(file: Path):
     clock = FakeClock()
     kernel = FileKernel(file, monotonic=clock.monotonic)
-    assert (await kernel.check(request())).kind is Kind.ALLOW
+    assert (await kernel.check(request())).kind is DecisionKind.ALLOW
     before = await kernel.snapshot()
     write(file, DENY)
-    clock.advance(LOOK_S * 0.9)
-    assert (await kernel.check(request())).kind is Kind.ALLOW
-    clock.advance(LOOK_S * 0.1)
+    clock.advance(FILE_CHECK_S * 0.9)
+    assert (await kernel.check(request())).kind is DecisionKind.ALLOW
+    clock.advance(FILE_CHECK_S * 0.1)
     with pytest.raises(KernelUnavailable, match="has changed just now"):
         await kernel.check(request())
-    clock.advance(LOOK_S)
+    clock.advance(FILE_CHECK_S)
     found = await asyncio.gather(*(kernel.check(request()) for _ in range(20)))
-    assert {one.kind for one in found} == {Kind.DENY}
+    assert {one.kind for one in found} == {DecisionKind.DENY}
     assert await kernel.snapshot() not in {before, ""}
 
 
@@ -75,15 +75,15 @@ async def test_a_file_that_is_broken_lets_nothing_go_until_it_is_whole_again(fil
     assert (await kernel.check(request())).lets_go
     write(file, broken)
     for _ in range(3):
-        clock.advance(LOOK_S)
+        clock.advance(FILE_CHECK_S)
         for ask in (kernel.check, kernel.explain):
             with pytest.raises(KernelUnavailable, match=r"policy\.toml does not fit: "):
                 await ask(request())
     write(file, ALLOW)
-    clock.advance(LOOK_S)
+    clock.advance(FILE_CHECK_S)
     with pytest.raises(KernelUnavailable, match="has changed just now"):
         await kernel.check(request())
-    clock.advance(LOOK_S)
+    clock.advance(FILE_CHECK_S)
     assert (await kernel.check(request())).lets_go
 
 
@@ -97,10 +97,10 @@ async def test_half_of_a_policy_that_is_being_written_lets_nothing_go_although_i
     assert not (await kernel.check(request(tenant_id="beta"))).lets_go
     for written in (rule_of_acme, rule_of_acme + 'tenants = ["acme"]\n'):
         write(file, written)
-        clock.advance(LOOK_S)
+        clock.advance(FILE_CHECK_S)
         with pytest.raises(KernelUnavailable):
             await kernel.check(request(tenant_id="beta"))
-    clock.advance(LOOK_S)
+    clock.advance(FILE_CHECK_S)
     assert not (await kernel.check(request(tenant_id="beta"))).lets_go
     assert (await kernel.check(request(tenant_id="acme"))).lets_go
 
@@ -129,7 +129,7 @@ def test_what_is_configured_decides_which_kernel_it_is(tmp_path: Path):
 
     assert isinstance(opened(str(tmp_path / "policy.toml")), FileKernel)
     assert isinstance(opened("grpc://localhost:50051"), RemoteKernel)
-    assert opened(None).policy is BUILTIN
+    assert opened(None).policy is ALLOW_ALL_POLICY
 
 
 # --- over gRPC -----------------------------------------------------------------------------------------------------------
@@ -184,25 +184,27 @@ async def test_a_kernel_behind_grpc_says_exactly_what_it_says_itself():
         assert await remote.snapshot() == RICH.hash
         told = (await remote.explain(ASKED[3])).decision.reason
     assert kinds == [
-        Kind.REQUIRE_HUMAN,
-        Kind.THROTTLE,
-        Kind.ALLOW_WITH_CONSTRAINTS,
-        Kind.ALLOW,
-        Kind.DENY,
-        Kind.DENY,
+        DecisionKind.REQUIRE_HUMAN,
+        DecisionKind.THROTTLE,
+        DecisionKind.ALLOW_WITH_CONSTRAINTS,
+        DecisionKind.ALLOW,
+        DecisionKind.DENY,
+        DecisionKind.DENY,
     ]
     assert told.splitlines()[-1] == "fits: people (allow): capabilities, principals, priorities fit"
 
 
 async def test_what_only_the_worker_should_know_is_not_sent():
-    sent = cap_kernel.question(cap_kernel.protocol(), request(env={"TOKEN": "s3cret"}, context_ptr="redis://s3cret"))
+    sent = cap_kernel.policy_check_request(
+        cap_kernel.load_cap_modules(), request(env={"TOKEN": "s3cret"}, context_ptr="redis://s3cret")
+    )
     assert b"s3cret" not in sent.SerializeToString()
 
 
 @pytest.mark.requirement("BUS-4")
 async def test_a_question_that_tells_less_than_ours_is_judged_by_what_it_tells():
     """As the SDK asks, without anything of ours."""
-    cap = cap_kernel.protocol()
+    cap = cap_kernel.load_cap_modules()
     async with (
         serve_kernel(PolicyKernel(RICH), ServingOptions()) as port,
         cap.grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
@@ -232,7 +234,7 @@ class Scripted:
         """A job that it breaks at."""
         self.asked = 0
 
-    async def explain(self, asked: JobRequest) -> Explanation:
+    async def explain(self, asked: JobRequest) -> DecisionExplanation:
         self.asked += 1
         if self.error is not None:
             raise self.error
@@ -240,7 +242,7 @@ class Scripted:
             raise ValueError(asked.job_id)
         return await PolicyKernel().explain(asked)
 
-    async def check(self, asked: JobRequest) -> Decision:
+    async def check(self, asked: JobRequest) -> SafetyDecision:
         return (await self.explain(asked)).decision
 
     async def snapshot(self) -> str:
@@ -338,7 +340,7 @@ async def test_a_job_that_its_kernel_breaks_at_does_not_keep_others_from_being_a
 @asynccontextmanager
 async def answering(**methods: Any) -> AsyncGenerator[RemoteKernel]:
     """A server that knows these questions."""
-    cap = cap_kernel.protocol()
+    cap = cap_kernel.load_cap_modules()
     server = cap.grpc.aio.server()
     handlers = {name: cap.grpc.unary_unary_rpc_method_handler(answer) for name, answer in methods.items()}
     server.add_generic_rpc_handlers((cap.grpc.method_handlers_generic_handler(cap_kernel.SERVICE, handlers),))
@@ -383,30 +385,30 @@ async def test_an_answer_that_is_no_message_is_no_answer():
 
 # --- answers of other kernels --------------------------------------------------------------------------------------------
 
-Response = Callable[[cap_kernel.Protocol], Any]
+Response = Callable[[cap_kernel.CapModules], Any]
 
 
-def judged(beside: dict[str, str] | None = None, **fields: Any) -> Decision:
-    cap = cap_kernel.protocol()
+def judged(beside: dict[str, str] | None = None, **fields: Any) -> SafetyDecision:
+    cap = cap_kernel.load_cap_modules()
     constraints = fields.pop("constraints", None)
     made = cap.safety.PolicyCheckResponse(**({"policy_snapshot": "v1", "rule_id": "r"} | fields))
     if constraints is not None:
         made.constraints.CopyFrom(cap.safety.PolicyConstraints(**constraints))
-    return cap_kernel.decided(made, beside or {}, request(tenant_id="acme"))
+    return cap_kernel.read_policy_check_response(made, beside or {}, request(tenant_id="acme"))
 
 
 @pytest.mark.requirement("BUS-4")
 def test_what_another_kernel_answers_is_never_taken_for_more_than_it_is():
-    assert judged(decision=1).kind is Kind.ALLOW
-    assert judged(decision=1, approval_required=True).kind is Kind.REQUIRE_HUMAN
-    assert judged(decision=5, approval_required=True).kind is Kind.REQUIRE_HUMAN
+    assert judged(decision=1).kind is DecisionKind.ALLOW
+    assert judged(decision=1, approval_required=True).kind is DecisionKind.REQUIRE_HUMAN
+    assert judged(decision=5, approval_required=True).kind is DecisionKind.REQUIRE_HUMAN
     for number in (1, 3, 5):
         held = judged(decision=number, approval_required=True, constraints={"budgets": {"max_runtime_ms": 9}})
-        assert (held.kind, held.constraints) == (Kind.REQUIRE_HUMAN, {"max_runtime_ms": 9}), (
+        assert (held.kind, held.constraints) == (DecisionKind.REQUIRE_HUMAN, {"max_runtime_ms": 9}), (
             "they hold when a person says yes"
         )
     limited = judged(decision=1, constraints={"budgets": {"max_runtime_ms": 9}})
-    assert (limited.kind, limited.constraints) == (Kind.ALLOW_WITH_CONSTRAINTS, {"max_runtime_ms": 9})
+    assert (limited.kind, limited.constraints) == (DecisionKind.ALLOW_WITH_CONSTRAINTS, {"max_runtime_ms": 9})
     assert judged(decision=4).delay_s == DELAY_S_DEFAULT
     for delay in ("-1", "nan", "inf", "soon", "0"):
         assert judged({cap_kernel.DELAY_METADATA: delay}, decision=4).delay_s == DELAY_S_DEFAULT
@@ -416,7 +418,7 @@ def test_what_another_kernel_answers_is_never_taken_for_more_than_it_is():
     ]
     for beyond in beyonds:
         found = judged(**beyond)
-        assert (found.kind, found.redacted) == (Kind.DENY, {})
+        assert (found.kind, found.redacted) == (DecisionKind.DENY, {})
     for number in (1, 5, 7):
         cleaned = judged(decision=number, redacted_context_ptr="redis://x")
         assert (cleaned.lets_go, cleaned.redacted) == (True, {"context_ptr": "redis://x"})

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from tests.bus.safety.policies import policy, request, rule
 from trellis.bus.safety import judging
-from trellis.bus.safety.decisions import Kind
+from trellis.bus.safety.decisions import DecisionKind
 from trellis.bus.safety.errors import PolicyInvalid
-from trellis.bus.safety.judging import decide, explain, is_like
+from trellis.bus.safety.judging import decide, explain, matches_pattern
 from trellis.bus.safety.policy import (
-    BUILTIN,
+    ALLOW_ALL_POLICY,
     DELAY_S_DEFAULT,
     FILE_BYTES_MAX,
-    Policy,
+    SafetyPolicy,
     read_policy,
     read_policy_file,
 )
-from trellis.bus.topics import fits
+from trellis.bus.topics import subject_matches
 
 META: dict[str, Any] = {
     "actor_type": "human",
@@ -42,20 +42,20 @@ FULL: dict[str, Any] = {
 
 
 @pytest.mark.requirement("BUS-4")
-@pytest.mark.parametrize("kind", list(Kind))
-def test_a_rule_that_fits_gives_its_answer(kind: Kind):
+@pytest.mark.parametrize("kind", list(DecisionKind))
+def test_a_rule_that_fits_gives_its_answer(kind: DecisionKind):
     more: dict[str, Any] = {
-        Kind.THROTTLE: {"delay_s": 3.5},
-        Kind.ALLOW_WITH_CONSTRAINTS: {"constraints": {"max_runtime_ms": 1000, "network_allowlist": []}},
+        DecisionKind.THROTTLE: {"delay_s": 3.5},
+        DecisionKind.ALLOW_WITH_CONSTRAINTS: {"constraints": {"max_runtime_ms": 1000, "network_allowlist": []}},
     }.get(kind, {})
     made, asked = policy(rule("it", kind.value, reason="because", **more)), request()
     found = decide(made, asked)
     assert (found.kind, found.rule, found.reason) == (kind, "it", "because")
     assert (found.policy_hash, found.job_hash) == (made.hash, asked.hash)
-    assert found.lets_go is (kind in {Kind.ALLOW, Kind.ALLOW_WITH_CONSTRAINTS})
-    assert found.delay_s == (3.5 if kind is Kind.THROTTLE else 0)
+    assert found.lets_go is (kind in {DecisionKind.ALLOW, DecisionKind.ALLOW_WITH_CONSTRAINTS})
+    assert found.delay_s == (3.5 if kind is DecisionKind.THROTTLE else 0)
     limited = {"max_runtime_ms": 1000, "network_allowlist": []}
-    assert found.constraints == (limited if kind is Kind.ALLOW_WITH_CONSTRAINTS else {})
+    assert found.constraints == (limited if kind is DecisionKind.ALLOW_WITH_CONSTRAINTS else {})
 
 
 @pytest.mark.requirement("BUS-4")
@@ -74,12 +74,14 @@ def test_the_first_rule_that_fits_decides():
 @pytest.mark.requirement("BUS-4", "D53")
 def test_what_no_rule_fits_is_denied():
     found = decide(policy(rule("mail", "allow", {"topics": ["job.mail"]})), request())
-    assert (found.kind, found.rule) == (Kind.DENY, "default")
+    assert (found.kind, found.rule) == (DecisionKind.DENY, "default")
 
 
 @pytest.mark.requirement("D53")
 def test_an_embedded_instance_lets_jobs_go_and_nothing_else():
-    assert [decide(BUILTIN, request(topic)).lets_go for topic in ("job.a", "job.a.b", "jobs.a", "sys.job.submit")] == [
+    assert [
+        decide(ALLOW_ALL_POLICY, request(topic)).lets_go for topic in ("job.a", "job.a.b", "jobs.a", "sys.job.submit")
+    ] == [
         True,
         True,
         False,
@@ -150,7 +152,7 @@ def test_a_job_without_a_priority_is_a_batch_job():
 )
 def test_a_request_that_says_two_things_is_denied_whatever_the_rules_say(fields: dict[str, Any], says: str):
     found = explain(policy(rule("all", "allow")), request(**fields))
-    assert (found.decision.kind, found.decision.rule) == (Kind.DENY, "ambiguous")
+    assert (found.decision.kind, found.decision.rule) == (DecisionKind.DENY, "ambiguous")
     assert says in found.decision.reason
 
 
@@ -298,7 +300,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
 
 @pytest.mark.parametrize("pattern", ["*" * 200, "a*" * 100, "*a" * 100 + "b"])
 def test_no_pattern_is_slow(pattern: str):
-    is_like(pattern, "a" * 2_000)
+    matches_pattern(pattern, "a" * 2_000)
 
 
 # --- properties ----------------------------------------------------------------------------------------------------------
@@ -318,7 +320,10 @@ MATCHES = st.fixed_dictionaries(
     },
 )
 RULES = st.lists(
-    st.tuples(st.sampled_from([kind.value for kind in Kind if kind is not Kind.ALLOW_WITH_CONSTRAINTS]), MATCHES),
+    st.tuples(
+        st.sampled_from([kind.value for kind in DecisionKind if kind is not DecisionKind.ALLOW_WITH_CONSTRAINTS]),
+        MATCHES,
+    ),
     min_size=1,
     max_size=6,
 )
@@ -335,7 +340,7 @@ REQUESTS = st.fixed_dictionaries(
 )
 
 
-def read_or_none(rules: list[tuple[str, dict[str, Any]]]) -> Policy | None:
+def read_or_none(rules: list[tuple[str, dict[str, Any]]]) -> SafetyPolicy | None:
     try:
         return policy(*({"id": f"r{n}", "decision": kind, "match": match} for n, (kind, match) in enumerate(rules)))
     except ValueError:
@@ -350,7 +355,7 @@ def simply_fits(match: dict[str, Any], told: dict[str, Any]) -> bool:
 
     meta = told.get("meta", {})
     known = {
-        "topics": lambda pattern: fits(pattern, told["topic"]),
+        "topics": lambda pattern: subject_matches(pattern, told["topic"]),
         "tenants": lambda pattern: bool(told.get("tenant_id")) and like(pattern, told["tenant_id"]),
         "principals": lambda pattern: bool(told.get("principal_id")) and like(pattern, told["principal_id"]),
         "risk_tags": lambda pattern: any(like(pattern, tag, re.IGNORECASE) for tag in meta.get("risk_tags", ())),
@@ -372,7 +377,7 @@ def test_no_request_goes_without_a_rule_that_allows_it_and_fits(
     if made is None:
         return
     found = decide(made, request(**told))
-    first = next((kind for kind, match in rules if simply_fits(match, told)), Kind.DENY.value)
+    first = next((kind for kind, match in rules if simply_fits(match, told)), DecisionKind.DENY.value)
     assert found.kind.value == first
     assert not found.lets_go or any(kind == "allow" and simply_fits(match, told) for kind, match in rules)
 
@@ -384,9 +389,9 @@ def test_a_request_that_says_a_thousand_things_is_not_held_against_each_pattern_
 
     def counted(pattern: str, value: str) -> bool:
         looked.append(pattern)
-        return is_like(pattern, value)
+        return matches_pattern(pattern, value)
 
-    monkeypatch.setattr(judging, "is_like", counted)
+    monkeypatch.setattr(judging, "matches_pattern", counted)
     rules = [rule(f"r{number}", "deny", {"risk_tags": [f"*-{number}-*"]}) for number in range(100)]
     asked = request(meta={"risk_tags": [f"tag-{number}" for number in range(999)] + ["A-42-B"]})
     assert decide(policy(*rules), asked).rule == "r42"

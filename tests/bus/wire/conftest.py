@@ -13,7 +13,7 @@ import pytest
 
 from tests.servers.nats import NatsServer, running_nats
 from trellis.bus.messages import JobProgress
-from trellis.bus.port import Received
+from trellis.bus.port import ReceivedPacket
 from trellis.bus.wire import connection, durable, streams
 from trellis.bus.wire import nats as nats_bus
 from trellis.bus.wire.local import LocalBus
@@ -67,12 +67,12 @@ class Heard:
     """A handler that remembers, and lets a test wait for what it has heard."""
 
     def __init__(self, answer: str | None = None) -> None:
-        self.packets: list[Received] = []
+        self.packets: list[ReceivedPacket] = []
         self.failures = 0
         self._answer = answer
         self._more = asyncio.Event()
 
-    async def __call__(self, received: Received) -> None:
+    async def __call__(self, received: ReceivedPacket) -> None:
         self.packets.append(received)
         self._more.set()
         if self.failures:
@@ -108,7 +108,7 @@ async def until(holds: Callable[[], Any]) -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still for some seconds is no fault of the server: a test that is about such a wait says how long it is."""
     for module, name in [
-        (connection, "TAKEN_S_MAX"),
+        (connection, "FLUSH_S_MAX"),
         (nats_bus, "KEPT_S_MAX"),
         (streams, "API_S"),
         (durable, "API_S"),

@@ -7,8 +7,8 @@ import pytest
 from tests.bus.wire.conftest import Heard, Net, said, until
 from trellis.bus.envelope import PacketWrong
 from trellis.bus.errors import BusUnavailable, NoResponders
-from trellis.bus.messages import Heartbeat, Status
-from trellis.bus.port import Received
+from trellis.bus.messages import Status, WorkerHeartbeat
+from trellis.bus.port import ReceivedPacket
 from trellis.bus.wire.handling import HANDLERS_MAX
 
 pytestmark = pytest.mark.requirement("BUS-2")
@@ -65,7 +65,7 @@ async def test_many_who_ask_at_once_get_their_own_answers(net: Net):
     ours, theirs = await net.bus(), await net.bus("w-1")
     subject = net.subject()
 
-    async def echo(received: Received) -> None:
+    async def echo(received: ReceivedPacket) -> None:
         assert received.wants_answer
         await received.answer(received.packet.body)
 
@@ -143,7 +143,7 @@ async def test_handlers_run_at_once_up_to_a_bound(net: Net):
     bus, subject = await net.bus(), net.subject()
     inside, most, go = 0, 0, asyncio.Event()
 
-    async def slow(_: Received) -> None:
+    async def slow(_: ReceivedPacket) -> None:
         nonlocal inside, most
         inside += 1
         most = max(most, inside)
@@ -164,7 +164,7 @@ async def test_stopping_waits_for_what_is_under_way_and_nothing_comes_after(net:
     bus, subject = await net.bus(), net.subject()
     begun, go, ended = asyncio.Event(), asyncio.Event(), []
 
-    async def slow(received: Received) -> None:
+    async def slow(received: ReceivedPacket) -> None:
         begun.set()
         await go.wait()
         ended.append(received)
@@ -186,7 +186,7 @@ async def test_stopping_waits_for_what_is_under_way_and_nothing_comes_after(net:
 async def test_a_packet_that_receivers_would_drop_is_refused_at_its_sender(net: Net):
     bus = await net.bus()
     with pytest.raises(PacketWrong, match="worker_id"):
-        await bus.publish(net.subject(), Heartbeat(worker_id="somebody else"), trace_id="t")
+        await bus.publish(net.subject(), WorkerHeartbeat(worker_id="somebody else"), trace_id="t")
     with pytest.raises(PacketWrong, match="trace_id"):
         await bus.publish(net.subject(), said(""), trace_id="")
 

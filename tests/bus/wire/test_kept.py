@@ -60,7 +60,7 @@ class Silencer(NatsProxy):
         else:
             super()._deliver(frame, pipe)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.silent = False
         held, self.held = self.held, []
         for frame, pipe in held:
@@ -152,7 +152,7 @@ async def test_a_publisher_that_is_content_when_the_server_has_taken_it_is_notic
 
     with running_nats(jetstream=True) as server:
         async with publishing(server, tmp_path) as (parts, proxy):
-            monkeypatch.setattr(nats_bus.Streams, "keep", never)
+            monkeypatch.setattr(nats_bus.StreamDirectory, "keep", never)
             assert (await parts.publisher.run_once()).sent == 1
             await lose_everything(server, proxy)
             assert (await parts.publisher.run_once()).events == 0
@@ -185,7 +185,7 @@ async def test_acknowledgements_of_many_packets_are_waited_for_together():
             telling = [asyncio.create_task(tell(bus, f"job-{number}")) for number in range(1, 101)]
             await until(lambda: len(proxy.held) == 100)
             assert not any(task.done() for task in telling)
-            proxy.let_go()
+            proxy.release()
             await asyncio.gather(*telling)
             assert await stored(server.url) == 101
 
@@ -318,7 +318,7 @@ async def test_what_a_listener_answers_is_not_taken_for_the_word_of_the_stream(a
             await caught_up(client)
             await bus._connection.taken(bus._connection.current)  # what was answered has come before this
             assert not telling.done()
-            proxy.let_go()
+            proxy.release()
             await telling
             await client.close()
 
@@ -353,7 +353,7 @@ async def test_a_server_that_kept_packets_and_falls_silent_is_waited_for_and_not
             assert asked.total() == 1, "who waits together has one answer"
             clock.advance(SILENT_S_MAX)
             await tell(bus, "job-1")
-            proxy.let_go()
+            proxy.release()
             clock.advance(ASK_AGAIN_S)
             await tell(bus, "job-2")
             assert await stored(server.url) == 3
@@ -436,7 +436,7 @@ async def test_a_server_that_gets_streams_later_is_asked_again():
             bus, clock = await net.bus(), FakeClock()
             bus._streams._clock = clock
             bus._streams._link = bus._connection.current
-            bus._streams._known[RESULT] = streams._Known(keeps=False, at=clock.monotonic())
+            bus._streams._known[RESULT] = streams._SubjectKeeping(keeps=False, at=clock.monotonic())
             assert not await bus._streams.keep(bus._connection.current, RESULT)
             clock.advance(ASK_AGAIN_S)
             await tell(bus, "job-1")

@@ -8,7 +8,7 @@ import pytest
 from tests.bus.wire.conftest import Heard, said
 from trellis.bus.errors import BusUnavailable
 from trellis.bus.wire import local
-from trellis.bus.wire.handling import AGAIN_S_FIRST, AGAIN_S_MAX, again_s
+from trellis.bus.wire.handling import AGAIN_S_FIRST, AGAIN_S_MAX, redelivery_delay_s
 from trellis.bus.wire.local import LocalBus
 from trellis.testing import FakeClock
 
@@ -53,7 +53,7 @@ async def test_what_a_durable_listener_gets_again_comes_after_a_pause():
     for deliveries in (1, 2, 3):
         await turns()
         assert len(heard.packets) == deliveries
-        clock.advance(again_s(deliveries))
+        clock.advance(redelivery_delay_s(deliveries))
     await turns()
     assert len(heard.packets) == 3
     await bus.close()
@@ -71,7 +71,11 @@ async def test_stopping_does_not_wait_for_a_packet_that_rests():
 
 
 def test_the_pauses_grow_to_a_bound():
-    assert [again_s(1), again_s(2), again_s(1000)] == [AGAIN_S_FIRST, 2 * AGAIN_S_FIRST, AGAIN_S_MAX]
+    assert [redelivery_delay_s(1), redelivery_delay_s(2), redelivery_delay_s(1000)] == [
+        AGAIN_S_FIRST,
+        2 * AGAIN_S_FIRST,
+        AGAIN_S_MAX,
+    ]
 
 
 async def test_a_listener_that_does_not_keep_up_is_told_to_its_publishers(monkeypatch: pytest.MonkeyPatch):

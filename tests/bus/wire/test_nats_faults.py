@@ -74,11 +74,11 @@ async def test_without_a_server_nothing_is_taken_and_nothing_is_sent_later(serve
 async def test_a_durable_listener_whose_connection_breaks_as_it_begins_listens_later(
     nats_net: Net, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(nats_durable, "AGAIN_S", 0.01)
+    monkeypatch.setattr(nats_durable, "RETRY_S", 0.01)
     bus, other, subject, heard = await nats_net.bus(), await nats_net.bus("client"), nats_net.subject(), Heard()
     taken, broken = bus._connection.taken, [True]
 
-    async def breaks_once(link: nats_connection.Link) -> None:
+    async def breaks_once(link: nats_connection.NatsLink) -> None:
         if broken:
             broken.pop()
             raise bus._connection.uncertain("the connection broke")
@@ -109,7 +109,7 @@ async def test_publishers_that_wait_are_told_when_the_server_dies(server: NatsSe
 
 
 async def test_a_server_that_hangs_counts_as_gone(server: NatsServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(nats_connection, "TAKEN_S_MAX", 0.2)
+    monkeypatch.setattr(nats_connection, "FLUSH_S_MAX", 0.2)
     async with net_at(server.url) as net:
         bus = await net.bus()
         server.freeze()
@@ -264,7 +264,7 @@ async def test_results_and_submissions_survive_the_server(server: NatsServer):
 
 
 async def test_a_packet_under_way_when_the_server_dies_comes_again(server: NatsServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(nats_durable, "ACK_S", 0.5)
+    monkeypatch.setattr(nats_durable, "ACK_WAIT_S", 0.5)
     async with net_at(server.url) as net:
         bus, worker, heard = await net.bus(), await net.bus("w-1"), Heard()
         heard.failures = 1

@@ -10,7 +10,7 @@ from tests.bus.test_cap import AT, BODIES, PLAIN
 from tests.bus.wire.conftest import Heard, Net, until
 from tests.servers.nats import caught_up
 from trellis.bus.envelope import PacketRefused
-from trellis.bus.messages import ALERT, RESULT, SUBMIT, Alert, ErrorCode, Packet, Severity
+from trellis.bus.messages import ALERT, RESULT, SUBMIT, AlertSeverity, BusAlert, ErrorCode, Packet
 from trellis.bus.wire.alerts import ALERT_EVERY_S, ALERTS_AT_ONCE, ALL_AT_ONCE, SENDERS_MAX, AlertLimit
 from trellis.bus.wire.cap import encode
 from trellis.testing import FakeClock
@@ -28,29 +28,29 @@ def bent(change: Callable[[Any], object]) -> bytes:
     return message.SerializeToString()
 
 
-ZOO: dict[str, tuple[Callable[[], bytes], ErrorCode, Severity]] = {
-    "noise": (lambda: b"\xff\xfe\xfd", ErrorCode.MALFORMED_PACKET, Severity.ERROR),
-    "nothing at all": (lambda: b"", ErrorCode.MALFORMED_PACKET, Severity.ERROR),
-    "JSON": (lambda: b'{"job_id": "job-1"}', ErrorCode.MALFORMED_PACKET, Severity.ERROR),
+ZOO: dict[str, tuple[Callable[[], bytes], ErrorCode, AlertSeverity]] = {
+    "noise": (lambda: b"\xff\xfe\xfd", ErrorCode.MALFORMED_PACKET, AlertSeverity.ERROR),
+    "nothing at all": (lambda: b"", ErrorCode.MALFORMED_PACKET, AlertSeverity.ERROR),
+    "JSON": (lambda: b'{"job_id": "job-1"}', ErrorCode.MALFORMED_PACKET, AlertSeverity.ERROR),
     "another version": (
         lambda: bent(lambda message: setattr(message, "protocol_version", 2)),
         ErrorCode.VERSION_MISMATCH,
-        Severity.ERROR,
+        AlertSeverity.ERROR,
     ),
     "no payload": (
         lambda: bent(lambda message: message.ClearField("job_request")),
         ErrorCode.MALFORMED_PACKET,
-        Severity.ERROR,
+        AlertSeverity.ERROR,
     ),
     "no trace": (
         lambda: bent(lambda message: setattr(message, "trace_id", "")),
         ErrorCode.MALFORMED_PACKET,
-        Severity.ERROR,
+        AlertSeverity.ERROR,
     ),
     "a topic that is none": (
         lambda: bent(lambda message: setattr(message.job_request, "topic", "a b")),
         ErrorCode.INVALID_INPUT,
-        Severity.WARNING,
+        AlertSeverity.WARNING,
     ),
 }
 
@@ -67,7 +67,9 @@ async def test_a_bad_packet_does_not_come_again_from_the_stream(stream_net: Net)
     await check_zoo(stream_net, *ZOO["a topic that is none"], durable=True)
 
 
-async def check_zoo(net: Net, make: Callable[[], bytes], code: ErrorCode, severity: Severity, *, durable: bool) -> None:
+async def check_zoo(
+    net: Net, make: Callable[[], bytes], code: ErrorCode, severity: AlertSeverity, *, durable: bool
+) -> None:
     bus, heard, alerts = await net.bus(), Heard(), Heard()
     refused: list[tuple[str, PacketRefused]] = []
 
@@ -86,7 +88,7 @@ async def check_zoo(net: Net, make: Callable[[], bytes], code: ErrorCode, severi
     await until(lambda: refused)
     await client.close()
     alert = alerts.packets[0].packet.body
-    assert isinstance(alert, Alert)
+    assert isinstance(alert, BusAlert)
     assert (alert.code, alert.severity) == (code, severity)
     assert alert.details["subject"] == SUBMIT
     assert [error.error_code for _, error in refused] == [code]

@@ -10,9 +10,9 @@ import pytest
 from tests.bus.wire.conftest import PATIENCE_S, Heard, Net
 from tests.bus.wire.test_refusals import bent, good
 from tests.servers.nats import caught_up
-from trellis.bus.messages import ALERT, CANCEL, RESULT, SUBMIT, Alert, ErrorCode, JobCancel, JobResult, Status
-from trellis.bus.room import Room
-from trellis.bus.scheduling.intake import Intake
+from trellis.bus.messages import ALERT, CANCEL, RESULT, SUBMIT, BusAlert, ErrorCode, JobCancel, JobResult, Status
+from trellis.bus.room import BacklogLimit
+from trellis.bus.scheduling.intake import BusIntake
 from trellis.bus.topics import Topics
 from trellis.bus.wire.alerts import ALERTS_AT_ONCE
 from trellis.engine.jobs import JobId
@@ -54,7 +54,9 @@ async def test_a_client_whose_request_does_not_fit_gets_a_result_unless_the_id_i
 ):
     bus, results, alerts = await nats_net.bus(), Heard(), Heard()
     clock = FakeClock()
-    intake = Intake(ledger=ledger, bus=bus, topics=Topics(), room=Room(ledger=ledger, clock=clock), clock=clock)
+    intake = BusIntake(
+        ledger=ledger, bus=bus, topics=Topics(), room=BacklogLimit(ledger=ledger, clock=clock), clock=clock
+    )
     await intake.start()
     await bus.listen(RESULT, results)
     await bus.listen(ALERT, alerts)
@@ -78,7 +80,7 @@ async def test_a_client_whose_request_does_not_fit_gets_a_result_unless_the_id_i
     assert {(body.status, body.error_code) for body in told.values()} == {(Status.FAILED, "INVALID_INPUT")}
     assert "topic" in told["free"].error_message
     assert "labels/retry_of" in told["mine"].error_message
-    codes = [body.code for received in alerts.packets if isinstance(body := received.packet.body, Alert)]
+    codes = [body.code for received in alerts.packets if isinstance(body := received.packet.body, BusAlert)]
     assert codes == [ErrorCode.INVALID_INPUT] * 3, "each once: the bus has told people already"
     await intake.stop()
     assert bus.on_refused is None
@@ -87,8 +89,8 @@ async def test_a_client_whose_request_does_not_fit_gets_a_result_unless_the_id_i
 @pytest.mark.requirement("BUS-11")
 async def test_of_a_flood_of_requests_under_a_used_id_a_few_are_told(nats_net: Net, ledger: Ledger):
     bus, alerts = await nats_net.bus(), Heard()
-    room = Room(ledger=ledger, clock=FakeClock())
-    intake = Intake(ledger=ledger, bus=bus, topics=Topics(), room=room, clock=FakeClock())
+    room = BacklogLimit(ledger=ledger, clock=FakeClock())
+    intake = BusIntake(ledger=ledger, bus=bus, topics=Topics(), room=room, clock=FakeClock())
     await intake.start()
     await bus.listen(ALERT, alerts)
     client = await nats.connect(nats_net.url)
@@ -100,7 +102,7 @@ async def test_of_a_flood_of_requests_under_a_used_id_a_few_are_told(nats_net: N
     await intake.stop()
     await client.close()
     await alerts.until(ALERTS_AT_ONCE)
-    assert [body.code for one in alerts.packets if isinstance(body := one.packet.body, Alert)] == [
+    assert [body.code for one in alerts.packets if isinstance(body := one.packet.body, BusAlert)] == [
         ErrorCode.DUPLICATE
     ] * ALERTS_AT_ONCE
 
@@ -111,7 +113,9 @@ async def test_cancels_right_behind_their_requests_are_not_lost_where_requests_c
 ):
     """Requests come over JetStream and cancels over plain NATS: sent back to back, a cancel overtakes its request."""
     bus, clock = await stream_net.bus(), FakeClock()
-    intake = Intake(ledger=ledger, bus=bus, topics=Topics(), room=Room(ledger=ledger, clock=clock), clock=clock)
+    intake = BusIntake(
+        ledger=ledger, bus=bus, topics=Topics(), room=BacklogLimit(ledger=ledger, clock=clock), clock=clock
+    )
     await intake.start()
     client = await nats.connect(stream_net.url)
     jobs = [f"j{number}" for number in range(10)]

@@ -25,14 +25,14 @@ from trellis.bus.messages import (
     HEARTBEAT,
     RESULT,
     SUBMIT,
-    Alert,
+    BusAlert,
     Dispatch,
     ErrorCode,
     Handshake,
-    Heartbeat,
+    JobOrder,
     JobResult,
-    Order,
     Status,
+    WorkerHeartbeat,
     direct_subject,
 )
 from trellis.bus.requests import JobRequest
@@ -60,9 +60,9 @@ async def sdk_worker(url: str, topic: str, **keys: Any) -> AsyncIterator[list[An
         await asyncio.gather(running, return_exceptions=True)
 
 
-def order(topic: str, **fields: Any) -> Order:
+def order(topic: str, **fields: Any) -> JobOrder:
     request = JobRequest.checked({**FULL, "job_id": "job-1@3", "topic": topic, **fields})
-    return Order(request=request, dispatch=Dispatch(dispatch_id="d-1", attempt=3))
+    return JobOrder(request=request, dispatch=Dispatch(dispatch_id="d-1", attempt=3))
 
 
 async def publish_when_heard(bus: Any, subject: str, body: Any) -> None:
@@ -131,7 +131,7 @@ async def test_an_unsigned_result_is_dropped_with_an_alert_where_signatures_are_
         await publish_when_heard(bus, topic, order(topic))
         await alerts.until(1)
     alert = alerts.packets[0].packet.body
-    assert isinstance(alert, Alert)
+    assert isinstance(alert, BusAlert)
     assert alert.code is ErrorCode.SIGNATURE_MISSING
     assert heard.packets == []
 
@@ -170,7 +170,7 @@ async def test_an_sdk_agent_says_hello_and_works_by_topic_and_by_its_own_subject
     handshake, beat = hello.packets[0].packet.body, beats.packets[0].packet.body
     assert isinstance(handshake, Handshake)
     assert (handshake.component_id, handshake.role, handshake.ready_topics) == ("agent-1", "worker", (topic,))
-    assert isinstance(beat, Heartbeat)
+    assert isinstance(beat, WorkerHeartbeat)
     assert (beat.worker_id, beat.pool, beat.max_parallel_jobs) == ("agent-1", "sums", 2)
 
 

@@ -11,7 +11,7 @@ from tests.bus.wire.conftest import Heard, Net, new_id, now, said
 from trellis.bus.messages import ALERT, RESULT, JobResult, Packet, Status
 from trellis.bus.wire.cap import encode
 from trellis.bus.wire.nats import NatsBus
-from trellis.bus.wire.signing import Keys
+from trellis.bus.wire.signing import PacketKeys
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def known(tmp_path: Path) -> dict[str, Any]:
     return {"key_file": private_file(tmp_path / "own.pem", pem(OURS)), "keys_dir": tmp_path / "known"}
 
 
-WORKER = Keys(sender_id="w-1", own=THEIRS)
+WORKER = PacketKeys(sender_id="w-1", own=THEIRS)
 
 
 def packet(message: str) -> Packet:
@@ -55,7 +55,7 @@ async def test_a_copy_a_redirected_packet_and_an_unsigned_one_of_a_known_sender_
     await heard.until(1)
     await raw(bus, here, signed)
     await raw(bus, there, signed)
-    await raw(bus, here, encode(packet("unsigned"), Keys()))
+    await raw(bus, here, encode(packet("unsigned"), PacketKeys()))
     await alerts.until(3)
     told = alerts.messages
     for reason in ("it was sent before", f"it was signed for {here}", "its sender must sign"):

@@ -13,13 +13,12 @@ from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import (
     Actor,
     Advance,
-    Applied,
     CancelMode,
     CancelRequested,
     Claim,
     Claimed,
     ClaimId,
-    DeathCertificate,
+    DeadLetterReason,
     JobId,
     Lease,
     LeaseLost,
@@ -31,6 +30,7 @@ from trellis.engine.jobs import (
     ReasonCode,
     RequestId,
     Stage,
+    StepApplied,
     Submitted,
     Turn,
     TurnResult,
@@ -47,7 +47,7 @@ LENGTH_S = 30.5
 """min(lease, 2 heartbeats + 0.5 s) of the two above: how long a silent holder keeps a job."""
 STEP_S = 10.0
 """Shorter than half a lease: sweeps this far apart are no outage, so nothing is forgiven."""
-DEATH = DeathCertificate(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.EXEC, last_error="it had to end")
+DEATH = DeadLetterReason(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.EXEC, last_error="it had to end")
 
 
 def actor(role: Role, name: str | None = None) -> Actor:
@@ -178,7 +178,7 @@ class Rig:
 
     async def pull(
         self, held: Claimed | Lease, trigger: str, *, source: str = "running", by: Actor = WORKER, **options
-    ) -> Applied | LeaseLost:
+    ) -> StepApplied | LeaseLost:
         """One step of a held job by its holder."""
         lease = held.lease if isinstance(held, Claimed) else held
         step = Advance(lease=lease, source=source, trigger=trigger, **options)
@@ -275,7 +275,7 @@ class Rig:
                 death=death,
                 finalizes=finalizes,
             )
-            assert isinstance(outcome, Applied)
+            assert isinstance(outcome, StepApplied)
             return lease
         moved = await self.move(job_id, transition.target, by=actor(role), death=death)
         assert isinstance(moved, Moved), moved
@@ -291,7 +291,7 @@ class Rig:
         assert lease is not None
         return lease
 
-    async def complete(self, lease: Lease, artifact: JobId | None, **options) -> Applied | LeaseLost:
+    async def complete(self, lease: Lease, artifact: JobId | None, **options) -> StepApplied | LeaseLost:
         """The completion of a queue job that names an artifact."""
         source, by = "ARTIFACT_WRITE", actor(Role.ORCHESTRATOR)
         return await self.pull(lease, Trigger.COMPLETE, source=source, by=by, finalizes=artifact, **options)
@@ -299,7 +299,7 @@ class Rig:
     async def complete_for(self, artifact: JobId) -> None:
         """The job that an artifact was staged for comes into being, works and completes with it."""
         parent = (await self.job(artifact)).parent_id
-        assert isinstance(await self.complete(await self.writing(job_id=parent), artifact), Applied)
+        assert isinstance(await self.complete(await self.writing(job_id=parent), artifact), StepApplied)
 
 
 def path(lifecycle_name: str, source: str, target: str) -> list[Transition]:

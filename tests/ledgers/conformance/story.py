@@ -19,12 +19,11 @@ from trellis.engine.errors import TrellisError
 from trellis.engine.event_data import CANCEL_REQUESTED
 from trellis.engine.jobs import (
     Advance,
-    Applied,
     CancelMode,
     Claim,
     Claimed,
     ClaimId,
-    DeathCertificate,
+    DeadLetterReason,
     JobId,
     JobKey,
     Lease,
@@ -36,11 +35,12 @@ from trellis.engine.jobs import (
     ReasonCode,
     RequestId,
     Stage,
+    StepApplied,
     Turn,
     TurnResult,
     TypeClaim,
 )
-from trellis.engine.records import Event, History, Job, JobFilter, Place, SweepOptions, SweepReport
+from trellis.engine.records import Event, Job, JobFilter, JobHistory, JobPlace, SweepOptions, SweepReport
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, Trigger
 from trellis.lifecycles.causes import Cause
 
@@ -78,7 +78,7 @@ HAPPENS = {
     ),
 }
 """What must have come up among the events of many stories: stories in which it never did prove nothing about it."""
-DEATH = DeathCertificate(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
+DEATH = DeadLetterReason(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
 CANCELLERS = (Role.CONTROL_PLANE, Role.SUBMITTER, Role.ORCHESTRATOR, Role.NLM_BACKEND, Role.FRONTEND)
 Act = Callable[["Player"], Awaitable[object]]
 
@@ -218,14 +218,14 @@ class Story:
         found: list[int] = []
         for n in range(-1, -1 - min(len(held), 8), -1):
             job = await ledger.job(held[n].job_id)
-            if job is not None and job.place is Place.HELD and job.epoch == held[n].epoch:
+            if job is not None and job.place is JobPlace.LEASED and job.epoch == held[n].epoch:
                 found.append(n)
         return found
 
     async def _ready(self) -> Job | None:
         """One of the newest jobs that can be claimed."""
         newest = [await self.players[0].rig.ledger.job(job_id) for job_id in self.jobs[-8:]]
-        ready = [job for job in newest if job is not None and job.place is Place.READY]
+        ready = [job for job in newest if job is not None and job.place is JobPlace.READY]
         return self.random.choice(ready) if ready else None
 
     def _new_claim(self, lifecycle: str, type_: str) -> Claim:
@@ -419,7 +419,7 @@ def bare(answer: object) -> object:  # noqa: PLR0911 - one answer for each kind
         return [bare(one) for one in answer]
     if isinstance(answer, Moved):
         return replace(answer, lease=None), bare(answer.lease)
-    if isinstance(answer, Claimed | Applied | LeaseLost):
+    if isinstance(answer, Claimed | StepApplied | LeaseLost):
         return tuple(map(bare, answer))
     return answer
 
@@ -430,7 +430,7 @@ async def _records(rig: Rig, jobs: Sequence[JobId], types: Sequence[str]) -> dic
     found = [row for row in rows if row is not None]
     return {
         "rows": rows,
-        "results": [await ledger.result(row.job_id) for row in found if row.place is Place.ENDED],
+        "results": [await ledger.result(row.job_id) for row in found if row.place is JobPlace.ENDED],
         "journals": [await ledger.read_journal(row.job_id) for row in found if row.epoch],
         "queues": sorted(
             (
@@ -445,7 +445,7 @@ async def _records(rig: Rig, jobs: Sequence[JobId], types: Sequence[str]) -> dic
 
 async def compare_histories(first: Rig, second: Rig) -> Counter[str]:
     """All that two ledgers have recorded: jobs, events, dead letters and the order of the feed; how often each thing happened."""
-    kept: list[dict[JobId, History]] = [
+    kept: list[dict[JobId, JobHistory]] = [
         {history.job.job_id: history async for history in rig.ledger.histories()} for rig in (first, second)
     ]
     assert kept[0].keys() == kept[1].keys()

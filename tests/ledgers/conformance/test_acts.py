@@ -20,7 +20,7 @@ DAY_S = 86_400.0
 @pytest.mark.requirement("OBS-1", "D35")
 async def test_every_administrative_act_is_recorded_once(rig: Rig):
     ledger = rig.ledger
-    await ledger.follow(PROJECTOR, "reader", lease_s=60.0)
+    await ledger.subscribe(PROJECTOR, "reader", lease_s=60.0)
     for _ in range(2):  # the second time nothing changes, and nothing is recorded
         await ledger.pause(ADMIN, "work", paused=True)
     for _ in range(2):
@@ -34,10 +34,10 @@ async def test_every_administrative_act_is_recorded_once(rig: Rig):
         await ledger.limit_key(ADMIN, "tenant:acme", 2)
     await ledger.limit_key(ADMIN, "tenant:acme", 0)
     for _ in range(2):
-        await ledger.leave_behind(ADMIN, "reader")
+        await ledger.release_retention(ADMIN, "reader")
     for attempts in (3, 3, 4):
         await ledger.declare_types(WORKER, [TypeOptions(type="work", max_attempts=attempts, deadline_s=30.0)])
-    assert not await ledger.leave_behind(ADMIN, "nobody")
+    assert not await ledger.release_retention(ADMIN, "nobody")
     told = NewAct(
         event="agent.status.changed", subject="gardener", source="a", target="b", cause="x", correlation_id="c"
     )
@@ -70,12 +70,12 @@ async def test_every_administrative_act_is_recorded_once(rig: Rig):
 @pytest.mark.requirement("OBS-1", "D35")
 async def test_every_act_says_why_and_one_without_a_reason_says_that_none_was_given(rig: Rig):
     ledger = rig.ledger
-    await ledger.follow(PROJECTOR, "reader", lease_s=60.0)
+    await ledger.subscribe(PROJECTOR, "reader", lease_s=60.0)
     await ledger.pause(ADMIN, "work", paused=True, cause="a bad deploy")
     await ledger.limit_rate(ADMIN, "work", 2.0, cause="the supplier asks")
     await ledger.limit_held(ADMIN, "work", 4, cause="memory")
     await ledger.limit_key(ADMIN, "k", 2, cause="tenant asks")
-    await ledger.leave_behind(ADMIN, "reader", cause="retired")
+    await ledger.release_retention(ADMIN, "reader", cause="retired")
     await ledger.pause(ADMIN, "work", paused=False)
     await ledger.record_act(ADMIN, NewAct(event="x", subject="y", cause=""))
     given = ["a bad deploy", "the supplier asks", "memory", "tenant asks", "retired"]

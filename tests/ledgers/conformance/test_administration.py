@@ -58,11 +58,11 @@ async def _nothing(rig: Rig) -> None:
 
 
 async def _somebody_follows(rig: Rig) -> bool:
-    return await rig.ledger.follow(actor(Role.PROJECTOR, "another"), "here", lease_s=60.0) is None
+    return await rig.ledger.subscribe(actor(Role.PROJECTOR, "another"), "here", lease_s=60.0) is None
 
 
 async def _a_follower(rig: Rig) -> None:
-    assert await rig.ledger.follow(actor(Role.PROJECTOR), "here", lease_s=60.0) is not None
+    assert await rig.ledger.subscribe(actor(Role.PROJECTOR), "here", lease_s=60.0) is not None
 
 
 async def _nobody_is_waited_for(rig: Rig) -> bool:
@@ -119,8 +119,8 @@ CASES = [
         lambda rig, by: rig.ledger.declare_types(by, [TypeOptions(type="work")]),
         _the_type_is_declared,
     ),
-    Case("follow", _nothing, lambda rig, by: rig.ledger.follow(by, "here", lease_s=60.0), _somebody_follows),
-    Case("leave_behind", _a_follower, lambda rig, by: rig.ledger.leave_behind(by, "here"), _nobody_is_waited_for),
+    Case("follow", _nothing, lambda rig, by: rig.ledger.subscribe(by, "here", lease_s=60.0), _somebody_follows),
+    Case("leave_behind", _a_follower, lambda rig, by: rig.ledger.release_retention(by, "here"), _nobody_is_waited_for),
     Case("set_home_issuer", _nothing, lambda rig, by: rig.ledger.set_home_issuer(by, "i"), _an_issuer_is_recorded),
     Case("limit_key", _two_jobs_of_a_key, lambda rig, by: rig.ledger.limit_key(by, KEY, 2), _both_are_handed_out),
     Case(
@@ -132,7 +132,7 @@ CASES = [
     Case(
         "remark",
         _a_job_with_a_name,
-        lambda rig, by: rig.ledger.remark(by, JobId("named"), "job_result_refused", b"{}"),
+        lambda rig, by: rig.ledger.annotate(by, JobId("named"), "job_result_refused", b"{}"),
         _something_was_said,
     ),
     Case("record_act", _nothing, lambda rig, by: rig.ledger.record_act(by, ACT), _an_act_is_recorded),

@@ -4,9 +4,9 @@ import pytest
 
 from tests.ledgers.conformance.rig import DEATH, OTHER_WORKER, SUBMITTER, WORKER, Rig, actor
 from trellis.engine.errors import InvalidTransition, Refused, TrellisError
-from trellis.engine.jobs import Advance, Applied, DeathCertificate, Lease, LeaseLost, ReasonCode, Stage, Turn
-from trellis.engine.records import JobFilter, Place
-from trellis.lifecycles import LIFECYCLES, Opens, Phase, Role, Transition, Trigger
+from trellis.engine.jobs import Advance, DeadLetterReason, Lease, LeaseLost, ReasonCode, Stage, StepApplied, Turn
+from trellis.engine.records import JobFilter, JobPlace
+from trellis.lifecycles import LIFECYCLES, Phase, Progress, Role, Transition, Trigger
 
 
 def _fenced(lifecycle: str) -> list[Transition]:
@@ -29,16 +29,16 @@ async def test_each_step_of_a_holder_is_one_transition_with_its_event(rig: Rig, 
         step = _step(lifecycle, transition, lease, cause="because", data=b'{"why": "test"}')
         step = step._replace(finalizes=await rig.artifact_of(job_id) if transition.finalizes else None)
         outcome = (await rig.turn(step, by=actor(min(transition.actors)))).outcomes[0]
-        assert outcome == Applied(version=before.version + 1)
+        assert outcome == StepApplied(version=before.version + 1)
         job, event = await rig.job(job_id), await rig.last_event(job_id)
         target = LIFECYCLES[lifecycle].by_name[transition.target]
-        attempt = before.attempt + (transition.opens is Opens.ATTEMPT)
+        attempt = before.attempt + (transition.opens is Progress.ATTEMPT)
         assert (job.state, job.version, job.attempt) == (target.name, before.version + 1, attempt)
         assert (event.type, event.source, event.target) == (transition.event, transition.source, transition.target)
         assert (event.cause, event.data) == ("because", b'{"why": "test"}')
         assert (event.attempt, event.epoch) == (job.attempt, lease.epoch)
-        assert (job.place is Place.HELD) == (target.phase is Phase.HELD)
-        assert (job.place is Place.ENDED) == (target.phase is Phase.ENDED)
+        assert (job.place is JobPlace.LEASED) == (target.phase is Phase.HELD)
+        assert (job.place is JobPlace.ENDED) == (target.phase is Phase.ENDED)
 
 
 @pytest.mark.requirement("DJ-21", "DJ-4", "D2")
@@ -57,8 +57,8 @@ async def test_a_step_asked_again_after_a_lost_answer_has_one_effect(rig: Rig, l
         first = (await rig.turn(step, by=holder)).outcomes[0]
         before = await rig.snapshot(job_id)
         again = (await rig.turn(step, by=holder)).outcomes[0]
-        assert isinstance(first, Applied)
-        assert again == Applied(version=first.version, repeated=True)
+        assert isinstance(first, StepApplied)
+        assert again == StepApplied(version=first.version, repeated=True)
         assert await rig.snapshot(job_id) == before
 
 
@@ -69,7 +69,7 @@ async def test_a_declared_self_transition_is_a_step_each_time(rig: Rig):
     assert lease is not None
     orchestrator = actor(Role.ORCHESTRATOR)
     for version in (4, 5):
-        assert await rig.pull(lease, "step", by=orchestrator) == Applied(version=version)
+        assert await rig.pull(lease, "step", by=orchestrator) == StepApplied(version=version)
     assert await rig.event_types(job_id) == [
         "run.requested",
         "run.queued",
@@ -86,9 +86,9 @@ async def test_a_self_transition_that_names_its_version_is_made_once(rig: Rig):
     lease = await rig.drive(job_id, "running")
     assert lease is not None
     orchestrator = actor(Role.ORCHESTRATOR)
-    assert await rig.pull(lease, "step", by=orchestrator, version=3) == Applied(version=4)
-    assert await rig.pull(lease, "step", by=orchestrator, version=3) == Applied(version=4, repeated=True)
-    assert await rig.pull(lease, "step", by=orchestrator, version=4) == Applied(version=5)
+    assert await rig.pull(lease, "step", by=orchestrator, version=3) == StepApplied(version=4)
+    assert await rig.pull(lease, "step", by=orchestrator, version=3) == StepApplied(version=4, repeated=True)
+    assert await rig.pull(lease, "step", by=orchestrator, version=4) == StepApplied(version=5)
     assert await rig.pull(lease, "step", by=orchestrator, version=9) == LeaseLost(lease)
     assert (await rig.event_types(job_id)).count("run.step.completed") == 2
 
@@ -100,7 +100,7 @@ async def test_completing_stores_the_result_with_the_event(rig: Rig):
     await rig.pull(claimed, Trigger.COMPLETE, result=b'{"pages": 3}')
     assert await rig.ledger.result(claimed.lease.job_id) == b'{"pages": 3}'
     job = await rig.job(claimed.lease.job_id)
-    assert (job.state, job.place, job.owner, job.lease_expires_at) == ("succeeded", Place.ENDED, None, None)
+    assert (job.state, job.place, job.owner, job.lease_expires_at) == ("succeeded", JobPlace.ENDED, None, None)
 
 
 async def test_no_result_was_stored_when_none_was_given(rig: Rig):
@@ -115,7 +115,7 @@ async def test_a_retry_waits_for_its_backoff_and_opens_the_next_attempt(rig: Rig
     job_id = claimed.lease.job_id
     await rig.pull(claimed, Trigger.RETRY, delay_s=20.0, cause="TransientError: busy")
     job = await rig.job(job_id)
-    assert (job.state, job.place, job.attempt, job.owner) == ("queued", Place.RESTING, 1, None)
+    assert (job.state, job.place, job.attempt, job.owner) == ("queued", JobPlace.SCHEDULED, 1, None)
     assert await rig.claim() == []
     await rig.pass_time(20)
     again = await rig.claim_one()
@@ -154,8 +154,8 @@ async def test_a_rejected_job_leaves_a_complete_dead_letter(rig: Rig, source: st
         job_id = await rig.submit_one(correlation_id="c-9", type="strict")
         claimed = await rig.claim_one(types=("strict",), start=source == "running")
         until = (await rig.job(job_id)).lease_expires_at
-        death = DeathCertificate(reason_code=reason, stage=stage, last_error="no such field")
-        assert isinstance(await rig.pull(claimed, "reject", source=source, death=death), Applied)
+        death = DeadLetterReason(reason_code=reason, stage=stage, last_error="no such field")
+        assert isinstance(await rig.pull(claimed, "reject", source=source, death=death), StepApplied)
         (letter,) = await rig.ledger.dead_letters(JobFilter(), limit=1)
         assert (letter.job_id, letter.type, letter.state) == (job_id, "strict", "dead_lettered")
         assert (letter.reason_code, letter.stage, letter.last_error) == (reason, stage, "no such field")
@@ -172,7 +172,7 @@ async def test_a_dead_letter_needs_its_reason(rig: Rig):
     with pytest.raises(TrellisError):
         await rig.pull(claimed, "reject")
     assert await rig.snapshot(claimed.lease.job_id) == before
-    empty = DeathCertificate(reason_code=ReasonCode.PARSE_ERROR, stage=Stage.INPUT, last_error="")
+    empty = DeadLetterReason(reason_code=ReasonCode.PARSE_ERROR, stage=Stage.INPUT, last_error="")
     with pytest.raises(TrellisError):
         await rig.pull(claimed, "reject", death=empty)
     assert await rig.snapshot(claimed.lease.job_id) == before
@@ -181,7 +181,7 @@ async def test_a_dead_letter_needs_its_reason(rig: Rig):
 @pytest.mark.requirement("DJ-10")
 async def test_a_failed_job_may_leave_a_dead_letter_too(rig: Rig):
     with_entry, without = await rig.running(), await rig.running()
-    death = DeathCertificate(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.EXEC, last_error="never again")
+    death = DeadLetterReason(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.EXEC, last_error="never again")
     await rig.pull(with_entry, Trigger.FAIL, death=death)
     await rig.pull(without, Trigger.FAIL)
     (letter,) = await rig.ledger.dead_letters(JobFilter(), limit=10)
@@ -234,7 +234,7 @@ async def test_a_lost_step_takes_nothing_of_its_turn_with_it(rig: Rig):
         Advance(lease=first.lease, source="running", trigger=Trigger.COMPLETE),
         Advance(lease=second.lease, source="running", trigger=Trigger.COMPLETE),
     )
-    assert result.outcomes == [LeaseLost(first.lease), Applied(version=4)]
+    assert result.outcomes == [LeaseLost(first.lease), StepApplied(version=4)]
     assert await rig.state(second.lease.job_id) == "succeeded"
 
 
@@ -245,7 +245,7 @@ async def test_one_turn_can_start_and_complete_the_same_job(rig: Rig):
         Advance(lease=claimed.lease, source="assigned", trigger=Trigger.START),
         Advance(lease=claimed.lease, source="running", trigger=Trigger.COMPLETE, result=b"1"),
     )
-    assert result.outcomes == [Applied(version=3), Applied(version=4)]
+    assert result.outcomes == [StepApplied(version=3), StepApplied(version=4)]
     assert await rig.event_types(job_id) == ["job_queued", "job_claimed", "job_started", "job_succeeded"]
 
 
@@ -258,7 +258,7 @@ async def test_a_turn_settles_many_jobs_of_different_fate(rig: Rig):
         for i, one in enumerate(claimed)
     ]
     result = await rig.turn(*steps)
-    assert result.outcomes == [Applied(version=4)] * 40
+    assert result.outcomes == [StepApplied(version=4)] * 40
     states = [await rig.state(one.lease.job_id) for one in claimed]
     assert states == ["succeeded", "failed", "queued", "cancelled"] * 10
 
@@ -296,9 +296,9 @@ async def test_a_turn_with_a_step_in_it_twice_can_be_asked_again(rig: Rig):
     done = Advance(lease=held.lease, source="running", trigger="complete")
     turn = Turn(actor=WORKER, advances=(start, done, done._replace(cause="again"), done._replace()))
     first = (await rig.ledger.turn(turn)).outcomes
-    assert first == [Applied(3), Applied(4), Applied(4, repeated=True), Applied(4, repeated=True)]
+    assert first == [StepApplied(3), StepApplied(4), StepApplied(4, repeated=True), StepApplied(4, repeated=True)]
     assert (await rig.ledger.turn(turn)).outcomes == [
-        Applied(3, repeated=True),
-        *[Applied(4, repeated=True)] * 3,
+        StepApplied(3, repeated=True),
+        *[StepApplied(4, repeated=True)] * 3,
     ]
     assert len(await rig.ledger.events(held.lease.job_id)) == 4

@@ -13,9 +13,9 @@ import pytest
 from tests.ledgers.conformance.rig import ADMIN, SUBMITTER, Rig, actor
 from tests.ledgers.conformance.test_restore import OWNER, everything
 from trellis.engine.errors import InvalidTransition, Refused
-from trellis.engine.jobs import Advance, Applied, JobId, Lease, LeaseLost, Moved, NewJob, NotMoved, Turn
-from trellis.engine.records import JobFilter, Place, Restored, RetentionOptions, SweepOptions
-from trellis.engine.verify import Rule, verify
+from trellis.engine.jobs import Advance, JobId, Lease, LeaseLost, Moved, NewJob, NotMoved, StepApplied, Turn
+from trellis.engine.records import JobFilter, JobPlace, JobToRestore, RetentionOptions, SweepOptions
+from trellis.engine.verify import VerifyRule, verify
 from trellis.lifecycles import Role, Trigger
 
 ORCHESTRATOR = actor(Role.ORCHESTRATOR)
@@ -30,7 +30,7 @@ async def test_a_job_completes_together_with_the_artifact_it_names(rig: Rig):
     lease = await rig.writing()
     artifact = await rig.artifact_of(lease.job_id)
     assert await rig.state(artifact) == "staged"
-    assert isinstance(await rig.complete(lease, artifact, data=b'{"n": 1}', result=b'"made"'), Applied)
+    assert isinstance(await rig.complete(lease, artifact, data=b'{"n": 1}', result=b'"made"'), StepApplied)
     assert (await rig.state(lease.job_id), await rig.state(artifact)) == ("COMPLETE", "finalized")
     assert await rig.ledger.result(lease.job_id) == b'"made"'
     final, done = await rig.last_event(artifact), await rig.last_event(lease.job_id)
@@ -38,7 +38,7 @@ async def test_a_job_completes_together_with_the_artifact_it_names(rig: Rig):
     assert (final.ts, final.cause) == (done.ts, f"finalized by {lease.job_id}")
     assert (done.type, done.actor, done.data) == ("job_succeeded", ORCHESTRATOR.name, b'{"n": 1}')
     resting = await rig.job(artifact)
-    assert (resting.place, resting.due_at) == (Place.RESTING, None), "a finalized artifact rests for good"
+    assert (resting.place, resting.due_at) == (JobPlace.SCHEDULED, None), "a finalized artifact rests for good"
 
 
 @pytest.mark.requirement("JQ-5")
@@ -94,7 +94,7 @@ async def test_a_completion_without_a_staged_artifact_of_the_job_is_refused_and_
         assert (refused.value.data["source"], refused.value.data["target"]) == ("ARTIFACT_WRITE", "COMPLETE")
         assert refused.value.data["actor"] == "orchestrator"
         assert [await rig.snapshot(job_id) for job_id in ids] == before, again
-    assert isinstance(await rig.complete(lease, await rig.artifact_of(lease.job_id)), Applied), (
+    assert isinstance(await rig.complete(lease, await rig.artifact_of(lease.job_id)), StepApplied), (
         "the lease is still good"
     )
 
@@ -140,7 +140,7 @@ async def test_many_jobs_complete_with_their_artifacts_in_one_turn(rig: Rig):
         Advance(lease, "ARTIFACT_WRITE", Trigger.COMPLETE, finalizes=artifact)
         for lease, artifact in zip(leases, artifacts, strict=True)
     ]
-    assert all(isinstance(one, Applied) for one in (await rig.turn(*steps, by=ORCHESTRATOR)).outcomes)
+    assert all(isinstance(one, StepApplied) for one in (await rig.turn(*steps, by=ORCHESTRATOR)).outcomes)
     assert [await rig.state(one) for one in artifacts] == ["finalized"] * 3
 
 
@@ -149,14 +149,14 @@ async def test_a_completion_asked_again_after_a_lost_answer_finalizes_once(rig: 
     lease = await rig.writing()
     artifact, other = await rig.artifact_of(lease.job_id), await rig.artifact_of(lease.job_id)
     first = await rig.complete(lease, artifact)
-    assert isinstance(first, Applied)
+    assert isinstance(first, StepApplied)
     ids = (lease.job_id, artifact, other)
     before = [await rig.snapshot(one) for one in ids]
-    assert await rig.complete(lease, artifact) == Applied(first.version, repeated=True)
+    assert await rig.complete(lease, artifact) == StepApplied(first.version, repeated=True)
     assert await rig.complete(lease, other) == LeaseLost(lease), "it completed with another artifact"
     assert [await rig.snapshot(one) for one in ids] == before
     assert isinstance(await rig.move(artifact, "removed", by=ADMIN), Moved)
-    assert await rig.complete(lease, artifact) == Applied(first.version, repeated=True)
+    assert await rig.complete(lease, artifact) == StepApplied(first.version, repeated=True)
 
 
 @pytest.mark.requirement("JQ-5", "D15")
@@ -197,7 +197,7 @@ async def test_of_many_completions_at_once_one_finalizes(rig: Rig):
     turn = Turn(actor=ORCHESTRATOR, advances=(step,))
     answers = await asyncio.gather(*(views[n % 2].turn(turn) for n in range(AT_ONCE)))
     outcomes = [answer.outcomes[0] for answer in answers]
-    assert Counter(outcomes) == {Applied(6): 1, Applied(6, repeated=True): AT_ONCE - 1}
+    assert Counter(outcomes) == {StepApplied(6): 1, StepApplied(6, repeated=True): AT_ONCE - 1}
     assert await rig.event_types(artifact) == ["artifact.staged", "artifact.finalized"]
 
 
@@ -207,10 +207,10 @@ async def test_of_many_jobs_that_name_one_artifact_only_its_own_completes(rig: R
     mine = leases[AT_ONCE // 2]
     artifact = await rig.artifact_of(mine.job_id)
     answers = await asyncio.gather(*(rig.complete(lease, artifact) for lease in leases), return_exceptions=True)
-    assert [lease.job_id for lease, one in zip(leases, answers, strict=True) if isinstance(one, Applied)] == [
+    assert [lease.job_id for lease, one in zip(leases, answers, strict=True) if isinstance(one, StepApplied)] == [
         mine.job_id
     ]
-    assert all(isinstance(one, Applied | InvalidTransition) for one in answers)
+    assert all(isinstance(one, StepApplied | InvalidTransition) for one in answers)
     states = [job.state for job in (await rig.ledger.jobs(JobFilter(lifecycle="queue-job"), limit=100)).jobs]
     assert sorted(states) == ["ARTIFACT_WRITE"] * (AT_ONCE - 1) + ["COMPLETE"]
 
@@ -234,7 +234,7 @@ async def test_of_a_discard_and_a_completion_at_once_one_wins(rig: Rig):
             rig.complete(lease, artifact), rig.move(artifact, "discarded", by=BACKEND), return_exceptions=True
         )
         both = (await rig.state(lease.job_id), await rig.state(artifact))
-        if isinstance(done, Applied):
+        if isinstance(done, StepApplied):
             assert both == ("COMPLETE", "finalized")
             assert isinstance(moved, NotMoved)
         else:
@@ -305,7 +305,7 @@ async def test_a_window_set_for_another_state_changes_nothing(rig: Rig):
 # --- what verify says --------------------------------------------------------------------------------------------------
 
 
-async def _pair(rig: Rig) -> tuple[Restored, Restored]:
+async def _pair(rig: Rig) -> tuple[JobToRestore, JobToRestore]:
     """A job that completed and its artifact, as recorded; the ledger is lost."""
     lease = await rig.writing(job_id=JobId("mine"))
     await rig.complete(lease, await rig.artifact_of(lease.job_id, job_id=JobId("art-1")))
@@ -313,7 +313,7 @@ async def _pair(rig: Rig) -> tuple[Restored, Restored]:
     return job, artifact
 
 
-def _renamed(artifact: Restored, name: str) -> Restored:
+def _renamed(artifact: JobToRestore, name: str) -> JobToRestore:
     records = [
         replace(
             one, event=replace(one.event, id=f"{name}-{one.event.version}", job_id=JobId(name), correlation_id=name)
@@ -352,14 +352,14 @@ async def test_both_halves_come_back_in_any_order(rig: Rig):
     ids=["no artifact", "no completion", "an artifact still staged"],
 )
 async def test_verify_finds_a_job_and_an_artifact_that_do_not_belong_together(
-    rig: Rig, damage: Callable[[Restored, Restored], list[Restored]], said: str
+    rig: Rig, damage: Callable[[JobToRestore, JobToRestore], list[JobToRestore]], said: str
 ):
     pair = await _pair(rig)
     owner = await rig.lose()
     for one in damage(*pair):
         await owner.restore(OWNER, [one])
     report = await verify(rig.ledger)
-    assert [(one.rule, one.job_id) for one in report.violations] == [(Rule.ARTIFACT, "mine")]
+    assert [(one.rule, one.job_id) for one in report.violations] == [(VerifyRule.ARTIFACT, "mine")]
     assert said in report.violations[0].detail
     await rig.lose()
 

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.ledgers.conformance.rig import Rig
-from trellis.engine.jobs import Applied, Lease
+from trellis.engine.jobs import Lease, StepApplied
 from trellis.lifecycles import LIFECYCLES, Role
 
 pytestmark = [pytest.mark.only("postgres"), pytest.mark.oldest_server, pytest.mark.requirement("JQ-5", "D15", "D55")]
@@ -85,7 +85,7 @@ async def test_a_session_that_dies_between_the_two_steps_leaves_neither(rig: Rig
         for statement in FORGET:
             await rig.admin_sql(statement)
     assert deaths == [(2,)], "the first try died, and the ledger asked again by itself"
-    assert outcome == Applied(6), "nothing was left of the first try: this is no repeat"
+    assert outcome == StepApplied(6), "nothing was left of the first try: this is no repeat"
     assert await rig.event_types(artifact) == ["artifact.staged", "artifact.finalized"]
     assert (await rig.event_types(lease.job_id)).count("job_succeeded") == 1
 

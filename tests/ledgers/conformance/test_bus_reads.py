@@ -12,7 +12,7 @@ from trellis.engine.jobs import (
     HEAD_PAYLOAD_BYTES_MAX,
     REMARKS_MAX,
     CancelMode,
-    Hold,
+    HeldLease,
     JobId,
     LeaseLost,
     Moved,
@@ -20,7 +20,7 @@ from trellis.engine.jobs import (
     Priority,
     Renewed,
 )
-from trellis.engine.records import JobFilter, Place, RetentionOptions
+from trellis.engine.records import JobFilter, JobPlace, RetentionOptions
 from trellis.lifecycles import SIGNAL_TYPES, Role
 
 REFUSED = "job_result_refused"
@@ -28,7 +28,7 @@ RECONCILER = actor(Role.RECONCILER)
 
 
 async def heads(rig: Rig, each: int = 10) -> list[JobId]:
-    return [job.job_id for job in await rig.ledger.heads("bus-job", each=each)]
+    return [job.job_id for job in await rig.ledger.peek_ready("bus-job", each=each)]
 
 
 # --- heads -----------------------------------------------------------------------------------------------------------
@@ -56,13 +56,13 @@ async def test_a_head_has_its_payload_and_all_that_a_decision_needs(rig: Rig):
         concurrency_key="k",
         correlation_id="c",
     )
-    assert await rig.ledger.heads("bus-job", each=1) == [replace(await rig.job(job_id), progress=None)]
+    assert await rig.ledger.peek_ready("bus-job", each=1) == [replace(await rig.job(job_id), progress=None)]
 
 
 async def test_a_head_comes_without_a_payload_that_is_large(rig: Rig):
     small = await scheduled(rig, payload=b"x" * HEAD_PAYLOAD_BYTES_MAX)
     large = await scheduled(rig, payload=b"x" * (HEAD_PAYLOAD_BYTES_MAX + 1))
-    found = {job.job_id: job.payload for job in await rig.ledger.heads("bus-job", each=10)}
+    found = {job.job_id: job.payload for job in await rig.ledger.peek_ready("bus-job", each=10)}
     assert found == {small: b"x" * HEAD_PAYLOAD_BYTES_MAX, large: None}
 
 
@@ -94,7 +94,7 @@ async def test_one_type_in_two_lifecycles_has_the_heads_of_each(rig: Rig):
     leased = await rig.submit(3, type="shared")
     bus = await scheduled(rig, type="shared")
     assert await heads(rig, each=1) == [bus]
-    assert [job.job_id for job in await rig.ledger.heads("leased-job", each=1)] == leased[:1]
+    assert [job.job_id for job in await rig.ledger.peek_ready("leased-job", each=1)] == leased[:1]
 
 
 @pytest.mark.requirement("BUS-3")
@@ -107,15 +107,15 @@ async def test_a_job_that_was_put_off_comes_behind_those_that_were_not(rig: Rig)
 async def test_heads_are_asked_for_within_bounds(rig: Rig):
     for each in (0, CLAIM_MAX + 1):
         with pytest.raises(OptionInvalid):
-            await rig.ledger.heads("bus-job", each=each)
+            await rig.ledger.peek_ready("bus-job", each=each)
     with pytest.raises(UnknownLifecycle):
-        await rig.ledger.heads("nothing", each=1)
+        await rig.ledger.peek_ready("nothing", each=1)
 
 
 @pytest.mark.requirement("BUS-3")
 async def test_two_who_take_the_same_head_take_it_once(rig: Rig):
     job_id = await scheduled(rig)
-    seen = (await rig.ledger.heads("bus-job", each=1))[0]
+    seen = (await rig.ledger.peek_ready("bus-job", each=1))[0]
     first = await rig.move(job_id, "DISPATCHED", by=SCHEDULER, version=seen.version)
     second = await rig.move(job_id, "DISPATCHED", by=actor(Role.SCHEDULER, "two"), version=seen.version)
     assert isinstance(first, Moved)
@@ -133,7 +133,7 @@ async def test_a_hold_says_all_that_its_holder_knows(rig: Rig):
     await rig.advance(10)
     (hold,) = await rig.ledger.holds([lease.job_id, waiting, JobId("nobody")])
     assert hold.left_s == pytest.approx(TOPIC_LEASE_S - 10)
-    assert hold._replace(left_s=0.0) == Hold(
+    assert hold._replace(left_s=0.0) == HeldLease(
         lease=lease,
         type="job.a",
         state="DISPATCHED",
@@ -197,7 +197,7 @@ async def test_a_remark_is_kept_beside_the_signals_and_changes_nothing(rig: Rig,
     job_id = await rig.submit_one(lifecycle="bus-job")
     await rig.drive(job_id, state)
     before = await rig.snapshot(job_id)
-    assert await rig.ledger.remark(actor(Role.WORKER, "late"), job_id, REFUSED, b'{"kind": "late"}') is True
+    assert await rig.ledger.annotate(actor(Role.WORKER, "late"), job_id, REFUSED, b'{"kind": "late"}') is True
     assert replace(await rig.snapshot(job_id), signals=0) == replace(before, signals=0)
     (signal,) = await rig.ledger.signals(job_id, limit=10)
     assert (signal.job_id, signal.type, signal.data, signal.ts) == (
@@ -213,23 +213,23 @@ async def test_equal_remarks_are_each_kept_up_to_a_bound_that_heartbeats_do_not_
     lease = await dispatched(rig)
     for _ in range(10):
         await rig.ledger.signal(lease, [("job_heartbeat", b"{}"), ("job_log", b"{}")])
-    kept = [await rig.ledger.remark(RECONCILER, lease.job_id, REFUSED, b"{}") for _ in range(REMARKS_MAX + 2)]
+    kept = [await rig.ledger.annotate(RECONCILER, lease.job_id, REFUSED, b"{}") for _ in range(REMARKS_MAX + 2)]
     assert kept == [True] * REMARKS_MAX + [False] * 2
     signals = await rig.ledger.signals(lease.job_id, limit=1_000)
     assert sum(signal.type == REFUSED for signal in signals) == REMARKS_MAX
     other = await dispatched(rig)
-    assert await rig.ledger.remark(RECONCILER, other.job_id, REFUSED, b"{}") is True
+    assert await rig.ledger.annotate(RECONCILER, other.job_id, REFUSED, b"{}") is True
 
 
 @pytest.mark.requirement("BUS-11")
 async def test_nothing_is_said_about_a_job_that_is_not_there(rig: Rig):
-    assert await rig.ledger.remark(RECONCILER, JobId("nobody"), REFUSED, b"{}") is False
+    assert await rig.ledger.annotate(RECONCILER, JobId("nobody"), REFUSED, b"{}") is False
 
 
 async def test_a_remark_is_no_progress_of_the_job(rig: Rig):
     lease = await dispatched(rig)
     await rig.ledger.signal(lease, [("job_heartbeat", b'{"percent": 5}')])
-    await rig.ledger.remark(RECONCILER, lease.job_id, REFUSED, b'{"percent": 99}')
+    await rig.ledger.annotate(RECONCILER, lease.job_id, REFUSED, b'{"percent": 99}')
     assert (await rig.job(lease.job_id)).progress == b'{"percent": 5}'
 
 
@@ -237,18 +237,18 @@ async def test_words_that_are_another_kinds_are_refused(rig: Rig):
     lease = await dispatched(rig)
     for word in ("job_heartbeat", "job_log", "anything"):
         with pytest.raises(OptionInvalid):
-            await rig.ledger.remark(RECONCILER, lease.job_id, word, b"{}")
+            await rig.ledger.annotate(RECONCILER, lease.job_id, word, b"{}")
     for word in (REFUSED, "anything"):
         with pytest.raises(OptionInvalid):
             await rig.ledger.signal(lease, [(word, b"{}")])
     with pytest.raises(OptionInvalid):
-        await rig.ledger.remark(RECONCILER, lease.job_id, REFUSED, b"x" * (1024 * 1024 + 1))
+        await rig.ledger.annotate(RECONCILER, lease.job_id, REFUSED, b"x" * (1024 * 1024 + 1))
     assert await rig.ledger.signals(lease.job_id, limit=10) == []
 
 
 async def test_remarks_leave_with_the_other_signals(rig: Rig):
     lease = await dispatched(rig)
-    await rig.ledger.remark(RECONCILER, lease.job_id, REFUSED, b"{}")
+    await rig.ledger.annotate(RECONCILER, lease.job_id, REFUSED, b"{}")
     await rig.advance(100)
     await rig.ledger.retain(RetentionOptions(signals_s=60.0))
     assert await rig.ledger.signals(lease.job_id, limit=10) == []
@@ -274,25 +274,25 @@ async def test_a_listing_can_be_narrowed_to_a_place(rig: Rig):
     denied = await scheduled(rig)
     await rig.move(denied, "DENIED", by=SCHEDULER)
     for where, expected in (
-        (JobFilter(place=Place.READY), [ready]),
-        (JobFilter(place=Place.PARKED), [parked]),
-        (JobFilter(place=Place.RESTING), [pending, resting]),
-        (JobFilter(place=Place.HELD), [held]),
-        (JobFilter(place=Place.ENDED), [denied, done]),
-        (JobFilter(lifecycle="bus-job", place=Place.RESTING), [pending, resting]),
-        (JobFilter(lifecycle="run", place=Place.RESTING), []),
-        (JobFilter(lifecycle="bus-job", state="SCHEDULED", place=Place.RESTING), [resting]),
-        (JobFilter(state="SCHEDULED", place=Place.READY), [ready]),
-        (JobFilter(state="SCHEDULED", place=Place.HELD), []),
-        (JobFilter(state="DISPATCHED", place=Place.HELD), [held]),
-        (JobFilter(state="SUCCEEDED", place=Place.ENDED), [done]),
-        (JobFilter(state="SUCCEEDED", place=Place.READY), []),
-        (JobFilter(state="DENIED", place=Place.ENDED), [denied]),
-        (JobFilter(parent_id=JobId("p"), place=Place.READY), [ready]),
-        (JobFilter(parent_id=JobId("p"), place=Place.ENDED), [done]),
-        (JobFilter(correlation_id="c", place=Place.RESTING), [resting]),
-        (JobFilter(correlation_id="c", place=Place.READY), []),
-        (JobFilter(concurrency_key="k", place=Place.PARKED), [parked]),
+        (JobFilter(place=JobPlace.READY), [ready]),
+        (JobFilter(place=JobPlace.BLOCKED), [parked]),
+        (JobFilter(place=JobPlace.SCHEDULED), [pending, resting]),
+        (JobFilter(place=JobPlace.LEASED), [held]),
+        (JobFilter(place=JobPlace.ENDED), [denied, done]),
+        (JobFilter(lifecycle="bus-job", place=JobPlace.SCHEDULED), [pending, resting]),
+        (JobFilter(lifecycle="run", place=JobPlace.SCHEDULED), []),
+        (JobFilter(lifecycle="bus-job", state="SCHEDULED", place=JobPlace.SCHEDULED), [resting]),
+        (JobFilter(state="SCHEDULED", place=JobPlace.READY), [ready]),
+        (JobFilter(state="SCHEDULED", place=JobPlace.LEASED), []),
+        (JobFilter(state="DISPATCHED", place=JobPlace.LEASED), [held]),
+        (JobFilter(state="SUCCEEDED", place=JobPlace.ENDED), [done]),
+        (JobFilter(state="SUCCEEDED", place=JobPlace.READY), []),
+        (JobFilter(state="DENIED", place=JobPlace.ENDED), [denied]),
+        (JobFilter(parent_id=JobId("p"), place=JobPlace.READY), [ready]),
+        (JobFilter(parent_id=JobId("p"), place=JobPlace.ENDED), [done]),
+        (JobFilter(correlation_id="c", place=JobPlace.SCHEDULED), [resting]),
+        (JobFilter(correlation_id="c", place=JobPlace.READY), []),
+        (JobFilter(concurrency_key="k", place=JobPlace.BLOCKED), [parked]),
     ):
         found = await rig.ledger.jobs(where, limit=10)
         assert [job.job_id for job in found.jobs] == expected, where
@@ -301,7 +301,7 @@ async def test_a_listing_can_be_narrowed_to_a_place(rig: Rig):
 async def test_what_waits_in_a_place_is_read_from_its_oldest(rig: Rig):
     first, second, third = [await scheduled(rig) for _ in range(3)]
     await rig.move(second, "SCHEDULED", by=SCHEDULER, delay_s=60.0)
-    for place, expected in ((Place.READY, [first, third]), (Place.RESTING, [second]), (Place.HELD, [])):
+    for place, expected in ((JobPlace.READY, [first, third]), (JobPlace.SCHEDULED, [second]), (JobPlace.LEASED, [])):
         where = JobFilter(lifecycle="bus-job", state="SCHEDULED", place=place)
         page = await rig.ledger.jobs(where, limit=10, oldest_first=True)
         assert [job.job_id for job in page.jobs] == expected
@@ -309,7 +309,7 @@ async def test_what_waits_in_a_place_is_read_from_its_oldest(rig: Rig):
 
 async def test_a_requeue_and_a_look_at_dead_letters_can_be_narrowed_to_a_place(rig: Rig):
     await rig.move(await rig.submit_one(), "dead_lettered", by=ADMIN, death=DEATH)
-    for place, count in ((Place.READY, 0), (Place.ENDED, 1)):
+    for place, count in ((JobPlace.READY, 0), (JobPlace.ENDED, 1)):
         where = JobFilter(place=place)
         assert len(await rig.ledger.dead_letters(where, limit=10)) == count
         answers = await rig.ledger.requeue(ADMIN, where, rig.request(), limit=10, cause=None)

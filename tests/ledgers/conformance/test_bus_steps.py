@@ -7,7 +7,6 @@ import pytest
 from tests.ledgers.conformance.rig import LENGTH_S, Rig, actor
 from trellis.engine.jobs import (
     Advance,
-    Applied,
     CancelMode,
     CancelRequested,
     JobId,
@@ -16,10 +15,11 @@ from trellis.engine.jobs import (
     Moved,
     NotMoved,
     Renewed,
+    StepApplied,
     Turn,
     TurnResult,
 )
-from trellis.engine.records import JobFilter, Place
+from trellis.engine.records import JobFilter, JobPlace
 from trellis.lifecycles import Role, Trigger
 
 SCHEDULER = actor(Role.SCHEDULER)
@@ -72,13 +72,13 @@ async def report(rig: Rig, *advances: Advance) -> TurnResult:
 @pytest.mark.oldest_server
 @pytest.mark.requirement("BUS-1")
 async def test_a_validated_job_is_ready_at_once_or_when_its_time_has_come(rig: Rig):
-    assert (await rig.job(await scheduled(rig))).place is Place.READY
+    assert (await rig.job(await scheduled(rig))).place is JobPlace.READY
     later = await rig.submit_one(lifecycle="bus-job")
     await rig.move(later, "SCHEDULED", by=SCHEDULER, delay_s=20.0)
     job = await rig.job(later)
-    assert (job.place, job.due_at) == (Place.RESTING, await rig.ledger.now() + timedelta(seconds=20))
+    assert (job.place, job.due_at) == (JobPlace.SCHEDULED, await rig.ledger.now() + timedelta(seconds=20))
     await rig.pass_time(21)
-    assert (await rig.job(later)).place is Place.READY
+    assert (await rig.job(later)).place is JobPlace.READY
 
 
 @pytest.mark.oldest_server
@@ -98,7 +98,7 @@ async def test_each_role_that_leaves_a_job_scheduled_leaves_its_own_event(rig: R
     assert moved == Moved(job_id=job_id, source="SCHEDULED", target="SCHEDULED", version=3)
     last = await rig.last_event(job_id)
     assert (last.type, last.role, last.data, last.attempt) == (event, role, b'{"why": 1}', 0)
-    assert (await rig.job(job_id)).place is Place.RESTING
+    assert (await rig.job(job_id)).place is JobPlace.SCHEDULED
 
 
 @pytest.mark.requirement("BUS-1", "D37")
@@ -114,9 +114,9 @@ async def test_a_held_job_waits_for_a_person_and_is_ready_as_soon_as_one_approve
     job_id = await scheduled(rig)
     await rig.move(job_id, "SCHEDULED", by=KERNEL, delay_s=72 * 3600.0)
     await rig.pass_time(60)
-    assert (await rig.job(job_id)).place is Place.RESTING
+    assert (await rig.job(job_id)).place is JobPlace.SCHEDULED
     await rig.move(job_id, "SCHEDULED", by=OWNER)
-    assert (await rig.job(job_id)).place is Place.READY
+    assert (await rig.job(job_id)).place is JobPlace.READY
     assert (await dispatch(rig, job_id)).job_id == job_id
 
 
@@ -127,10 +127,10 @@ async def test_a_deferred_job_is_ready_again_when_its_time_has_come_or_it_is_let
     for job_id in (in_time, let_go):
         await rig.move(job_id, "SCHEDULED", by=SCHEDULER, delay_s=30.0)
     await rig.move(let_go, "SCHEDULED", by=SCHEDULER, delay_s=delay_s)
-    assert (await rig.job(let_go)).place is Place.READY
+    assert (await rig.job(let_go)).place is JobPlace.READY
     await rig.pass_time(31)
     job = await rig.job(in_time)
-    assert (job.place, job.due_at, job.version) == (Place.READY, None, 3)
+    assert (job.place, job.due_at, job.version) == (JobPlace.READY, None, 3)
 
 
 @pytest.mark.oldest_server
@@ -139,15 +139,15 @@ async def test_a_job_that_is_put_off_gives_its_slot_to_the_next_of_its_key(rig: 
     rig.key_limits[KEY] = 1
     first = await scheduled(rig, concurrency_key=KEY)
     second = await scheduled(rig, concurrency_key=KEY)
-    assert [(await rig.job(job)).place for job in (first, second)] == [Place.READY, Place.PARKED]
+    assert [(await rig.job(job)).place for job in (first, second)] == [JobPlace.READY, JobPlace.BLOCKED]
     await rig.move(first, "SCHEDULED", by=KERNEL, delay_s=60.0)
-    assert [(await rig.job(job)).place for job in (first, second)] == [Place.RESTING, Place.READY]
+    assert [(await rig.job(job)).place for job in (first, second)] == [JobPlace.SCHEDULED, JobPlace.READY]
     await rig.move(first, "SCHEDULED", by=OWNER)
-    assert [(await rig.job(job)).place for job in (first, second)] == [Place.PARKED, Place.READY]
+    assert [(await rig.job(job)).place for job in (first, second)] == [JobPlace.BLOCKED, JobPlace.READY]
     lease = await dispatch(rig, second)
     assert isinstance(await rig.move(first, "DISPATCHED", by=SCHEDULER), NotMoved)
     await report(rig, start(lease), complete(lease))
-    assert (await rig.job(first)).place is Place.READY
+    assert (await rig.job(first)).place is JobPlace.READY
 
 
 @pytest.mark.requirement("BUS-4")
@@ -205,7 +205,7 @@ async def test_a_dispatch_grants_a_lease_of_the_length_that_was_asked_for(rig: R
 async def test_a_start_and_its_result_are_two_events_of_one_turn_and_may_be_told_twice(rig: Rig):
     lease = await dispatched(rig)
     steps = (start(lease, b'{"n": 1}'), complete(lease, b'{"n": 2}', result=b'{"n": 2}'))
-    assert (await report(rig, *steps)).outcomes == [Applied(4), Applied(5)]
+    assert (await report(rig, *steps)).outcomes == [StepApplied(4), StepApplied(5)]
     events = (await rig.ledger.events(lease.job_id))[-2:]
     assert [(event.type, event.actor, event.role, event.data) for event in events] == [
         ("job_started", "w", Role.WORKER, b'{"n": 1}'),
@@ -213,7 +213,7 @@ async def test_a_start_and_its_result_are_two_events_of_one_turn_and_may_be_told
     ]
     assert await rig.ledger.result(lease.job_id) == b'{"n": 2}'
     before = await rig.snapshot(lease.job_id)
-    assert (await report(rig, *steps)).outcomes == [Applied(4, repeated=True), Applied(5, repeated=True)]
+    assert (await report(rig, *steps)).outcomes == [StepApplied(4, repeated=True), StepApplied(5, repeated=True)]
     assert await rig.snapshot(lease.job_id) == before
 
 
@@ -222,7 +222,7 @@ async def test_steps_of_one_turn_come_in_their_order_whatever_they_carry(rig: Ri
     for first, second in ((None, b"{}"), (b"{}", None), (None, None)):
         lease = await dispatched(rig)
         outcomes = (await report(rig, start(lease, first), complete(lease, second))).outcomes
-        assert outcomes == [Applied(4), Applied(5)]
+        assert outcomes == [StepApplied(4), StepApplied(5)]
 
 
 @pytest.mark.requirement("D29")
@@ -231,7 +231,14 @@ async def test_jobs_of_one_turn_are_answered_each_for_itself(rig: Rig):
     await rig.cancel(lost.job_id)
     steps = (start(other), start(lost), complete(lost), start(good), complete(good), complete(other))
     outcomes = (await report(rig, *steps)).outcomes
-    assert outcomes == [Applied(4), LeaseLost(lost), LeaseLost(lost), Applied(4), Applied(5), Applied(5)]
+    assert outcomes == [
+        StepApplied(4),
+        LeaseLost(lost),
+        LeaseLost(lost),
+        StepApplied(4),
+        StepApplied(5),
+        StepApplied(5),
+    ]
 
 
 @pytest.mark.requirement("BUS-6", "DJ-21")
@@ -247,7 +254,7 @@ async def test_a_second_result_of_another_kind_is_refused(rig: Rig):
 async def test_a_failure_keeps_what_was_reported(rig: Rig):
     lease = await dispatched(rig)
     fail = Advance(lease=lease, source="RUNNING", trigger=Trigger.FAIL, cause="E: broke", data=b'{"error_code": "E"}')
-    assert (await report(rig, start(lease), fail)).outcomes == [Applied(4), Applied(5)]
+    assert (await report(rig, start(lease), fail)).outcomes == [StepApplied(4), StepApplied(5)]
     last = await rig.last_event(lease.job_id)
     assert (last.target, last.cause, last.data) == ("FAILED", "E: broke", b'{"error_code": "E"}')
     assert await rig.ledger.dead_letters(JobFilter(), limit=10) == []
@@ -257,7 +264,7 @@ async def test_a_failure_keeps_what_was_reported(rig: Rig):
 async def test_a_start_begins_the_lease_anew(rig: Rig):
     lease = await dispatched(rig)
     await rig.advance(20)
-    assert (await report(rig, start(lease))).outcomes == [Applied(4)]
+    assert (await report(rig, start(lease))).outcomes == [StepApplied(4)]
     job = await rig.job(lease.job_id)
     assert job.lease_expires_at == await rig.ledger.now() + timedelta(seconds=TOPIC_LEASE_S)
 
@@ -266,7 +273,7 @@ async def test_a_start_begins_the_lease_anew(rig: Rig):
 async def test_a_report_after_the_lease_is_good_while_nobody_took_the_job_back(rig: Rig):
     lease = await dispatched(rig)
     await rig.advance(TOPIC_LEASE_S + 10)
-    assert (await report(rig, start(lease), complete(lease))).outcomes == [Applied(4), Applied(5)]
+    assert (await report(rig, start(lease), complete(lease))).outcomes == [StepApplied(4), StepApplied(5)]
 
 
 @pytest.mark.requirement("BUS-7", "BUS-13")
@@ -277,9 +284,9 @@ async def test_a_retry_by_the_scheduler_opens_the_next_attempt_after_its_delay(r
     if source == "RUNNING":
         await report(rig, start(lease))
     step = retry(lease, source, delay_s=7.0, spare_attempt=spare, cause="again", data=b"{}")
-    assert isinstance((await rig.turn(step, by=SCHEDULER)).outcomes[0], Applied)
+    assert isinstance((await rig.turn(step, by=SCHEDULER)).outcomes[0], StepApplied)
     job = await rig.job(lease.job_id)
-    assert (job.state, job.place, job.attempt, job.max_attempts) == ("SCHEDULED", Place.RESTING, 1, 2 + spare)
+    assert (job.state, job.place, job.attempt, job.max_attempts) == ("SCHEDULED", JobPlace.SCHEDULED, 1, 2 + spare)
     assert (await rig.last_event(lease.job_id)).type == "job_retry_scheduled"
     await rig.pass_time(8)
     assert (await dispatch(rig, lease.job_id)).epoch > lease.epoch

@@ -7,8 +7,18 @@ import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, LENGTH_S, SUBMITTER, WORKER, Rig, actor, answer_of
 from trellis.engine.errors import InvalidTransition, JobNotFound, NotAllowed
-from trellis.engine.jobs import Advance, Applied, CancelMode, CancelRequested, JobId, LeaseLost, Moved, NotMoved, Turn
-from trellis.engine.records import Place
+from trellis.engine.jobs import (
+    Advance,
+    CancelMode,
+    CancelRequested,
+    JobId,
+    LeaseLost,
+    Moved,
+    NotMoved,
+    StepApplied,
+    Turn,
+)
+from trellis.engine.records import JobPlace
 from trellis.lifecycles import LIFECYCLES, Phase, Role, Trigger
 
 
@@ -97,7 +107,7 @@ async def test_a_hard_cancel_overtakes_a_soft_one(rig: Rig):
     await rig.cancel(held.lease.job_id, CancelMode.SOFT)
     assert isinstance(await rig.cancel(held.lease.job_id, CancelMode.HARD), Moved)
     job = await rig.job(held.lease.job_id)
-    assert (job.state, job.place, job.epoch) == ("cancelled", Place.ENDED, held.lease.epoch + 1)
+    assert (job.state, job.place, job.epoch) == ("cancelled", JobPlace.ENDED, held.lease.epoch + 1)
     assert await rig.pull(held, "stop") == LeaseLost(held.lease)
 
 
@@ -137,7 +147,7 @@ async def test_cancel_then_complete_stays_cancelled(rig: Rig):
 async def test_a_soft_cancelled_job_may_still_complete_first(rig: Rig):
     held = await rig.running()
     await rig.cancel(held.lease.job_id, CancelMode.SOFT)
-    assert isinstance(await rig.pull(held, Trigger.COMPLETE), Applied)
+    assert isinstance(await rig.pull(held, Trigger.COMPLETE), StepApplied)
     await rig.pass_time(60)
     assert await rig.state(held.lease.job_id) == "succeeded"
 
@@ -149,11 +159,11 @@ async def test_an_end_that_is_meant_for_a_job_that_goes_on_is_refused_after_a_so
     for trigger in (Trigger.FAIL, Trigger.COMPLETE):
         assert await rig.pull(asked, trigger, unless_cancelled=True) == LeaseLost(asked.lease)
     assert await rig.state(asked.lease.job_id) == "running"
-    assert isinstance(await rig.pull(other, Trigger.COMPLETE, unless_cancelled=True), Applied)
+    assert isinstance(await rig.pull(other, Trigger.COMPLETE, unless_cancelled=True), StepApplied)
     again = await rig.pull(other, Trigger.COMPLETE, unless_cancelled=True)
-    assert isinstance(again, Applied)
+    assert isinstance(again, StepApplied)
     assert again.repeated
-    assert isinstance(await rig.pull(asked, Trigger.COMPLETE), Applied)
+    assert isinstance(await rig.pull(asked, Trigger.COMPLETE), StepApplied)
 
 
 @pytest.mark.requirement("D19")
@@ -168,7 +178,7 @@ async def test_cancel_and_complete_at_the_same_time_have_one_winner(rig: Rig):
 
     outcomes = await asyncio.gather(*(pair for one in held for pair in (complete(one), rig.cancel(one.lease.job_id))))
     for one, completed, cancelled in zip(held, outcomes[::2], outcomes[1::2], strict=True):
-        won = isinstance(completed, Applied)
+        won = isinstance(completed, StepApplied)
         assert won != isinstance(cancelled, Moved)
         assert await rig.state(one.lease.job_id) == ("succeeded" if won else "cancelled")
         assert len(await rig.ledger.events(one.lease.job_id)) == 4
@@ -208,7 +218,7 @@ async def test_a_resting_job_is_cancelled_at_once(rig: Rig):
         answer = await rig.cancel(job_id, mode)
         assert isinstance(answer, Moved if mode is CancelMode.SOFT else NotMoved)
     job = await rig.job(job_id)
-    assert (job.state, job.place, job.due_at) == ("cancelled", Place.ENDED, None)
+    assert (job.state, job.place, job.due_at) == ("cancelled", JobPlace.ENDED, None)
 
 
 @pytest.mark.requirement("DJ-11", "DJ-19", "D47")
@@ -219,7 +229,7 @@ async def test_a_job_that_shall_stop_is_not_started(rig: Rig):
     assert await rig.cancel(job_id, CancelMode.SOFT) == CancelRequested(job_id=job_id, state="assigned")
     assert await rig.pull(claimed, Trigger.START, source="assigned") == LeaseLost(claimed.lease)
     job, event = await rig.job(job_id), await rig.last_event(job_id)
-    assert (job.state, job.place) == ("cancelled", Place.ENDED)
+    assert (job.state, job.place) == ("cancelled", JobPlace.ENDED)
     assert (event.type, event.role) == ("job_cancelled", LIFECYCLES["leased-job"].swept_by)
     assert "job_started" not in await rig.event_types(job_id)
 
@@ -230,10 +240,10 @@ async def test_giving_back_a_job_that_shall_stop_ends_it_once(rig: Rig, trigger:
     held = await rig.running()
     await rig.cancel(held.lease.job_id, CancelMode.SOFT)
     first = await rig.pull(held, trigger)
-    assert first == Applied(version=4)
+    assert first == StepApplied(version=4)
     assert await rig.event_types(held.lease.job_id) == ["job_queued", "job_claimed", "job_started", "job_cancelled"]
     again = await rig.pull(held, trigger)
-    assert again == Applied(version=4, repeated=True)
+    assert again == StepApplied(version=4, repeated=True)
     assert len(await rig.ledger.events(held.lease.job_id)) == 4
 
 
@@ -251,7 +261,7 @@ async def test_failing_or_completing_is_still_the_holders_choice(rig: Rig):
     for trigger, end in ((Trigger.FAIL, "failed"), (Trigger.COMPLETE, "succeeded")):
         held = await rig.running()
         await rig.cancel(held.lease.job_id, CancelMode.SOFT)
-        assert isinstance(await rig.pull(held, trigger), Applied)
+        assert isinstance(await rig.pull(held, trigger), StepApplied)
         assert await rig.state(held.lease.job_id) == end
 
 

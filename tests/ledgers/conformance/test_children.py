@@ -6,20 +6,20 @@ import pytest
 from tests.ledgers.conformance.rig import Rig
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import JobId
-from trellis.engine.records import Children, RetentionOptions
+from trellis.engine.records import ChildPage, RetentionOptions
 
 PARENT = JobId("p")
 DAY_S = 86_400.0
 
 
-async def children(rig: Rig, since: str | None = None, limit: int = 100) -> Children:
+async def children(rig: Rig, since: str | None = None, limit: int = 100) -> ChildPage:
     return await rig.ledger.children(PARENT, since=since, limit=limit)
 
 
 @pytest.mark.oldest_server
 @pytest.mark.requirement("BUS-8")
 async def test_children_come_in_their_order_and_each_once(rig: Rig):
-    assert await children(rig) == Children(job_ids=(), numbers=(), mark=(await children(rig)).mark)
+    assert await children(rig) == ChildPage(job_ids=(), numbers=(), mark=(await children(rig)).mark)
     first = await rig.submit(3, parent_id=PARENT)
     await rig.submit(2, parent_id="somebody-else")
     other = await rig.submit_one(lifecycle="bus-job", parent_id=PARENT)
@@ -28,7 +28,7 @@ async def test_children_come_in_their_order_and_each_once(rig: Rig):
     rest = await children(rig, page.mark)
     assert (list(rest.job_ids), rest.anew) == ([first[2], other], False)
     nothing = await children(rig, rest.mark)
-    assert nothing == Children(job_ids=(), numbers=(), mark=rest.mark)
+    assert nothing == ChildPage(job_ids=(), numbers=(), mark=rest.mark)
     numbers = (*page.numbers, *rest.numbers)
     assert list(numbers) == sorted(set(numbers))
     assert len(numbers) == 4
@@ -49,7 +49,7 @@ async def test_children_are_given_anew_when_one_was_removed(rig: Rig):
     new = await rig.submit_one(parent_id=PARENT)
     again = await children(rig, mark)
     assert (again.job_ids, again.anew) == ((stays, new), True), "as many as before, and not the same"
-    assert (await children(rig, again.mark)) == Children(job_ids=(), numbers=(), mark=again.mark)
+    assert (await children(rig, again.mark)) == ChildPage(job_ids=(), numbers=(), mark=again.mark)
 
 
 @pytest.mark.only("postgres")

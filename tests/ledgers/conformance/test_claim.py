@@ -17,8 +17,8 @@ from tests.ledgers.conformance.rig import (
     claimed_ids,
 )
 from trellis.engine.errors import Refused
-from trellis.engine.jobs import Advance, Applied, CancelMode, Claim, ClaimId, Priority, Turn, TypeClaim
-from trellis.engine.records import Place
+from trellis.engine.jobs import Advance, CancelMode, Claim, ClaimId, Priority, StepApplied, Turn, TypeClaim
+from trellis.engine.records import JobPlace
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 
@@ -31,7 +31,7 @@ async def test_a_claim_that_starts_records_both_steps(rig: Rig):
     assert (claimed.state, claimed.attempt, claimed.generation) == ("running", 0, 0)
     assert (claimed.max_attempts, claimed.deaths, claimed.checkpoint) == (3, 0, None)
     job = await rig.job(job_id)
-    assert (job.state, job.place, job.version, job.epoch, job.owner) == ("running", Place.HELD, 3, 1, WORKER.name)
+    assert (job.state, job.place, job.version, job.epoch, job.owner) == ("running", JobPlace.LEASED, 3, 1, WORKER.name)
     assert await rig.event_types(job_id) == ["job_queued", "job_claimed", "job_started"]
     assert [event.epoch for event in await rig.ledger.events(job_id)] == [0, 1, 1]
 
@@ -43,7 +43,7 @@ async def test_a_prefetched_job_is_only_assigned(rig: Rig):
     assert claimed.state == "assigned"
     assert (await rig.job(job_id)).state == "assigned"
     assert await rig.event_types(job_id) == ["job_queued", "job_claimed"]
-    assert await rig.pull(claimed, Trigger.START, source="assigned") == Applied(version=3)
+    assert await rig.pull(claimed, Trigger.START, source="assigned") == StepApplied(version=3)
     assert await rig.state(job_id) == "running"
 
 
@@ -200,7 +200,7 @@ async def test_a_type_can_be_paused_before_its_first_job(rig: Rig):
 async def test_pausing_leaves_what_is_held_alone(rig: Rig):
     claimed = await rig.running()
     await rig.ledger.pause(ADMIN, "work", paused=True)
-    assert isinstance(await rig.pull(claimed, Trigger.COMPLETE), Applied)
+    assert isinstance(await rig.pull(claimed, Trigger.COMPLETE), StepApplied)
 
 
 async def test_a_rate_limit_bounds_claims_over_all_claimers(rig: Rig):
@@ -265,7 +265,7 @@ async def test_one_turn_settles_starts_and_claims(rig: Rig):
         Advance(lease=waiting.lease, source="assigned", trigger=Trigger.START),
         claim=Claim(claim_id=ClaimId("next"), types=(TypeClaim(type="work"),), start=1, prefetch=1),
     )
-    assert result.outcomes == [Applied(version=4), Applied(version=3)]
+    assert result.outcomes == [StepApplied(version=4), StepApplied(version=3)]
     assert Counter(one.state for one in result.claimed) == {"running": 1, "assigned": 1}
     assert await rig.state(running.lease.job_id) == "succeeded"
     assert await rig.state(waiting.lease.job_id) == "running"

@@ -4,8 +4,8 @@ import asyncpg
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, WORKER, Rig, actor
-from trellis.engine.jobs import Applied, JobId, LeaseLost, NotMoved, ReasonCode
-from trellis.engine.records import JobFilter, Place
+from trellis.engine.jobs import JobId, LeaseLost, NotMoved, ReasonCode, StepApplied
+from trellis.engine.records import JobFilter, JobPlace
 from trellis.lifecycles import Role, Trigger
 
 
@@ -22,9 +22,9 @@ async def test_a_finished_compensation_is_recorded_on_its_original(rig: Rig):
     undo = await rig.running(type="undo", compensates=original)
     assert undo.compensates == original
     assert (await rig.job(undo.lease.job_id)).compensates == original
-    assert isinstance(await rig.pull(undo, Trigger.COMPLETE), Applied)
+    assert isinstance(await rig.pull(undo, Trigger.COMPLETE), StepApplied)
     job, event = await rig.job(original), await rig.last_event(original)
-    assert (job.state, job.place, job.version) == ("succeeded", Place.ENDED, 5)
+    assert (job.state, job.place, job.version) == ("succeeded", JobPlace.ENDED, 5)
     assert (event.type, event.source, event.target, event.version) == (
         "job_compensated",
         "succeeded",
@@ -41,7 +41,7 @@ async def test_a_repeated_completion_compensates_once(rig: Rig):
     undo = await rig.running(type="undo", compensates=original)
     await rig.pull(undo, Trigger.COMPLETE)
     again = await rig.pull(undo, Trigger.COMPLETE)
-    assert again == Applied(version=4, repeated=True)
+    assert again == StepApplied(version=4, repeated=True)
     assert (await rig.event_types(original)).count("job_compensated") == 1
 
 
@@ -87,7 +87,7 @@ async def test_what_did_not_succeed_is_not_marked_as_compensated(rig: Rig):
     held = await rig.running()
     await rig.pull(held, Trigger.FAIL)
     undo = await rig.running(type="undo", compensates=held.lease.job_id)
-    assert isinstance(await rig.pull(undo, Trigger.COMPLETE), Applied)
+    assert isinstance(await rig.pull(undo, Trigger.COMPLETE), StepApplied)
     assert await rig.event_types(held.lease.job_id) == ["job_queued", "job_claimed", "job_started", "job_failed"]
 
 

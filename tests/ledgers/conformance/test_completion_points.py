@@ -10,7 +10,7 @@ import pytest
 
 from tests.ledgers.conformance.rig import WORKER, Rig
 from trellis.engine.event_data import ArtifactPointer, artifacts_data, artifacts_of
-from trellis.engine.jobs import Advance, Applied, JobId, Lease, LeaseLost, Turn
+from trellis.engine.jobs import Advance, JobId, Lease, LeaseLost, StepApplied, Turn
 from trellis.engine.ledger import Ledger
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Trigger
@@ -71,7 +71,7 @@ async def test_a_completion_keeps_its_artifacts_once_and_its_loser_keeps_nothing
     assert not await is_complete(rig.ledger, first.lease.job_id)
     (made,) = (await rig.ledger.turn(completion(second.lease))).outcomes
     (again,) = (await rig.ledger.turn(completion(second.lease))).outcomes
-    assert isinstance(made, Applied)
+    assert isinstance(made, StepApplied)
     assert again == made._replace(repeated=True)
     assert await is_complete(rig.ledger, first.lease.job_id)
 
@@ -83,7 +83,7 @@ async def test_a_process_killed_while_it_writes_a_completion_leaves_all_or_nothi
     job_id = (claimed := await rig.running()).lease.job_id
     path = tmp_path / "ledger.db"
     before, database = path.with_name("ledger.db-wal").read_bytes(), path.read_bytes()
-    assert isinstance((await rig.ledger.turn(completion(claimed.lease))).outcomes[0], Applied)
+    assert isinstance((await rig.ledger.turn(completion(claimed.lease))).outcomes[0], StepApplied)
     log = path.with_name("ledger.db-wal").read_bytes()
     assert path.read_bytes() == database, "the log was folded back meanwhile: there is nothing to cut"
     written = [at for at, (old, new) in enumerate(zip_longest(before, log)) if old != new]
@@ -119,7 +119,7 @@ async def test_a_session_killed_while_it_writes_a_completion_leaves_all_or_nothi
         assert await admin.fetchval("select count(*) from trellis.lease") == 1
         await blocking.rollback()
         (outcome,) = (await completing).outcomes  # asked again by the ledger itself, because the answer was lost
-        assert isinstance(outcome, Applied)
+        assert isinstance(outcome, StepApplied)
     finally:
         await admin.close()
     assert await is_complete(rig.ledger, lease.job_id)

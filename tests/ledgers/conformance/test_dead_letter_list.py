@@ -10,7 +10,7 @@ from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import (
     Actor,
     CancelMode,
-    DeathCertificate,
+    DeadLetterReason,
     JobId,
     Move,
     Moved,
@@ -24,10 +24,10 @@ from trellis.lifecycles import Role, Trigger
 from trellis.operations.letters import dead_letters, requeue_dead
 
 OPERATOR = Actor(role=Role.CONTROL_PLANE, name="operator@test")
-DEATH = DeathCertificate(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
+DEATH = DeadLetterReason(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
 
 
-async def moved(rig: Rig, actor: Actor, job_id: str, target: str, death: DeathCertificate | None = None) -> None:
+async def moved(rig: Rig, actor: Actor, job_id: str, target: str, death: DeadLetterReason | None = None) -> None:
     move = Move(job_id=JobId(job_id), target=target, request_id=RequestId(f"{target} {job_id}"), death=death)
     assert isinstance(await rig.ledger.move(actor, move), Moved)
 

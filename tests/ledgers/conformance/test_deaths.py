@@ -8,7 +8,7 @@ import pytest
 
 from tests.ledgers.conformance.rig import HEARTBEAT_S, LEASE_S, LENGTH_S, WORKER, Rig
 from trellis.engine.deaths import UNBEGUN_LOSSES_MAX, runs_alone
-from trellis.engine.jobs import Actor, Applied, Claim, Claimed, ClaimId, JobId, ReasonCode, TypeClaim
+from trellis.engine.jobs import Actor, Claim, Claimed, ClaimId, JobId, ReasonCode, StepApplied, TypeClaim
 from trellis.engine.records import JobFilter
 from trellis.lifecycles import Role, Trigger
 
@@ -55,7 +55,7 @@ async def test_jobs_that_died_twice_are_handed_out_one_at_a_time_and_not_started
     assert sorted(ids(unrelated)) == sorted(fresh), "what has nothing to do with the deaths goes on"
     assert {one.state for one in unrelated} == {"running"}
     await rig.pull(first, Trigger.START, source="assigned")
-    assert isinstance(await rig.pull(first, Trigger.COMPLETE), Applied)
+    assert isinstance(await rig.pull(first, Trigger.COMPLETE), StepApplied)
     (second,) = await isolating_claim(rig, 10)
     assert second.lease.job_id == jobs[1]
 
@@ -188,11 +188,11 @@ class Process:
             await self.start(rig, self.alone)
 
     async def start(self, rig: Rig, one: Claimed) -> None:
-        assert isinstance(await rig.pull(one, Trigger.START, source="assigned", by=self.actor), Applied)
+        assert isinstance(await rig.pull(one, Trigger.START, source="assigned", by=self.actor), StepApplied)
         self.running.append(one)
 
     async def end(self, rig: Rig, one: Claimed) -> None:
-        assert isinstance(await rig.pull(one, Trigger.COMPLETE, by=self.actor), Applied)
+        assert isinstance(await rig.pull(one, Trigger.COMPLETE, by=self.actor), StepApplied)
         self.running.remove(one)
         if one is self.alone:
             self.alone = None

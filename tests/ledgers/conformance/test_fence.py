@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, OTHER_WORKER, WORKER, Rig, actor
-from trellis.engine.jobs import Applied, CancelMode, Claimed, Epoch, Lease, LeaseLost, Renewed
+from trellis.engine.jobs import CancelMode, Claimed, Epoch, Lease, LeaseLost, Renewed, StepApplied
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 STEPS = [
@@ -36,7 +36,7 @@ async def _settled_by_its_successor(rig: Rig, held: Claimed) -> None:
     await _expired_and_reclaimed(rig, held)
     job = await rig.job(held.lease.job_id)
     lease = Lease(key=held.lease.key, epoch=job.epoch, job_id=job.job_id, lifecycle=job.lifecycle)
-    assert isinstance(await rig.pull(lease, Trigger.COMPLETE, by=OTHER_WORKER, result=b'"theirs"'), Applied)
+    assert isinstance(await rig.pull(lease, Trigger.COMPLETE, by=OTHER_WORKER, result=b'"theirs"'), StepApplied)
 
 
 LOSSES = [_expired_and_reclaimed, _expired, _cancelled, _ended_and_requeued, _settled_by_its_successor]
@@ -79,7 +79,7 @@ async def test_an_expired_lease_that_nobody_revoked_is_still_good(rig: Rig):
     held, other = await rig.running(), await rig.running()
     await rig.advance(3600.0)
     assert await rig.ledger.renew(WORKER, [other.lease]) == [Renewed(cancel=False)]
-    assert isinstance(await rig.pull(held, Trigger.COMPLETE), Applied)
+    assert isinstance(await rig.pull(held, Trigger.COMPLETE), StepApplied)
 
 
 @pytest.mark.requirement("DJ-7", "D2")
@@ -119,7 +119,7 @@ async def test_a_run_taken_over_refuses_its_first_orchestrator(rig: Rig):
     assert (second.lease.job_id, second.state) == (job_id, "running")
     assert await rig.pull(first, "step", by=orchestrator) == LeaseLost(first.lease)
     assert await rig.pull(first, Trigger.COMPLETE, by=orchestrator) == LeaseLost(first.lease)
-    assert isinstance(await rig.pull(second, "step", by=other), Applied)
+    assert isinstance(await rig.pull(second, "step", by=other), StepApplied)
 
 
 @pytest.mark.requirement("DJ-7")
@@ -135,10 +135,10 @@ async def test_a_repeat_after_the_next_claim_is_still_answered_as_done(rig: Rig)
     """The retry was made, its answer was lost, and the job is already someone else's."""
     held = await rig.running()
     first = await rig.pull(held, Trigger.RETRY)
-    assert isinstance(first, Applied)
+    assert isinstance(first, StepApplied)
     await rig.claim_one(by=OTHER_WORKER)
     before = await rig.snapshot(held.lease.job_id)
-    assert await rig.pull(held, Trigger.RETRY) == Applied(version=first.version, repeated=True)
+    assert await rig.pull(held, Trigger.RETRY) == StepApplied(version=first.version, repeated=True)
     assert await rig.pull(held, Trigger.COMPLETE) == LeaseLost(held.lease)
     assert await rig.snapshot(held.lease.job_id) == before
 
@@ -160,7 +160,7 @@ async def test_a_start_of_a_running_job_is_a_repeat_and_of_a_settled_one_is_lost
     job_id = await rig.submit_one()
     claimed = await rig.claim_one(start=False)
     await rig.pull(claimed, Trigger.START, source="assigned")
-    assert await rig.pull(claimed, Trigger.START, source="assigned") == Applied(version=3, repeated=True)
+    assert await rig.pull(claimed, Trigger.START, source="assigned") == StepApplied(version=3, repeated=True)
     await rig.pull(claimed, Trigger.COMPLETE)
     outcome = await rig.pull(claimed, Trigger.START, source="assigned")
     assert outcome == LeaseLost(claimed.lease), "its start is no longer the latest effect of this epoch"

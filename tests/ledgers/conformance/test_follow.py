@@ -13,51 +13,51 @@ ONE, OTHER = actor(Role.PROJECTOR, "projector-1"), actor(Role.PROJECTOR, "projec
 
 @pytest.mark.requirement("D14")
 async def test_one_follows_and_the_other_waits_until_the_time_is_over(rig: Rig):
-    first = await rig.ledger.follow(ONE, "documents", lease_s=10.0)
+    first = await rig.ledger.subscribe(ONE, "documents", lease_s=10.0)
     assert first is not None
     assert first.position is None
-    assert await rig.ledger.follow(OTHER, "documents", lease_s=10.0) is None
+    assert await rig.ledger.subscribe(OTHER, "documents", lease_s=10.0) is None
     await rig.pass_time(9.0)
-    assert await rig.ledger.followed(first, "7", lease_s=10.0)
+    assert await rig.ledger.ack(first, "7", lease_s=10.0)
     await rig.pass_time(9.0)
-    assert await rig.ledger.follow(OTHER, "documents", lease_s=10.0) is None
+    assert await rig.ledger.subscribe(OTHER, "documents", lease_s=10.0) is None
     await rig.pass_time(2.0)
-    second = await rig.ledger.follow(OTHER, "documents", lease_s=10.0)
+    second = await rig.ledger.subscribe(OTHER, "documents", lease_s=10.0)
     assert second is not None
     assert second.position == "7"
 
 
 @pytest.mark.requirement("D14")
 async def test_who_was_taken_over_cannot_move_the_position(rig: Rig):
-    first = await rig.ledger.follow(ONE, "documents", lease_s=10.0)
+    first = await rig.ledger.subscribe(ONE, "documents", lease_s=10.0)
     assert first is not None
     await rig.pass_time(11.0)
-    second = await rig.ledger.follow(OTHER, "documents", lease_s=10.0)
+    second = await rig.ledger.subscribe(OTHER, "documents", lease_s=10.0)
     assert second is not None
-    assert not await rig.ledger.followed(first, "9", lease_s=10.0)
-    await rig.ledger.unfollow(first)
-    assert await rig.ledger.followed(second, None, lease_s=10.0)
-    assert await rig.ledger.follow(ONE, "documents", lease_s=10.0) is None
+    assert not await rig.ledger.ack(first, "9", lease_s=10.0)
+    await rig.ledger.unsubscribe(first)
+    assert await rig.ledger.ack(second, None, lease_s=10.0)
+    assert await rig.ledger.subscribe(ONE, "documents", lease_s=10.0) is None
 
 
 async def test_who_lets_go_is_followed_at_once_at_the_same_place(rig: Rig):
-    first = await rig.ledger.follow(ONE, "documents", lease_s=600.0)
+    first = await rig.ledger.subscribe(ONE, "documents", lease_s=600.0)
     assert first is not None
-    await rig.ledger.followed(first, "12", lease_s=600.0)
-    await rig.ledger.unfollow(first)
-    second = await rig.ledger.follow(OTHER, "documents", lease_s=10.0)
+    await rig.ledger.ack(first, "12", lease_s=600.0)
+    await rig.ledger.unsubscribe(first)
+    second = await rig.ledger.subscribe(OTHER, "documents", lease_s=10.0)
     assert second is not None
     assert second.position == "12"
 
 
 async def test_names_are_followed_apart(rig: Rig):
-    assert await rig.ledger.follow(ONE, "documents", lease_s=10.0) is not None
-    assert await rig.ledger.follow(OTHER, "audit", lease_s=10.0) is not None
+    assert await rig.ledger.subscribe(ONE, "documents", lease_s=10.0) is not None
+    assert await rig.ledger.subscribe(OTHER, "audit", lease_s=10.0) is not None
 
 
 async def test_of_many_at_once_one_follows(rig: Rig):
     names = [actor(Role.PROJECTOR, f"projector-{n}") for n in range(16)]
-    answers = await asyncio.gather(*(rig.ledger.follow(name, "documents", lease_s=10.0) for name in names))
+    answers = await asyncio.gather(*(rig.ledger.subscribe(name, "documents", lease_s=10.0) for name in names))
     assert sum(answer is not None for answer in answers) == 1
 
 

@@ -5,13 +5,13 @@ import pytest
 
 from tests.ledgers.conformance.rig import SUBMITTER, Rig
 from trellis.engine.jobs import JobId
-from trellis.engine.records import Place
+from trellis.engine.records import JobPlace
 
 KEYS_A_SWEEP = 1_000
 """How many keys one sweep looks at on PostgreSQL; on SQLite it is the sweep's batch."""
 
 
-async def _place(rig: Rig, job_id: JobId) -> Place:
+async def _place(rig: Rig, job_id: JobId) -> JobPlace:
     return (await rig.job(job_id)).place
 
 
@@ -33,9 +33,9 @@ async def test_a_thousand_full_keys_do_not_hide_a_free_one_behind_them_on_postgr
         await rig.ledger.submit(SUBMITTER, jobs)
     ((job_id,),) = await rig.admin_sql("select trellis.submit_job('work', p_concurrency_key => $1)", last)
     first = await rig.sweep()
-    assert (first.promoted, await _place(rig, job_id)) == (0, Place.PARKED), "as many keys as one sweep looks at"
+    assert (first.promoted, await _place(rig, job_id)) == (0, JobPlace.BLOCKED), "as many keys as one sweep looks at"
     second = await rig.sweep()
-    assert (second.promoted, await _place(rig, job_id)) == (1, Place.READY)
+    assert (second.promoted, await _place(rig, job_id)) == (1, JobPlace.READY)
     assert (await rig.sweep()).promoted == 0, "it begins again with the first key"
 
 
@@ -46,10 +46,10 @@ async def test_full_keys_do_not_hide_a_free_one_behind_them_on_sqlite(rig: Rig):
         await rig.submit(2, concurrency_key=f"full:{number}")
     job_id = await rig.submit_one(concurrency_key="last")
     _take_its_slot(rig, job_id)
-    assert await _place(rig, job_id) == Place.PARKED
+    assert await _place(rig, job_id) == JobPlace.BLOCKED
     promoted = [(await rig.sweep(batch=5)).promoted for _ in range(3)]
     assert promoted == [0, 1, 0]
-    assert await _place(rig, job_id) == Place.READY
+    assert await _place(rig, job_id) == JobPlace.READY
 
 
 def _take_its_slot(rig: Rig, job_id: JobId) -> None:

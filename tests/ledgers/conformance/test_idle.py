@@ -13,7 +13,7 @@ from trellis.engine.records import SWEEP_QUIET_S, SweepOptions
 from trellis.lifecycles import Role, Trigger
 from trellis.operations.doctor import follower_findings
 from trellis.runs.projector import Projector
-from trellis.runs.publishing import Publisher
+from trellis.runs.publishing import DocumentPublisher
 from trellis.storage.open import open_objects
 from trellis.testing import FakeClock
 
@@ -149,7 +149,9 @@ async def test_whoever_has_read_everything_reads_no_page_again(rig: Rig):
 async def test_a_projector_of_an_idle_ledger_is_never_behind(rig: Rig, tmp_path: Path):
     clock = FakeClock(0.0)
     objects = await open_objects(f"file://{tmp_path / 'objects'}")
-    projector = Projector(ledger=rig.ledger, actor=actor(Role.PROJECTOR), publisher=Publisher(objects), clock=clock)
+    projector = Projector(
+        ledger=rig.ledger, actor=actor(Role.PROJECTOR), publisher=DocumentPublisher(objects), clock=clock
+    )
     for _ in range(PASSES):
         await idle(rig, 1_000.0)
         clock.advance(1.0)
@@ -167,7 +169,9 @@ async def test_a_projector_moves_on_over_places_without_events(rig: Rig, tmp_pat
     assert rig.admin_sql is not None
     clock = FakeClock(0.0)
     objects = await open_objects(f"file://{tmp_path / 'objects'}")
-    projector = Projector(ledger=rig.ledger, actor=actor(Role.PROJECTOR), publisher=Publisher(objects), clock=clock)
+    projector = Projector(
+        ledger=rig.ledger, actor=actor(Role.PROJECTOR), publisher=DocumentPublisher(objects), clock=clock
+    )
     await projector.run_once()
     await rig.admin_sql("insert into trellis.feed select n, -n, trellis.now() from generate_series(1, 100) n")
     await rig.admin_sql("update trellis.feed_end set pos = 100")
@@ -212,7 +216,7 @@ async def test_idle_claims_and_sweeps_wake_nobody_who_waits_for_events(rig: Rig)
     task = await waiting(rig.ledger, rig.ledger.events_mark())
     assert await rig.claim() == []
     await rig.sweep()
-    await rig.ledger.beat(SWEEPER, None)
+    await rig.ledger.heartbeat_worker(SWEEPER, None)
     done, _ = await asyncio.wait({task}, timeout=0.1)
     assert done == set()
     task.cancel()

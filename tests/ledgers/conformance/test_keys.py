@@ -5,11 +5,11 @@ import pytest
 from tests.ledgers.conformance.rig import ADMIN, DEATH, LENGTH_S, WORKER, Rig, claimed_ids
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import CancelMode, Claimed, JobId, NotMoved, Priority
-from trellis.engine.records import JobFilter, Place
+from trellis.engine.records import JobFilter, JobPlace
 from trellis.lifecycles import Trigger
 
 
-async def _places(rig: Rig) -> dict[JobId, Place]:
+async def _places(rig: Rig) -> dict[JobId, JobPlace]:
     return {job.job_id: job.place for job in (await rig.ledger.jobs(JobFilter(), limit=100)).jobs}
 
 
@@ -58,7 +58,7 @@ async def test_the_owner_of_a_slot_that_nobody_claims_does_not_starve_another_ty
 
 async def test_a_job_behind_a_full_key_is_parked(rig: Rig):
     first, second = await rig.submit(2, concurrency_key="k")
-    assert await _places(rig) == {first: Place.READY, second: Place.PARKED}
+    assert await _places(rig) == {first: JobPlace.READY, second: JobPlace.BLOCKED}
     (queue,) = await rig.ledger.queues()
     assert (queue.ready, queue.parked) == (1, 1)
 
@@ -69,9 +69,9 @@ async def test_the_most_urgent_parked_job_gets_the_slot(rig: Rig):
     (critical,) = await rig.submit(1, concurrency_key="k", priority=Priority.CRITICAL)
     await rig.pull(held, Trigger.COMPLETE)
     assert await _places(rig) == {
-        held.lease.job_id: Place.ENDED,
-        batch: Place.PARKED,
-        critical: Place.READY,
+        held.lease.job_id: JobPlace.ENDED,
+        batch: JobPlace.BLOCKED,
+        critical: JobPlace.READY,
     }
 
 
@@ -178,7 +178,7 @@ async def test_a_job_whose_backoff_is_over_waits_for_a_free_slot(rig: Rig):
     await rig.pull(first, Trigger.RETRY, delay_s=10.0)
     second = await rig.running(concurrency_key="k")
     await rig.pass_time(10)
-    assert (await rig.job(first.lease.job_id)).place is Place.PARKED
+    assert (await rig.job(first.lease.job_id)).place is JobPlace.BLOCKED
     assert await rig.claim(5) == []
     await rig.pull(second, Trigger.COMPLETE)
     assert claimed_ids(await rig.claim(5)) == [first.lease.job_id]
@@ -203,7 +203,7 @@ async def test_a_dead_letter_or_deadline_of_a_waiting_owner_frees_its_slot(rig: 
     second = await rig.submit_one(concurrency_key="k", deadline_s=10.0)
     third = await rig.submit_one(concurrency_key="k")
     await rig.move(first, "dead_lettered", by=ADMIN, death=DEATH)
-    assert (await rig.job(second)).place is Place.READY
+    assert (await rig.job(second)).place is JobPlace.READY
     await rig.pass_time(10)
     assert await rig.state(second) == "dead_lettered"
     assert claimed_ids(await rig.claim(5)) == [third]
@@ -317,11 +317,11 @@ async def test_a_claim_by_id_respects_the_key(rig: Rig):
     await rig.running(concurrency_key="k")
     parked = await rig.submit_one(concurrency_key="k")
     assert isinstance(await rig.move(parked, "assigned", by=WORKER), NotMoved)
-    assert (await rig.job(parked)).place is Place.PARKED
+    assert (await rig.job(parked)).place is JobPlace.BLOCKED
 
 
 async def test_a_delayed_keyed_job_owns_no_slot_while_it_rests(rig: Rig):
     later = await rig.submit_one(concurrency_key="k", delay_s=100.0)
     now = await rig.submit_one(concurrency_key="k")
     assert claimed_ids(await rig.claim(5)) == [now]
-    assert (await rig.job(later)).place is Place.RESTING
+    assert (await rig.job(later)).place is JobPlace.SCHEDULED

@@ -6,8 +6,8 @@ import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, OTHER_WORKER, WORKER, Rig
 from trellis.engine.errors import OptionInvalid
-from trellis.engine.jobs import DeathCertificate, JobId, ReasonCode, Stage
-from trellis.engine.records import JobFilter, Place
+from trellis.engine.jobs import DeadLetterReason, JobId, ReasonCode, Stage
+from trellis.engine.records import JobFilter, JobPlace
 from trellis.lifecycles import Trigger
 
 
@@ -116,7 +116,7 @@ async def test_a_listing_shows_the_same_job_as_a_look_at_it(rig: Rig):
         job = await rig.job(listed.job_id)
         for name in ("state", "place", "version", "epoch", "owner", "due_at", "lease_expires_at", "correlation_id"):
             assert getattr(listed, name) == getattr(job, name)
-    assert (await rig.job(held.lease.job_id)).place is Place.HELD
+    assert (await rig.job(held.lease.job_id)).place is JobPlace.LEASED
 
 
 async def test_nobody_is_none(rig: Rig):
@@ -159,7 +159,7 @@ async def test_dead_letters_of_the_same_moment_are_all_paged(rig: Rig):
 @pytest.mark.requirement("DJ-12")
 async def test_dead_letters_are_filtered(rig: Rig):
     a, b = await rig.submit_one(type="a", correlation_id="one"), await rig.submit_one(type="b")
-    timeout = DeathCertificate(reason_code=ReasonCode.TIMEOUT, stage=Stage.FETCH, last_error="slow")
+    timeout = DeadLetterReason(reason_code=ReasonCode.TIMEOUT, stage=Stage.FETCH, last_error="slow")
     await rig.move(a, "dead_lettered", by=ADMIN, death=DEATH)
     await rig.move(b, "dead_lettered", by=ADMIN, death=timeout)
     for where, expected in (
@@ -193,17 +193,17 @@ async def test_a_queue_without_ready_work_has_no_oldest(rig: Rig):
 
 
 async def test_workers_are_seen_with_what_they_hold(rig: Rig):
-    await rig.ledger.beat(WORKER, b'{"host": "a"}')
+    await rig.ledger.heartbeat_worker(WORKER, b'{"host": "a"}')
     await rig.submit(3)
     await rig.claim(2)
     await rig.advance(3.0)
-    await rig.ledger.beat(OTHER_WORKER, None)
+    await rig.ledger.heartbeat_worker(OTHER_WORKER, None)
     workers = {worker.name: worker for worker in await rig.ledger.workers()}
     now = await rig.ledger.now()
     assert (workers["worker-1"].held, workers["worker-1"].info) == (2, b'{"host": "a"}')
     assert workers["worker-1"].seen_at == now - timedelta(seconds=3)
     assert (workers["worker-2"].held, workers["worker-2"].info, workers["worker-2"].seen_at) == (0, None, now)
-    await rig.ledger.beat(WORKER, b'{"host": "b"}')
+    await rig.ledger.heartbeat_worker(WORKER, b'{"host": "b"}')
     again = {worker.name: worker for worker in await rig.ledger.workers()}
     assert (len(again), again["worker-1"].info) == (2, b'{"host": "b"}')
 

@@ -9,13 +9,13 @@ from tests.ledgers.conformance.rig import ADMIN, DEATH, LENGTH_S, SUBMITTER, SWE
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import (
     Advance,
-    Applied,
     CancelMode,
     Claim,
     Claimed,
     ClaimId,
     LeaseLost,
     Moved,
+    StepApplied,
     Turn,
     TurnResult,
     TypeClaim,
@@ -61,7 +61,7 @@ async def test_sixty_four_claimers_take_each_job_once(rig: Rig, jobs: int):
         for turn in range(10_000):
             claim = Claim(claim_id=ClaimId(f"{number}-{turn}"), types=WORK, start=1 + number % 16)
             result = await _take(ledger, Turn(actor=worker, advances=finished, claim=claim))
-            settled += sum(isinstance(outcome, Applied) for outcome in result.outcomes)
+            settled += sum(isinstance(outcome, StepApplied) for outcome in result.outcomes)
             claims.extend((one.lease.job_id, one.lease.epoch) for one in result.claimed)
             finished = tuple(map(_complete, result.claimed))
             if not finished:
@@ -100,7 +100,7 @@ class MixedFate:
             self.transitions += 2 * len(claimed)
             steps = [step for one in claimed if (step := await self.decide(one)) is not None]
             result = await self.ledger.turn(Turn(actor=self.actor, advances=tuple(steps)))
-            self.transitions += sum(isinstance(outcome, Applied) for outcome in result.outcomes)
+            self.transitions += sum(isinstance(outcome, StepApplied) for outcome in result.outcomes)
         raise AssertionError("the work never ended")
 
     async def decide(self, one: Claimed) -> Advance | None:

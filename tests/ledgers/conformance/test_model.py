@@ -26,9 +26,19 @@ from hypothesis.stateful import (
 from tests.ledgers.conformance.opening import postgres_rig, sqlite_rig
 from tests.ledgers.conformance.rig import ADMIN, DEATH, LENGTH_S, WORKER, Rig
 from trellis.engine.errors import InvalidTransition
-from trellis.engine.jobs import DEATHS_DEFAULT, Applied, CancelMode, JobId, Lease, LeaseLost, Moved, NotMoved, Renewed
-from trellis.engine.records import JobFilter, Place
-from trellis.lifecycles import LIFECYCLES, Opens, Transition, Trigger
+from trellis.engine.jobs import (
+    DEATHS_DEFAULT,
+    CancelMode,
+    JobId,
+    Lease,
+    LeaseLost,
+    Moved,
+    NotMoved,
+    Renewed,
+    StepApplied,
+)
+from trellis.engine.records import JobFilter, JobPlace
+from trellis.lifecycles import LIFECYCLES, Progress, Transition, Trigger
 from trellis.lifecycles import Phase as StatePhase
 
 LEASED = LIFECYCLES["leased-job"]
@@ -76,8 +86,8 @@ class Modelled:
         transition = LEASED.by_trigger[self.state, trigger]
         self.state = transition.target
         self.version += 1
-        self.attempt += transition.opens is Opens.ATTEMPT
-        if transition.opens is Opens.GENERATION:
+        self.attempt += transition.opens is Progress.ATTEMPT
+        if transition.opens is Progress.GENERATION:
             self.generation, self.attempt, self.deaths = self.generation + 1, 0, 0
             self.max_attempts = self.submitted_attempts
         if not self.held:
@@ -200,14 +210,14 @@ class LeasedJobs(RuleBasedStateMachine):
         outcome = self.run(self.rig.pull(lease, trigger, source=source, **options))
         if current and job.state == source:
             self.apply(job, trigger, **options)
-            assert outcome == Applied(version=job.version)
+            assert outcome == StepApplied(version=job.version)
             self.effects[job.job_id, lease.epoch] = (declared, job.version)
             self.world.seen[f"step {trigger}"] += 1
             return
         # Who repeats a start goes on to run the job, so that its lease must still be good.
         still = current or LEASED.by_name[made.target].phase is not StatePhase.HELD
         if made == declared and still:
-            assert outcome == Applied(version=version, repeated=True)
+            assert outcome == StepApplied(version=version, repeated=True)
             overtaken = (lease.job_id, lease.epoch) in self.overtaken
             self.world.seen["repeated after another's move" if overtaken else "repeated"] += 1
         else:
@@ -348,11 +358,11 @@ class LeasedJobs(RuleBasedStateMachine):
                 model.deaths,
                 model.max_attempts,
             )
-            assert (job.place is Place.HELD) == model.held
-            assert (job.place is Place.ENDED) == model.ended
-            assert (job.place is Place.RESTING) == (model.due_s is not None)
-            slots[job.concurrency_key] += job.place in {Place.READY, Place.HELD}
-            assert job.concurrency_key is not None or job.place is not Place.PARKED
+            assert (job.place is JobPlace.LEASED) == model.held
+            assert (job.place is JobPlace.ENDED) == model.ended
+            assert (job.place is JobPlace.SCHEDULED) == (model.due_s is not None)
+            slots[job.concurrency_key] += job.place in {JobPlace.READY, JobPlace.LEASED}
+            assert job.concurrency_key is not None or job.place is not JobPlace.BLOCKED
         for key in {job.key for job in self.jobs.values() if job.key}:
             wanted = any(job.held or job.waits for job in self.jobs.values() if job.key == key)
             assert slots[key] == wanted, "a key has one owner of its slot as soon as anyone wants it"

@@ -17,7 +17,6 @@ from trellis.engine.errors import (
 )
 from trellis.engine.jobs import (
     Advance,
-    Applied,
     Epoch,
     JobId,
     Lease,
@@ -27,9 +26,10 @@ from trellis.engine.jobs import (
     NotMoved,
     ReasonCode,
     RequestId,
+    StepApplied,
     Turn,
 )
-from trellis.engine.records import JobFilter, Place
+from trellis.engine.records import JobFilter, JobPlace
 from trellis.ledgers.postgres import moves
 from trellis.ledgers.postgres.lanes import LaneOptions
 from trellis.ledgers.postgres.ledger import PostgresLedger
@@ -54,7 +54,7 @@ async def test_a_move_is_one_transition_with_its_event(rig: Rig):
         "a slot is free",
         b'{"slot": 1}',
     )
-    assert (await rig.job(job_id)).place is Place.READY
+    assert (await rig.job(job_id)).place is JobPlace.READY
 
 
 @pytest.mark.requirement("DJ-21", "D37")
@@ -157,9 +157,9 @@ async def test_a_claim_by_id_grants_a_lease(rig: Rig):
     assert isinstance(moved, Moved)
     assert moved.lease is not None
     job = await rig.job(job_id)
-    assert (job.place, job.owner, job.epoch) == (Place.HELD, APPLY.name, moved.lease.epoch)
+    assert (job.place, job.owner, job.epoch) == (JobPlace.LEASED, APPLY.name, moved.lease.epoch)
     assert job.lease_expires_at == await rig.ledger.now() + timedelta(seconds=LENGTH_S)
-    assert isinstance(await rig.pull(moved.lease, Trigger.COMPLETE, source="applying", by=APPLY), Applied)
+    assert isinstance(await rig.pull(moved.lease, Trigger.COMPLETE, source="applying", by=APPLY), StepApplied)
 
 
 @pytest.mark.requirement("D22", "DJ-21")
@@ -180,7 +180,7 @@ async def test_a_failed_proposal_can_be_applied_again(rig: Rig):
     lease = await rig.drive(job_id, "applying")
     assert lease is not None
     await rig.pull(lease, Trigger.FAIL, source="applying", by=APPLY, cause="the target changed")
-    assert (await rig.job(job_id)).place is Place.RESTING
+    assert (await rig.job(job_id)).place is JobPlace.SCHEDULED
     again = await rig.move(job_id, "applying", by=APPLY)
     assert isinstance(again, Moved)
     assert again.lease is not None
@@ -195,7 +195,7 @@ async def test_a_move_out_of_a_held_state_revokes_the_lease(rig: Rig):
     assert isinstance(moved, Moved)
     assert moved.lease is None
     job = await rig.job(held.lease.job_id)
-    assert (job.place, job.epoch, job.owner) == (Place.ENDED, held.lease.epoch + 1, None)
+    assert (job.place, job.epoch, job.owner) == (JobPlace.ENDED, held.lease.epoch + 1, None)
     assert await rig.pull(held, Trigger.COMPLETE) == LeaseLost(held.lease)
 
 
@@ -223,7 +223,7 @@ async def test_a_move_into_a_dead_letter_state_needs_its_reason(rig: Rig):
 async def test_a_move_into_a_waiting_state_may_wait(rig: Rig):
     job_id = await rig.submit_one(lifecycle="bus-job")
     await rig.move(job_id, "SCHEDULED", by=SCHEDULER, delay_s=30.0)
-    assert (await rig.job(job_id)).place is Place.RESTING
+    assert (await rig.job(job_id)).place is JobPlace.SCHEDULED
     assert await rig.claim(lifecycle="bus-job") == []
     await rig.pass_time(30)
     assert len(await rig.claim(lifecycle="bus-job")) == 1
@@ -294,11 +294,11 @@ async def test_a_step_that_is_refused_takes_no_other_with_it(rig: Rig):
     assert stale is not None
     stale = stale._replace(epoch=Epoch(stale.epoch + 1))
     answers = await asyncio.gather(*map(_begin, [rig] * 3, (one, stale, other), range(3)))
-    assert [type(answer) for answer in answers] == [Applied, LeaseLost, Applied]
+    assert [type(answer) for answer in answers] == [StepApplied, LeaseLost, StepApplied]
     undeclared = Turn(actor=WORKER, advances=(Advance(stale, "DISPATCHED", "no such trigger", data=b"{}"),))
     answers = await asyncio.gather(answer_of(rig.ledger.turn(undeclared)), _begin(rig, one, 0))
     assert isinstance(answers[0], InvalidTransition)
-    assert answers[1] == Applied(4, repeated=True)
+    assert answers[1] == StepApplied(4, repeated=True)
 
 
 @pytest.mark.only("postgres")
@@ -326,11 +326,11 @@ async def test_a_step_that_cannot_be_told_takes_no_other_with_it(rig: Rig):
     one, odd = [await rig.drive(job_id, "DISPATCHED") for job_id in jobs]
     assert odd is not None
     for known in (WORKER, actor(Role.WORKER, "worker-0")):
-        await rig.ledger.beat(known, None)  # so that the two meet
+        await rig.ledger.heartbeat_worker(known, None)  # so that the two meet
     turn = Turn(actor=WORKER, advances=(Advance(odd, "DISPATCHED", Trigger.START, data=b"\xff"),))
     answers = await asyncio.gather(answer_of(rig.ledger.turn(turn)), _begin(rig, one, 0))
     assert isinstance(answers[0], InputError)
-    assert isinstance(answers[1], Applied)
+    assert isinstance(answers[1], StepApplied)
 
 
 @pytest.mark.only("postgres")
@@ -342,7 +342,7 @@ async def test_an_answer_that_is_lost_for_moves_together_is_asked_for_again_by_e
 
     ledger = await PostgresLedger.open(rig.app_url, hints=False, options=LaneOptions(outcome_window_s=0.0))
     rig.others.append(ledger)
-    monkeypatch.setattr(moves, "make", lost)
+    monkeypatch.setattr(moves, "run_moves", lost)
     asked = [
         Move(job_id=job_id, target="SCHEDULED", request_id=RequestId(f"mine-{job_id}"))
         for job_id in await rig.submit(3, lifecycle="bus-job")
@@ -352,7 +352,7 @@ async def test_an_answer_that_is_lost_for_moves_together_is_asked_for_again_by_e
     assert told == [move.request_id for move in asked]
 
 
-async def _begin(rig: Rig, lease: Lease | None, number: int) -> Applied | LeaseLost:
+async def _begin(rig: Rig, lease: Lease | None, number: int) -> StepApplied | LeaseLost:
     assert lease is not None
     advance = Advance(lease, "DISPATCHED", Trigger.START, data=b'{"seen_by": "a test"}')
     turn = Turn(actor=actor(Role.WORKER, f"worker-{number}"), advances=(advance,))

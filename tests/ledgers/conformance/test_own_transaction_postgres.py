@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from tests.ledgers.conformance.rig import Rig, claimed_ids
 from trellis.engine.jobs import JobId, Priority
-from trellis.engine.records import JobFilter, Place
+from trellis.engine.records import JobFilter, JobPlace
 from trellis.lifecycles import Trigger
 
 pytestmark = [pytest.mark.only("postgres"), pytest.mark.oldest_server]
@@ -75,7 +75,7 @@ async def test_a_submit_that_commits_is_a_job_like_any_other(rig: Rig, shell: as
     job = await rig.job(job_id)
     assert (job.state, job.place, job.priority, job.correlation_id) == (
         "queued",
-        Place.RESTING,
+        JobPlace.SCHEDULED,
         Priority.CRITICAL,
         "c-1",
     )

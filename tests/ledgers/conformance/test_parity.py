@@ -7,14 +7,14 @@ from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
     Actor,
     Advance,
-    Applied,
     CancelMode,
     Claimed,
     LeaseLost,
     Priority,
     Stage,
+    StepApplied,
 )
-from trellis.engine.records import JobFilter, Place
+from trellis.engine.records import JobFilter, JobPlace
 from trellis.lifecycles import Role, Trigger
 from trellis.lifecycles.causes import Cause
 
@@ -28,7 +28,7 @@ async def dispatched(rig: Rig, to: str) -> Claimed:
     await rig.move(job_id, "SCHEDULED", by=SCHEDULER)
     held = await rig.claim_one(lifecycle="bus-job", start=False)
     if to == "RUNNING":
-        assert isinstance(await rig.pull(held, Trigger.START, source="DISPATCHED", data=b"{}"), Applied)
+        assert isinstance(await rig.pull(held, Trigger.START, source="DISPATCHED", data=b"{}"), StepApplied)
     return held
 
 
@@ -51,7 +51,7 @@ async def test_a_stale_step_does_not_carry_out_a_soft_cancel(rig: Rig, trigger: 
     before = await rig.snapshot(held.lease.job_id)
     assert await rig.pull(held, trigger, **options) == LeaseLost(held.lease)
     assert await rig.snapshot(held.lease.job_id) == before
-    assert isinstance(await rig.pull(held, Trigger.COMPLETE), Applied)
+    assert isinstance(await rig.pull(held, Trigger.COMPLETE), StepApplied)
 
 
 @pytest.mark.requirement("D2", "D19", "D29")
@@ -82,7 +82,7 @@ async def test_a_start_within_the_lease_is_made(rig: Rig, options: dict):
     await rig.submit_one()
     claimed = await rig.claim_one(start=False)
     await rig.advance(LENGTH_S - 0.1)
-    assert isinstance(await rig.pull(claimed, Trigger.START, source="assigned", **options), Applied)
+    assert isinstance(await rig.pull(claimed, Trigger.START, source="assigned", **options), StepApplied)
 
 
 @pytest.mark.requirement("D2", "D29", "D31")
@@ -91,7 +91,7 @@ async def test_a_start_that_another_role_reports_is_taken_while_nobody_revoked_t
     """A bus worker's word says what runs already: after an outage it must not be thrown away."""
     held = await dispatched(rig, "DISPATCHED")
     await rig.advance(LENGTH_S + 60)
-    assert isinstance(await rig.pull(held, Trigger.START, source="DISPATCHED", **options), Applied)
+    assert isinstance(await rig.pull(held, Trigger.START, source="DISPATCHED", **options), StepApplied)
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------
@@ -227,5 +227,5 @@ async def test_a_soft_cancel_that_is_carried_out_says_why_and_raises_the_epoch(r
         await rig.pass_time(12.0 if how == "grace" else LENGTH_S)
     causes = {"grace": Cause.CANCEL_GRACE_OVER, "gone": Cause.CANCEL_HOLDER_GONE}
     job, event = await rig.job(job_id), await rig.last_event(job_id)
-    assert (job.state, job.place, job.epoch) == ("cancelled", Place.ENDED, held.lease.epoch + 1)
+    assert (job.state, job.place, job.epoch) == ("cancelled", JobPlace.ENDED, held.lease.epoch + 1)
     assert (event.cause, event.epoch) == (causes.get(how, Cause.CANCEL_LET_GO), held.lease.epoch + 1)

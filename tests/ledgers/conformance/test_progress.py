@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, OTHER_WORKER, Rig
-from trellis.engine.jobs import Applied, JobId, LeaseLost
+from trellis.engine.jobs import JobId, LeaseLost, StepApplied
 from trellis.engine.records import RetentionOptions
 from trellis.lifecycles import Trigger
 
@@ -14,8 +14,8 @@ from trellis.lifecycles import Trigger
 @pytest.mark.oldest_server
 async def test_the_last_checkpoint_reaches_the_next_holder(rig: Rig):
     held = await rig.running()
-    assert isinstance(await rig.ledger.save_checkpoint(held.lease, b'{"page": 1}'), Applied)
-    assert isinstance(await rig.ledger.save_checkpoint(held.lease, b'{"page": 2}'), Applied)
+    assert isinstance(await rig.ledger.save_checkpoint(held.lease, b'{"page": 1}'), StepApplied)
+    assert isinstance(await rig.ledger.save_checkpoint(held.lease, b'{"page": 2}'), StepApplied)
     await rig.lose_lease()
     again = await rig.claim_one(by=OTHER_WORKER)
     assert (again.checkpoint, again.attempt) == (b'{"page": 2}', 1)

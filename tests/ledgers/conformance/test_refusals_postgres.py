@@ -117,7 +117,7 @@ async def test_a_database_role_acts_only_in_the_roles_it_was_given(rig: Rig):
     rig.others.append(ledger)
     for role in set(Role) - {Role.WORKER}:
         with pytest.raises(TrellisError):
-            await ledger.beat(actor(role), None)
+            await ledger.heartbeat_worker(actor(role), None)
     with pytest.raises(TrellisError):
         await ledger.submit(SUBMITTER, [rig.new_job()])
     claimed = await rig.claim(ledger=ledger, by=WORKER)
@@ -127,7 +127,7 @@ async def test_a_database_role_acts_only_in_the_roles_it_was_given(rig: Rig):
 @pytest.mark.requirement("D46", "D55")
 async def test_an_actor_of_another_database_role_cannot_be_borrowed(rig: Rig, shell: asyncpg.Connection):
     await _limit(rig)
-    await rig.ledger.beat(actor(Role.CONTROL_PLANE), None)
+    await rig.ledger.heartbeat_worker(actor(Role.CONTROL_PLANE), None)
     admin = await shell.fetchval("SELECT id FROM trellis.actor WHERE role = $1", Role.CONTROL_PLANE.code)
     await shell.execute("SELECT trellis.beat($1, NULL)", admin)
     limited = await asyncpg.connect(rig.app_url.replace(LOGIN, LIMITED))

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from tests.ledgers.conformance.rig import LENGTH_S, OTHER_WORKER, WORKER, Rig
-from trellis.engine.jobs import Advance, Applied, CancelMode, CancelRequested, JobId, LeaseLost, Renewed
+from trellis.engine.jobs import Advance, CancelMode, CancelRequested, JobId, LeaseLost, Renewed, StepApplied
 from trellis.engine.records import RetentionOptions, Signal
 from trellis.lifecycles import Trigger
 
@@ -87,7 +87,7 @@ async def test_the_wish_to_stop_comes_back_until_the_holder_settles(rig: Rig):
     assert await rig.ledger.renew(WORKER, [held.lease]) == [Renewed(cancel=True)]
     assert (await rig.job(job_id)).cancel_requested
     await rig.ledger.save_checkpoint(held.lease, b'"so far"')
-    assert isinstance(await rig.pull(held, "stop"), Applied)
+    assert isinstance(await rig.pull(held, "stop"), StepApplied)
     assert await rig.state(job_id) == "cancelled"
     assert (await rig.event_types(job_id))[-1] == "job_cancelled"
 
@@ -216,4 +216,4 @@ async def test_of_two_epochs_of_one_job_only_the_living_one_is_answered_well(rig
     steps = [Advance(lease, "running", Trigger.COMPLETE) for lease in (old, new)]
     lost, done = (await rig.turn(*steps)).outcomes
     assert isinstance(lost, LeaseLost)
-    assert isinstance(done, Applied)
+    assert isinstance(done, StepApplied)

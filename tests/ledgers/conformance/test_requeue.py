@@ -6,14 +6,14 @@ import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig, actor, answer_of, claimed_ids
 from trellis.engine.errors import Refused
-from trellis.engine.jobs import DeathCertificate, JobId, Moved, NotMoved, ReasonCode, Stage
-from trellis.engine.records import JobFilter, Place
+from trellis.engine.jobs import DeadLetterReason, JobId, Moved, NotMoved, ReasonCode, Stage
+from trellis.engine.records import JobFilter, JobPlace
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 
 async def _dead(rig: Rig, n: int = 1, reason: ReasonCode = ReasonCode.POLICY_VIOLATION, **options) -> list[JobId]:
     jobs = await rig.submit(n, **options)
-    death = DeathCertificate(reason_code=reason, stage=Stage.EXEC, last_error="broken")
+    death = DeadLetterReason(reason_code=reason, stage=Stage.EXEC, last_error="broken")
     for job_id in jobs:
         await rig.move(job_id, "dead_lettered", by=ADMIN, death=death)
         await rig.advance(1.0)
@@ -37,7 +37,7 @@ async def test_a_requeue_opens_the_next_generation(rig: Rig):
     (answer,) = await _requeue(rig, [job_id])
     assert answer == Moved(job_id=job_id, source="dead_lettered", target="queued", version=dead.version + 1)
     job = await rig.job(job_id)
-    assert (job.state, job.place, job.generation, job.attempt, job.deaths) == ("queued", Place.READY, 1, 0, 0)
+    assert (job.state, job.place, job.generation, job.attempt, job.deaths) == ("queued", JobPlace.READY, 1, 0, 0)
     assert (job.max_attempts, job.epoch) == (2, dead.epoch)
     event = await rig.last_event(job_id)
     assert (event.type, event.role, event.cause, event.generation) == (
@@ -203,7 +203,7 @@ async def test_a_requeued_keyed_job_waits_for_its_slot(rig: Rig):
     (dead,) = await _dead(rig, concurrency_key="k")
     holder = await rig.running(concurrency_key="k")
     await _requeue(rig, [dead])
-    assert (await rig.job(dead)).place is Place.PARKED
+    assert (await rig.job(dead)).place is JobPlace.BLOCKED
     assert await rig.claim() == []
     await rig.pull(holder, Trigger.COMPLETE)
     assert claimed_ids(await rig.claim()) == [dead]

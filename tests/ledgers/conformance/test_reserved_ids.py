@@ -7,7 +7,7 @@ import pytest
 
 from tests.ledgers.conformance.rig import SUBMITTER, Rig, actor
 from trellis.bus.ends.compensation import SUFFIX
-from trellis.bus.ends.derived import ids_after
+from trellis.bus.ends.derived import derived_ids
 from trellis.bus.wire_ids import wire_id
 from trellis.engine.errors import IdReserved
 from trellis.engine.jobs import Epoch, JobId, NewJob, Submitted
@@ -16,10 +16,10 @@ from trellis.engine.reserved_ids import DERIVING_ROLES
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 DERIVED = (
-    *ids_after("S", SUFFIX),
-    *ids_after("S", ".r1"),
-    *ids_after("x" * 200, ".r12"),
-    ids_after("S", ".q-1f0a9b")[0],
+    *derived_ids("S", SUFFIX),
+    *derived_ids("S", ".r1"),
+    *derived_ids("x" * 200, ".r12"),
+    derived_ids("S", ".q-1f0a9b")[0],
     wire_id(JobId("S"), Epoch(3)),
 )
 ORDINARY = ("S.cc", "S.c.d", "c", "r1", "S.rx", "S.r", "S@", "S@x", "S-q-1f", "S.q-", "S@1.2", "S.C")

@@ -7,29 +7,39 @@ import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, SUBMITTER, WORKER, Rig, actor, claimed_ids
 from trellis.engine.errors import HistoryBroken, NotAllowed, OptionInvalid
-from trellis.engine.jobs import RESTORE_MAX, Applied, CancelMode, JobId, LeaseLost, Mismatch, Moved, Renewed, Submitted
+from trellis.engine.jobs import (
+    RESTORE_MAX,
+    CancelMode,
+    JobId,
+    LeaseLost,
+    Mismatch,
+    Moved,
+    Renewed,
+    StepApplied,
+    Submitted,
+)
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import JobFilter, Place, Recorded, Restored
-from trellis.engine.restoring import GIVEN_BACK, LET_GO_CAUSE
+from trellis.engine.records import JobFilter, JobPlace, JobToRestore, RecordedEvent
+from trellis.engine.restoring import GIVEN_BACK_PREFIX, RELEASED_CAUSE
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 OWNER = actor(Role.OWNER)
 
 
-async def everything(ledger: Ledger) -> list[Restored]:
+async def everything(ledger: Ledger) -> list[JobToRestore]:
     """All that a ledger knows, as it would be put back."""
-    found: list[Restored] = []
+    found: list[JobToRestore] = []
     async for history in ledger.histories():
         records = await ledger.recorded(history.events)
-        found.append(Restored(records=tuple(records), journal=await ledger.read_journal(history.job.job_id)))
+        found.append(JobToRestore(records=tuple(records), journal=await ledger.read_journal(history.job.job_id)))
     return found
 
 
-def records(jobs: list[Restored]) -> dict[JobId, tuple[Recorded, ...]]:
+def records(jobs: list[JobToRestore]) -> dict[JobId, tuple[RecordedEvent, ...]]:
     return {job.job_id: job.records for job in jobs}
 
 
-async def lost_and_restored(rig: Rig) -> list[Restored]:
+async def lost_and_restored(rig: Rig) -> list[JobToRestore]:
     """The same jobs in a new ledger; what was known of them before."""
     before = await everything(rig.ledger)
     owner = await rig.lose()
@@ -103,7 +113,7 @@ async def test_a_held_job_opens_its_next_attempt_and_its_old_holder_can_write_no
     owner = await rig.lose()
     await owner.restore(OWNER, before)
     job = await rig.job(zombie.lease.job_id)
-    assert (job.place, job.state, job.owner) == (Place.HELD, "running", WORKER.name)
+    assert (job.place, job.state, job.owner) == (JobPlace.LEASED, "running", WORKER.name)
     for old in (zombie.lease, late.lease):
         assert await rig.pull(old, Trigger.COMPLETE) == LeaseLost(old)
         assert await rig.ledger.renew(WORKER, [old]) == [LeaseLost(old)]
@@ -115,7 +125,7 @@ async def test_a_held_job_opens_its_next_attempt_and_its_old_holder_can_write_no
     assert attempts == {unrecorded: 0, zombie.lease.job_id: 1}
     for one in claimed:
         assert one.lease.epoch > 1_000
-        assert isinstance(await rig.pull(one, Trigger.COMPLETE), Applied)
+        assert isinstance(await rig.pull(one, Trigger.COMPLETE), StepApplied)
     for old in (zombie.lease, late.lease):
         assert await rig.pull(old, Trigger.COMPLETE) == LeaseLost(old)
 
@@ -128,14 +138,14 @@ async def test_a_new_job_is_never_given_the_number_of_a_lost_one(rig: Rig):
     owner = await rig.lose()
     await owner.restore(OWNER, before)
     first = JobId("first")
-    await owner.restore(OWNER, [Restored(records=(await _record_of(rig, owner, first),))])
+    await owner.restore(OWNER, [JobToRestore(records=(await _record_of(rig, owner, first),))])
     new = [await rig.running() for _ in range(3)]
     assert not {one.lease.key for one in held} & {one.lease.key for one in new}
     for one in held:
         assert await rig.pull(one, Trigger.COMPLETE) == LeaseLost(one.lease)
 
 
-async def _record_of(rig: Rig, ledger: Ledger, job_id: JobId) -> Recorded:
+async def _record_of(rig: Rig, ledger: Ledger, job_id: JobId) -> RecordedEvent:
     """The first record of a job as it would be, without the job."""
     await rig.submit_one(job_id=JobId("like"), type="other")
     (like,) = await ledger.recorded(await ledger.events(JobId("like")))
@@ -183,7 +193,7 @@ async def test_a_rest_goes_on_until_its_time_and_a_deadline_still_ends_a_job(rig
     await rig.advance(60.0)
     owner = await rig.lose()
     await owner.restore(OWNER, before)
-    assert (await rig.job(soon)).place is Place.READY
+    assert (await rig.job(soon)).place is JobPlace.READY
     assert {job_id: (await rig.job(job_id)).due_at for job_id in due} == due
     held = await rig.claim_one()
     assert held.lease.job_id == soon
@@ -206,7 +216,7 @@ async def test_dead_letters_spared_attempts_and_deaths_come_back(rig: Rig):
     again = await rig.claim_one()
     await rig.pull(again, Trigger.RELEASE, spare_attempt=True)
     let_go = await rig.running(type="let go")
-    await rig.pull(let_go, Trigger.RETRY, spare_attempt=True, cause=LET_GO_CAUSE)
+    await rig.pull(let_go, Trigger.RETRY, spare_attempt=True, cause=RELEASED_CAUSE)
     mortal = await rig.running(type="mortal", max_deaths=5)
     await rig.lose_lease()
     jobs = [buried.lease.job_id, requeued.lease.job_id, let_go.lease.job_id, mortal.lease.job_id]
@@ -279,14 +289,14 @@ async def test_a_history_that_cannot_have_been_is_refused_and_nothing_is_written
     whole = before[broken.lease.job_id].records
     of_another = replace(last, submitted_at=last.submitted_at + timedelta(seconds=1))
     for wrong in (
-        Restored(records=(gap.records[0], gap.records[2])),
-        Restored(records=gap.records[1:]),
-        Restored(records=(replace(whole[0], submission=None), *whole[1:])),
-        Restored(records=(*whole[:-1], forged)),
-        Restored(records=(*whole[:-1], stranger)),
-        Restored(records=(*whole[:-1], of_another)),
-        Restored(records=(*whole, gap.records[-1])),
-        Restored(records=()),
+        JobToRestore(records=(gap.records[0], gap.records[2])),
+        JobToRestore(records=gap.records[1:]),
+        JobToRestore(records=(replace(whole[0], submission=None), *whole[1:])),
+        JobToRestore(records=(*whole[:-1], forged)),
+        JobToRestore(records=(*whole[:-1], stranger)),
+        JobToRestore(records=(*whole[:-1], of_another)),
+        JobToRestore(records=(*whole, gap.records[-1])),
+        JobToRestore(records=()),
     ):
         with pytest.raises(HistoryBroken):
             await owner.restore(OWNER, [before[good.lease.job_id], wrong])
@@ -344,9 +354,9 @@ async def test_bus_jobs_that_were_held_put_off_approved_or_given_back_come_back_
     sent = await rig.move(given_back, "DISPATCHED", by=scheduler)
     assert isinstance(sent, Moved)
     assert sent.lease is not None
-    cause = f"{GIVEN_BACK}nobody listens"
+    cause = f"{GIVEN_BACK_PREFIX}nobody listens"
     back = {"source": "DISPATCHED", "by": scheduler, "spare_attempt": True, "delay_s": 60.0, "cause": cause}
-    assert isinstance(await rig.pull(sent.lease, Trigger.RETRY, **back), Applied)
+    assert isinstance(await rig.pull(sent.lease, Trigger.RETRY, **back), StepApplied)
     await rig.move(approved, "SCHEDULED", by=OWNER, data=b'{"note": "go on"}')
     jobs = {job_id: await rig.job(job_id) for job_id in (held, put_off, approved, given_back)}
     known = await lost_and_restored(rig)

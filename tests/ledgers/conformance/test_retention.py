@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig, actor
-from trellis.engine.jobs import Advance, Following, JobId, Submitted
+from trellis.engine.jobs import Advance, JobId, Submitted, Subscription
 from trellis.engine.records import Event, JobFilter, RetentionOptions, RetentionReport
 from trellis.lifecycles import Role, Trigger
 
@@ -256,10 +256,10 @@ WEEK = RetentionOptions(ended_s=7 * DAY_S, unread_s=20 * DAY_S)
 
 async def _following(
     rig: Rig, name: str = "projector", position: str | None = None, *, reads: bool = True
-) -> Following:
-    following = await rig.ledger.follow(PROJECTOR, name, lease_s=60.0, reads=reads)
+) -> Subscription:
+    following = await rig.ledger.subscribe(PROJECTOR, name, lease_s=60.0, reads=reads)
     assert following is not None
-    assert await rig.ledger.followed(following, position, lease_s=60.0)
+    assert await rig.ledger.ack(following, position, lease_s=60.0)
     return following
 
 
@@ -272,13 +272,13 @@ async def test_what_a_follower_has_still_to_read_stays_until_it_has(rig: Rig):
     last = await _finished(rig, 3)
     await rig.advance(10 * DAY_S)
     assert sum(await _retain_all(rig, WEEK)) == 0, "nothing of it was read"
-    assert await rig.ledger.followed(following, f"{place} one,two", lease_s=60.0), "as the projector writes it"
+    assert await rig.ledger.ack(following, f"{place} one,two", lease_s=60.0), "as the projector writes it"
     assert sum(await _retain_all(rig, WEEK)) == 2
     assert await _there(rig, [*first, *last]) == last
     read = [event async for event in _rest(rig, place)]
     assert {event.job_id for event in read} == set(last)
     assert len(await rig.ledger.recorded(read)) == len(read), "and all of it can be recorded"
-    await rig.ledger.followed(following, await rig.ledger.feed_end(), lease_s=60.0)
+    await rig.ledger.ack(following, await rig.ledger.feed_end(), lease_s=60.0)
     assert sum(await _retain_all(rig, WEEK)) == 3
 
 
@@ -294,7 +294,7 @@ async def test_a_job_of_which_a_page_ended_in_the_middle_stays(rig: Rig):
         if not page.events:
             break
         position = page.position
-        assert await rig.ledger.followed(following, position, lease_s=60.0)
+        assert await rig.ledger.ack(following, position, lease_s=60.0)
         unread = {event.job_id async for event in _rest(rig, position)}
         kept -= sum(await _retain_all(rig, WEEK))
         assert set(await _there(rig, jobs)) == unread
@@ -311,9 +311,9 @@ async def test_the_slowest_of_several_followers_counts_and_who_has_no_place_does
     await _following(rig, "elected-only", reads=False)
     await rig.advance(10 * DAY_S)
     assert sum(await _retain_all(rig, WEEK)) == 0
-    await rig.ledger.followed(slow, "rebuilding", lease_s=60.0)
+    await rig.ledger.ack(slow, "rebuilding", lease_s=60.0)
     assert sum(await _retain_all(rig, WEEK)) == 0, "a place that is no position is before everything"
-    await rig.ledger.followed(slow, end, lease_s=60.0)
+    await rig.ledger.ack(slow, end, lease_s=60.0)
     assert sum(await _retain_all(rig, WEEK)) == 2
 
 
@@ -350,7 +350,7 @@ async def test_a_job_kept_for_its_key_and_ended_anew_is_kept_for_its_follower_to
     await rig.pull(await rig.claim_one(), Trigger.COMPLETE)
     await rig.advance(2 * DAY_S)
     assert sum(await _retain_all(rig, options)) == 0
-    await rig.ledger.followed(following, await rig.ledger.feed_end(), lease_s=60.0)
+    await rig.ledger.ack(following, await rig.ledger.feed_end(), lease_s=60.0)
     await rig.advance(2 * 3600.0)
     assert sum(await _retain_all(rig, options)) == 1
 
@@ -358,18 +358,18 @@ async def test_a_job_kept_for_its_key_and_ended_anew_is_kept_for_its_follower_to
 @pytest.mark.requirement("D61")
 async def test_an_operator_lets_retention_go_on_without_a_follower_until_it_reads_on(rig: Rig):
     following, place = await _following(rig, "gone"), await rig.ledger.feed_end()
-    await rig.ledger.followed(following, place, lease_s=60.0)
+    await rig.ledger.ack(following, place, lease_s=60.0)
     await _finished(rig, 2)
     await rig.advance(10 * DAY_S)
     assert sum(await _retain_all(rig, WEEK)) == 0
-    assert await rig.ledger.leave_behind(ADMIN, "gone")
-    assert await rig.ledger.leave_behind(ADMIN, "gone"), "twice is once"
-    assert not await rig.ledger.leave_behind(ADMIN, "nobody")
+    assert await rig.ledger.release_retention(ADMIN, "gone")
+    assert await rig.ledger.release_retention(ADMIN, "gone"), "twice is once"
+    assert not await rig.ledger.release_retention(ADMIN, "nobody")
     assert sum(await _retain_all(rig, WEEK)) == 2
-    assert await rig.ledger.followed(following, None, lease_s=0.0), "a sign of life is no reading"
+    assert await rig.ledger.ack(following, None, lease_s=0.0), "a sign of life is no reading"
     (seen,) = await rig.ledger.followers()
     assert not seen.waits
-    again = await rig.ledger.follow(PROJECTOR, "gone", lease_s=60.0)
+    again = await rig.ledger.subscribe(PROJECTOR, "gone", lease_s=60.0)
     assert again is not None
     assert again.position == place, "it goes on where it stopped"
     await _finished(rig)
@@ -393,11 +393,11 @@ async def test_followers_say_since_when_something_waits_for_them(rig: Rig):
     assert slow.until < await rig.ledger.now()
     assert slow.unread_since is not None
     assert abs((slow.unread_since - began).total_seconds()) < 60.0
-    await rig.ledger.followed(following, place, lease_s=60.0)
+    await rig.ledger.ack(following, place, lease_s=60.0)
     slow = (await rig.ledger.followers())[1]
     assert slow.unread_since is not None
     assert (slow.unread_since - began).total_seconds() > 3000.0
-    await rig.ledger.followed(following, await rig.ledger.feed_end(), lease_s=60.0)
+    await rig.ledger.ack(following, await rig.ledger.feed_end(), lease_s=60.0)
     assert [seen.unread_since for seen in await rig.ledger.followers()] == [None, None]
 
 
@@ -410,7 +410,7 @@ async def test_a_follower_that_has_read_all_of_a_full_page_is_not_behind(rig: Ri
         assert seen.unread_since is not None
         page = await rig.ledger.feed(following.position, limit=limit)
         following = replace(following, position=page.position)
-        assert await rig.ledger.followed(following, page.position, lease_s=60.0)
+        assert await rig.ledger.ack(following, page.position, lease_s=60.0)
     (seen,) = await rig.ledger.followers()
     assert seen.unread_since is None
     await rig.submit(1)

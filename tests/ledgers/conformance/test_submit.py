@@ -9,7 +9,7 @@ import pytest
 from tests.ledgers.conformance.rig import SUBMITTER, Rig, actor, answer_of, claimed_ids
 from trellis.engine.errors import NotAllowed, QueueFull, UnknownLifecycle
 from trellis.engine.jobs import JobId, Mismatch, NewJob, Priority, Submitted
-from trellis.engine.records import JobFilter, Place
+from trellis.engine.records import JobFilter, JobPlace
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 BOUND = 100
@@ -22,7 +22,7 @@ async def test_a_submitted_job_is_in_its_first_state_with_one_event(rig: Rig):
     before = await rig.ledger.now()
     job_id = await rig.submit_one(payload=b'{"n": 7}', correlation_id="order-7", trace="00-ab-cd-01", parent_id=None)
     job = await rig.job(job_id)
-    assert (job.state, job.place, job.version, job.epoch) == ("queued", Place.READY, 1, 0)
+    assert (job.state, job.place, job.version, job.epoch) == ("queued", JobPlace.READY, 1, 0)
     assert (job.generation, job.attempt, job.deaths, job.payload) == (0, 0, 0, b'{"n": 7}')
     assert (job.correlation_id, job.trace, job.created_at) == ("order-7", "00-ab-cd-01", before)
     assert (job.owner, job.lease_expires_at, job.cancel_requested) == (None, None, False)
@@ -78,7 +78,7 @@ async def test_a_delayed_job_rests_until_it_is_due(rig: Rig, how: str):
     at = await rig.ledger.now() + timedelta(seconds=20)
     job_id = await rig.submit_one(**({"delay_s": 20.0} if how == "delay_s" else {"run_at": at}))
     job = await rig.job(job_id)
-    assert (job.place, job.due_at) == (Place.RESTING, at)
+    assert (job.place, job.due_at) == (JobPlace.SCHEDULED, at)
     await rig.pass_time(19)
     assert await rig.claim() == []
     await rig.pass_time(1)
@@ -96,7 +96,7 @@ async def test_a_delayed_claimable_job_becomes_ready_without_an_event(rig: Rig):
     reports = await rig.pass_time(5)
     assert sum(report.due for report in reports) == 1
     job = await rig.job(job_id)
-    assert (job.place, job.version, job.due_at) == (Place.READY, 1, None)
+    assert (job.place, job.version, job.due_at) == (JobPlace.READY, 1, None)
 
 
 @pytest.mark.parametrize("lifecycle", sorted(LIFECYCLES))
@@ -149,11 +149,11 @@ async def test_the_same_key_with_another_request_is_refused(rig: Rig):
 @pytest.mark.requirement("DJ-5")
 async def test_what_a_key_was_used_for_can_be_asked_without_a_submit(rig: Rig):
     first = rig.new_job(idempotency_key="k", idempotency_scope="s", fingerprint=b"one")
-    assert await rig.ledger.answered("s", "k", b"one") is None
+    assert await rig.ledger.find_by_idempotency_key("s", "k", b"one") is None
     await rig.offer(first)
-    assert await rig.ledger.answered("s", "k", b"one") == Submitted(job_id=first.job_id, created=False)
-    assert await rig.ledger.answered("s", "k", b"two") == Mismatch(key="k", job_id=first.job_id)
-    assert await rig.ledger.answered("", "k", b"one") is None
+    assert await rig.ledger.find_by_idempotency_key("s", "k", b"one") == Submitted(job_id=first.job_id, created=False)
+    assert await rig.ledger.find_by_idempotency_key("s", "k", b"two") == Mismatch(key="k", job_id=first.job_id)
+    assert await rig.ledger.find_by_idempotency_key("", "k", b"one") is None
     assert len(await rig.ledger.events(first.job_id)) == 1
 
 
@@ -288,7 +288,7 @@ async def test_with_a_key_and_a_given_id_the_key_is_asked_first_and_both_mean_th
     assert await rig.offer(_both(rig, "one", None)) == there, "the id is a key, too"
     assert await rig.offer(_both(rig, "one", "k", b"y")) == Mismatch(key="k", job_id=JobId("one"))
     assert await rig.offer(_both(rig, "one", "free", b"y")) == Mismatch(key="one", job_id=JobId("one"))
-    assert await rig.ledger.answered("", "free", b"y") is None, "nothing was written for a refusal"
+    assert await rig.ledger.find_by_idempotency_key("", "free", b"y") is None, "nothing was written for a refusal"
     assert await rig.ledger.job(JobId("two")) is None
 
 
@@ -306,9 +306,9 @@ async def test_a_free_key_and_a_known_id_mean_the_job_when_the_request_is_the_sa
     assert await rig.offer(asked("k1", b"1", chosen)) == Submitted(job_id=JobId("one"), created=True)
     await rig.advance(1)
     assert await rig.offer(asked("k2", b"1", given)) == there
-    assert await rig.ledger.answered("", "k2", b"1") == there, "the key means the job from then on"
+    assert await rig.ledger.find_by_idempotency_key("", "k2", b"1") == there, "the key means the job from then on"
     assert await rig.offer(asked("k3", b"2", given)) == Mismatch(key="one", job_id=JobId("one"))
-    assert await rig.ledger.answered("", "k3", b"2") is None, "nothing was written for a refusal"
+    assert await rig.ledger.find_by_idempotency_key("", "k3", b"2") is None, "nothing was written for a refusal"
     assert len(await rig.ledger.events(JobId("one"))) == 1
 
 
@@ -342,7 +342,7 @@ async def test_a_full_queue_refuses_and_nothing_is_written(rig: Rig):
         await rig.offer(refused)
     assert full.value.data == {"key": "k", "waiting": 2, "limit": 2}
     assert await rig.ledger.job(refused.job_id) is None
-    assert await rig.ledger.answered("", "again", b"x") is None
+    assert await rig.ledger.find_by_idempotency_key("", "again", b"x") is None
     other = rig.new_job(concurrency_key="other", waiting_max=2)
     assert await rig.offer(other) == Submitted(job_id=other.job_id, created=True)
 
@@ -442,4 +442,4 @@ async def test_another_view_sees_a_job_at_once(rig: Rig):
 async def test_roles_of_other_lifecycles_submit_through_the_same_verb(rig: Rig):
     run = await rig.submit_one(lifecycle="run", by=actor(Role.GATEWAY), type="agent.run")
     job = await rig.job(run)
-    assert (job.state, job.place, job.due_at) == ("requested", Place.RESTING, None)
+    assert (job.state, job.place, job.due_at) == ("requested", JobPlace.SCHEDULED, None)

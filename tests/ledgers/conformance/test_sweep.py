@@ -7,7 +7,7 @@ import pytest
 
 from tests.ledgers.conformance.rig import LENGTH_S, OTHER_WORKER, SWEEPER, WORKER, Rig, actor
 from trellis.engine.jobs import CancelMode, LeaseLost, ReasonCode, Renewed, Stage
-from trellis.engine.records import JobFilter, Place, SweepOptions
+from trellis.engine.records import JobFilter, JobPlace, SweepOptions
 from trellis.lifecycles import LIFECYCLES, LeaseLoss, Role, Trigger
 
 ORCHESTRATOR = actor(Role.ORCHESTRATOR)
@@ -25,7 +25,7 @@ async def test_a_lost_lease_opens_the_next_attempt(rig: Rig, started: bool):
     reports = await rig.lose_lease()
     assert sum(report.expired for report in reports) == 1
     job = await rig.job(job_id)
-    assert (job.state, job.place, job.attempt, job.generation) == ("queued", Place.READY, 1, 0)
+    assert (job.state, job.place, job.attempt, job.generation) == ("queued", JobPlace.READY, 1, 0)
     assert (job.epoch, job.owner, job.lease_expires_at) == (claimed.lease.epoch + 1, None, None)
     event = await rig.last_event(job_id)
     assert (event.type, event.role, event.actor) == ("job_lease_expired", Role.SWEEPER, SWEEPER.name)
@@ -42,7 +42,7 @@ async def test_a_lost_lease_without_attempts_left_is_dead_lettered(rig: Rig):
     reports = await rig.lose_lease()
     assert sum(report.exhausted for report in reports) == 1
     job = await rig.job(job_id)
-    assert (job.state, job.place, job.attempt) == ("dead_lettered", Place.ENDED, 1)
+    assert (job.state, job.place, job.attempt) == ("dead_lettered", JobPlace.ENDED, 1)
     (letter,) = await rig.ledger.dead_letters(JobFilter(), limit=5)
     assert (letter.reason_code, letter.stage, letter.last_error) == (
         ReasonCode.EXHAUSTED_RETRIES,
@@ -139,7 +139,7 @@ async def test_a_state_that_stays_is_taken_over_in_place(rig: Rig, lifecycle: st
     before = await rig.job(job_id)
     await rig.lose_lease()
     lost = await rig.job(job_id)
-    assert (lost.state, lost.place, lost.version, lost.attempt) == (state, Place.READY, before.version, 0)
+    assert (lost.state, lost.place, lost.version, lost.attempt) == (state, JobPlace.READY, before.version, 0)
     assert lost.epoch == lease.epoch + 1
     again = await rig.claim_one(lifecycle=lifecycle)
     assert (again.lease.job_id, again.state, again.lease.epoch) == (job_id, state, lease.epoch + 2)
@@ -166,7 +166,7 @@ async def test_a_stale_bus_job_goes_back_or_times_out(rig: Rig, state: str):
         assert (await rig.job(job_id)).attempt == attempt
         await rig.lose_lease()
     job = await rig.job(job_id)
-    assert (job.state, job.place) == ("TIMEOUT", Place.ENDED)
+    assert (job.state, job.place) == ("TIMEOUT", JobPlace.ENDED)
     events = await rig.ledger.events(job_id)
     assert [event.type for event in events].count("job_lease_expired") == 1
     assert (events[-1].type, events[-1].role) == ("job_timed_out", Role.RECONCILER)
@@ -184,12 +184,12 @@ async def test_a_queue_job_backs_off_and_returns_until_its_attempts_are_spent(ri
         assert claimed.attempt == attempt
         await rig.pull(claimed, Trigger.RETRY, source="CONTEXT_ASSEMBLY", by=ORCHESTRATOR, delay_s=backoff_s)
         resting = await rig.job(job_id)
-        assert (resting.state, resting.place, resting.attempt) == ("RETRY_BACKOFF", Place.RESTING, attempt)
+        assert (resting.state, resting.place, resting.attempt) == ("RETRY_BACKOFF", JobPlace.SCHEDULED, attempt)
         await rig.pass_time(backoff_s - 1)
         assert await rig.state(job_id) == "RETRY_BACKOFF"
         await rig.pass_time(1)
         back = await rig.job(job_id)
-        assert (back.state, back.place, back.attempt) == ("QUEUED", Place.READY, attempt + 1)
+        assert (back.state, back.place, back.attempt) == ("QUEUED", JobPlace.READY, attempt + 1)
     claimed = await rig.claim_one(lifecycle="queue-job")
     await rig.pull(claimed, Trigger.RETRY, source="CONTEXT_ASSEMBLY", by=ORCHESTRATOR)
     await rig.sweep()
@@ -209,7 +209,7 @@ async def test_a_queue_job_that_lost_its_lease_waits_zero(rig: Rig, stage: str):
     await rig.lose_lease()
     await rig.sweep()
     job = await rig.job(job_id)
-    assert (job.state, job.place, job.attempt) == ("QUEUED", Place.READY, 1)
+    assert (job.state, job.place, job.attempt) == ("QUEUED", JobPlace.READY, 1)
     assert (await rig.event_types(job_id))[-2:] == ["job_lease_expired", "job_queued"]
 
 
@@ -219,11 +219,11 @@ async def test_a_failed_queue_job_rests_for_its_window_then_dies(rig: Rig):
     await rig.drive(windowed, "RETRY_BACKOFF")
     await rig.move(windowed, "FAILED", by=ORCHESTRATOR, delay_s=900.0)
     job = await rig.job(windowed)
-    assert (job.place, job.due_at) == (Place.RESTING, await rig.ledger.now() + timedelta(seconds=900))
+    assert (job.place, job.due_at) == (JobPlace.SCHEDULED, await rig.ledger.now() + timedelta(seconds=900))
     await rig.pass_time(899, step_s=300)
     assert await rig.state(windowed) == "FAILED"
     await rig.pass_time(1)
-    assert (await rig.job(windowed)).place is Place.ENDED
+    assert (await rig.job(windowed)).place is JobPlace.ENDED
     assert (await rig.event_types(windowed))[-2:] == ["job_failed", "job_dead_lettered"]
     await rig.pass_time(100_000, step_s=20_000)
     assert await rig.state(windowed) == "DEAD", "nothing leaves DEAD by itself"
@@ -271,7 +271,7 @@ async def test_a_waiting_state_without_a_timer_rests_until_someone_moves_it(rig:
     job_id = await rig.submit_one(lifecycle="run")
     await rig.pass_time(1_000_000, step_s=500_000)
     job = await rig.job(job_id)
-    assert (job.state, job.place, job.due_at) == ("requested", Place.RESTING, None)
+    assert (job.state, job.place, job.due_at) == ("requested", JobPlace.SCHEDULED, None)
 
 
 async def test_a_state_that_was_left_takes_its_timer_with_it(rig: Rig):

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, Rig
-from trellis.engine.jobs import DeathCertificate, ReasonCode, Stage
+from trellis.engine.jobs import DeadLetterReason, ReasonCode, Stage
 from trellis.engine.records import JobFilter
 from trellis.lifecycles import Trigger
 
@@ -13,7 +13,7 @@ AWKWARD = ["with a NUL \0 inside", "half a pair \ud800", "Ünïcödé 🌱 'quot
 @pytest.mark.parametrize("text", AWKWARD, ids=["nul", "surrogate", "unicode", "controls"])
 async def test_awkward_error_text_does_not_keep_a_job_from_ending(rig: Rig, text: str):
     held = await rig.running()
-    death = DeathCertificate(reason_code=ReasonCode.VALIDATION_FAILED, stage=Stage.EXEC, last_error=text)
+    death = DeadLetterReason(reason_code=ReasonCode.VALIDATION_FAILED, stage=Stage.EXEC, last_error=text)
     await rig.pull(held, "reject", cause=text, death=death)
     assert await rig.state(held.lease.job_id) == "dead_lettered"
     letters = await rig.ledger.dead_letters(JobFilter(), limit=1)

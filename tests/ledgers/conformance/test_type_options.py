@@ -6,8 +6,8 @@ import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, SUBMITTER, WORKER, Rig, actor
 from trellis.engine.errors import ConcurrencyKeyMissing, NotAllowed, OptionInvalid
-from trellis.engine.jobs import Chosen, JobId, NewJob, Priority, Submitted
-from trellis.engine.records import Job, Place
+from trellis.engine.jobs import ChosenOptions, JobId, NewJob, Priority, Submitted
+from trellis.engine.records import Job, JobPlace
 from trellis.engine.type_options import DECLARED_MAX, TypeOptions
 from trellis.lifecycles import Role
 
@@ -50,7 +50,11 @@ async def test_what_a_submit_does_not_choose_is_as_the_type_declares_it(rig: Rig
 async def test_a_submit_overrides_by_name_and_only_what_it_names(rig: Rig, key: str | None):
     await rig.ledger.declare_types(WORKER, [FETCH])
     named = {"priority": Priority.BATCH, "max_attempts": 9, "deadline_s": 60.0}
-    bits = {"priority": Chosen.PRIORITY, "max_attempts": Chosen.MAX_ATTEMPTS, "deadline_s": Chosen.DEADLINE}
+    bits = {
+        "priority": ChosenOptions.PRIORITY,
+        "max_attempts": ChosenOptions.MAX_ATTEMPTS,
+        "deadline_s": ChosenOptions.DEADLINE,
+    }
     for name, bit in bits.items():
         job = await stored(rig, chosen=bit, concurrency_key=key, **named)
         told = {"priority": job.priority, "max_attempts": job.max_attempts, "deadline_s": seconds(job)}
@@ -58,7 +62,7 @@ async def test_a_submit_overrides_by_name_and_only_what_it_names(rig: Rig, key: 
         assert told == declared | {name: named[name]}
     whole = await stored(rig, concurrency_key=key, **named)
     assert (whole.priority, whole.max_attempts, seconds(whole)) == (Priority.BATCH, 9, 60.0)
-    without = await stored(rig, chosen=Chosen.DEADLINE, concurrency_key=key)
+    without = await stored(rig, chosen=ChosenOptions.DEADLINE, concurrency_key=key)
     assert without.deadline_at is None, "a submit may say that there is no deadline"
 
 
@@ -66,9 +70,11 @@ async def test_a_submit_overrides_by_name_and_only_what_it_names(rig: Rig, key: 
 async def test_the_declared_limit_holds_for_the_keys_that_submits_give(rig: Rig):
     await rig.ledger.declare_types(WORKER, [FETCH])
     for _ in range(3):
-        await stored(rig, chosen=Chosen.CONCURRENCY_KEY, concurrency_key=KEY)
+        await stored(rig, chosen=ChosenOptions.CONCURRENCY_KEY, concurrency_key=KEY)
     for _ in range(2):
-        await stored(rig, chosen=Chosen.CONCURRENCY_KEY | Chosen.CONCURRENCY_LIMIT, concurrency_key="user:other")
+        await stored(
+            rig, chosen=ChosenOptions.CONCURRENCY_KEY | ChosenOptions.CONCURRENCY_LIMIT, concurrency_key="user:other"
+        )
     held = await rig.claim(10, types=("http.fetch",))
     assert len(held) == 2 + 1
 
@@ -94,7 +100,7 @@ async def test_a_type_whose_application_computes_the_key_takes_no_job_without_on
     assert "--app" in str(caught.value)
     assert "--concurrency-key" in str(caught.value)
     assert await rig.ledger.job(beside.job_id) is None
-    for chosen in (Chosen.CONCURRENCY_KEY, Chosen.ALL):
+    for chosen in (ChosenOptions.CONCURRENCY_KEY, ChosenOptions.ALL):
         job = await stored(rig, chosen=chosen, concurrency_key=key)
         assert job.concurrency_key == key, "the application's function may say that a job has none"
 
@@ -128,7 +134,7 @@ async def test_who_submits_declares_nothing_and_nobody_declares_without_end(rig:
         await rig.ledger.declare_types(WORKER, [FETCH] * (DECLARED_MAX + 1))
     assert await rig.ledger.declared_types() == []
     job = await stored(rig, chosen=0)
-    assert (job.priority, job.max_attempts, job.place) == (Priority.BATCH, 5, Place.READY)
+    assert (job.priority, job.max_attempts, job.place) == (Priority.BATCH, 5, JobPlace.READY)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import apsw
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, Rig
-from trellis.engine.verify import Rule, verify
+from trellis.engine.verify import VerifyRule, verify
 
 
 @pytest.mark.requirement("D49")
@@ -16,7 +16,7 @@ async def test_a_key_held_beyond_its_stored_limit_is_found_without_being_asked_f
     assert (await verify(rig.ledger)).ok, "who held a slot when the limit was lowered may go on"
     await _forget_the_second_slot(rig)
     report = await verify(rig.ledger)
-    assert [violation.rule for violation in report.violations] == [Rule.KEY_LIMIT]
+    assert [violation.rule for violation in report.violations] == [VerifyRule.KEY_LIMIT]
     assert report.violations[0].detail == "2 jobs of key 'k' are held and its limit is 1"
     await rig.ledger.limit_key(ADMIN, "k", 2)
 

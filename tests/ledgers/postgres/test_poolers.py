@@ -11,10 +11,10 @@ from tests.servers.pooler import Mode, pooling
 from trellis.client import Trellis
 from trellis.engine.authority import Principal
 from trellis.engine.errors import PermanentError, PoolerUnfit
-from trellis.engine.records import JobFilter, Place
+from trellis.engine.records import JobFilter, JobPlace
 from trellis.engine.verify import verify
 from trellis.ledgers import migrate, open_ledger
-from trellis.ledgers.postgres.connection import SESSION_SETTINGS, Connection, PostgresError, connect, listens
+from trellis.ledgers.postgres.connection import SESSION_SETTINGS, PostgresConnection, PostgresError, connect, listens
 from trellis.lifecycles import Role
 from trellis.wiring import SystemClock, make_worker, new_id
 from trellis.worker.app import App
@@ -53,7 +53,7 @@ async def test_jobs_are_worked_off_through_a_pooler(postgres_url: str, mode: Mod
             async with asyncio.timeout(30):
                 await done.wait()
         assert set(ran.values()) == {1}
-        ended = await ledger.jobs(JobFilter(place=Place.ENDED), limit=100)
+        ended = await ledger.jobs(JobFilter(place=JobPlace.ENDED), limit=100)
         assert Counter(job.state for job in ended.jobs) == {"succeeded": JOBS - 1, "failed": 1}
         assert (await verify(ledger)).ok
         await ledger.close()
@@ -77,7 +77,7 @@ async def test_what_a_session_needs_holds_in_every_statement_through_a_pooler(
     assert set(pooler.names) == {"trellis-projector"}
 
 
-async def _fail_halfway(connection: Connection) -> None:
+async def _fail_halfway(connection: PostgresConnection) -> None:
     async with connection.transaction():
         await connection.execute("create table trellis.left_behind ()")
         await connection.execute("select 1 / 0")

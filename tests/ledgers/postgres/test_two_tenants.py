@@ -383,7 +383,7 @@ async def test_a_login_that_holds_advisory_locks_stops_nobody(tenants: Tenants):
     await worked(tenants, end=True)
     page = await tenants.ledger.feed(None, limit=10)
     assert {event.job_id for event in page.events} == {job_id}
-    assert await tenants.ledger.remark(Actor(role=Role.SCHEDULER, name="s"), job_id, "job_result_refused", b"{}")
+    assert await tenants.ledger.annotate(Actor(role=Role.SCHEDULER, name="s"), job_id, "job_result_refused", b"{}")
     removed = await tenants.ledger.retain(RetentionOptions(ended_s=0.0))
     assert (removed.jobs, await tenants.ledger.job(job_id)) == (1, None)
     asks = await tenants.acme.fetch(

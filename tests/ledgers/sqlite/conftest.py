@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.ledgers.sqlite.shell import Shell
-from trellis.ledgers.sqlite.connection import Target
+from trellis.ledgers.sqlite.connection import SqliteTarget
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 from trellis.ledgers.sqlite.migrate import migrate
 
@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def shell(path: Path) -> Shell:
     """A shell on a fresh, empty ledger."""
-    migrate(Target(url=f"sqlite:///{path}", path=path))
+    migrate(SqliteTarget(url=f"sqlite:///{path}", path=path))
     return Shell(path)
 
 

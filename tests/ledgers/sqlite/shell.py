@@ -6,7 +6,7 @@ from typing import Any
 
 import apsw
 
-from trellis.lifecycles import LIFECYCLES, Lifecycle, Opens, Phase, Role, Transition, Trigger, event_code
+from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, Progress, Role, Transition, Trigger, event_code
 
 READY, RESTING, PARKED, HELD, ENDED_WELL, ENDED_OTHERWISE = range(1, 7)
 LENGTH = 31_000_000
@@ -80,8 +80,8 @@ class Shell:
             "target": lifecycle.code_of(transition.target),
             "role": role.code,
             "epoch": epoch + 1,
-            "generation": generation + (opens is Opens.GENERATION),
-            "attempt": 0 if opens is Opens.GENERATION else attempt + (opens is Opens.ATTEMPT),
+            "generation": generation + (opens is Progress.GENERATION),
+            "attempt": 0 if opens is Progress.GENERATION else attempt + (opens is Progress.ATTEMPT),
             "at": AT,
             "place": place,
             "wait": LENGTH if target.phase is Phase.HELD else None,

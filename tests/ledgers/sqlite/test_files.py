@@ -22,7 +22,7 @@ from trellis.engine.errors import (
 from trellis.engine.jobs import JobId
 from trellis.ledgers import migrate, open_ledger
 from trellis.ledgers.sqlite import contract
-from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, connect, parse_url, refuse_old
+from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, connect, parse_url, refuse_old_library
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 from trellis.ledgers.sqlite.migrate import SCHEMA_VERSION
 from trellis.ledgers.sqlite.migrate import migrate as migrate_file
@@ -229,9 +229,9 @@ async def test_a_number_that_means_another_state_is_refused(path: Path, shell: S
 
 
 def test_a_library_that_damages_files_is_refused():
-    refuse_old("3.51.3")
+    refuse_old_library("3.51.3")
     with pytest.raises(LedgerTooOld, match=r"SQLite 3\.51\.2 is too old: 3\.51\.3"):
-        refuse_old("3.51.2")
+        refuse_old_library("3.51.2")
 
 
 async def test_a_writer_that_never_ends_is_waited_for_with_a_bound(ledger: SqliteLedger, shell: Shell):

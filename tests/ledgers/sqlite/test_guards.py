@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.ledgers.sqlite.shell import Shell
-from trellis.ledgers.sqlite.connection import Target
+from trellis.ledgers.sqlite.connection import SqliteTarget
 from trellis.ledgers.sqlite.migrate import migrate, migrations
 from trellis.lifecycles import LIFECYCLES, event_code
 
@@ -350,7 +350,7 @@ REFUSED = {
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One job in each situation the statements are about."""
     path = tmp_path_factory.mktemp("furnished") / "ledger.db"
-    migrate(Target(url=f"sqlite:///{path}", path=path))
+    migrate(SqliteTarget(url=f"sqlite:///{path}", path=path))
     shell = Shell(path)
     shell.db.execute(KEY)
     for state in ("queued", "running", "succeeded", "dead_lettered"):

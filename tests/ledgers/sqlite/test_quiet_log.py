@@ -22,12 +22,12 @@ def wal_bytes(path: Path) -> int:
 
 async def quiet_hours(ledger: SqliteLedger, clock: FakeClock, commits: int = 300) -> None:
     """A process that says that it is alive, and a follower that keeps its place, and nothing else."""
-    following = await ledger.follow(ADMIN, "projector", lease_s=5.0)
+    following = await ledger.subscribe(ADMIN, "projector", lease_s=5.0)
     assert following is not None
     for _ in range(commits // 2):
         clock.advance(2.0)
-        await ledger.beat(WORKER, None)
-        assert await ledger.followed(following, None, lease_s=5.0)
+        await ledger.heartbeat_worker(WORKER, None)
+        assert await ledger.ack(following, None, lease_s=5.0)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.ledgers.sqlite.shell import EVENT, LETTER, Shell
-from trellis.lifecycles import LIFECYCLES, Lifecycle, Opens, Role, Transition, Trigger, event_code
+from trellis.lifecycles import LIFECYCLES, Lifecycle, Progress, Role, Transition, Trigger, event_code
 
 UNDECLARED = "trellis: transition not declared"
 OTHER_ROLE = "trellis: transition not allowed for this role"
@@ -58,7 +58,7 @@ def _every_step(lifecycle: Lifecycle, source: str | None):
     for target in lifecycle.by_name:
         for event in {t.event for t in lifecycle.transitions}:
             other = Transition(
-                source=source, target=target, trigger="none", actors=actors, event=event, opens=Opens.SAME
+                source=source, target=target, trigger="none", actors=actors, event=event, opens=Progress.SAME
             )
             yield declared.get((target, event), other)
 

@@ -21,22 +21,22 @@ from tests.faults.nursery import tend
 from tests.runs.processes import run_process
 from tests.runs.processes.run_process import AFTER, Watch, WatchedLedger, WatchedProvider
 from trellis.artifacts.collecting import ArtifactCollector
-from trellis.cli.together import together
+from trellis.cli.together import run_together
 from trellis.engine.errors import LedgerError
-from trellis.engine.holding import HolderOptions
+from trellis.engine.holding import LeaseRunnerOptions
 from trellis.engine.jobs import Lease, LeaseLost
 from trellis.engine.records import SweepOptions
 from trellis.engine.retries import RetryPolicy
 from trellis.engine.service import Service, Sweeper
 from trellis.gateway import create_app
 from trellis.instance import Instance, open_instance
-from trellis.nlm_backend import Backend, open_backend
+from trellis.nlm_backend import BackendProcess, open_backend
 from trellis.nlm_backend.driver import NlmDriver
 from trellis.queue import retrying
 from trellis.queue.orchestrator import QueueOrchestrator
 from trellis.runs.projector import Projector, ProjectorOptions
 from trellis.settings import Settings
-from trellis.storage.objects import OVERWRITE, Refused, Stored, When
+from trellis.storage.objects import OVERWRITE, PutCondition, PutRefused, PutStored
 from trellis.web.server import ServerOptions, listen, serve_gateway
 from trellis.wiring import callback_secrets, new_id, trusted_keys
 
@@ -90,8 +90,8 @@ class Orders(run_process.Orders):
         )
 
     @property
-    def holding(self) -> HolderOptions:
-        return HolderOptions(concurrency=4, lease_s=self.lease_s, heartbeat_s=self.heartbeat_s, poll_s=POLL_S)
+    def holding(self) -> LeaseRunnerOptions:
+        return LeaseRunnerOptions(concurrency=4, lease_s=self.lease_s, heartbeat_s=self.heartbeat_s, poll_s=POLL_S)
 
     @property
     def sweeping(self) -> SweepOptions:
@@ -141,7 +141,7 @@ class DeafLedger(QueueLedger):
 class QueueObjects(run_process.WatchedObjects):
     """An object store whose puts and deletions are points, and the looks at what a job waits for."""
 
-    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+    async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
         return await self._watch.around(f"put {kind_of(key, body)}", self._inner.put(key, body, when=when))
 
     async def get(self, key: str) -> Any:
@@ -263,7 +263,7 @@ async def be_platform(orders: Orders, watch: Watch, stop: asyncio.Event) -> None
         if orders.part != GATEWAY:
             serving.append(instance.serve(stop))
         watch.note("opened", orders.name)
-        await together(stop, *serving)
+        await run_together(stop, *serving)
 
 
 def answer_requests(instance: Instance, orders: Orders, watch: Watch, stop: asyncio.Event) -> Coroutine[Any, Any, None]:
@@ -298,7 +298,7 @@ class WatchedClient(run_process.Wrapped):
         return answer
 
 
-def watch_backend(backend: Backend, orders: Orders, watch: Watch) -> None:
+def watch_backend(backend: BackendProcess, orders: Orders, watch: Watch) -> None:
     """Put the watch between the backend and everything it touches, and shorten its times."""
     ledger, holder = (QueueLedger if orders.renews else DeafLedger)(backend.ledger, watch), backend.holder
     driver: NlmDriver = holder.driver
@@ -319,7 +319,7 @@ async def be_nlm(orders: Orders, watch: Watch, stop: asyncio.Event) -> None:
         watch_backend(backend, orders, watch)
         watch.note("opened", orders.name)
         app = WatchedApp(backend.app(trusted_keys(orders.url, settings)), watch)
-        await together(stop, serve_gateway(app, listening, options, stop), backend.serve(stop))
+        await run_together(stop, serve_gateway(app, listening, options, stop), backend.serve(stop))
 
 
 BE: dict[str, Callable[[Orders, Watch, asyncio.Event], Awaitable[None]]] = {

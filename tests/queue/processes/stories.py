@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from tests.faults.fleet import Fleet, Line, Nursery, Running
 from tests.queue.processes.queue_process import HOST, PLATFORM, Orders
 from trellis import connect
-from trellis.artifacts.rows import DISCARDED, FINALIZED, Row
+from trellis.artifacts.rows import DISCARDED, FINALIZED, ArtifactRow
 from trellis.engine.jobs import JobId
 from trellis.engine.records import Event, Job, JobFilter
 from trellis.engine.verify import verify
@@ -121,7 +121,7 @@ class Story:
         job = await self._answered(self.client.jobs.submit_for(VIOLIN, "RESEARCH", QUESTION, idempotency_key="one"))
         self._job_id = JobId(job.job_id)
 
-    async def finish(self) -> Row:
+    async def finish(self) -> ArtifactRow:
         """Until the job is complete and everybody has done what is left to do; its artifact."""
         await self.until(self._is_over, "the job is over")
         (row,) = await self.artifacts(FINALIZED)
@@ -192,7 +192,7 @@ class Story:
         assert found is not None
         return found
 
-    async def artifacts(self, state: str | None = None) -> tuple[Row, ...]:
+    async def artifacts(self, state: str | None = None) -> tuple[ArtifactRow, ...]:
         return await self.instance.artifacts.of_job(self.job_id, state=state)
 
     async def executions(self) -> list[Job]:
@@ -258,7 +258,7 @@ class Story:
         await self._check_recorded()
         self._check_paid()
 
-    async def _check_bytes(self, row: Row) -> None:
+    async def _check_bytes(self, row: ArtifactRow) -> None:
         """Published are the recorded bytes, which are also in the ledger; nothing else of an artifact is in the store."""
         published = await self.instance.objects.get(row.key)
         assert published is not None
@@ -270,7 +270,7 @@ class Story:
         folder = row.key.rpartition("/")[0] + "/"
         assert [info.key for info in (await self.instance.objects.list(folder)).items] == [row.key]
 
-    async def _check_served(self, row: Row) -> None:
+    async def _check_served(self, row: ArtifactRow) -> None:
         """Over HTTP there is one artifact, and it says what was published."""
         published = await self.instance.objects.get(row.key)
         assert published is not None

@@ -21,23 +21,23 @@ from pydantic_ai.messages import ModelResponse
 from tests.faults.nursery import tend
 from trellis.agents import conversation as _conversation  # noqa: F401 - imported before the fork
 from trellis.agents.offline.model import OfflineModel
-from trellis.engine.jobs import Advance, Applied, Claimed, Lease, LeaseLost, Move, NewJob, Turn, TurnResult
+from trellis.engine.jobs import Advance, Claimed, Lease, LeaseLost, Move, NewJob, StepApplied, Turn, TurnResult
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Service, Sweeper
 from trellis.instance import Instance, open_instance
 from trellis.runs.applying import ApplyEngine, ApplyOptions
-from trellis.runs.driver import Driver, DriverOptions, Outcome
+from trellis.runs.driver import DriveOutcome, RunDriver, RunDriverOptions
 from trellis.runs.ids import STEPS
 from trellis.runs.orchestrator import Orchestrator, OrchestratorOptions
 from trellis.runs.projector import Projector, ProjectorOptions
-from trellis.runs.steps import Step, StepContext, StepResult
+from trellis.runs.steps import RunStep, StepContext, StepResult
 from trellis.settings import Settings
 from trellis.storage import local as _local  # noqa: F401 - imported before the fork
 from trellis.storage import s3 as _s3  # noqa: F401 - imported before the fork
-from trellis.storage.objects import OVERWRITE, Refused, Stored, When
+from trellis.storage.objects import OVERWRITE, PutCondition, PutRefused, PutStored
 
 BEFORE, AFTER = "before", "after"
-DRIVER = DriverOptions()
+DRIVER = RunDriverOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +65,8 @@ class Orders:
     upstream_wait_s: float = DRIVER.upstream_wait_s
     wait_noted_s: float = DRIVER.wait_noted_s
 
-    def driver(self) -> DriverOptions:
-        return DriverOptions(
+    def driver(self) -> RunDriverOptions:
+        return RunDriverOptions(
             retry_delays_s=tuple(self.retry_delays_s),
             upstream_wait_s=self.upstream_wait_s,
             wait_noted_s=self.wait_noted_s,
@@ -136,7 +136,7 @@ class WatchedLedger(Wrapped):
             self._watch.reach(what, BEFORE)
         answer: TurnResult = await self._inner.turn(turn)
         for advance, outcome in zip(turn.advances, answer.outcomes, strict=True):
-            if isinstance(outcome, Applied) and advance.trigger == "step":
+            if isinstance(outcome, StepApplied) and advance.trigger == "step":
                 number = json.loads(advance.data or b"")["step"]
                 self._watch.note("counted", STEPS[number - 1], job=advance.lease.job_id, epoch=advance.lease.epoch)
         if what:
@@ -156,7 +156,7 @@ def _named(advance: Advance) -> str:
 class WatchedObjects(Wrapped):
     """An object store whose puts are points, named by what is put and not by ids."""
 
-    async def put(self, key: str, body: bytes, *, when: When = OVERWRITE) -> Stored | Refused:
+    async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
         return await self._watch.around(f"put {_kind(key, body)}", self._inner.put(key, body, when=when))
 
 
@@ -204,7 +204,7 @@ def watch_model(watch: Watch) -> None:
     OfflineModel.request = request
 
 
-def watched_step(watch: Watch, name: str, step: Step) -> Step:
+def watched_step(watch: Watch, name: str, step: RunStep) -> RunStep:
     async def do(context: StepContext, /) -> StepResult:
         watch.note("did", name, job=context.run_id)
         return await watch.around(f"do {name}", step(context))
@@ -212,7 +212,7 @@ def watched_step(watch: Watch, name: str, step: Step) -> Step:
     return do
 
 
-def idle_steps(hold_s: float) -> dict[str, Step]:
+def idle_steps(hold_s: float) -> dict[str, RunStep]:
     """Four steps that do nothing for a while, for proofs about who runs when."""
 
     async def step(context: StepContext, /) -> StepResult:
@@ -224,13 +224,13 @@ def idle_steps(hold_s: float) -> dict[str, Step]:
     return dict.fromkeys(STEPS, step)
 
 
-def watch_driver(watch: Watch, driver: Driver) -> None:
+def watch_driver(watch: Watch, driver: RunDriver) -> None:
     published, drive = driver.published, driver.drive
 
     async def shown(slug: str, run_id: str, version: int) -> None:
         await watch.around(f"show {version}", published(slug, run_id, version))
 
-    async def driven(claimed: Claimed) -> Outcome:
+    async def driven(claimed: Claimed) -> DriveOutcome:
         watch.note("began", "drive", job=claimed.lease.job_id, epoch=claimed.lease.epoch)
         try:
             return await drive(claimed)

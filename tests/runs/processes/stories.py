@@ -23,7 +23,7 @@ from trellis.instance import Instance, open_instance
 from trellis.lifecycles import Role
 from trellis.runs import audit, ids
 from trellis.runs.layer import TriggerKind
-from trellis.runs.published import Published
+from trellis.runs.published import PublishedRuns
 from trellis.settings import Settings
 from trellis.storage.memory import MemoryRepository
 from trellis.storage.objects import ObjectStore
@@ -103,7 +103,7 @@ class Story:
 
     async def is_over(self) -> bool:
         """The run and what it proposed are at rest, and every event is published."""
-        status = await Published(self.objects, SystemClock()).status(VIOLIN, self.run_id)
+        status = await PublishedRuns(self.objects, SystemClock()).status(VIOLIN, self.run_id)
         if status is None or status["finished_at"] is None:
             return False
         return not await self.unpublished()

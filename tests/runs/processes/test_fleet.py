@@ -28,7 +28,7 @@ from trellis.engine.records import Event
 from trellis.engine.verify import verify
 from trellis.instance import Instance
 from trellis.runs import ids
-from trellis.runs.documents import Request
+from trellis.runs.documents import RunRequest
 from trellis.runs.orchestrator import TYPE
 from trellis.runs.publishing import published_version
 
@@ -60,7 +60,7 @@ async def submit_runs(ledger: Ledger, agents: int, each: int) -> dict[str, list[
         for at, slug in enumerate(runs):
             run_id = JobId(f"run_2026-02-14_08{at:02}00_{number:06}")
             runs[slug].append(run_id)
-            payload = Request(slug, "manual", {}).to_bytes()
+            payload = RunRequest(slug, "manual", {}).to_bytes()
             jobs.append(
                 NewJob(job_id=run_id, type=TYPE, lifecycle="run", payload=payload, concurrency_key=f"run:{slug}")
             )

@@ -14,27 +14,27 @@ from trellis.agents.catalog import AGENT_FILE, agent_key
 from trellis.agents.definition import SOURCES_FOLDER, checked_slug
 from trellis.storage.keys import object_key
 from trellis.storage.memory.layout import LAYER_1
-from trellis.storage.objects import CREATE, ObjectStore, Stored
+from trellis.storage.objects import CREATE, ObjectStore, PutStored
 
 AGENTS = ("archivist-violin", "architect-guardian")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planted:
+class PlantReport:
     """Which keys were made, and which were there already."""
 
     created: tuple[str, ...]
     kept: tuple[str, ...]
 
 
-async def plant(objects: ObjectStore) -> Planted:
+async def plant(objects: ObjectStore) -> PlantReport:
     """Put the garden's agents where nothing is yet."""
     created: list[str] = []
     kept: list[str] = []
     for key, body in (pair for slug in AGENTS for pair in objects_of(slug).items()):
-        stored = isinstance(await objects.put(key, body, when=CREATE), Stored)
+        stored = isinstance(await objects.put(key, body, when=CREATE), PutStored)
         (created if stored else kept).append(key)
-    return Planted(created=tuple(created), kept=tuple(kept))
+    return PlantReport(created=tuple(created), kept=tuple(kept))
 
 
 def objects_of(slug: str) -> Mapping[str, bytes]:

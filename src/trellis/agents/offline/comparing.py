@@ -13,7 +13,7 @@ from itertools import combinations, islice
 
 from trellis.agents.offline.wording import WORDS
 from trellis.nlm.passages import passages
-from trellis.nlm.provider import Source
+from trellis.nlm.provider import NlmSource
 from trellis.nlm.words import stem, stems, words
 
 STATEMENTS_MAX = 300
@@ -35,7 +35,7 @@ _PART = re.compile(r"[.;!?|]\s")
 _DENIALS = frozenset[str](_TABLE["denials"])
 
 
-class Kind(StrEnum):
+class ConflictKind(StrEnum):
     """How two statements may not agree."""
 
     FIGURES = "figures"
@@ -58,10 +58,10 @@ class Statement:
 
 
 @dataclass(frozen=True, slots=True)
-class Conflict:
+class StatementConflict:
     """Two statements that may not agree; the more they have in common, the greater the weight."""
 
-    kind: Kind
+    kind: ConflictKind
     first: Statement
     second: Statement
     weight: float
@@ -95,56 +95,56 @@ def statement(ref: str, excerpt: str) -> Statement:
     )
 
 
-def conflicts(statements: Sequence[Statement]) -> list[Conflict]:
+def conflicts(statements: Sequence[Statement]) -> list[StatementConflict]:
     """Pairs of different sources whose figures differ, the weightiest first; each statement once."""
     found = [pair for first, second in combinations(statements, 2) if (pair := _differ(first, second))]
-    return _each_once(found)
+    return _without_shared_statements(found)
 
 
-def against(ours: Sequence[Statement], theirs: Sequence[Statement]) -> list[Conflict]:
+def conflicts_between(ours: Sequence[Statement], theirs: Sequence[Statement]) -> list[StatementConflict]:
     """Pairs of one of ours and one of theirs whose figures differ, the weightiest first; each statement once."""
-    return _each_once([pair for first in ours for second in theirs if (pair := _differ(first, second))])
+    return _without_shared_statements([pair for first in ours for second in theirs if (pair := _differ(first, second))])
 
 
-def denials(question: str, answers: Sequence[Statement], others: Sequence[Statement]) -> list[Conflict]:
+def denials(question: str, answers: Sequence[Statement], others: Sequence[Statement]) -> list[StatementConflict]:
     """Pairs of which one denies what the question asks about and the other does not.
 
     One of the two must name an item that the question names: without that, a denial here and a statement there are
     about two things more often than about one. An answer to another question needs more words in common.
     """
     asked = statement("", question)
-    found: list[Conflict] = []
+    found: list[StatementConflict] = []
     for first, second in combinations(dict.fromkeys([*answers, *others]), 2):
         contested = first.stems & second.stems & asked.stems & (first.denied ^ second.denied)
         least = 1 if first in answers and second in answers else 2
         named = (first.names | second.names) & asked.names
-        if first.ref != second.ref and named and len(contested) >= least and not _apart(first, second):
+        if first.ref != second.ref and named and len(contested) >= least and not _name_different_items(first, second):
             emphasis = 0.1 * (first.denials + second.denials)
-            found.append(Conflict(Kind.DENIAL, first, second, len(contested) + emphasis))
-    return _each_once(found)
+            found.append(StatementConflict(ConflictKind.DENIAL, first, second, len(contested) + emphasis))
+    return _without_shared_statements(found)
 
 
 def subjects(sources: Mapping[str, str]) -> list[str]:
     """The words that statements with different figures have in common: what is worth asking about."""
-    return [_shared_words(pair) for pair in conflicts(told(sources))[:SUBJECTS_MAX]]
+    return [_shared_words(pair) for pair in conflicts(statements_with_figures(sources))[:SUBJECTS_MAX]]
 
 
-def told(sources: Mapping[str, str]) -> list[Statement]:
+def statements_with_figures(sources: Mapping[str, str]) -> list[Statement]:
     """The statements of the sources that hold a figure."""
     return list(islice(_statements(sources), STATEMENTS_MAX))
 
 
 def _statements(sources: Mapping[str, str]) -> Iterable[Statement]:
     for ref, text in sorted(sources.items()):
-        for passage in passages(Source(ref, text)):
+        for passage in passages(NlmSource(ref, text)):
             for sentence in passage.sentences:
                 one = statement(ref, text[sentence.start : sentence.end]) if sentence.citable else None
                 if one is not None and one.figures:
                     yield one
 
 
-def _differ(first: Statement, second: Statement) -> Conflict | None:
-    if first.ref == second.ref or _apart(first, second):
+def _differ(first: Statement, second: Statement) -> StatementConflict | None:
+    if first.ref == second.ref or _name_different_items(first, second):
         return None
     shared = first.stems & second.stems
     least = min(len(first.stems), len(second.stems))
@@ -157,7 +157,7 @@ def _differ(first: Statement, second: Statement) -> Conflict | None:
         theirs = {value for kind, value in second.figures if kind == unit}
         enough = (3, 0.5) if unit == YEAR or unit not in _UNITS.values() else (2, 0.25)
         if ours.isdisjoint(theirs) and weight >= enough[0] and share >= enough[1]:
-            return Conflict(Kind.FIGURES, first, second, weight + share)
+            return StatementConflict(ConflictKind.FIGURES, first, second, weight + share)
     return None
 
 
@@ -165,14 +165,14 @@ def _denials(text: str) -> int:
     return sum(word in _DENIALS for word in words(text))
 
 
-def _apart(first: Statement, second: Statement) -> bool:
+def _name_different_items(first: Statement, second: Statement) -> bool:
     """Whether they name different items."""
     return bool(first.names) and bool(second.names) and first.names.isdisjoint(second.names)
 
 
-def _each_once(found: list[Conflict]) -> list[Conflict]:
+def _without_shared_statements(found: list[StatementConflict]) -> list[StatementConflict]:
     """The weightiest pairs of which no statement is in two."""
-    kept: list[Conflict] = []
+    kept: list[StatementConflict] = []
     seen: set[tuple[str, str]] = set()
     order = sorted(
         found, key=lambda one: (-one.weight, one.first.ref, one.first.excerpt, one.second.ref, one.second.excerpt)
@@ -198,7 +198,7 @@ def _figures(text: str) -> Iterable[tuple[str, str]]:
             yield unit, " ".join(values)
 
 
-def _shared_words(pair: Conflict) -> str:
+def _shared_words(pair: StatementConflict) -> str:
     shared, names = pair.first.stems & pair.second.stems, pair.first.names & pair.second.names
     kept = [word for word in words(pair.first.excerpt) if stem(word) in shared]
     return " ".join(dict.fromkeys([*sorted(name.upper() for name in names), *kept])) + "?"

@@ -19,8 +19,8 @@ from pydantic_ai.usage import RequestUsage
 
 from trellis.agents import prompt
 from trellis.agents.definition import Tool
-from trellis.agents.offline.plan import Reply, View, next_turn
-from trellis.agents.output import canonical
+from trellis.agents.offline.plan import ConversationState, ToolReply, next_turn
+from trellis.agents.output import canonical_json
 from trellis.storage.memory.layout import count_tokens
 
 NAME = "offline"
@@ -54,27 +54,27 @@ class OfflineModel(Model[None]):
             ToolCallPart(call.tool, dict(call.args), tool_call_id=f"{len(messages)}-{number}")
             for number, call in enumerate(calls, 1)
         ]
-        told = sum(count_tokens(_said(part)) for message in messages for part in message.parts)
-        usage = RequestUsage(input_tokens=told, output_tokens=sum(count_tokens(_said(part)) for part in parts))
+        told = sum(count_tokens(_text_of_part(part)) for message in messages for part in message.parts)
+        usage = RequestUsage(input_tokens=told, output_tokens=sum(count_tokens(_text_of_part(part)) for part in parts))
         return ModelResponse(parts=parts, usage=usage, model_name=NAME, timestamp=_NO_TIME)
 
 
-def view_of(messages: list[ModelMessage], parameters: ModelRequestParameters) -> View:
+def view_of(messages: list[ModelMessage], parameters: ModelRequestParameters) -> ConversationState:
     """The conversation, read back from its messages."""
     opening = next(
         (part.content for message in messages for part in message.parts if isinstance(part, UserPromptPart)), ""
     )
     opening = opening if isinstance(opening, str) else ""
     tools = {tool.name: tool for tool in parameters.function_tools}
-    memory = {name: text for name, text in prompt.fences(opening) if name != "params"}
+    memory = {name: text for name, text in prompt.fenced_texts(opening) if name != "params"}
     replies = _replies(messages)
     for reply in replies.get(Tool.READ_MEMORY, []):
         memory |= reply.content.get("files", {})
     proposing = tools.get(Tool.CREATE_PROPOSAL)
     actions: list[str] = proposing.parameters_json_schema["properties"]["action"]["enum"] if proposing else []
-    turns = prompt.said(opening, prompt.TURNS)
-    return View(
-        run_id=prompt.said(opening, prompt.RUN),
+    turns = prompt.text_after_label(opening, prompt.TURNS)
+    return ConversationState(
+        run_id=prompt.text_after_label(opening, prompt.RUN),
         turns=int(turns) if turns.isdigit() else 1,
         owner=prompt.owner_part(_instructions(messages)),
         tools=frozenset(tools),
@@ -89,20 +89,20 @@ def _instructions(messages: list[ModelMessage]) -> str:
     return next((text for text in reversed(found) if text), "")
 
 
-def _replies(messages: list[ModelMessage]) -> dict[str, list[Reply]]:
+def _replies(messages: list[ModelMessage]) -> dict[str, list[ToolReply]]:
     """What each tool was asked and what it answered, in order."""
     asked: dict[str, Mapping[str, Any]] = {}
-    found: dict[str, list[Reply]] = {}
+    found: dict[str, list[ToolReply]] = {}
     for message in messages:
         for part in message.parts:
             if isinstance(part, ToolCallPart):
                 asked[part.tool_call_id] = part.args_as_dict()
             elif isinstance(part, ToolReturnPart) and isinstance(cast("object", part.content), dict):
                 content = cast("dict[str, Any]", part.content)
-                found.setdefault(part.tool_name, []).append(Reply(asked.get(part.tool_call_id, {}), content))
+                found.setdefault(part.tool_name, []).append(ToolReply(asked.get(part.tool_call_id, {}), content))
     return found
 
 
-def _said(part: object) -> str:
+def _text_of_part(part: object) -> str:
     content = part.args if isinstance(part, ToolCallPart) else getattr(part, "content", "")
-    return content if isinstance(content, str) else canonical(content).decode()
+    return content if isinstance(content, str) else canonical_json(content).decode()

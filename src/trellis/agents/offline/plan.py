@@ -12,8 +12,8 @@ from typing import Any
 
 from trellis.agents.definition import SafeOutput, Tool
 from trellis.agents.offline import comparing
-from trellis.agents.offline.comparing import Conflict, Kind, Statement
-from trellis.agents.offline.questions import Asked, Origin, questions
+from trellis.agents.offline.comparing import ConflictKind, Statement, StatementConflict
+from trellis.agents.offline.questions import Origin, QuestionToAsk, questions
 from trellis.agents.offline.wording import WORDINGS, Wording, language_of
 from trellis.storage.memory import markdown
 from trellis.storage.memory.layout import FACTS, FILE_TOKENS_MAX, ReadMode, count_tokens
@@ -44,7 +44,7 @@ FINISH = "finish"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PlannedCall:
     """A tool to call."""
 
     tool: str
@@ -52,7 +52,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ToolReply:
     """A call and what came back."""
 
     args: Mapping[str, Any]
@@ -65,7 +65,7 @@ class Reply:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class View:
+class ConversationState:
     """The conversation, as far as it matters here."""
 
     run_id: str
@@ -74,7 +74,7 @@ class View:
     tools: frozenset[str]
     actions: tuple[str, ...]
     memory: Mapping[str, str]
-    replies: Mapping[str, Sequence[Reply]]
+    replies: Mapping[str, Sequence[ToolReply]]
 
     @property
     def sources(self) -> dict[str, str]:
@@ -88,10 +88,10 @@ class View:
         return WORDINGS[language_of(self.owner)]
 
 
-def next_turn(view: View) -> list[Call]:
+def next_turn(view: ConversationState) -> list[PlannedCall]:
     """The calls of this turn; never empty."""
     if view.turns <= 1:
-        return [Call(FINISH, {"summary": view.wording.read_nothing})]
+        return [PlannedCall(FINISH, {"summary": view.wording.read_nothing})]
     stages = (_read, _ask, _propose)
     done = max(
         (
@@ -117,23 +117,23 @@ def next_turn(view: View) -> list[Call]:
 # -- what each stage does ------------------------------------------------------------------------------------------
 
 
-def _read(view: View) -> list[Call]:
-    wanted = (Call(Tool.READ_CONTEXT, {}), Call(Tool.READ_MEMORY, {"mode": ReadMode.WIDE.value}))
+def _read(view: ConversationState) -> list[PlannedCall]:
+    wanted = (PlannedCall(Tool.READ_CONTEXT, {}), PlannedCall(Tool.READ_MEMORY, {"mode": ReadMode.WIDE.value}))
     return [call for call in wanted if call.tool in view.tools]
 
 
-def _ask(view: View) -> list[Call]:
+def _ask(view: ConversationState) -> list[PlannedCall]:
     if Tool.NOTEBOOKLM_QUERY not in view.tools:
         return []
     asked = questions(view.owner, view.sources, view.memory)
-    return [Call(Tool.NOTEBOOKLM_QUERY, {"question": one.text}) for one in asked]
+    return [PlannedCall(Tool.NOTEBOOKLM_QUERY, {"question": one.text}) for one in asked]
 
 
-def _propose(view: View) -> list[Call]:
+def _propose(view: ConversationState) -> list[PlannedCall]:
     if Tool.CREATE_PROPOSAL not in view.tools:
         return []
     answers = _answers(view)
-    known = _flat(" ".join(view.memory.values()))
+    known = _on_one_line(" ".join(view.memory.values()))
     pairs = _conflicts(view, answers, known)
     doubts = [call for number, pair in enumerate(pairs, 1) if (call := _doubt(view, pair, number))]
     report, reported = _report(view, answers, known)
@@ -141,7 +141,7 @@ def _propose(view: View) -> list[Call]:
     return [*doubts, *report, *_facts(view, told, known)]
 
 
-def _finish(view: View, calls: Sequence[Call]) -> Call:
+def _finish(view: ConversationState, calls: Sequence[PlannedCall]) -> PlannedCall:
     words, answers = view.wording, _answers(view)
     asked = [answer for answer in answers if answer.asked.origin is not Origin.CONFLICT]
     told = [answer for answer in asked if answer.full]
@@ -153,17 +153,17 @@ def _finish(view: View, calls: Sequence[Call]) -> Call:
     lines += ["", words.refused.format(count=refused)] if refused else []
     open_ = [f"- {answer.asked.text}" for answer in asked if not answer.full][:UNANSWERED_MAX]
     lines += ["", words.unanswered, *open_] if open_ else []
-    return Call(FINISH, {"summary": "\n".join(lines)})
+    return PlannedCall(FINISH, {"summary": "\n".join(lines)})
 
 
 # -- drafts --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _AnsweredQuestion:
     """A question and the words of sources that answer it, or at least are about it."""
 
-    asked: Asked
+    asked: QuestionToAsk
     quotes: tuple[Statement, ...]
     confident: bool
 
@@ -172,23 +172,23 @@ class _Answer:
         return self.confident and bool(self.quotes)
 
 
-def _answers(view: View) -> list[_Answer]:
+def _answers(view: ConversationState) -> list[_AnsweredQuestion]:
     by_text = {one.text: one for one in questions(view.owner, view.sources, view.memory)}
-    made: list[_Answer] = []
+    made: list[_AnsweredQuestion] = []
     for reply in view.replies.get(Tool.NOTEBOOKLM_QUERY, ()):
-        asked = by_text.get(reply.args["question"]) or Asked(reply.args["question"], Origin.OWNER)
+        asked = by_text.get(reply.args["question"]) or QuestionToAsk(reply.args["question"], Origin.OWNER)
         cited: list[dict[str, str]] = reply.content["citations"] if reply.ok else []
         quotes = (comparing.statement(one["ref"], one["excerpt"]) for one in cited if one["ref"] != asked.ref)
         kept = tuple(quote for quote in quotes if _quotable(quote))
-        made.append(_Answer(asked, kept, confident=reply.ok and reply.content["confident"]))
+        made.append(_AnsweredQuestion(asked, kept, confident=reply.ok and reply.content["confident"]))
     return made
 
 
-def _conflicts(view: View, answers: Sequence[_Answer], known: str) -> list[Conflict]:
+def _conflicts(view: ConversationState, answers: Sequence[_AnsweredQuestion], known: str) -> list[StatementConflict]:
     """Pairs of quotations worth a person's look, figures before denials."""
     quotes = list({(q.ref, q.excerpt): q for answer in answers for q in answer.quotes}.values())
     if Tool.NOTEBOOKLM_QUERY not in view.tools:
-        quotes = [quote for quote in comparing.told(view.sources) if _quotable(quote)]
+        quotes = [quote for quote in comparing.statements_with_figures(view.sources) if _quotable(quote)]
     found = comparing.conflicts(quotes)
     told: set[tuple[str, str]] = set()
     for answer in answers:
@@ -196,13 +196,13 @@ def _conflicts(view: View, answers: Sequence[_Answer], known: str) -> list[Confl
             for pair in comparing.denials(answer.asked.text, answer.quotes, quotes)[:1]:
                 found += [] if (pair.first.excerpt, pair.second.excerpt) in told else [pair]
                 told |= {(pair.first.excerpt, pair.second.excerpt), (pair.second.excerpt, pair.first.excerpt)}
-    fresh = [pair for pair in found if not all(_flat(one.excerpt) in known for one in (pair.first, pair.second))]
+    fresh = [pair for pair in found if not all(_on_one_line(one.excerpt) in known for one in (pair.first, pair.second))]
     return fresh[:CONFLICTS_MAX]
 
 
-def _doubt(view: View, pair: Conflict, number: int) -> Call | None:
+def _doubt(view: ConversationState, pair: StatementConflict, number: int) -> PlannedCall | None:
     words = view.wording
-    lead = words.figures if pair.kind is Kind.FIGURES else words.denial
+    lead = words.figures if pair.kind is ConflictKind.FIGURES else words.denial
     text = "\n\n".join([lead, *(_quoted(words, one) for one in (pair.first, pair.second)), words.compare])
     summary = words.conflict_summary.format(first=pair.first.ref, second=pair.second.ref)
     return _proposal(
@@ -210,7 +210,9 @@ def _doubt(view: View, pair: Conflict, number: int) -> Call | None:
     )
 
 
-def _report(view: View, answers: Sequence[_Answer], known: str) -> tuple[list[Call], list[Statement]]:
+def _report(
+    view: ConversationState, answers: Sequence[_AnsweredQuestion], known: str
+) -> tuple[list[PlannedCall], list[Statement]]:
     """What the sources say to what was asked, as one text; and what it quotes."""
     words = view.wording
     parts: list[str] = []
@@ -218,7 +220,7 @@ def _report(view: View, answers: Sequence[_Answer], known: str) -> tuple[list[Ca
     for answer in answers:
         quotes = answer.quotes[: QUOTES_MAX if answer.full else NEAREST_MAX]
         wanted = answer.asked.origin is Origin.OWNER or (answer.asked.origin is not Origin.CONFLICT and answer.full)
-        if wanted and any(_flat(one.excerpt) not in known for one in quotes):
+        if wanted and any(_on_one_line(one.excerpt) not in known for one in quotes):
             label = words.loop if answer.asked.origin is Origin.LOOP else words.question
             parts.append(label.format(question=answer.asked.text))
             parts += [] if answer.full else [words.nearest]
@@ -231,7 +233,7 @@ def _report(view: View, answers: Sequence[_Answer], known: str) -> tuple[list[Ca
     return ([], []) if made is None else ([made], used)
 
 
-def _facts(view: View, told: Sequence[Statement], known: str) -> list[Call]:
+def _facts(view: ConversationState, told: Sequence[Statement], known: str) -> list[PlannedCall]:
     """For memory: everything that is quoted to a person now, so that the next run does not propose it again."""
     if SafeOutput.MEMORY_UPDATE not in view.actions:
         return []
@@ -239,8 +241,8 @@ def _facts(view: View, told: Sequence[Statement], known: str) -> list[Call]:
     lines: dict[str, Statement] = {}
     room = FILE_TOKENS_MAX[FACTS] - count_tokens(view.memory.get(FACTS, "")) - FACTS_TOKENS_SPARED
     for one in told:
-        line = f"- {_flat(one.excerpt)} {words.found_in.format(ref=one.ref)}"
-        if _flat(one.excerpt) not in known and line not in lines and count_tokens(line) < room:
+        line = f"- {_on_one_line(one.excerpt)} {words.found_in.format(ref=one.ref)}"
+        if _on_one_line(one.excerpt) not in known and line not in lines and count_tokens(line) < room:
             lines[line] = one
             room -= count_tokens(line) + 1
     if not lines:
@@ -255,12 +257,18 @@ def _facts(view: View, told: Sequence[Statement], known: str) -> list[Call]:
         "reasoning": words.reasoning,
         "citations": _cited(list(lines.values())),
     }
-    return [Call(Tool.CREATE_PROPOSAL, args)]
+    return [PlannedCall(Tool.CREATE_PROPOSAL, args)]
 
 
 def _proposal(
-    view: View, wanted: Sequence[SafeOutput], *, summary: str, text: str, quotes: Sequence[Statement], name: str
-) -> Call | None:
+    view: ConversationState,
+    wanted: Sequence[SafeOutput],
+    *,
+    summary: str,
+    text: str,
+    quotes: Sequence[Statement],
+    name: str,
+) -> PlannedCall | None:
     action = next((one for one in wanted if one in view.actions), None)
     if action is None:
         return None
@@ -274,11 +282,11 @@ def _proposal(
         "reasoning": view.wording.reasoning,
         "citations": _cited(quotes),
     }
-    return Call(Tool.CREATE_PROPOSAL, args)
+    return PlannedCall(Tool.CREATE_PROPOSAL, args)
 
 
 def _quoted(words: Wording, one: Statement) -> str:
-    return f"> {_flat(one.excerpt)}\n>\n> {words.found_in.format(ref=one.ref)}"
+    return f"> {_on_one_line(one.excerpt)}\n>\n> {words.found_in.format(ref=one.ref)}"
 
 
 def _cited(quotes: Sequence[Statement]) -> list[dict[str, str]]:
@@ -288,9 +296,9 @@ def _cited(quotes: Sequence[Statement]) -> list[dict[str, str]]:
 
 def _quotable(one: Statement) -> bool:
     """Whether it says something, and a person can be shown it. A question and a lead-in say nothing."""
-    text = _flat(one.excerpt)
+    text = _on_one_line(one.excerpt)
     return len(text) <= EXCERPT_CHARS_MAX and not text.endswith(("?", ":")) and markdown.problem_in(text) is None
 
 
-def _flat(text: str) -> str:
+def _on_one_line(text: str) -> str:
     return _BREAK.sub(" ", text).strip()

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from trellis.agents.offline import comparing
 from trellis.agents.offline.wording import WORDS
-from trellis.nlm.blocks import Block, Kind, blocks
+from trellis.nlm.blocks import Block, BlockKind, blocks
 from trellis.storage.memory import markdown
 from trellis.storage.memory.layout import OPEN_LOOPS
 
@@ -27,11 +27,11 @@ class Origin(StrEnum):
     SOURCE = "source"
 
 
-_MOST: Mapping[Origin, int] = {Origin.OWNER: 8, Origin.CONFLICT: 2, Origin.LOOP: 4, Origin.SOURCE: 2}
+_QUESTIONS_MAX_BY_ORIGIN: Mapping[Origin, int] = {Origin.OWNER: 8, Origin.CONFLICT: 2, Origin.LOOP: 4, Origin.SOURCE: 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuestionToAsk:
     """A question to ask. `ref` is the source that asks it: what stands there does not answer it."""
 
     text: str
@@ -39,32 +39,36 @@ class Asked:
     ref: str | None = None
 
 
-def questions(owner: str, sources: Mapping[str, str], memory: Mapping[str, str]) -> list[Asked]:
+def questions(owner: str, sources: Mapping[str, str], memory: Mapping[str, str]) -> list[QuestionToAsk]:
     """Each question once, those of the owner first, bounded by where they come from and together."""
     found = [
-        *_first(Origin.OWNER, (Asked(text, Origin.OWNER) for text in _listed(owner))),
-        *_first(Origin.CONFLICT, (Asked(text, Origin.CONFLICT) for text in comparing.subjects(sources))),
-        *_first(Origin.LOOP, (Asked(text, Origin.LOOP) for text in _loops(memory.get(OPEN_LOOPS, "")))),
+        *_first(Origin.OWNER, (QuestionToAsk(text, Origin.OWNER) for text in _listed(owner))),
+        *_first(Origin.CONFLICT, (QuestionToAsk(text, Origin.CONFLICT) for text in comparing.subjects(sources))),
+        *_first(Origin.LOOP, (QuestionToAsk(text, Origin.LOOP) for text in _loops(memory.get(OPEN_LOOPS, "")))),
         *_first(
             Origin.SOURCE,
-            (Asked(text, Origin.SOURCE, ref) for ref, source in sorted(sources.items()) for text in _listed(source)),
+            (
+                QuestionToAsk(text, Origin.SOURCE, ref)
+                for ref, source in sorted(sources.items())
+                for text in _listed(source)
+            ),
         ),
     ]
     return list({asked.text: asked for asked in reversed(found)}.values())[::-1][:QUESTIONS_MAX]
 
 
-def _first(origin: Origin, found: Iterator[Asked]) -> list[Asked]:
+def _first(origin: Origin, found: Iterator[QuestionToAsk]) -> list[QuestionToAsk]:
     fitting = (asked for asked in found if asked.text and len(asked.text) <= QUESTION_CHARS_MAX)
-    return [asked for asked, _ in zip(fitting, range(_MOST[origin]), strict=False)]
+    return [asked for asked, _ in zip(fitting, range(_QUESTIONS_MAX_BY_ORIGIN[origin]), strict=False)]
 
 
 def _listed(text: str) -> Iterator[str]:
     """The items of lists under a title such as "Questions", or after a line that ends in "Questions:"."""
     lead = ""
     for block in blocks(text):
-        if block.kind is Kind.LIST and (_is_title(lead) or any(map(_is_title, block.headings[-1:]))):
-            yield from (_flat(text[start:end]) for start, end in block.spans)
-        lead = _last_line(text, block) if block.kind is Kind.PARAGRAPH else ""
+        if block.kind is BlockKind.LIST and (_is_title(lead) or any(map(_is_title, block.headings[-1:]))):
+            yield from (_on_one_line(text[start:end]) for start, end in block.spans)
+        lead = _last_line(text, block) if block.kind is BlockKind.PARAGRAPH else ""
 
 
 def _is_title(text: str) -> bool:
@@ -82,8 +86,8 @@ def _loops(text: str) -> Iterator[str]:
     for loop in markdown.loops(text):
         if not loop.closed:
             whole = "\n".join(lines[loop.start : loop.end])
-            yield _flat(markdown.LOOP.sub("", whole, count=1))
+            yield _on_one_line(markdown.LOOP.sub("", whole, count=1))
 
 
-def _flat(text: str) -> str:
+def _on_one_line(text: str) -> str:
     return _SPACE.sub(" ", text).strip()

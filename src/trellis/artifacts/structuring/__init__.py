@@ -1,28 +1,36 @@
-"""From a task to the draft of its artifact: `build` makes the one question, `ask` asks it once, `draft` makes the content.
+"""From a task to the draft of its artifact: `build_prompt` makes the one question, `ask_provider` asks it once, `draft` makes the content.
 
-Only `ask` leaves the process; the other two are functions of what they are given, and the same input gives the same bytes. Sources are
+Only `ask_provider` leaves the process; the other two are functions of what they are given, and the same input gives the same bytes. Sources are
 material: whatever they say changes which sentences are quoted and nothing else.
 """
 
-from trellis.artifacts.content import Draft
+from trellis.artifacts.content import ArtifactDraft
 from trellis.artifacts.payloads import BriefPayload, PreprocessPayload, ResearchPayload
-from trellis.artifacts.structuring.asking import ask, build, transient
-from trellis.artifacts.structuring.brief import brief
-from trellis.artifacts.structuring.grounding import ground
-from trellis.artifacts.structuring.proposal import preprocess
-from trellis.artifacts.structuring.research import research
-from trellis.artifacts.structuring.task import Answered, Prompt, Task
+from trellis.artifacts.structuring.asking import ask_provider, build_prompt, is_transient
+from trellis.artifacts.structuring.brief import build_brief
+from trellis.artifacts.structuring.grounding import ground_answer
+from trellis.artifacts.structuring.proposal import preprocess_proposal
+from trellis.artifacts.structuring.research import build_research_brief
+from trellis.artifacts.structuring.task import StoredAnswer, StructuringPrompt, StructuringTask
 
-__all__ = ["Answered", "Prompt", "Task", "ask", "build", "draft", "transient"]
+__all__ = [
+    "StoredAnswer",
+    "StructuringPrompt",
+    "StructuringTask",
+    "ask_provider",
+    "build_prompt",
+    "draft",
+    "is_transient",
+]
 
 
-def draft(task: Task, prompt: Prompt, answered: Answered) -> Draft:
+def draft(task: StructuringTask, prompt: StructuringPrompt, answered: StoredAnswer) -> ArtifactDraft:
     """The artifact's content with what it rests on; raises PayloadInvalid. It takes processor time: call it in a thread."""
-    grounded = ground(answered.to_answer(), prompt.corpus())
+    grounded = ground_answer(answered.to_answer(), prompt.corpus())
     match task.asked():
         case ResearchPayload() as payload:
-            return research(task, payload, prompt, grounded)
+            return build_research_brief(task, payload, prompt, grounded)
         case BriefPayload() as payload:
-            return brief(task, payload, prompt, grounded)
+            return build_brief(task, payload, prompt, grounded)
         case PreprocessPayload() as payload:
-            return preprocess(task, payload, prompt, grounded)
+            return preprocess_proposal(task, payload, prompt, grounded)

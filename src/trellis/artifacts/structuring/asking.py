@@ -7,26 +7,26 @@ What comes back has been verified here, whoever the provider is.
 import asyncio
 
 from trellis.agents.offline.wording import language_of
-from trellis.artifacts.payloads import BriefPayload, Payload, PreprocessPayload, ResearchPayload
+from trellis.artifacts.payloads import BriefPayload, PreprocessPayload, QueuePayload, ResearchPayload
 from trellis.artifacts.snapshot import SourceText
 from trellis.artifacts.structuring.entities import with_unknown
 from trellis.artifacts.structuring.fields import texts_of
-from trellis.artifacts.structuring.task import Answered, Prompt, Task
-from trellis.artifacts.structuring.wording import clipped, say
+from trellis.artifacts.structuring.task import StoredAnswer, StructuringPrompt, StructuringTask
+from trellis.artifacts.structuring.wording import clipped, filled_sentence
 from trellis.nlm.citations import verify
 from trellis.nlm.errors import NlmError, NlmGarbage, NlmTimeout
-from trellis.nlm.provider import QUESTION_CHARS_MAX, Flag, Language, NlmProvider
+from trellis.nlm.provider import QUESTION_CHARS_MAX, AnswerFlag, Language, NlmProvider
 
 PASSAGES = 8
 GIST_CHARS_MAX = 300
 NAMES_MAX = 10
 
 
-def build(task: Task) -> Prompt:
+def build_prompt(task: StructuringTask) -> StructuringPrompt:
     """The question, and the sources it is asked of; raises PayloadInvalid."""
     payload = task.asked()
     question = _question(task, payload)
-    return Prompt(
+    return StructuringPrompt(
         question=clipped(question, QUESTION_CHARS_MAX),
         sources=tuple(sorted(_sources(task, payload), key=lambda source: source.ref)),
         language=_language(payload),
@@ -34,8 +34,8 @@ def build(task: Task) -> Prompt:
     )
 
 
-async def ask(provider: NlmProvider, prompt: Prompt, *, deadline_s: float) -> Answered:
-    """Ask once, within `deadline_s`; raises NlmError. `transient` says whether a later execution is worth it."""
+async def ask_provider(provider: NlmProvider, prompt: StructuringPrompt, *, deadline_s: float) -> StoredAnswer:
+    """Ask once, within `deadline_s`; raises NlmError. `is_transient` says whether a later execution is worth it."""
     if deadline_s <= 0.0:
         raise NlmTimeout(provider=provider.name, reason="no time was left to ask")
     question = prompt.to_question()
@@ -49,17 +49,17 @@ async def ask(provider: NlmProvider, prompt: Prompt, *, deadline_s: float) -> An
     except TimeoutError:
         raise NlmTimeout(provider=provider.name, reason=f"{deadline_s:g} s were not enough") from None
     answer = verify(answer, prepared.sources)
-    if not answer.text.strip() and Flag.NO_ANSWER not in answer.flags:
+    if not answer.text.strip() and AnswerFlag.NO_ANSWER not in answer.flags:
         raise NlmGarbage(provider=provider.name, reason="the answer is empty")
-    return Answered.from_answer(answer)
+    return StoredAnswer.from_answer(answer)
 
 
-def transient(error: NlmError) -> bool:
+def is_transient(error: NlmError) -> bool:
     """Whether the same job may succeed later. A job has another execution where an agent's tool has no time left."""
     return error.retries or isinstance(error, NlmTimeout)
 
 
-def _question(task: Task, payload: Payload) -> str:
+def _question(task: StructuringTask, payload: QueuePayload) -> str:
     match payload:
         case ResearchPayload():
             return "\n".join((payload.query, *payload.constraints.focus))
@@ -67,13 +67,15 @@ def _question(task: Task, payload: Payload) -> str:
             entities = with_unknown(task.snapshot.entities, payload.entity_refs)
             named = [entity.name for entity in entities if entity.slug in payload.entity_refs][:NAMES_MAX]
             about = clipped(payload.vision_text, GIST_CHARS_MAX)
-            return f"{say(_language(payload), 'describe', names=', '.join(named))} {about}" if named else about
+            return (
+                f"{filled_sentence(_language(payload), 'describe', names=', '.join(named))} {about}" if named else about
+            )
         case PreprocessPayload():
             said = " ".join(texts_of(payload.proposal_draft).values()) or "?"
-            return say(_language(payload), "look_up", text=clipped(said, GIST_CHARS_MAX))
+            return filled_sentence(_language(payload), "look_up", text=clipped(said, GIST_CHARS_MAX))
 
 
-def _language(payload: Payload) -> Language:
+def _language(payload: QueuePayload) -> Language:
     match payload:
         case ResearchPayload():
             return payload.constraints.language or language_of(payload.query)
@@ -83,7 +85,7 @@ def _language(payload: Payload) -> Language:
             return language_of(" ".join(texts_of(payload.proposal_draft).values()))
 
 
-def _sources(task: Task, payload: Payload) -> tuple[SourceText, ...]:
+def _sources(task: StructuringTask, payload: QueuePayload) -> tuple[SourceText, ...]:
     if isinstance(payload, ResearchPayload) and payload.sources:
         return tuple(source for source in task.snapshot.sources if source.ref in payload.sources)
     return task.snapshot.sources

@@ -13,18 +13,18 @@ from functools import cache
 from trellis.agents.definition import SLUG
 from trellis.agents.offline.comparing import names_in
 from trellis.agents.offline.wording import language_of
-from trellis.artifacts.content import ITEMS_MAX, ArtifactType, Draft
+from trellis.artifacts.content import ITEMS_MAX, ArtifactDraft, ArtifactType
 from trellis.artifacts.payloads import BriefPayload
-from trellis.artifacts.snapshot import Entity
-from trellis.artifacts.structuring.entities import SURE_MIN, Known, with_unknown
-from trellis.artifacts.structuring.grounding import Grounded
-from trellis.artifacts.structuring.material import Material, Told, parts_of
-from trellis.artifacts.structuring.naming import Named
-from trellis.artifacts.structuring.task import Prompt, Task
-from trellis.artifacts.structuring.telling import Quotes, drafted, told_text
-from trellis.artifacts.structuring.wording import ABOUT, clipped, say
+from trellis.artifacts.snapshot import SnapshotEntity
+from trellis.artifacts.structuring.entities import SURE_MIN, EntityFinder, with_unknown
+from trellis.artifacts.structuring.grounding import GroundedAnswer
+from trellis.artifacts.structuring.material import SourceMaterial, SourceSentence, parts_of
+from trellis.artifacts.structuring.naming import NamedItems
+from trellis.artifacts.structuring.task import StructuringPrompt, StructuringTask
+from trellis.artifacts.structuring.telling import SourceQuotes, build_draft, sentences_text
+from trellis.artifacts.structuring.wording import ABOUT, clipped, filled_sentence
 from trellis.nlm.passages import passages
-from trellis.nlm.provider import Language, Source
+from trellis.nlm.provider import Language, NlmSource
 from trellis.nlm.words import stems
 
 TITLE_CHARS_MAX = 60
@@ -46,37 +46,41 @@ LANGUAGE_BONUS = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class _About:
+class _EntitySentences:
     """What the sources say about one entity, the best first."""
 
     name: str
-    told: tuple[Told, ...]
+    told: tuple[SourceSentence, ...]
 
 
-def brief(task: Task, payload: BriefPayload, prompt: Prompt, grounded: Grounded) -> Draft:
+def build_brief(
+    task: StructuringTask, payload: BriefPayload, prompt: StructuringPrompt, grounded: GroundedAnswer
+) -> ArtifactDraft:
     """The brief, never longer than its style guide wants."""
     style = payload.style_guide
-    material = Material(prompt.corpus(), exclude=style.avoid)
+    material = SourceMaterial(prompt.corpus(), exclude=style.avoid)
     named = material.names(payload.vision_text, task.snapshot.entities)
     entities = _entities(task, payload, named, material)
-    known = Known(entities)
-    slugs = _meant(payload, entities, known, named)
+    known = EntityFinder(entities)
+    slugs = _entity_slugs(payload, entities, known, named)
     wanted = [entity for entity in entities if entity.slug in slugs][:ENTITIES_TOLD_MAX]
-    abouts = _abouts(material, wanted, known, payload.vision_text, prompt.language)
+    abouts = _sentences_by_entity(material, wanted, known, payload.vision_text, prompt.language)
     if not any(about.told for about in abouts):
         abouts += _answers(material, payload.vision_text, named)
     room = style.words
     told_of = any(about.told for about in abouts)
-    paragraphs = [] if told_of else [_fitted(_vision(payload), room)]
-    paragraphs += [_fitted(_sentences(grounded.own_words), min(room - _words(paragraphs), int(room * OWN_WORDS_SHARE)))]
+    paragraphs = [] if told_of else [_sentences_within(_vision(payload), room)]
+    paragraphs += [
+        _sentences_within(_sentences(grounded.own_words), min(room - _words(paragraphs), int(room * OWN_WORDS_SHARE)))
+    ]
     silent = [about.name for about in abouts if not about.told]
-    note = say(prompt.language, "known_by_slug", names=", ".join(silent)) if silent else ""
+    note = filled_sentence(prompt.language, "known_by_slug", names=", ".join(silent)) if silent else ""
     note = note if len(note.split()) <= room - _words(paragraphs) else ""
     chosen = _chosen(material, abouts, room - _words(paragraphs) - len(note.split()))
     paragraphs += [_paragraph(about, told) for about, told in zip(abouts, chosen, strict=True) if told]
     title = style.title or _title(payload.vision_text, _names(abouts))
     body = "\n\n".join(paragraph for paragraph in (*paragraphs, note) if paragraph) or title
-    quotes = Quotes()
+    quotes = SourceQuotes()
     quotes.cite(grounded.citations if grounded.by_model else ())
     for told in (one for some in chosen for one in some):
         quotes.add(told.ref, told.excerpt)
@@ -87,7 +91,7 @@ def brief(task: Task, payload: BriefPayload, prompt: Prompt, grounded: Grounded)
         "entity_map": {slug: known.written(slug, body) for slug in occurring[:ITEMS_MAX]},
         "word_count": len(body.split()),
     }
-    return drafted(
+    return build_draft(
         ArtifactType.BRIEF,
         content,
         quotes,
@@ -96,30 +100,34 @@ def brief(task: Task, payload: BriefPayload, prompt: Prompt, grounded: Grounded)
     )
 
 
-def _entities(task: Task, payload: BriefPayload, named: Named, material: Material) -> tuple[Entity, ...]:
+def _entities(
+    task: StructuringTask, payload: BriefPayload, named: NamedItems, material: SourceMaterial
+) -> tuple[SnapshotEntity, ...]:
     """The entities that are asked for, those that are known, and what the vision names by a number that a source has."""
     known = with_unknown(task.snapshot.entities, payload.entity_refs)
     written = {
         one for entity in known for form in (entity.name, entity.slug, *entity.aliases) for one in names_in(form)
     }
     numbers = sorted(number for number in named.numbers - written if SLUG.fullmatch(number))
-    there = [number for number in numbers if material.speaks_of(Named(frozenset({number})))]
-    return (*known, *(Entity(slug=number, name=number) for number in there))
+    there = [number for number in numbers if material.speaks_of(NamedItems(frozenset({number})))]
+    return (*known, *(SnapshotEntity(slug=number, name=number) for number in there))
 
 
-def _meant(payload: BriefPayload, entities: Sequence[Entity], known: Known, named: Named) -> frozenset[str]:
+def _entity_slugs(
+    payload: BriefPayload, entities: Sequence[SnapshotEntity], known: EntityFinder, named: NamedItems
+) -> frozenset[str]:
     """The slugs of what the brief is about."""
     numbered = (entity.slug for entity in entities if entity.slug in named.numbers)
     return frozenset((*payload.entity_refs, *known.occurring(payload.vision_text), *numbered))
 
 
-def _answers(material: Material, vision: str, named: Named) -> list[_About]:
+def _answers(material: SourceMaterial, vision: str, named: NamedItems) -> list[_EntitySentences]:
     """What the sources say to a vision that names none of their things."""
     found = [one for part in parts_of(vision) for one in material.find(_topic(part) or part, named).chosen]
     best = [one.told for one in sorted(found, key=lambda one: one.order)]
     around = (one for told in best for one in material.passage(told))
     told = dict.fromkeys(one for one in (*best, *around) if not one.is_open)
-    return [_About("", tuple(told))] if told else []
+    return [_EntitySentences("", tuple(told))] if told else []
 
 
 def _topic(said: str) -> str:
@@ -136,7 +144,7 @@ def _words(paragraphs: Sequence[str]) -> int:
 
 def _title(vision: str, names: Sequence[str]) -> str:
     """The vision's heading, or its first sentence if that is short and others follow; else what it is about, else its first words."""
-    found = next(iter(passages(Source("vision", vision))), None)
+    found = next(iter(passages(NlmSource("vision", vision))), None)
     first = vision if found is None else next(iter((*found.headings, found.sentences[0].shown)))
     is_title = found is not None and (bool(found.headings) or len(found.sentences) > 1)
     if is_title and len(first.split()) <= TITLE_WORDS_MAX:
@@ -148,7 +156,7 @@ def _title(vision: str, names: Sequence[str]) -> str:
     return cut.rstrip(".") or clipped(vision, TITLE_CHARS_MAX)
 
 
-def _names(abouts: Sequence[_About]) -> list[str]:
+def _names(abouts: Sequence[_EntitySentences]) -> list[str]:
     """What is told about: what has no name is called by the heading of the sentence that fits best."""
     return [
         name for about in abouts if about.told and (name := about.name or next(iter(about.told[0].headings[-1:]), ""))
@@ -156,7 +164,7 @@ def _names(abouts: Sequence[_About]) -> list[str]:
 
 
 def _sentences(text: str) -> list[str]:
-    return [sentence.shown for passage in passages(Source("text", text)) for sentence in passage.sentences]
+    return [sentence.shown for passage in passages(NlmSource("text", text)) for sentence in passage.sentences]
 
 
 def _vision(payload: BriefPayload) -> list[str]:
@@ -166,7 +174,7 @@ def _vision(payload: BriefPayload) -> list[str]:
     return [one for one in said if not any(topic and topic <= frozenset(stems(one)) for topic in avoided)]
 
 
-def _fitted(said: Sequence[str], words_max: int) -> str:
+def _sentences_within(said: Sequence[str], words_max: int) -> str:
     """The first sentences that fit; of a first one that does not fit, as many words as do."""
     kept: list[str] = []
     left = words_max
@@ -180,11 +188,11 @@ def _fitted(said: Sequence[str], words_max: int) -> str:
     return " ".join(kept)
 
 
-def _abouts(
-    material: Material, wanted: Sequence[Entity], known: Known, vision: str, language: Language
-) -> list[_About]:
+def _sentences_by_entity(
+    material: SourceMaterial, wanted: Sequence[SnapshotEntity], known: EntityFinder, vision: str, language: Language
+) -> list[_EntitySentences]:
     """For each entity the sentences that name it or stand under a heading that does; each sentence for one entity."""
-    scored: dict[str, list[tuple[float, Told]]] = {entity.slug: [] for entity in wanted}
+    scored: dict[str, list[tuple[float, SourceSentence]]] = {entity.slug: [] for entity in wanted}
     refs = {entity.slug: entity.ref for entity in wanted}
 
     @cache
@@ -192,8 +200,8 @@ def _abouts(
         return _named(known, heading, refs)
 
     for told in material.all():
-        found = _speaks_of(told, known, refs, under(" / ".join(told.headings[-1:])))
-        if not found or not _is_telling(told):
+        found = _relevance_by_entity(told, known, refs, under(" / ".join(told.headings[-1:])))
+        if not found or not _says_more_than_a_name(told):
             continue
         share = 1.0 + material.share(told, vision)
         kind = (ROW_SHARE if told.sentence.row else 1.0) * (OPEN_SHARE if told.is_open else 1.0)
@@ -201,17 +209,19 @@ def _abouts(
         for slug, score in found.items():
             scored[slug].append((score * share * kind * bonus, told))
     taken: set[tuple[str, int]] = set()
-    made: list[_About] = []
+    made: list[_EntitySentences] = []
     for entity in wanted:
         best = sorted(scored[entity.slug], key=lambda pair: (-pair[0], pair[1].place))
         mine = tuple({one.shown: one for _, one in reversed(best) if one.place not in taken}.values())[::-1]
         taken |= {one.place for one in mine}
         named = known.written(entity.slug, "\n".join((*mine[0].headings, mine[0].shown)) if mine else "")
-        made.append(_About(named, mine))
+        made.append(_EntitySentences(named, mine))
     return made
 
 
-def _speaks_of(told: Told, known: Known, refs: Mapping[str, str | None], headed: Collection[str]) -> dict[str, float]:
+def _relevance_by_entity(
+    told: SourceSentence, known: EntityFinder, refs: Mapping[str, str | None], headed: Collection[str]
+) -> dict[str, float]:
     """How much a sentence is about each entity."""
     found = dict.fromkeys(headed, HEADING_SCORE)
     for slug, ref in refs.items():
@@ -223,15 +233,15 @@ def _speaks_of(told: Told, known: Known, refs: Mapping[str, str | None], headed:
     return found
 
 
-def _named(known: Known, text: str, slugs: Collection[str]) -> frozenset[str]:
+def _named(known: EntityFinder, text: str, slugs: Collection[str]) -> frozenset[str]:
     """Which of these entities a text surely names."""
     found = known.matches(text, fuzzy=False)
     return frozenset(match.slug for match in found if match.slug in slugs and match.confidence >= SURE_MIN)
 
 
-def _chosen(material: Material, abouts: Sequence[_About], words_max: int) -> list[list[Told]]:
+def _chosen(material: SourceMaterial, abouts: Sequence[_EntitySentences], words_max: int) -> list[list[SourceSentence]]:
     """Sentences in turn from each entity, each with those it leans on, as long as they fit; what does not fit is left out, not cut."""
-    chosen: list[list[Told]] = [[] for _ in abouts]
+    chosen: list[list[SourceSentence]] = [[] for _ in abouts]
     taken: set[tuple[str, int]] = set()
     left = words_max - sum(len(about.name.split()) for about in abouts if about.told)
     least = int(words_max * (1.0 - ROWS_UNTIL))
@@ -251,7 +261,7 @@ def _chosen(material: Material, abouts: Sequence[_About], words_max: int) -> lis
     return chosen
 
 
-def _is_telling(told: Told) -> bool:
+def _says_more_than_a_name(told: SourceSentence) -> bool:
     """Whether it says more than a name: a row more than its first cell, where a dash is no word; a sentence more than two words."""
     if not told.sentence.row:
         said = (word for word in told.shown.split() if not names_in(word))
@@ -260,8 +270,8 @@ def _is_telling(told: Told) -> bool:
     return len(cells) == 1 or sum(any(letter.isalnum() for letter in cell) for cell in cells) >= CELLS_MIN
 
 
-def _paragraph(about: _About, chosen: Sequence[Told]) -> str:
+def _paragraph(about: _EntitySentences, chosen: Sequence[SourceSentence]) -> str:
     """What is said about one entity, prose before lists, each in the order of the sources."""
     ordered = sorted(chosen, key=lambda one: (one.sentence.row, one.place))
     gap = "\n" if ordered[0].sentence.row else " "
-    return f"{about.name}:{gap}{told_text(ordered)}" if about.name else told_text(ordered)
+    return f"{about.name}:{gap}{sentences_text(ordered)}" if about.name else sentences_text(ordered)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import islice, takewhile
 
-from trellis.artifacts.snapshot import Entity
+from trellis.artifacts.snapshot import SnapshotEntity
 from trellis.nlm.words import VOCABULARIES, spans, stem, words
 
 EXACT = 1.0
@@ -33,7 +33,7 @@ _ENDINGS = frozenset((*VOCABULARIES["uk"].endings, ""))
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class EntityOccurrence:
     """A text that names an entity."""
 
     text: str
@@ -44,7 +44,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _EntityForm:
     """One way to write an entity."""
 
     slug: str
@@ -53,27 +53,27 @@ class _Form:
     stems: tuple[str, ...]
 
 
-class Known:
+class EntityFinder:
     """The entities of a task, ready to be looked for."""
 
-    def __init__(self, entities: Sequence[Entity]) -> None:
+    def __init__(self, entities: Sequence[SnapshotEntity]) -> None:
         self._order = [entity.slug for entity in entities]
         self.names = {entity.slug: entity.name for entity in entities}
         forms = [form for entity in entities for form in _forms(entity) if 1 <= len(form.stems) <= FORM_WORDS_MAX]
-        self._by_stems: dict[tuple[str, ...], list[_Form]] = {}
+        self._by_stems: dict[tuple[str, ...], list[_EntityForm]] = {}
         for form in forms:
             self._by_stems.setdefault(form.stems, []).append(form)
         self._lengths = sorted({len(form.stems) for form in forms}, reverse=True)
-        self._by_letter: dict[tuple[int, str], list[_Form]] = {}
+        self._by_letter: dict[tuple[int, str], list[_EntityForm]] = {}
         for form in (form for form in forms if len(form.written) >= FUZZY_CHARS_MIN):
             self._by_letter.setdefault((len(form.stems), form.stems[0][:1]), []).append(form)
 
-    def matches(self, text: str, *, fuzzy: bool = True) -> list[Match]:
+    def matches(self, text: str, *, fuzzy: bool = True) -> list[EntityOccurrence]:
         """What of the text names an entity, in its order; the longest names first, no word in two."""
         places = spans(text)[:WORDS_MAX]
         found_stems = [stem(text[start:end].lower()) for start, end in places]
         taken: set[int] = set()
-        made: list[Match] = []
+        made: list[EntityOccurrence] = []
         for length in self._lengths:
             for at in range(len(places) - length + 1):
                 forms = self._by_stems.get(tuple(found_stems[at : at + length]))
@@ -95,7 +95,9 @@ class Known:
             return name
         return next((match.text for match in self.matches(text, fuzzy=False) if match.slug == slug), name)
 
-    def _alike(self, text: str, places: list[tuple[int, int]], taken: set[int], *, fuzzy: bool) -> Iterator[Match]:
+    def _alike(
+        self, text: str, places: list[tuple[int, int]], taken: set[int], *, fuzzy: bool
+    ) -> Iterator[EntityOccurrence]:
         """Names with other endings or a slip of the pen, among the words that name nothing else."""
         for length in self._lengths:
             for at in range(len(places) - length + 1):
@@ -107,24 +109,24 @@ class Known:
                 sure, slug = max((_nearly(written, form, fuzzy=fuzzy), form.slug) for form in forms[:FUZZY_FORMS_MAX])
                 if sure > 0.0:
                     taken.update(range(at, at + length))
-                    yield Match(written, slug, round(sure, 2), start, end)
+                    yield EntityOccurrence(written, slug, round(sure, 2), start, end)
 
 
-def with_unknown(entities: Sequence[Entity], slugs: Iterable[str]) -> tuple[Entity, ...]:
+def with_unknown(entities: Sequence[SnapshotEntity], slugs: Iterable[str]) -> tuple[SnapshotEntity, ...]:
     """The entities that are meant, in the order in which they are asked for, then the others; of an unknown one only the slug is known."""
     known = {entity.slug: entity for entity in entities}
-    wanted = {slug: known.get(slug) or Entity(slug=slug, name=slug) for slug in slugs}
+    wanted = {slug: known.get(slug) or SnapshotEntity(slug=slug, name=slug) for slug in slugs}
     return (*wanted.values(), *(entity for entity in entities if entity.slug not in wanted))
 
 
-def _forms(entity: Entity) -> Iterator[_Form]:
+def _forms(entity: SnapshotEntity) -> Iterator[_EntityForm]:
     ways = [(entity.name, 1.0), (entity.slug, 1.0), *((alias, ALIAS_SHARE) for alias in entity.aliases)]
     for written, share in ways:
         places = spans(written)
-        yield _Form(entity.slug, written, share, tuple(stem(written[start:end].lower()) for start, end in places))
+        yield _EntityForm(entity.slug, written, share, tuple(stem(written[start:end].lower()) for start, end in places))
 
 
-def _best(text: str, start: int, end: int, forms: list[_Form]) -> Iterator[Match]:
+def _best(text: str, start: int, end: int, forms: list[_EntityForm]) -> Iterator[EntityOccurrence]:
     """The entities that this place names best, each with its part."""
     written = text[start:end]
     sure: dict[str, float] = {}
@@ -132,7 +134,9 @@ def _best(text: str, start: int, end: int, forms: list[_Form]) -> Iterator[Match
         sure[form.slug] = max(sure.get(form.slug, 0.0), form.share * _alike_by(written, form.written))
     best = max(sure.values())
     named = sorted(slug for slug, confidence in sure.items() if confidence == best)
-    return (Match(written, slug, round(best / len(named), 2), start, end) for slug in islice(named, MATCHES_MAX))
+    return (
+        EntityOccurrence(written, slug, round(best / len(named), 2), start, end) for slug in islice(named, MATCHES_MAX)
+    )
 
 
 def _alike_by(written: str, name: str) -> float:
@@ -141,7 +145,7 @@ def _alike_by(written: str, name: str) -> float:
     return FOLDED if _plain(written) == _plain(name) else INFLECTED
 
 
-def _nearly(written: str, form: _Form, *, fuzzy: bool) -> float:
+def _nearly(written: str, form: _EntityForm, *, fuzzy: bool) -> float:
     """How sure it is that a text is another form of a name, or a slip of the pen; 0.0 when it is neither."""
     if _is_inflected(written.lower(), form.written.lower()):
         return INFLECTED * form.share

@@ -30,7 +30,7 @@ PATHS: Mapping[str, tuple[str, ...]] = {
 """Where the forms of a draft have what a proposal needs."""
 
 
-def found_at(draft: Mapping[str, Any], name: str) -> dict[str, object]:
+def values_at(draft: Mapping[str, Any], name: str) -> dict[str, object]:
     """The values of a field, by path, wherever the draft's form has it."""
     found: dict[str, object] = {}
     for path in PATHS[name]:

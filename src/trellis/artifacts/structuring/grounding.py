@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from trellis.agents.offline.wording import language_of
 from trellis.nlm import extractive
 from trellis.nlm.citations import verify
-from trellis.nlm.provider import Answer, Citation, Flag, Source
+from trellis.nlm.provider import AnswerFlag, Citation, NlmAnswer, NlmSource
 from trellis.nlm.sentences import sentences
 from trellis.nlm.words import stems, words
 
@@ -23,7 +23,7 @@ _MARK = re.compile(r"\s*\[\d{1,3}\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Grounded:
+class GroundedAnswer:
     """The usable part of an answer."""
 
     citations: tuple[Citation, ...]
@@ -42,10 +42,10 @@ class Grounded:
         return bool(wanted) and len(wanted & own) >= SHARE_MIN * len(wanted)
 
 
-def ground(answer: Answer, sources: tuple[Source, ...]) -> Grounded:
+def ground_answer(answer: NlmAnswer, sources: tuple[NlmSource, ...]) -> GroundedAnswer:
     """The verified citations, and the provider's sentences that they carry."""
     verified = verify(answer, sources)
-    own = verified.model != extractive.NAME and Flag.NO_ANSWER not in verified.flags
+    own = verified.model != extractive.NAME and AnswerFlag.NO_ANSWER not in verified.flags
     text = _MARK.sub("", verified.text) if own else ""
     said = [one.shown for one in sentences(text, 0, len(text))]
     evidence = _evidence(verified.citations, {source.ref: source.text for source in sources})
@@ -57,11 +57,11 @@ def ground(answer: Answer, sources: tuple[Source, ...]) -> Grounded:
         *(("ungrounded-dropped",) if dropped else ()),
         *(("translated",) if foreign and kept else ()),
         *(("citations-dropped",) if _lost_citations(verified.flags) else ()),
-        *(("sources-cut",) if Flag.SOURCES_CUT in verified.flags else ()),
+        *(("sources-cut",) if AnswerFlag.SOURCES_CUT in verified.flags else ()),
     )
     by_model = verified.model != extractive.NAME
     refused = not verified.citations and by_model
-    return Grounded(verified.citations, own_words, refused, dropped, by_model, tags)
+    return GroundedAnswer(verified.citations, own_words, refused, dropped, by_model, tags)
 
 
 def _evidence(citations: tuple[Citation, ...], texts: dict[str, str]) -> list[str]:
@@ -83,5 +83,5 @@ def _is_carried(sentence: str, evidence: list[str], *, foreign: bool) -> bool:
 
 
 def _lost_citations(flags: tuple[str, ...]) -> bool:
-    lost = (Flag.NOT_FOUND, Flag.TOO_SHORT, Flag.CITATIONS_CUT)
+    lost = (AnswerFlag.NOT_FOUND, AnswerFlag.TOO_SHORT, AnswerFlag.CITATIONS_CUT)
     return any(flag.partition(":")[0] in lost for flag in flags)

@@ -13,12 +13,12 @@ from functools import cached_property, lru_cache
 
 from trellis.agents.offline.comparing import names_in
 from trellis.agents.offline.wording import language_of
-from trellis.artifacts.snapshot import Entity
-from trellis.artifacts.structuring.naming import TITLES, Named, Nearness, named_in
+from trellis.artifacts.snapshot import SnapshotEntity
+from trellis.artifacts.structuring.naming import TITLES, NamedItems, Nearness, named_in
 from trellis.artifacts.structuring.wording import CONCLUDING, LEANING, OPEN
 from trellis.nlm.extractive import COVERAGE_MIN, coverage, fit_of
-from trellis.nlm.index import Entry, Index, Ranked
-from trellis.nlm.provider import Citation, Language, Source, corpus
+from trellis.nlm.index import IndexedPassage, PassageIndex, RankedPassage
+from trellis.nlm.provider import Citation, Language, NlmSource, corpus
 from trellis.nlm.sentences import Sentence, sentences
 from trellis.nlm.words import stems, words
 
@@ -38,13 +38,13 @@ NAME_STEMS = (2, 6)
 """How many words a cell of a table has that may be a name."""
 PARTS_MAX = 12
 ATTRIBUTION_WORDS_MAX = 8
-NOTHING = Named()
+NAMES_NOTHING = NamedItems()
 _DASHES = ("—", "–", "-")
 _CLOSING = " \"'»”’)]*_`"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SourceSentence:
     """A sentence of a source: `excerpt` is the source's text at its place, letter by letter."""
 
     ref: str
@@ -98,10 +98,10 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class RankedSentence:
     """A sentence and how well it fits: more is better."""
 
-    told: Told
+    told: SourceSentence
     score: float
     near: Nearness = Nearness.OTHER
     """Whether it is about something that is asked about by its name."""
@@ -118,14 +118,14 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PartFindings:
     """What the sources hold about one part of what is asked; `covered` goes from 0 to 1."""
 
     part: str
     covered: float
     missing: tuple[str, ...]
     """Its words that no passage about it holds."""
-    chosen: tuple[Chosen, ...]
+    chosen: tuple[RankedSentence, ...]
 
     @property
     def answered(self) -> bool:
@@ -134,27 +134,27 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _QuestionPart:
     """A part of what is asked, as sentences are weighed against it."""
 
     wanted: list[str]
-    named: Named
+    named: NamedItems
     others: frozenset[str]
     language: Language
     spoken_of: bool
     """Whether the sources have something about what is asked about by its number."""
 
 
-class Material:
+class SourceMaterial:
     """The sources of one task. Sentences that hold all words of an excluded topic are not there."""
 
-    def __init__(self, sources: tuple[Source, ...], *, exclude: Sequence[str] = ()) -> None:
-        self._index = Index(corpus(sources).sources)
-        self._under: dict[Named, list[Entry]] = {}
-        self._headings: dict[tuple[tuple[str, ...], Named], bool] = {}
+    def __init__(self, sources: tuple[NlmSource, ...], *, exclude: Sequence[str] = ()) -> None:
+        self._index = PassageIndex(corpus(sources).sources)
+        self._under: dict[NamedItems, list[IndexedPassage]] = {}
+        self._headings: dict[tuple[tuple[str, ...], NamedItems], bool] = {}
         self._excluded = [found for topic in exclude if (found := frozenset(stems(topic)))]
 
-    def names(self, text: str, entities: Sequence[Entity] = ()) -> Named:
+    def names(self, text: str, entities: Sequence[SnapshotEntity] = ()) -> NamedItems:
         """The things that a text names."""
         return named_in(text, self._callable, entities)
 
@@ -167,17 +167,17 @@ class Material:
         rows = (told for entry in self._index.entries if entry.passage.sentences[-1].row for told in self._told(entry))
         return list(dict.fromkeys((*headings, *(name for told in rows for name in _names_of_row(told)))))
 
-    def speaks_of(self, named: Named) -> bool:
+    def speaks_of(self, named: NamedItems) -> bool:
         """Whether a heading or a sentence has what is named."""
         return bool(self._headed(named)) or any(self.nearness(told, named) for told in self.all())
 
-    def nearness(self, told: Told, named: Named) -> Nearness:
+    def nearness(self, told: SourceSentence, named: NamedItems) -> Nearness:
         """How a sentence belongs to what is named."""
         if self._is_headed(told.headings, named) or (named and named.stands_in(told.key)):
             return Nearness.HEADED
         return Nearness.MENTIONS if named and named.stands_in(told.shown) else Nearness.OTHER
 
-    def find(self, part: str, named: Named = NOTHING) -> Found:
+    def find(self, part: str, named: NamedItems = NAMES_NOTHING) -> PartFindings:
         """The sentences that speak to a part of what is asked, those about what is named before others, then the best first."""
         wanted = list(dict.fromkeys(stems(part)))
         ranked = self._index.rank(wanted, PASSAGES_LOOKED_AT) if wanted else []
@@ -185,7 +185,7 @@ class Material:
         best = max((covered for _, covered in near), default=0.0)
         near = [(one, covered) for one, covered in near if best >= COVERAGE_MIN]
         spoken = self._is_spoken_of([one.entry for one, _ in near], named)
-        asked = _Asked(wanted, named, named.others(wanted), language_of(part), spoken)
+        asked = _QuestionPart(wanted, named, named.others(wanted), language_of(part), spoken)
         scored = [chosen for one, covered in near for chosen in self._scored(one, ranked[0], covered, asked)]
         looked_at = {one.entry.number for one, _ in near}
         headed = [one for one in self._headed(named) if one.number not in looked_at]
@@ -193,9 +193,11 @@ class Material:
         scored.sort(key=lambda chosen: chosen.order)
         held = frozenset[str]().union(*(one.body | one.context for one in (*(one.entry for one, _ in near), *headed)))
         missing = tuple(dict.fromkeys(word for word in words(part) if stems(word) and not held.issuperset(stems(word))))
-        return Found(part, best, missing, _once(scored))
+        return PartFindings(part, best, missing, _best_each_once(scored))
 
-    def _scored(self, one: Ranked, first: Ranked, covered: float, asked: _Asked) -> Iterator[Chosen]:
+    def _scored(
+        self, one: RankedPassage, first: RankedPassage, covered: float, asked: _QuestionPart
+    ) -> Iterator[RankedSentence]:
         """The sentences of a ranked passage that speak to what is asked; those about others of the same series do not."""
         beside = covered >= COVERAGE_MIN and self._is_beside(one.entry, asked)
         headed = self._headed(asked.named)
@@ -204,36 +206,38 @@ class Material:
             says = not asked.others.isdisjoint(one.entry.sentence_stems[told.at])
             # Words of two languages do not meet: there the name is enough, and so it is where no heading has it.
             mentioned = near and (says or not headed or _language(told) is not asked.language)
-            if near is Nearness.HEADED or mentioned or (beside and not is_apart(told, asked.named)):
+            if near is Nearness.HEADED or mentioned or (beside and not is_about_another_item(told, asked.named)):
                 fit = fit_of(self._index, asked.wanted, one.entry, told.at) * (0.5 + 0.5 * one.score / first.score)
                 fit = fit if says or not near else min(fit, NAMED_FIT)
                 if fit > 0.0:
-                    yield Chosen(told, fit, near if says or near is Nearness.HEADED or not headed else Nearness.OTHER)
+                    yield RankedSentence(
+                        told, fit, near if says or near is Nearness.HEADED or not headed else Nearness.OTHER
+                    )
 
-    def _is_spoken_of(self, entries: Iterable[Entry], named: Named) -> bool:
+    def _is_spoken_of(self, entries: Iterable[IndexedPassage], named: NamedItems) -> bool:
         """Whether the sources have something about what is asked about by its number."""
         near = (told for entry in entries for told in self._told(entry))
         return bool(named.numbers) and (bool(self._headed(named)) or any(self.nearness(told, named) for told in near))
 
-    def _is_beside(self, entry: Entry, asked: _Asked) -> bool:
+    def _is_beside(self, entry: IndexedPassage, asked: _QuestionPart) -> bool:
         """Whether a passage may answer without a name: where the sources have something about what is named, it needs more for that."""
         held = asked.others & (entry.body | entry.context)
         enough = self.weight(held) >= BESIDE_MIN * self.weight(asked.others)
         return not asked.spoken_of or (enough and len(held) >= min(BESIDE_STEMS_MIN, len(asked.others)))
 
-    def _all_of(self, entry: Entry, wanted: list[str]) -> Iterator[Chosen]:
+    def _all_of(self, entry: IndexedPassage, wanted: list[str]) -> Iterator[RankedSentence]:
         """The sentences of a passage whose heading names what is asked about."""
         for told in self._told(entry):
-            yield Chosen(told, min(fit_of(self._index, wanted, entry, told.at), NAMED_FIT), Nearness.HEADED)
+            yield RankedSentence(told, min(fit_of(self._index, wanted, entry, told.at), NAMED_FIT), Nearness.HEADED)
 
-    def _headed(self, named: Named) -> list[Entry]:
+    def _headed(self, named: NamedItems) -> list[IndexedPassage]:
         """The passages under headings that name something."""
         if named not in self._under:
             entries = self._index.entries if named else []
             self._under[named] = [entry for entry in entries if self._is_headed(entry.passage.headings, named)]
         return self._under[named]
 
-    def _is_headed(self, headings: tuple[str, ...], named: Named) -> bool:
+    def _is_headed(self, headings: tuple[str, ...], named: NamedItems) -> bool:
         if not named:
             return False
         known = self._headings.get((headings, named))
@@ -241,7 +245,7 @@ class Material:
             known = self._headings[headings, named] = any(named.stands_in(heading) for heading in headings)
         return known
 
-    def shared(self, told: Told, wanted: Iterable[str]) -> frozenset[str]:
+    def shared(self, told: SourceSentence, wanted: Iterable[str]) -> frozenset[str]:
         """The stems that a sentence itself holds."""
         return self._index.entries[told.passage].sentence_stems[told.at].intersection(wanted)
 
@@ -249,7 +253,7 @@ class Material:
         """How much stems tell together: the rarer, the more."""
         return sum(self._index.weight(stem) for stem in found)
 
-    def share(self, told: Told, part: str) -> float:
+    def share(self, told: SourceSentence, part: str) -> float:
         """How much of a part one sentence holds, its headings included: from 0 to 1."""
         wanted = _stems_once(part)
         entry = self._index.entries[told.passage]
@@ -257,10 +261,10 @@ class Material:
         whole = sum(self._index.weight(stem) for stem in wanted)
         return sum(self._index.weight(stem) for stem in wanted & own) / whole if whole else 0.0
 
-    def cited(self, citations: Iterable[Citation]) -> list[Told]:
+    def cited(self, citations: Iterable[Citation]) -> list[SourceSentence]:
         """The sentences that verified citations touch, in the order of the citations."""
         places = {told.place: told for told in self.all()}
-        touched: dict[tuple[str, int], Told] = {}
+        touched: dict[tuple[str, int], SourceSentence] = {}
         for citation in citations:
             for place, told in places.items():
                 if place[0] == citation.ref and _overlap(told.sentence, citation):
@@ -271,16 +275,16 @@ class Material:
         """The whole texts."""
         return self._index.texts.values()
 
-    def all(self) -> Iterator[Told]:
+    def all(self) -> Iterator[SourceSentence]:
         """Every sentence once, in the order of refs and text."""
         for entry in self._index.entries:
             yield from self._told(entry)
 
-    def passage(self, told: Told) -> list[Told]:
+    def passage(self, told: SourceSentence) -> list[SourceSentence]:
         """The sentences of its passage."""
         return self._told(self._index.entries[told.passage])
 
-    def beside(self, told: Told) -> list[Told]:
+    def beside(self, told: SourceSentence) -> list[SourceSentence]:
         """A sentence with its paragraph if that is short, else with those before it as far as each leans on the one before."""
         if told.sentence.row:
             return [told]
@@ -289,7 +293,7 @@ class Material:
             return list(paragraph.values())
         return self.led(told)
 
-    def led(self, told: Told) -> list[Told]:
+    def led(self, told: SourceSentence) -> list[SourceSentence]:
         """A sentence with those before it as far as each leans on the one before."""
         paragraph = {one.at: one for one in self.passage(told) if one.paragraph == told.paragraph}
         run = [told]
@@ -297,10 +301,10 @@ class Material:
             run.insert(0, before)
         return run
 
-    def _told(self, entry: Entry) -> list[Told]:
+    def _told(self, entry: IndexedPassage) -> list[SourceSentence]:
         passage = entry.passage
         text = self._index.texts[passage.ref]
-        made: list[Told] = []
+        made: list[SourceSentence] = []
         paragraph = 0
         for at, sentence in enumerate(passage.sentences):
             before = passage.sentences[at - 1] if at else sentence
@@ -308,10 +312,12 @@ class Material:
             paragraph += sentence.row or text.count("\n", before.end, sentence.start) > 1
             if at >= passage.leads and sentence.citable:
                 excerpt = text[sentence.start : sentence.end]
-                made.append(Told(passage.ref, passage.headings, entry.number - 1, at, paragraph, sentence, excerpt))
+                made.append(
+                    SourceSentence(passage.ref, passage.headings, entry.number - 1, at, paragraph, sentence, excerpt)
+                )
         return [one for one in made if not one.attributes and not self._is_excluded(entry, one)]
 
-    def _is_excluded(self, entry: Entry, told: Told) -> bool:
+    def _is_excluded(self, entry: IndexedPassage, told: SourceSentence) -> bool:
         return any(topic <= entry.sentence_stems[told.at] for topic in self._excluded)
 
 
@@ -335,12 +341,12 @@ def parts_of(text: str) -> list[str]:
     return kept if len(kept) <= PARTS_MAX else [*kept[: PARTS_MAX - 1], " ".join(kept[PARTS_MAX - 1 :])]
 
 
-def is_apart(told: Told, named: Named) -> bool:
+def is_about_another_item(told: SourceSentence, named: NamedItems) -> bool:
     """Whether a sentence is about another thing of the series that is asked about."""
     return bool(named) and named.is_apart(" ".join((*told.headings[-1:], told.shown)))
 
 
-def _names_of_row(told: Told) -> list[str]:
+def _names_of_row(told: SourceSentence) -> list[str]:
     """The names that a row gives what its first cell numbers, each as a heading would: `TS-04, The export violin`."""
     numbers = names_in(told.key)
     if len(numbers) != 1:
@@ -350,15 +356,15 @@ def _names_of_row(told: Told) -> list[str]:
     return [f"{next(iter(numbers))}, {cell}" for cell in fitting]
 
 
-def _language(told: Told) -> Language:
+def _language(told: SourceSentence) -> Language:
     """The language of a sentence; numbers such as TS-02 have none."""
     return language_of(" ".join(word for word in told.shown.split() if not names_in(word)))
 
 
-def _once(scored: list[Chosen]) -> tuple[Chosen, ...]:
+def _best_each_once(scored: list[RankedSentence]) -> tuple[RankedSentence, ...]:
     """Those that fit nearly as well as the best statement or are about what is named, each wording once."""
     least = SCORE_SHARE_MIN * max((one.score for one in scored if not one.told.is_open), default=0.0)
-    first: dict[str, Chosen] = {}
+    first: dict[str, RankedSentence] = {}
     of_passage = Counter[int]()
     for chosen in scored:
         headed = chosen.near is Nearness.HEADED

@@ -14,8 +14,8 @@ from enum import IntEnum
 
 from trellis.agents.offline.comparing import names_in
 from trellis.agents.offline.wording import WORDS
-from trellis.artifacts.snapshot import Entity
-from trellis.artifacts.structuring.entities import Known
+from trellis.artifacts.snapshot import SnapshotEntity
+from trellis.artifacts.structuring.entities import EntityFinder
 from trellis.nlm.words import stems, words
 
 HEADING_CHARS_MAX = 300
@@ -41,7 +41,7 @@ class Nearness(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedItems:
     """What a text names: numbers such as ts-02 in lower case, and phrases as stems. Nothing at all is false."""
 
     numbers: frozenset[str] = frozenset()
@@ -70,12 +70,12 @@ class Named:
         return frozenset(wanted).difference(*(stems(number) for number in self.numbers))
 
 
-def named_in(text: str, headings: Iterable[str], entities: Sequence[Entity] = ()) -> Named:
+def named_in(text: str, headings: Iterable[str], entities: Sequence[SnapshotEntity] = ()) -> NamedItems:
     """What a text names, as far as numbers, entities, quotation marks and these headings tell."""
     held = stems(text)
     numbers = {one for one in names_in(text) if _series(one)}
     phrases: dict[Phrase, None] = {}
-    occurring = Known(entities).occurring(text) if entities else []
+    occurring = EntityFinder(entities).occurring(text) if entities else []
     for entity in (entity for entity in entities if entity.slug in occurring):
         for written in (entity.name, entity.slug, *entity.aliases):
             numbers |= {one for one in names_in(written) if _series(one)}
@@ -93,7 +93,7 @@ def named_in(text: str, headings: Iterable[str], entities: Sequence[Entity] = ()
     # One word is the weakest of names: it counts where there is no other.
     kept = [phrase for phrase in phrases if phrase and not _is_number(phrase, numbers)]
     kept = kept or ([] if numbers else list(dict.fromkeys(words_of_headings)))
-    return Named(frozenset(numbers), tuple(kept[:PHRASES_MAX]))
+    return NamedItems(frozenset(numbers), tuple(kept[:PHRASES_MAX]))
 
 
 def _beginning(held: list[str], heading: str) -> list[Phrase]:

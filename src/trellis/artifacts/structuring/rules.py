@@ -13,32 +13,36 @@ from trellis.artifacts.payloads import (
     RequiredRule,
     ResolvesRule,
     ResolvesTo,
-    Rule,
+    ValidationRule,
     pattern,
 )
 from trellis.artifacts.structuring.fields import is_empty, value_at
-from trellis.artifacts.structuring.targets import Kind, Names
-from trellis.artifacts.structuring.wording import clipped, say
+from trellis.artifacts.structuring.targets import TargetKind, TargetResolver
+from trellis.artifacts.structuring.wording import clipped, filled_sentence
 from trellis.nlm.provider import Language
 
 SHOWN_CHARS_MAX = 300
-_SOURCE_KINDS = frozenset({Kind.SOURCE, Kind.MEMORY, Kind.NEW, Kind.DEFINITION})
+_SOURCE_KINDS = frozenset({TargetKind.SOURCE, TargetKind.MEMORY, TargetKind.NEW, TargetKind.DEFINITION})
 
 
-def broken(rule: Rule, draft: Mapping[str, Any], names: Names, language: Language) -> Issue | None:
+def rule_violation(
+    rule: ValidationRule, draft: Mapping[str, Any], names: TargetResolver, language: Language
+) -> Issue | None:
     """What is wrong by one rule; None when it holds. A field that is not there breaks only `required`."""
     value = value_at(draft, rule.field)
     message = _message(rule, value, draft.get("action"), names, language)
     return Issue(field=rule.field, severity=rule.severity, message=message) if message else None
 
 
-def _message(rule: Rule, value: object, action: object, names: Names, language: Language) -> str | None:
+def _message(
+    rule: ValidationRule, value: object, action: object, names: TargetResolver, language: Language
+) -> str | None:
     if is_empty(value) and not isinstance(rule, RequiredRule):
         return None
     return None if _holds(rule, value, action, names) else _complaint(rule, value, language)
 
 
-def _holds(rule: Rule, value: object, action: object, names: Names) -> bool:
+def _holds(rule: ValidationRule, value: object, action: object, names: TargetResolver) -> bool:
     match rule:
         case RequiredRule():
             return not is_empty(value)
@@ -52,18 +56,20 @@ def _holds(rule: Rule, value: object, action: object, names: Names) -> bool:
             return isinstance(value, str) and _resolves(rule.value, value, action, names)
 
 
-def _complaint(rule: Rule, value: object, language: Language) -> str:
+def _complaint(rule: ValidationRule, value: object, language: Language) -> str:
     match rule:
         case RequiredRule():
-            return say(language, "rule_required")
+            return filled_sentence(language, "rule_required")
         case MaxCharsRule():
-            return say(language, "rule_max_chars", limit=rule.value, size=len(str(value)))
+            return filled_sentence(language, "rule_max_chars", limit=rule.value, size=len(str(value)))
         case MatchesRule():
-            return say(language, "rule_matches", pattern=rule.value)
+            return filled_sentence(language, "rule_matches", pattern=rule.value)
         case OneOfRule():
-            return say(language, "rule_one_of", choices=clipped(", ".join(map(str, rule.value)), SHOWN_CHARS_MAX))
+            return filled_sentence(
+                language, "rule_one_of", choices=clipped(", ".join(map(str, rule.value)), SHOWN_CHARS_MAX)
+            )
         case ResolvesRule():
-            return say(language, "rule_resolves", kind=say(language, f"kind_{rule.value}"))
+            return filled_sentence(language, "rule_resolves", kind=filled_sentence(language, f"kind_{rule.value}"))
 
 
 def _matches(wanted: str, value: object) -> bool:
@@ -74,7 +80,7 @@ def _matches(wanted: str, value: object) -> bool:
     return True
 
 
-def _resolves(to: ResolvesTo, value: str, action: object, names: Names) -> bool:
+def _resolves(to: ResolvesTo, value: str, action: object, names: TargetResolver) -> bool:
     found = names.resolve(value, action)
     if len(found) != 1:
         return False
@@ -82,6 +88,6 @@ def _resolves(to: ResolvesTo, value: str, action: object, names: Names) -> bool:
         case ResolvesTo.SOURCE:
             return found[0].kind in _SOURCE_KINDS
         case ResolvesTo.ENTITY:
-            return found[0].kind is Kind.ENTITY
+            return found[0].kind is TargetKind.ENTITY
         case ResolvesTo.ANY:
             return True

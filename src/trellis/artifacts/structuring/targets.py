@@ -10,7 +10,7 @@ from typing import Any
 from trellis.agents.definition import SafeOutput
 from trellis.agents.drafting import DEFINITION_FILE
 from trellis.artifacts.snapshot import Snapshot
-from trellis.artifacts.structuring.entities import SURE_MIN, Known
+from trellis.artifacts.structuring.entities import SURE_MIN, EntityFinder
 from trellis.nlm.blocks import blocks
 from trellis.storage.memory.layout import LAYER_1
 
@@ -22,7 +22,7 @@ _NEW = re.compile(r"(?:notes|sources|artifacts)(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,
 _MAKES = frozenset({SafeOutput.PROPOSE_NOTE, SafeOutput.PROPOSE_SUMMARY, SafeOutput.PROPOSE_ARTIFACT})
 
 
-class Kind(StrEnum):
+class TargetKind(StrEnum):
     """What a name stands for."""
 
     SOURCE = "source"
@@ -33,10 +33,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedTarget:
     """What a name means; `title` is how people call it."""
 
-    kind: Kind
+    kind: TargetKind
     ref: str
     title: str
 
@@ -45,17 +45,19 @@ class Resolved:
         return {"kind": self.kind.value, "ref": self.ref, "title": self.title}
 
 
-class Names:
+class TargetResolver:
     """Everything that a snapshot lets a draft name."""
 
-    def __init__(self, snapshot: Snapshot, known: Known) -> None:
+    def __init__(self, snapshot: Snapshot, known: EntityFinder) -> None:
         self._agent = f"agents/{snapshot.agent_slug}/"
         self._known = known
-        self._refs = {source.ref: (Kind.SOURCE, source.title or _heading(source.text)) for source in snapshot.sources}
-        self._refs |= {file.ref: (Kind.MEMORY, _heading(file.text)) for file in snapshot.memory.files}
+        self._refs = {
+            source.ref: (TargetKind.SOURCE, source.title or _heading(source.text)) for source in snapshot.sources
+        }
+        self._refs |= {file.ref: (TargetKind.MEMORY, _heading(file.text)) for file in snapshot.memory.files}
         self._entity_refs = {entity.slug: entity.ref for entity in snapshot.entities}
 
-    def resolve(self, name: str, action: object = None) -> list[Resolved]:
+    def resolve(self, name: str, action: object = None) -> list[ResolvedTarget]:
         """All that a name may mean: one is an answer, none and several are not."""
         plain = " ".join(name.split()).removeprefix(self._agent)
         if plain in self._refs:
@@ -66,36 +68,36 @@ class Names:
         by_title = [self._text(ref) for ref, (_, title) in self._refs.items() if _is_titled(title, plain)]
         return (by_name or by_title or self._entities(plain))[: FOUND_MAX + 1]
 
-    def _text(self, ref: str) -> Resolved:
+    def _text(self, ref: str) -> ResolvedTarget:
         kind, title = self._refs[ref]
-        return Resolved(kind, ref, title or ref)
+        return ResolvedTarget(kind, ref, title or ref)
 
-    def _entities(self, name: str) -> list[Resolved]:
+    def _entities(self, name: str) -> list[ResolvedTarget]:
         """Entities that the whole of the name stands for."""
         found = [match for match in self._known.matches(name, fuzzy=False) if match.confidence >= SURE_MIN]
         whole = [match for match in found if match.text.strip() == name.strip(" .,;:«»\"'")]
-        return [Resolved(Kind.ENTITY, match.slug, self._known.names[match.slug]) for match in whole]
+        return [ResolvedTarget(TargetKind.ENTITY, match.slug, self._known.names[match.slug]) for match in whole]
 
-    def text_of(self, resolved: Resolved) -> str:
+    def text_of(self, resolved: ResolvedTarget) -> str:
         """The ref of the text that a change would touch: an entity's own text if it has one in the snapshot."""
-        about = self._entity_refs.get(resolved.ref) if resolved.kind is Kind.ENTITY else None
+        about = self._entity_refs.get(resolved.ref) if resolved.kind is TargetKind.ENTITY else None
         return about if about is not None and about in self._refs else resolved.ref
 
 
-def prose(resolved: list[Resolved]) -> str:
+def prose(resolved: list[ResolvedTarget]) -> str:
     """Several meanings in a sentence."""
     return ", ".join(one.ref for one in resolved[:FOUND_MAX])
 
 
-def _special(name: str, action: object) -> Resolved | None:
+def _special(name: str, action: object) -> ResolvedTarget | None:
     """A file that the snapshot need not hold."""
     # A published proposal changes several files of the memory at once: `open_loops.md+snapshot.md`.
     if action == SafeOutput.MEMORY_UPDATE and set(name.split("+")) <= LAYER_1_FILES:
-        return Resolved(Kind.MEMORY, name, name)
+        return ResolvedTarget(TargetKind.MEMORY, name, name)
     if action == SafeOutput.LOGIC_UPDATE and name in {DEFINITION_FILE, LOGIC_FILE}:
-        return Resolved(Kind.DEFINITION, name, name)
+        return ResolvedTarget(TargetKind.DEFINITION, name, name)
     if isinstance(action, str) and action in _MAKES and _NEW.fullmatch(name):
-        return Resolved(Kind.NEW, name, name)
+        return ResolvedTarget(TargetKind.NEW, name, name)
     return None
 
 

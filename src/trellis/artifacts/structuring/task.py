@@ -11,21 +11,21 @@ from typing import Annotated, Any, ClassVar
 import pydantic
 
 from trellis.artifacts.content import JobType
-from trellis.artifacts.payloads import Payload, read_payload
+from trellis.artifacts.payloads import QueuePayload, read_payload
 from trellis.artifacts.snapshot import SNAPSHOT_BYTES_MAX, Snapshot, SourceRef, SourceText
-from trellis.artifacts.stored import KEPT, StoredModel
+from trellis.artifacts.stored import STORABLE, StoredModel
 from trellis.engine.text import storable
 from trellis.nlm.citations import ANSWER_CHARS_MAX, CITATIONS_MAX, EXCERPT_CHARS_MAX
 from trellis.nlm.provider import (
     PASSAGES_MAX,
     QUESTION_CHARS_MAX,
     SOURCES_MAX,
-    Answer,
     Citation,
     Language,
-    Question,
-    Source,
-    Usage,
+    NlmAnswer,
+    NlmQuestion,
+    NlmSource,
+    NlmUsage,
 )
 
 PROMPT_BYTES_MAX = SNAPSHOT_BYTES_MAX + 64 * 1024
@@ -37,7 +37,7 @@ MODEL_CHARS_MAX = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class StructuringTask:
     """One execution of a queue job, as the NLM backend has it."""
 
     job_type: JobType
@@ -45,68 +45,69 @@ class Task:
     payload: Mapping[str, Any]
     snapshot: Snapshot
 
-    def asked(self) -> Payload:
+    def asked(self) -> QueuePayload:
         """The payload as its type says; raises PayloadInvalid."""
         return read_payload(self.job_type, self.payload)
 
 
-class Prompt(StoredModel):
+class StructuringPrompt(StoredModel):
     """The one question, and what it is asked of."""
 
     what: ClassVar[str] = "prompt"
     bytes_max: ClassVar[int] = PROMPT_BYTES_MAX
 
-    question: Annotated[str, pydantic.Field(min_length=1, max_length=QUESTION_CHARS_MAX), KEPT]
+    question: Annotated[str, pydantic.Field(min_length=1, max_length=QUESTION_CHARS_MAX), STORABLE]
     sources: Annotated[tuple[SourceText, ...], pydantic.Field(max_length=SOURCES_MAX)]
     language: Language
     max_passages: Annotated[int, pydantic.Field(ge=1, le=PASSAGES_MAX)]
 
-    def corpus(self) -> tuple[Source, ...]:
+    def corpus(self) -> tuple[NlmSource, ...]:
         """The sources as a provider takes them."""
-        return tuple(Source(source.ref, source.text) for source in self.sources)
+        return tuple(NlmSource(source.ref, source.text) for source in self.sources)
 
-    def to_question(self) -> Question:
+    def to_question(self) -> NlmQuestion:
         """As a provider takes it."""
-        return Question(
+        return NlmQuestion(
             text=self.question, sources=self.corpus(), language=self.language, max_passages=self.max_passages
         )
 
 
-class Cited(pydantic.BaseModel):
+class StoredCitation(pydantic.BaseModel):
     """A citation that was found in its source."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
 
     ref: SourceRef
-    excerpt: Annotated[str, pydantic.Field(min_length=1, max_length=EXCERPT_CHARS_MAX), KEPT]
+    excerpt: Annotated[str, pydantic.Field(min_length=1, max_length=EXCERPT_CHARS_MAX), STORABLE]
     start: Annotated[int, pydantic.Field(ge=0)]
     end: Annotated[int, pydantic.Field(ge=0)]
 
 
-class Answered(StoredModel):
+class StoredAnswer(StoredModel):
     """What the provider said, with the citations that its sources hold."""
 
     what: ClassVar[str] = "answer"
     bytes_max: ClassVar[int] = ANSWERED_BYTES_MAX
 
-    text: Annotated[str, pydantic.Field(max_length=ANSWER_CHARS_MAX), KEPT]
-    citations: Annotated[tuple[Cited, ...], pydantic.Field(max_length=CITATIONS_MAX)] = ()
+    text: Annotated[str, pydantic.Field(max_length=ANSWER_CHARS_MAX), STORABLE]
+    citations: Annotated[tuple[StoredCitation, ...], pydantic.Field(max_length=CITATIONS_MAX)] = ()
     flags: Annotated[
-        tuple[Annotated[str, pydantic.Field(max_length=FLAG_CHARS_MAX), KEPT], ...],
+        tuple[Annotated[str, pydantic.Field(max_length=FLAG_CHARS_MAX), STORABLE], ...],
         pydantic.Field(max_length=FLAGS_MAX),
     ] = ()
     confident: bool = False
-    model: Annotated[str, pydantic.Field(max_length=MODEL_CHARS_MAX), KEPT] = ""
+    model: Annotated[str, pydantic.Field(max_length=MODEL_CHARS_MAX), STORABLE] = ""
     input_tokens: Annotated[int, pydantic.Field(ge=0)] = 0
     output_tokens: Annotated[int, pydantic.Field(ge=0)] = 0
 
     @classmethod
-    def from_answer(cls, answer: Answer) -> "Answered":
+    def from_answer(cls, answer: NlmAnswer) -> "StoredAnswer":
         """A verified answer in the form in which it is kept."""
         return cls(
             text=answer.text,
             citations=tuple(
-                Cited(ref=one.ref, excerpt=one.excerpt, start=one.start, end=one.end) for one in answer.citations
+                StoredCitation(ref=one.ref, excerpt=one.excerpt, start=one.start, end=one.end)
+                for one in answer.citations
             ),
             flags=tuple((storable(flag) or "")[:FLAG_CHARS_MAX] for flag in answer.flags[:FLAGS_MAX]),
             confident=answer.confident,
@@ -115,13 +116,13 @@ class Answered(StoredModel):
             output_tokens=max(0, answer.usage.output_tokens),
         )
 
-    def to_answer(self) -> Answer:
+    def to_answer(self) -> NlmAnswer:
         """As providers give it."""
-        return Answer(
+        return NlmAnswer(
             text=self.text,
             citations=tuple(Citation(one.ref, one.excerpt, one.start, one.end) for one in self.citations),
             flags=self.flags,
             confident=self.confident,
-            usage=Usage(input_tokens=self.input_tokens, output_tokens=self.output_tokens),
+            usage=NlmUsage(input_tokens=self.input_tokens, output_tokens=self.output_tokens),
             model=self.model,
         )

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trellis.artifacts.content import ITEMS_MAX, ArtifactSource, ArtifactType, Draft, checked
-from trellis.artifacts.structuring.material import Told
+from trellis.artifacts.content import ITEMS_MAX, ArtifactDraft, ArtifactSource, ArtifactType, checked_content
+from trellis.artifacts.structuring.material import SourceSentence
 from trellis.nlm.citations import EXCERPT_CHARS_MAX
 from trellis.nlm.provider import Citation
 
@@ -13,7 +13,7 @@ TAGS_MAX = 20
 LEFT_OUT = "[…]"
 
 
-class Quotes:
+class SourceQuotes:
     """What an artifact rests on: each excerpt once, those that the provider cited first."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Quotes:
         return tuple(ArtifactSource(ref=ref, excerpt=excerpt) for ref, excerpt in self._found)
 
 
-def told_text(told: Sequence[Told]) -> str:
+def sentences_text(told: Sequence[SourceSentence]) -> str:
     """Sentences as paragraphs, items and rows each on a line of their own; what was left out between two is marked."""
     made: list[str] = []
     for at, one in enumerate(told):
@@ -44,7 +44,7 @@ def told_text(told: Sequence[Told]) -> str:
     return "".join(made)
 
 
-def _gap(before: Told | None, one: Told) -> str:
+def _gap(before: SourceSentence | None, one: SourceSentence) -> str:
     if before is None:
         return ""
     if one.sentence.row:
@@ -54,20 +54,20 @@ def _gap(before: Told | None, one: Told) -> str:
     return " " if one.at == before.at + 1 else f" {LEFT_OUT} "
 
 
-def drafted(
+def build_draft(
     type_: ArtifactType,
     content: Mapping[str, Any],
-    quotes: Quotes,
+    quotes: SourceQuotes,
     *,
     tags: Sequence[str],
     entity_refs: Sequence[str],
-) -> Draft:
+) -> ArtifactDraft:
     """The draft of an artifact, its content checked; raises ContentInvalid, which no input should bring about."""
     sources = quotes.sources()
-    return Draft(
+    return ArtifactDraft(
         type=type_,
         entity_refs=tuple(entity_refs)[:ITEMS_MAX],
         tags=tuple(dict.fromkeys(tag[:TAG_CHARS_MAX] for tag in tags if tag))[:TAGS_MAX],
-        content=checked(type_, content, frozenset(source.ref for source in sources)),
+        content=checked_content(type_, content, frozenset(source.ref for source in sources)),
         sources=sources,
     )

@@ -32,7 +32,7 @@ PLACEHOLDERS = _phrases(_CUES["placeholders"])
 RATIONALE = frozenset(_CUES["rationale"])
 
 
-def say(language: Language, what: str, **data: object) -> str:
+def filled_sentence(language: Language, what: str, **data: object) -> str:
     """One of the sentences, filled in."""
     return SENTENCES[language][what].format(**data)
 

@@ -12,35 +12,35 @@ from dataclasses import dataclass, field
 
 from trellis.bus.documents import data_of
 from trellis.bus.ends.compensation import compensation_of
-from trellis.bus.ends.derived import RETRY_ID, submit_first
-from trellis.bus.ends.families import Families, JobTree
-from trellis.bus.ends.following import Follower, TakenOver
-from trellis.bus.ends.publisher import ENDS
-from trellis.bus.ends.retrying import is_wanted, retry_of
-from trellis.bus.ends.standing import CANCELLED, Standing
-from trellis.bus.ends.workflow import Key, Seen, Step, Workflow
-from trellis.bus.ends.workflows import Workflows
+from trellis.bus.ends.derived import RETRY_ID, submit_under_free_id
+from trellis.bus.ends.families import DescendantJobs, JobTree
+from trellis.bus.ends.following import FeedSubscriber, TakenOver
+from trellis.bus.ends.publisher import END_EVENTS
+from trellis.bus.ends.retrying import is_retry_due, retry_of
+from trellis.bus.ends.standing import CANCELLED, EffectiveJob
+from trellis.bus.ends.workflow import StepState, Workflow, WorkflowKey, WorkflowStep
+from trellis.bus.ends.workflows import WorkflowReader
 from trellis.bus.requests import COMPENSATES, JobRequest
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import Actor, CancelMode, JobId, Move, Moved, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Event, Place
+from trellis.engine.records import Event, JobPlace
 from trellis.lifecycles import Role
 
-FOLLOWS_AS = "bus-aftermath"
-AT_ONCE = 16
+SUBSCRIBER_NAME = "bus-aftermath"
+CONCURRENCY = 16
 """Families that are looked after at the same time."""
 TREE_MAX = 100_000
 """Jobs of one tree that a cancellation looks at."""
-ABOVE_MAX = 16
+ANCESTORS_MAX = 16
 """Jobs above a new one that have ended, of which it is asked whether they were cancelled."""
 
 _log = log_of("trellis.bus.ends.aftermath")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settled:
+class OutcomeReport:
     """What one pass did. `following` false: another process does the work."""
 
     following: bool = False
@@ -50,32 +50,32 @@ class Settled:
 
 
 @dataclass(kw_only=True)
-class Aftermath:
+class OutcomeReconciler:
     """The service: a pass reads a page of the feed, does what follows from it, and remembers how far it came."""
 
     ledger: Ledger
     topics: Topics
-    follower: Follower
+    follower: FeedSubscriber
     wake: Callable[[], None] | None = None
     """Called when a job may have become ready."""
-    name: str = FOLLOWS_AS
+    name: str = SUBSCRIBER_NAME
     waits_for_events = True
-    _families: Families = field(init=False)
-    _workflows: Workflows = field(init=False)
+    _families: JobTree = field(init=False)
+    _workflows: WorkflowReader = field(init=False)
     _above: dict[tuple[str, str], str | None] = field(default_factory=dict[tuple[str, str], str | None])
     """By parent and party of its children, for one page: the cancelled job above its children. A cancel that comes later finds them itself."""
     _begun: int = 0
     _made: int = 0
 
     def __post_init__(self) -> None:
-        self._families = Families(ledger=self.ledger, topics=self.topics)
-        self._workflows = Workflows(families=self._families, between=self.follower.keep)
+        self._families = JobTree(ledger=self.ledger, topics=self.topics)
+        self._workflows = WorkflowReader(families=self._families, between=self.follower.keep)
 
-    async def run_once(self) -> Settled:
+    async def run_once(self) -> OutcomeReport:
         """One page."""
         page = await self.follower.page()
         if page is None:
-            return Settled()
+            return OutcomeReport()
         if self._begun != self.follower.begun:
             self._families.remembered.clear()
             self._begun = self.follower.begun
@@ -87,21 +87,21 @@ class Aftermath:
             else:
                 await self.follower.keep()
         except TakenOver:
-            return Settled(events=len(page.events), made=self._made)
+            return OutcomeReport(events=len(page.events), made=self._made)
         if self._made and self.wake is not None:
             self.wake()
-        return Settled(following=True, events=len(page.events), made=self._made)
+        return OutcomeReport(following=True, events=len(page.events), made=self._made)
 
-    def pause_s(self, report: Settled) -> float:
+    def pause_s(self, report: OutcomeReport) -> float:
         """At once while there is more."""
         options = self.follower.options
         if not report.following:
             return options.lease_s / 5
         return 0.0 if report.events else options.poll_s
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Let another go on at once."""
-        await self.follower.let_go()
+        await self.follower.release()
 
     # --- one page --------------------------------------------------------------------------------------------------
 
@@ -114,31 +114,31 @@ class Aftermath:
                 self._families.learn(record.event.job_id, record.submission.payload)
         by_family: dict[str, list[tuple[Event, JobRequest]]] = {}
         for event in events:
-            if event.source is None or event.type in ENDS:
+            if event.source is None or event.type in END_EVENTS:
                 request = await self._families.request(event.job_id)
-                if request is not None and _concerns(event, request):
+                if request is not None and _has_consequences(event, request):
                     by_family.setdefault(await self._family(event, request), []).append((event, request))
                 await self.follower.keep()
-        room = asyncio.Semaphore(AT_ONCE)
-        await _all(self._look_after(family, room) for family in by_family.values())
+        room = asyncio.Semaphore(CONCURRENCY)
+        await _gather_all(self._reconcile_family(family, room) for family in by_family.values())
 
     async def _family(self, event: Event, request: JobRequest) -> str:
         """What is looked after in order: the steps of one parent, and what undoes them."""
         step = await self._step(request)
         return (step.step_of if step is not None else "") or request.labels.get(COMPENSATES) or event.job_id
 
-    async def _look_after(self, family: Sequence[tuple[Event, JobRequest]], room: asyncio.Semaphore) -> None:
+    async def _reconcile_family(self, family: Sequence[tuple[Event, JobRequest]], room: asyncio.Semaphore) -> None:
         """Each event by itself, then every workflow that they are about once."""
-        heard: dict[Key, set[Step]] = {}
+        heard: dict[WorkflowKey, set[WorkflowStep]] = {}
         async with room:
             for event, request in family:
                 await self._follow_up(event, request, heard)
                 await self.follower.keep()
             for key, ended in heard.items():
-                await self._tend(key, ended)
+                await self._reconcile_workflow(key, ended)
                 await self.follower.keep()
 
-    async def _follow_up(self, event: Event, request: JobRequest, heard: dict[Key, set[Step]]) -> None:
+    async def _follow_up(self, event: Event, request: JobRequest, heard: dict[WorkflowKey, set[WorkflowStep]]) -> None:
         key = await self._workflow_of(request)
         if event.source is None:
             if key is not None and request.is_retry:
@@ -153,9 +153,9 @@ class Aftermath:
             ended = heard.setdefault(key, set())
             if COMPENSATES not in request.labels:
                 first = (await self._families.incarnations(event.job_id, request))[-1]
-                ended.add(Step(request.step_index, JobId(first)))
+                ended.add(WorkflowStep(request.step_index, JobId(first)))
 
-    async def _workflow_of(self, request: JobRequest) -> Key | None:
+    async def _workflow_of(self, request: JobRequest) -> WorkflowKey | None:
         """The workflow that a job is a step of, or undoes a step of."""
         step = await self._step(request)
         if step is None or not step.step_of or not step.workflow_id:
@@ -172,11 +172,11 @@ class Aftermath:
     async def _retry(self, event: Event, request: JobRequest) -> None:
         topic = self.topics.of(request.topic)
         job, events = await self.ledger.job(event.job_id), await self.ledger.events(event.job_id)
-        if job is None or not is_wanted(job, request, events, topic):
+        if job is None or not is_retry_due(job, request, events, topic):
             return
         if await self._families.is_cancelled(request, request.step_of):
             return
-        retry = await submit_first(self.ledger, self._reconciler, retry_of(job, request, event, self.topics))
+        retry = await submit_under_free_id(self.ledger, self._reconciler, retry_of(job, request, event, self.topics))
         if retry is None:
             return
         name = retry.job_id
@@ -196,7 +196,7 @@ class Aftermath:
         waiting = await self._families.incarnations(event.job_id, request)
         before = set(waiting[1:])
         seen = set(waiting)
-        tree = JobTree(families=self._families, roots=frozenset(waiting))
+        tree = DescendantJobs(families=self._families, roots=frozenset(waiting))
         while waiting and len(seen) < TREE_MAX:
             parent = waiting.pop()
             for child in await self._families.children(parent):
@@ -206,7 +206,7 @@ class Aftermath:
                 tree.add(child.job_id, parent)
                 if parent in before and await self._is_retry(child.job_id):
                     continue  # somebody runs the same job again
-                if child.place is Place.ENDED:
+                if child.place is JobPlace.ENDED:
                     waiting.append(child.job_id)
                 elif await tree.is_whole_to(child.job_id):
                     await self._cancel(child.job_id, f"cascade:{event.job_id}", f"{event.job_id} was cancelled")
@@ -232,14 +232,14 @@ class Aftermath:
 
     async def _cancelled_above(self, request: JobRequest) -> str | None:
         """The nearest job whose cancel would have reached this one: its parent or a retry of it, or above those that ended otherwise."""
-        for _ in range(ABOVE_MAX):
+        for _ in range(ANCESTORS_MAX):
             if not request.step_of or COMPENSATES in request.labels:
                 break
             job = await self.ledger.job(JobId(request.step_of))
             above = None if job is None else self._families.request_in(job)
             if job is None or above is None or not await self._families.is_linked(job, request):
                 break
-            last = await self._families.standing(job, above, step_of=above.step_of)
+            last = await self._families.effective_step(job, above, step_of=above.step_of)
             if last.job.state == CANCELLED:
                 return last.job.job_id
             if last.open:
@@ -256,7 +256,7 @@ class Aftermath:
 
     # --- workflows -------------------------------------------------------------------------------------------------
 
-    async def _tend(self, key: Key, ended: set[Step]) -> None:
+    async def _reconcile_workflow(self, key: WorkflowKey, ended: set[WorkflowStep]) -> None:
         """Let the steps of a workflow go, end or undo them, now that these have ended, or a compensation has."""
         workflow = await self._workflows.workflow(key)
         await self._workflows.ended(workflow, ended)
@@ -269,17 +269,17 @@ class Aftermath:
             if failed is not None:
                 await self._undo_next(workflow)
         elif any(step.index < first.index for step in ended):
-            await self._let_go_all(workflow, first)
+            await self._release_steps(workflow, first)
 
-    async def _let_go_all(self, workflow: Workflow, first: Seen) -> None:
+    async def _release_steps(self, workflow: Workflow, first: StepState) -> None:
         """Steps of one number go together; nobody was waiting for one of the same or a higher number."""
         for step in workflow.at(first.index):
             standing = await self._workflows.look(workflow, step)
             if standing is not None and standing.resting:
-                await self._let_go(standing)
+                await self._release_step(standing)
             await self.follower.keep()
 
-    async def _let_go(self, step: Standing) -> None:
+    async def _release_step(self, step: EffectiveJob) -> None:
         """Only a step that rests because it was not its turn: what waits for a person or a time goes on waiting."""
         last = (await self.ledger.events(step.job.job_id))[-1]
         if last.type != "job_deferred" or data_of(last).get("hold") != "order":
@@ -297,7 +297,7 @@ class Aftermath:
         moved = await self.ledger.move(self._scheduler, move)
         self._made += isinstance(moved, Moved) and not moved.repeated
 
-    async def _end_doomed(self, workflow: Workflow, failed: Seen) -> None:
+    async def _end_doomed(self, workflow: Workflow, failed: StepState) -> None:
         """Those above it that no worker has wait for it in vain."""
         cause = f"step {failed.index} did not succeed"
         for step in workflow.after(failed.index):
@@ -307,7 +307,7 @@ class Aftermath:
                 cancelled = await self._cancel(job_id, f"doomed:{failed.job_id}", cause)
                 if cancelled and job_id == step.job_id:
                     workflow.drop(step)
-                    workflow.fail(Seen(index=step.index, job_id=job_id, state=CANCELLED))
+                    workflow.fail(StepState(index=step.index, job_id=job_id, state=CANCELLED))
             await self.follower.keep()
 
     async def _undo_next(self, workflow: Workflow) -> None:
@@ -333,7 +333,7 @@ class Aftermath:
         request = None if job is None else self._families.request_in(job)
         if job is None or request is None:
             return False
-        made = await submit_first(self.ledger, self._reconciler, compensation_of(job, request, self.topics))
+        made = await submit_under_free_id(self.ledger, self._reconciler, compensation_of(job, request, self.topics))
         if made is None:
             return False
         self._made += made.created
@@ -349,14 +349,14 @@ class Aftermath:
         return Actor(role=Role.SCHEDULER, name=self.follower.actor.name)
 
 
-def _concerns(event: Event, request: JobRequest) -> bool:
+def _has_consequences(event: Event, request: JobRequest) -> bool:
     """Whether something can follow from an event: nothing does from the success of a job that is nobody's step."""
     if event.source is None:
         return bool(request.step_of)
     return event.type not in {"job_succeeded", "job_denied"} or bool(request.step_of) or COMPENSATES in request.labels
 
 
-async def _all(work: Iterable[Awaitable[None]]) -> None:
+async def _gather_all(work: Iterable[Awaitable[None]]) -> None:
     """Do it side by side; an error is raised when all have come to an end."""
     for answer in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(answer, BaseException):

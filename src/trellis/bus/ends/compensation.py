@@ -7,8 +7,16 @@ for the same tenant and principal as the step, and is asked about by the safety 
 import re
 from dataclasses import replace
 
-from trellis.bus.ends.derived import RETRY_ID, ids_after, is_whole
-from trellis.bus.requests import COMPENSATES, OUR_LABELS, RETRY_OF, Compensation, JobMeta, JobRequest, new_bus_job
+from trellis.bus.ends.derived import RETRY_ID, derived_ids, is_storable_request
+from trellis.bus.requests import (
+    COMPENSATES,
+    RESERVED_LABEL_PREFIX,
+    RETRY_OF,
+    Compensation,
+    JobMeta,
+    JobRequest,
+    new_bus_job,
+)
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import JobId, NewJob
 from trellis.engine.records import Job
@@ -23,18 +31,18 @@ def compensation_of(job: Job, request: JobRequest, topics: Topics) -> list[NewJo
     template = request.compensation
     if template is None:
         return []
-    made = [_undoing(job, request, template, job_id) for job_id in ids_after(job.job_id, SUFFIX)]
+    made = [_compensation_request(job, request, template, job_id) for job_id in derived_ids(job.job_id, SUFFIX)]
     return [
         replace(
             new_bus_job(one, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.job_id),
             idempotency_key=None,
         )
         for one in made
-        if is_whole(one)
+        if is_storable_request(one)
     ]
 
 
-def _undoing(job: Job, request: JobRequest, template: Compensation, job_id: JobId) -> JobRequest:
+def _compensation_request(job: Job, request: JobRequest, template: Compensation, job_id: JobId) -> JobRequest:
     labels = {name: value for name, value in (template.labels or request.labels).items() if not _is_ours(name)}
     own_context = bool(template.context_ptr or template.context_ref)
     return JobRequest.model_construct(
@@ -53,11 +61,11 @@ def _undoing(job: Job, request: JobRequest, template: Compensation, job_id: JobI
         tenant_id=request.tenant_id,
         principal_id=request.principal_id,
         labels={**labels, COMPENSATES: job.job_id},
-        meta=_meta(request.meta or JobMeta.model_validate({}), template.meta, job_id),
+        meta=_compensation_meta(request.meta or JobMeta.model_validate({}), template.meta, job_id),
     )
 
 
-def _meta(own: JobMeta, template: JobMeta | None, job_id: JobId) -> JobMeta:
+def _compensation_meta(own: JobMeta, template: JobMeta | None, job_id: JobId) -> JobMeta:
     """As the template says, but for whom it acts and how risky it is at least."""
     said = template or own
     changes = {
@@ -71,4 +79,4 @@ def _meta(own: JobMeta, template: JobMeta | None, job_id: JobId) -> JobMeta:
 
 
 def _is_ours(label: str) -> bool:
-    return label.startswith(OUR_LABELS) or label == RETRY_OF
+    return label.startswith(RESERVED_LABEL_PREFIX) or label == RETRY_OF

@@ -8,10 +8,10 @@ happens when two operators ask at once, one that succeeded stands for it, else o
 from dataclasses import dataclass, field
 
 from trellis.bus.ends.derived import RETRY_ID
-from trellis.bus.ends.retrying import is_wanted, retry_of
-from trellis.bus.ends.standing import CANCELLED, DONE_AGAIN, SUCCEEDED, Standing
-from trellis.bus.ends.workflow import Key, Remembered
-from trellis.bus.errors import RequestInvalid
+from trellis.bus.ends.retrying import is_retry_due, retry_of
+from trellis.bus.ends.standing import CANCELLED, RETRYABLE_ENDS, SUCCEEDED, EffectiveJob
+from trellis.bus.ends.workflow import WorkflowCache, WorkflowKey
+from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.requests import RETRY_OF, JobRequest
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import ATTEMPTS_MAX, JobId
@@ -19,8 +19,8 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.ownership import has_worked_on, submitter_of
 from trellis.engine.principal_names import party_of
-from trellis.engine.recent import Recent
-from trellis.engine.records import Event, Job, JobFilter, Place
+from trellis.engine.recent import LruCache
+from trellis.engine.records import Event, Job, JobFilter, JobPlace
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
 
@@ -34,21 +34,21 @@ _log = log_of("trellis.bus.ends.families")
 
 
 @dataclass(kw_only=True)
-class Families:
+class JobTree:
     """Reads them from the ledger."""
 
     ledger: Ledger
     topics: Topics
-    remembered: Remembered = field(default_factory=Remembered)
+    remembered: WorkflowCache = field(default_factory=WorkflowCache)
     """The steps of workflows, for `Workflows`."""
-    _requests: Recent[str, JobRequest] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
-    _parties: Recent[str, str] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
+    _requests: LruCache[str, JobRequest] = field(default_factory=lambda: LruCache(REMEMBERED_MAX))
+    _parties: LruCache[str, str] = field(default_factory=lambda: LruCache(REMEMBERED_MAX))
 
     def learn(self, job_id: JobId, payload: bytes) -> JobRequest | None:
         """The request in this payload, remembered; None when it cannot be read."""
         try:
             request = JobRequest.read(payload)
-        except RequestInvalid:
+        except BusRequestInvalid:
             return None  # whoever validates the job ends it
         if len(payload) <= REMEMBERED_BYTES_MAX:
             self._requests[job_id] = request
@@ -87,7 +87,7 @@ class Families:
         _log.error("too_many_children", job_id=job_id, looked_at=len(found))
         return found
 
-    async def key_of(self, step: JobRequest) -> Key:
+    async def key_of(self, step: JobRequest) -> WorkflowKey:
         """The workflow that a step belongs to."""
         return step.step_of, step.workflow_id, step.tenant, await self.party(step)
 
@@ -136,22 +136,22 @@ class Families:
             current = await self.request(before)
         return found
 
-    async def compensation(self, job_id: JobId) -> Standing | None:
+    async def compensation(self, job_id: JobId) -> EffectiveJob | None:
         """What undoes this job, through its last retry; None when nothing does yet."""
         for child in await self.children(job_id):
             request = await self.request(child.job_id) if child.compensates == job_id else None
             if request is not None and not request.is_retry:
-                return await self.standing(child, request, step_of="")
+                return await self.effective_step(child, request, step_of="")
         return None
 
-    async def stands_as(self, job: Job) -> Standing | None:
+    async def effective_job(self, job: Job) -> EffectiveJob | None:
         """A job through its last retry; None when its request cannot be read."""
         request = await self.request(job.job_id)
-        return None if request is None else await self.standing(job, request, step_of=request.step_of)
+        return None if request is None else await self.effective_step(job, request, step_of=request.step_of)
 
-    async def standing(self, job: Job, request: JobRequest, *, step_of: str) -> Standing:
+    async def effective_step(self, job: Job, request: JobRequest, *, step_of: str) -> EffectiveJob:
         """A job through its last retry; nobody wants it done again when the job that it is a step of was cancelled."""
-        waiting, ends = [(job, request)], list[Standing]()
+        waiting, ends = [(job, request)], list[EffectiveJob]()
         for _ in range(ATTEMPTS_MAX):
             if not waiting:
                 break
@@ -162,25 +162,25 @@ class Families:
                 return one
             else:
                 ends.append(one)
-        return next((end for end in ends if end.open), ends[0] if ends else Standing(job=job, request=request))
+        return next((end for end in ends if end.open), ends[0] if ends else EffectiveJob(job=job, request=request))
 
     async def _end_or_retries(
         self, job: Job, request: JobRequest, step_of: str
-    ) -> Standing | list[tuple[Job, JobRequest]]:
+    ) -> EffectiveJob | list[tuple[Job, JobRequest]]:
         """Those that do this job again, newest first, or how it stands itself."""
-        if job.place is not Place.ENDED or job.state not in DONE_AGAIN:
-            return Standing(job=job, request=request)
+        if job.place is not JobPlace.ENDED or job.state not in RETRYABLE_ENDS:
+            return EffectiveJob(job=job, request=request)
         alike = [child for child in await self.children(job.job_id) if child.type == job.type]
         again = [(one, await self.request(one.job_id)) for one in alike if RETRY_ID.search(one.job_id)]
         retries = [(child, said) for child, said in again if said is not None and said.is_retry]
         if retries:
             return retries
         due = await self._is_to_be_retried(job, request) and not await self.is_cancelled(request, step_of)
-        return Standing(job=job, request=request, to_be_retried=due)
+        return EffectiveJob(job=job, request=request, to_be_retried=due)
 
     async def _is_to_be_retried(self, job: Job, request: JobRequest) -> bool:
         events = await self.ledger.events(job.job_id)
-        if not is_wanted(job, request, events, self.topics.of(job.type)):
+        if not is_retry_due(job, request, events, self.topics.of(job.type)):
             return False
         for made in retry_of(job, request, events[-1], self.topics):
             there = await self.ledger.job(made.job_id)
@@ -191,10 +191,10 @@ class Families:
 
 
 @dataclass(kw_only=True)
-class JobTree:
+class DescendantJobs:
     """The jobs below some roots, as far as they were found: which of them are the roots' own, through all that is between."""
 
-    families: Families
+    families: JobTree
     roots: frozenset[str]
     _parents: dict[str, str] = field(default_factory=dict[str, str])
     _own: dict[str, bool] = field(default_factory=dict[str, bool])

@@ -7,7 +7,7 @@ the second time.
 from dataclasses import dataclass, field
 
 from trellis.engine.clock import Clock
-from trellis.engine.jobs import Actor, Following
+from trellis.engine.jobs import Actor, Subscription
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import FeedPage
@@ -17,7 +17,7 @@ _log = log_of("trellis.bus.ends.following")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FollowOptions:
+class SubscriptionOptions:
     """How it follows."""
 
     batch: int = 500
@@ -33,17 +33,17 @@ class TakenOver(Exception):
 
 
 @dataclass(kw_only=True)
-class Follower:
+class FeedSubscriber:
     """The place of one follower in the feed. `page`, then `keep` now and then, then `remember`."""
 
     ledger: Ledger
     actor: Actor
     clock: Clock
     follows_as: str
-    options: FollowOptions = field(default_factory=FollowOptions)
+    options: SubscriptionOptions = field(default_factory=SubscriptionOptions)
     begun: int = 0
     """How often this process began to follow: whatever it knew before may have changed in between."""
-    _following: Following | None = None
+    _following: Subscription | None = None
     _read_up_to: str | None = None
     _remembered: str | None = None
     _kept_at: float = 0.0
@@ -72,14 +72,14 @@ class Follower:
         self._read_up_to = position
         await self._keep(position)
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Let another go on at once."""
         following, self._following = self._following, None
         if following is not None:
-            await self.ledger.unfollow(following)
+            await self.ledger.unsubscribe(following)
 
     async def _begin(self) -> bool:
-        following = await self.ledger.follow(self.actor, self.follows_as, lease_s=self.options.lease_s)
+        following = await self.ledger.subscribe(self.actor, self.follows_as, lease_s=self.options.lease_s)
         if following is None:
             return False
         self._following, self._kept_at = following, self.clock.monotonic()
@@ -89,7 +89,7 @@ class Follower:
 
     async def _keep(self, position: str | None) -> None:
         following = self._following
-        if following is None or not await self.ledger.followed(following, position, lease_s=self.options.lease_s):
+        if following is None or not await self.ledger.ack(following, position, lease_s=self.options.lease_s):
             self._following = None
             _log.warning("taken_over", follower=self.follows_as, process=self.actor.name)
             raise TakenOver

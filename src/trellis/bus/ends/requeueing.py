@@ -3,26 +3,26 @@
 import hashlib
 from dataclasses import dataclass
 
-from trellis.bus.ends.derived import ids_after, submit_first
-from trellis.bus.ends.families import Families
+from trellis.bus.ends.derived import derived_ids, submit_under_free_id
+from trellis.bus.ends.families import JobTree
 from trellis.bus.ends.retrying import retry_of
-from trellis.bus.ends.standing import DONE_AGAIN, SUCCEEDED
-from trellis.bus.reporting.reports import kept
+from trellis.bus.ends.standing import RETRYABLE_ENDS, SUCCEEDED
+from trellis.bus.reporting.reports import storable_text
 from trellis.bus.requests import FIRST_PARENT, REQUEUE_CAUSE, RETRY_ATTEMPT, RETRY_OF, JobRequest, new_bus_job
 from trellis.bus.topics import Topics
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition
 from trellis.engine.jobs import Actor, Mismatch, RequestId, Submitted
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Job, Place
+from trellis.engine.records import Job, JobPlace
 from trellis.lifecycles import Role
 
 DIGEST_CHARS = 12
-LEFT_BEHIND = frozenset({RETRY_ATTEMPT, REQUEUE_CAUSE})
+LABELS_NOT_COPIED = frozenset({RETRY_ATTEMPT, REQUEUE_CAUSE})
 """Labels that say something about the job that ended only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Again:
+class Successor:
     """What came after a job that failed, timed out or was denied."""
 
     last: Job | None
@@ -34,7 +34,10 @@ class Again:
     def in_vain(self) -> bool:
         """Whether that came to a bad end too, and for good."""
         return (
-            not self.due and self.last is not None and self.last.place is Place.ENDED and self.last.state != SUCCEEDED
+            not self.due
+            and self.last is not None
+            and self.last.place is JobPlace.ENDED
+            and self.last.state != SUCCEEDED
         )
 
     @property
@@ -45,7 +48,7 @@ class Again:
         return "; ".join(filter(None, (told, soon)))
 
 
-async def run_again(
+async def requeue_as_new_job(
     ledger: Ledger, actor: Actor, job: Job, topics: Topics, request_id: RequestId, *, cause: str | None = None
 ) -> Submitted:
     """The job that does it again, with a label that says why; the same request asked twice is one.
@@ -53,24 +56,24 @@ async def run_again(
     A retry that is about to be made anyway is made now, under the id that it would have. Raises InvalidTransition, RequestInvalid.
     """
     by = Actor(role=Role.RECONCILER, name=actor.name)  # the one role that may give a job a derived id
-    if job.state not in DONE_AGAIN:
-        raise _refused(job, actor, f"only {', '.join(sorted(DONE_AGAIN))} is run again")
+    if job.state not in RETRYABLE_ENDS:
+        raise _refused(job, actor, f"only {', '.join(sorted(RETRYABLE_ENDS))} is run again")
     request = JobRequest.read(job.payload or b"")
     digest = hashlib.sha256(request_id.encode()).hexdigest()[:DIGEST_CHARS]
-    labels = {name: value for name, value in request.labels.items() if name not in LEFT_BEHIND}
+    labels = {name: value for name, value in request.labels.items() if name not in LABELS_NOT_COPIED}
     labels[RETRY_OF] = job.job_id
     if cause:
-        labels[REQUEUE_CAUSE] = kept(cause)
+        labels[REQUEUE_CAUSE] = storable_text(cause)
     if request.step_of:
         labels[FIRST_PARENT] = request.step_of
-    job_id = ids_after(job.job_id, f".q-{digest}")[0]
-    again = None if await ledger.job(job_id) is not None else await done_again(ledger, job, topics)
+    job_id = derived_ids(job.job_id, f".q-{digest}")[0]
+    again = None if await ledger.job(job_id) is not None else await find_successor(ledger, job, topics)
     if again is not None and again.due:
-        return await _now(ledger, by, again.last or job, topics)
+        return await _submit_due_retry(ledger, by, again.last or job, topics)
     if again is not None and not again.in_vain:
         raise _refused(job, actor, again.words)
     changes = {"job_id": job_id, "parent_job_id": job.job_id, "labels": labels}
-    made = JobRequest.read(request.model_copy(update=changes | {"meta": _unkeyed(request)}).body)
+    made = JobRequest.read(request.model_copy(update=changes | {"meta": _without_idempotency_key(request)}).body)
     new = new_bus_job(made, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.compensates)
     (answer,) = await ledger.submit(by, [new])
     if isinstance(answer, Mismatch):
@@ -78,22 +81,22 @@ async def run_again(
     return answer
 
 
-async def done_again(ledger: Ledger, job: Job, topics: Topics) -> Again | None:
+async def find_successor(ledger: Ledger, job: Job, topics: Topics) -> Successor | None:
     """What came after a job, also when it failed too; None when nothing does, or the job ended otherwise."""
-    standing = await Families(ledger=ledger, topics=topics).stands_as(job)
+    standing = await JobTree(ledger=ledger, topics=topics).effective_job(job)
     if standing is None:
         return None
     last = None if standing.job.job_id == job.job_id else standing.job
-    return None if last is None and not standing.to_be_retried else Again(last=last, due=standing.to_be_retried)
+    return None if last is None and not standing.to_be_retried else Successor(last=last, due=standing.to_be_retried)
 
 
-async def _now(ledger: Ledger, actor: Actor, job: Job, topics: Topics) -> Submitted:
+async def _submit_due_retry(ledger: Ledger, actor: Actor, job: Job, topics: Topics) -> Submitted:
     """The retry that is about to be made. Whoever would have made it finds it there: it is the same job."""
     whole, events = await ledger.job(job.job_id), await ledger.events(job.job_id)
     if whole is None or whole.payload is None or not events:
         raise _refused(job, actor, "it was removed meanwhile")
     request = JobRequest.read(whole.payload)
-    made = await submit_first(ledger, actor, retry_of(whole, request, events[-1], topics))
+    made = await submit_under_free_id(ledger, actor, retry_of(whole, request, events[-1], topics))
     if made is None:
         raise _refused(job, actor, "the ids of its retry are other jobs")
     return made
@@ -105,6 +108,6 @@ def _refused(job: Job, actor: Actor, reason: str) -> InvalidTransition:
     )
 
 
-def _unkeyed(request: JobRequest) -> object:
+def _without_idempotency_key(request: JobRequest) -> object:
     """Its key means the job that ended."""
     return None if request.meta is None else request.meta.model_copy(update={"idempotency_key": ""})

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trellis.bus.documents import data_of, dispatch_of
-from trellis.bus.ends.derived import ids_after, is_whole
-from trellis.bus.errors import RequestInvalid
+from trellis.bus.ends.derived import derived_ids, is_storable_request
+from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.reporting.reports import RETRYABLE, is_retryable, report_in
 from trellis.bus.requests import (
     FIRST_PARENT,
@@ -28,7 +28,7 @@ from trellis.bus.topics import Topic, Topics
 from trellis.engine.jobs import JobId, NewJob
 from trellis.engine.records import Event, Job
 
-RETRIED = frozenset({"FAILED", "TIMEOUT"})
+RETRYABLE_STATES = frozenset({"FAILED", "TIMEOUT"})
 ATTEMPTS = "attempts"
 """In the event of a handing-out: how many attempts there are, as its topic was configured then."""
 
@@ -44,16 +44,16 @@ def attempts_of(topic: Topic) -> int:
     return 1 if topic.idempotent else topic.max_attempts
 
 
-def is_wanted(job: Job, request: JobRequest, events: Sequence[Event], topic: Topic) -> bool:
+def is_retry_due(job: Job, request: JobRequest, events: Sequence[Event], topic: Topic) -> bool:
     """Whether a job with these events is done again as a new one; the caller knows whether anybody still wants it."""
-    if not events or job.state not in RETRIED or retries_before(request) + 1 >= _attempts(events, topic):
+    if not events or job.state not in RETRYABLE_STATES or retries_before(request) + 1 >= _attempts(events, topic):
         return False
-    left_s = _left_s(job, events[-1])
+    left_s = _remaining_s(job, events[-1])
     if left_s is not None and left_s < 0.001:
         return False
-    if job.state != "TIMEOUT" and not _is_worth_it(events[-1], topic):
+    if job.state != "TIMEOUT" and not _is_retryable_failure(events[-1], topic):
         return False
-    return is_whole(_retry(job, request, events[-1], retries_before(request) + 1, job.job_id))
+    return is_storable_request(_retry(job, request, events[-1], retries_before(request) + 1, job.job_id))
 
 
 def _attempts(events: Sequence[Event], topic: Topic) -> int:
@@ -62,7 +62,7 @@ def _attempts(events: Sequence[Event], topic: Topic) -> int:
     return said if isinstance(said, int) else attempts_of(topic)
 
 
-def _is_worth_it(failed: Event, topic: Topic) -> bool:
+def _is_retryable_failure(failed: Event, topic: Topic) -> bool:
     said = data_of(failed).get(RETRYABLE)
     return said if isinstance(said, bool) else is_retryable(report_in(failed), topic)
 
@@ -71,8 +71,8 @@ def retry_of(job: Job, request: JobRequest, ended: Event, topics: Topics) -> lis
     """The job that does this one again, under the ids that it may have; none when it cannot be made."""
     number = retries_before(request) + 1
     base = job.job_id.removesuffix(f".r{number - 1}") if number > 1 else job.job_id
-    candidates = [_retry(job, request, ended, number, job_id) for job_id in ids_after(base, f".r{number}")]
-    left_s = _left_s(job, ended)
+    candidates = [_retry(job, request, ended, number, job_id) for job_id in derived_ids(base, f".r{number}")]
+    left_s = _remaining_s(job, ended)
     return [
         replace(
             new_bus_job(made, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.compensates),
@@ -80,7 +80,7 @@ def retry_of(job: Job, request: JobRequest, ended: Event, topics: Topics) -> lis
             idempotency_key=None,
         )
         for made in candidates
-        if is_whole(made)
+        if is_storable_request(made)
     ]
 
 
@@ -88,9 +88,9 @@ def next_id(job: Job, events: Sequence[Event], topics: Topics) -> JobId | None:
     """The id under which a job with these events is done again, unless it is cancelled or the id is taken; None when it is not."""
     try:
         request = request_of(job)
-    except RequestInvalid:
+    except BusRequestInvalid:
         return None
-    if not is_wanted(job, request, events, topics.of(job.type)):
+    if not is_retry_due(job, request, events, topics.of(job.type)):
         return None
     return next((made.job_id for made in retry_of(job, request, events[-1], topics)), None)
 
@@ -106,11 +106,11 @@ def _retry(job: Job, request: JobRequest, ended: Event, number: int, job_id: Job
 
 def _budget(job: Job, request: JobRequest, ended: Event) -> Budget | None:
     """With as much time as is left, where the request said how much there is."""
-    left_s = _left_s(job, ended)
+    left_s = _remaining_s(job, ended)
     if request.budget is None or not request.budget.deadline_ms or left_s is None:
         return request.budget
     return request.budget.model_copy(update={"deadline_ms": max(1, int(left_s * 1000))})
 
 
-def _left_s(job: Job, ended: Event) -> float | None:
+def _remaining_s(job: Job, ended: Event) -> float | None:
     return None if job.deadline_at is None else (job.deadline_at - ended.ts).total_seconds()

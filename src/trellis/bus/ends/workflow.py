@@ -11,19 +11,19 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from trellis.bus.ends.standing import CANCELLED, SUCCEEDED, Standing
+from trellis.bus.ends.standing import CANCELLED, SUCCEEDED, EffectiveJob
 from trellis.engine.jobs import JobId
 
 STEPS_MAX = 100_000
 """Children that a process remembers over all parents, unless one parent alone has more."""
 
-Key: TypeAlias = tuple[str, str, str, str]
+WorkflowKey: TypeAlias = tuple[str, str, str, str]
 """The parent, the workflow, the tenant and the party of steps that go in order: what another party hangs below the same parent, under
 the same names, is a workflow of its own (`engine/ownership`)."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Step:
+class WorkflowStep:
     """What never changes of a step."""
 
     index: int
@@ -31,7 +31,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class StepState:
     """A step through its last retry, as it was seen."""
 
     index: int
@@ -40,19 +40,19 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Front:
+class WorkflowFrontier:
     """What holds up the steps of one workflow: the lowest that failed for good, and the lowest that has not ended.
 
     A step above one that failed may be open and one above an open step may have failed without being told here: it makes no difference
     to the steps below, and those above it do not go.
     """
 
-    failed: Seen | None = None
-    open: Seen | None = None
+    failed: StepState | None = None
+    open: StepState | None = None
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Undo:
+class UndoableStep:
     """A step that can be undone; the greatest is undone first."""
 
     index: int
@@ -64,60 +64,60 @@ class Undo:
 class Workflow:
     """The steps of one workflow of one parent."""
 
-    unsettled: list[Step] = field(default_factory=list[Step])
+    unsettled: list[WorkflowStep] = field(default_factory=list[WorkflowStep])
     """In their order: all that can still stand otherwise, but for those that were given up."""
-    failed: Seen | None = None
+    failed: StepState | None = None
     """The lowest that failed for good."""
-    given_up: dict[Step, Seen] = field(default_factory=dict[Step, Seen])
+    given_up: dict[WorkflowStep, StepState] = field(default_factory=dict[WorkflowStep, StepState])
     """They have failed, unless an operator runs them again."""
-    unseen: list[Step] = field(default_factory=list[Step])
+    unseen: list[WorkflowStep] = field(default_factory=list[WorkflowStep])
     """They had failed when they were first read, and nobody has looked yet whether they are done again."""
     undoable: list[JobId] = field(default_factory=list[JobId])
     """They succeeded and have a template, and nobody has looked yet when that was."""
-    to_undo: list[Undo] = field(default_factory=list[Undo])
+    to_undo: list[UndoableStep] = field(default_factory=list[UndoableStep])
     undoing: set[JobId] = field(default_factory=set[JobId])
     """Those of them whose compensations are made, and have not ended as far as anybody has looked."""
-    undone: dict[JobId, Undo] = field(default_factory=dict[JobId, Undo])
+    undone: dict[JobId, UndoableStep] = field(default_factory=dict[JobId, UndoableStep])
     """Their compensations have ended, unless an operator runs one again."""
 
-    def settle(self, step: Step, standing: Standing) -> bool:
+    def settle(self, step: WorkflowStep, standing: EffectiveJob) -> bool:
         """Whether it cannot stand otherwise any more; it is not looked at again then."""
         good = standing.job.state == SUCCEEDED
         if not good and (standing.job.job_id != step.job_id or standing.job.state != CANCELLED):
             return False
         self.drop(step)
         if not good:
-            self.fail(seen(step, standing))
+            self.fail(step_state(step, standing))
         elif standing.request.compensation is not None:
             self.undoable.append(standing.job.job_id)
         return True
 
-    def fail(self, one: Seen) -> None:
+    def fail(self, one: StepState) -> None:
         """It failed for good."""
         if self.failed is None or one.index < self.failed.index:
             self.failed = one
 
-    def is_unsettled(self, step: Step) -> bool:
+    def is_unsettled(self, step: WorkflowStep) -> bool:
         """Whether it has to be looked at."""
         place = bisect_left(self.unsettled, step)
         return self.unsettled[place : place + 1] == [step]
 
-    def drop(self, step: Step) -> None:
+    def drop(self, step: WorkflowStep) -> None:
         """Nothing will come of it any more."""
         if self.is_unsettled(step):
             del self.unsettled[bisect_left(self.unsettled, step)]
 
-    def give_up(self, step: Step, one: Seen) -> None:
+    def give_up(self, step: WorkflowStep, one: StepState) -> None:
         """It has failed and is not done again, as far as anybody has heard."""
         self.drop(step)
         self.given_up[step] = one
 
-    def take_up(self, step: Step) -> None:
+    def take_up(self, step: WorkflowStep) -> None:
         """It is done again."""
         if self.given_up.pop(step, None) is not None:
             insort(self.unsettled, step)
 
-    def has_undone(self, one: Undo) -> None:
+    def has_undone(self, one: UndoableStep) -> None:
         """Its compensation has ended."""
         self.to_undo.remove(one)
         self.undoing.discard(one.job_id)
@@ -136,16 +136,16 @@ class Workflow:
         held = {step.job_id for step in (*self.unsettled, *self.given_up)} | {one.job_id for one in self.to_undo}
         return gone.isdisjoint(held | self.undone.keys()) and (self.failed is None or self.failed.job_id not in gone)
 
-    def lowest_failed(self) -> Seen | None:
+    def lowest_failed(self) -> StepState | None:
         """The lowest of all that have failed."""
         found = [*([] if self.failed is None else [self.failed]), *self.given_up.values()]
         return min(found, key=lambda one: one.index, default=None)
 
-    def at(self, index: int) -> list[Step]:
+    def at(self, index: int) -> list[WorkflowStep]:
         """The unsettled steps of this number."""
         return self.unsettled[self._place(index) : self._place(index + 1)]
 
-    def after(self, index: int) -> list[Step]:
+    def after(self, index: int) -> list[WorkflowStep]:
         """The unsettled steps above this number."""
         return self.unsettled[self._place(index + 1) :]
 
@@ -153,13 +153,13 @@ class Workflow:
         return bisect_left(self.unsettled, index, key=lambda step: step.index)
 
 
-def seen(step: Step, standing: Standing) -> Seen:
+def step_state(step: WorkflowStep, standing: EffectiveJob) -> StepState:
     """Where it stands, in few words."""
-    return Seen(index=step.index, job_id=standing.job.job_id, state=standing.job.state)
+    return StepState(index=step.index, job_id=standing.job.job_id, state=standing.job.state)
 
 
 @dataclass(kw_only=True, slots=True)
-class Family:
+class ChildJobs:
     """The children of one parent."""
 
     mark: str | None = None
@@ -182,26 +182,26 @@ class Family:
 
 
 @dataclass(kw_only=True)
-class Remembered:
+class WorkflowCache:
     """Families by their parents, at most STEPS_MAX children; the one not asked for longest goes first."""
 
     steps_max: int = STEPS_MAX
-    _kept: "OrderedDict[str, Family]" = field(default_factory=OrderedDict[str, Family])
+    _kept: "OrderedDict[str, ChildJobs]" = field(default_factory=OrderedDict[str, ChildJobs])
     _sizes: dict[str, int] = field(default_factory=dict[str, int])
     _total: int = 0
 
-    def of(self, parent: str) -> Family:
+    def of(self, parent: str) -> ChildJobs:
         """What is known of the children of this parent, perhaps nothing yet; it may grow until it is `measured`."""
-        family = self._kept.setdefault(parent, Family())
+        family = self._kept.setdefault(parent, ChildJobs())
         self._kept.move_to_end(parent)
         return family
 
-    def get(self, key: Key) -> Workflow | None:
+    def get(self, key: WorkflowKey) -> Workflow | None:
         """A workflow that is remembered."""
         family = self._kept.get(key[0])
         return None if family is None else family.workflows.get(key[1:])
 
-    def measured(self, parent: str, family: Family) -> None:
+    def measured(self, parent: str, family: ChildJobs) -> None:
         """It has so many children now; others are forgotten when that is too many."""
         if self._kept.get(parent) is family:
             size = 1 + len(family.known)

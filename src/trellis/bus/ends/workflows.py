@@ -10,52 +10,63 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from trellis.bus.ends.families import CHILDREN_MAX, Families
-from trellis.bus.ends.standing import DONE_AGAIN, Standing
-from trellis.bus.ends.workflow import Family, Front, Key, Seen, Step, Undo, Workflow, seen
+from trellis.bus.ends.families import CHILDREN_MAX, JobTree
+from trellis.bus.ends.standing import RETRYABLE_ENDS, EffectiveJob
+from trellis.bus.ends.workflow import (
+    ChildJobs,
+    StepState,
+    UndoableStep,
+    Workflow,
+    WorkflowFrontier,
+    WorkflowKey,
+    WorkflowStep,
+    step_state,
+)
 from trellis.bus.requests import COMPENSATES, JobRequest
 from trellis.engine.jobs import JobId
 from trellis.engine.logs import log_of
-from trellis.engine.records import Children, Job
+from trellis.engine.records import ChildPage, Job
 
 T = TypeVar("T")
 
 PAGE = 1_000
-AT_ONCE = 16
+CONCURRENCY = 16
 """Steps that are read at the same time."""
 
 _log = log_of("trellis.bus.ends.workflows")
 
 
-async def _nothing() -> None:
+async def _no_op() -> None:
     pass
 
 
 @dataclass(kw_only=True)
-class Workflows:
+class WorkflowReader:
     """Reads them. What it remembers is kept with the families."""
 
-    families: Families
-    between: Callable[[], Awaitable[None]] = _nothing
+    families: JobTree
+    between: Callable[[], Awaitable[None]] = _no_op
     """Called now and then while much is read."""
 
     # --- for whoever hands steps out -------------------------------------------------------------------------------
 
-    async def front(self, key: Key) -> Front:
+    async def front(self, key: WorkflowKey) -> WorkflowFrontier:
         """Where a workflow stands: every step that is in the ledger now is counted."""
         workflow = await self.workflow(key)
         found = await self._first_unsettled(workflow)
         if found is None:
-            return Front(failed=workflow.failed)
+            return WorkflowFrontier(failed=workflow.failed)
         step, standing = found
-        one = seen(step, standing)
+        one = step_state(step, standing)
         if not standing.failed:
-            return Front(failed=workflow.failed, open=one)
-        return Front(failed=one if workflow.failed is None or one.index < workflow.failed.index else workflow.failed)
+            return WorkflowFrontier(failed=workflow.failed, open=one)
+        return WorkflowFrontier(
+            failed=one if workflow.failed is None or one.index < workflow.failed.index else workflow.failed
+        )
 
     # --- for whoever follows the feed, and hears of every end and of everything that is done again -----------------
 
-    async def ended(self, workflow: Workflow, steps: set[Step]) -> None:
+    async def ended(self, workflow: Workflow, steps: set[WorkflowStep]) -> None:
         """Look at steps of which an end was heard, and at those that had failed before anybody heard of them."""
         for step in sorted(steps):
             workflow.take_up(step)
@@ -64,24 +75,24 @@ class Workflows:
             await self._look_if_unsettled(workflow, workflow.unseen[-1])
             workflow.unseen.pop()
 
-    async def look(self, workflow: Workflow, step: Step) -> Standing | None:
+    async def look(self, workflow: Workflow, step: WorkflowStep) -> EffectiveJob | None:
         """How an unsettled step stands; None when it is settled, or given up, now."""
         standing = await self._look(workflow, step)
         if standing is not None and standing.failed:
-            workflow.give_up(step, seen(step, standing))
+            workflow.give_up(step, step_state(step, standing))
             return None
         return standing
 
-    async def first_open(self, workflow: Workflow) -> Seen | None:
+    async def first_open(self, workflow: Workflow) -> StepState | None:
         """The lowest step that has not ended."""
         while (found := await self._first_unsettled(workflow)) is not None:
             step, standing = found
             if not standing.failed:
-                return seen(step, standing)
-            workflow.give_up(step, seen(step, standing))
+                return step_state(step, standing)
+            workflow.give_up(step, step_state(step, standing))
         return None
 
-    async def again(self, key: Key, request: JobRequest) -> None:
+    async def again(self, key: WorkflowKey, request: JobRequest) -> None:
         """Something of this workflow is done again by a job with this request."""
         workflow = self.families.remembered.get(key)
         if workflow is None:
@@ -93,9 +104,9 @@ class Workflows:
         first = (await self.families.incarnations(request.job_id, request))[-1]
         if await self.families.request(first) is None:
             self.families.remembered.drop(key[0])  # which step that was cannot be told any more
-        workflow.take_up(Step(request.step_index, JobId(first)))
+        workflow.take_up(WorkflowStep(request.step_index, JobId(first)))
 
-    async def to_undo(self, workflow: Workflow) -> list[Undo]:
+    async def to_undo(self, workflow: Workflow) -> list[UndoableStep]:
         """Steps that succeeded and are not undone: those first whose compensations are made, then those that are undone first."""
         while workflow.undoable:
             job_id = workflow.undoable[-1]
@@ -104,14 +115,14 @@ class Workflows:
             if await self.families.compensation(job_id) is not None:
                 workflow.undoing.add(job_id)
             if request is not None and success is not None:
-                insort(workflow.to_undo, Undo(request.step_index, success.ts.timestamp(), job_id))
+                insort(workflow.to_undo, UndoableStep(request.step_index, success.ts.timestamp(), job_id))
             workflow.undoable.pop()
             await self.between()
         return sorted(workflow.to_undo, key=lambda one: one.job_id in workflow.undoing)[::-1]
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
-    async def workflow(self, key: Key) -> Workflow:
+    async def workflow(self, key: WorkflowKey) -> Workflow:
         """What is known of a workflow, with every step that is in the ledger now."""
         parent, named = key[0], key[1:]
         family = self.families.remembered.of(parent)
@@ -121,12 +132,12 @@ class Workflows:
             self.families.remembered.measured(parent, family)
         return family.workflows.setdefault(named, Workflow())
 
-    async def _complete(self, parent: str, family: Family) -> None:
+    async def _complete(self, parent: str, family: ChildJobs) -> None:
         """Take in every child that came since the last look."""
         while not await self._read_on(parent, family):
             family.forget()
 
-    async def _read_on(self, parent: str, family: Family) -> bool:
+    async def _read_on(self, parent: str, family: ChildJobs) -> bool:
         """Take in those that are new. False when some were removed, and what is known of the others may be wrong."""
         since, mark, there = family.mark, family.mark, None
         fits = more = True
@@ -145,45 +156,45 @@ class Workflows:
             _log.error("too_many_children", job_id=parent, looked_at=len(family.known))
         return True
 
-    async def _take_in_all(self, family: Family, page: Children) -> bool:
+    async def _take_in_all(self, family: ChildJobs, page: ChildPage) -> bool:
         """Whether there was room for all of them."""
         new = [one for one in zip(page.numbers, page.job_ids, strict=True) if one[0] not in family.known]
         room = CHILDREN_MAX - len(family.known)
-        for start in range(0, min(len(new), room), AT_ONCE):
-            group = new[start : min(start + AT_ONCE, room)]
-            jobs = await _all(self.families.ledger.job(job_id) for _, job_id in group)
+        for start in range(0, min(len(new), room), CONCURRENCY):
+            group = new[start : min(start + CONCURRENCY, room)]
+            jobs = await _gather_all(self.families.ledger.job(job_id) for _, job_id in group)
             steps = [self._step_in(job) for job in jobs]
-            parties = await _all(self.families.party_in(one.job) for one in steps if one is not None)
+            parties = await _gather_all(self.families.party_in(one.job) for one in steps if one is not None)
             for one, party in zip([one for one in steps if one is not None], parties, strict=True):
                 self._take_in(family, one, party)
             family.known.update(group)
             await self.between()
         return len(new) <= room
 
-    def _step_in(self, job: Job | None) -> Standing | None:
+    def _step_in(self, job: Job | None) -> EffectiveJob | None:
         """A child that is a step of a workflow; None for any other."""
         request = None if job is None else self.families.request_in(job, anew=True)
         if job is None or request is None or not request.workflow_id:
             return None
-        return None if request.is_retry or COMPENSATES in request.labels else Standing(job=job, request=request)
+        return None if request.is_retry or COMPENSATES in request.labels else EffectiveJob(job=job, request=request)
 
-    def _take_in(self, family: Family, one: Standing, party: str) -> None:
+    def _take_in(self, family: ChildJobs, one: EffectiveJob, party: str) -> None:
         """Put a step where it belongs; what another tenant or party hung there is in nobody's way."""
         named = (one.request.workflow_id, one.request.tenant, party)
         workflow = family.workflows.setdefault(named, Workflow())
-        step = Step(one.request.step_index, one.job.job_id)
+        step = WorkflowStep(one.request.step_index, one.job.job_id)
         if workflow.settle(step, one):
             return
         insort(workflow.unsettled, step)
-        if one.job.state in DONE_AGAIN:
+        if one.job.state in RETRYABLE_ENDS:
             workflow.unseen.append(step)
 
-    async def _look_if_unsettled(self, workflow: Workflow, step: Step) -> None:
+    async def _look_if_unsettled(self, workflow: Workflow, step: WorkflowStep) -> None:
         if workflow.is_unsettled(step):
             await self.look(workflow, step)
             await self.between()
 
-    async def _first_unsettled(self, workflow: Workflow) -> tuple[Step, Standing] | None:
+    async def _first_unsettled(self, workflow: Workflow) -> tuple[WorkflowStep, EffectiveJob] | None:
         while workflow.unsettled:
             step = workflow.unsettled[0]
             standing = await self._look(workflow, step)
@@ -192,18 +203,18 @@ class Workflows:
             await self.between()
         return None
 
-    async def _look(self, workflow: Workflow, step: Step) -> Standing | None:
+    async def _look(self, workflow: Workflow, step: WorkflowStep) -> EffectiveJob | None:
         """How a step stands; None when it is settled now, or is gone."""
         job = await self.families.ledger.job(step.job_id)
         request = None if job is None else self.families.request_in(job)
         if job is None or request is None:
             workflow.drop(step)
             return None
-        standing = await self.families.standing(job, request, step_of=request.step_of)
+        standing = await self.families.effective_step(job, request, step_of=request.step_of)
         return None if workflow.settle(step, standing) else standing
 
 
-async def _all(reads: Iterable[Awaitable[T]]) -> list[T]:
+async def _gather_all(reads: Iterable[Awaitable[T]]) -> list[T]:
     """Every answer; when one raises, the others are finished first."""
     answers = await asyncio.gather(*reads, return_exceptions=True)
     for answer in answers:

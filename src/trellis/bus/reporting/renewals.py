@@ -16,32 +16,32 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from trellis.bus.port import Bus
-from trellis.bus.reporting.attempts import Attempts, Signs, Stopping, attempt_key
-from trellis.bus.reporting.reports import Attempt
+from trellis.bus.reporting.attempts import AttemptCache, StopNotifier, WorkerLiveness, attempt_key
+from trellis.bus.reporting.reports import DispatchedAttempt
 from trellis.bus.topics import LEASE_S_DEFAULT, Topics
 from trellis.engine.clock import Clock
-from trellis.engine.jobs import CLAIM_MAX, Actor, Epoch, Hold, JobKey, Renewed
+from trellis.engine.jobs import CLAIM_MAX, Actor, Epoch, HeldLease, JobKey, Renewed
 from trellis.engine.ledger import Ledger
-from trellis.engine.recent import Recent
+from trellis.engine.recent import LruCache
 from trellis.lifecycles.bus_job import BUS_JOB
 
 PASSES_PER_LEASE = 6
 PAUSE_S_MIN = 0.2
 PAUSE_S_MAX = 5.0
-MORE_S = 0.02
-AT_ONCE = 16
+MORE_PAUSE_S = 0.02
+CONCURRENCY = 16
 """Attempts that are read at the same time, when this process sees them first."""
 REMEMBERED_MAX = 20_000
 AMNESTY_S_MAX = 300.0
 """How long one outage of the bus keeps everything alive."""
-RETURN_S = 15.0
+RECONNECT_GRACE_S = 15.0
 """How long after it workers have to be heard again: they reconnect, and then beat every few seconds."""
-RENEWED_BELOW = 2 / 3
+RENEW_BELOW_SHARE = 2 / 3
 """Of its length: a lease that has more left is left alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class RenewalReport:
     """What one pass did."""
 
     held: int = 0
@@ -50,32 +50,32 @@ class Kept:
 
 
 @dataclass(kw_only=True)
-class Renewals:
+class LeaseRenewals:
     """The service."""
 
     ledger: Ledger
     topics: Topics
-    workers: Signs
+    workers: WorkerLiveness
     actor: Actor
     clock: Clock
-    attempts: Attempts
-    stopping: Stopping
+    attempts: AttemptCache
+    stopping: StopNotifier
     bus: Bus
     name: str = "bus-renewals"
-    _seen: Recent[tuple[JobKey, Epoch], float] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
+    _seen: LruCache[tuple[JobKey, Epoch], float] = field(default_factory=lambda: LruCache(REMEMBERED_MAX))
     """By job and epoch: this process's clock when it was seen first."""
-    _idle: Recent[tuple[JobKey, Epoch], float] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
+    _idle: LruCache[tuple[JobKey, Epoch], float] = field(default_factory=lambda: LruCache(REMEMBERED_MAX))
     """By job and epoch: when its worker said since then that it has none; one heartbeat may cross with the order, or come between two jobs."""
-    _denied: Recent[tuple[JobKey, Epoch], bool] = field(default_factory=lambda: Recent(REMEMBERED_MAX))
+    _denied: LruCache[tuple[JobKey, Epoch], bool] = field(default_factory=lambda: LruCache(REMEMBERED_MAX))
     """By job and epoch: its worker said so twice."""
     _cut_off_at: float | None = None
     """When this process lost the bus, until workers had the time to be heard again."""
     _cut_off_to: float = 0.0
 
-    async def run_once(self) -> Kept:
+    async def run_once(self) -> RenewalReport:
         """Look at what is held, and renew what lives."""
         holds = await self.ledger.expiring(BUS_JOB.name, within_s=max(self._leases_s()), limit=CLAIM_MAX)
-        by_worker: dict[str, list[tuple[Hold, Attempt]]] = {}
+        by_worker: dict[str, list[tuple[HeldLease, DispatchedAttempt]]] = {}
         deaf = self._deaf()
         for hold, attempt in zip(holds, await self._attempts(holds), strict=True):
             if attempt is None:
@@ -88,11 +88,15 @@ class Renewals:
             one for worker_id, has in by_worker.items() for one in (has if deaf else self._living(worker_id, has))
         ]
         renewed = await self._renew(living)
-        return Kept(held=len(holds), renewed=renewed, more=len(holds) == CLAIM_MAX and renewed > 0)
+        return RenewalReport(held=len(holds), renewed=renewed, more=len(holds) == CLAIM_MAX and renewed > 0)
 
-    def pause_s(self, report: Kept) -> float:
+    def pause_s(self, report: RenewalReport) -> float:
         """Some passes in every lease, so that a heartbeat is not missed."""
-        return MORE_S if report.more else min(PAUSE_S_MAX, max(PAUSE_S_MIN, min(self._leases_s()) / PASSES_PER_LEASE))
+        return (
+            MORE_PAUSE_S
+            if report.more
+            else min(PAUSE_S_MAX, max(PAUSE_S_MIN, min(self._leases_s()) / PASSES_PER_LEASE))
+        )
 
     def _deaf(self) -> bool:
         """Whether silence means nothing now."""
@@ -102,25 +106,27 @@ class Renewals:
             self._cut_off_to = now
         if self._cut_off_at is None:
             return False
-        if now > min(self._cut_off_to + RETURN_S, self._cut_off_at + AMNESTY_S_MAX):
+        if now > min(self._cut_off_to + RECONNECT_GRACE_S, self._cut_off_at + AMNESTY_S_MAX):
             self._cut_off_at = None if self.bus.connected else self._cut_off_at
             return False
         return True
 
-    async def _attempts(self, holds: Sequence[Hold]) -> list[Attempt | None]:
-        found: list[Attempt | None] = []
-        for start in range(0, len(holds), AT_ONCE):
-            found += await asyncio.gather(*map(self.attempts.of, holds[start : start + AT_ONCE]))
+    async def _attempts(self, holds: Sequence[HeldLease]) -> list[DispatchedAttempt | None]:
+        found: list[DispatchedAttempt | None] = []
+        for start in range(0, len(holds), CONCURRENCY):
+            found += await asyncio.gather(*map(self.attempts.of, holds[start : start + CONCURRENCY]))
         return found
 
     def _leases_s(self) -> list[float]:
         return [LEASE_S_DEFAULT, *(topic.lease_s for topic in self.topics.topics.values())]
 
-    def _see(self, hold: Hold) -> None:
+    def _see(self, hold: HeldLease) -> None:
         if self._seen.get(attempt_key(hold)) is None:
             self._seen[attempt_key(hold)] = self.clock.monotonic()
 
-    def _living(self, worker_id: str, has: Sequence[tuple[Hold, Attempt]]) -> Iterable[tuple[Hold, Attempt]]:
+    def _living(
+        self, worker_id: str, has: Sequence[tuple[HeldLease, DispatchedAttempt]]
+    ) -> Iterable[tuple[HeldLease, DispatchedAttempt]]:
         """Those of a worker's attempts that its last heartbeat can mean."""
         sign = self.workers.alive(worker_id) if worker_id else None
         heard_at = None if sign is None else sign.heard_at
@@ -144,12 +150,12 @@ class Renewals:
         elif heard_at > before:
             self._denied[key] = True
 
-    def _first_seen(self, hold: Hold) -> float:
+    def _first_seen(self, hold: HeldLease) -> float:
         seen_at = self._seen.get(attempt_key(hold))
         return self.clock.monotonic() if seen_at is None else seen_at
 
-    async def _renew(self, living: Sequence[tuple[Hold, Attempt]]) -> int:
-        ending = [one for one in living if one[0].left_s < RENEWED_BELOW * self.topics.of(one[0].type).lease_s]
+    async def _renew(self, living: Sequence[tuple[HeldLease, DispatchedAttempt]]) -> int:
+        ending = [one for one in living if one[0].left_s < RENEW_BELOW_SHARE * self.topics.of(one[0].type).lease_s]
         if not ending:
             return 0
         now = await self.ledger.now()
@@ -157,5 +163,5 @@ class Renewals:
         answers = await self.ledger.renew(self.actor, leases) if leases else []
         return sum(isinstance(answer, Renewed) for answer in answers)
 
-    def _hangs(self, hold: Hold, attempt: Attempt, now: datetime) -> bool:
+    def _hangs(self, hold: HeldLease, attempt: DispatchedAttempt, now: datetime) -> bool:
         return (now - attempt.dispatched_at).total_seconds() > attempt.may_take_s(self.topics.of(hold.type))

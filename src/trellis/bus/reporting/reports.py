@@ -24,7 +24,7 @@ from trellis.bus.messages import NOT_BEGUN, Dispatch, JobResult, Status, error_n
 from trellis.bus.requests import ResourceRef
 from trellis.bus.scheduling.orders import runtime_ms
 from trellis.bus.topics import Topic
-from trellis.engine.jobs import ERROR_CHARS_MAX, Epoch, Hold
+from trellis.engine.jobs import ERROR_CHARS_MAX, Epoch, HeldLease
 from trellis.engine.records import Event
 from trellis.engine.text import storable
 
@@ -32,9 +32,9 @@ TEXT_CHARS_MAX = 2_000
 POINTERS_MAX = 1_000
 POINTERS_CHARS_MAX = 200_000
 """Of all artifact pointers of a report together: whatever is kept also fits into a stored result and into a packet."""
-INTERMEDIATE = frozenset({Status.PENDING, Status.SCHEDULED, Status.DISPATCHED, Status.RUNNING})
+PROGRESS_STATUSES = frozenset({Status.PENDING, Status.SCHEDULED, Status.DISPATCHED, Status.RUNNING})
 """Statuses that tell no end: a result with one of them is a sign of life."""
-SETTLING = frozenset({"job_succeeded", "job_failed", "job_retry_scheduled", "job_cancelled"})
+ATTEMPT_END_EVENTS = frozenset({"job_succeeded", "job_failed", "job_retry_scheduled", "job_cancelled"})
 """Events that can have a report in their data."""
 GIVE_BACKS_MAX = 50
 """How often a worker gives back what it did not begin; from then on it counts as an attempt."""
@@ -46,7 +46,7 @@ STATUS_MISSING = "STATUS_MISSING"
 CANCELLED_BY_WORKER = "CANCELLED_BY_WORKER"
 
 
-class Refusal(StrEnum):
+class ReportRefusal(StrEnum):
     """Why a report changes nothing."""
 
     LATE = "late"
@@ -56,7 +56,7 @@ class Refusal(StrEnum):
     FOREIGN = "foreign"
 
 
-class Meaning(StrEnum):
+class ReportVerdict(StrEnum):
     """What a report does to the job that it speaks of."""
 
     SUCCEED = "succeed"
@@ -69,12 +69,12 @@ class Meaning(StrEnum):
     """The worker stopped as it was asked to, or failed where nobody wants another attempt any more."""
 
 
-AGAIN = frozenset({Meaning.RETRY, Meaning.GIVE_BACK})
+REQUEUING_VERDICTS = frozenset({ReportVerdict.RETRY, ReportVerdict.GIVE_BACK})
 """The job waits anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class WorkerReport:
     """One worker's word about one attempt, fit to be stored."""
 
     status: str
@@ -134,33 +134,33 @@ def _json(told: Mapping[str, Any]) -> bytes:
     return json.dumps(told, ensure_ascii=False).encode()
 
 
-def reported(said: JobResult, dispatch_id: str) -> Report:
+def report_of_result(said: JobResult, dispatch_id: str) -> WorkerReport:
     """What a worker says, cut to what is kept of it. A failure always has a code: its text, else its number, else its status."""
     status = said.status
     code = said.error_code or error_name(said.error_code_enum)
     if not code and status in {Status.UNSPECIFIED, Status.CANCELLED, Status.DENIED, Status.TIMEOUT}:
         code = {Status.UNSPECIFIED: STATUS_MISSING, Status.CANCELLED: CANCELLED_BY_WORKER}.get(status, status.name)
-    return Report(
+    return WorkerReport(
         status=status.name,
-        worker_id=kept(said.worker_id),
+        worker_id=storable_text(said.worker_id),
         execution_ms=max(0, said.execution_ms),
-        error_code=kept(code),
-        error_message=kept(said.error_message, ERROR_CHARS_MAX),
-        result_ptr=kept(said.result_ptr),
-        artifact_ptrs=_fitting(said.artifact_ptrs),
-        dispatch_id=kept(dispatch_id),
+        error_code=storable_text(code),
+        error_message=storable_text(said.error_message, ERROR_CHARS_MAX),
+        result_ptr=storable_text(said.result_ptr),
+        artifact_ptrs=_storable_pointers(said.artifact_ptrs),
+        dispatch_id=storable_text(dispatch_id),
         error_code_enum=said.error_code_enum,
-        result_ref=None if said.result_ref is None else _kept_ref(said.result_ref),
-        artifact_refs=_fitting_refs(said.artifact_refs),
+        result_ref=None if said.result_ref is None else _storable_ref(said.result_ref),
+        artifact_refs=_storable_refs(said.artifact_refs),
     )
 
 
-def report_in(event: Event) -> Report | None:
+def report_in(event: Event) -> WorkerReport | None:
     """The report that an event was made of; None where nobody reported."""
     told = data_of(event)
-    if event.type not in SETTLING or "status" not in told:
+    if event.type not in ATTEMPT_END_EVENTS or "status" not in told:
         return None
-    return Report(
+    return WorkerReport(
         status=str(told["status"]),
         worker_id=str(told.get("worker_id", "")),
         execution_ms=int(told.get("execution_ms", 0)),
@@ -176,12 +176,12 @@ def report_in(event: Event) -> Report | None:
     )
 
 
-def kept(text: str, limit: int = TEXT_CHARS_MAX) -> str:
+def storable_text(text: str, limit: int = TEXT_CHARS_MAX) -> str:
     """As much of a text from outside as is stored."""
     return storable(text[:limit]) or ""
 
 
-def _fitting(pointers: Sequence[str]) -> tuple[str, ...]:
+def _storable_pointers(pointers: Sequence[str]) -> tuple[str, ...]:
     """As many pointers from the first on as are stored."""
     found: list[str] = []
     chars = 0
@@ -189,17 +189,17 @@ def _fitting(pointers: Sequence[str]) -> tuple[str, ...]:
         chars += len(pointer)
         if chars > POINTERS_CHARS_MAX:
             break
-        found.append(kept(pointer))
+        found.append(storable_text(pointer))
     return tuple(found)
 
 
-def _kept_ref(ref: ResourceRef) -> ResourceRef:
+def _storable_ref(ref: ResourceRef) -> ResourceRef:
     """A reference without what no ledger can store."""
-    texts = {name: kept(value) for name, value in ref.model_dump().items() if isinstance(value, str)}
+    texts = {name: storable_text(value) for name, value in ref.model_dump().items() if isinstance(value, str)}
     return ref.model_copy(update=texts)
 
 
-def _fitting_refs(refs: Sequence[ResourceRef]) -> tuple[ResourceRef, ...]:
+def _storable_refs(refs: Sequence[ResourceRef]) -> tuple[ResourceRef, ...]:
     """As many references from the first on as are stored."""
     found: list[ResourceRef] = []
     chars = 0
@@ -207,11 +207,11 @@ def _fitting_refs(refs: Sequence[ResourceRef]) -> tuple[ResourceRef, ...]:
         chars += len(ref.model_dump_json(exclude_defaults=True))
         if chars > POINTERS_CHARS_MAX:
             break
-        found.append(_kept_ref(ref))
+        found.append(_storable_ref(ref))
     return tuple(found)
 
 
-def is_retryable(report: Report | None, topic: Topic) -> bool:
+def is_retryable(report: WorkerReport | None, topic: Topic) -> bool:
     """Whether a failure is worth another attempt: the worker says so, or the topic's settings do (BUS-13)."""
     if report is None:
         return False
@@ -226,22 +226,22 @@ def give_backs(events: Sequence[Event]) -> int:
     return sum(report is not None and report.error_code == NOT_BEGUN for report in reports)
 
 
-def meaning(report: Report, topic: Topic, hold: Hold, given_back: int = 0) -> Meaning:
+def verdict_on(report: WorkerReport, topic: Topic, hold: HeldLease, given_back: int = 0) -> ReportVerdict:
     """What becomes of a job that is held, by its worker's last word; it was given back so often before."""
     if report.status == Status.SUCCEEDED.name:
-        return Meaning.SUCCEED
+        return ReportVerdict.SUCCEED
     again = is_retryable(report, topic)
     if hold.cancel and (again or report.status == Status.CANCELLED.name):
-        return Meaning.CANCEL
+        return ReportVerdict.CANCEL
     if again and report.error_code == NOT_BEGUN and given_back < GIVE_BACKS_MAX:
-        return Meaning.GIVE_BACK
+        return ReportVerdict.GIVE_BACK
     attempts_left = hold.attempt + 1 < hold.max_attempts
     retries = topic.idempotent and attempts_left and again
-    return Meaning.RETRY if retries else Meaning.FAIL
+    return ReportVerdict.RETRY if retries else ReportVerdict.FAIL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
+class DispatchedAttempt:
     """One handing-out of a job, as its events tell it."""
 
     epoch: Epoch
@@ -271,24 +271,24 @@ class Attempt:
         """As messages to its worker name it."""
         return Dispatch(dispatch_id=self.dispatch_id, attempt=self.number, worker_id=self.assigned)
 
-    def objection(self, worker_id: str, dispatch: Dispatch | None) -> Refusal | None:
+    def objection(self, worker_id: str, dispatch: Dispatch | None) -> ReportRefusal | None:
         """Why this worker's word is not taken; None when it is. Whatever it echoes of a dispatch must be this one's."""
         said = dispatch or Dispatch()
         if self.worker not in {"", worker_id} or said.worker_id not in {"", self.assigned, worker_id}:
-            return Refusal.FOREIGN
+            return ReportRefusal.FOREIGN
         if said.dispatch_id not in {"", self.dispatch_id} or said.attempt not in {0, self.number}:
-            return Refusal.STALE
+            return ReportRefusal.STALE
         return None
 
 
-def attempt_in(events: Sequence[Event], epoch: Epoch) -> Attempt | None:
+def attempt_in(events: Sequence[Event], epoch: Epoch) -> DispatchedAttempt | None:
     """The handing-out with this epoch; None when there was none."""
     own = _of_attempt(events, epoch)
     if not own:
         return None
     first, told = own[0], data_of(own[0])
     started = next((event for event in own if event.type == "job_started"), None)
-    return Attempt(
+    return DispatchedAttempt(
         epoch=epoch,
         dispatch_id=str(told.get("dispatch_id", "")),
         assigned=str(told.get("worker_id", "")),
@@ -306,22 +306,22 @@ def _runtime_s(dispatched: Event) -> float | None:
     return None if allowed_ms is None else allowed_ms / 1000
 
 
-def settled_by(events: Sequence[Event], epoch: Epoch) -> Report | None:
+def report_that_ended(events: Sequence[Event], epoch: Epoch) -> WorkerReport | None:
     """The report that ended this attempt; None when it ended otherwise or has not ended."""
     return next((report for event in _of_attempt(events, epoch) if (report := report_in(event))), None)
 
 
-def refusal(events: Sequence[Event], epoch: Epoch, report: Report, *, ended: bool) -> Refusal:
+def refusal_of_stale(events: Sequence[Event], epoch: Epoch, report: WorkerReport, *, ended: bool) -> ReportRefusal:
     """Why a report about an attempt that is not under way changes nothing."""
-    before = settled_by(events, epoch)
+    before = report_that_ended(events, epoch)
     attempt = attempt_in(events, epoch)
     if attempt is not None and attempt.worker not in {"", report.worker_id}:
-        return Refusal.FOREIGN
+        return ReportRefusal.FOREIGN
     if before is not None and before.worker_id != report.worker_id:
-        return Refusal.FOREIGN
+        return ReportRefusal.FOREIGN
     if before is not None:
-        return Refusal.DUPLICATE if before.status == report.status else Refusal.CONTRADICTORY
-    return Refusal.LATE if ended else Refusal.STALE
+        return ReportRefusal.DUPLICATE if before.status == report.status else ReportRefusal.CONTRADICTORY
+    return ReportRefusal.LATE if ended else ReportRefusal.STALE
 
 
 def _of_attempt(events: Sequence[Event], epoch: Epoch) -> Sequence[Event]:

@@ -8,7 +8,7 @@ OPEN_S = 30.0
 
 
 @dataclass(slots=True)
-class Breaker:
+class KernelCircuitBreaker:
     """Counts failures in a row, in this process. Whoever is admitted says how it went, or lets go."""
 
     monotonic: Callable[[], float]
@@ -39,6 +39,6 @@ class Breaker:
             self._open_until = self.monotonic() + self.open_s
         self._trying = False
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """The question ended without a word about the kernel: another may try."""
         self._trying = False

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import pydantic
 
-from trellis.bus.errors import RequestInvalid
+from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import Decision, Kind
+from trellis.bus.safety.decisions import DecisionKind, SafetyDecision
 from trellis.bus.safety.errors import KernelRefuses
-from trellis.bus.safety.policy import DELAY_S_DEFAULT, DELAY_S_MAX, Constraints
+from trellis.bus.safety.policy import DELAY_S_DEFAULT, DELAY_S_MAX, PolicyConstraints
 from trellis.engine.extras import Extra, extra_needed
 
 SERVICE = "cordum.agent.v1.SafetyKernel"
@@ -35,16 +35,16 @@ _PRIORITY_NAMES = {number: name for name, number in _PRIORITIES.items()}
 _ACTORS = {"": 0, "human": 1, "service": 2}
 _ACTOR_NAMES = {number: name for name, number in _ACTORS.items()}
 _KINDS = {
-    Kind.ALLOW: 1,
-    Kind.DENY: 2,
-    Kind.REQUIRE_HUMAN: 3,
-    Kind.THROTTLE: 4,
-    Kind.ALLOW_WITH_CONSTRAINTS: 5,
+    DecisionKind.ALLOW: 1,
+    DecisionKind.DENY: 2,
+    DecisionKind.REQUIRE_HUMAN: 3,
+    DecisionKind.THROTTLE: 4,
+    DecisionKind.ALLOW_WITH_CONSTRAINTS: 5,
 }
 _KIND_OF = {number: kind for kind, number in _KINDS.items()}
-_GOES = frozenset({Kind.ALLOW, Kind.ALLOW_WITH_CONSTRAINTS, Kind.REQUIRE_HUMAN})
+_ALLOWING_KINDS = frozenset({DecisionKind.ALLOW, DecisionKind.ALLOW_WITH_CONSTRAINTS, DecisionKind.REQUIRE_HUMAN})
 """Answers after which a job may go, at once or when a person has said yes."""
-_BOUNDED = frozenset({Kind.ALLOW_WITH_CONSTRAINTS, Kind.REQUIRE_HUMAN})
+_CONSTRAINED_KINDS = frozenset({DecisionKind.ALLOW_WITH_CONSTRAINTS, DecisionKind.REQUIRE_HUMAN})
 """Answers after which a job may go within constraints; of the second when a person has said yes."""
 _QUARANTINE, _REDACT = 6, 7
 """Answers of CAP beside ours. A quarantine cannot be carried out here; to redact is to allow another context in place of the request's."""
@@ -55,7 +55,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "diff": ("max_files", "max_lines", "deny_path_globs"),
 }
 """Where CAP keeps each constraint."""
-_NOTHING: Mapping[str, Any] = {
+_EMPTY_CONSTRAINTS: Mapping[str, Any] = {
     **dict.fromkeys(("max_retries", "max_artifact_bytes", "max_files", "max_lines"), 0),
     **dict.fromkeys(("network_allowlist", "fs_read_only", "fs_read_write"), ()),
     **dict.fromkeys(("allowed_tools", "allowed_commands", "deny_path_globs"), ()),
@@ -64,7 +64,7 @@ _NOTHING: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Protocol:
+class CapModules:
     """The modules of the packages that speak CAP over gRPC."""
 
     grpc: Any
@@ -72,10 +72,10 @@ class Protocol:
     job: Any
 
 
-def protocol() -> Protocol:
+def load_cap_modules() -> CapModules:
     """Load them; raises ExtraMissing when they are not installed."""
     with extra_needed(Extra.BUS, "A safety kernel in another process"):
-        return Protocol(
+        return CapModules(
             import_module("grpc"),
             import_module("cap.pb.cordum.agent.v1.safety_pb2"),
             import_module("cap.pb.cordum.agent.v1.job_pb2"),
@@ -90,7 +90,7 @@ def to_bytes(message: Any) -> bytes:
 # --- the question ----------------------------------------------------------------------------------------------------
 
 
-def question(cap: Protocol, request: JobRequest) -> Any:
+def policy_check_request(cap: CapModules, request: JobRequest) -> Any:
     """What a kernel is asked about a request."""
     ours = {"adapter_id": request.adapter_id, "job_hash": request.hash}
     made = cap.safety.PolicyCheckRequest(
@@ -113,14 +113,14 @@ def question(cap: Protocol, request: JobRequest) -> Any:
     return made
 
 
-def asked(check: Any) -> tuple[JobRequest, str]:
-    """The request as far as a question tells it, and the hash that its asker gave; raises RequestInvalid."""
-    ours = _ours(check.effective_config)
+def read_policy_check_request(check: Any) -> tuple[JobRequest, str]:
+    """The request as far as a question tells it, and the hash that its asker gave; raises BusRequestInvalid."""
+    ours = _own_config(check.effective_config)
     said: dict[str, Any] = {
         "job_id": check.job_id,
         "topic": check.topic,
         "tenant_id": check.tenant,
-        "priority": _known(_PRIORITY_NAMES, check.priority, "priority"),
+        "priority": _known_name(_PRIORITY_NAMES, check.priority, "priority"),
         "principal_id": check.principal_id,
         "labels": dict(check.labels),
         "memory_id": check.memory_id,
@@ -130,12 +130,12 @@ def asked(check: Any) -> tuple[JobRequest, str]:
         said["budget"] = _fields(check.budget)
     if check.HasField("meta"):
         meta = _fields(check.meta)
-        said["meta"] = meta | {"actor_type": _known(_ACTOR_NAMES, check.meta.actor_type, "meta.actor_type")}
+        said["meta"] = meta | {"actor_type": _known_name(_ACTOR_NAMES, check.meta.actor_type, "meta.actor_type")}
     given = ours.get("job_hash", "")
     return JobRequest.read(json.dumps(said).encode()), given if isinstance(given, str) else ""
 
 
-def _ours(config: bytes) -> Mapping[str, Any]:
+def _own_config(config: bytes) -> Mapping[str, Any]:
     try:
         read: Any = json.loads(config) if config else {}
     except (ValueError, RecursionError):
@@ -144,9 +144,9 @@ def _ours(config: bytes) -> Mapping[str, Any]:
     return cast("dict[str, Any]", ours) if isinstance(ours, dict) else {}
 
 
-def _known(names: Mapping[int, Any], number: int, field: str) -> Any:
+def _known_name(names: Mapping[int, Any], number: int, field: str) -> Any:
     if number not in names:
-        raise RequestInvalid(detail=f"{field}: {number} is none of {', '.join(map(str, names))}")
+        raise BusRequestInvalid(detail=f"{field}: {number} is none of {', '.join(map(str, names))}")
     return names[number]
 
 
@@ -165,14 +165,14 @@ def _many(value: Any) -> Any:
 # --- the answer ------------------------------------------------------------------------------------------------------
 
 
-def answer(cap: Protocol, decision: Decision, *, reason: str | None = None) -> Any:
+def policy_check_response(cap: CapModules, decision: SafetyDecision, *, reason: str | None = None) -> Any:
     """A decision as CAP tells it."""
     made = cap.safety.PolicyCheckResponse(
         decision=_KINDS[decision.kind],
         reason=(reason or decision.reason),
         policy_snapshot=decision.policy_hash,
         rule_id=decision.rule,
-        approval_required=decision.kind is Kind.REQUIRE_HUMAN,
+        approval_required=decision.kind is DecisionKind.REQUIRE_HUMAN,
     )
     if decision.constraints:
         told = dict(decision.constraints)
@@ -188,14 +188,14 @@ def answer(cap: Protocol, decision: Decision, *, reason: str | None = None) -> A
     return made
 
 
-def metadata(decision: Decision, job_hash: str) -> tuple[tuple[str, str], ...]:
+def response_metadata(decision: SafetyDecision, job_hash: str) -> tuple[tuple[str, str], ...]:
     """What goes beside the answer."""
     nothing = ",".join(name for name, value in decision.constraints.items() if not value)
     told = ((HASH_METADATA, job_hash), (DELAY_METADATA, f"{decision.delay_s:g}"))
     return (*told, (NOTHING_METADATA, nothing)) if nothing else told
 
 
-def decided(response: Any, beside: Mapping[str, str], request: JobRequest) -> Decision:
+def read_policy_check_response(response: Any, beside: Mapping[str, str], request: JobRequest) -> SafetyDecision:
     """The decision about this request that a kernel's answer is; raises KernelRefuses when it is none, or about another job."""
     echoed = beside.get(HASH_METADATA, request.hash)
     if echoed != request.hash:
@@ -206,34 +206,34 @@ def decided(response: Any, beside: Mapping[str, str], request: JobRequest) -> De
     redacted = _redacted(response)
     kind, why = _kind(response, redacted)
     snapshot = response.policy_snapshot[:SNAPSHOT_CHARS_MAX]
-    if kind is Kind.REQUIRE_HUMAN and not snapshot:
+    if kind is DecisionKind.REQUIRE_HUMAN and not snapshot:
         raise KernelRefuses(detail="it requires a person and does not say under which policy (policy_snapshot)")
-    return Decision(
+    return SafetyDecision(
         kind=kind,
         rule=response.rule_id[:SNAPSHOT_CHARS_MAX] or "unnamed",
         reason=(why or response.reason)[:REASON_CHARS_MAX],
         policy_hash=snapshot,
         job_hash=request.hash,
-        delay_s=_delay_s(beside.get(DELAY_METADATA)) if kind is Kind.THROTTLE else 0.0,
-        constraints=_constraints(response.constraints, beside) if kind in _BOUNDED else {},
-        redacted=redacted if kind in _GOES else {},
+        delay_s=_delay_s(beside.get(DELAY_METADATA)) if kind is DecisionKind.THROTTLE else 0.0,
+        constraints=_constraints(response.constraints, beside) if kind in _CONSTRAINED_KINDS else {},
+        redacted=redacted if kind in _ALLOWING_KINDS else {},
     )
 
 
-def _kind(response: Any, redacted: Mapping[str, Any]) -> tuple[Kind, str]:
+def _kind(response: Any, redacted: Mapping[str, Any]) -> tuple[DecisionKind, str]:
     """Which of our answers it is, and why when it is not the kernel's own. Whatever is in doubt lets nothing go."""
     number = response.decision
     if number == _QUARANTINE:
-        return Kind.DENY, f"the kernel answers QUARANTINE, which cannot be carried out here: {response.reason}"
+        return DecisionKind.DENY, f"the kernel answers QUARANTINE, which cannot be carried out here: {response.reason}"
     if number == _REDACT and not redacted:
-        return Kind.DENY, f"the kernel answers REDACT and names no redacted context: {response.reason}"
-    kind = Kind.ALLOW if number == _REDACT else _KIND_OF.get(number)
+        return DecisionKind.DENY, f"the kernel answers REDACT and names no redacted context: {response.reason}"
+    kind = DecisionKind.ALLOW if number == _REDACT else _KIND_OF.get(number)
     if kind is None:
         raise KernelRefuses(detail=f"it answers {number}, which is no decision")
-    if kind in {Kind.ALLOW, Kind.ALLOW_WITH_CONSTRAINTS} and response.approval_required:
-        return Kind.REQUIRE_HUMAN, ""
-    if kind is Kind.ALLOW and response.HasField("constraints"):
-        return Kind.ALLOW_WITH_CONSTRAINTS, ""
+    if kind in {DecisionKind.ALLOW, DecisionKind.ALLOW_WITH_CONSTRAINTS} and response.approval_required:
+        return DecisionKind.REQUIRE_HUMAN, ""
+    if kind is DecisionKind.ALLOW and response.HasField("constraints"):
+        return DecisionKind.ALLOW_WITH_CONSTRAINTS, ""
     return kind, ""
 
 
@@ -256,8 +256,8 @@ def _redacted(response: Any) -> dict[str, Any]:
 
 def _constraints(told: Any, beside: Mapping[str, str]) -> dict[str, Any]:
     """Those that were said."""
-    nothing = [name for name in beside.get(NOTHING_METADATA, "").split(",") if name in _NOTHING]
-    said: dict[str, Any] = {name: _NOTHING[name] for name in nothing}
+    nothing = [name for name in beside.get(NOTHING_METADATA, "").split(",") if name in _EMPTY_CONSTRAINTS]
+    said: dict[str, Any] = {name: _EMPTY_CONSTRAINTS[name] for name in nothing}
     for part, names in _PARTS.items():
         if told.HasField(part):
             given = _fields(getattr(told, part))
@@ -265,7 +265,7 @@ def _constraints(told: Any, beside: Mapping[str, str]) -> dict[str, Any]:
     if told.redaction_level:
         said["redaction_level"] = told.redaction_level
     try:
-        return Constraints.model_validate(said).to_dict()
+        return PolicyConstraints.model_validate(said).to_dict()
     except pydantic.ValidationError as error:
         raise KernelRefuses(
             detail=f"its constraints do not fit: {error.errors()[0]['msg'].removeprefix('Value error, ')}"

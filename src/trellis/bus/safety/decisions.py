@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from trellis.bus.requests import JobRequest
 
 
-class Kind(StrEnum):
+class DecisionKind(StrEnum):
     """The five answers."""
 
     ALLOW = "allow"
@@ -19,10 +19,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
+class SafetyDecision:
     """One answer, with everything that it is bound to."""
 
-    kind: Kind
+    kind: DecisionKind
     rule: str
     """The rule that decided; `default` when none fitted."""
     reason: str
@@ -37,7 +37,7 @@ class Decision:
     @property
     def lets_go(self) -> bool:
         """Whether the job may be dispatched without a person."""
-        return self.kind in {Kind.ALLOW, Kind.ALLOW_WITH_CONSTRAINTS}
+        return self.kind in {DecisionKind.ALLOW, DecisionKind.ALLOW_WITH_CONSTRAINTS}
 
     def to_dict(self) -> dict[str, Any]:
         """As events record it."""
@@ -48,7 +48,7 @@ class Decision:
             "policy_hash": self.policy_hash,
             "job_hash": self.job_hash,
         }
-        if self.kind is Kind.THROTTLE:
+        if self.kind is DecisionKind.THROTTLE:
             told["delay_s"] = self.delay_s
         if self.constraints:
             told["constraints"] = dict(self.constraints)
@@ -57,9 +57,9 @@ class Decision:
         return told
 
 
-class Kernel(Protocol):
+class DecisionKernel(Protocol):
     """What the scheduler asks."""
 
-    async def check(self, request: JobRequest) -> Decision:
+    async def check(self, request: JobRequest) -> SafetyDecision:
         """Whether this job may go now; raises KernelUnavailable, and then the job waits."""
         ...

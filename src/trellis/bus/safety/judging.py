@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import Decision, Kind
-from trellis.bus.safety.policy import DELAY_S_DEFAULT, Match, Policy, Rule
-from trellis.bus.topics import fits
+from trellis.bus.safety.decisions import DecisionKind, SafetyDecision
+from trellis.bus.safety.policy import DELAY_S_DEFAULT, PolicyRule, RuleMatch, SafetyPolicy
+from trellis.bus.topics import subject_matches
 
 DEFAULT = "default"
 AMBIGUOUS = "ambiguous"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Looked:
+class RuleCheck:
     """One rule that was looked at."""
 
     rule: str
-    decision: Kind
+    decision: DecisionKind
     fits: bool
     why: str
     """The condition that did not fit, or those that did."""
@@ -29,11 +29,11 @@ class Looked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
+class DecisionExplanation:
     """A decision with every rule that was looked at before it was made, in order; the last one made it, if it fits."""
 
-    decision: Decision
-    looked: tuple[Looked, ...] = ()
+    decision: SafetyDecision
+    looked: tuple[RuleCheck, ...] = ()
     not_looked: tuple[str, ...] = ()
     """Rules that come later: their ids."""
 
@@ -46,33 +46,35 @@ class Explanation:
         }
 
 
-def decide(policy: Policy, request: JobRequest) -> Decision:
+def decide(policy: SafetyPolicy, request: JobRequest) -> SafetyDecision:
     """What the first rule that fits says; denied when none does."""
     return explain(policy, request).decision
 
 
-def explain(policy: Policy, request: JobRequest) -> Explanation:
+def explain(policy: SafetyPolicy, request: JobRequest) -> DecisionExplanation:
     """The decision, and how it came about."""
     told = _facts(request)
     if isinstance(told, str):
-        return Explanation(decision=_denied(policy, request, AMBIGUOUS, told))
-    looked = list[Looked]()
+        return DecisionExplanation(decision=_denied(policy, request, AMBIGUOUS, told))
+    looked = list[RuleCheck]()
     for number, rule in enumerate(policy.rules):
-        why = _misfit(rule.match, told)
+        why = _mismatch(rule.match, told)
         said = why or f"{', '.join(sorted(rule.match.model_fields_set))} fit"
-        looked.append(Looked(rule=rule.id, decision=rule.decision, fits=why is None, why=said))
+        looked.append(RuleCheck(rule=rule.id, decision=rule.decision, fits=why is None, why=said))
         if why is None:
             later = tuple(one.id for one in policy.rules[number + 1 :])
-            return Explanation(decision=_by(rule, policy, request), looked=tuple(looked), not_looked=later)
-    return Explanation(
+            return DecisionExplanation(
+                decision=_decision_by_rule(rule, policy, request), looked=tuple(looked), not_looked=later
+            )
+    return DecisionExplanation(
         decision=_denied(policy, request, DEFAULT, "it matches no rule, and a job that matches no rule is denied"),
         looked=tuple(looked),
     )
 
 
-def _by(rule: Rule, policy: Policy, request: JobRequest) -> Decision:
-    throttled = rule.decision is Kind.THROTTLE
-    return Decision(
+def _decision_by_rule(rule: PolicyRule, policy: SafetyPolicy, request: JobRequest) -> SafetyDecision:
+    throttled = rule.decision is DecisionKind.THROTTLE
+    return SafetyDecision(
         kind=rule.decision,
         rule=rule.id,
         reason=rule.reason or f"rule {rule.id}",
@@ -83,15 +85,17 @@ def _by(rule: Rule, policy: Policy, request: JobRequest) -> Decision:
     )
 
 
-def _denied(policy: Policy, request: JobRequest, rule: str, reason: str) -> Decision:
-    return Decision(kind=Kind.DENY, rule=rule, reason=reason, policy_hash=policy.hash, job_hash=request.hash)
+def _denied(policy: SafetyPolicy, request: JobRequest, rule: str, reason: str) -> SafetyDecision:
+    return SafetyDecision(
+        kind=DecisionKind.DENY, rule=rule, reason=reason, policy_hash=policy.hash, job_hash=request.hash
+    )
 
 
 # --- what is compared ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Values:
+class _ConditionValues:
     """What a request says of one condition, made ready once for all rules: a request may say a thousand things."""
 
     said: Sequence[str]
@@ -101,15 +105,15 @@ class _Values:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Facts:
+class _RequestFacts:
     """A request in the words of a match. Several values: one of them is enough."""
 
     topic: str
     labels: Mapping[str, str]
-    names: Mapping[str, _Values]
+    names: Mapping[str, _ConditionValues]
 
 
-def _facts(request: JobRequest) -> _Facts | str:
+def _facts(request: JobRequest) -> _RequestFacts | str:
     """What rules look at; or what is said twice and differently."""
     meta = request.meta
     if meta is not None and request.tenant_id and meta.tenant_id and request.tenant_id != meta.tenant_id:
@@ -119,62 +123,66 @@ def _facts(request: JobRequest) -> _Facts | str:
         if labels.setdefault(name, value) != value:
             return f"the label {name!r} is {labels[name]!r}, and {value!r} in meta; send one of them"
     names: dict[str, Sequence[str]] = {
-        "tenants": _said(request.tenant),
-        "principals": _said(request.principal_id),
-        "actor_types": _said(meta.actor_type if meta else ""),
-        "capabilities": _said(meta.capability if meta else ""),
+        "tenants": _as_tuple(request.tenant),
+        "principals": _as_tuple(request.principal_id),
+        "actor_types": _as_tuple(meta.actor_type if meta else ""),
+        "capabilities": _as_tuple(meta.capability if meta else ""),
         "risk_tags": meta.risk_tags if meta else (),
         "requires": meta.requires if meta else (),
         "priorities": (request.priority or "batch",),
-        "adapters": _said(request.adapter_id),
-        "packs": _said(meta.pack_id if meta else ""),
+        "adapters": _as_tuple(request.adapter_id),
+        "packs": _as_tuple(meta.pack_id if meta else ""),
     }
     values = {name: _values(said, any_case=name in _ANY_CASE) for name, said in names.items()}
-    return _Facts(topic=request.topic, labels=labels, names=values)
+    return _RequestFacts(topic=request.topic, labels=labels, names=values)
 
 
-def _values(said: Sequence[str], *, any_case: bool) -> _Values:
+def _values(said: Sequence[str], *, any_case: bool) -> _ConditionValues:
     compared = [one.casefold() for one in said] if any_case else said
-    return _Values(said=said, known=frozenset(compared), joined="\n".join(compared))
+    return _ConditionValues(said=said, known=frozenset(compared), joined="\n".join(compared))
 
 
-def _said(value: str) -> tuple[str, ...]:
+def _as_tuple(value: str) -> tuple[str, ...]:
     return (value,) if value else ()
 
 
 _ANY_CASE = frozenset({"capabilities", "risk_tags", "requires"})
 
 
-def _misfit(match: Match, facts: _Facts) -> str | None:
+def _mismatch(match: RuleMatch, facts: _RequestFacts) -> str | None:
     """The first condition that does not fit, in words; None when all do."""
-    if match.topics is not None and not any(fits(pattern, facts.topic) for pattern in match.topics):
-        return f"topics: {facts.topic} matches none of {_listed(match.topics)}"
+    if match.topics is not None and not any(subject_matches(pattern, facts.topic) for pattern in match.topics):
+        return f"topics: {facts.topic} matches none of {_short_list(match.topics)}"
     for condition, values in facts.names.items():
         patterns: Sequence[str] | None = getattr(match, condition)
-        if patterns is not None and not _one_fits(patterns, values, any_case=condition in _ANY_CASE):
+        if patterns is not None and not _any_matches(patterns, values, any_case=condition in _ANY_CASE):
             given = (
-                f"{_listed(values.said)} matches none of" if values.said else "the job has none; the rule wants one of"
+                f"{_short_list(values.said)} matches none of"
+                if values.said
+                else "the job has none; the rule wants one of"
             )
-            return f"{condition}: {given} {_listed(patterns)}"
+            return f"{condition}: {given} {_short_list(patterns)}"
     for name, pattern in (match.labels or {}).items():
         value = facts.labels.get(name)
-        if value is None or not is_like(pattern, value):
+        if value is None or not matches_pattern(pattern, value):
             said = "is not there" if value is None else f"is {_short(value)!r}"
             return f"labels: {name} {said} and should be like {pattern!r}"
     return None
 
 
-def _one_fits(patterns: Iterable[str], values: _Values, *, any_case: bool) -> bool:
+def _any_matches(patterns: Iterable[str], values: _ConditionValues, *, any_case: bool) -> bool:
     compared = (one.casefold() for one in patterns) if any_case else patterns
-    return any(pattern in values.known or ("*" in pattern and _any_like(pattern, values)) for pattern in compared)
+    return any(
+        pattern in values.known or ("*" in pattern and _any_value_matches(pattern, values)) for pattern in compared
+    )
 
 
-def _any_like(pattern: str, values: _Values) -> bool:
+def _any_value_matches(pattern: str, values: _ConditionValues) -> bool:
     longest = max(pattern.split("*"), key=len)
-    return longest in values.joined and any(is_like(pattern, value) for value in values.known)
+    return longest in values.joined and any(matches_pattern(pattern, value) for value in values.known)
 
 
-def is_like(pattern: str, value: str) -> bool:
+def matches_pattern(pattern: str, value: str) -> bool:
     """Whether a value fits a pattern in which `*` is any text, also none. It never looks back: no pattern is slow."""
     first, *others = pattern.split("*")
     if not others:
@@ -191,7 +199,7 @@ def is_like(pattern: str, value: str) -> bool:
     return True
 
 
-def _listed(names: Sequence[str]) -> str:
+def _short_list(names: Sequence[str]) -> str:
     told = ", ".join(_short(name) for name in names[:5])
     return f"{told} and {len(names) - 5} more" if len(names) > 5 else told
 

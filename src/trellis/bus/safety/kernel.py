@@ -8,19 +8,19 @@ from typing import Protocol
 from trellis.bus.errors import KernelUnavailable
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety import judging
-from trellis.bus.safety.decisions import Decision, Kernel
+from trellis.bus.safety.decisions import DecisionKernel, SafetyDecision
 from trellis.bus.safety.errors import PolicyInvalid
-from trellis.bus.safety.judging import Explanation
-from trellis.bus.safety.policy import BUILTIN, Policy, cannot_read, read_bounded, read_policy_bytes
+from trellis.bus.safety.judging import DecisionExplanation
+from trellis.bus.safety.policy import ALLOW_ALL_POLICY, SafetyPolicy, cannot_read, read_bounded, read_policy_bytes
 
-LOOK_S = 1.0
+FILE_CHECK_S = 1.0
 """How often a file is looked at, at most."""
 
 
-class SafetyKernel(Kernel, Protocol):
+class SafetyKernel(DecisionKernel, Protocol):
     """What people ask, beside what the scheduler does."""
 
-    async def explain(self, request: JobRequest) -> Explanation:
+    async def explain(self, request: JobRequest) -> DecisionExplanation:
         """The decision, and how it came about; raises KernelUnavailable."""
         ...
 
@@ -36,14 +36,14 @@ class SafetyKernel(Kernel, Protocol):
 class PolicyKernel:
     """Judges by one policy, as long as it lives."""
 
-    def __init__(self, policy: Policy = BUILTIN) -> None:
+    def __init__(self, policy: SafetyPolicy = ALLOW_ALL_POLICY) -> None:
         self.policy = policy
 
-    async def check(self, request: JobRequest) -> Decision:
+    async def check(self, request: JobRequest) -> SafetyDecision:
         """What the policy says."""
         return judging.decide(self.policy, request)
 
-    async def explain(self, request: JobRequest) -> Explanation:
+    async def explain(self, request: JobRequest) -> DecisionExplanation:
         """What the policy says, and why."""
         return judging.explain(self.policy, request)
 
@@ -66,24 +66,24 @@ class FileKernel:
         self._monotonic = monotonic
         self._looked_at: float | None = None
         self._body: bytes | None = None
-        self._found: Policy | PolicyInvalid | None = None
+        self._found: SafetyPolicy | PolicyInvalid | None = None
         self._settled = True
         """Whether two looks in a row found the same, or there was but one."""
         self._looking: asyncio.Future[None] | None = None
         """The look that is under way, or the last one. There is one at a time, however long the disk takes: each holds a thread."""
 
-    async def policy(self) -> Policy:
+    async def policy(self) -> SafetyPolicy:
         """The policy in force; raises KernelUnavailable, which says what is wrong with the file."""
         if self._looking is None or (self._looking.done() and self._is_due()):
             self._looking = asyncio.ensure_future(self._look_beside())
         await asyncio.shield(self._looking)
-        if isinstance(self._found, Policy) and self._settled:
+        if isinstance(self._found, SafetyPolicy) and self._settled:
             return self._found
-        changed = f"{self.file} has changed just now; it counts when it stays the same for {LOOK_S:g} s"
-        raise KernelUnavailable(detail=changed if isinstance(self._found, Policy) else str(self._found))
+        changed = f"{self.file} has changed just now; it counts when it stays the same for {FILE_CHECK_S:g} s"
+        raise KernelUnavailable(detail=changed if isinstance(self._found, SafetyPolicy) else str(self._found))
 
     def _is_due(self) -> bool:
-        return self._looked_at is None or self._monotonic() - self._looked_at >= LOOK_S
+        return self._looked_at is None or self._monotonic() - self._looked_at >= FILE_CHECK_S
 
     async def _look_beside(self) -> None:
         now = self._monotonic()
@@ -106,11 +106,11 @@ class FileKernel:
             self._found = error
         self._body = body
 
-    async def check(self, request: JobRequest) -> Decision:
+    async def check(self, request: JobRequest) -> SafetyDecision:
         """What the policy in force says."""
         return judging.decide(await self.policy(), request)
 
-    async def explain(self, request: JobRequest) -> Explanation:
+    async def explain(self, request: JobRequest) -> DecisionExplanation:
         """What the policy in force says, and why."""
         return judging.explain(await self.policy(), request)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trellis.bus.safety.kernel import FileKernel, PolicyKernel, SafetyKernel
-from trellis.bus.safety.policy import BUILTIN
+from trellis.bus.safety.policy import ALLOW_ALL_POLICY
 from trellis.bus.safety.remote import RemoteKernel, is_kernel_address, kernel_address
 
 
@@ -14,7 +14,7 @@ def open_kernel(policy: str | None, *, monotonic: Callable[[], float], ca_file: 
     A kernel that cannot be asked, or a file that does not fit, is no error here: jobs wait for it. Raises OptionInvalid.
     """
     if policy is None:
-        return PolicyKernel(BUILTIN)
+        return PolicyKernel(ALLOW_ALL_POLICY)
     if is_kernel_address(policy):
         return RemoteKernel(kernel_address(policy), monotonic=monotonic, ca_file=ca_file)
     return FileKernel(Path(policy), monotonic=monotonic)

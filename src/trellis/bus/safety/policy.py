@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, cast
 
 import pydantic
 
-from trellis.bus.safety.decisions import Kind
+from trellis.bus.safety.decisions import DecisionKind
 from trellis.bus.safety.errors import PolicyInvalid
 
 FILE_BYTES_MAX = 1024 * 1024
@@ -46,7 +46,7 @@ RULE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,99}$"
 RESERVED_IDS = frozenset({"default", "ambiguous"})
 """What a decision is attributed to when no rule made it."""
 
-MARK = "\ufeff"
+BYTE_ORDER_MARK = "\ufeff"
 """What some editors put before a text."""
 _TOPIC_WORD = re.compile(r"[A-Za-z0-9_-]+|\*")
 
@@ -78,7 +78,7 @@ Patterns = Annotated[tuple[NamePattern, ...], pydantic.Field(min_length=1, max_l
 Allowed = Annotated[tuple[Text, ...], pydantic.Field(max_length=PATTERNS_MAX)]
 
 
-class _Shape(pydantic.BaseModel):
+class _PolicyModel(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @pydantic.model_validator(mode="before")
@@ -88,14 +88,14 @@ class _Shape(pydantic.BaseModel):
         if not isinstance(said, Mapping):
             return said
         pairs = cast("Mapping[str, Any]", said)
-        return {name: _kept(value) for name, value in pairs.items()}
+        return {name: _list_as_tuple(value) for name, value in pairs.items()}
 
 
-def _kept(value: Any) -> Any:
+def _list_as_tuple(value: Any) -> Any:
     return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
-class Match(_Shape):
+class RuleMatch(_PolicyModel):
     """Which jobs a rule is about. What is not named does not matter."""
 
     topics: TopicPatterns | None = None
@@ -116,13 +116,13 @@ class Match(_Shape):
     packs: Patterns | None = None
 
     @pydantic.model_validator(mode="after")
-    def _says_something(self) -> "Match":
+    def _says_something(self) -> "RuleMatch":
         if not self.model_fields_set:
             raise ValueError('it names no condition; write topics = [">"] when every job is meant')
         return self
 
 
-class Constraints(_Shape):
+class PolicyConstraints(_PolicyModel):
     """Under which conditions a job may go: the worker gets them, and the scheduler bounds the running time."""
 
     max_runtime_ms: int | None = pydantic.Field(None, ge=1, lt=2**53)
@@ -141,7 +141,7 @@ class Constraints(_Shape):
     deny_path_globs: Allowed | None = None
 
     @pydantic.model_validator(mode="after")
-    def _can_be_sent(self) -> "Constraints":
+    def _can_be_sent(self) -> "PolicyConstraints":
         size = len(json.dumps(self.to_dict(), sort_keys=True))
         if size > CONSTRAINTS_CHARS_MAX:
             raise ValueError(
@@ -155,27 +155,27 @@ class Constraints(_Shape):
         return self.model_dump(mode="json", exclude_none=True)
 
 
-class Rule(_Shape):
+class PolicyRule(_PolicyModel):
     """One rule."""
 
     id: str = pydantic.Field(pattern=RULE_ID_PATTERN)
-    decision: Kind = pydantic.Field(strict=False)
+    decision: DecisionKind = pydantic.Field(strict=False)
     reason: str = pydantic.Field("", max_length=500)
-    match: Match
+    match: RuleMatch
     delay_s: float | None = pydantic.Field(None, gt=0, le=DELAY_S_MAX, allow_inf_nan=False)
     """Of a throttle: how long before the job is asked about again."""
-    constraints: Constraints | None = None
+    constraints: PolicyConstraints | None = None
 
     @pydantic.model_validator(mode="after")
-    def _fits_together(self) -> "Rule":
+    def _fits_together(self) -> "PolicyRule":
         if self.id in RESERVED_IDS:
             raise ValueError(f"the id {self.id!r} is kept for jobs that match no rule; choose another")
-        if self.delay_s is not None and self.decision is not Kind.THROTTLE:
+        if self.delay_s is not None and self.decision is not DecisionKind.THROTTLE:
             raise ValueError(f"delay_s belongs to a throttle and not to {self.decision.value}")
         told = {} if self.constraints is None else self.constraints.to_dict()
-        if self.decision is Kind.ALLOW_WITH_CONSTRAINTS and not told:
+        if self.decision is DecisionKind.ALLOW_WITH_CONSTRAINTS and not told:
             raise ValueError("allow_with_constraints names no constraints; write allow when none is meant")
-        if self.constraints is not None and self.decision is not Kind.ALLOW_WITH_CONSTRAINTS:
+        if self.constraints is not None and self.decision is not DecisionKind.ALLOW_WITH_CONSTRAINTS:
             raise ValueError(f"constraints belong to allow_with_constraints and not to {self.decision.value}")
         return self
 
@@ -184,13 +184,13 @@ class Rule(_Shape):
         return self.model_dump(mode="json", exclude_none=True)
 
 
-class Policy(_Shape):
+class SafetyPolicy(_PolicyModel):
     """All rules, in the order in which they are looked at."""
 
-    rules: Annotated[tuple[Rule, ...], pydantic.Field(min_length=1, max_length=RULES_MAX)]
+    rules: Annotated[tuple[PolicyRule, ...], pydantic.Field(min_length=1, max_length=RULES_MAX)]
 
     @pydantic.model_validator(mode="after")
-    def _ids_are_unique(self) -> "Policy":
+    def _ids_are_unique(self) -> "SafetyPolicy":
         seen = dict[str, int]()
         for number, rule in enumerate(self.rules):
             if rule.id in seen:
@@ -199,7 +199,7 @@ class Policy(_Shape):
         return self
 
     @pydantic.model_validator(mode="after")
-    def _can_be_asked(self) -> "Policy":
+    def _can_be_asked(self) -> "SafetyPolicy":
         count = sum(len(getattr(rule.match, name)) for rule in self.rules for name in rule.match.model_fields_set)
         if count > PATTERNS_ALL_MAX:
             raise ValueError(
@@ -215,7 +215,7 @@ class Policy(_Shape):
         return hashlib.sha256(body.encode()).hexdigest()
 
 
-BUILTIN = Policy.model_validate(
+ALLOW_ALL_POLICY = SafetyPolicy.model_validate(
     {
         "rules": [
             {
@@ -230,21 +230,21 @@ BUILTIN = Policy.model_validate(
 """What a fresh embedded instance has (D53)."""
 
 
-def read_policy(text: str, *, source: str) -> Policy:
+def read_policy(text: str, *, source: str) -> SafetyPolicy:
     """The policy that is written here in TOML; `source` is how a refusal calls it. Raises PolicyInvalid."""
     try:
         if len(text.encode()) > FILE_BYTES_MAX:
             raise PolicyInvalid(source=source, detail=f"it has more than {FILE_BYTES_MAX} bytes")
-        return Policy.model_validate(tomllib.loads(text.removeprefix(MARK)))
+        return SafetyPolicy.model_validate(tomllib.loads(text.removeprefix(BYTE_ORDER_MARK)))
     except pydantic.ValidationError as error:
-        raise PolicyInvalid(source=source, detail=_told(error)) from None
+        raise PolicyInvalid(source=source, detail=_problem_texts(error)) from None
     except ValueError as error:  # beside TOML's own also numbers that are too long, and half of a pair
         raise PolicyInvalid(source=source, detail=f"it is no TOML: {error}") from None
     except RecursionError:
         raise PolicyInvalid(source=source, detail="it is nested too deeply") from None
 
 
-def read_policy_bytes(body: bytes, *, source: str) -> Policy:
+def read_policy_bytes(body: bytes, *, source: str) -> SafetyPolicy:
     """The same for what was read from a file."""
     try:
         text = body.decode("utf-8")
@@ -253,7 +253,7 @@ def read_policy_bytes(body: bytes, *, source: str) -> Policy:
     return read_policy(text, source=source)
 
 
-def read_policy_file(file: Path) -> Policy:
+def read_policy_file(file: Path) -> SafetyPolicy:
     """The policy in this file; raises PolicyInvalid."""
     try:
         body = read_bounded(file)
@@ -273,15 +273,15 @@ def read_bounded(file: Path) -> bytes:
         return opened.read(FILE_BYTES_MAX + 1)
 
 
-def _told(error: pydantic.ValidationError) -> str:
+def _problem_texts(error: pydantic.ValidationError) -> str:
     """The first places that do not fit."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     inner = [one["loc"] for one in found]
     deepest = [one for one in found if not any(_is_within(loc, one["loc"]) for loc in inner)]
-    return "; ".join(f"{_place(one['loc'])}{_words(one['type'], one['msg'])}" for one in deepest[:3])
+    return "; ".join(f"{_location_prefix(one['loc'])}{_problem_text(one['type'], one['msg'])}" for one in deepest[:3])
 
 
-def _words(kind: str, said: str) -> str:
+def _problem_text(kind: str, said: str) -> str:
     return "it must be a list: [ … ]" if kind == "tuple_type" else said.removeprefix("Value error, ")
 
 
@@ -290,5 +290,5 @@ def _is_within(location: tuple[int | str, ...], outer: tuple[int | str, ...]) ->
     return len(location) > len(outer) and location[: len(outer)] == outer
 
 
-def _place(location: tuple[int | str, ...]) -> str:
+def _location_prefix(location: tuple[int | str, ...]) -> str:
     return f"{'.'.join(map(str, location))}: " if location else ""

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 from trellis.bus.errors import KernelUnavailable
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety import cap_kernel
-from trellis.bus.safety.breaker import Breaker
-from trellis.bus.safety.decisions import Decision
+from trellis.bus.safety.breaker import KernelCircuitBreaker
+from trellis.bus.safety.decisions import SafetyDecision
 from trellis.bus.safety.errors import KernelInDoubt, KernelRefuses
-from trellis.bus.safety.judging import Explanation
+from trellis.bus.safety.judging import DecisionExplanation
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.logs import log_of
 
@@ -32,9 +32,9 @@ _CHANNEL: tuple[tuple[str, int], ...] = (
 
 _ABOUT_THE_QUESTION = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE"})
 """Codes of a kernel that is there: one odd job must not keep it from being asked about the others."""
-_UNKNOWN_THERE = "UNIMPLEMENTED"
+_NOT_IMPLEMENTED = "UNIMPLEMENTED"
 """A kernel need not know every question; whoever knows none of them is no kernel."""
-_IS_AWAY = "UNAVAILABLE"
+_UNAVAILABLE = "UNAVAILABLE"
 """Every other code may mean the kernel or the question: another question tells."""
 
 _log = log_of("trellis.bus.safety")
@@ -65,7 +65,7 @@ def kernel_address(text: str) -> KernelAddress:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise _no_address(text, str(error)) from None
+        raise _invalid_address(text, str(error)) from None
     if (
         parts.scheme not in SCHEMES
         or not host
@@ -74,9 +74,11 @@ def kernel_address(text: str) -> KernelAddress:
         or parts.query
         or "@" in parts.netloc
     ):
-        raise _no_address(text, "write grpcs://host:port, or grpc://localhost:port for a kernel on this machine")
+        raise _invalid_address(text, "write grpcs://host:port, or grpc://localhost:port for a kernel on this machine")
     if parts.scheme == "grpc" and not is_this_machine(host):
-        raise _no_address(text, "only a kernel on this machine is asked without encryption; write grpcs://host:port")
+        raise _invalid_address(
+            text, "only a kernel on this machine is asked without encryption; write grpcs://host:port"
+        )
     return KernelAddress(host=host, port=port, tls=parts.scheme == "grpcs")
 
 
@@ -88,7 +90,7 @@ def is_this_machine(host: str) -> bool:
         return False
 
 
-def _no_address(text: str, expected: str) -> OptionInvalid:
+def _invalid_address(text: str, expected: str) -> OptionInvalid:
     return OptionInvalid(option="policy", value=text[:200], expected=expected)
 
 
@@ -107,22 +109,22 @@ class RemoteKernel:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.address = address
-        self._cap = cap_kernel.protocol()
+        self._cap = cap_kernel.load_cap_modules()
         self._ca_file, self._timeout_s = ca_file, timeout_s
-        self._breaker = Breaker(monotonic)
+        self._breaker = KernelCircuitBreaker(monotonic)
         self._channel: Any = None
 
-    async def check(self, request: JobRequest) -> Decision:
+    async def check(self, request: JobRequest) -> SafetyDecision:
         """What the kernel says."""
         return await self._judged("Check", request)
 
-    async def explain(self, request: JobRequest) -> Explanation:
+    async def explain(self, request: JobRequest) -> DecisionExplanation:
         """What the kernel says; its reason is all that another process tells of how it came about."""
-        return Explanation(decision=await self._judged("Explain", request))
+        return DecisionExplanation(decision=await self._judged("Explain", request))
 
     async def snapshot(self) -> str:
         """The first of the policies that the kernel names."""
-        async with _Watched(self._breaker, self.address):
+        async with _GuardedCall(self._breaker, self.address):
             named = await self._snapshots()
             if not named:
                 raise KernelRefuses(detail="it names no policy")
@@ -134,10 +136,10 @@ class RemoteKernel:
             await self._channel.close()
             self._channel = None
 
-    async def _judged(self, method: str, request: JobRequest) -> Decision:
-        async with _Watched(self._breaker, self.address):
+    async def _judged(self, method: str, request: JobRequest) -> SafetyDecision:
+        async with _GuardedCall(self._breaker, self.address):
             try:
-                question = cap_kernel.question(self._cap, request)
+                question = cap_kernel.policy_check_request(self._cap, request)
             except (ValueError, TypeError) as error:
                 raise KernelRefuses(detail=f"it cannot be asked about this job: {error}") from None
             try:
@@ -146,14 +148,14 @@ class RemoteKernel:
                 if await self._is_there(error):
                     raise KernelRefuses(**error.data) from None
                 raise
-            return cap_kernel.decided(answer, beside, request)
+            return cap_kernel.read_policy_check_response(answer, beside, request)
 
     async def _is_there(self, doubt: KernelInDoubt) -> bool:
         """Whether it answers a question that is about no job."""
         try:
             await self._snapshots()
         except KernelInDoubt as error:
-            return error.data.get("code") == _UNKNOWN_THERE != doubt.data.get("code")
+            return error.data.get("code") == _NOT_IMPLEMENTED != doubt.data.get("code")
         except KernelUnavailable as error:
             return isinstance(error, KernelRefuses)
         return True
@@ -183,7 +185,7 @@ class RemoteKernel:
 
     def _failure(self, code: str, detail: str) -> KernelUnavailable:
         about = KernelRefuses if code in _ABOUT_THE_QUESTION else KernelInDoubt
-        kind = KernelUnavailable if code == _IS_AWAY else about
+        kind = KernelUnavailable if code == _UNAVAILABLE else about
         return kind(detail=f"{self.address.target} says {code}: {detail[:500]}", code=code)
 
     def _connected(self) -> Any:
@@ -198,10 +200,10 @@ class RemoteKernel:
         return self._channel
 
 
-class _Watched:
+class _GuardedCall:
     """One question, counted by the breaker; it is not asked at all while the kernel is left alone."""
 
-    def __init__(self, breaker: Breaker, address: KernelAddress) -> None:
+    def __init__(self, breaker: KernelCircuitBreaker, address: KernelAddress) -> None:
         self._breaker, self._address = breaker, address
 
     async def __aenter__(self) -> None:
@@ -217,6 +219,6 @@ class _Watched:
             _log.warning("kernel_failed", address=self._address.target, error=str(error))
             self._breaker.failed()
         elif isinstance(error, asyncio.CancelledError):
-            self._breaker.let_go()
+            self._breaker.release()
         else:
             self._breaker.failed()

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trellis.bus.errors import KernelUnavailable, RequestInvalid
+from trellis.bus.errors import BusRequestInvalid, KernelUnavailable
 from trellis.bus.safety import cap_kernel
-from trellis.bus.safety.judging import Explanation
+from trellis.bus.safety.judging import DecisionExplanation
 from trellis.bus.safety.kernel import SafetyKernel
 from trellis.bus.safety.remote import MESSAGE_BYTES_MAX, is_this_machine
 from trellis.engine.errors import OptionInvalid
@@ -32,7 +32,7 @@ class ServingOptions:
 @asynccontextmanager
 async def serve_kernel(kernel: SafetyKernel, options: ServingOptions) -> AsyncGenerator[int]:
     """Let others ask this kernel for as long as this lasts; the port. Raises OptionInvalid."""
-    cap = cap_kernel.protocol()
+    cap = cap_kernel.load_cap_modules()
     server = cap.grpc.aio.server(
         maximum_concurrent_rpcs=CALLS_MAX,
         options=(("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.so_reuseport", 0)),
@@ -48,7 +48,7 @@ async def serve_kernel(kernel: SafetyKernel, options: ServingOptions) -> AsyncGe
         await server.stop(DRAIN_S)
 
 
-def _bind(cap: cap_kernel.Protocol, server: Any, options: ServingOptions) -> int:
+def _bind(cap: cap_kernel.CapModules, server: Any, options: ServingOptions) -> int:
     target = f"[{options.host}]:{options.port}" if ":" in options.host else f"{options.host}:{options.port}"
     try:
         if options.cert_file is not None and options.key_file is not None:
@@ -62,18 +62,18 @@ def _bind(cap: cap_kernel.Protocol, server: Any, options: ServingOptions) -> int
         raise OptionInvalid(option="address", value=target, expected=f"it cannot be listened on ({error})") from None
 
 
-def _methods(cap: cap_kernel.Protocol, kernel: SafetyKernel) -> dict[str, Any]:
-    async def explained(check: Any, context: Any, tell: Callable[[Explanation], str | None]) -> Any:
-        request, job_hash = cap_kernel.asked(check)
+def _methods(cap: cap_kernel.CapModules, kernel: SafetyKernel) -> dict[str, Any]:
+    async def explained(check: Any, context: Any, tell: Callable[[DecisionExplanation], str | None]) -> Any:
+        request, job_hash = cap_kernel.read_policy_check_request(check)
         found = await kernel.explain(request)
-        context.set_trailing_metadata(cap_kernel.metadata(found.decision, job_hash or request.hash))
-        return cap_kernel.answer(cap, found.decision, reason=tell(found))
+        context.set_trailing_metadata(cap_kernel.response_metadata(found.decision, job_hash or request.hash))
+        return cap_kernel.policy_check_response(cap, found.decision, reason=tell(found))
 
     async def judge(check: Any, context: Any) -> Any:
         return await explained(check, context, lambda _: None)
 
     async def explain(check: Any, context: Any) -> Any:
-        return await explained(check, context, in_words)
+        return await explained(check, context, explanation_text)
 
     async def snapshots(_: Any, __: Any) -> Any:
         return cap.safety.ListSnapshotsResponse(snapshots=[await kernel.snapshot()])
@@ -83,13 +83,13 @@ def _methods(cap: cap_kernel.Protocol, kernel: SafetyKernel) -> dict[str, Any]:
     return made | {"ListSnapshots": _handler(cap, snapshots, cap.safety.ListSnapshotsRequest)}
 
 
-def _handler(cap: cap_kernel.Protocol, act: Callable[[Any, Any], Awaitable[Any]], kind: Any) -> Any:
+def _handler(cap: cap_kernel.CapModules, act: Callable[[Any, Any], Awaitable[Any]], kind: Any) -> Any:
     codes = cap.grpc.StatusCode
 
     async def handle(check: Any, context: Any) -> Any:
         try:
             return await act(check, context)
-        except RequestInvalid as error:
+        except BusRequestInvalid as error:
             await context.abort(codes.INVALID_ARGUMENT, str(error))
         except KernelUnavailable as error:
             await context.abort(codes.UNAVAILABLE, str(error))
@@ -99,7 +99,7 @@ def _handler(cap: cap_kernel.Protocol, act: Callable[[Any, Any], Awaitable[Any]]
     )
 
 
-def in_words(found: Explanation) -> str:
+def explanation_text(found: DecisionExplanation) -> str:
     """An explanation as text: the decision, then each rule that was looked at."""
     decision = found.decision
     lines = [f"{decision.kind.value} by {decision.rule}: {decision.reason}"]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trellis.bus.documents import decision_of
-from trellis.bus.errors import RequestInvalid
+from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety import judging
-from trellis.bus.safety.decisions import Decision, Kernel
-from trellis.bus.safety.policy import Policy
+from trellis.bus.safety.decisions import DecisionKernel, SafetyDecision
+from trellis.bus.safety.policy import SafetyPolicy
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -23,14 +23,14 @@ PAGE = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Simulated:
+class SimulatedDecision:
     """One request under the policy that is tried. `before` is what was decided, or would be now; None when that is not known."""
 
     job_id: str
     topic: str
     before: str | None
     before_rule: str | None
-    after: Decision
+    after: SafetyDecision
 
     @property
     def changes(self) -> bool:
@@ -51,13 +51,15 @@ class Simulated:
         }
 
 
-async def over_requests(policy: Policy, requests: Sequence[JobRequest], kernel: Kernel | None) -> list[Simulated]:
+async def simulate_requests(
+    policy: SafetyPolicy, requests: Sequence[JobRequest], kernel: DecisionKernel | None
+) -> list[SimulatedDecision]:
     """Beside what the kernel in force says to each now; raises KernelUnavailable."""
-    made = list[Simulated]()
+    made = list[SimulatedDecision]()
     for request in requests[:REQUESTS_MAX]:
         before = None if kernel is None else await kernel.check(request)
         made.append(
-            Simulated(
+            SimulatedDecision(
                 job_id=request.job_id,
                 topic=request.topic,
                 before=None if before is None else before.kind.value,
@@ -68,16 +70,16 @@ async def over_requests(policy: Policy, requests: Sequence[JobRequest], kernel: 
     return made
 
 
-async def over_jobs(policy: Policy, ledger: Ledger, *, last: int) -> list[Simulated]:
+async def simulate_jobs(policy: SafetyPolicy, ledger: Ledger, *, last: int) -> list[SimulatedDecision]:
     """Beside what was decided about each of the last jobs, newest first; those whose request cannot be read are left out."""
-    made, seen, cursor = list[Simulated](), 0, None
+    made, seen, cursor = list[SimulatedDecision](), 0, None
     while seen < min(last, JOBS_MAX):
         page = await ledger.jobs(
             JobFilter(lifecycle=BUS_JOB.name), limit=min(PAGE, min(last, JOBS_MAX) - seen), cursor=cursor
         )
         for listed in page.jobs:
             job = await ledger.job(listed.job_id)
-            found = None if job is None else await _one(policy, ledger, job.payload or b"", job.job_id)
+            found = None if job is None else await _simulate_one(policy, ledger, job.payload or b"", job.job_id)
             made += [] if found is None else [found]
         seen, cursor = seen + len(page.jobs), page.cursor
         if cursor is None:
@@ -85,13 +87,13 @@ async def over_jobs(policy: Policy, ledger: Ledger, *, last: int) -> list[Simula
     return made
 
 
-async def _one(policy: Policy, ledger: Ledger, payload: bytes, job_id: Any) -> Simulated | None:
+async def _simulate_one(policy: SafetyPolicy, ledger: Ledger, payload: bytes, job_id: Any) -> SimulatedDecision | None:
     try:
         request = JobRequest.read(payload)
-    except RequestInvalid:
+    except BusRequestInvalid:
         return None
     before = decision_of(await ledger.events(job_id)) or {}
-    return Simulated(
+    return SimulatedDecision(
         job_id=job_id,
         topic=request.topic,
         before=before.get("decision"),

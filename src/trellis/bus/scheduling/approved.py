@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import Decision
-from trellis.bus.scheduling.orders import work_of
+from trellis.bus.safety.decisions import SafetyDecision
+from trellis.bus.scheduling.orders import request_within_policy
 from trellis.engine.records import Event
 
 APPROVED = "job_approved"
@@ -14,18 +14,18 @@ HOLD_S = 72 * 3600.0
 """How long a job that waits for a person rests before it is asked about again."""
 
 
-def bindings(request: JobRequest, decision: Mapping[str, Any]) -> dict[str, str]:
+def approval_bindings(request: JobRequest, decision: Mapping[str, Any]) -> dict[str, str]:
     """What an approval is bound to: the request, the policy, and all that a worker would be told with the decision's constraints."""
     return {
         "job_hash": request.hash,
         "policy_hash": str(decision.get("policy_hash", "")),
-        "order_hash": work_of(request, decision.get("constraints") or {}, decision.get("redacted")).hash,
+        "order_hash": request_within_policy(request, decision.get("constraints") or {}, decision.get("redacted")).hash,
     }
 
 
-def approved(events: Iterable[Event], request: JobRequest, decision: Decision) -> str | None:
+def find_approval(events: Iterable[Event], request: JobRequest, decision: SafetyDecision) -> str | None:
     """The id of the approval that is bound to what would go out now; None without one."""
-    bound = bindings(request, json.loads(json.dumps(decision.to_dict())))
+    bound = approval_bindings(request, json.loads(json.dumps(decision.to_dict())))
     for event in events:
         if event.type != APPROVED:
             continue

@@ -23,18 +23,18 @@ KEPT_MAX = 1_000
 """How many cancels of unknown jobs are kept; the oldest of the sender that has most goes first."""
 SENDER_MAX = 50
 """How many of one sender are kept; the oldest goes first."""
-LOOKED_S = 5.0
+LOOK_AGAIN_S_MAX = 5.0
 """How long the ledger is looked at for a job that another process takes in: when its request was created cannot be seen there."""
 LOOK_S_FIRST = 0.25
 """How soon the ledger is looked at again; twice as long each time."""
 
 _log = log_of("trellis.bus.scheduling.intake")
-Key = tuple[str, str]
+CancelKey = tuple[str, str]
 """The job that is meant, and who does not want it."""
 
 
 @dataclass(slots=True)
-class _Kept:
+class _EarlyCancel:
     packet: Packet
     since: float
     until: float
@@ -51,14 +51,14 @@ class EarlyCancels:
     """Cancels the job that a packet names; False while there is no such job."""
     _counts: Counter[str] = field(default_factory=Counter[str])
     """How many are kept of each sender."""
-    _kept: "OrderedDict[Key, _Kept]" = field(default_factory=OrderedDict[Key, _Kept])
+    _kept: "OrderedDict[CancelKey, _EarlyCancel]" = field(default_factory=OrderedDict[CancelKey, _EarlyCancel])
     _looking: "asyncio.Task[None] | None" = None
 
     def keep(self, packet: Packet) -> None:
         """Remember this cancel for a while."""
         now, key = self.clock.monotonic(), _key(packet)
         self._drop(key)
-        self._kept[key] = _Kept(packet, since=now, until=now + KEPT_S, next_at=now + LOOK_S_FIRST)
+        self._kept[key] = _EarlyCancel(packet, since=now, until=now + KEPT_S, next_at=now + LOOK_S_FIRST)
         self._counts[packet.sender_id] += 1
         if self._counts[packet.sender_id] > SENDER_MAX:
             self._drop_oldest(packet.sender_id)
@@ -97,7 +97,7 @@ class EarlyCancels:
             for key, kept in list(self._kept.items()):
                 await self._look(key, kept)
 
-    async def _look(self, key: Key, kept: _Kept) -> None:
+    async def _look(self, key: CancelKey, kept: _EarlyCancel) -> None:
         now = self.clock.monotonic()
         if now >= kept.until:
             self._drop(key)
@@ -105,7 +105,7 @@ class EarlyCancels:
         elif now >= kept.next_at:
             kept.pause_s *= 2
             kept.next_at = min(kept.until, now + kept.pause_s)
-            if now > kept.since + LOOKED_S:
+            if now > kept.since + LOOK_AGAIN_S_MAX:
                 kept.next_at = kept.until
                 return
             try:
@@ -117,13 +117,13 @@ class EarlyCancels:
     def _drop_oldest(self, sender_id: str) -> None:
         self._drop(next(key for key in self._kept if key[1] == sender_id))
 
-    def _drop(self, key: Key) -> None:
+    def _drop(self, key: CancelKey) -> None:
         if self._kept.pop(key, None) is not None:
             self._counts[key[1]] -= 1
             if not self._counts[key[1]]:
                 del self._counts[key[1]]
 
 
-def _key(packet: Packet) -> Key:
+def _key(packet: Packet) -> CancelKey:
     named = packet.body.job_id if isinstance(packet.body, JobCancel) else ""
     return named, packet.sender_id

@@ -10,10 +10,10 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from trellis.bus.ends.families import Families
-from trellis.bus.ends.publisher import ENDS, result_of
+from trellis.bus.ends.families import JobTree
+from trellis.bus.ends.publisher import END_EVENTS, result_of
 from trellis.bus.envelope import NAME_CHARS_MAX, PacketRefused
-from trellis.bus.errors import BusError, RequestInvalid, TopicFull
+from trellis.bus.errors import BusError, BusRequestInvalid, TopicFull
 from trellis.bus.messages import (
     CANCEL,
     RESULT,
@@ -21,18 +21,18 @@ from trellis.bus.messages import (
     Dispatch,
     ErrorCode,
     JobCancel,
+    JobOrder,
     JobResult,
-    Order,
     Packet,
     Status,
 )
-from trellis.bus.port import Bus, Listening, Received
+from trellis.bus.port import Bus, BusSubscription, ReceivedPacket
 from trellis.bus.reporting.reports import attempt_in
 from trellis.bus.requests import JobRequest, new_bus_job
-from trellis.bus.room import Room
+from trellis.bus.room import BacklogLimit
 from trellis.bus.scheduling.early_cancels import EarlyCancels
 from trellis.bus.topics import Topics
-from trellis.bus.wire.alerts import AlertLimit, AlertSender, Rates
+from trellis.bus.wire.alerts import AlertLimit, AlertRates, AlertSender
 from trellis.bus.wire_ids import read_wire_id
 from trellis.engine import tracing
 from trellis.engine.clock import Clock
@@ -51,14 +51,14 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.ownership import is_of_sender, may_link_on_bus, scoped_key, submitter_of
 from trellis.engine.principal_names import sender_name
-from trellis.engine.records import Job, Place
+from trellis.engine.records import Job, JobPlace
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
 
 GROUP = "trellis"
 """The queue group of every process of the control plane."""
 TEXT_CHARS_MAX = 500
-REFUSALS = Rates(at_once=100, every_s=0.1, all_at_once=1_000, all_every_s=0.01)
+REFUSALS = AlertRates(at_once=100, every_s=0.1, all_at_once=1_000, all_every_s=0.01)
 """How many refusals are told as results; everybody hears all results, and a client of many requests needs all of its own."""
 REFUSED_ID_CHARS_MAX = 200
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -67,13 +67,13 @@ _log = log_of("trellis.bus.scheduling.intake")
 
 
 @dataclass(kw_only=True)
-class Intake:
+class BusIntake:
     """Listens for requests and cancels, with all other processes of the control plane as one."""
 
     ledger: Ledger
     bus: Bus
     topics: Topics
-    room: Room
+    room: BacklogLimit
     clock: Clock
     accepted: Callable[[], None] | None = None
     """Called when a new job is in the ledger."""
@@ -81,7 +81,7 @@ class Intake:
     """Called with a wire id and a sender's id when a request shows that this sender has begun, if it is the worker."""
     cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
     """How long after a soft cancel a job that goes on is ended."""
-    _listening: list[Listening] = field(default_factory=list[Listening])
+    _listening: list[BusSubscription] = field(default_factory=list[BusSubscription])
     _alerts: AlertSender = field(init=False)
     _early: EarlyCancels = field(init=False)
     _refusals: AlertLimit = field(init=False)
@@ -104,10 +104,10 @@ class Intake:
             await self._listening.pop().stop()
         await self._early.stop()
 
-    async def on_submit(self, received: Received) -> None:
+    async def on_submit(self, received: ReceivedPacket) -> None:
         """One request. Raises LedgerError, and then the bus may bring it again."""
         packet = received.packet
-        said = packet.body.request if isinstance(packet.body, Order) else packet.body
+        said = packet.body.request if isinstance(packet.body, JobOrder) else packet.body
         if not isinstance(said, JobRequest):
             _log.warning("not_a_request", sender=packet.sender_id, body=type(said).__name__)
             return
@@ -122,9 +122,9 @@ class Intake:
             await self._refuse(packet, said.job_id, str(error), ErrorCode.INVALID_INPUT)
             return
         if isinstance(answer, Mismatch):
-            await self._refuse(packet, said.job_id, _used_before(answer), ErrorCode.DUPLICATE)
+            await self._refuse(packet, said.job_id, _is_mismatch(answer), ErrorCode.DUPLICATE)
         elif answer.job_id != request.job_id:
-            await self._tell_refused(packet, said.job_id, _done_already(answer), ErrorCode.DUPLICATE)
+            await self._tell_refused(packet, said.job_id, _is_repeated(answer), ErrorCode.DUPLICATE)
         else:
             await self._taken_in(packet, answer)
             await self._note_worker(packet.sender_id, request.parent_job_id)
@@ -141,7 +141,7 @@ class Intake:
 
     async def _tell_again(self, job_id: JobId, trace_id: str) -> None:
         """Whoever asks again for a job that has ended may have missed its result: a bus can lose all that it has kept."""
-        ended = [event for event in await self.ledger.events(job_id) if event.type in ENDS]
+        ended = [event for event in await self.ledger.events(job_id) if event.type in END_EVENTS]
         if not ended:
             return
         try:
@@ -161,10 +161,10 @@ class Intake:
             job = new_bus_job(request, self.topics, trace_id=packet.trace_id, trace=tracing.here())
             if not await may_link_on_bus(self.ledger, packet.sender_id, job.parent_id):
                 detail = f"parent_job_id: {packet.sender_id} neither submitted {job.parent_id} nor works on it"
-                raise RequestInvalid(detail=detail)
+                raise BusRequestInvalid(detail=detail)
             sender = Actor(role=Role.GATEWAY, name=sender_name(packet.sender_id))
             job = await scoped_key(self.ledger, job, sender.name)
-            await self.room.take(job, self.topics)
+            await self.room.admit(job, self.topics)
             return (await self.ledger.submit(sender, [job]))[0]
 
     async def _note_worker(self, sender_id: str, named: str) -> None:
@@ -181,7 +181,7 @@ class Intake:
         if subject == SUBMIT and error.error_code is ErrorCode.INVALID_INPUT:
             await self._tell_refused(error, error.job_id, error.detail, error.error_code)
 
-    async def on_cancel(self, received: Received) -> None:
+    async def on_cancel(self, received: ReceivedPacket) -> None:
         """A client does not want its job any more. What we tell workers is none of it."""
         packet = received.packet
         wish = packet.body
@@ -224,9 +224,9 @@ class Intake:
 
     async def _open_form(self, job: Job) -> Job:
         """The job, or the one that does it again: who does not want the one does not want the other."""
-        if job.place is not Place.ENDED:
+        if job.place is not JobPlace.ENDED:
             return job
-        standing = await Families(ledger=self.ledger, topics=self.topics).stands_as(job)
+        standing = await JobTree(ledger=self.ledger, topics=self.topics).effective_job(job)
         return job if standing is None else standing.job
 
     async def _is_of(self, job: Job, sender_id: str) -> bool:
@@ -234,7 +234,7 @@ class Intake:
         submitter = await submitter_of(self.ledger, job)
         if submitter != sender_id:
             return submitter == sender_name(sender_id)
-        request = await Families(ledger=self.ledger, topics=self.topics).request(job.job_id)
+        request = await JobTree(ledger=self.ledger, topics=self.topics).request(job.job_id)
         events = await self.ledger.events(job.job_id)
         return events[0].role is Role.GATEWAY and request is not None and request.principal_id != sender_id
 
@@ -282,11 +282,11 @@ class Intake:
         await self._alerts.send(code, message, about=packet.sender_id, trace_id=packet.trace_id, details=details)
 
 
-def _used_before(answer: Mismatch) -> str:
+def _is_mismatch(answer: Mismatch) -> str:
     return f"{answer.key} was used before for another request (job {answer.job_id}); choose another id or key"
 
 
-def _done_already(answer: Submitted) -> str:
+def _is_repeated(answer: Submitted) -> str:
     return (
         f"its idempotency key was used before: job {answer.job_id} does the work, and its result comes under that id; "
         "use a new key for new work"

@@ -9,9 +9,9 @@ from trellis.bus.messages import HANDSHAKE, Handshake
 from trellis.bus.port import Bus
 from trellis.engine.logs import log_of
 
-EVERY_S = 30.0
+HANDSHAKE_INTERVAL_S = 30.0
 """How often it is said again, for those that began later; and how soon after an outage of the bus."""
-ABLE = ("cancel", "compensation", "error_codes", "progress", "workflows")
+CAPABILITIES = ("cancel", "compensation", "error_codes", "progress", "workflows")
 """CAP's names for what this control plane does."""
 DISTRIBUTION = "trellis-engine"
 
@@ -19,7 +19,7 @@ _log = log_of("trellis.bus.scheduling")
 
 
 @dataclass(kw_only=True)
-class Introduction:
+class SchedulerHandshake:
     """The service: one handshake in a pass."""
 
     bus: Bus
@@ -37,14 +37,14 @@ class Introduction:
 
     def pause_s(self, report: bool) -> float:  # noqa: FBT001 - the shape of every service: what a pass said
         """Until the next time."""
-        return EVERY_S if report else EVERY_S / 10
+        return HANDSHAKE_INTERVAL_S if report else HANDSHAKE_INTERVAL_S / 10
 
     def handshake(self) -> Handshake:
         """Who we are."""
         return Handshake(
             component_id=self.bus.sender_id,
             role="scheduler",
-            capabilities=dict.fromkeys(ABLE, True),
+            capabilities=dict.fromkeys(CAPABILITIES, True),
             sdk_version=f"trellis {_version()}",
         )
 

@@ -5,7 +5,7 @@ import json
 
 from trellis.bus.errors import KernelUnavailable
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import Decision, Kernel
+from trellis.bus.safety.decisions import DecisionKernel, SafetyDecision
 from trellis.bus.safety.errors import KernelRefuses
 from trellis.engine.logs import log_of
 
@@ -23,7 +23,7 @@ class KernelChecks:
         self._breaks: set[type[Exception]] = set()
         """What a kernel raised that none should, for the log."""
 
-    async def check(self, kernel: Kernel, request: JobRequest) -> Decision:
+    async def check(self, kernel: DecisionKernel, request: JobRequest) -> SafetyDecision:
         """The decision about this very request; raises KernelUnavailable, and KernelRefuses for what no kernel should raise or say."""
         try:
             async with asyncio.timeout(CHECK_S_MAX):

@@ -22,7 +22,7 @@ class SchedulerOptions:
     """How many attempts may be under way at a topic's own subject, where nobody says how busy it is."""
 
 
-class Did(StrEnum):
+class DispatchOutcome(StrEnum):
     """What became of one job in a pass."""
 
     VALIDATED = "validated"
@@ -44,27 +44,35 @@ class Did(StrEnum):
     """Nobody has room, or nobody is there."""
 
 
-_NOT_ON = frozenset({Did.LOST, Did.GIVEN_BACK, Did.UNCERTAIN, Did.UNASKED, Did.WAITING})
+_NO_PROGRESS_OUTCOMES = frozenset(
+    {
+        DispatchOutcome.LOST,
+        DispatchOutcome.GIVEN_BACK,
+        DispatchOutcome.UNCERTAIN,
+        DispatchOutcome.UNASKED,
+        DispatchOutcome.WAITING,
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Passed:
+class SchedulerReport:
     """What one pass did, by what it did; and what was away."""
 
-    did: Counter[Did]
+    did: Counter[DispatchOutcome]
     bus_away: bool = False
 
     @property
     def dispatched(self) -> int:
         """How many jobs went out."""
-        return self.did[Did.DISPATCHED]
+        return self.did[DispatchOutcome.DISPATCHED]
 
     @property
     def kernel_away(self) -> bool:
         """Whether the kernel left a question without an answer."""
-        return self.did[Did.UNASKED] > 0
+        return self.did[DispatchOutcome.UNASKED] > 0
 
     @property
     def moved(self) -> bool:
         """Whether it brought anything on: there may be more."""
-        return any(count for what, count in self.did.items() if what not in _NOT_ON) and not self.bus_away
+        return any(count for what, count in self.did.items() if what not in _NO_PROGRESS_OUTCOMES) and not self.bus_away

@@ -9,15 +9,15 @@ again has not ended. One that ended badly for good ends all that come after it. 
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from trellis.bus.ends.families import Families
-from trellis.bus.ends.workflow import Front, Key
-from trellis.bus.ends.workflows import Workflows
+from trellis.bus.ends.families import JobTree
+from trellis.bus.ends.workflow import WorkflowFrontier, WorkflowKey
+from trellis.bus.ends.workflows import WorkflowReader
 from trellis.bus.requests import COMPENSATES, JobRequest
 from trellis.engine.records import Job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NotYet:
+class StepNotDue:
     """A step before it has not ended."""
 
     step_index: int
@@ -25,7 +25,7 @@ class NotYet:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Never:
+class StepDoomed:
     """A step before it ended badly, for good."""
 
     step_index: int
@@ -33,40 +33,42 @@ class Never:
     state: str
 
 
-Turn: TypeAlias = NotYet | Never | None
+StepTurn: TypeAlias = StepNotDue | StepDoomed | None
 """None: it is its turn."""
 
 
-def turn_of(front: Front, step_index: int) -> Turn:
+def turn_of(front: WorkflowFrontier, step_index: int) -> StepTurn:
     """Whether a step with this number may go."""
     failed, waits_for = front.failed, front.open
     if failed is not None and failed.index < step_index:
-        return Never(step_index=failed.index, job_id=failed.job_id, state=failed.state)
+        return StepDoomed(step_index=failed.index, job_id=failed.job_id, state=failed.state)
     if waits_for is not None and waits_for.index < step_index:
-        return NotYet(step_index=waits_for.index, job_id=waits_for.job_id)
+        return StepNotDue(step_index=waits_for.index, job_id=waits_for.job_id)
     return None
 
 
-def in_order(request: JobRequest) -> bool:
+def is_ordered_step(request: JobRequest) -> bool:
     """Whether it has a turn to wait for at all."""
     return bool(request.step_of and request.workflow_id and request.step_index and COMPENSATES not in request.labels)
 
 
 @dataclass(kw_only=True)
-class Turns:
+class StepOrder:
     """Whose turn it is, as one pass sees it: a workflow is looked at once, and once more after some steps were put aside."""
 
-    families: Families
-    _workflows: Workflows = field(init=False)
-    _fronts: dict[Key, Front] = field(default_factory=dict[Key, Front])
-    _aside: dict[Key, list[tuple[Job, JobRequest]]] = field(default_factory=dict[Key, list[tuple[Job, JobRequest]]])
+    families: JobTree
+    _workflows: WorkflowReader = field(init=False)
+    _fronts: dict[WorkflowKey, WorkflowFrontier] = field(default_factory=dict[WorkflowKey, WorkflowFrontier])
+    _aside: dict[WorkflowKey, list[tuple[Job, JobRequest]]] = field(
+        default_factory=dict[WorkflowKey, list[tuple[Job, JobRequest]]]
+    )
 
     def __post_init__(self) -> None:
-        self._workflows = Workflows(families=self.families)
+        self._workflows = WorkflowReader(families=self.families)
 
-    async def of(self, request: JobRequest) -> Turn:
+    async def of(self, request: JobRequest) -> StepTurn:
         """Whether it is this job's turn."""
-        if not in_order(request):
+        if not is_ordered_step(request):
             return None
         key = await self.families.key_of(request)
         if key not in self._fronts:
@@ -82,6 +84,6 @@ class Turns:
         found: list[Job] = []
         for key, aside in self._aside.items():
             front = await self._workflows.front(key)
-            found += [job for job, request in aside if not isinstance(turn_of(front, request.step_index), NotYet)]
+            found += [job for job, request in aside if not isinstance(turn_of(front, request.step_index), StepNotDue)]
         self._aside.clear()
         return found

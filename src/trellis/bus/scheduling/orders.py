@@ -5,24 +5,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trellis.bus.messages import ASK_FIRST, JOB_ID_IN_ENV, LEASE_IN_ENV, OWN_JOB_ID_IN_ENV, Dispatch, Order
+from trellis.bus.messages import ASK_FIRST, JOB_ID_IN_ENV, LEASE_IN_ENV, OWN_JOB_ID_IN_ENV, Dispatch, JobOrder
 from trellis.bus.requests import REQUEUE_CAUSE, Budget, JobRequest, ResourceRef
 from trellis.engine import tracing
 from trellis.engine.jobs import DELAY_S_MAX
 
 CONSTRAINTS_IN_ENV = "TRELLIS_POLICY_CONSTRAINTS"
 """In a request's env: what the policy allows the job, as JSON. Only the policy says it: what the request says there does not go out."""
-RUNTIME = "max_runtime_ms"
+MAX_RUNTIME_FIELD = "max_runtime_ms"
 DEADLINE_MS_MAX = int(DELAY_S_MAX * 1000)
 """The longest that a budget says; a policy that allows more allows this."""
 
 
-OVERWRITTEN = frozenset({OWN_JOB_ID_IN_ENV, ASK_FIRST, LEASE_IN_ENV, CONSTRAINTS_IN_ENV})
+OVERWRITTEN_ENV = frozenset({OWN_JOB_ID_IN_ENV, ASK_FIRST, LEASE_IN_ENV, CONSTRAINTS_IN_ENV})
 """Names in env that an order says itself: what the request says there does not go out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Terms:
+class DispatchTerms:
     """What holds for one handing-out."""
 
     lease_s: float
@@ -32,7 +32,7 @@ class Terms:
     redacted: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def work_of(
+def request_within_policy(
     request: JobRequest, constraints: Mapping[str, Any], redacted: Mapping[str, Any] | None = None
 ) -> JobRequest:
     """The request as a worker is told it, within what the policy allows: everything but what only one handing-out knows.
@@ -41,7 +41,7 @@ def work_of(
 
     An order is made of this and nothing else, and an approval shows and binds it: a field that a worker is told cannot be left out.
     """
-    env = {name: value for name, value in request.env.items() if name not in OVERWRITTEN}
+    env = {name: value for name, value in request.env.items() if name not in OVERWRITTEN_ENV}
     labels = {name: value for name, value in request.labels.items() if name != REQUEUE_CAUSE}
     changed: dict[str, Any] = {"env": env, "labels": labels}
     if redacted:
@@ -52,22 +52,22 @@ def work_of(
             changed["compensation"] = request.compensation.model_copy(update={"context_ptr": "", "context_ref": None})
     if constraints:
         env[CONSTRAINTS_IN_ENV] = json.dumps(constraints, sort_keys=True, default=str)
-        changed["budget"] = _within(request.budget, constraints)
+        changed["budget"] = _shorter_budget(request.budget, constraints)
     return request.model_copy(update=changed)
 
 
-def order_of(request: JobRequest, dispatch: Dispatch, wire_id: str, terms: Terms) -> Order:
+def order_of(request: JobRequest, dispatch: Dispatch, wire_id: str, terms: DispatchTerms) -> JobOrder:
     """The order; the stored request stays as it is. Raises RequestInvalid when nobody could read it."""
-    work = work_of(request, terms.constraints, terms.redacted)
+    work = request_within_policy(request, terms.constraints, terms.redacted)
     ours = {OWN_JOB_ID_IN_ENV: request.job_id, ASK_FIRST: "ask", LEASE_IN_ENV: f"{terms.lease_s:g}"}
     env = {JOB_ID_IN_ENV: request.job_id, **work.env, **ours}
     if terms.trace:
         env[tracing.IN_ENV] = terms.trace
     sent = work.model_copy(update={"job_id": wire_id, "env": env})
-    return Order(request=JobRequest.read(sent.body), dispatch=dispatch)
+    return JobOrder(request=JobRequest.read(sent.body), dispatch=dispatch)
 
 
-def _within(budget: Budget | None, constraints: Mapping[str, Any]) -> Budget | None:
+def _shorter_budget(budget: Budget | None, constraints: Mapping[str, Any]) -> Budget | None:
     """The budget with the shorter of both times."""
     runtime = runtime_ms(constraints)
     if runtime is None:
@@ -81,5 +81,5 @@ def runtime_ms(constraints: Mapping[str, Any]) -> int | None:
     """Said beside the others, or among the budgets as CAP has it."""
     budgets: Any = constraints.get("budgets")
     places: list[Mapping[str, Any]] = [constraints, budgets if isinstance(budgets, Mapping) else {}]
-    found = (said.get(RUNTIME) for said in places)
+    found = (said.get(MAX_RUNTIME_FIELD) for said in places)
     return next((said for said in found if isinstance(said, int) and said > 0), None)

@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias
 
 from trellis.bus.messages import ErrorCode, direct_subject
 from trellis.bus.requests import JobRequest
-from trellis.bus.scheduling.registry import Seen, serves
+from trellis.bus.scheduling.registry import LiveWorker, serves
 from trellis.bus.topics import Topics
 
 OVERLOADED_CPU = 95.0
@@ -30,10 +30,10 @@ topic's own subject: workers that never introduce themselves may listen there, a
 WORKER_LABEL = "worker."
 PREFERRED_WORKER = "preferred_worker"
 PREFERRED_POOL = "preferred_pool"
-DEAF = "the workers that may have it do not listen at their own subjects, and others listen on its topic"
+NOBODY_LISTENS = "the workers that may have it do not listen at their own subjects, and others listen on its topic"
 
 
-class Subjects(Protocol):
+class SubjectStates(Protocol):
     """What placement asks about subjects; the registry knows."""
 
     def silent(self, subject: str, /) -> bool:
@@ -49,7 +49,7 @@ class Subjects(Protocol):
         ...
 
 
-class Why(StrEnum):
+class WaitReason(StrEnum):
     """Why a job stays where it is."""
 
     FULL = "full"
@@ -60,26 +60,26 @@ class Why(StrEnum):
 
 
 _REASONS = {
-    Why.FULL: "the workers that may have it are busy",
-    Why.NOBODY: "no worker that serves its topic is there",
-    Why.SILENT: "nobody listens on its topic",
+    WaitReason.FULL: "the workers that may have it are busy",
+    WaitReason.NOBODY: "no worker that serves its topic is there",
+    WaitReason.SILENT: "nobody listens on its topic",
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Placed:
+class PlacedJob:
     """Where it goes; `worker_id` is empty when it is for whoever listens. With a `doubt` people are alerted about who may listen too."""
 
     subject: str
     worker_id: str = ""
-    doubt: "Unfit | None" = None
+    doubt: "NoFittingWorker | None" = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stays:
+class StaysReady:
     """It stays ready. `all_do`: so does every other job of the topic."""
 
-    why: Why
+    why: WaitReason
     all_do: bool
 
     @property
@@ -89,7 +89,7 @@ class Stays:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Unfit:
+class NoFittingWorker:
     """Workers are there, and none of them may have it. With a `code` people are alerted, about this worker."""
 
     reason: str
@@ -97,23 +97,23 @@ class Unfit:
     worker_id: str = ""
 
 
-Placement: TypeAlias = Placed | Stays | Unfit
+Placement: TypeAlias = PlacedJob | StaysReady | NoFittingWorker
 
 
-def place(
+def place_job(
     request: JobRequest,
     topics: Topics,
-    workers: Iterable[Seen],
-    subjects: Subjects,
+    workers: Iterable[LiveWorker],
+    subjects: SubjectStates,
     *,
     subject_max: int,
     age_s: float = 0.0,
 ) -> Placement:
     """Where the job goes now; `age_s` is how long it has waited."""
     topic = topics.of(request.topic)
-    serving: list[Seen] = []
-    foreign: list[Seen] = []
-    unsaid: list[Seen] = []
+    serving: list[LiveWorker] = []
+    foreign: list[LiveWorker] = []
+    unsaid: list[LiveWorker] = []
     known = subjects.proven(request.topic)
     for seen in workers:
         named = request.topic in seen.ready_topics or (seen.pool == request.topic and not seen.ready_topics)
@@ -126,9 +126,9 @@ def place(
             foreign.append(seen)
         elif fits or not (seen.ready_topics or seen.pool):
             unsaid.append(seen)
-    placed = _among(request, topics, serving, subjects, subject_max)
-    own_subject = isinstance(placed, Placed) and not placed.worker_id
-    nobody = isinstance(placed, Stays) and placed.why is not Why.FULL
+    placed = _place_among(request, topics, serving, subjects, subject_max)
+    own_subject = isinstance(placed, PlacedJob) and not placed.worker_id
+    nobody = isinstance(placed, StaysReady) and placed.why is not WaitReason.FULL
     if foreign and (own_subject or nobody):
         return _mismatch(request.topic, foreign)
     if not unsaid or topic.pools or not (own_subject or nobody):
@@ -136,31 +136,37 @@ def place(
     doubt = _mismatch(request.topic, unsaid)
     if not known and not serving and age_s < DOUBT_S_MAX:
         return doubt
-    return replace(placed, doubt=doubt) if isinstance(placed, Placed) else placed
+    return replace(placed, doubt=doubt) if isinstance(placed, PlacedJob) else placed
 
 
-def _among(
-    request: JobRequest, topics: Topics, serving: Sequence[Seen], subjects: Subjects, subject_max: int
+def _place_among(
+    request: JobRequest, topics: Topics, serving: Sequence[LiveWorker], subjects: SubjectStates, subject_max: int
 ) -> Placement:
     """Where the job goes, as if nobody else listened but the workers that serve it and speak our version."""
     if not serving:
         if topics.of(request.topic).pools:
-            return Stays(why=Why.NOBODY, all_do=True)
-        problem = _unfit_for_anyone(request)
-        return Unfit(reason=problem) if problem else _own_subject(request.topic, subjects, subject_max)
-    fitting = [seen for seen in serving if _unfit(request, topics, seen) is None] if _is_choosy(request) else serving
+            return StaysReady(why=WaitReason.NOBODY, all_do=True)
+        problem = _why_unfit_for_unknown(request)
+        return NoFittingWorker(reason=problem) if problem else _own_subject(request.topic, subjects, subject_max)
+    fitting = (
+        [seen for seen in serving if _why_unfit(request, topics, seen) is None]
+        if _has_requirements(request)
+        else serving
+    )
     if not fitting:
-        return Unfit(reason=f"{_unfit(request, topics, serving[0])} ({len(serving)} workers serve {request.topic})")
+        return NoFittingWorker(
+            reason=f"{_why_unfit(request, topics, serving[0])} ({len(serving)} workers serve {request.topic})"
+        )
     free = [seen for seen in fitting if _free(seen)]
     if not free:
-        return Stays(why=Why.FULL, all_do=len(fitting) == len(serving) or not any(map(_free, serving)))
-    chosen = _hearing(request, free, subjects)
+        return StaysReady(why=WaitReason.FULL, all_do=len(fitting) == len(serving) or not any(map(_free, serving)))
+    chosen = _best_listening(request, free, subjects)
     if chosen is None and len(fitting) == len(serving):
         return _own_subject(request.topic, subjects, subject_max)
-    return chosen or _unheard(request, fitting, subjects)
+    return chosen or _nobody_listens(request, fitting, subjects)
 
 
-def _mismatch(topic: str, foreign: Sequence[Seen]) -> Unfit:
+def _mismatch(topic: str, foreign: Sequence[LiveWorker]) -> NoFittingWorker:
     code, first = ErrorCode.VERSION_MISMATCH, foreign[0]
     spoken = ", ".join(map(str, first.other_versions))
     others = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
@@ -169,30 +175,32 @@ def _mismatch(topic: str, foreign: Sequence[Seen]) -> Unfit:
         f"{code.name}: worker {first.worker_id}{others} {where} and speaks version {spoken} of CAP, this side version 1; "
         "upgrade it, stop it, or serve the topic with workers that listen at their own subjects"
     )
-    return Unfit(reason=reason, code=code, worker_id=first.worker_id)
+    return NoFittingWorker(reason=reason, code=code, worker_id=first.worker_id)
 
 
-def _unheard(request: JobRequest, fitting: Sequence[Seen], subjects: Subjects) -> Stays | Unfit:
+def _nobody_listens(
+    request: JobRequest, fitting: Sequence[LiveWorker], subjects: SubjectStates
+) -> StaysReady | NoFittingWorker:
     """Nobody who is free listens at its own subject; one that is busy may."""
-    heard = _hearing(request, fitting, subjects)
-    return Unfit(reason=DEAF) if heard is None else Stays(why=Why.FULL, all_do=False)
+    heard = _best_listening(request, fitting, subjects)
+    return NoFittingWorker(reason=NOBODY_LISTENS) if heard is None else StaysReady(why=WaitReason.FULL, all_do=False)
 
 
-def _hearing(request: JobRequest, workers: Sequence[Seen], subjects: Subjects) -> Placed | None:
+def _best_listening(request: JobRequest, workers: Sequence[LiveWorker], subjects: SubjectStates) -> PlacedJob | None:
     """The best of those that listen at their own subject. The others listen on the topic, if at all, and there with everybody who serves it."""
     hearing = [seen for seen in workers if not subjects.silent(direct_subject(seen.worker_id))]
     if not hearing:
         return None
     chosen = _best(request, hearing)
-    return Placed(subject=direct_subject(chosen.worker_id), worker_id=chosen.worker_id)
+    return PlacedJob(subject=direct_subject(chosen.worker_id), worker_id=chosen.worker_id)
 
 
-def _is_choosy(request: JobRequest) -> bool:
+def _has_requirements(request: JobRequest) -> bool:
     """Whether there are workers that may not have it. Most jobs are not, and there may be thousands of workers."""
     return bool(_required(request)) or any(label.startswith(WORKER_LABEL) for label in request.labels)
 
 
-def _unfit(request: JobRequest, topics: Topics, seen: Seen) -> str | None:
+def _why_unfit(request: JobRequest, topics: Topics, seen: LiveWorker) -> str | None:
     """Why this worker may not have it."""
     for label, wanted in request.labels.items():
         if label.startswith(WORKER_LABEL) and seen.labels.get(label[len(WORKER_LABEL) :]) != wanted:
@@ -203,7 +211,7 @@ def _unfit(request: JobRequest, topics: Topics, seen: Seen) -> str | None:
     return f"it requires {', '.join(missing)}" if missing else None
 
 
-def _unfit_for_anyone(request: JobRequest) -> str | None:
+def _why_unfit_for_unknown(request: JobRequest) -> str | None:
     """Why nobody may have it of whom nothing is known."""
     if _required(request):
         return f"it requires {', '.join(_required(request))}, and no worker says that it can"
@@ -215,15 +223,15 @@ def _required(request: JobRequest) -> tuple[str, ...]:
     return request.meta.requires if request.meta else ()
 
 
-def _free(seen: Seen) -> bool:
+def _free(seen: LiveWorker) -> bool:
     return seen.free > 0 and seen.cpu < OVERLOADED_CPU
 
 
-def _best(request: JobRequest, free: Sequence[Seen]) -> Seen:
+def _best(request: JobRequest, free: Sequence[LiveWorker]) -> LiveWorker:
     """The least loaded; among equals another one for each job, so that many schedulers do not choose the same."""
     wished_pool, wished_worker = request.labels.get(PREFERRED_POOL), request.labels.get(PREFERRED_WORKER)
 
-    def cost(seen: Seen) -> tuple[bool, bool, float, bytes]:
+    def cost(seen: LiveWorker) -> tuple[bool, bool, float, bytes]:
         score = seen.load / seen.capacity + seen.cpu / 100
         spread = hashlib.blake2b(f"{request.job_id} {seen.worker_id}".encode(), digest_size=8).digest()
         return seen.worker_id != wished_worker, seen.pool != wished_pool, score, spread
@@ -231,9 +239,9 @@ def _best(request: JobRequest, free: Sequence[Seen]) -> Seen:
     return min(free, key=cost)
 
 
-def _own_subject(topic: str, subjects: Subjects, subject_max: int) -> Placement:
+def _own_subject(topic: str, subjects: SubjectStates, subject_max: int) -> Placement:
     if subjects.silent(topic):
-        return Stays(why=Why.SILENT, all_do=True)
+        return StaysReady(why=WaitReason.SILENT, all_do=True)
     if subjects.outstanding(topic) >= subject_max:
-        return Stays(why=Why.FULL, all_do=True)
-    return Placed(subject=topic)
+        return StaysReady(why=WaitReason.FULL, all_do=True)
+    return PlacedJob(subject=topic)

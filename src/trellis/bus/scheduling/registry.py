@@ -15,22 +15,31 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from trellis.bus.messages import HANDSHAKE, HEARTBEAT, RESULT, Handshake, Heartbeat, JobResult, Status, direct_subject
-from trellis.bus.port import Bus, Listening, Received
-from trellis.bus.topics import Topic, is_wild, patterns
+from trellis.bus.messages import (
+    HANDSHAKE,
+    HEARTBEAT,
+    RESULT,
+    Handshake,
+    JobResult,
+    Status,
+    WorkerHeartbeat,
+    direct_subject,
+)
+from trellis.bus.port import Bus, BusSubscription, ReceivedPacket
+from trellis.bus.topics import Topic, compile_patterns, has_wildcard
 from trellis.bus.wire_ids import read_wire_id
 from trellis.engine.clock import Clock
 from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.recent import Recent
+from trellis.engine.recent import LruCache
 from trellis.lifecycles import Role
 
 INTERVAL_S_DEFAULT = 5.0
 INTERVAL_S_MIN = 2.0
 INTERVAL_S_MAX = 60.0
-MISSED_MAX = 3
+MISSED_HEARTBEATS_MAX = 3
 """A worker is lost after so many heartbeats that did not come."""
 WORKERS_MAX = 10_000
 ENDED_MAX = 10_000
@@ -41,7 +50,7 @@ SILENCE_S_MAX = 30.0
 LASTING_AFTER_S = 600.0
 """A silence that has lasted so long lasts: it is broken more seldom still, because every try costs a job two events."""
 LASTING_S_MAX = 300.0
-SAID_CHARS_MAX = 32_000
+WORKER_TEXT_CHARS_MAX = 32_000
 """Of all names, labels and topics that one worker tells; one that tells more is not taken in."""
 PATTERNS_MAX = 100
 """Of its topics that have `*` or `>` in them: those are compared one by one."""
@@ -51,25 +60,25 @@ SWEPT_EVERY_S = 60.0
 """How often it is forgotten what those said that have been lost for so long."""
 LOOKED_EVERY_S = 1.0
 """How often those that are lost are looked for when there is no room for another worker."""
-SAID_EVERY_S = 10.0
+LOG_EVERY_S = 10.0
 """How often the log says the same about workers that are not taken in."""
-TOLD_EVERY_S = 10.0
+LEDGER_WRITE_EVERY_S = 10.0
 """How often the ledger is told of one worker, for people who look."""
-FIRST_TOLD_MAX = 100
+FIRST_LEDGER_WRITES_MAX = 100
 """How many workers the ledger is told of for the first time within one such interval: a name stays there for good."""
-NAMES_TOLD_MAX = 50
+NAMES_LOGGED_MAX = 50
 PROTOCOL_VERSION = 1
 VERSIONS_KEPT_MAX = 10
 """How many protocol versions of one worker are kept, for people."""
 WORKER_ID = re.compile(r"[A-Za-z0-9_:@-]+(\.[A-Za-z0-9_:@-]+)*")
 WORKER_ID_CHARS_MAX = 200
-ENDS = frozenset(status for status in Status if status > Status.RUNNING)
+END_STATUSES = frozenset(status for status in Status if status > Status.RUNNING)
 
 _log = log_of("trellis.bus.workers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class LiveWorker:
     """A live worker, as of now."""
 
     worker_id: str
@@ -97,10 +106,10 @@ class Seen:
 
 
 @dataclass(slots=True)
-class _Worker:
+class _WorkerEntry:
     worker_id: str
     met_at: float
-    beat: Heartbeat | None = None
+    beat: WorkerHeartbeat | None = None
     beats: int = 0
     heard_at: float | None = None
     interval_s: float = INTERVAL_S_DEFAULT
@@ -114,7 +123,7 @@ class _Worker:
     """By wire id: after which heartbeat it was handed out."""
     ended: int = 0
     """Of the jobs that the last heartbeat counted."""
-    seen: Seen | None = None
+    seen: LiveWorker | None = None
     """As it was last looked at; None after anything has changed."""
 
     def load(self) -> int:
@@ -124,11 +133,11 @@ class _Worker:
 
     def lost_at(self) -> float:
         heard_at = self.met_at if self.heard_at is None else max(self.heard_at, self.met_at)
-        return min(self.gone_at, heard_at + MISSED_MAX * self.interval_s)
+        return min(self.gone_at, heard_at + MISSED_HEARTBEATS_MAX * self.interval_s)
 
 
 @dataclass(slots=True)
-class _Subject:
+class _SubjectState:
     silent_since: float = math.inf
     silent_until: float = -math.inf
     silence_s: float = 0.0
@@ -166,7 +175,7 @@ class _Subject:
 
 
 @dataclass(kw_only=True)
-class Workers:
+class WorkerRegistry:
     """One per process; hears every heartbeat, handshake and result."""
 
     clock: Clock
@@ -174,20 +183,22 @@ class Workers:
     """Told of the workers now and then, when there is one."""
     appeared: Callable[[], None] | None = None
     """Called when a worker appears, or has room again."""
-    _workers: dict[str, _Worker] = field(default_factory=dict[str, _Worker])
-    _subjects: dict[str, _Subject] = field(default_factory=dict[str, _Subject])
-    _given_to: dict[str, _Worker | _Subject] = field(default_factory=dict[str, "_Worker | _Subject"])
-    _ended: Recent[str, str] = field(default_factory=lambda: Recent(ENDED_MAX))
-    _listening: list[Listening] = field(default_factory=list[Listening])
+    _workers: dict[str, _WorkerEntry] = field(default_factory=dict[str, _WorkerEntry])
+    _subjects: dict[str, _SubjectState] = field(default_factory=dict[str, _SubjectState])
+    _given_to: dict[str, _WorkerEntry | _SubjectState] = field(
+        default_factory=dict[str, "_WorkerEntry | _SubjectState"]
+    )
+    _ended: LruCache[str, str] = field(default_factory=lambda: LruCache(ENDED_MAX))
+    _listening: list[BusSubscription] = field(default_factory=list[BusSubscription])
     _own_sender_id: str | None = None
     _looked_at: float = -math.inf
     _swept_at: float = -math.inf
-    _first_told: deque[float] = field(default_factory=lambda: deque[float](maxlen=FIRST_TOLD_MAX))
+    _first_told: deque[float] = field(default_factory=lambda: deque[float](maxlen=FIRST_LEDGER_WRITES_MAX))
     _said_at: dict[str, float] = field(default_factory=dict[str, float])
 
     # --- what is heard ---------------------------------------------------------------------------------------------
 
-    def heard(self, heartbeat: Heartbeat, at: float) -> None:
+    def record_heartbeat(self, heartbeat: WorkerHeartbeat, at: float) -> None:
         """A worker lives; `at` is a reading of this process's clock."""
         labels = (*heartbeat.labels, *heartbeat.labels.values())
         told = (*labels, *heartbeat.capabilities, heartbeat.pool, heartbeat.region)
@@ -210,10 +221,10 @@ class Workers:
         if first or (was_full and known.load() < max(1, heartbeat.max_parallel_jobs)):
             self._call()
 
-    def met(self, handshake: Handshake, at: float) -> None:
+    def record_handshake(self, handshake: Handshake, at: float) -> None:
         """A component introduces itself; only workers are of interest here."""
         told = handshake.ready_topics
-        if sum(map(is_wild, told)) > PATTERNS_MAX:
+        if sum(map(has_wildcard, told)) > PATTERNS_MAX:
             self._not_taken_in("worker_tells_too_much", handshake.component_id, at)
             return
         known = self._known(handshake.component_id, at, told) if handshake.role == "worker" else None
@@ -232,7 +243,7 @@ class Workers:
             return
         self._ended[wire_id] = wire_id
         given_to = self._given_to.get(wire_id) or self._workers.get(worker_id)
-        if isinstance(given_to, _Worker) and given_to.given.get(wire_id, -1) < given_to.beats:
+        if isinstance(given_to, _WorkerEntry) and given_to.given.get(wire_id, -1) < given_to.beats:
             given_to.ended += 1
             given_to.seen = None
         self.released(wire_id)
@@ -256,7 +267,7 @@ class Workers:
         known.given[wire_id] = self.clock.monotonic() + for_s
         self._given_to[wire_id] = known
 
-    def lose(self, worker_id: str) -> None:
+    def mark_lost(self, worker_id: str) -> None:
         """It is not there, whatever it said; what it serves is remembered, in case it comes back."""
         known = self._workers.get(worker_id)
         if known is not None:
@@ -266,23 +277,23 @@ class Workers:
 
     # --- who is there ----------------------------------------------------------------------------------------------
 
-    def alive(self, worker_id: str) -> Seen | None:
+    def alive(self, worker_id: str) -> LiveWorker | None:
         """A worker that is not lost; None for every other."""
         known = self._workers.get(worker_id)
-        return _seen(known) if known and self.clock.monotonic() <= known.lost_at() else None
+        return _live_worker(known) if known and self.clock.monotonic() <= known.lost_at() else None
 
     def serves(self, worker_id: str, topic: str, settings: Topic) -> bool:
         """Whether it is a live worker of this topic that speaks our version of the protocol."""
         seen = self.alive(worker_id)
         return seen is not None and not seen.other_versions and serves(seen, topic, settings)
 
-    def live(self) -> Iterator[Seen]:
+    def live(self) -> Iterator[LiveWorker]:
         """Every worker that is not lost, also one that does not speak our version of the protocol."""
         now = self.clock.monotonic()
         if now >= self._swept_at + SWEPT_EVERY_S:
             self._swept_at = now
             self._forget_lost(now - LOST_KEPT_S)
-        return (_seen(known) for known in self._workers.values() if now <= known.lost_at())
+        return (_live_worker(known) for known in self._workers.values() if now <= known.lost_at())
 
     def outstanding(self, subject: str) -> int:
         """How many attempts that went to this subject may still be under way."""
@@ -306,13 +317,13 @@ class Workers:
         known = self._subjects.get(subject)
         return known is not None and known.proven
 
-    def answered(self, subject: str) -> None:
+    def mark_listening(self, subject: str) -> None:
         """Somebody listens there."""
         self._subject(subject).spoke()
 
-    def unanswered(self, subject: str, worker_id: str = "") -> None:
+    def mark_silent(self, subject: str, worker_id: str = "") -> None:
         """Nobody listens there: it is left alone, longer each time. The worker whose own it is, is not there either."""
-        self.lose(worker_id)
+        self.mark_lost(worker_id)
         known, now = self._subject(subject), self.clock.monotonic()
         if now < known.silent_until:
             return  # several were on their way when the first came back
@@ -334,38 +345,38 @@ class Workers:
         while self._listening:
             await self._listening.pop().stop()
 
-    async def _take(self, received: Received) -> None:
+    async def _take(self, received: ReceivedPacket) -> None:
         body, now = received.packet.body, self.clock.monotonic()
-        if isinstance(body, Heartbeat):
-            self.heard(body, now)
+        if isinstance(body, WorkerHeartbeat):
+            self.record_heartbeat(body, now)
             await self._tell(body.worker_id, now)
         elif isinstance(body, Handshake):
-            self.met(body, now)
+            self.record_handshake(body, now)
         elif received.packet.sender_id == self._own_sender_id:
             return  # what the control plane tells clients is no worker's word
-        elif isinstance(body, JobResult) and body.status in ENDS and read_wire_id(body.job_id):
+        elif isinstance(body, JobResult) and body.status in END_STATUSES and read_wire_id(body.job_id):
             self.settled(body.job_id, body.worker_id)
             self._call()
 
     async def _tell(self, worker_id: str, now: float) -> None:
         known = self._workers.get(worker_id)
-        if self.ledger is None or known is None or now < known.told_at + TOLD_EVERY_S:
+        if self.ledger is None or known is None or now < known.told_at + LEDGER_WRITE_EVERY_S:
             return
         if known.told_at == -math.inf:
-            if len(self._first_told) == FIRST_TOLD_MAX and now < self._first_told[0] + TOLD_EVERY_S:
+            if len(self._first_told) == FIRST_LEDGER_WRITES_MAX and now < self._first_told[0] + LEDGER_WRITE_EVERY_S:
                 return  # with a later heartbeat
             self._first_told.append(now)
         known.told_at = now
         try:
-            await self.ledger.beat(Actor(role=Role.WORKER, name=worker_id), _told(known))
+            await self.ledger.heartbeat_worker(Actor(role=Role.WORKER, name=worker_id), _worker_info(known))
         except LedgerError as error:
             _log.info("worker_not_told", worker=worker_id, error=str(error))  # with a later heartbeat
 
     # --- bookkeeping -----------------------------------------------------------------------------------------------
 
-    def _known(self, worker_id: str, at: float, told: Sequence[str]) -> _Worker | None:
+    def _known(self, worker_id: str, at: float, told: Sequence[str]) -> _WorkerEntry | None:
         """The worker that says this; None when it cannot be taken in."""
-        if sum(map(len, told)) > SAID_CHARS_MAX:
+        if sum(map(len, told)) > WORKER_TEXT_CHARS_MAX:
             return self._not_taken_in("worker_tells_too_much", worker_id, at)
         known = self._workers.get(worker_id)
         if known is not None and at <= known.lost_at():
@@ -374,15 +385,15 @@ class Workers:
             return self._not_taken_in("worker_id_unusable", worker_id, at)
         if known is None and len(self._workers) >= WORKERS_MAX and not self._make_room(at):
             return self._not_taken_in("too_many_workers", worker_id, at)
-        self.lose(worker_id)
-        made = self._workers[worker_id] = _Worker(worker_id, met_at=at)
+        self.mark_lost(worker_id)
+        made = self._workers[worker_id] = _WorkerEntry(worker_id, met_at=at)
         if known is not None:  # whoever was not heard for a while says how it is, and not again what it is
             made.ready_topics, made.told_at = known.ready_topics, known.told_at
             made.other_versions = known.other_versions
         return made
 
     def _not_taken_in(self, why: str, worker_id: str, at: float) -> None:
-        if at >= self._said_at.get(why, -math.inf) + SAID_EVERY_S:
+        if at >= self._said_at.get(why, -math.inf) + LOG_EVERY_S:
             self._said_at[why] = at
             _log.warning(why, worker=worker_id[:WORKER_ID_CHARS_MAX], workers=len(self._workers))
 
@@ -396,15 +407,15 @@ class Workers:
 
     def _forget_lost(self, before: float) -> None:
         for worker_id in [known.worker_id for known in self._workers.values() if known.lost_at() < before]:
-            self.lose(worker_id)
+            self.mark_lost(worker_id)
             del self._workers[worker_id]
 
-    def _subject(self, name: str) -> _Subject:
+    def _subject(self, name: str) -> _SubjectState:
         known = self._subjects.get(name)
         if known is None:
             if len(self._subjects) >= SUBJECTS_MAX:
                 self._forget_subjects()
-            known = self._subjects[name] = _Subject()
+            known = self._subjects[name] = _SubjectState()
         return known
 
     def _forget_subjects(self) -> None:
@@ -419,15 +430,15 @@ class Workers:
         for wire_id in known.given if known else ():
             self._given_to.pop(wire_id, None)
 
-    def _forget_given(self, known: _Worker | _Subject, wire_id: str) -> None:
+    def _forget_given(self, known: _WorkerEntry | _SubjectState, wire_id: str) -> None:
         known.given.pop(wire_id, None)
         self._given_to.pop(wire_id, None)
-        if isinstance(known, _Worker):
+        if isinstance(known, _WorkerEntry):
             known.seen = None
 
     def _break_silence(self, topics: tuple[str, ...], at: float) -> None:
         """Somebody is there now: the topics it named are tried, or all when it named none."""
-        named = patterns(topics)
+        named = compile_patterns(topics)
         for subject, known in self._subjects.items():
             silent = at < known.silent_until and known.of_topic
             if silent and (not topics or named.fit(subject)):
@@ -438,22 +449,22 @@ class Workers:
             self.appeared()
 
 
-def serves(seen: Seen, topic: str, settings: Topic) -> bool:
+def serves(seen: LiveWorker, topic: str, settings: Topic) -> bool:
     """Whether a worker said that it serves this topic, by its name or by one of the topic's pools."""
     if settings.pools and (seen.pool not in settings.pools or not seen.ready_topics):
         return seen.pool in settings.pools
-    return patterns(seen.ready_topics).fit(topic)
+    return compile_patterns(seen.ready_topics).fit(topic)
 
 
-def _seen(known: _Worker) -> Seen:
+def _live_worker(known: _WorkerEntry) -> LiveWorker:
     if known.seen is None:
-        known.seen = _looked_at(known)
+        known.seen = _read_live_worker(known)
     return known.seen
 
 
-def _looked_at(known: _Worker) -> Seen:
+def _read_live_worker(known: _WorkerEntry) -> LiveWorker:
     beat = known.beat
-    return Seen(
+    return LiveWorker(
         worker_id=known.worker_id,
         heard_at=known.heard_at,
         interval_s=known.interval_s,
@@ -478,18 +489,18 @@ def _percent(said: float) -> float:
     return min(100.0, max(0.0, said)) if math.isfinite(said) else 0.0
 
 
-def _told(known: _Worker) -> bytes:
+def _worker_info(known: _WorkerEntry) -> bytes:
     """What people see of it."""
-    beat = known.beat or Heartbeat(worker_id=known.worker_id)
+    beat = known.beat or WorkerHeartbeat(worker_id=known.worker_id)
     return json.dumps(
         {
             "bus": True,
-            "types": list(known.ready_topics[:NAMES_TOLD_MAX]),
+            "types": list(known.ready_topics[:NAMES_LOGGED_MAX]),
             "concurrency": max(1, beat.max_parallel_jobs),
             "active_jobs": beat.active_jobs,
             "pool": beat.pool,
             "region": beat.region,
             "cpu_load": _percent(beat.cpu_load),
-            "capabilities": list(beat.capabilities[:NAMES_TOLD_MAX]),
+            "capabilities": list(beat.capabilities[:NAMES_LOGGED_MAX]),
         }
     ).encode()

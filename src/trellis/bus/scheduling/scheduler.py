@@ -15,27 +15,34 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias
 
-from trellis.bus.ends.families import Families
+from trellis.bus.ends.families import JobTree
 from trellis.bus.ends.retrying import ATTEMPTS, attempts_of
-from trellis.bus.errors import BusError, BusUnavailable, BusUncertain, KernelUnavailable, NoResponders, RequestInvalid
-from trellis.bus.messages import Dispatch, Order
+from trellis.bus.errors import (
+    BusError,
+    BusRequestInvalid,
+    BusUnavailable,
+    BusUncertain,
+    KernelUnavailable,
+    NoResponders,
+)
+from trellis.bus.messages import Dispatch, JobOrder
 from trellis.bus.port import Bus
 from trellis.bus.reporting.reports import ATTEMPT
 from trellis.bus.requests import JobRequest, request_of
-from trellis.bus.safety.decisions import Decision, Kernel, Kind
+from trellis.bus.safety.decisions import DecisionKernel, DecisionKind, SafetyDecision
 from trellis.bus.safety.errors import KernelRefuses
 from trellis.bus.scheduling import resting
-from trellis.bus.scheduling.approved import HOLD_S, approved
+from trellis.bus.scheduling.approved import HOLD_S, find_approval
 from trellis.bus.scheduling.kernel_checks import KernelChecks
-from trellis.bus.scheduling.options import Did, Passed, SchedulerOptions
-from trellis.bus.scheduling.ordering import Never, NotYet, Turns
-from trellis.bus.scheduling.orders import Terms, order_of
-from trellis.bus.scheduling.placement import Placed, Stays, Unfit, Why, place
-from trellis.bus.scheduling.registry import Workers
+from trellis.bus.scheduling.options import DispatchOutcome, SchedulerOptions, SchedulerReport
+from trellis.bus.scheduling.ordering import StepDoomed, StepNotDue, StepOrder
+from trellis.bus.scheduling.orders import DispatchTerms, order_of
+from trellis.bus.scheduling.placement import NoFittingWorker, PlacedJob, StaysReady, WaitReason, place_job
+from trellis.bus.scheduling.registry import WorkerRegistry
 from trellis.bus.scheduling.tenants import TenantLimits
-from trellis.bus.scheduling.urgency import age_s, in_lanes, in_turn, not_reached, side_by_side, urgent_first
+from trellis.bus.scheduling.urgency import age_s, dispatch_order, in_lanes, interleave, unreached_lanes, urgent_first
 from trellis.bus.topics import Topics
-from trellis.bus.waking import Waking
+from trellis.bus.waking import CoalescedTrigger
 from trellis.bus.wire.alerts import AlertLimit, AlertSender
 from trellis.bus.wire_ids import wire_id
 from trellis.engine import tracing
@@ -57,31 +64,31 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.recent import Recent
+from trellis.engine.recent import LruCache
 from trellis.engine.records import Job, JobFilter
-from trellis.engine.restoring import GIVEN_BACK
+from trellis.engine.restoring import GIVEN_BACK_PREFIX
 from trellis.lifecycles import Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 
 PENDING, SCHEDULED, DISPATCHED, DENIED = "PENDING", "SCHEDULED", "DISPATCHED", "DENIED"
-UNASKED_MAX = 3
+KERNEL_FAILURES_MAX = 3
 """After so many questions without an answer, and none with one beside them, a pass asks no more."""
-BUS_AWAY_S = 1.0
+BUS_OUTAGE_PAUSE_S = 1.0
 CAUSE_CHARS_MAX = 500
 LANES_MAX = 10_000
-_OUT = frozenset({Did.DISPATCHED, Did.UNCERTAIN})
+_DISPATCHED_OUTCOMES = frozenset({DispatchOutcome.DISPATCHED, DispatchOutcome.UNCERTAIN})
 """A worker has the job, or may have it."""
 
 _log = log_of("trellis.bus.scheduling.scheduler")
 
-_Work: TypeAlias = Callable[[], Coroutine[Any, Any, Did]]
+_Work: TypeAlias = Callable[[], Coroutine[Any, Any, DispatchOutcome]]
 
 
 @dataclass(slots=True)
-class _Room:
+class _PassState:
     """What a pass has found out: whose turn it is, and what room there is."""
 
-    turns: Turns
+    turns: StepOrder
     crowded: bool
     """There are more topics than one look shows: those that nobody serves hide others."""
     full: set[str] = field(default_factory=set[str])
@@ -91,7 +98,7 @@ class _Room:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Ready:
+class _ReadyJob:
     """A ready job that is looked at."""
 
     job: Job
@@ -111,106 +118,108 @@ class Scheduler:
     ledger: Ledger
     actor: Actor
     bus: Bus
-    workers: Workers
+    workers: WorkerRegistry
     topics: Topics
-    kernel: Kernel
+    kernel: DecisionKernel
     clock: Clock
     new_id: Callable[[], str]
     options: SchedulerOptions = field(default_factory=SchedulerOptions)
     name: str = "bus-scheduler"
     waits_for_events = True
-    _families: Families = field(init=False)
-    _gone: Recent[str, int] = field(default_factory=lambda: Recent(LANES_MAX))
+    _families: JobTree = field(init=False)
+    _gone: LruCache[str, int] = field(default_factory=lambda: LruCache(LANES_MAX))
     """By lane: how many were handed out, for whose turn it is."""
     _behind: frozenset[str] = frozenset()
     """Lanes that passes had no time for since all were looked at: the next one begins with them."""
-    _waking: Waking[Passed] = field(init=False)
+    _trigger: CoalescedTrigger[SchedulerReport] = field(init=False)
     _checks: KernelChecks = field(default_factory=KernelChecks)
     _alerts: AlertSender = field(init=False)
 
     def __post_init__(self) -> None:
         self._alerts = AlertSender(bus=self.bus, limit=AlertLimit(self.clock))
-        self._families = Families(ledger=self.ledger, topics=self.topics)
+        self._families = JobTree(ledger=self.ledger, topics=self.topics)
         self._kernel_actor = replace(self.actor, role=Role.SAFETY_KERNEL)
         self._reconciler = replace(self.actor, role=Role.RECONCILER)
         self._tenants = TenantLimits(ledger=self.ledger, topics=self.topics, name=self.actor.name)
-        self._waking = Waking(run=self._pass, more=lambda report: report.moved)
+        self._trigger = CoalescedTrigger(run=self._pass, more=lambda report: report.moved)
 
-    async def run_once(self) -> Passed:
+    async def run_once(self) -> SchedulerReport:
         """Validate, then hand out. Raises LedgerError when the ledger does not answer."""
-        return await self._waking.once()
+        return await self._trigger.once()
 
-    async def _pass(self) -> Passed:
-        did: Counter[Did] = Counter(await self._validate())
+    async def _pass(self) -> SchedulerReport:
+        did: Counter[DispatchOutcome] = Counter(await self._validate())
         if not self.bus.connected:
-            return Passed(did=did, bus_away=True)
-        return await self._hand_out(did)
+            return SchedulerReport(did=did, bus_away=True)
+        return await self._dispatch_ready(did)
 
-    def pause_s(self, report: Passed) -> float:
+    def pause_s(self, report: SchedulerReport) -> float:
         """At once while there may be more."""
         return 0.0 if report.moved else self.options.poll_s
 
     def wake(self) -> None:
         """Something has changed: look now."""
-        self._waking.wake()
+        self._trigger.wake()
 
     async def drain(self) -> None:
         """Finish what was woken; nothing wakes it any more."""
-        await self._waking.drain()
+        await self._trigger.drain()
 
     # --- validation ------------------------------------------------------------------------------------------------
 
-    async def _validate(self) -> list[Did]:
+    async def _validate(self) -> list[DispatchOutcome]:
         """PENDING → SCHEDULED, oldest first; where many wait, the urgent ones among the newest do not stand behind them all."""
         where = JobFilter(lifecycle=BUS_JOB.name, state=PENDING)
         page = await self.ledger.jobs(where, limit=self.options.validate_max, oldest_first=True)
-        jobs, done = self._elsewhere(page.jobs), list[Did]()
+        jobs, done = self._elsewhere(page.jobs), list[DispatchOutcome]()
         if page.cursor is not None:
             newest = (await self.ledger.jobs(where, limit=self.options.newest_max)).jobs
             jobs = urgent_first(newest, jobs, self.options.validate_max // 2)
         for group in _groups(jobs, self.options.at_once):
-            done += await _all(self._validate_one(job.job_id) for job in group)
+            done += await _gather_outcomes(self._validate_one(job.job_id) for job in group)
         return done
 
-    async def _validate_one(self, job_id: JobId) -> Did:
+    async def _validate_one(self, job_id: JobId) -> DispatchOutcome:
         job = await self.ledger.job(job_id)
         if job is None or job.state != PENDING:
-            return Did.LOST
+            return DispatchOutcome.LOST
         try:
             request_of(job)
-        except RequestInvalid as error:
-            return await self._end(job_id, f"not accepted: {error}", Did.REFUSED)
+        except BusRequestInvalid as error:
+            return await self._end(job_id, f"not accepted: {error}", DispatchOutcome.REFUSED)
         move = Move(job_id=job_id, target=SCHEDULED, request_id=RequestId(f"validate:{job_id}"), delay_s=0.0)
-        return _made(await self.ledger.move(self.actor, move), Did.VALIDATED)
+        return _outcome_of_move(await self.ledger.move(self.actor, move), DispatchOutcome.VALIDATED)
 
     # --- handing out -----------------------------------------------------------------------------------------------
 
-    async def _hand_out(self, did: Counter[Did]) -> Passed:
-        await self._tenants.say()
+    async def _dispatch_ready(self, did: Counter[DispatchOutcome]) -> SchedulerReport:
+        await self._tenants.write_limits()
         now = await self.ledger.now()
-        heads = await self.ledger.heads(BUS_JOB.name, each=self.options.each)
+        heads = await self.ledger.peek_ready(BUS_JOB.name, each=self.options.each)
         waiting, until = self._in_order(heads, now), self.clock.monotonic() + self.options.pass_s
         kinds = len({(job.type, job.priority) for job in heads})
-        room = _Room(Turns(families=self._families), crowded=kinds >= HEADS_MAX)
+        room = _PassState(StepOrder(families=self._families), crowded=kinds >= HEADS_MAX)
         bus_away = kernel_away = False
         while waiting and not (bus_away or kernel_away) and self.clock.monotonic() < until:
             group, waiting, left = await self._next_group(waiting, room, now)
-            outcomes = await _all(work() for work in group)
+            outcomes = await _gather_outcomes(work() for work in group)
             did.update([*left, *outcomes])
             bus_away = not self.bus.connected
-            kernel_away = did[Did.UNASKED] >= UNASKED_MAX and set(outcomes) == {Did.UNASKED}
-            if outcomes.count(Did.LOST) * 2 > len(outcomes):
+            kernel_away = did[DispatchOutcome.UNASKED] >= KERNEL_FAILURES_MAX and set(outcomes) == {
+                DispatchOutcome.UNASKED
+            }
+            if outcomes.count(DispatchOutcome.LOST) * 2 > len(outcomes):
                 waiting = self._elsewhere(waiting)  # another process is here: the two go on in different places
-        unseen = not_reached(heads, waiting, self._lane)
+        unseen = unreached_lanes(heads, waiting, self._lane)
         self._behind = (unseen & self._behind) or unseen
         await self._let_go(await room.turns.missed())
-        self._checks.passed(away=did[Did.UNASKED] > 0)
-        return Passed(did=did, bus_away=bus_away)
+        self._checks.passed(away=did[DispatchOutcome.UNASKED] > 0)
+        return SchedulerReport(did=did, bus_away=bus_away)
 
     def _in_order(self, jobs: Sequence[Job], now: datetime) -> list[Job]:
         """Lanes beside each other, each in its own order: jobs of different lanes do not compete for the same workers."""
         lanes = in_lanes(jobs, self._lane, self._behind)
-        return side_by_side([in_turn(lane, now, self._gone.get(name) or 0) for name, lane in lanes.items()])
+        return interleave([dispatch_order(lane, now, self._gone.get(name) or 0) for name, lane in lanes.items()])
 
     def _elsewhere(self, jobs: Sequence[Job]) -> list[Job]:
         """The same jobs, beginning at a place of this process's own."""
@@ -221,8 +230,8 @@ class Scheduler:
         return " ".join(sorted(self.topics.of(topic).pools)) or topic
 
     async def _next_group(
-        self, waiting: Sequence[Job], room: _Room, now: datetime
-    ) -> tuple[list[_Work], list[Job], list[Did]]:
+        self, waiting: Sequence[Job], room: _PassState, now: datetime
+    ) -> tuple[list[_Work], list[Job], list[DispatchOutcome]]:
         """What is to be done next, all at once; the jobs to look at afterwards; and what became of the others."""
         reserved: list[str] = []
         try:
@@ -233,66 +242,66 @@ class Scheduler:
             raise
 
     async def _fill(
-        self, reserved: list[str], waiting: Sequence[Job], room: _Room, now: datetime
-    ) -> tuple[list[_Work], list[Job], list[Did]]:
+        self, reserved: list[str], waiting: Sequence[Job], room: _PassState, now: datetime
+    ) -> tuple[list[_Work], list[Job], list[DispatchOutcome]]:
         group: list[_Work] = []
-        left: list[Did] = []
+        left: list[DispatchOutcome] = []
         later: list[Job] = []
         tried, behind = set[str](), set[str]()
         for number, job in enumerate(waiting):
             if len(group) >= self.options.at_once:
                 return group, [*later, *waiting[number:]], left
             if job.type in room.full:
-                left.append(Did.WAITING)
+                left.append(DispatchOutcome.WAITING)
                 continue
             if job.type in behind:
                 later.append(job)
                 continue
             ready = await self._in_turn(job, room.turns, now)
-            if not isinstance(ready, _Ready):
+            if not isinstance(ready, _ReadyJob):
                 group.append(ready)
                 continue
             placed = self._place(ready)
-            if isinstance(placed, Placed) and not self.workers.proven(placed.subject):
+            if isinstance(placed, PlacedJob) and not self.workers.proven(placed.subject):
                 if placed.subject in tried:
                     later.append(job)  # one goes first, to see whether anybody listens
                     behind.add(job.type)
                     continue
                 tried.add(placed.subject)
-            if isinstance(placed, Placed):
+            if isinstance(placed, PlacedJob):
                 self._reserve(ready, placed)
                 reserved.append(ready.wire_id)
                 group.append(partial(self._take_on, ready, placed))
-            elif self._stays(ready, placed, room):
-                left.append(Did.WAITING)
+            elif self._note_waiting(ready, placed, room):
+                left.append(DispatchOutcome.WAITING)
             else:
                 group.append(partial(self._hold_back, ready, placed))
         return group, later, left
 
-    async def _in_turn(self, job: Job, turns: Turns, now: datetime) -> _Ready | _Work:
+    async def _in_turn(self, job: Job, turns: StepOrder, now: datetime) -> _ReadyJob | _Work:
         """The job when it is its turn, or what is to become of it."""
         await asyncio.sleep(0)  # among thousands of workers a look takes its time, and others want a turn
         whole = job if job.payload is not None else await self.ledger.job(job.job_id)
         try:
             request = request_of(whole or job)
-        except RequestInvalid as error:
-            return partial(self._end, job.job_id, f"cannot be read: {error}", Did.REFUSED)
+        except BusRequestInvalid as error:
+            return partial(self._end, job.job_id, f"cannot be read: {error}", DispatchOutcome.REFUSED)
         turn = await turns.of(request)
-        if isinstance(turn, Never):
-            return partial(self._end, job.job_id, f"step {turn.step_index} did not succeed", Did.CANCELLED)
-        ready = _Ready(job=job, request=request, age_s=age_s(job, now))
-        return partial(self._wait_for, turn, ready, turns) if isinstance(turn, NotYet) else ready
+        if isinstance(turn, StepDoomed):
+            return partial(self._end, job.job_id, f"step {turn.step_index} did not succeed", DispatchOutcome.CANCELLED)
+        ready = _ReadyJob(job=job, request=request, age_s=age_s(job, now))
+        return partial(self._wait_for, turn, ready, turns) if isinstance(turn, StepNotDue) else ready
 
-    async def _wait_for(self, turn: NotYet, ready: _Ready, turns: Turns) -> Did:
+    async def _wait_for(self, turn: StepNotDue, ready: _ReadyJob, turns: StepOrder) -> DispatchOutcome:
         reason = f"step {turn.step_index} ({turn.job_id}) has not ended"
-        did = await self._defer(ready.job, "order", reason, resting.order_s(ready.age_s))
-        if did is Did.DEFERRED:
+        did = await self._defer(ready.job, "order", reason, resting.order_delay_s(ready.age_s))
+        if did is DispatchOutcome.DEFERRED:
             await turns.put_aside(ready.job, ready.request)
         return did
 
-    def _place(self, ready: _Ready) -> Placed | Stays | Unfit:
+    def _place(self, ready: _ReadyJob) -> PlacedJob | StaysReady | NoFittingWorker:
         live = self.workers.live()
-        return place(
+        return place_job(
             ready.request,
             self.topics,
             live,
@@ -301,77 +310,79 @@ class Scheduler:
             age_s=ready.age_s,
         )
 
-    def _stays(self, ready: _Ready, placed: Stays | Unfit, room: _Room) -> bool:
+    def _note_waiting(self, ready: _ReadyJob, placed: StaysReady | NoFittingWorker, room: _PassState) -> bool:
         """Whether it stays ready: unless that would keep others from being seen, or nobody may have it."""
-        if isinstance(placed, Unfit):
+        if isinstance(placed, NoFittingWorker):
             return False
         if placed.all_do:
             room.full.add(ready.job.type)
-            return placed.why is Why.FULL or not room.crowded  # what waits for busy workers goes on by itself
+            return placed.why is WaitReason.FULL or not room.crowded  # what waits for busy workers goes on by itself
         kind = (ready.job.type, ready.job.priority)
         room.stuck[kind] += 1
         return room.stuck[kind] <= self.options.each // 2
 
-    async def _hold_back(self, ready: _Ready, placed: Stays | Unfit) -> Did:
+    async def _hold_back(self, ready: _ReadyJob, placed: StaysReady | NoFittingWorker) -> DispatchOutcome:
         """It rests for a while, because nobody may have it; people are alerted when that is a fault of the workers."""
         job = ready.job
-        did = await self._defer(job, "placement", placed.reason, resting.placement_s(ready.age_s))
-        if did is Did.DEFERRED and isinstance(placed, Unfit):
+        did = await self._defer(job, "placement", placed.reason, resting.placement_delay_s(ready.age_s))
+        if did is DispatchOutcome.DEFERRED and isinstance(placed, NoFittingWorker):
             await self._alert(job, placed)
         return did
 
-    async def _alert(self, job: Job, unfit: Unfit) -> None:
+    async def _alert(self, job: Job, unfit: NoFittingWorker) -> None:
         if unfit.code is not None:
             trace_id, details = job.correlation_id or job.job_id, {"job_id": job.job_id, "topic": job.type}
             await self._alerts.send(unfit.code, unfit.reason, about=unfit.worker_id, trace_id=trace_id, details=details)
 
-    def _reserve(self, ready: _Ready, placed: Placed) -> None:
+    def _reserve(self, ready: _ReadyJob, placed: PlacedJob) -> None:
         if placed.worker_id:
             self.workers.assigned(placed.worker_id, ready.wire_id)
         else:
             self.workers.sent(placed.subject, ready.wire_id, self._lease_s(ready.job))
 
-    async def _take_on(self, ready: _Ready, placed: Placed) -> Did:
+    async def _take_on(self, ready: _ReadyJob, placed: PlacedJob) -> DispatchOutcome:
         """Ask the kernel, then dispatch; whatever does not go out makes room again."""
-        did = Did.LOST
+        did = DispatchOutcome.LOST
         if placed.doubt is not None:
             await self._alert(ready.job, placed.doubt)
         try:
             decision = await self._checks.check(self.kernel, ready.request)
             did = await self._decided(ready, placed, decision)
         except KernelRefuses as error:
-            did = await self._defer(ready.job, "kernel", str(error), resting.refused_s(ready.age_s))
+            did = await self._defer(ready.job, "kernel", str(error), resting.kernel_doubt_delay_s(ready.age_s))
         except KernelUnavailable:
-            did = Did.UNASKED
+            did = DispatchOutcome.UNASKED
         finally:
-            if did not in _OUT:
+            if did not in _DISPATCHED_OUTCOMES:
                 self.workers.released(ready.wire_id)
         return did
 
-    async def _decided(self, ready: _Ready, placed: Placed, decision: Decision) -> Did:
+    async def _decided(self, ready: _ReadyJob, placed: PlacedJob, decision: SafetyDecision) -> DispatchOutcome:
         job = ready.job
         if decision.lets_go:
             return await self._dispatch(ready, placed, decision, None)
-        if decision.kind is Kind.REQUIRE_HUMAN:
-            approval = approved(await self.ledger.events(job.job_id), ready.request, decision)
+        if decision.kind is DecisionKind.REQUIRE_HUMAN:
+            approval = find_approval(await self.ledger.events(job.job_id), ready.request, decision)
             if approval is not None:
                 return await self._dispatch(ready, placed, decision, approval)
             data = {"hold": "human", "decision": decision.to_dict()}
             hold = self._move(job, SCHEDULED, "hold", decision.reason, data, delay_s=HOLD_S)
-            return _made(await self.ledger.move(self._kernel_actor, hold), Did.HELD)
-        if decision.kind is Kind.THROTTLE:
-            delay_s = resting.throttle_s(ready.age_s, decision.delay_s)
+            return _outcome_of_move(await self.ledger.move(self._kernel_actor, hold), DispatchOutcome.HELD)
+        if decision.kind is DecisionKind.THROTTLE:
+            delay_s = resting.throttle_delay_s(ready.age_s, decision.delay_s)
             return await self._defer(job, "throttle", decision.reason, delay_s, decision)
         denial = self._move(job, DENIED, "deny", decision.reason, {"decision": decision.to_dict()})
-        return _made(await self.ledger.move(self.actor, denial), Did.DENIED)
+        return _outcome_of_move(await self.ledger.move(self.actor, denial), DispatchOutcome.DENIED)
 
-    async def _dispatch(self, ready: _Ready, placed: Placed, decision: Decision, approval: str | None) -> Did:
+    async def _dispatch(
+        self, ready: _ReadyJob, placed: PlacedJob, decision: SafetyDecision, approval: str | None
+    ) -> DispatchOutcome:
         """Into the ledger first, then onto the bus."""
         job = ready.job
         about: dict[str, tracing.Value] = {"trellis.job_id": job.job_id, "trellis.correlation_id": job.correlation_id}
         with tracing.carried(job.trace, f"job.dispatch {job.type}", about, kind=tracing.PRODUCER):
             dispatch = Dispatch(dispatch_id=self.new_id(), attempt=job.attempt + 1, worker_id=placed.worker_id)
-            terms = Terms(
+            terms = DispatchTerms(
                 lease_s=self._lease_s(job),
                 trace=tracing.here(),
                 constraints=decision.constraints,
@@ -379,18 +390,18 @@ class Scheduler:
             )
             try:
                 order = order_of(ready.request, dispatch, ready.wire_id, terms)
-            except RequestInvalid as error:
-                return await self._end(job.job_id, f"cannot be sent: {error}", Did.CANCELLED)
+            except BusRequestInvalid as error:
+                return await self._end(job.job_id, f"cannot be sent: {error}", DispatchOutcome.CANCELLED)
             moved = await self.ledger.move(self.actor, self._handing_out(job, placed, dispatch, decision, approval))
             if not isinstance(moved, Moved) or moved.lease is None:
-                return Did.LOST
+                return DispatchOutcome.LOST
             return await self._publish(job, placed, moved.lease, order)
 
     def _lease_s(self, job: Job) -> float:
         return self.topics.of(job.type).lease_s
 
     def _handing_out(
-        self, job: Job, placed: Placed, dispatch: Dispatch, decision: Decision, approval: str | None
+        self, job: Job, placed: PlacedJob, dispatch: Dispatch, decision: SafetyDecision, approval: str | None
     ) -> Move:
         lease_s = self._lease_s(job)
         data: dict[str, Any] = {
@@ -412,42 +423,44 @@ class Scheduler:
             data=json.dumps(data).encode(),
         )
 
-    async def _publish(self, job: Job, placed: Placed, lease: Lease, order: Order) -> Did:
+    async def _publish(self, job: Job, placed: PlacedJob, lease: Lease, order: JobOrder) -> DispatchOutcome:
         wire = order.request.job_id
         try:
             await self.bus.publish(
                 placed.subject, order, trace_id=job.correlation_id, message_id=wire, needs_listener=True
             )
         except NoResponders:
-            self.workers.unanswered(placed.subject, placed.worker_id)
+            self.workers.mark_silent(placed.subject, placed.worker_id)
             return await self._give_back(lease, 0.0, f"nobody listens at {placed.subject}")
         except BusUncertain as error:
             if not self.topics.of(job.type).idempotent:
                 _log.warning("dispatch_uncertain", job_id=job.job_id, subject=placed.subject, error=str(error))
-                return Did.UNCERTAIN
-            return await self._give_back(lease, BUS_AWAY_S, str(error))
+                return DispatchOutcome.UNCERTAIN
+            return await self._give_back(lease, BUS_OUTAGE_PAUSE_S, str(error))
         except BusUnavailable as error:
-            return await self._give_back(lease, BUS_AWAY_S, str(error))
+            return await self._give_back(lease, BUS_OUTAGE_PAUSE_S, str(error))
         except BusError as error:
-            return await self._end(lease.job_id, f"cannot be sent: {error}", Did.CANCELLED)
-        self.workers.answered(placed.subject)
+            return await self._end(lease.job_id, f"cannot be sent: {error}", DispatchOutcome.CANCELLED)
+        self.workers.mark_listening(placed.subject)
         lane = self._lane(job.type)
         self._gone[lane] = (self._gone.get(lane) or 0) + 1
-        return Did.DISPATCHED
+        return DispatchOutcome.DISPATCHED
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
-    async def _give_back(self, lease: Lease, delay_s: float, cause: str) -> Did:
+    async def _give_back(self, lease: Lease, delay_s: float, cause: str) -> DispatchOutcome:
         """Nobody had it: the attempt does not count. Unless a worker has begun meanwhile: then it is its own."""
-        cause = _cut(f"{GIVEN_BACK}{cause}")
+        cause = _short_cause(f"{GIVEN_BACK_PREFIX}{cause}")
         advance = Advance(lease, DISPATCHED, Trigger.RETRY, delay_s=delay_s, spare_attempt=True, cause=cause)
         (outcome,) = (await self.ledger.turn(Turn(actor=self.actor, advances=(advance,)))).outcomes
-        return Did.DISPATCHED if isinstance(outcome, LeaseLost) else Did.GIVEN_BACK
+        return DispatchOutcome.DISPATCHED if isinstance(outcome, LeaseLost) else DispatchOutcome.GIVEN_BACK
 
-    async def _defer(self, job: Job, hold: str, reason: str, delay_s: float, decision: Decision | None = None) -> Did:
+    async def _defer(
+        self, job: Job, hold: str, reason: str, delay_s: float, decision: SafetyDecision | None = None
+    ) -> DispatchOutcome:
         data = {"hold": hold, "reason": reason, **({"decision": decision.to_dict()} if decision else {})}
         move = self._move(job, SCHEDULED, "defer", reason, data, delay_s=delay_s)
-        return _made(await self.ledger.move(self.actor, move), Did.DEFERRED)
+        return _outcome_of_move(await self.ledger.move(self.actor, move), DispatchOutcome.DEFERRED)
 
     async def _let_go(self, jobs: Sequence[Job]) -> None:
         """Steps that were put aside just when their turn came."""
@@ -457,14 +470,14 @@ class Scheduler:
             move = self._move(aside, SCHEDULED, "turn", data["reason"], data, delay_s=0.0)
             await self.ledger.move(self.actor, move)
 
-    async def _end(self, job_id: JobId, cause: str, did: Did) -> Did:
+    async def _end(self, job_id: JobId, cause: str, did: DispatchOutcome) -> DispatchOutcome:
         """The one way out that everybody may take who finds a job that cannot go on."""
-        _log.warning("job_ended_by_scheduler", job_id=job_id, cause=_cut(cause))
+        _log.warning("job_ended_by_scheduler", job_id=job_id, cause=_short_cause(cause))
         request_id = RequestId(f"cannot-go:{job_id}")
         answer = await self.ledger.cancel(
-            self._reconciler, job_id, CancelMode.HARD, request_id, grace_s=0.0, cause=_cut(cause)
+            self._reconciler, job_id, CancelMode.HARD, request_id, grace_s=0.0, cause=_short_cause(cause)
         )
-        return _made(answer, did)
+        return _outcome_of_move(answer, did)
 
     def _move(
         self, job: Job, target: str, what: str, cause: str, data: dict[str, Any], *, delay_s: float | None = None
@@ -476,16 +489,16 @@ class Scheduler:
             request_id=RequestId(f"{what}:{job.job_id}:{job.version}"),
             version=job.version,
             delay_s=delay_s,
-            cause=_cut(cause),
+            cause=_short_cause(cause),
             data=json.dumps(data).encode(),
         )
 
 
-def _made(answer: object, did: Did) -> Did:
-    return did if isinstance(answer, Moved) and not answer.repeated else Did.LOST
+def _outcome_of_move(answer: object, did: DispatchOutcome) -> DispatchOutcome:
+    return did if isinstance(answer, Moved) and not answer.repeated else DispatchOutcome.LOST
 
 
-def _cut(text: str) -> str:
+def _short_cause(text: str) -> str:
     return text[:CAUSE_CHARS_MAX]
 
 
@@ -493,7 +506,7 @@ def _groups(jobs: Sequence[Job], size: int) -> Iterable[Sequence[Job]]:
     return (jobs[start : start + size] for start in range(0, len(jobs), size))
 
 
-async def _all(work: Iterable[Coroutine[Any, Any, Did]]) -> list[Did]:
+async def _gather_outcomes(work: Iterable[Coroutine[Any, Any, DispatchOutcome]]) -> list[DispatchOutcome]:
     """Every outcome; when one raises, the others are finished first."""
     outcomes = await asyncio.gather(*work, return_exceptions=True)
     for outcome in outcomes:

@@ -14,7 +14,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.lifecycles import Role
 
-SAID_AT_ONCE = 100
+WRITES_PER_PASS = 100
 """Tenants of which a pass says it; the others come with the next ones."""
 
 SETTING = "held_max of this tenant in the topics file"
@@ -36,9 +36,9 @@ class TenantLimits:
     def __post_init__(self) -> None:
         self._left = list(self.topics.tenants)
 
-    async def say(self) -> None:
+    async def write_limits(self) -> None:
         """Have the configured limits hold, as far as this process may. Raises LedgerError, and then the next pass goes on there."""
-        for name in self._left[-SAID_AT_ONCE:][::-1]:
+        for name in self._left[-WRITES_PER_PASS:][::-1]:
             limit = self.topics.tenant(name).held_max or HELD_MAX_MAX
             by = Actor(role=Role.CONTROL_PLANE, name=self.name)
             try:

@@ -21,15 +21,15 @@ def age_s(job: Job, now: datetime) -> float:
     return max(0.0, (now - job.created_at).total_seconds())
 
 
-def aged(job: Job, now: datetime) -> float:
+def age_bonus(job: Job, now: datetime) -> float:
     """How much it counts by its waiting."""
     return age_s(job, now) + AGEING_S * (Priority.BATCH - job.priority)
 
 
-def in_turn(jobs: Sequence[Job], now: datetime, gone: int) -> list[Job]:
+def dispatch_order(jobs: Sequence[Job], now: datetime, gone: int) -> list[Job]:
     """The order in which they go, after `gone` have gone before."""
     by_priority = sorted(jobs, key=lambda job: (job.priority, -age_s(job, now)))[::-1]
-    by_age = sorted(jobs, key=lambda job: -aged(job, now))[::-1]
+    by_age = sorted(jobs, key=lambda job: -age_bonus(job, now))[::-1]
     order: dict[str, Job] = {}
     while len(order) < len(jobs):
         source = by_age if (gone + len(order) + 1) % BY_AGE_EVERY == 0 else by_priority
@@ -57,13 +57,13 @@ def in_lanes(jobs: Sequence[Job], lane_of: Callable[[str], str], first: Collecti
     return lanes
 
 
-def side_by_side(lanes: Sequence[Sequence[Job]]) -> list[Job]:
+def interleave(lanes: Sequence[Sequence[Job]]) -> list[Job]:
     """The first job of each lane, then the second of each, and so on."""
     longest = max(map(len, lanes), default=0)
     return [lane[number] for number in range(longest) for lane in lanes if number < len(lane)]
 
 
-def not_reached(jobs: Sequence[Job], waiting: Sequence[Job], lane_of: Callable[[str], str]) -> frozenset[str]:
+def unreached_lanes(jobs: Sequence[Job], waiting: Sequence[Job], lane_of: Callable[[str], str]) -> frozenset[str]:
     """Lanes of which all jobs are still waiting to be looked at."""
     left = {job.job_id for job in waiting}
     reached = {lane_of(job.type) for job in jobs if job.job_id not in left} if left else set[str]()

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from trellis.bus.envelope import PacketRefused
 from trellis.bus.errors import BusError
-from trellis.bus.messages import ALERT, Alert, Body, ErrorCode, Severity
+from trellis.bus.messages import ALERT, AlertSeverity, BusAlert, ErrorCode, PacketBody
 from trellis.engine.clock import Clock
 from trellis.engine.logs import log_of
 
@@ -21,10 +21,10 @@ SENDERS_MAX = 1_000
 """How many senders are told apart; the one not heard of for longest is forgotten first."""
 TEXT_CHARS_MAX = 500
 SEVERITIES = {
-    ErrorCode.SIGNATURE_INVALID: Severity.CRITICAL,
-    ErrorCode.SIGNATURE_MISSING: Severity.CRITICAL,
-    ErrorCode.VERSION_MISMATCH: Severity.ERROR,
-    ErrorCode.MALFORMED_PACKET: Severity.ERROR,
+    ErrorCode.SIGNATURE_INVALID: AlertSeverity.CRITICAL,
+    ErrorCode.SIGNATURE_MISSING: AlertSeverity.CRITICAL,
+    ErrorCode.VERSION_MISMATCH: AlertSeverity.ERROR,
+    ErrorCode.MALFORMED_PACKET: AlertSeverity.ERROR,
 }
 """As CAP has them; everything else is a warning."""
 
@@ -32,7 +32,7 @@ _log = log_of("trellis.bus")
 
 
 @dataclass(slots=True)
-class _Allowance:
+class _TokenBucket:
     """A bucket of alerts that fills up again with time."""
 
     full_at: float = 0.0
@@ -47,14 +47,14 @@ class _Allowance:
 
 
 @dataclass(kw_only=True, slots=True)
-class _OfCode:
+class _AlertsOfCode:
     """What one error code may still say: about each sender, and about all of them together."""
 
-    all: _Allowance = field(default_factory=_Allowance)
-    by_sender: "OrderedDict[str, _Allowance]" = field(default_factory=OrderedDict[str, _Allowance])
+    all: _TokenBucket = field(default_factory=_TokenBucket)
+    by_sender: "OrderedDict[str, _TokenBucket]" = field(default_factory=OrderedDict[str, _TokenBucket])
 
-    def of(self, sender_id: str) -> _Allowance:
-        known = self.by_sender.setdefault(sender_id, _Allowance())
+    def of(self, sender_id: str) -> _TokenBucket:
+        known = self.by_sender.setdefault(sender_id, _TokenBucket())
         self.by_sender.move_to_end(sender_id)
         if len(self.by_sender) > SENDERS_MAX:
             self.by_sender.popitem(last=False)
@@ -62,7 +62,7 @@ class _OfCode:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rates:
+class AlertRates:
     """How many messages of one code go out at once and how often one does after that: for one sender, and for all together."""
 
     at_once: int = ALERTS_AT_ONCE
@@ -74,13 +74,13 @@ class Rates:
 class AlertLimit:
     """Lets a few alerts of each code about each sender through at once and then one in a while, so that a noisy sender mutes nobody."""
 
-    def __init__(self, clock: Clock, rates: Rates | None = None) -> None:
-        self._clock, self._rates = clock, rates or Rates()
-        self._codes: dict[ErrorCode, _OfCode] = {}
+    def __init__(self, clock: Clock, rates: AlertRates | None = None) -> None:
+        self._clock, self._rates = clock, rates or AlertRates()
+        self._codes: dict[ErrorCode, _AlertsOfCode] = {}
 
     def left_out(self, code: ErrorCode, sender_id: str = "") -> int | None:
         """How many alerts of this code about this sender were left out since the last; None when this one is left out too."""
-        now, of_code = self._clock.monotonic(), self._codes.setdefault(code, _OfCode())
+        now, of_code = self._clock.monotonic(), self._codes.setdefault(code, _AlertsOfCode())
         own, rates = of_code.of(sender_id), self._rates
         fits = own.takes(now, rates.at_once, rates.every_s)
         if not fits or not of_code.all.takes(now, rates.all_at_once, rates.all_every_s):
@@ -92,28 +92,28 @@ class AlertLimit:
         return before
 
 
-def alert_of(subject: str, error: PacketRefused, left_out: int = 0) -> Alert:
+def alert_of(subject: str, error: PacketRefused, left_out: int = 0) -> BusAlert:
     """What people are told about a packet that was refused."""
     details = {"subject": subject, "sender_id": error.sender_id, "job_id": error.job_id}
     if left_out:
         details["left_out"] = str(left_out)
-    return Alert(
+    return BusAlert(
         message=f"a packet on {subject} was dropped: {error.detail}",
         code=error.error_code,
-        severity=SEVERITIES.get(error.error_code, Severity.WARNING),
+        severity=SEVERITIES.get(error.error_code, AlertSeverity.WARNING),
         details={name: said[:TEXT_CHARS_MAX] for name, said in details.items() if said},
     )
 
 
-class _Publishes(Protocol):
-    async def publish(self, subject: str, body: Body, *, trace_id: str) -> None: ...
+class _AlertBus(Protocol):
+    async def publish(self, subject: str, body: PacketBody, *, trace_id: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlertSender:
     """Sends the alerts of one part of the control plane. An alert that the bus does not take is only in the log."""
 
-    bus: _Publishes
+    bus: _AlertBus
     limit: AlertLimit
 
     async def send(
@@ -125,10 +125,10 @@ class AlertSender:
             return
         told = {"sender_id": about, **(details or {}), **({"left_out": str(left_out)} if left_out else {})}
         _log.warning("alert", code=code.name, message=message, **told)
-        alert = Alert(
+        alert = BusAlert(
             message=message[:TEXT_CHARS_MAX],
             code=code,
-            severity=SEVERITIES.get(code, Severity.WARNING),
+            severity=SEVERITIES.get(code, AlertSeverity.WARNING),
             details={name: text[:TEXT_CHARS_MAX] for name, text in told.items() if text},
         )
         try:

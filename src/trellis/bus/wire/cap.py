@@ -16,26 +16,26 @@ from types import ModuleType
 from typing import Any
 
 from trellis.bus.envelope import NAME_CHARS_MAX, PacketRefused, PacketWrong, check
-from trellis.bus.errors import RequestInvalid
+from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.messages import (
     SUBMIT,
-    Alert,
-    Body,
+    AlertSeverity,
+    BusAlert,
     Dispatch,
     ErrorCode,
     Handshake,
-    Heartbeat,
     JobCancel,
+    JobOrder,
     JobProgress,
     JobResult,
-    Order,
     Packet,
-    Severity,
+    PacketBody,
     Status,
+    WorkerHeartbeat,
 )
 from trellis.bus.requests import JobRequest, ResourceRef
-from trellis.bus.wire.fields import fields_of, told_by
-from trellis.bus.wire.signing import ALGORITHM, MESSAGE_ID_BYTES, PROFILE, Delivery, Keys, Signed
+from trellis.bus.wire.fields import fields_of, message_fields
+from trellis.bus.wire.signing import ALGORITHM, MESSAGE_ID_BYTES, PROFILE, PacketDelivery, PacketKeys, SignedPacket
 from trellis.bus.wire.strict import NotStrict, check_strict
 from trellis.engine.extras import Extra, extra_needed
 
@@ -43,14 +43,20 @@ PROTOCOL_VERSION = 1
 PACKET_BYTES_MAX = 1024 * 1024
 PRESENCE_BYTES_MAX = 32 * 1024
 """Of a heartbeat or a handshake: what it says is kept for as long as its sender lives."""
-PRESENCE = frozenset({"heartbeat", "handshake"})
+PRESENCE_PAYLOADS = frozenset({"heartbeat", "handshake"})
 PRESENCE_S_MAX = 60.0
 """How old a heartbeat or a handshake may be, and how far ahead; as much as CAP lets clocks differ."""
 ECHOED_ID_CHARS_MAX = 2_000
 """Of a job id in a request that is refused: the client hears of it under that id. A longer one is in the alert only, cut."""
 DETAIL_CHARS_MAX = 500
 ROLES = ("", "gateway", "scheduler", "worker", "orchestrator", "controller")
-SEVERITIES = (Severity.INFO, Severity.INFO, Severity.WARNING, Severity.ERROR, Severity.CRITICAL)
+SEVERITIES = (
+    AlertSeverity.INFO,
+    AlertSeverity.INFO,
+    AlertSeverity.WARNING,
+    AlertSeverity.ERROR,
+    AlertSeverity.CRITICAL,
+)
 """By CAP's number; an alert that says none is an information."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -62,7 +68,7 @@ def load() -> None:
     _validator()
 
 
-def encode(packet: Packet, keys: Keys, *, subject: str = "", message_id: str = "") -> bytes:
+def encode(packet: Packet, keys: PacketKeys, *, subject: str = "", message_id: str = "") -> bytes:
     """The packet on the wire, signed when we have a key, for this subject alone; raises PacketWrong."""
     check(packet)
     message = _sdk("buspacket_pb2").BusPacket(
@@ -72,7 +78,7 @@ def encode(packet: Packet, keys: Keys, *, subject: str = "", message_id: str = "
         since = packet.created_at - _EPOCH
         message.created_at.seconds = since // timedelta(seconds=1)
         message.created_at.nanos = since % timedelta(seconds=1) // timedelta(microseconds=1) * 1000
-        _put(message, packet)
+        _write_body(message, packet)
     except (ValueError, TypeError) as error:  # a number or a text that does not fit into its field
         raise PacketWrong(detail=str(error)) from error
     faults = _validator().validate_bus_packet(message)
@@ -89,7 +95,7 @@ def encode(packet: Packet, keys: Keys, *, subject: str = "", message_id: str = "
     return data
 
 
-def decode(data: bytes, keys: Keys, subject: str = "", *, delivery: Delivery | None = None) -> Packet:
+def decode(data: bytes, keys: PacketKeys, subject: str = "", *, delivery: PacketDelivery | None = None) -> Packet:
     """The packet that came in. On the subject of submissions a request is held to the rules for requests from outside.
 
     A signed packet, a heartbeat and a handshake are also held against how they were delivered, by whoever says that. Raises PacketRefused.
@@ -104,8 +110,8 @@ def decode(data: bytes, keys: Keys, subject: str = "", *, delivery: Delivery | N
     return Packet(
         trace_id=message.trace_id,
         sender_id=message.sender_id,
-        created_at=_moment(message, message.created_at, "created_at"),
-        body=_read(message, subject),
+        created_at=_timestamp(message, message.created_at, "created_at"),
+        body=_read_body(message, subject),
     )
 
 
@@ -139,11 +145,11 @@ def _check_payload(message: Any, fields: frozenset[int]) -> None:
     raise _refused(message, ErrorCode.UNKNOWN_PAYLOAD, "there is no payload that this side knows")
 
 
-def _check_freshness(message: Any, delivery: Delivery) -> None:
+def _check_freshness(message: Any, delivery: PacketDelivery) -> None:
     """A heartbeat or handshake tells how a worker is when it is sent: an old one, kept or repeated by somebody, says nothing."""
-    if message.WhichOneof("payload") not in PRESENCE:
+    if message.WhichOneof("payload") not in PRESENCE_PAYLOADS:
         return
-    age_s = (delivery.at - _moment(message, message.created_at, "created_at")).total_seconds()
+    age_s = (delivery.at - _timestamp(message, message.created_at, "created_at")).total_seconds()
     if abs(age_s) > PRESENCE_S_MAX:
         when = f"{abs(age_s):.0f} s {'old' if age_s > 0 else 'ahead'}"
         detail = (
@@ -158,7 +164,7 @@ def _check_version(message: Any) -> None:
         raise _refused(message, ErrorCode.VERSION_MISMATCH, detail)
 
 
-def _check_signature(message: Any, keys: Keys, delivery: Delivery | None) -> None:
+def _check_signature(message: Any, keys: PacketKeys, delivery: PacketDelivery | None) -> None:
     signature: bytes = message.signature
     if not keys.must_sign(message.sender_id):
         return
@@ -176,18 +182,18 @@ def _check_signature(message: Any, keys: Keys, delivery: Delivery | None) -> Non
         raise _refused(message, ErrorCode.SIGNATURE_INVALID, misuse)
 
 
-def _signed(message: Any, covered: bytes) -> Signed:
+def _signed(message: Any, covered: bytes) -> SignedPacket:
     said = message.signature_metadata
     bound = message.HasField("signature_metadata") and said.profile_version == PROFILE
-    return Signed(
+    return SignedPacket(
         digest=hashlib.sha256(covered).digest(),
-        created_at=_moment(message, message.created_at, "created_at"),
+        created_at=_timestamp(message, message.created_at, "created_at"),
         audience=said.audience if bound else None,
-        expires_at=_moment(message, said.expires_at, "signature_metadata.expires_at") if bound else None,
+        expires_at=_timestamp(message, said.expires_at, "signature_metadata.expires_at") if bound else None,
     )
 
 
-def _bind(message: Any, keys: Keys, subject: str, message_id: str) -> None:
+def _bind(message: Any, keys: PacketKeys, subject: str, message_id: str) -> None:
     """Say in the envelope, under the signature, for which subject it is and until when, and tell it from every other packet."""
     if not subject:
         return
@@ -205,7 +211,7 @@ def _check_meaning(message: Any) -> None:
             raise _refused(message, ErrorCode.INVALID_INPUT, f"{of_request[0].field}: {of_request[0].message}")
     if faults:
         raise _refused(message, ErrorCode.MALFORMED_PACKET, f"{faults[0].field}: {faults[0].message}")
-    if message.WhichOneof("payload") in PRESENCE and message.ByteSize() > PRESENCE_BYTES_MAX:
+    if message.WhichOneof("payload") in PRESENCE_PAYLOADS and message.ByteSize() > PRESENCE_BYTES_MAX:
         detail = f"it has {message.ByteSize()} bytes and the limit for what introduces a worker is {PRESENCE_BYTES_MAX}"
         raise _refused(message, ErrorCode.MALFORMED_PACKET, detail)
     if max(len(message.trace_id), len(message.sender_id)) > NAME_CHARS_MAX:
@@ -213,20 +219,20 @@ def _check_meaning(message: Any) -> None:
         raise _refused(message, ErrorCode.MALFORMED_PACKET, detail)
 
 
-def _moment(message: Any, said: Any, name: str) -> datetime:
+def _timestamp(message: Any, said: Any, name: str) -> datetime:
     try:
         return _EPOCH + timedelta(seconds=said.seconds, microseconds=said.nanos // 1000)
     except OverflowError:
         raise _refused(message, ErrorCode.MALFORMED_PACKET, f"{name} is out of range") from None
 
 
-def _read(message: Any, subject: str) -> Body:
+def _read_body(message: Any, subject: str) -> PacketBody:
     name = message.WhichOneof("payload")
     try:
         if name == "job_request":
             return _read_request(message.job_request, from_outside=subject == SUBMIT)
         return _READERS[name](getattr(message, name))
-    except RequestInvalid as error:
+    except BusRequestInvalid as error:
         raise _refused(message, ErrorCode.INVALID_INPUT, str(error.data["detail"])) from None
     except ValueError as error:
         raise _refused(message, ErrorCode.MALFORMED_PACKET, str(error)) from None
@@ -243,13 +249,13 @@ def _refused(message: Any, code: ErrorCode, detail: str) -> PacketRefused:
     )
 
 
-def _read_request(said: Any, *, from_outside: bool = False) -> JobRequest | Order:
-    told = told_by(said, JobRequest)
+def _read_request(said: Any, *, from_outside: bool = False) -> JobRequest | JobOrder:
+    told = message_fields(said, JobRequest)
     if from_outside:
         return JobRequest.checked(told)
     request = JobRequest.read(json.dumps(told).encode())
     dispatch = _dispatch(said)
-    return request if dispatch is None else Order(request=request, dispatch=dispatch)
+    return request if dispatch is None else JobOrder(request=request, dispatch=dispatch)
 
 
 def _dispatch(said: Any) -> Dispatch | None:
@@ -262,7 +268,7 @@ def _dispatch(said: Any) -> Dispatch | None:
 def _ref(said: Any) -> ResourceRef | None:
     """A reference in a report; None for one beyond our bounds: the report counts all the same."""
     try:
-        return ResourceRef.model_validate(told_by(said, ResourceRef))
+        return ResourceRef.model_validate(message_fields(said, ResourceRef))
     except ValueError:
         return None
 
@@ -300,14 +306,14 @@ def _read_cancel(said: Any) -> JobCancel:
     return JobCancel(job_id=said.job_id, reason=said.reason, requested_by=said.requested_by, dispatch=_dispatch(said))
 
 
-def _read_heartbeat(said: Any) -> Heartbeat:
+def _read_heartbeat(said: Any) -> WorkerHeartbeat:
     loads = {name: getattr(said, name) for name in ("cpu_load", "gpu_utilization", "memory_load")}
     for name, load in loads.items():
         if not math.isfinite(load):
             raise ValueError(f"heartbeat.{name}: must be a number")
     if said.active_jobs < 0 or said.max_parallel_jobs < 0:
         raise ValueError("heartbeat.active_jobs and heartbeat.max_parallel_jobs: must not be negative")
-    return Heartbeat(
+    return WorkerHeartbeat(
         worker_id=said.worker_id,
         pool=said.pool,
         region=said.region,
@@ -332,11 +338,11 @@ def _read_handshake(said: Any) -> Handshake:
     )
 
 
-def _read_alert(said: Any) -> Alert:
+def _read_alert(said: Any) -> BusAlert:
     known = said.error_code_enum in ErrorCode.__members__.values()
     level, severity = str(said.level).upper(), int(said.severity)
-    by_level = Severity(level) if level in Severity.__members__ else Severity.INFO
-    return Alert(
+    by_level = AlertSeverity(level) if level in AlertSeverity.__members__ else AlertSeverity.INFO
+    return BusAlert(
         message=said.message,
         code=ErrorCode(said.error_code_enum) if known else ErrorCode.UNSPECIFIED,
         severity=SEVERITIES[severity] if 0 < severity < len(SEVERITIES) else by_level,
@@ -358,25 +364,25 @@ _READERS: Mapping[str | None, Any] = {
 # -- going out ------------------------------------------------------------------------------------------------------
 
 
-def _put(message: Any, packet: Packet) -> None:
+def _write_body(message: Any, packet: Packet) -> None:
     match packet.body:
         case JobRequest() as request:
             message.job_request.CopyFrom(_sdk("job_pb2").JobRequest(**fields_of(request.model_dump(exclude_none=True))))
-        case Order(request=request, dispatch=dispatch):
+        case JobOrder(request=request, dispatch=dispatch):
             told = fields_of(request.model_dump(exclude_none=True))
             message.job_request.CopyFrom(_sdk("job_pb2").JobRequest(**told, dispatch=_identity(dispatch)))
         case JobResult() | JobProgress() | JobCancel() as body:
-            _put_report(message, body)
-        case Heartbeat() as body:
+            _write_report(message, body)
+        case WorkerHeartbeat() as body:
             message.heartbeat.CopyFrom(_sdk("heartbeat_pb2").Heartbeat(**_slots(body)))
         case Handshake() as body:
             role = ROLES.index(body.role) if body.role in ROLES else 0
             message.handshake.CopyFrom(_sdk("handshake_pb2").Handshake(**{**_slots(body), "role": role}))
-        case Alert() as body:
+        case BusAlert() as body:
             message.alert.CopyFrom(_alert(body, packet))
 
 
-def _put_report(message: Any, body: JobResult | JobProgress | JobCancel) -> None:
+def _write_report(message: Any, body: JobResult | JobProgress | JobCancel) -> None:
     told = _slots(body)
     told["dispatch"] = None if body.dispatch is None else _identity(body.dispatch)
     match body:
@@ -395,11 +401,11 @@ def _identity(dispatch: Dispatch) -> dict[str, Any]:
     return {**told, "assigned_worker_id": dispatch.worker_id}
 
 
-def _slots(body: JobResult | JobProgress | JobCancel | Heartbeat | Handshake) -> dict[str, Any]:
+def _slots(body: JobResult | JobProgress | JobCancel | WorkerHeartbeat | Handshake) -> dict[str, Any]:
     return {name: getattr(body, name) for name in type(body).__slots__}
 
 
-def _alert(body: Alert, packet: Packet) -> Any:
+def _alert(body: BusAlert, packet: Packet) -> Any:
     return _sdk("alert_pb2").SystemAlert(
         level=body.severity.value,
         message=body.message,

@@ -31,7 +31,7 @@ from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.logs import log_of
 
-TAKEN_S_MAX = 5.0
+FLUSH_S_MAX = 5.0
 """How long the server may take to take a packet; then it counts as gone and is connected to anew."""
 CONNECT_S_MAX = 2
 RECONNECT_S = 0.5
@@ -42,7 +42,7 @@ WAITING_BYTES_MAX = 64 * 1024 * 1024
 INBOX = "_INBOX"
 NO_RESPONDERS = "503"
 NEVER_CONNECTED = "not connected yet"
-_WORDS = (b'{"stream":', b'{"error":')
+_ACK_PREFIXES = (b'{"stream":', b'{"error":')
 """How a stream's word begins that it has kept a packet, or has not."""
 _BROKEN = (ConnectionResetError, BrokenPipeError, UnexpectedEOF)
 
@@ -66,7 +66,7 @@ class NatsOptions:
 
 
 @dataclass(eq=False, kw_only=True)
-class Link:
+class NatsLink:
     """The connection while it holds."""
 
     client: Client
@@ -84,7 +84,7 @@ class NatsConnection:
 
     def __init__(self, options: NatsOptions, *, clock: Clock, new_id: Callable[[], str]) -> None:
         self.options = options
-        self.current: Link | None = None
+        self.current: NatsLink | None = None
         self.client: Client | None = None
         """The client also while it reconnects; None before it has connected first."""
         self.error = NEVER_CONNECTED
@@ -121,7 +121,7 @@ class NatsConnection:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def link(self) -> Link:
+    async def link(self) -> NatsLink:
         """The connection, as soon as there is one."""
         while self.current is None:
             self._changed.clear()
@@ -132,14 +132,14 @@ class NatsConnection:
         """What a caller gets while there is no connection."""
         return BusUnavailable(url=self.options.shown, detail=detail or self.error)
 
-    def up(self) -> Link:
+    def up(self) -> NatsLink:
         """The connection now; raises BusUnavailable."""
         if self.current is None or not self.current.client.is_connected:
             raise self.unavailable()
         return self.current
 
     async def send(
-        self, link: Link, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
+        self, link: NatsLink, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
         """Give it to the client library; raises BusUnavailable when it did not take it, and BusUncertain when it failed on the way.
 
@@ -155,7 +155,7 @@ class NatsConnection:
         except OSError as error:
             raise self.uncertain(str(error) or type(error).__name__) from error
 
-    def expect(self, link: Link, *, kept: bool = False) -> tuple[str, "asyncio.Future[Msg | None]"]:
+    def expect(self, link: NatsLink, *, kept: bool = False) -> tuple[str, "asyncio.Future[Msg | None]"]:
         """A reply subject of ours, and what will come there first: an answer or, with `kept`, what a stream says of the packet.
 
         Hand it to `forget` in the end.
@@ -168,25 +168,25 @@ class NatsConnection:
             found.set_result(None)
         return f"{self._inbox}.{token}", found
 
-    def forget(self, link: Link, reply: str) -> None:
+    def forget(self, link: NatsLink, reply: str) -> None:
         """Nothing is expected there any more."""
         token = reply.rpartition(".")[2]
         link.expected.pop(token, None)
         link.kept.discard(token)
 
-    async def taken(self, link: Link) -> None:
+    async def taken(self, link: NatsLink) -> None:
         """Wait until the server has taken all that was sent over this link before; raises BusUncertain."""
         mark = link.next_mark
         if mark is None:
             mark = link.next_mark = asyncio.get_running_loop().create_future()
             self._spawn(self._mark(link, mark))
         try:
-            async with asyncio.timeout(TAKEN_S_MAX):
+            async with asyncio.timeout(FLUSH_S_MAX):
                 back = await asyncio.shield(mark)
         except TimeoutError:
             if not link.down.is_set():
                 await link.client.force_reconnect()
-            raise self.uncertain(f"it took nothing for {TAKEN_S_MAX:g} s") from None
+            raise self.uncertain(f"it took nothing for {FLUSH_S_MAX:g} s") from None
         if back is None:
             raise self.uncertain("the connection broke")
 
@@ -194,7 +194,7 @@ class NatsConnection:
         """What a caller gets whose packet the library had: it may be with the server, or go there with the next connection."""
         return BusUncertain(url=self.options.shown, detail=detail)
 
-    async def _mark(self, link: Link, mark: "asyncio.Future[Msg | None]") -> None:
+    async def _mark(self, link: NatsLink, mark: "asyncio.Future[Msg | None]") -> None:
         await asyncio.sleep(0)  # whoever publishes in this moment shares the mark
         link.next_mark = None
         reply, back = self.expect(link)
@@ -213,7 +213,7 @@ class NatsConnection:
         if link is None:
             return
         if token in link.kept:  # those who listen see where its word goes and may answer there, with anything
-            fits = message.data.startswith(_WORDS) or status_of(message) is not None
+            fits = message.data.startswith(_ACK_PREFIXES) or status_of(message) is not None
         else:
             fits = not message.data.startswith(b"{")  # an answer never does
         if not fits:
@@ -282,12 +282,12 @@ class NatsConnection:
             "error_cb": failed,
         }
         if self.options.creds_file is not None:
-            told |= credentials.arguments(client, self.options.creds_file)
+            told |= credentials.connect_arguments(client, self.options.creds_file)
         return told if self._ssl is None else {**told, "tls": self._ssl}
 
     def _came_up(self, client: Client) -> None:
         self._went_down()
-        self.current = Link(client=client)
+        self.current = NatsLink(client=client)
         self._changed.set()
         self._first_try.set()
         _log.info("bus_connected", url=self.options.shown)
@@ -340,7 +340,7 @@ async def subscribe(
     return made
 
 
-async def unsubscribe(link: Link | None, subscription: Subscription, within_s: float | None) -> None:
+async def unsubscribe(link: NatsLink | None, subscription: Subscription, within_s: float | None) -> None:
     """Hear no more, but handle what the server had sent before it knew; what takes longer is dropped."""
     try:
         if link is not None and not link.down.is_set():

@@ -45,18 +45,18 @@ def read_credentials(file: Path) -> Credentials:
     """What is in the file; raises SettingsInvalid, and never says what is secret in it."""
     text = _text(file)
     if JWT not in text and SEED not in text:
-        return _made(file, text.strip(), None)
-    jwt, seed = _part(text, JWT), _part(text, SEED)
+        return _credentials_of_seed(file, text.strip(), None)
+    jwt, seed = _section(text, JWT), _section(text, SEED)
     for name, found in ((JWT, jwt), (SEED, seed)):
         if not found:
             raise SettingsInvalid(source=str(file), detail=f"has no part {name!r}; make the credentials file again")
-    made = _made(file, seed, jwt)
+    made = _credentials_of_seed(file, seed, jwt)
     if _subject(file, jwt) != made.public:
         raise SettingsInvalid(source=str(file), detail="has a JWT and a seed of different users; make it again")
     return made
 
 
-def arguments(client: Client, file: Path) -> dict[str, Any]:
+def connect_arguments(client: Client, file: Path) -> dict[str, Any]:
     """What the client is told to connect with; raises SettingsInvalid."""
     found = read_credentials(file)
     told: dict[str, Any] = {"user": found.public}  # so that it signs at all; the name itself is not sent
@@ -65,14 +65,14 @@ def arguments(client: Client, file: Path) -> dict[str, Any]:
     untyped: Any = client
 
     def sign(nonce: str) -> bytes:
-        current = _now(file)
+        current = _current_credentials(file)
         untyped._public_nkey = current.public  # noqa: SLF001 - the library has no other way in but its own reader
         return current.sign(nonce)
 
     return {**told, "signature_cb": sign}
 
 
-def _now(file: Path) -> Credentials:
+def _current_credentials(file: Path) -> Credentials:
     """As the file is now, for the client: what it does not know as an error of its own ends its attempts to connect."""
     try:
         return read_credentials(file)
@@ -82,14 +82,14 @@ def _now(file: Path) -> Credentials:
 
 def _signs_with(file: Path) -> Callable[[str], bytes]:
     def sign(nonce: str) -> bytes:
-        return _now(file).sign(nonce)
+        return _current_credentials(file).sign(nonce)
 
     return sign
 
 
 def _jwt_of(file: Path) -> Callable[[], bytes]:
     def jwt() -> bytes:
-        return (_now(file).jwt or "").encode()
+        return (_current_credentials(file).jwt or "").encode()
 
     return jwt
 
@@ -104,14 +104,14 @@ def _text(file: Path) -> str:
         raise SettingsInvalid(source=str(file), detail="is no NATS credentials file: it is no text") from None
 
 
-def _part(text: str, name: str) -> str:
+def _section(text: str, name: str) -> str:
     """What stands between the lines that begin and end it; empty when they are not there."""
     _, begun, rest = text.partition(f"BEGIN {name}")
     inside, ended, _ = rest.partition(f"END {name}")
     return inside.strip("- \t\r\n") if begun and ended else ""
 
 
-def _made(file: Path, seed: str, jwt: str | None) -> Credentials:
+def _credentials_of_seed(file: Path, seed: str, jwt: str | None) -> Credentials:
     key = _key(seed)
     if key is None:
         raise SettingsInvalid(

@@ -17,32 +17,32 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from trellis.bus.errors import BusUnavailable
-from trellis.bus.wire.connection import Link, NatsConnection, status_of, subscribe, unsubscribe
-from trellis.bus.wire.handling import CLOSE_S_MAX, DELIVERIES_MAX, Handling, again_s
+from trellis.bus.wire.connection import NatsConnection, NatsLink, status_of, subscribe, unsubscribe
+from trellis.bus.wire.handling import CLOSE_S_MAX, DELIVERIES_MAX, HandlerPool, redelivery_delay_s
 from trellis.bus.wire.streams import API_S, NO_JETSTREAM, plain_name, stream_of, unless_down
 from trellis.engine.clock import Clock
 from trellis.engine.logs import log_of
 
-ACK_S = 20.0
+ACK_WAIT_S = 20.0
 """How long a handler may take; then the server gives its packet to another."""
 UNDER_WAY_MAX = 4_096
 DRAIN_S_MAX = 10.0
 PULL_S = 5.0
 PULL_GRACE_S = 2.0
-AGAIN_S = 1.0
+RETRY_S = 1.0
 
 log = log_of("trellis.bus")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class StreamConsumer:
     """Where the packets wait."""
 
     stream: str
     consumer: str
 
 
-class Durable:
+class DurableSubscription:
     """Listens to one subject in the name of a group. `hear` is told where a stream kept the packet, and says whether it is done with."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Durable:
         self._connection = connection
         self._subject, self._group, self._hear = subject, group, hear
         self._clock = clock
-        self._handling = Handling()
+        self._handling = HandlerPool()
         self._left, self._ended, self._gone = 0, asyncio.Event(), False
         self._settled = asyncio.Event()
         self._runner = asyncio.create_task(self._run())
@@ -88,16 +88,18 @@ class Durable:
             except (NatsError, OSError, TimeoutError, BusUnavailable) as error:
                 log.warning("durable_listener_failed", subject=self._subject, error=str(error) or type(error).__name__)
                 self._settled.set()
-                await self._clock.sleep(AGAIN_S)
+                await self._clock.sleep(RETRY_S)
 
     # -- where they wait --------------------------------------------------------------------------------------------
 
-    async def _prepare(self, link: Link) -> Place | None:
+    async def _prepare(self, link: NatsLink) -> StreamConsumer | None:
         """The stream and the consumer, made if need be; None when this server keeps nothing for us."""
         untyped: Any = link.client  # the library's own annotations are incomplete
         try:
             stream = str((await stream_of(link.client, self._subject)).config.name)
-            return Place(stream=stream, consumer=await self._consumer(untyped.jetstream(timeout=API_S), stream))
+            return StreamConsumer(
+                stream=stream, consumer=await self._consumer(untyped.jetstream(timeout=API_S), stream)
+            )
         except ServiceUnavailableError as error:
             if error.err_code in NO_JETSTREAM:
                 return None
@@ -113,7 +115,7 @@ class Durable:
             filter_subject=self._subject,
             deliver_policy=DeliverPolicy.ALL,
             ack_policy=AckPolicy.EXPLICIT,
-            ack_wait=ACK_S,
+            ack_wait=ACK_WAIT_S,
             max_deliver=DELIVERIES_MAX,
             max_ack_pending=UNDER_WAY_MAX,
         )
@@ -127,7 +129,7 @@ class Durable:
 
     # -- with JetStream ---------------------------------------------------------------------------------------------
 
-    async def _pull_from(self, link: Link, place: Place) -> None:
+    async def _pull_from(self, link: NatsLink, place: StreamConsumer) -> None:
         """Ask for as many packets as there is room for, again and again, until the link or the consumer is gone."""
         inbox = link.client.new_inbox()
         subscription = await subscribe(link.client, inbox, self._delivered)
@@ -140,7 +142,7 @@ class Durable:
                 subject = f"$JS.API.CONSUMER.MSG.NEXT.{place.stream}.{place.consumer}"
                 await link.client.publish(subject, json.dumps(wish).encode(), reply=inbox)
                 self._settled.set()
-                await _first_of(self._ended, link.down, within_s=PULL_S + PULL_GRACE_S)
+                await _wait_for_any(self._ended, link.down, within_s=PULL_S + PULL_GRACE_S)
         finally:
             await unsubscribe(link, subscription, DRAIN_S_MAX)
 
@@ -164,13 +166,13 @@ class Durable:
                 log.error("packet_given_up", subject=self._subject, deliveries=deliveries)
                 await message.term()
             else:
-                await message.nak(delay=again_s(deliveries))
+                await message.nak(delay=redelivery_delay_s(deliveries))
         except (NatsError, OSError) as error:  # The server did not hear of it and gives the packet out again.
             log.debug("not_acknowledged", subject=self._subject, error=str(error))
 
     # -- without ----------------------------------------------------------------------------------------------------
 
-    async def _listen_directly(self, link: Link) -> None:
+    async def _listen_directly(self, link: NatsLink) -> None:
         """Until a new connection has JetStream."""
         log.info("stream_missing", subject=self._subject, url=self._connection.options.shown)
         client = link.client
@@ -193,7 +195,7 @@ class Durable:
         await self._handling.start(work)
 
 
-async def _first_of(*events: asyncio.Event, within_s: float) -> None:
+async def _wait_for_any(*events: asyncio.Event, within_s: float) -> None:
     """Until one of them is set, or the time is over."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     try:

@@ -22,14 +22,14 @@ _PRIORITY_NAMES = {number: name for name, number in PRIORITIES.items()}
 _ACTOR_NAMES = {number: name for name, number in ACTOR_TYPES.items()}
 
 
-def told_by(said: Any, shape: type[pydantic.BaseModel]) -> dict[str, Any]:
+def message_fields(said: Any, shape: type[pydantic.BaseModel]) -> dict[str, Any]:
     """The fields of a message that our shape has."""
     told: dict[str, Any] = {}
     for name in shape.model_fields:
         value = getattr(said, name)
         if name in _PARTS:
             if said.HasField(name):
-                told[name] = told_by(value, _PARTS[name])
+                told[name] = message_fields(value, _PARTS[name])
         elif name == "priority":
             told[name] = _PRIORITY_NAMES.get(value, value)
         elif name == "actor_type":

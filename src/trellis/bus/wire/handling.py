@@ -16,12 +16,12 @@ DELIVERIES_MAX = 1_000
 log = log_of("trellis.bus")
 
 
-def again_s(deliveries: int) -> float:
+def redelivery_delay_s(deliveries: int) -> float:
     """How long a packet rests after its handler raised for the nth time (from 1)."""
     return min(AGAIN_S_MAX, AGAIN_S_FIRST * 2.0 ** min(deliveries - 1, 16))
 
 
-class Handling:
+class HandlerPool:
     """The handlers of one subscription that are under way."""
 
     def __init__(self, at_once: int = HANDLERS_MAX) -> None:
@@ -58,7 +58,7 @@ class Handling:
             self._slots.release()
 
 
-async def handled(subject: str, work: Awaitable[None]) -> bool:
+async def run_handler(subject: str, work: Awaitable[None]) -> bool:
     """Whether the handler of a packet came to its end."""
     try:
         await work

@@ -12,10 +12,10 @@ from datetime import datetime
 
 from trellis.bus.envelope import OnRefused, check, check_subject
 from trellis.bus.errors import BusUnavailable, NoAnswer, NoResponders
-from trellis.bus.messages import Body, Packet
-from trellis.bus.port import Handler, Received
-from trellis.bus.topics import fits
-from trellis.bus.wire.handling import CLOSE_S_MAX, DELIVERIES_MAX, Handling, again_s, handled
+from trellis.bus.messages import Packet, PacketBody
+from trellis.bus.port import PacketHandler, ReceivedPacket
+from trellis.bus.topics import subject_matches
+from trellis.bus.wire.handling import CLOSE_S_MAX, DELIVERIES_MAX, HandlerPool, redelivery_delay_s, run_handler
 from trellis.engine.clock import Clock, sleep_or_stop, within
 from trellis.engine.logs import log_of
 
@@ -26,19 +26,19 @@ WAITING_MAX = 10_000
 _log = log_of("trellis.bus")
 
 
-class _Hub:
+class _LocalHub:
     """Who listens, and whose turn it is."""
 
     def __init__(self) -> None:
-        self.listening: list[LocalListening] = []
+        self.listening: list[LocalSubscription] = []
         self._turns: Iterator[int] = itertools.count()
 
-    def listeners(self, subject: str) -> "list[LocalListening]":
+    def listeners(self, subject: str) -> "list[LocalSubscription]":
         """Everybody without a group, and of each group the one whose turn it is."""
-        groups: dict[str, list[LocalListening]] = {}
-        chosen: list[LocalListening] = []
+        groups: dict[str, list[LocalSubscription]] = {}
+        chosen: list[LocalSubscription] = []
         for listening in self.listening:
-            if fits(listening.subject, subject):
+            if subject_matches(listening.subject, subject):
                 members = chosen if listening.group is None else groups.setdefault(listening.group, [])
                 members.append(listening)
         turn = next(self._turns)
@@ -46,18 +46,18 @@ class _Hub:
 
 
 @dataclass(eq=False, kw_only=True)
-class LocalListening:
+class LocalSubscription:
     """One subscription: packets wait in order, and several are handled at once."""
 
     subject: str
-    handler: Handler
+    handler: PacketHandler
     group: str | None
     durable: bool
     bus: "LocalBus"
-    hub: _Hub
+    hub: _LocalHub
     clock: Clock
-    _waiting: deque[Received] = field(default_factory=deque[Received])
-    _handling: Handling = field(default_factory=Handling)
+    _waiting: deque[ReceivedPacket] = field(default_factory=deque[ReceivedPacket])
+    _handling: HandlerPool = field(default_factory=HandlerPool)
     _stopped: asyncio.Event = field(default_factory=asyncio.Event)
     _pump: asyncio.Task[None] | None = None
 
@@ -66,7 +66,7 @@ class LocalListening:
         """Whether no packet more may wait."""
         return len(self._waiting) >= WAITING_MAX
 
-    def put(self, received: Received) -> None:
+    def put(self, received: ReceivedPacket) -> None:
         """Have it handled when its turn comes."""
         self._waiting.append(received)
         if self._pump is None or self._pump.done():
@@ -92,11 +92,11 @@ class LocalListening:
             received = self._waiting.popleft()
             await self._handling.start(lambda received=received: self._handle(received))
 
-    async def _handle(self, received: Received) -> None:
+    async def _handle(self, received: ReceivedPacket) -> None:
         for delivery in range(1, DELIVERIES_MAX + 1):
-            if await handled(received.subject, self.handler(received)) or not self.durable:
+            if await run_handler(received.subject, self.handler(received)) or not self.durable:
                 return
-            if await sleep_or_stop(self.clock, self._stopped, again_s(delivery)):
+            if await sleep_or_stop(self.clock, self._stopped, redelivery_delay_s(delivery)):
                 return
         _log.error("packet_given_up", subject=received.subject, deliveries=DELIVERIES_MAX)
 
@@ -104,14 +104,16 @@ class LocalListening:
 class LocalBus:
     """See the port."""
 
-    def __init__(self, sender_id: str, *, clock: Clock, now: Callable[[], datetime], hub: _Hub | None = None) -> None:
+    def __init__(
+        self, sender_id: str, *, clock: Clock, now: Callable[[], datetime], hub: _LocalHub | None = None
+    ) -> None:
         self.url = URL
         self.sender_id = sender_id
         self.on_refused: OnRefused | None = None
         """Never called: what cannot be taken does not leave its sender."""
         self._clock, self._now = clock, now
-        self._hub = hub or _Hub()
-        self._own: list[LocalListening] = []
+        self._hub = hub or _LocalHub()
+        self._own: list[LocalSubscription] = []
         self._open = True
 
     def sibling(self, sender_id: str) -> "LocalBus":
@@ -126,7 +128,7 @@ class LocalBus:
     async def publish(
         self,
         subject: str,
-        body: Body,
+        body: PacketBody,
         *,
         trace_id: str,
         message_id: str | None = None,  # noqa: ARG002 - nothing is kept that could be recognised
@@ -141,7 +143,7 @@ class LocalBus:
         self._hand_over(listeners, subject, packet, None)
         await asyncio.sleep(0)  # the listeners are in this process and want a turn too
 
-    async def ask(self, subject: str, body: Body, *, trace_id: str, timeout_s: float) -> Packet:
+    async def ask(self, subject: str, body: PacketBody, *, trace_id: str, timeout_s: float) -> Packet:
         """See the port."""
         packet = self.packet(body, trace_id)
         listeners = self._listeners(subject)
@@ -150,22 +152,22 @@ class LocalBus:
         answered: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
         self._hand_over(listeners, subject, packet, answered)
         try:
-            return await within(self._clock, timeout_s, _wait_for(answered))
+            return await within(self._clock, timeout_s, _wait_for_reply(answered))
         except TimeoutError:
             raise NoAnswer(url=self.url, subject=subject, timeout_s=timeout_s) from None
 
     async def listen(
         self,
         subject: str,
-        handler: Handler,
+        handler: PacketHandler,
         *,
         group: str | None = None,
         durable: bool = False,
         alerts: bool = True,  # noqa: ARG002 - what cannot be taken does not leave its sender
-    ) -> LocalListening:
+    ) -> LocalSubscription:
         """See the port."""
         check_subject(subject, patterns=True)
-        made = LocalListening(
+        made = LocalSubscription(
             subject=subject, handler=handler, group=group, durable=durable, bus=self, hub=self._hub, clock=self._clock
         )
         self._hub.listening.append(made)
@@ -179,38 +181,40 @@ class LocalBus:
             await listening.end(CLOSE_S_MAX)
         self._own.clear()
 
-    def packet(self, body: Body, trace_id: str) -> Packet:
+    def packet(self, body: PacketBody, trace_id: str) -> Packet:
         """What this sender sends; raises PacketWrong."""
         made = Packet(trace_id=trace_id, sender_id=self.sender_id, created_at=self._now(), body=body)
         check(made)
         return made
 
-    def _listeners(self, subject: str) -> list[LocalListening]:
+    def _listeners(self, subject: str) -> list[LocalSubscription]:
         check_subject(subject)
         if not self._open:
             raise BusUnavailable(url=self.url, detail="it is closed")
         return self._hub.listeners(subject)
 
     def _hand_over(
-        self, listeners: list[LocalListening], subject: str, packet: Packet, answered: asyncio.Future[Packet] | None
+        self, listeners: list[LocalSubscription], subject: str, packet: Packet, answered: asyncio.Future[Packet] | None
     ) -> None:
         if any(listening.full for listening in listeners):
             raise BusUnavailable(url=self.url, detail=f"{WAITING_MAX} packets are waiting at {subject}")
         for listening in listeners:
-            answer = _Answer(bus=listening.bus, trace_id=packet.trace_id, answered=answered)
-            listening.put(Received(subject=subject, packet=packet, answer=answer, wants_answer=answered is not None))
+            answer = _LocalReply(bus=listening.bus, trace_id=packet.trace_id, answered=answered)
+            listening.put(
+                ReceivedPacket(subject=subject, packet=packet, answer=answer, wants_answer=answered is not None)
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Answer:
+class _LocalReply:
     bus: LocalBus
     trace_id: str
     answered: asyncio.Future[Packet] | None
 
-    async def __call__(self, body: Body) -> None:
+    async def __call__(self, body: PacketBody) -> None:
         if self.answered is not None and not self.answered.done():
             self.answered.set_result(self.bus.packet(body, self.trace_id))
 
 
-async def _wait_for(answered: asyncio.Future[Packet]) -> Packet:
+async def _wait_for_reply(answered: asyncio.Future[Packet]) -> Packet:
     return await answered

@@ -16,19 +16,27 @@ from nats.errors import Error as NatsError
 
 from trellis.bus.envelope import OnRefused, PacketRefused, check_subject
 from trellis.bus.errors import BusError, BusUnavailable, NoAnswer, NoResponders, NotKept, TooLargeToKeep
-from trellis.bus.messages import ALERT, Body, Packet
-from trellis.bus.port import Handler, Listening, Received
+from trellis.bus.messages import ALERT, Packet, PacketBody
+from trellis.bus.port import BusSubscription, PacketHandler, ReceivedPacket
 from trellis.bus.wire.alerts import AlertLimit, alert_of
 from trellis.bus.wire.cap import decode, encode
-from trellis.bus.wire.connection import INBOX, NO_RESPONDERS, Link, NatsConnection, status_of, subscribe, unsubscribe
-from trellis.bus.wire.durable import Durable
-from trellis.bus.wire.handling import CLOSE_S_MAX, Handling, handled
-from trellis.bus.wire.signing import Delivery, Keys
-from trellis.bus.wire.streams import TOO_LARGE, Streams, refusal_in
+from trellis.bus.wire.connection import (
+    INBOX,
+    NO_RESPONDERS,
+    NatsConnection,
+    NatsLink,
+    status_of,
+    subscribe,
+    unsubscribe,
+)
+from trellis.bus.wire.durable import DurableSubscription
+from trellis.bus.wire.handling import CLOSE_S_MAX, HandlerPool, run_handler
+from trellis.bus.wire.signing import PacketDelivery, PacketKeys
+from trellis.bus.wire.streams import TOO_LARGE, StreamDirectory, refusal_in
 from trellis.engine.clock import Clock, within
 from trellis.engine.logs import log_of
 
-ANSWER_TO = "Trellis-Reply"
+REPLY_HEADER = "Trellis-Reply"
 """The header with the asker's inbox: a stream hands messages out with a reply subject of its own."""
 MESSAGE_ID = "Nats-Msg-Id"
 KEPT_S_MAX = 5.0
@@ -45,7 +53,7 @@ class NatsBus:
         connection: NatsConnection,
         *,
         sender_id: str,
-        keys: Keys,
+        keys: PacketKeys,
         clock: Clock,
         now: Callable[[], datetime],
         new_id: Callable[[], str],
@@ -56,8 +64,8 @@ class NatsBus:
         self._connection = connection
         self._keys, self._clock, self._now, self._new_id = keys, clock, now, new_id
         self._limit = AlertLimit(clock)
-        self._streams = Streams(connection, clock=clock)
-        self._listening: set[Direct | Durable] = set()
+        self._streams = StreamDirectory(connection, clock=clock)
+        self._listening: set[NatsSubscription | DurableSubscription] = set()
         self._listeners = itertools.count(1)
 
     @property
@@ -68,7 +76,7 @@ class NatsBus:
     async def publish(
         self,
         subject: str,
-        body: Body,
+        body: PacketBody,
         *,
         trace_id: str,
         message_id: str | None = None,
@@ -93,10 +101,10 @@ class NatsBus:
             await self._connection.taken(link)
         finally:
             self._connection.forget(link, reply)
-        if told.done() and _nobody(told.result()):
+        if told.done() and _is_no_responders(told.result()):
             raise NoResponders(subject=subject)
 
-    async def ask(self, subject: str, body: Body, *, trace_id: str, timeout_s: float) -> Packet:
+    async def ask(self, subject: str, body: PacketBody, *, trace_id: str, timeout_s: float) -> Packet:
         """See the port."""
         check_subject(subject)
         data = self._encoded(subject, body, trace_id)
@@ -109,12 +117,12 @@ class NatsBus:
     async def listen(
         self,
         subject: str,
-        handler: Handler,
+        handler: PacketHandler,
         *,
         group: str | None = None,
         durable: bool = False,
         alerts: bool = True,
-    ) -> Listening:
+    ) -> BusSubscription:
         """See the port. Without a connection it returns at once, and listens from the first one on."""
         check_subject(subject, patterns=True)
         if durable and group is None:
@@ -125,11 +133,13 @@ class NatsBus:
             return await self._heard(message, handler, self._delivery(message, listener, kept), alerts=alerts)
 
         if durable and group is not None:
-            made: Direct | Durable = Durable(self._connection, subject, group, hear, clock=self._clock)
+            made: NatsSubscription | DurableSubscription = DurableSubscription(
+                self._connection, subject, group, hear, clock=self._clock
+            )
             if self.connected:
                 await made.settled()
         else:
-            made = Direct(self._connection, subject, group or "", hear)
+            made = NatsSubscription(self._connection, subject, group or "", hear)
             await made.begin()
         self._listening.add(made)
         return made
@@ -143,7 +153,7 @@ class NatsBus:
 
     # -- going out --------------------------------------------------------------------------------------------------
 
-    async def _publish_kept(self, link: Link, subject: str, data: bytes, headers: Mapping[str, str] | None) -> None:
+    async def _publish_kept(self, link: NatsLink, subject: str, data: bytes, headers: Mapping[str, str] | None) -> None:
         reply, told = self._connection.expect(link, kept=True)
         try:
             await self._connection.send(link, subject, data, reply=reply, headers=headers)
@@ -157,7 +167,7 @@ class NatsBus:
             self._connection.forget(link, reply)
         if said is None:
             raise self._connection.uncertain("the connection broke")
-        if _nobody(said):
+        if _is_no_responders(said):
             self._streams.forget(subject)
             raise self._connection.unavailable("the stream is gone")
         refusal = refusal_in(said.data)
@@ -165,28 +175,28 @@ class NatsBus:
             kind = TooLargeToKeep if refusal.code == TOO_LARGE else NotKept
             raise kind(subject=subject, detail=refusal.why)
 
-    def _encoded(self, subject: str, body: Body, trace_id: str) -> bytes:
+    def _encoded(self, subject: str, body: PacketBody, trace_id: str) -> bytes:
         packet = Packet(trace_id=trace_id, sender_id=self.sender_id, created_at=self._now(), body=body)
         return encode(packet, self._keys, subject=subject, message_id=self._new_id())
 
-    async def _asked(self, link: Link, subject: str, data: bytes) -> Packet:
+    async def _asked(self, link: NatsLink, subject: str, data: bytes) -> Packet:
         reply, told = self._connection.expect(link)
         try:
-            await self._connection.send(link, subject, data, reply=reply, headers={ANSWER_TO: reply})
+            await self._connection.send(link, subject, data, reply=reply, headers={REPLY_HEADER: reply})
             answer = await told
         finally:
             self._connection.forget(link, reply)
         if answer is None:
             raise self._connection.unavailable("the connection broke")
-        if _nobody(answer):
+        if _is_no_responders(answer):
             raise NoResponders(subject=subject)
         try:
-            return decode(answer.data, self._keys, delivery=Delivery(subject=reply, at=self._now()))
+            return decode(answer.data, self._keys, delivery=PacketDelivery(subject=reply, at=self._now()))
         except PacketRefused as error:
             await self._refuse(answer.subject, error)
             raise BusUnavailable(url=self.url, detail=f"the answer cannot be used: {error.detail}") from error
 
-    async def _answer(self, reply: str, body: Body, trace_id: str) -> None:
+    async def _answer(self, reply: str, body: PacketBody, trace_id: str) -> None:
         """An answer that is lost is asked for again, so nobody waits for it to arrive."""
         try:
             await self._connection.send(self._connection.up(), reply, self._encoded(reply, body, trace_id))
@@ -197,14 +207,14 @@ class NatsBus:
 
     # -- coming in --------------------------------------------------------------------------------------------------
 
-    def _delivery(self, message: Msg, listener: int, kept: Msg.Metadata | None) -> Delivery:
+    def _delivery(self, message: Msg, listener: int, kept: Msg.Metadata | None) -> PacketDelivery:
         """What a stream kept is as old as it was when the stream took it; anybody else's word about that is worth nothing."""
         if kept is None:
-            return Delivery(subject=message.subject, at=self._now(), listener=listener)
+            return PacketDelivery(subject=message.subject, at=self._now(), listener=listener)
         place = kept.sequence.stream
-        return Delivery(subject=message.subject, at=kept.timestamp, listener=listener, sequence=place)
+        return PacketDelivery(subject=message.subject, at=kept.timestamp, listener=listener, sequence=place)
 
-    async def _heard(self, message: Msg, handler: Handler, delivery: Delivery, *, alerts: bool) -> bool:
+    async def _heard(self, message: Msg, handler: PacketHandler, delivery: PacketDelivery, *, alerts: bool) -> bool:
         """Whether the packet is done with: handled, or of no use."""
         try:
             packet = decode(message.data, self._keys, message.subject, delivery=delivery)
@@ -212,12 +222,12 @@ class NatsBus:
             return not alerts or await self._refuse(message.subject, error)
         reply = _reply_of(message)
 
-        async def answer(body: Body) -> None:
+        async def answer(body: PacketBody) -> None:
             if reply:
                 await self._answer(reply, body, packet.trace_id)
 
-        received = Received(subject=message.subject, packet=packet, answer=answer, wants_answer=bool(reply))
-        return await handled(message.subject, handler(received))
+        received = ReceivedPacket(subject=message.subject, packet=packet, answer=answer, wants_answer=bool(reply))
+        return await run_handler(message.subject, handler(received))
 
     async def _refuse(self, subject: str, error: PacketRefused) -> bool:
         left_out = self._limit.left_out(error.error_code, error.sender_id)
@@ -225,7 +235,7 @@ class NatsBus:
             log.warning("packet_refused", subject=subject, sender=error.sender_id, error=str(error), left_out=left_out)
             if subject != ALERT:  # an alert about an alert could go round for ever
                 await self._alert(subject, error, left_out)
-        return self.on_refused is None or await handled(subject, self.on_refused(subject, error))
+        return self.on_refused is None or await run_handler(subject, self.on_refused(subject, error))
 
     async def _alert(self, subject: str, error: PacketRefused, left_out: int) -> None:
         trace_id = error.trace_id or self._new_id()
@@ -236,7 +246,7 @@ class NatsBus:
             log.debug("alert_lost", error=str(failed))
 
 
-class Direct:
+class NatsSubscription:
     """A subscription to what is sent while it listens."""
 
     def __init__(
@@ -248,7 +258,7 @@ class Direct:
     ) -> None:
         self._connection = connection
         self._subject, self._group, self._hear = subject, group, hear
-        self._handling = Handling()
+        self._handling = HandlerPool()
         self._subscription: Subscription | None = None
 
     async def begin(self) -> None:
@@ -287,11 +297,11 @@ class Direct:
         await self._handling.start(work)
 
 
-def _nobody(message: Msg | None) -> bool:
+def _is_no_responders(message: Msg | None) -> bool:
     return message is not None and status_of(message) == NO_RESPONDERS
 
 
 def _reply_of(message: Msg) -> str:
     """Where an answer goes: to inboxes only, so that nobody makes us speak elsewhere."""
-    reply = (message.headers or {}).get(ANSWER_TO) or message.reply
+    reply = (message.headers or {}).get(REPLY_HEADER) or message.reply
     return reply if reply.startswith(INBOX) else ""

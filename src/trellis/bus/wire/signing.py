@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from trellis.bus.messages import ErrorCode
 from trellis.engine.errors import KeyUnusable, SettingsInvalid
 from trellis.engine.private_files import read_private
-from trellis.engine.recent import Recent
+from trellis.engine.recent import LruCache
 
 KEYS_MAX = 10_000
 KEY_BYTES_MAX = 16_384
@@ -33,11 +33,11 @@ WINDOW_S_DEFAULT = 300.0
 SEEN_MAX = 100_000
 """Signed packets that a process remembers, so that it takes none of them twice."""
 _SENDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,199}")
-_HOW = ec.ECDSA(hashes.SHA256())
+_SIGNATURE_ALGORITHM = ec.ECDSA(hashes.SHA256())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Delivery:
+class PacketDelivery:
     """How a packet reached one listener: what its signature is held against."""
 
     subject: str
@@ -50,7 +50,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Signed:
+class SignedPacket:
     """What a good signature covers."""
 
     digest: bytes
@@ -61,7 +61,7 @@ class Signed:
 
 
 @dataclass(kw_only=True)
-class Keys:
+class PacketKeys:
     """Signs what we send and checks what comes in."""
 
     sender_id: str = ""
@@ -70,8 +70,8 @@ class Keys:
     required: bool = False
     """Every packet must be signed by a sender whose key is known. Without it only packets of known senders must be."""
     window_s: float = WINDOW_S_DEFAULT
-    _known: dict[str, "_Known"] = field(default_factory=dict[str, "_Known"])
-    _seen: Recent[tuple[int, bytes], int | None] = field(default_factory=lambda: Recent(SEEN_MAX))
+    _known: dict[str, "_KnownKey"] = field(default_factory=dict[str, "_KnownKey"])
+    _seen: LruCache[tuple[int, bytes], int | None] = field(default_factory=lambda: LruCache(SEEN_MAX))
 
     def read(self) -> None:
         """Read the keys of others, so that one that is none is found at once; raises OSError, SettingsInvalid."""
@@ -85,7 +85,7 @@ class Keys:
 
     def sign(self, unsigned: bytes) -> bytes:
         """The signature, empty when we have no key."""
-        return self.own.sign(unsigned, _HOW) if self.own else b""
+        return self.own.sign(unsigned, _SIGNATURE_ALGORITHM) if self.own else b""
 
     def must_sign(self, sender_id: str) -> bool:
         """Whether packets of this sender are taken only with its signature."""
@@ -98,9 +98,9 @@ class Keys:
         if not signature:
             return ErrorCode.SIGNATURE_MISSING
         key = self._key_of(sender_id)
-        return None if key is not None and _fits(key, unsigned, signature) else ErrorCode.SIGNATURE_INVALID
+        return None if key is not None and _verifies(key, unsigned, signature) else ErrorCode.SIGNATURE_INVALID
 
-    def misuse(self, signed: Signed, delivery: Delivery) -> str | None:
+    def misuse(self, signed: SignedPacket, delivery: PacketDelivery) -> str | None:
         """Why a packet with a good signature is refused here and now; None when it is not, and then it is remembered."""
         window, age = timedelta(seconds=self.window_s), delivery.at - signed.created_at
         if signed.audience is not None and signed.audience != delivery.subject:
@@ -141,18 +141,18 @@ _UNUSABLE = _Unusable()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Known:
+class _KnownKey:
     """A key as its file had it."""
 
     key: ec.EllipticCurvePublicKey
     version: tuple[int, int, int]
 
 
-def _fits(key: ec.EllipticCurvePublicKey | _Unusable, unsigned: bytes, signature: bytes) -> bool:
+def _verifies(key: ec.EllipticCurvePublicKey | _Unusable, unsigned: bytes, signature: bytes) -> bool:
     if isinstance(key, _Unusable):
         return False
     try:
-        key.verify(signature, unsigned, _HOW)
+        key.verify(signature, unsigned, _SIGNATURE_ALGORITHM)
     except InvalidSignature:
         return False
     return True
@@ -165,14 +165,14 @@ def read_keys(
     keys_dir: Path | None,
     required: bool,
     window_s: float = WINDOW_S_DEFAULT,
-) -> Keys:
+) -> PacketKeys:
     """The keys of this process; raises SettingsInvalid."""
     if required and key_file is None:
         raise SettingsInvalid(
             source="bus", detail="packets must be signed, but there is no key to sign our own: set the bus's key file"
         )
     own = None if key_file is None else _own_key(key_file)
-    keys = Keys(sender_id=sender_id, own=own, folder=keys_dir, required=required, window_s=window_s)
+    keys = PacketKeys(sender_id=sender_id, own=own, folder=keys_dir, required=required, window_s=window_s)
     try:
         keys.read()
     except OSError as error:
@@ -192,7 +192,7 @@ def _own_key(file: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _keys_in(folder: Path) -> dict[str, _Known]:
+def _keys_in(folder: Path) -> dict[str, _KnownKey]:
     folder.stat()  # a folder that is not there would look like one without keys
     files = sorted(folder.glob("*.pem"))
     if len(files) > KEYS_MAX:
@@ -205,10 +205,10 @@ def _version(file: Path) -> tuple[int, int, int]:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _read_key(file: Path) -> _Known:
+def _read_key(file: Path) -> _KnownKey:
     """What is read may be newer than the version that it is known by, and is read again then; never older."""
     version = _version(file)
-    return _Known(key=_public_key(file), version=version)
+    return _KnownKey(key=_public_key(file), version=version)
 
 
 def _public_key(file: Path) -> ec.EllipticCurvePublicKey:

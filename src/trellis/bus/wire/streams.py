@@ -17,12 +17,12 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfi
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from trellis.bus.messages import RESULT, SUBMIT
-from trellis.bus.wire.connection import Link, NatsConnection
+from trellis.bus.wire.connection import NatsConnection, NatsLink
 from trellis.engine.clock import Clock
 from trellis.engine.logs import log_of
 
 STREAM = "TRELLIS"
-CAPTURED = (SUBMIT, RESULT)
+KEPT_SUBJECTS = (SUBMIT, RESULT)
 KEPT_S = 7 * 24 * 3600.0
 KEPT_BYTES_MAX = 256 * 1024 * 1024
 OTHER_BYTES_MAX = KEPT_BYTES_MAX // 4
@@ -33,13 +33,13 @@ ASK_AGAIN_S = 10.0
 """How long it is believed that nothing keeps packets."""
 NO_JETSTREAM = {None, 10039, 10076}
 """What a server without JetStream says: nothing, or that it is off (for this account)."""
-NOT_NOW = 10008
+JETSTREAM_UNAVAILABLE = 10008
 """What a server says whose JetStream is about to be there, or there again."""
 TOO_LARGE = 10054
 """What a stream says of a packet that it never takes."""
 SILENT_S_MAX = 30.0
 """How long packets wait for a server that said it keeps them and says nothing now."""
-SILENT = "its streams do not answer"
+STREAMS_SILENT = "its streams do not answer"
 DETAIL_CHARS_MAX = 200
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ log = log_of("trellis.bus")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Known:
+class _SubjectKeeping:
     """What was found out about a subject."""
 
     keeps: bool
@@ -55,20 +55,20 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class StreamRefusal:
     """What a stream says of a packet that it has not kept."""
 
     why: str
     code: int | None = None
 
 
-class Streams:
+class StreamDirectory:
     """Tells publishers whether a packet will be acknowledged by a stream."""
 
     def __init__(self, connection: NatsConnection, *, clock: Clock) -> None:
         self._connection, self._clock = connection, clock
-        self._link: Link | None = None
-        self._known: dict[str, _Known] = {}
+        self._link: NatsLink | None = None
+        self._known: dict[str, _SubjectKeeping] = {}
         self._asking = asyncio.Lock()
         self._complaint = ""
         self._kept: set[str] = set()
@@ -76,7 +76,7 @@ class Streams:
         self._silent_since: float | None = None
         self._silent_at = float("-inf")
 
-    async def keep(self, link: Link, subject: str) -> bool:
+    async def keep(self, link: NatsLink, subject: str) -> bool:
         """Whether a stream keeps packets of this subject and says so; one is made if need be. Raises BusUnavailable."""
         known = self._still_known(link, subject)
         if known is not None:
@@ -85,9 +85,9 @@ class Streams:
         async with self._asking:  # those who come at the same time share one question
             known = self._still_known(link, subject)
             if known is None and came_at <= self._silent_at:
-                raise self._connection.unavailable(SILENT)
+                raise self._connection.unavailable(STREAMS_SILENT)
             if known is None:
-                known = _Known(keeps=await self._ask(link, subject), at=self._clock.monotonic())
+                known = _SubjectKeeping(keeps=await self._ask(link, subject), at=self._clock.monotonic())
                 if self._link is not link:
                     self._link, self._known = link, {}
                 self._known[subject] = known
@@ -97,24 +97,24 @@ class Streams:
         """Ask again before the next packet: the stream did not do as it was believed to."""
         self._known.pop(subject, None)
 
-    def _still_known(self, link: Link, subject: str) -> _Known | None:
+    def _still_known(self, link: NatsLink, subject: str) -> _SubjectKeeping | None:
         known = self._known.get(subject) if self._link is link else None
         if known is None or known.keeps or self._clock.monotonic() < known.at + ASK_AGAIN_S:
             return known
         return None
 
-    async def _ask(self, link: Link, subject: str) -> bool:
+    async def _ask(self, link: NatsLink, subject: str) -> bool:
         try:
             found = await unless_down(link, stream_of(link.client, subject))
         except ServiceUnavailableError as error:
-            if error.err_code == NOT_NOW:
+            if error.err_code == JETSTREAM_UNAVAILABLE:
                 raise self._connection.unavailable(f"its streams are not there yet: {error.description}") from error
             return self._without(subject, None if error.err_code in NO_JETSTREAM else error)
         except (NatsError, OSError, TimeoutError) as error:
             if link.down.is_set():
                 raise self._connection.unavailable() from error
             if isinstance(error, TimeoutError) and subject in self._kept and self._may_speak_again():
-                raise self._connection.unavailable(SILENT) from error
+                raise self._connection.unavailable(STREAMS_SILENT) from error
             return self._without(subject, error)
         self._complaint, self._silent_since = "", None
         if found.config.no_ack:
@@ -145,7 +145,7 @@ async def stream_of(client: Client, subject: str) -> StreamInfo:
     untyped: Any = client  # the library's own annotations are incomplete
     streams = untyped.jetstream(timeout=API_S)
     try:
-        made: StreamInfo = await streams.add_stream(_wanted(subject))
+        made: StreamInfo = await streams.add_stream(_stream_config(subject))
     except ServiceUnavailableError:
         raise
     except APIError as refusal:  # It is there with other settings, or another stream has the subject: that one will do.
@@ -156,10 +156,10 @@ async def stream_of(client: Client, subject: str) -> StreamInfo:
     return made
 
 
-def _wanted(subject: str) -> StreamConfig:
+def _stream_config(subject: str) -> StreamConfig:
     wanted = StreamConfig(
         name=STREAM,
-        subjects=list(CAPTURED) if subject in CAPTURED else [subject],
+        subjects=list(KEPT_SUBJECTS) if subject in KEPT_SUBJECTS else [subject],
         retention=RetentionPolicy.LIMITS,
         storage=StorageType.FILE,
         discard=DiscardPolicy.OLD,
@@ -167,28 +167,28 @@ def _wanted(subject: str) -> StreamConfig:
         max_bytes=KEPT_BYTES_MAX,
         duplicate_window=SAME_MESSAGE_S,
     )
-    if subject in CAPTURED:
+    if subject in KEPT_SUBJECTS:
         return wanted
     return replace(wanted, name=plain_name(f"{STREAM}-{subject}"), max_bytes=OTHER_BYTES_MAX)
 
 
-def refusal_in(acknowledgement: bytes) -> Refusal | None:
+def refusal_in(acknowledgement: bytes) -> StreamRefusal | None:
     """Why a stream has not kept a packet; None when it has."""
     said: Any = None
     with contextlib.suppress(ValueError, RecursionError):
         said = json.loads(acknowledgement)
     match said:
         case {"error": {"description": why, "err_code": int(code)}}:
-            return Refusal(str(why)[:DETAIL_CHARS_MAX], code)
+            return StreamRefusal(str(why)[:DETAIL_CHARS_MAX], code)
         case {"error": {"description": why}} | {"error": why}:
-            return Refusal(str(why)[:DETAIL_CHARS_MAX])
+            return StreamRefusal(str(why)[:DETAIL_CHARS_MAX])
         case {"stream": _}:
             return None
         case _:
-            return Refusal("its answer cannot be read")
+            return StreamRefusal("its answer cannot be read")
 
 
-async def unless_down(link: Link, work: Coroutine[Any, Any, T]) -> T:
+async def unless_down(link: NatsLink, work: Coroutine[Any, Any, T]) -> T:
     """What the work comes to; a question that the server never got would else be waited for."""
     working = asyncio.create_task(work)
     breaking = asyncio.create_task(link.down.wait())

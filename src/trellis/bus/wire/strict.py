@@ -24,16 +24,16 @@ def check_strict(data: bytes, descriptor: Any) -> frozenset[int]:
 
     Every field and part is looked at once, with a bound on their number: the bytes come from anybody.
     """
-    known = _known(descriptor)
-    left, top = _part(data, 0, len(data), FIELDS_MAX)
+    known = _known_fields(descriptor)
+    left, top = _read_fields(data, 0, len(data), FIELDS_MAX)
     oneofs = [oneof for number, _, _ in top if (oneof := known.get(number, _UNKNOWN)[1])]
     if len(oneofs) != len(set(oneofs)):
         raise NotStrict(f"it has more than one {oneofs[0]}")
     waiting = [(at, end, part) for number, at, end in top if (part := known.get(number, _UNKNOWN)[0])]
     while waiting:
         at, end, part = waiting.pop()
-        inside = _known(part)
-        left, found = _part(data, at, end, left)
+        inside = _known_fields(part)
+        left, found = _read_fields(data, at, end, left)
         waiting += [(start, stop, kind) for number, start, stop in found if (kind := inside.get(number, _UNKNOWN)[0])]
     return frozenset(number for number, _, _ in top)
 
@@ -42,7 +42,7 @@ _UNKNOWN: tuple[Any, str] = (None, "")
 
 
 @cache
-def _known(descriptor: Any) -> dict[int, tuple[Any, str]]:
+def _known_fields(descriptor: Any) -> dict[int, tuple[Any, str]]:
     """By field number: the type of a part, None for every other field, and the oneof it belongs to."""
     return {
         field.number: (field.message_type, field.containing_oneof.name if field.containing_oneof else "")
@@ -50,7 +50,7 @@ def _known(descriptor: Any) -> dict[int, tuple[Any, str]]:
     }
 
 
-def _part(data: bytes, at: int, end: int, left: int) -> tuple[int, list[tuple[int, int, int]]]:
+def _read_fields(data: bytes, at: int, end: int, left: int) -> tuple[int, list[tuple[int, int, int]]]:
     """How many more fields a packet may have, and each field of this part: its number, and where the bytes behind its tag are."""
     found: list[tuple[int, int, int]] = []
     while at < end:

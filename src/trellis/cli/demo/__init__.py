@@ -17,11 +17,11 @@ from rich.text import Text
 
 from trellis.agents.garden import AGENTS
 from trellis.cli.commands import command
-from trellis.cli.demo.processes import Workers
-from trellis.cli.demo.watch import Watch
+from trellis.cli.demo.processes import DemoWorkers
+from trellis.cli.demo.watch import DemoWatch
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli, ledger_url, make_folder, program_name
-from trellis.cli.output import Column, state_text
+from trellis.cli.output import ListingColumn, state_text
 from trellis.client import Trellis
 from trellis.engine.errors import InputError, Refused
 from trellis.engine.jobs import JobId
@@ -42,7 +42,7 @@ NAMES = ("ada", "alan", "barbara", "dennis", "edsger", "frances", "grace", "ken"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class DemoBatch:
     """Jobs of one type to submit."""
 
     type: str
@@ -51,11 +51,11 @@ class Batch:
 
 
 BATCHES = (
-    Batch(type="report.build", payloads=["Q3 revenue"], settings={"priority": "interactive"}),
-    Batch(type="page.fetch", payloads=["/prices", "/terms", "/jobs"]),
-    Batch(type="feed.import", payloads=["weather"], settings={"max_attempts": 3}),
-    Batch(type="card.charge", payloads=["4000-…-0002"]),
-    Batch(type="mail.send", payloads=[f"{name}@example.org" for name in NAMES]),
+    DemoBatch(type="report.build", payloads=["Q3 revenue"], settings={"priority": "interactive"}),
+    DemoBatch(type="page.fetch", payloads=["/prices", "/terms", "/jobs"]),
+    DemoBatch(type="feed.import", payloads=["weather"], settings={"max_attempts": 3}),
+    DemoBatch(type="card.charge", payloads=["4000-…-0002"]),
+    DemoBatch(type="mail.send", payloads=[f"{name}@example.org" for name in NAMES]),
 )
 
 
@@ -98,17 +98,17 @@ async def _crash(cli: Cli) -> int:
     await migrate(url)
     make_development_key(url)
     async with connect(url, name=cli.person, operator=True) as trellis:
-        with Workers(folder, url) as workers:
+        with DemoWorkers(folder, url) as workers:
             cli.out.line(f"Everything happens in {folder}", style="dim")
-            watch = Watch(out=cli.out, ledger=trellis.ledger, position=await trellis.ledger.feed_end())
-            crashed = await _play(trellis, watch, workers)
-        return await _tell(cli, trellis, watch, crashed, folder)
+            watch = DemoWatch(out=cli.out, ledger=trellis.ledger, position=await trellis.ledger.feed_end())
+            crashed = await _run_story(trellis, watch, workers)
+        return await _print_story(cli, trellis, watch, crashed, folder)
 
 
 # --- what happens ------------------------------------------------------------------------------------------------------
 
 
-async def _play(trellis: Trellis, watch: Watch, workers: Workers) -> Job:
+async def _run_story(trellis: Trellis, watch: DemoWatch, workers: DemoWorkers) -> Job:
     """Submit, work, kill, recover; returns the job that was in the middle when its worker died."""
     with watch:
         for batch in BATCHES:
@@ -119,21 +119,21 @@ async def _play(trellis: Trellis, watch: Watch, workers: Workers) -> Job:
         watch.say(f"{len(watch.types)} jobs submitted, one of them for in an hour")
         watch.say(f"worker 1 starts (process {workers.start()})")
         report = next(job_id for job_id, type_ in watch.types.items() if type_ == "report.build")
-        await _until(watch, workers, lambda: _is_halfway(trellis, report))
+        await _wait_until(watch, workers, lambda: _is_halfway(trellis, report))
         crashed = await trellis.job(report)
         watch.say(
             f"kill -9 {workers.kill()}: report.build was at step {_step(crashed)} of {_steps(crashed)}", "bold red"
         )
         watch.say(f"worker 2 starts (process {workers.start()})")
         await trellis.cancel(later.id, cause="the operator changed their mind")
-        await _until(watch, workers, lambda: _is_over(watch))
+        await _wait_until(watch, workers, lambda: _is_over(watch))
         watch.say("every job has ended; worker 2 drains")
         code = workers.stop()
         watch.say(f"worker 2 is gone (exit code {code})")
     return crashed
 
 
-async def _until(watch: Watch, workers: Workers, done: Callable[[], Awaitable[bool]]) -> None:
+async def _wait_until(watch: DemoWatch, workers: DemoWorkers, done: Callable[[], Awaitable[bool]]) -> None:
     """Look until something is so, but not for ever."""
     began = time.monotonic()
     while True:
@@ -155,7 +155,7 @@ async def _is_halfway(trellis: Trellis, report: JobId) -> bool:
     return _step(await trellis.job(report)) >= KILL_AT_STEP
 
 
-async def _is_over(watch: Watch) -> bool:
+async def _is_over(watch: DemoWatch) -> bool:
     return watch.all_ended
 
 
@@ -170,7 +170,7 @@ def _steps(job: Job) -> int:
 # --- what is left to see -----------------------------------------------------------------------------------------------
 
 
-async def _tell(cli: Cli, trellis: Trellis, watch: Watch, crashed: Job, folder: Path) -> int:
+async def _print_story(cli: Cli, trellis: Trellis, watch: DemoWatch, crashed: Job, folder: Path) -> int:
     ledger, out = trellis.ledger, cli.out
     report = await verify(ledger)
     letters = [letter for letter in await ledger.dead_letters(JobFilter(), limit=50) if letter.job_id in watch.types]
@@ -197,10 +197,10 @@ async def _tell(cli: Cli, trellis: Trellis, watch: Watch, crashed: Job, folder: 
 
 
 LETTER_COLUMNS = (
-    Column[DeadLetter](title="TYPE", cell=lambda letter: letter.type),
-    Column[DeadLetter](title="REASON", cell=lambda letter: Text(letter.reason_code.value, style="red")),
-    Column[DeadLetter](title="TRIES", cell=lambda letter: str(letter.attempts), right=True),
-    Column[DeadLetter](title="LAST ERROR", cell=lambda letter: letter.last_error, wraps=True),
+    ListingColumn[DeadLetter](title="TYPE", cell=lambda letter: letter.type),
+    ListingColumn[DeadLetter](title="REASON", cell=lambda letter: Text(letter.reason_code.value, style="red")),
+    ListingColumn[DeadLetter](title="TRIES", cell=lambda letter: str(letter.attempts), right=True),
+    ListingColumn[DeadLetter](title="LAST ERROR", cell=lambda letter: letter.last_error, wraps=True),
 )
 
 

@@ -42,7 +42,7 @@ async def agent_demo(cli: Cli, slug: str) -> int:
             cli.out.line(status["error"])
             return 1
         await _show(cli, instance, slug, status)
-    _say_where(cli, folder, slug, run_id, status)
+    _print_locations(cli, folder, slug, run_id, status)
     return 0
 
 
@@ -64,7 +64,7 @@ async def _show(cli: Cli, instance: Instance, slug: str, status: dict[str, Any])
             cli.out.prose(f"  “{quote['excerpt']}” {quote['ref']}", style="dim")
 
 
-def _say_where(cli: Cli, folder: Path, slug: str, run_id: str, status: dict[str, Any]) -> None:
+def _print_locations(cli: Cli, folder: Path, slug: str, run_id: str, status: dict[str, Any]) -> None:
     cli.out.line()
     cli.out.facts(
         [

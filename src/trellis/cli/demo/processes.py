@@ -9,7 +9,7 @@ from typing import Self
 STOP_S_MAX = 10.0
 
 
-class Workers:
+class DemoWorkers:
     """The demo's own children; leaving the block ends whatever is left of them."""
 
     def __init__(self, folder: Path, url: str) -> None:

@@ -21,7 +21,7 @@ STYLES = {"waiting": "yellow", "held": "cyan", "succeeded": "green", "ended": "r
 
 
 @dataclass(kw_only=True)
-class Watch:
+class DemoWatch:
     """Where every job of the demo is, as the feed tells it."""
 
     out: Output

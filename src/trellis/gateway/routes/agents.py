@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path
 from trellis.agents.catalog import Agent, AgentMissing
 from trellis.agents.definition import AgentMalformed, AgentStatus
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
+from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.shapes import AgentShape
 from trellis.runs.agent_acts import set_status
 from trellis.web.bodies import StrictRoute
@@ -42,7 +42,7 @@ async def listing(
     """The agents, by name."""
     found = [one for one in (await instance.catalog.list()).agents if cursor is None or (one.slug or "") > cursor]
     more = len(found) > limit
-    return page([_shape(one) for one in found[:limit]], found[limit - 1].slug if more else None)
+    return page_document([_shape(one) for one in found[:limit]], found[limit - 1].slug if more else None)
 
 
 @router.get("/agents/{slug}", response_model=AgentShape, responses=PROBLEMS)

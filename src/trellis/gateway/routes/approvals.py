@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from trellis.bus import approvals
 from trellis.engine.jobs import JobId
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import Once, mark
+from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.gateway.reserving import reserve
 from trellis.gateway.routes.jobs import JobIdPath
 from trellis.http.job_shapes import JobShape
@@ -38,14 +38,14 @@ async def approval(
     body: Approval,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.approve")],
-    asked: Once,
+    asked: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Let a held job go, or deny it. 409 when it does not wait for a person, or is held under another policy.
 
     An approval is good for this job under the policy that held it: when the policy has changed before the job goes, it is held again.
     """
-    job = await approvals.found(instance.ledger, JobId(job_id))
+    job = await approvals.get_bus_job(instance.ledger, JobId(job_id))
     await reserve(instance, asked, job.job_id)
     answer = await approvals.decide(
         instance.ledger,
@@ -57,7 +57,7 @@ async def approval(
         policy_hash=body.policy_hash,
     )
     instance.wake_bus()
-    mark(response, replayed=answer.repeated)
+    mark_replayed(response, replayed=answer.repeated)
     return {
         "job_id": job.job_id,
         "lifecycle": job.lifecycle,

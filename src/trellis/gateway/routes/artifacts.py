@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
-from trellis.artifacts.content import ArtifactType, Draft
+from trellis.artifacts.content import ArtifactDraft, ArtifactType
 from trellis.artifacts.errors import ArtifactNotFound
 from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.engine.errors import JobNotFound
@@ -17,9 +17,9 @@ from trellis.engine.jobs import JOB_ID_PATTERN, JobId
 from trellis.engine.ownership import within_scope
 from trellis.gateway.agent_scope import agent_within_reach, within_job_agent, within_reach
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import Once, mark
-from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
-from trellis.gateway.reserving import reserve, say
+from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
+from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
+from trellis.gateway.reserving import reserve, store_answer
 from trellis.http.shapes import EXAMPLE_ARTIFACT, Artifact, ArtifactListed, ArtifactStaged, CleanedUpShape
 from trellis.storage.documents import encode
 from trellis.web.bodies import LargeBodyRoute
@@ -35,7 +35,7 @@ WHOLE = "of the old artifacts"
 router = APIRouter(tags=["artifacts"], route_class=LargeBodyRoute)
 
 
-class ArtifactAsked(Draft):
+class ArtifactAsked(ArtifactDraft):
     """An artifact for a job that waits for one. Without an epoch it is for the job's present attempt."""
 
     model_config = pydantic.ConfigDict(
@@ -88,7 +88,7 @@ async def stage(
     body: ArtifactAsked,
     instance: InstanceOf,
     caller: Annotated[Caller, requires(WRITE)],
-    asked: Once,
+    asked: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Stage the artifact of a job that waits for it. The job's artifact that is there already is the answer, whatever is sent."""
@@ -101,7 +101,7 @@ async def stage(
     staged = await instance.artifacts.stage(caller.actor, body, job=job, epoch=body.epoch)
     response.status_code = 201 if staged.created else 200
     response.headers["Location"] = f"/artifacts/{staged.artifact_id}"
-    mark(response, replayed=not staged.created)
+    mark_replayed(response, replayed=not staged.created)
     return {**instance.artifacts.fields(staged.row), "sha256": staged.sha256, "size": staged.size}
 
 
@@ -118,7 +118,7 @@ async def listing(
     only = await agent_within_reach(instance, caller, READ)
     found = await instance.artifacts.page(limit=limit, cursor=cursor, type_=type, job_id=job_id)
     rows = [row for row in found.rows if only in {None, row.agent_slug}]
-    return page([instance.artifacts.fields(row) for row in rows], found.cursor)
+    return page_document([instance.artifacts.fields(row) for row in rows], found.cursor)
 
 
 @router.get("/artifacts/{artifact_id}", response_model=Artifact, responses=PROBLEMS)
@@ -156,7 +156,7 @@ async def discard(
 async def cleanup(
     instance: InstanceOf,
     caller: Annotated[Caller, requires("artifacts.cleanup")],
-    asked: Once,
+    asked: IdempotentRequestOf,
     response: Response,
     body: CleanupAsked | None = None,
 ) -> dict[str, Any]:
@@ -166,7 +166,7 @@ async def cleanup(
     """
     reservation = await reserve(instance, asked, WHOLE)
     if reservation.answer is not None:
-        mark(response, replayed=True)
+        mark_replayed(response, replayed=True)
         return reservation.answer
     wish = body or CleanupAsked(older_than_days=None, limit=CLEANUP_DEFAULT)
     done = await instance.artifacts.cleanup(
@@ -178,5 +178,5 @@ async def cleanup(
         "items": [instance.artifacts.fields(row) for row in done.rows],
         "more": done.more,
     }
-    await say(instance, asked, WHOLE, reservation, {"answer": told})
+    await store_answer(instance, asked, WHOLE, reservation, {"answer": told})
     return told

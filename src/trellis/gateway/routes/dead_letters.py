@@ -8,9 +8,9 @@ from fastapi import APIRouter, Path, Query, Response
 from trellis.engine.jobs import JobId, Moved, NotMoved, ReasonCode
 from trellis.engine.records import DeadLetter, JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import Once, mark
-from trellis.gateway.pages import LIMIT_DEFAULT, LIMIT_MAX, Cursor, Limit, Page, page
-from trellis.gateway.reserving import reserve, say
+from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
+from trellis.gateway.pages import LIMIT_DEFAULT, LIMIT_MAX, Cursor, Limit, Page, page_document
+from trellis.gateway.reserving import reserve, store_answer
 from trellis.http.shapes import DeadLetterShape, Requeued
 from trellis.operations.letters import dead_letters, letter_of, requeue_dead
 from trellis.runs.documents import timestamp
@@ -27,7 +27,7 @@ WHOLE = "of the dead letters"
 router = APIRouter(tags=["dead letters"], route_class=StrictRoute)
 
 
-class Which(pydantic.BaseModel):
+class DeadLetterFilter(pydantic.BaseModel):
     """Dead letters by what they are about; what is left out means any."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -47,7 +47,7 @@ class Which(pydantic.BaseModel):
         )
 
 
-class Requeue(pydantic.BaseModel):
+class DeadLetterRequeue(pydantic.BaseModel):
     """Which jobs shall run again: named, or found by a filter, the oldest first. Not both."""
 
     model_config = pydantic.ConfigDict(
@@ -58,7 +58,7 @@ class Requeue(pydantic.BaseModel):
     job_ids: list[Annotated[str, pydantic.Field(max_length=200)]] | None = pydantic.Field(
         None, min_length=1, max_length=REQUEUE_MAX
     )
-    filter: Which | None = None
+    filter: DeadLetterFilter | None = None
     limit: int = pydantic.Field(REQUEUE_MAX, ge=1, le=REQUEUE_MAX)
     reason: str | None = pydantic.Field(None, max_length=500)
 
@@ -83,7 +83,7 @@ async def listing(
     """Dead letters that nobody requeued, newest first, of every lifecycle that has them: dead-lettered leased-jobs and DEAD queue-jobs."""
     where = JobFilter(lifecycle=lifecycle, type=type, reason_code=reason_code, correlation_id=correlation_id)
     found = await dead_letters(instance.ledger, where, limit=limit, cursor=cursor)
-    return page([_letter(letter) for letter in found.letters], found.cursor)
+    return page_document([_letter(letter) for letter in found.letters], found.cursor)
 
 
 @router.get("/dlq/{job_id}", response_model=DeadLetterShape, responses=PROBLEMS)
@@ -103,16 +103,16 @@ async def one(
 
 @router.post("/dlq/requeue", response_model=Requeued, responses=PROBLEMS)
 async def requeue(
-    body: Requeue,
+    body: DeadLetterRequeue,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.requeue")],
-    asked: Once,
+    asked: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Run dead-lettered jobs again; an operator's act. Those of one lifecycle are looked at in one transaction, each is answered for."""
     reservation = await reserve(instance, asked, WHOLE)
     if reservation.answer is not None:
-        mark(response, replayed=True)
+        mark_replayed(response, replayed=True)
         return reservation.answer
     ledger, actor, many, why = instance.ledger, caller.actor, body.limit, body.reason
     if body.filter is not None:
@@ -122,7 +122,7 @@ async def requeue(
         chosen = [JobId(job_id) for job_id in body.job_ids or ()]
         answers = await ledger.requeue(actor, chosen, asked.request_id, limit=many, cause=why)
     told = {"items": [_answer(answer) for answer in answers]}
-    await say(instance, asked, WHOLE, reservation, {"answer": told})
+    await store_answer(instance, asked, WHOLE, reservation, {"answer": told})
     return told
 
 

@@ -14,14 +14,14 @@ from trellis.engine.jobs import CORRELATION_PATTERN, Actor, JobId
 from trellis.engine.ownership import within_agent
 from trellis.engine.records import JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, gateway_of, requires
-from trellis.gateway.idempotency import Once, mark
-from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
+from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
+from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.shapes import InboxEntry, InboxStats, InboxTaken
 from trellis.lifecycles import Role
 from trellis.lifecycles.inbox_entry import INBOX_ENTRY
 from trellis.runs import ids
 from trellis.runs.documents import timestamp
-from trellis.runs.inbox import RULES, Entry, Standing
+from trellis.runs.inbox import RULES, InboxEntryState, NewInboxEntry
 from trellis.web.bodies import StrictRoute
 from trellis.web.shapes import PROBLEMS
 from trellis.wiring import new_id
@@ -106,7 +106,7 @@ async def submit(
     request: Request,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("inbox.submit")],
-    asked: Once,
+    asked: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Put an entry in. It is judged at once, and what it asks for is made once.
@@ -119,17 +119,17 @@ async def submit(
     inbox = instance.inbox(_gateway(caller))
     earlier = await asked.earlier(instance.ledger)
     if earlier is not None:
-        mark(response, replayed=True)
-        return _taken(await inbox.settle(earlier))
+        mark_replayed(response, replayed=True)
+        return _inbox_answer(await inbox.settle(earlier))
     gateway_of(request).inbox_limits.take(request, caller.principal)
     entry = _entry(body, caller, await instance.ledger.now())
     given = body.id is not None
     stored = await inbox.submit(entry, key=asked.key, fingerprint=asked.fingerprint, given=given)
-    mark(response, replayed=not stored.created)
+    mark_replayed(response, replayed=not stored.created)
     told = await inbox.settle(stored.job_id)
     if body.intent.action == "job":
         instance.wake_bus()
-    return _taken(told)
+    return _inbox_answer(told)
 
 
 @router.get("/inbox/stats", response_model=InboxStats, responses=PROBLEMS)
@@ -156,7 +156,7 @@ async def entries(
     where = JobFilter(lifecycle=INBOX_ENTRY.name, state=status)
     found = await instance.ledger.jobs(where, limit=limit, cursor=cursor)
     inbox = instance.inbox(_gateway(caller))
-    return page([_document(one) for one in await inbox.standings(found.jobs)], found.cursor)
+    return page_document([_document(one) for one in await inbox.entry_states(found.jobs)], found.cursor)
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def _gateway(caller: Caller) -> Actor:
     return Actor(role=Role.GATEWAY, name=caller.principal.name)
 
 
-def _entry(body: EntryAsked, caller: Caller, at: datetime) -> Entry:
-    return Entry(
+def _entry(body: EntryAsked, caller: Caller, at: datetime) -> NewInboxEntry:
+    return NewInboxEntry(
         id=JobId(body.id) if body.id is not None else ids.make_entry_id(at, new_id()),
         source_type=body.source.type,
         identity=caller.principal.name,
@@ -187,7 +187,7 @@ def _entry(body: EntryAsked, caller: Caller, at: datetime) -> Entry:
     )
 
 
-def _taken(standing: Standing) -> dict[str, Any]:
+def _inbox_answer(standing: InboxEntryState) -> dict[str, Any]:
     made = standing.made or {}
     return {
         "id": standing.entry["id"],
@@ -200,9 +200,9 @@ def _taken(standing: Standing) -> dict[str, Any]:
     }
 
 
-def _document(standing: Standing) -> dict[str, Any]:
+def _document(standing: InboxEntryState) -> dict[str, Any]:
     return {
-        **_taken(standing),
+        **_inbox_answer(standing),
         "source": standing.entry["source"],
         "intent": standing.entry["intent"],
         "metadata": standing.entry["metadata"],

@@ -12,12 +12,12 @@ from fastapi import APIRouter, Path, Query, Response
 from trellis.artifacts.snapshot import Snapshot
 from trellis.bus.documents import SIGNALS_READ_MAX, context_pointer, result_pointer
 from trellis.bus.documents import document as bus_document
-from trellis.bus.ends.requeueing import done_again, run_again
-from trellis.bus.errors import RequestInvalid
-from trellis.bus.pointers import Part
+from trellis.bus.ends.requeueing import find_successor, requeue_as_new_job
+from trellis.bus.errors import BusRequestInvalid
+from trellis.bus.pointers import PointerPart
 from trellis.bus.requests import JobRequest
 from trellis.engine import tracing
-from trellis.engine.dead_letters import dead_letter, operators_reason
+from trellis.engine.dead_letters import dead_letter, operator_reason_code
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition, JobNotFound
 from trellis.engine.event_data import artifacts_of
 from trellis.engine.jobs import (
@@ -32,15 +32,15 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.ownership import canceller, checked, may_see, relayed, within_scope
-from trellis.engine.records import Job, JobFilter, Place, WorkerSeen
+from trellis.engine.ownership import acting_or_gateway, canceller, may_see, permit_on_job, within_scope
+from trellis.engine.records import Job, JobFilter, JobPlace, WorkerRecord
 from trellis.gateway.agent_scope import within_job_agent
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import Asked, Once, mark
+from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
 from trellis.gateway.nlm_jobs import RULE as NLM_RULE
 from trellis.gateway.nlm_jobs import list_nlm_jobs, nlm_job_events, show_nlm_job
-from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
-from trellis.gateway.reserving import reserve, wish
+from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
+from trellis.gateway.reserving import cancel_once, reserve
 from trellis.http.job_shapes import BusJob, EventShape, JobDocument, JobShape, JobWhole, QueueJob
 from trellis.instance import Instance
 from trellis.lifecycles import LIFECYCLES
@@ -65,7 +65,7 @@ from trellis.storage.documents import sha256
 from trellis.web.bodies import StrictRoute
 from trellis.web.problems import Problem
 from trellis.web.shapes import PROBLEMS
-from trellis.worker.kinds import JobAsked, job_of
+from trellis.worker.kinds import JobRequestBody, make_job
 
 WORK = (LEASED_JOB.name, QUEUE_JOB.name, BUS_JOB.name, NLM_JOB.name)
 """The lifecycles of this collection."""
@@ -79,7 +79,7 @@ router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 JobIdPath = Annotated[str, Path(max_length=200, examples=["0b9f3c1e-5d0a-4f5e-9a43-0c6f2f1d2a77"])]
 
 
-class JobCancel(pydantic.BaseModel):
+class JobCancelRequest(pydantic.BaseModel):
     """How to end it: soft asks its holder to stop and becomes hard after a grace, hard ends it now."""
 
     model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"mode": "soft"}]})
@@ -123,19 +123,19 @@ class WorkerShape(pydantic.BaseModel):
 
 @router.post("/jobs", status_code=202, response_model=JobShape, responses=PROBLEMS)
 async def submit(
-    body: JobAsked,
+    body: JobRequestBody,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.create")],
-    asked: Once,
+    asked: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Submit a job; it is in the ledger when this answers. The answer tells the job as it was made."""
     with tracing.span("job.submit", kind=tracing.PRODUCER) as span:
         asked_as = None if asked.key is None else (asked.key.scope, asked.key.key)
-        making = replace(instance.making(caller.principal), asked_as=asked_as)
-        job = _keyed(await job_of(body, making), asked)
+        making = replace(instance.job_factory(caller.principal), asked_as=asked_as)
+        job = _keyed(await make_job(body, making), asked)
         job = replace(job, correlation_id=job.correlation_id or caller.correlation_id, trace=tracing.here())
-        actor = relayed(caller.actor, job.lifecycle)
+        actor = acting_or_gateway(caller.actor, job.lifecycle)
         (answer,) = await instance.ledger.submit(actor, [job])
         about = {"trellis.job_id": answer.job_id, "trellis.type": job.type, "trellis.lifecycle": job.lifecycle}
         span.note({**about, "trellis.correlation_id": job.correlation_id or ""})
@@ -143,13 +143,13 @@ async def submit(
         raise IdempotencyMismatch(key=asked.given or answer.key, job_id=answer.job_id)
     if answer.created and job.lifecycle == BUS_JOB.name:
         instance.wake_bus()
-    mark(response, replayed=not answer.created)
+    mark_replayed(response, replayed=not answer.created)
     response.headers["Location"] = f"/jobs/{answer.job_id}"
     first = LIFECYCLES[job.lifecycle].initial.name
     return {"job_id": answer.job_id, "lifecycle": job.lifecycle, "status": first, "type": job.type, "version": 1}
 
 
-def _keyed(job: NewJob, asked: Asked) -> NewJob:
+def _keyed(job: NewJob, asked: IdempotentRequest) -> NewJob:
     """The job under the request's key. A job on a topic says itself what the same request is, and may have a key of its own (DJ-5, BUS-11)."""
     key = asked.key
     if key is None:
@@ -207,7 +207,7 @@ async def listing(
         cursor = part.cursor
         if cursor is None or len(found) == limit:
             break
-    return page([job_document(job) for job in found], cursor)
+    return page_document([job_document(job) for job in found], cursor)
 
 
 async def _has_nlm_jobs(ledger: Ledger) -> bool:
@@ -230,9 +230,9 @@ async def one(
     """One job, with its payload, its progress and its result; a job of the job queue or on a topic as its document says (000, 1.3; 004)."""
     if await instance.ledger.job(JobId(job_id)) is None and (there := await show_nlm_job(instance, caller, job_id)):
         return there
-    job = await _found(caller, "jobs.read", instance.ledger, job_id)
+    job = await _permitted_job(caller, "jobs.read", instance.ledger, job_id)
     whole = whole_document(job, await instance.ledger.result(job.job_id))
-    if job.lifecycle == LEASED_JOB.name and job.place is Place.ENDED:
+    if job.lifecycle == LEASED_JOB.name and job.place is JobPlace.ENDED:
         whole["artifacts"] = [asdict(one) for one in artifacts_of(await instance.ledger.events(job.job_id))]
     if job.lifecycle == BUS_JOB.name:
         return {**whole, **await _bus_job(instance, job)}
@@ -243,7 +243,7 @@ async def _bus_job(instance: Instance, job: Job) -> dict[str, Any]:
     """The fields of a JobRequest and of what came of it; of a stored request that is none of ours there are no such fields."""
     try:
         request = JobRequest.read(job.payload or b"")
-    except RequestInvalid:
+    except BusRequestInvalid:
         return {}
     events = await instance.ledger.events(job.job_id)
     signals = await instance.ledger.signals(job.job_id, limit=SIGNALS_READ_MAX)
@@ -252,7 +252,7 @@ async def _bus_job(instance: Instance, job: Job) -> dict[str, Any]:
 
 async def _retry(instance: Instance, job: Job) -> dict[str, Any] | None:
     """What does a job again that failed, timed out or was denied; None when nothing does."""
-    again = await done_again(instance.ledger, job, instance.topics) if job.place is Place.ENDED else None
+    again = await find_successor(instance.ledger, job, instance.topics) if job.place is JobPlace.ENDED else None
     if again is None:
         return None
     job_id, status = (None, None) if again.last is None else (again.last.job_id, again.last.state)
@@ -297,11 +297,11 @@ async def context(
 @router.get("/jobs/{job_id}/result", responses={200: {"content": {"application/octet-stream": {}}}, **PROBLEMS})
 async def result(job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]) -> Response:
     """The result of a job: of a job on a topic the bytes at its `result_ptr`, of any other its result as JSON."""
-    job = await _found(caller, "jobs.read", instance.ledger, job_id)
+    job = await _permitted_job(caller, "jobs.read", instance.ledger, job_id)
     body, media_type = await instance.ledger.result(job.job_id), "application/json"
     pointer = result_pointer(await instance.ledger.events(job.job_id)) if job.lifecycle == BUS_JOB.name else None
     if pointer is not None:
-        body, media_type = await instance.pointers.read(pointer, part=Part.RESULT), "application/octet-stream"
+        body, media_type = await instance.pointers.read(pointer, part=PointerPart.RESULT), "application/octet-stream"
     if body is None:
         raise Problem("NOT_FOUND", f"Job {job_id[:200]} is {job.state} and has no result.")
     return Response(body, media_type=media_type, headers={"X-Content-Type-Options": "nosniff"})
@@ -316,16 +316,16 @@ async def payload(
     Who asks for a job may write any pointer. A payload that came with the request is for all who may read the job; what is kept under a name
     that somebody chose may be another's, and is for those alone who decide about held jobs.
     """
-    job = await _found(caller, "jobs.read", instance.ledger, job_id)
+    job = await _permitted_job(caller, "jobs.read", instance.ledger, job_id)
     pointer = None
     if job.lifecycle == BUS_JOB.name:
         pointer = context_pointer(job, await instance.ledger.events(job.job_id))
     if pointer is None:
         where = "has none" if job.lifecycle == BUS_JOB.name else f"is a {job.lifecycle}: its payload is in the job"
         raise Problem("NOT_FOUND", f"Only a job on a topic has a context; {job_id[:200]} {where}.")
-    if not instance.pointers.may_be_kept_here(pointer, part=Part.CONTEXT):
+    if not instance.pointers.may_be_kept_here(pointer, part=PointerPart.CONTEXT):
         caller.permit("jobs.approve")
-    body = await instance.pointers.read(pointer, part=Part.CONTEXT)
+    body = await instance.pointers.read(pointer, part=PointerPart.CONTEXT)
     return Response(body, media_type="application/octet-stream", headers={"X-Content-Type-Options": "nosniff"})
 
 
@@ -335,18 +335,18 @@ async def events(
     instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.read")],
     limit: Limit = LIMIT_DEFAULT,
-    cursor: Annotated[int | None, Query(ge=0, description="The `next_cursor` of the page before.")] = None,
+    cursor: Annotated[int | None, Query(ge=0, description="The `next_cursor` of the page_document before.")] = None,
 ) -> dict[str, Any]:
     """What happened to it, oldest first; `payload.from` and `payload.to` are the states."""
     if await instance.ledger.job(JobId(job_id)) is None:
         there = await nlm_job_events(instance, caller, job_id, limit=limit, cursor=cursor)
         if there is not None:
             return there
-    job = await _found(caller, "jobs.read", instance.ledger, job_id)
+    job = await _permitted_job(caller, "jobs.read", instance.ledger, job_id)
     found = [event for event in await instance.ledger.events(job.job_id) if event.version > (cursor or 0)]
     more = len(found) > limit
     told = [event_document(event, tracing.trace_id(job.trace)) for event in found[:limit]]
-    return page(told, str(found[limit - 1].version) if more else None)
+    return page_document(told, str(found[limit - 1].version) if more else None)
 
 
 @router.post("/jobs/{job_id}/cancel", response_model=JobShape, responses=PROBLEMS)
@@ -354,13 +354,13 @@ async def cancel(
     job_id: JobIdPath,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.cancel")],
-    asked: Once,
+    asked: IdempotentRequestOf,
     response: Response,
-    body: JobCancel | None = None,
+    body: JobCancelRequest | None = None,
 ) -> dict[str, Any]:
     """End a job. What has ended stays as it is: 409 with its state, and with the job that does it again if there is one. A soft cancel leaves a running job running for a while."""
-    stop = body or JobCancel(mode=CancelMode.SOFT, reason=None)
-    job = await _found(caller, "jobs.cancel", instance.ledger, job_id)
+    stop = body or JobCancelRequest(mode=CancelMode.SOFT, reason=None)
+    job = await _permitted_job(caller, "jobs.cancel", instance.ledger, job_id)
     actor = await canceller(caller.principal, instance.ledger, job)
 
     async def act() -> dict[str, Any] | None:
@@ -373,13 +373,13 @@ async def cancel(
             cause=stop.reason,
         )
         if isinstance(answer, NotMoved) and job.lifecycle == BUS_JOB.name:
-            again = await done_again(instance.ledger, job, instance.topics)
+            again = await find_successor(instance.ledger, job, instance.topics)
             answer = answer if again is None else replace(answer, reason=again.words)
         return None if isinstance(answer, CancelRequested) else _after(job, answer, actor.role.value, response)
 
     waits = short_document(job, job.state, job.version) if stop.mode is CancelMode.SOFT else None
-    told, replayed = await wish(instance, asked, job, waits=waits, act=act)
-    mark(response, replayed=replayed)
+    told, replayed = await cancel_once(instance, asked, job, waits=waits, act=act)
+    mark_replayed(response, replayed=replayed)
     return told
 
 
@@ -388,19 +388,19 @@ async def requeue(
     job_id: JobIdPath,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.requeue")],
-    asked: Once,
+    asked: IdempotentRequestOf,
     response: Response,
     body: JobRequeue | None = None,
 ) -> dict[str, Any]:
     """Run a failed or dead-lettered job again, in its next generation; a job on a topic as a new, linked one. Only an operator may."""
-    job = await _found(caller, "jobs.requeue", instance.ledger, job_id)
+    job = await _permitted_job(caller, "jobs.requeue", instance.ledger, job_id)
     await reserve(instance, asked, job.job_id)
     cause = None if body is None else body.reason
     if job.lifecycle == BUS_JOB.name:
-        actor = relayed(caller.actor, job.lifecycle)
-        made = await run_again(instance.ledger, actor, job, instance.topics, asked.request_id, cause=cause)
+        actor = acting_or_gateway(caller.actor, job.lifecycle)
+        made = await requeue_as_new_job(instance.ledger, actor, job, instance.topics, asked.request_id, cause=cause)
         instance.wake_bus()
-        mark(response, replayed=not made.created)
+        mark_replayed(response, replayed=not made.created)
         response.headers["Location"] = f"/jobs/{made.job_id}"
         return {**short_document(job, BUS_JOB.initial.name, 1), "job_id": made.job_id}
     (answer,) = await instance.ledger.requeue(caller.actor, [job.job_id], asked.request_id, limit=1, cause=cause)
@@ -413,12 +413,12 @@ async def bury(
     body: JobDeadLetter,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.dead-letter")],
-    asked: Once,
+    asked: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """End a job that has not ended with a dead letter, without a retry. An operator's act."""
-    job = await _found(caller, "jobs.dead-letter", instance.ledger, job_id)
-    code = operators_reason(body.reason_code)
+    job = await _permitted_job(caller, "jobs.dead-letter", instance.ledger, job_id)
+    code = operator_reason_code(body.reason_code)
     await reserve(instance, asked, job.job_id)
     answer = await dead_letter(
         instance.ledger, caller.actor, job.job_id, asked.request_id, reason_code=code, reason=body.reason
@@ -429,17 +429,17 @@ async def bury(
 @router.get("/workers", response_model=Page[WorkerShape], responses=PROBLEMS)
 async def workers(instance: InstanceOf, _: Annotated[Caller, requires("system.read")]) -> dict[str, Any]:
     """Worker processes that were seen lately, and how much each holds."""
-    return page([_worker(seen) for seen in await instance.ledger.workers()], None)
+    return page_document([_worker(seen) for seen in await instance.ledger.workers()], None)
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
-async def _found(caller: Caller, rule: str, ledger: Ledger, job_id: str) -> Job:
+async def _permitted_job(caller: Caller, rule: str, ledger: Ledger, job_id: str) -> Job:
     """The job; raises NotAllowed before JobNotFound. One of the NLM backend is for operators also where it shares this ledger (D42)."""
     job = await ledger.job(JobId(job_id))
     job = job if job is not None and job.lifecycle in WORK else None
-    await checked(caller.principal, rule, ledger, job)
+    await permit_on_job(caller.principal, rule, ledger, job)
     if job is None:
         raise JobNotFound(job_id=job_id)
     if job.lifecycle == NLM_JOB.name and rule == "jobs.read":
@@ -453,9 +453,9 @@ def _after(job: Job, answer: Moved | NotMoved, role: str, response: Response) ->
         raise InvalidTransition(
             job_id=answer.job_id, source=answer.state, target=answer.target, actor=role, reason=answer.reason
         )
-    mark(response, replayed=answer.repeated)
+    mark_replayed(response, replayed=answer.repeated)
     return short_document(job, answer.target, answer.version)
 
 
-def _worker(seen: WorkerSeen) -> dict[str, Any]:
+def _worker(seen: WorkerRecord) -> dict[str, Any]:
     return {"name": seen.name, "seen_at": timestamp(seen.seen_at), "held": seen.held, "info": json_value(seen.info)}

@@ -13,14 +13,14 @@ from fastapi import APIRouter, Path, Query, Response
 from trellis.engine.jobs import Actor
 from trellis.gateway.agent_scope import within_reach
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import Asked, Once, mark
-from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
+from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
+from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.shapes import LogicProposed, MemoryChange, MemoryProposed, MemoryRead
 from trellis.instance import Instance
 from trellis.lifecycles import Role
 from trellis.runs.memory_access import MemoryAccess
-from trellis.runs.offering import Offer, Offered, Offering
-from trellis.runs.proposals import LOGIC_UPDATE, MEMORY_UPDATE, Draft, Source
+from trellis.runs.offering import OfferedProposal, ProposalOffer, ProposalService
+from trellis.runs.proposals import LOGIC_UPDATE, MEMORY_UPDATE, ProposalContent, ProposalSource
 from trellis.runs.targets import LOGIC_FILE, TEXT_BYTES_MAX
 from trellis.storage.memory import DeepPart, Operation, ReadMode
 from trellis.storage.memory.updates import CONTENT_BYTES_MAX, RESOLUTION_CHARS_MAX, SECTION_CHARS_MAX, UPDATES_MAX
@@ -132,7 +132,7 @@ async def deep(
     await _there(instance, caller, agent_id)
     view = await asyncio.to_thread(instance.memory.read_deep, agent_id, part, before=cursor, limit=limit)
     items = [{"name": item.name, "text": item.text, "token_count": item.token_count} for item in view.items]
-    return page(items, view.more)
+    return page_document(items, view.more)
 
 
 @router.get("/memory/{agent_id}/history", response_model=Page[MemoryChange], responses=PROBLEMS)
@@ -145,7 +145,7 @@ async def history(
 ) -> dict[str, Any]:
     """The changes of a memory, newest first; a page may be empty and still have a next one."""
     items, more = await _access(instance).history(caller.principal, agent_id, limit=limit, before=cursor)
-    return page(items, more)
+    return page_document(items, more)
 
 
 @router.post("/memory/{agent_id}/propose", status_code=202, response_model=MemoryProposed, responses=PROBLEMS)
@@ -154,13 +154,15 @@ async def propose(
     body: MemoryProposal,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("memory.propose")],
-    asked: Once,
+    asked: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Propose a change of memory. Of normal priority it is approved at once and applied before this answers."""
     await within_reach(instance, caller, "memory.propose", agent_id)
-    offering = instance.offering(_gateway(caller))
-    made = await _made(offering, asked, response, lambda: _memory_offer(instance, caller, asked, agent_id, body))
+    offering = instance.proposal_service(_gateway(caller))
+    made = await _proposal_made_once(
+        offering, asked, response, lambda: _memory_offer(instance, caller, asked, agent_id, body)
+    )
     return {"proposalId": made.id, "status": made.status}
 
 
@@ -170,13 +172,15 @@ async def propose_logic(
     body: LogicProposal,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("memory.propose")],
-    asked: Once,
+    asked: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Propose another logic of the agent; it waits for a person, whatever its priority."""
     await within_reach(instance, caller, "memory.propose", agent_id)
-    offering = instance.offering(_gateway(caller))
-    made = await _made(offering, asked, response, lambda: _logic_offer(offering, caller, asked, agent_id, body))
+    offering = instance.proposal_service(_gateway(caller))
+    made = await _proposal_made_once(
+        offering, asked, response, lambda: _logic_offer(offering, caller, asked, agent_id, body)
+    )
     return {"proposalId": made.id, "status": made.status, "requiresHumanReview": True}
 
 
@@ -193,19 +197,26 @@ def _gateway(caller: Caller) -> Actor:
 
 async def _there(instance: Instance, caller: Caller, agent_id: str) -> None:
     """Nothing, when there is such an agent; raises SlugInvalid, AgentNotFound, DefinitionMalformed."""
-    await instance.offering(_gateway(caller)).agent(agent_id)
+    await instance.proposal_service(_gateway(caller)).agent(agent_id)
 
 
-async def _made(offering: Offering, asked: Asked, response: Response, offer: Callable[[], Awaitable[Offer]]) -> Offered:
+async def _proposal_made_once(
+    offering: ProposalService,
+    asked: IdempotentRequest,
+    response: Response,
+    offer: Callable[[], Awaitable[ProposalOffer]],
+) -> OfferedProposal:
     """The proposal that this request made, now or before; `offer` is asked for only when it makes one."""
     earlier = await asked.earlier(offering.ledger)
     made = await offering.make(await offer()) if earlier is None else await offering.again(earlier)
-    mark(response, replayed=not made.created)
+    mark_replayed(response, replayed=not made.created)
     response.headers["Location"] = f"/proposals/{made.id}"
     return made
 
 
-async def _memory_offer(instance: Instance, caller: Caller, asked: Asked, agent_id: str, body: MemoryProposal) -> Offer:
+async def _memory_offer(
+    instance: Instance, caller: Caller, asked: IdempotentRequest, agent_id: str, body: MemoryProposal
+) -> ProposalOffer:
     version = body.expected_version
     if version is None:
         version = (await asyncio.to_thread(instance.memory.read, agent_id)).version
@@ -216,7 +227,7 @@ async def _memory_offer(instance: Instance, caller: Caller, asked: Asked, agent_
         "grounds": [_grounds(body.reasoning)],
     }
     files = "+".join(sorted({update.file for update in body.updates}))
-    draft = Draft(action=MEMORY_UPDATE, target=files, content=content)
+    draft = ProposalContent(action=MEMORY_UPDATE, target=files, content=content)
     return _offer(caller, asked, agent_id, draft, body)
 
 
@@ -226,7 +237,9 @@ def _summary(updates: Sequence[MemoryUpdate]) -> str:
     return "; ".join(told)[:SUMMARY_CHARS_MAX]
 
 
-async def _logic_offer(offering: Offering, caller: Caller, asked: Asked, agent_id: str, body: LogicProposal) -> Offer:
+async def _logic_offer(
+    offering: ProposalService, caller: Caller, asked: IdempotentRequest, agent_id: str, body: LogicProposal
+) -> ProposalOffer:
     await offering.agent(agent_id)
     change = {"type": body.change, "text": body.text}
     content: dict[str, Any] = {"summary": body.summary, "change": change, **_grounds(body.reasoning)}
@@ -238,11 +251,17 @@ def _grounds(reasoning: str) -> dict[str, Any]:
     return {"reasoning": reasoning, "citations": [], "flags": []}
 
 
-def _offer(caller: Caller, asked: Asked, agent_id: str, draft: Draft, body: MemoryProposal | LogicProposal) -> Offer:
-    return Offer(
+def _offer(
+    caller: Caller,
+    asked: IdempotentRequest,
+    agent_id: str,
+    draft: ProposalContent,
+    body: MemoryProposal | LogicProposal,
+) -> ProposalOffer:
+    return ProposalOffer(
         agent_slug=agent_id,
         draft=draft,
-        source=Source(type=caller.actor.role.value, identity=caller.principal.name, run_id=body.run_id),
+        source=ProposalSource(type=caller.actor.role.value, identity=caller.principal.name, run_id=body.run_id),
         priority=body.priority,
         key=asked.key,
         correlation_id=caller.correlation_id,

@@ -14,8 +14,8 @@ from trellis.engine.jobs import JobId, Moved, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import Asked, Once, mark
-from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
+from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
+from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.gateway.reserving import reserve
 from trellis.gateway.versions import etag, expected, is_known
 from trellis.http.shapes import ProposalDiff, ProposalShape
@@ -23,7 +23,7 @@ from trellis.instance import Instance
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.runs import proposals
-from trellis.runs.applying import APPLYING, FAILED, settled
+from trellis.runs.applying import APPLYING, FAILED, apply_until_settled
 from trellis.runs.errors import ProposalNotFound
 from trellis.runs.preview import conflict_of, conflicts_of, diff_of
 from trellis.runs.proposals import NOTE_CHARS_MAX
@@ -45,7 +45,7 @@ ProposalId = Annotated[str, Path(max_length=250, examples=["prop_2026-02-14_0123
 State = Literal["pending", "approved", "auto_approved", "applying", "failed", "applied", "rejected", "expired"]
 
 
-class Decision(pydantic.BaseModel):
+class ProposalDecision(pydantic.BaseModel):
     """What a person decides; rejecting says why, in ten characters or more."""
 
     model_config = pydantic.ConfigDict(
@@ -123,10 +123,10 @@ async def difference(
 )
 async def decide(
     proposal_id: ProposalId,
-    body: Decision,
+    body: ProposalDecision,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("proposals.decide")],
-    asked: Once,
+    asked: IdempotentRequestOf,
     response: Response,
     if_match: Annotated[str | None, Header(description="Decide only about this version.")] = None,
 ) -> dict[str, Any]:
@@ -134,17 +134,17 @@ async def decide(
 
     The answer is the proposal right after this decision, also when the decision comes again and it has been applied since.
     """
-    version, held = expected(if_match), approvals.job_of(proposal_id)
+    version, held = expected(if_match), approvals.job_id_of_inbox_id(proposal_id)
     if held is not None:
         decided = await _decide_held(instance, caller, held, body, asked, version)
         instance.wake_bus()
-        mark(response, replayed=decided.repeated)
+        mark_replayed(response, replayed=decided.repeated)
         response.headers["ETag"] = etag(decided.version)
         return await _document(instance.ledger, proposal_id, version=decided.version)
-    proposal = (await proposals.found(instance.ledger, proposal_id)).job_id
+    proposal = (await proposals.get_proposal_job(instance.ledger, proposal_id)).job_id
     await reserve(instance, asked, proposal)
     replayed = asked.key is not None and await asked.moved(instance.ledger, proposal)
-    answer = await proposals.decide(
+    answer = await proposals.decide_proposal(
         instance.ledger,
         caller.actor,
         proposal,
@@ -158,7 +158,7 @@ async def decide(
         if version is not None and document["version"] != version:
             raise _other_version(document, version)
         raise _refused(answer, caller)
-    mark(response, replayed=replayed)
+    mark_replayed(response, replayed=replayed)
     response.headers["ETag"] = etag(answer.version)
     return await _document(instance.ledger, proposal_id, version=answer.version)
 
@@ -172,7 +172,7 @@ async def apply(
     proposal_id: ProposalId,
     instance: InstanceOf,
     _: Annotated[Caller, requires("proposals.apply")],
-    asked: Once,
+    asked: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Have an approved proposal applied now, or once more if it failed; it is applied once, however often this is asked. An approved job
@@ -181,7 +181,7 @@ async def apply(
     The answer is its current status. If somebody else is at it for longer than a few seconds, that is `applying`: ask again after `Retry-After`.
     """
     state, proposal = (await _document(instance.ledger, proposal_id))["status"], JobId(proposal_id)
-    if approvals.job_of(proposal_id) is not None and state == "approved":
+    if approvals.job_id_of_inbox_id(proposal_id) is not None and state == "approved":
         return await _document(instance.ledger, proposal_id)
     await reserve(instance, asked, proposal)
     replayed = asked.key is not None and await asked.moved(instance.ledger, proposal)
@@ -189,12 +189,12 @@ async def apply(
     if state == FAILED and not replayed:
         await engine.apply_again(proposal, asked.request_id)
     elif state in OPEN:
-        await settled(engine, SystemClock(), proposal, APPLY_PATIENCE_S)
+        await apply_until_settled(engine, SystemClock(), proposal, APPLY_PATIENCE_S)
     elif state != "applied" and not replayed:
         detail = f"{proposal_id} is {state}; only an approved proposal is applied."
         raise Problem("INVALID_TRANSITION", detail, status_now=state)
     document = await _document(instance.ledger, proposal_id)
-    mark(response, replayed=replayed)
+    mark_replayed(response, replayed=replayed)
     response.headers["ETag"] = etag(document["version"])
     if document["status"] in OPEN:
         response.headers["Retry-After"] = str(APPLY_RETRY_S)
@@ -209,17 +209,17 @@ async def _page(ledger: Ledger, state: str | None, limit: int, cursor: str | Non
     items = list[dict[str, Any]]()
     if state in {None, "pending"} and (cursor is None or cursor.startswith(HELD_FIRST)):
         after = cursor.removeprefix(HELD_FIRST) if cursor else None
-        held = await approvals.waiting(ledger, limit=limit, cursor=after)
+        held = await approvals.list_waiting(ledger, limit=limit, cursor=after)
         items = [document for job, events in held.items if (document := approvals.inbox_document(job, events))]
         cursor = None
         if held.cursor is not None:
-            return page(items, f"{HELD_FIRST}{held.cursor}")
+            return page_document(items, f"{HELD_FIRST}{held.cursor}")
         if len(items) == limit:
-            return page(items, PROPOSALS_NEXT)
+            return page_document(items, PROPOSALS_NEXT)
     where = JobFilter(lifecycle=PROPOSAL.name, state=state)
     after = None if cursor == PROPOSALS_NEXT else cursor
     found = await ledger.jobs(where, limit=limit - len(items), cursor=after)
-    return page([*items, *await _documents(ledger, [job.job_id for job in found.jobs])], found.cursor)
+    return page_document([*items, *await _documents(ledger, [job.job_id for job in found.jobs])], found.cursor)
 
 
 async def _documents(ledger: Ledger, proposal_ids: Sequence[JobId]) -> list[dict[str, Any]]:
@@ -231,9 +231,9 @@ async def _documents(ledger: Ledger, proposal_ids: Sequence[JobId]) -> list[dict
 
 async def _document(ledger: Ledger, proposal_id: str, *, version: int | None = None) -> dict[str, Any]:
     """As the ledger has it now, or had it in this version; raises ProposalNotFound."""
-    if (held := approvals.job_of(proposal_id)) is not None:
+    if (held := approvals.job_id_of_inbox_id(proposal_id)) is not None:
         return await _held_document(ledger, held, version=version)
-    job = await proposals.found(ledger, proposal_id)
+    job = await proposals.get_proposal_job(ledger, proposal_id)
     events = [event for event in await ledger.events(job.job_id) if version is None or event.version <= version]
     return json.loads(proposals.document(job.payload or b"", events))
 
@@ -250,7 +250,12 @@ async def _held_document(ledger: Ledger, job_id: JobId, *, version: int | None =
 
 
 async def _decide_held(
-    instance: Instance, caller: Caller, job_id: JobId, body: Decision, asked: Asked, version: int | None
+    instance: Instance,
+    caller: Caller,
+    job_id: JobId,
+    body: ProposalDecision,
+    asked: IdempotentRequest,
+    version: int | None,
 ) -> Moved:
     """The decision about a held job; raises Problem, NotHeld, NoteTooShort."""
     document = await _held_document(instance.ledger, job_id)

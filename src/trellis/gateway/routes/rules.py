@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path
 
 from trellis.engine.matrices import RULES
 from trellis.gateway.callers import Caller, requires
-from trellis.gateway.pages import Page, page
+from trellis.gateway.pages import Page, page_document
 from trellis.lifecycles import LIFECYCLES, Lifecycle
 from trellis.web.bodies import StrictRoute
 from trellis.web.problems import Problem
@@ -46,7 +46,7 @@ class RuleShape(pydantic.BaseModel):
 @router.get("/lifecycles", response_model=Page[LifecycleShape], responses=PROBLEMS)
 async def lifecycles(_: Annotated[Caller, requires("rules.read")]) -> dict[str, Any]:
     """Every lifecycle."""
-    return page([_lifecycle(one) for one in LIFECYCLES.values()], None)
+    return page_document([_lifecycle(one) for one in LIFECYCLES.values()], None)
 
 
 @router.get("/lifecycles/{name}", response_model=LifecycleShape, responses=PROBLEMS)
@@ -89,4 +89,4 @@ async def authority(_: Annotated[Caller, requires("rules.read")]) -> dict[str, A
         }
         for rule in RULES.values()
     ]
-    return page(items, None)
+    return page_document(items, None)

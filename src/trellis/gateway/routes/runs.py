@@ -14,19 +14,19 @@ from fastapi.responses import JSONResponse
 
 from trellis.engine.jobs import CORRELATION_PATTERN, Actor, CancelMode, JobId
 from trellis.engine.ownership import owns
-from trellis.engine.recent import Recent
-from trellis.engine.records import JobFilter, Place
+from trellis.engine.recent import LruCache
+from trellis.engine.records import JobFilter, JobPlace
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import Once, mark
-from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page
-from trellis.gateway.reserving import wish
+from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
+from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
+from trellis.gateway.reserving import cancel_once
 from trellis.gateway.versions import etag, is_known
 from trellis.http.shapes import EXAMPLE_RUN, Begun, RunListed, RunManifest, RunStatus, StepFile, Stopped
 from trellis.instance import Instance
 from trellis.lifecycles import Role
 from trellis.lifecycles.run import RUN
 from trellis.runs import ids
-from trellis.runs.documents import Request as RunRequest
+from trellis.runs.documents import RunRequest
 from trellis.runs.errors import RunNotFound
 from trellis.runs.layer import TriggerKind
 from trellis.runs.lookup import find_published, find_run, listed_runs
@@ -44,7 +44,7 @@ router = APIRouter(tags=["runs"], route_class=StrictRoute)
 RunId = Annotated[str, Path(max_length=100, examples=[EXAMPLE_RUN], description="The run's id, long or short.")]
 
 
-class Begin(pydantic.BaseModel):
+class RunStartRequest(pydantic.BaseModel):
     """Which agent to run, and with what."""
 
     model_config = pydantic.ConfigDict(
@@ -58,7 +58,7 @@ class Begin(pydantic.BaseModel):
     """The caller's own; before the one in the header `X-Correlation-ID`. Without either it is the run's id."""
 
 
-class Stop(pydantic.BaseModel):
+class RunCancelRequest(pydantic.BaseModel):
     """How to stop it."""
 
     model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"mode": "soft"}]})
@@ -69,10 +69,10 @@ class Stop(pydantic.BaseModel):
 
 @router.post("/agents/run", status_code=202, response_model=Begun, responses=PROBLEMS)
 async def begin(
-    body: Begin,
+    body: RunStartRequest,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("runs.trigger")],
-    asked: Once,
+    asked: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Begin a run of an agent; it is written down when this answers, and its status can be read at `Location`."""
@@ -87,7 +87,7 @@ async def begin(
         key=key,
         correlation_id=body.correlation_id or caller.given_correlation_id,
     )
-    mark(response, replayed=not run_id.endswith(chance[: ids.RANDOM_CHARS]))
+    mark_replayed(response, replayed=not run_id.endswith(chance[: ids.RANDOM_CHARS]))
     response.headers["Location"] = f"/runs/{run_id}/status"
     response.headers["Retry-After"] = str(POLL_S)
     return {"run_id": run_id, "agent_slug": body.agent_slug, "status": "requested"}
@@ -105,9 +105,9 @@ async def listing(
 ) -> dict[str, Any]:
     """Runs, newest first."""
     key = None if agent is None else f"run:{agent}"
-    where = JobFilter(lifecycle=RUN.name, state=status, concurrency_key=key, place=Place.ENDED if archived else None)
+    where = JobFilter(lifecycle=RUN.name, state=status, concurrency_key=key, place=JobPlace.ENDED if archived else None)
     found = await instance.ledger.jobs(where, limit=limit, cursor=cursor)
-    return page(await listed_runs(instance.ledger, found.jobs), found.cursor)
+    return page_document(await listed_runs(instance.ledger, found.jobs), found.cursor)
 
 
 async def _request(instance: Instance, run_id: str) -> RunRequest:
@@ -117,30 +117,30 @@ async def _request(instance: Instance, run_id: str) -> RunRequest:
     return RunRequest.read(job.payload)
 
 
-async def _slugs(request: Request) -> Recent[JobId, str]:
+async def _slugs(request: Request) -> LruCache[JobId, str]:
     return request.app.state.slugs
 
 
 @dataclass(frozen=True, slots=True)
-class Meant:
+class ReadableRun:
     """The run that a request is about, and its agent."""
 
     run_id: JobId
     agent_slug: str
 
 
-async def _meant(
+async def _readable_run(
     run_id: RunId,
     instance: InstanceOf,
-    slugs: Annotated[Recent[JobId, str], Depends(_slugs)],
+    slugs: Annotated[LruCache[JobId, str], Depends(_slugs)],
     caller: Annotated[Caller, requires(READ)],
-) -> Meant:
+) -> ReadableRun:
     """The run that may be read. A poll asks the ledger once: whose a run is never changes, and the rest is published.
 
     One that is gone from the ledger is known by its published record; without that nobody could say whose it is, and it is not found.
     """
     if (known := JobId(run_id)) in slugs:
-        return Meant(known, slugs[known])
+        return ReadableRun(known, slugs[known])
     try:
         found = await find_run(instance.ledger, run_id)
         slug = (await _request(instance, found)).agent_slug
@@ -151,7 +151,7 @@ async def _meant(
         found, slug = published.run_id, published.agent_slug
         caller.permit(READ, own=owns(caller.principal, READ, found, published.submitter))
     slugs[found] = slug
-    return Meant(found, slug)
+    return ReadableRun(found, slug)
 
 
 @router.get("/runs/{run_id}", response_model=RunStatus, responses=PROBLEMS)
@@ -161,7 +161,7 @@ async def _meant(
     responses={**PROBLEMS, 304: {"description": "Nothing has changed since the ETag that was sent."}},
 )
 async def status(
-    run: Annotated[Meant, Depends(_meant)],
+    run: Annotated[ReadableRun, Depends(_readable_run)],
     instance: InstanceOf,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
@@ -180,7 +180,7 @@ async def status(
 
 
 @router.get("/runs/{run_id}/steps", response_model=Page[StepFile], responses=PROBLEMS)
-async def steps(run: Annotated[Meant, Depends(_meant)], instance: InstanceOf) -> dict[str, Any]:
+async def steps(run: Annotated[ReadableRun, Depends(_readable_run)], instance: InstanceOf) -> dict[str, Any]:
     """The files of the steps that were counted, in order."""
     document = await instance.published.status(run.agent_slug, run.run_id)
     done = 0 if document is None else int(document["steps_completed"])
@@ -189,11 +189,11 @@ async def steps(run: Annotated[Meant, Depends(_meant)], instance: InstanceOf) ->
         file = await instance.objects.get(ids.step_key(run.agent_slug, run.run_id, number))
         if file is not None:
             items.append(json.loads(file.body))
-    return page(items, None)
+    return page_document(items, None)
 
 
 @router.get("/runs/{run_id}/manifest", response_model=RunManifest, responses=PROBLEMS)
-async def manifest(run: Annotated[Meant, Depends(_meant)], instance: InstanceOf) -> dict[str, Any]:
+async def manifest(run: Annotated[ReadableRun, Depends(_readable_run)], instance: InstanceOf) -> dict[str, Any]:
     """manifest.json of a run that ended."""
     file = await instance.objects.get(ids.manifest_key(run.agent_slug, run.run_id))
     if file is None:
@@ -206,12 +206,12 @@ async def cancel(
     run_id: RunId,
     instance: InstanceOf,
     _: Annotated[Caller, requires("runs.cancel")],
-    asked: Once,
+    asked: IdempotentRequestOf,
     response: Response,
-    body: Stop | None = None,
+    body: RunCancelRequest | None = None,
 ) -> dict[str, Any]:
     """Ask for the end of a run. What has ended stays as it is: 409 with its state."""
-    stop = body or Stop(mode=CancelMode.SOFT, reason=None)
+    stop = body or RunCancelRequest(mode=CancelMode.SOFT, reason=None)
     found = await find_run(instance.ledger, run_id)
     job = await instance.ledger.job(found)
     if job is None:
@@ -227,6 +227,6 @@ async def cancel(
         return {"run_id": found, "status": state}
 
     waits = {"run_id": found, "status": job.state} if stop.mode is CancelMode.SOFT else None
-    told, replayed = await wish(instance, asked, job, waits=waits, act=act)
-    mark(response, replayed=replayed or moved_before)
+    told, replayed = await cancel_once(instance, asked, job, waits=waits, act=act)
+    mark_replayed(response, replayed=replayed or moved_before)
     return told

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety import judging, simulating
-from trellis.bus.safety.policy import FILE_BYTES_MAX, Policy, read_policy
+from trellis.bus.safety.policy import FILE_BYTES_MAX, SafetyPolicy, read_policy
 from trellis.bus.safety.simulating import JOBS_MAX
 from trellis.engine.jobs import JOB_ID_PATTERN
 from trellis.gateway.callers import Caller, InstanceOf, requires
@@ -77,9 +77,9 @@ async def simulate(
     """What a policy would say, beside what the one in force says about these requests, or said about the last jobs."""
     policy = await _read(body.policy)
     if body.requests is None:
-        found = await simulating.over_jobs(policy, instance.ledger, last=body.last)
+        found = await simulating.simulate_jobs(policy, instance.ledger, last=body.last)
     else:
-        found = await simulating.over_requests(policy, body.requests, instance.kernel)
+        found = await simulating.simulate_requests(policy, body.requests, instance.kernel)
     return {
         "policy_hash": policy.hash,
         "items": [one.to_dict() for one in found],
@@ -87,6 +87,6 @@ async def simulate(
     }
 
 
-async def _read(text: str) -> Policy:
+async def _read(text: str) -> SafetyPolicy:
     """The policy in a body, read beside the event loop: a large one takes a while. Raises PolicyInvalid."""
     return await asyncio.to_thread(read_policy, text, source="in the body")

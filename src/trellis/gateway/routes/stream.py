@@ -6,9 +6,9 @@ import pydantic
 from fastapi import APIRouter, Depends, Header, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials
 
-from trellis.gateway.callers import Caller, Requires, authenticate, bearer, gateway_of, requires
-from trellis.gateway.events import StreamType, Wanted, view_of
-from trellis.gateway.streaming import MEDIA_TYPE, Course, EventStream, Pass, Streams, streams_of
+from trellis.gateway.callers import Caller, RequiresRule, authenticate, bearer, gateway_of, requires
+from trellis.gateway.events import StreamFilter, StreamType, view_of
+from trellis.gateway.streaming import MEDIA_TYPE, EventStream, ListenPermit, StreamPlan, StreamServices, streams_of
 from trellis.gateway.tickets import TICKET_CHARS_MAX, TTL_S
 from trellis.http.shapes import EXAMPLE_RUN
 from trellis.lifecycles import LIFECYCLES
@@ -21,10 +21,10 @@ FOR_S_MAX = 24 * 3600.0
 TYPES_MAX = 10
 
 router = APIRouter(tags=["events"], route_class=StrictRoute)
-StreamsOf = Annotated[Streams, Depends(streams_of)]
+StreamsOf = Annotated[StreamServices, Depends(streams_of)]
 
 
-class Ticket(pydantic.BaseModel):
+class StreamTicket(pydantic.BaseModel):
     """For one stream: `GET /events/stream?ticket=…`. It can be used once."""
 
     model_config = pydantic.ConfigDict(
@@ -54,7 +54,7 @@ class EventData(pydantic.BaseModel):
     correlationId: str  # noqa: N815 - as above
 
 
-class Follows(Requires):
+class RequiresStreamPass(RequiresRule):
     """The caller and its pass: a token in the header, or a ticket in the address."""
 
     def __init__(self) -> None:
@@ -67,22 +67,22 @@ class Follows(Requires):
         ticket: Annotated[
             str | None, Query(max_length=TICKET_CHARS_MAX, description="Of POST /events/tickets, instead of a token.")
         ] = None,
-    ) -> tuple[Caller, Pass]:
+    ) -> tuple[Caller, ListenPermit]:
         """Raises Problem 401 and 429, TokenRefused, TicketRefused, NotAllowed."""
         keys = gateway_of(request).keys
         if credentials is not None or ticket is None:
             principal, identity = await authenticate(request, credentials)
             token = None if credentials is None else credentials.credentials
-            allowed = Pass(identity=identity, keys=keys, token=token)
+            allowed = ListenPermit(identity=identity, keys=keys, token=token)
         else:
             identity = await (await streams_of(request)).tickets.take(ticket)
-            principal, allowed = identity.principal(), Pass(identity=identity, keys=keys)
+            principal, allowed = identity.principal(), ListenPermit(identity=identity, keys=keys)
             request.scope["trellis.principal"] = principal
             gateway_of(request).limits.take(request, principal)
         return await super().__call__(request, (principal, identity)), allowed
 
 
-async def wanted(
+async def stream_filter(
     run: Annotated[
         str | None, Query(max_length=100, description="Of this run and its proposals.", examples=[EXAMPLE_RUN])
     ] = None,
@@ -94,12 +94,12 @@ async def wanted(
         list[StreamType], Query(alias="type", max_length=TYPES_MAX, description="Of these types; may be repeated.")
     ] = [],  # noqa: B006 - FastAPI copies it
     lifecycle: Annotated[str | None, Query(max_length=50, description="Of jobs of this lifecycle.")] = None,
-) -> Wanted:
+) -> StreamFilter:
     """The filter; raises Problem 422."""
     if lifecycle is not None and lifecycle not in LIFECYCLES:
         known = ", ".join(LIFECYCLES)
         raise Problem("VALIDATION_FAILED", f"There is no lifecycle {lifecycle!r}; choose one of {known}.")
-    return Wanted(run=run, agent=agent, job=job, types=frozenset(type_), lifecycle=lifecycle)
+    return StreamFilter(run=run, agent=agent, job=job, types=frozenset(type_), lifecycle=lifecycle)
 
 
 STREAM: dict[int | str, dict[str, Any]] = {
@@ -127,8 +127,8 @@ STREAM: dict[int | str, dict[str, Any]] = {
 @router.get("/events/stream", status_code=200, response_class=EventStream, responses=STREAM)
 async def stream(
     streams: StreamsOf,
-    follows: Annotated[tuple[Caller, Pass], Depends(Follows())],
-    what: Annotated[Wanted, Depends(wanted)],
+    follows: Annotated[tuple[Caller, ListenPermit], Depends(RequiresStreamPass())],
+    what: Annotated[StreamFilter, Depends(stream_filter)],
     last_event_id: Annotated[str | None, Header(description="The last `id` that was received.")] = None,
     last_event_id_first: Annotated[
         str | None, Query(alias="last_event_id", description="The same, for a first connection by EventSource.")
@@ -147,10 +147,10 @@ async def stream(
     view = view_of(caller.principal, what)
     begins = await streams.hub.begin(last_event_id or last_event_id_first)
     first = await streams.hub.read(view, begins)
-    return EventStream(streams, Course(view=view, begins=begins, first=first, allowed=allowed, for_s=for_s))
+    return EventStream(streams, StreamPlan(view=view, begins=begins, first=first, allowed=allowed, for_s=for_s))
 
 
-@router.post("/events/tickets", status_code=201, response_model=Ticket, responses=PROBLEMS)
+@router.post("/events/tickets", status_code=201, response_model=StreamTicket, responses=PROBLEMS)
 async def ticket(streams: StreamsOf, caller: Annotated[Caller, requires(RULE)]) -> dict[str, Any]:
     """A ticket for a stream by EventSource, which can send no header: your rights, one use, half a minute."""
     return {"ticket": await streams.tickets.issue(caller.identity), "expires_in": TTL_S}

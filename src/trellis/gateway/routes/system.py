@@ -6,8 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from trellis.http.shapes import Health, Live
 from trellis.web.bodies import StrictRoute
-from trellis.web.health import INSTANCE_HEADER
-from trellis.web.health import Health as ProcessHealth
+from trellis.web.health import INSTANCE_HEADER, ProcessHealth
 
 router = APIRouter(tags=["system"], route_class=StrictRoute)
 

@@ -1,6 +1,6 @@
 """How a connection to PostgreSQL is made, and which of its errors mean what. The only module that knows the driver."""
 
-# The driver ships no complete types; `Connection` below says what we use of it.
+# The driver ships no complete types; `PostgresConnection` below says what we use of it.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import asyncio
@@ -40,7 +40,7 @@ _POOLER_REFUSES = re.compile("startup parameter|pooling mode")
 
 _log = log_of("trellis.ledger")
 
-Row: TypeAlias = Any
+PostgresRow: TypeAlias = Any
 """A record: values by position and by name."""
 
 
@@ -54,10 +54,10 @@ class ServerVersion(NamedTuple):
     serial: int
 
 
-class Connection(Protocol):
+class PostgresConnection(Protocol):
     """What the ledger uses of a connection."""
 
-    async def fetch(self, query: str, *args: object) -> list[Row]: ...
+    async def fetch(self, query: str, *args: object) -> list[PostgresRow]: ...
     async def fetchval(self, query: str, *args: object) -> Any: ...
     async def execute(self, query: str, *args: object) -> str: ...
     async def executemany(self, command: str, args: Iterable[Sequence[object]]) -> None: ...
@@ -77,7 +77,7 @@ UniqueViolation: type[Exception] = asyncpg.UniqueViolationError
 InsufficientPrivilege: type[Exception] = asyncpg.InsufficientPrivilegeError
 LockNotAvailable: type[Exception] = asyncpg.LockNotAvailableError
 
-LOST: tuple[type[Exception], ...] = (
+CONNECTION_LOST_ERRORS: tuple[type[Exception], ...] = (
     OSError,
     TimeoutError,
     asyncio.IncompleteReadError,
@@ -91,7 +91,7 @@ LOST: tuple[type[Exception], ...] = (
 )
 """The connection is gone or was never there: what was asked may or may not have happened."""
 
-CONFLICT: tuple[type[Exception], ...] = (
+CONFLICT_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
     asyncpg.InternalServerError,  # "cache lookup failed": what it was about to use was replaced, by a migration say
@@ -112,11 +112,11 @@ def check_url(url: str) -> None:
 
 async def connect(
     url: str, *, timeout_s: float = CONNECT_TIMEOUT_S, application_name: str = APPLICATION_NAME
-) -> Connection:
+) -> PostgresConnection:
     """A connection to a server that is new enough, or what is wrong with it. A pooler in between is noticed."""
     check_url(url)
     name = {"application_name": application_name[:APPLICATION_NAME_MAX]}
-    made: Connection | None = None
+    made: PostgresConnection | None = None
     try:
         if url not in _pooled_urls:
             made = await _direct(url, timeout_s, {**name, **SESSION_SETTINGS})
@@ -124,23 +124,23 @@ async def connect(
             made = await _pooled(url, timeout_s, name)
     except (asyncpg.InvalidCatalogNameError, asyncpg.InvalidAuthorizationSpecificationError, ValueError) as error:
         raise LedgerUrlInvalid(url=url, reason=str(error)) from error
-    except LOST as error:
+    except CONNECTION_LOST_ERRORS as error:
         raise LedgerUnavailable(reason=_why_lost(error, url, timeout_s)) from error
     check_server(made.get_server_version())
     return made
 
 
-def listens(connection: Connection) -> bool:
+def listens(connection: PostgresConnection) -> bool:
     """Whether notifications reach this connection."""
     return not isinstance(connection, PooledConnection)
 
 
-async def _open(url: str, timeout_s: float, settings: dict[str, str], **options: Any) -> Connection:
+async def _open(url: str, timeout_s: float, settings: dict[str, str], **options: Any) -> PostgresConnection:
     made = await asyncpg.connect(url, timeout=cast("Any", timeout_s), server_settings=settings, **options)
-    return cast("Connection", made)
+    return cast("PostgresConnection", made)
 
 
-async def _direct(url: str, timeout_s: float, settings: dict[str, str]) -> Connection | None:
+async def _direct(url: str, timeout_s: float, settings: dict[str, str]) -> PostgresConnection | None:
     """A session of the server's own; None where a pooler is in between.
 
     A pooler refuses settings of a session, or lets in under a number that no process of the server has.
@@ -166,7 +166,7 @@ async def _direct(url: str, timeout_s: float, settings: dict[str, str]) -> Conne
     return made if is_direct else None
 
 
-async def _pooled(url: str, timeout_s: float, settings: dict[str, str]) -> Connection:
+async def _pooled(url: str, timeout_s: float, settings: dict[str, str]) -> PostgresConnection:
     """A connection that gives a pooler nothing to refuse; raises PoolerUnfit when it refuses all the same."""
     try:
         # Without a cache no statement gets a name: the session that knows the name may be another's by then.
@@ -186,7 +186,7 @@ async def _pooled(url: str, timeout_s: float, settings: dict[str, str]) -> Conne
         _pooled_urls.add(url)
         remedy = "name the server itself in TRELLIS_LEDGER for hints and fewer round trips"
         _log.info("pooler_noticed", hints="off: work is found by polling, within a second", remedy=remedy)
-    return PooledConnection(made, LOCAL_SETTINGS, LOST)
+    return PooledConnection(made, LOCAL_SETTINGS, CONNECTION_LOST_ERRORS)
 
 
 def _why_lost(error: Exception, url: str, timeout_s: float) -> str:

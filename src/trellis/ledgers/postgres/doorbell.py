@@ -11,18 +11,18 @@ from collections.abc import Callable
 from typing import LiteralString
 
 from trellis.engine.errors import TrellisError
-from trellis.ledgers.postgres.connection import LOST, Connection, connect, listens
-from trellis.ledgers.postgres.lanes import Lane, LaneOptions
+from trellis.ledgers.postgres.connection import CONNECTION_LOST_ERRORS, PostgresConnection, connect, listens
+from trellis.ledgers.postgres.lanes import LaneOptions, PostgresLane
 
 CHANNEL = "trellis_work"
 EVENTS_CHANNEL = "trellis_events"
 EVENTS_GAP_S = 0.05
 
-RING: LiteralString = f"select pg_notify('{CHANNEL}', ''), pg_notify('{EVENTS_CHANNEL}', '')"
-RING_EVENTS: LiteralString = f"select pg_notify('{EVENTS_CHANNEL}', '')"
+NOTIFY_WORK: LiteralString = f"select pg_notify('{CHANNEL}', ''), pg_notify('{EVENTS_CHANNEL}', '')"
+NOTIFY_EVENTS: LiteralString = f"select pg_notify('{EVENTS_CHANNEL}', '')"
 
 
-class Doorbell:
+class PostgresNotifier:
     """Rings for others and hears them."""
 
     def __init__(self, url: str, options: LaneOptions, *, on: bool) -> None:
@@ -31,9 +31,9 @@ class Doorbell:
         self._on = on
         self._listens = on
         """Whether hints can be heard; through a pooler only polling finds work."""
-        self._lane = Lane(url, options)
+        self._lane = PostgresLane(url, options)
         self._heard = asyncio.Event()
-        self._listener: Connection | None = None
+        self._listener: PostgresConnection | None = None
         self._listens_to: set[str] = set()
         self._connecting = asyncio.Lock()
         self._attempts: dict[str, asyncio.Task[None]] = {}
@@ -51,7 +51,7 @@ class Doorbell:
         """How many hints of events there were."""
         return self._events
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Tell whoever waits for work or events; rings under way swallow the ones that follow, but for one."""
         self._heard.set()
         self._hear_events()
@@ -60,28 +60,28 @@ class Doorbell:
         if self._ringing is not None and not self._ringing.done():
             self._again = True
         else:
-            self._ringing = asyncio.create_task(self._ring())
+            self._ringing = asyncio.create_task(self._notify())
 
-    async def _ring(self) -> None:
+    async def _notify(self) -> None:
         while True:
             self._again = False
-            await self._send(RING)
+            await self._send(NOTIFY_WORK)
             if not self._again:
                 return
 
-    def ring_events(self) -> None:
+    def notify_events(self) -> None:
         """Tell whoever waits for events only; those that follow soon make one more ring."""
         self._hear_events()
         if not self._on:
             return
         self._events_again = True
         if self._ringing_events is None or self._ringing_events.done():
-            self._ringing_events = asyncio.create_task(self._ring_events())
+            self._ringing_events = asyncio.create_task(self._notify_events())
 
-    async def _ring_events(self) -> None:
+    async def _notify_events(self) -> None:
         while self._events_again:
             self._events_again = False
-            await self._send(RING_EVENTS)
+            await self._send(NOTIFY_EVENTS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EVENTS_GAP_S):
                     await self._closing.wait()
@@ -90,12 +90,12 @@ class Doorbell:
         with contextlib.suppress(TrellisError):
             await self._lane.call("ring", "", lambda c, _: c.execute(ring), window_s=0)
 
-    def hush(self) -> None:
+    def skip_next_notify(self) -> None:
         """Forget what was heard: a claim that looks now will see it."""
         self._heard.clear()
 
     async def wait(self, timeout_s: float) -> None:
-        """Return at the next hint since `hush`, or after the time."""
+        """Return at the next hint since `skip_next_notify`, or after the time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._listening(CHANNEL, self._heard.set)
@@ -144,7 +144,7 @@ class Doorbell:
                     hear()
                 else:
                     self._hang_up()
-            except (TrellisError, *LOST):
+            except (TrellisError, *CONNECTION_LOST_ERRORS):
                 self._hang_up()
 
     def _is_connected(self) -> bool:

@@ -29,9 +29,9 @@ from trellis.engine.errors import (
 from trellis.engine.outages import Failures
 from trellis.ledgers.postgres.connection import (
     APPLICATION_NAME,
-    CONFLICT,
-    LOST,
-    Connection,
+    CONFLICT_ERRORS,
+    CONNECTION_LOST_ERRORS,
+    PostgresConnection,
     PostgresError,
     UniqueViolation,
     connect,
@@ -39,7 +39,7 @@ from trellis.ledgers.postgres.connection import (
 
 Answer = TypeVar("Answer")
 
-AGAIN: tuple[type[Exception], ...] = (*CONFLICT, *LOST, LedgerUnavailable)
+RETRIED_ERRORS: tuple[type[Exception], ...] = (*CONFLICT_ERRORS, *CONNECTION_LOST_ERRORS, LedgerUnavailable)
 BACKOFF_S_FIRST = 0.02
 BACKOFF_S_MAX = 1.0
 COLLISIONS_MAX = 3
@@ -60,7 +60,7 @@ class LaneOptions:
     """The machine that audit records name; by default this one."""
 
 
-class Lane:
+class PostgresLane:
     """One connection, opened when first used and again when lost."""
 
     def __init__(self, url: str, options: LaneOptions, failures: Failures | None = None) -> None:
@@ -68,7 +68,7 @@ class Lane:
         self._failures = failures or Failures(APPLICATION_NAME)
         self._options = options
         self._lock = asyncio.Lock()
-        self._connection: Connection | None = None
+        self._connection: PostgresConnection | None = None
         self.waiting = 0
         """Calls under way or in line."""
 
@@ -76,7 +76,7 @@ class Lane:
         self,
         verb: str,
         request: str,
-        ask: Callable[[Connection, bool], Awaitable[Answer]],
+        ask: Callable[[PostgresConnection, bool], Awaitable[Answer]],
         *,
         window_s: float | None = None,
     ) -> Answer:
@@ -88,7 +88,11 @@ class Lane:
             self.waiting -= 1
 
     async def _call(
-        self, verb: str, request: str, ask: Callable[[Connection, bool], Awaitable[Answer]], window_s: float | None
+        self,
+        verb: str,
+        request: str,
+        ask: Callable[[PostgresConnection, bool], Awaitable[Answer]],
+        window_s: float | None,
     ) -> Answer:
         async with self._lock:
             loop = asyncio.get_running_loop()
@@ -99,7 +103,7 @@ class Lane:
                     connection = await self._connected()
                     sent_before, sent = sent, True
                     answer = await self._answered(connection, ask, sent_before=sent_before)
-                except AGAIN as error:
+                except RETRIED_ERRORS as error:
                     lost: Exception = error
                     self._note_outage(verb, error, loop.time())
                 except UniqueViolation as error:
@@ -107,15 +111,15 @@ class Lane:
                     # asks again after an unknown outcome. Asked as a repeat it is answered with what is there.
                     collisions += 1
                     if collisions > COLLISIONS_MAX:
-                        raise translated(error) from error
+                        raise to_trellis_error(error) from error
                     lost = error
                 except PostgresError as error:
-                    raise translated(error) from error
+                    raise to_trellis_error(error) from error
                 else:
                     if self._failures.count:
                         self._failures.succeeded(now=loop.time())
                     return answer
-                if isinstance(lost, LOST):
+                if isinstance(lost, CONNECTION_LOST_ERRORS):
                     self.drop()
                 if loop.time() + pause_s > end:
                     raise self._given_up(verb, request, lost, sent=sent) from lost
@@ -123,7 +127,11 @@ class Lane:
                 pause_s = min(pause_s * 2, BACKOFF_S_MAX)
 
     async def _answered(
-        self, connection: Connection, ask: Callable[[Connection, bool], Awaitable[Answer]], *, sent_before: bool
+        self,
+        connection: PostgresConnection,
+        ask: Callable[[PostgresConnection, bool], Awaitable[Answer]],
+        *,
+        sent_before: bool,
     ) -> Answer:
         """The answer in time. Whoever stops waiting leaves a connection behind on which the answer may still come."""
         try:
@@ -146,7 +154,7 @@ class Lane:
             return OutcomeUnknown(verb=verb, request=request)
         return lost if isinstance(lost, LedgerUnavailable) else LedgerUnavailable(reason=str(lost))
 
-    async def _connected(self) -> Connection:
+    async def _connected(self) -> PostgresConnection:
         if self._connection is None or self._connection.is_closed():
             options = self._options
             self._connection = await connect(
@@ -166,7 +174,7 @@ class Lane:
             if self._connection is not None:
                 try:
                     await self._connection.close(timeout=2)
-                except LOST:
+                except CONNECTION_LOST_ERRORS:
                     self.drop()
                 self._connection = None
 
@@ -199,7 +207,7 @@ BY_STATE: dict[str, Callable[[str], TrellisError]] = {
 }
 
 
-def translated(error: Exception) -> TrellisError:
+def to_trellis_error(error: Exception) -> TrellisError:
     """The database's no, as ours."""
     state = str(getattr(error, "sqlstate", ""))
     if state == "TR006":

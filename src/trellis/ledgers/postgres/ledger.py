@@ -26,12 +26,10 @@ from trellis.engine.jobs import (
     RESTORE_MAX,
     SUBMIT_MAX,
     Actor,
-    Applied,
     CancelMode,
     CancelRequested,
     Claim,
     Epoch,
-    Following,
     JobId,
     Lease,
     LeaseLost,
@@ -42,23 +40,25 @@ from trellis.engine.jobs import (
     NotMoved,
     Renewed,
     RequestId,
+    StepApplied,
     Submitted,
+    Subscription,
     Turn,
     TurnResult,
 )
 from trellis.engine.nodes import this_node
 from trellis.engine.outages import Failures
-from trellis.engine.records import JobFilter, Restored, RetentionOptions, RetentionReport, SweepOptions, SweepReport
+from trellis.engine.records import JobFilter, JobToRestore, RetentionOptions, RetentionReport, SweepOptions, SweepReport
 from trellis.engine.text import storable
 from trellis.engine.type_options import TypeOptions
-from trellis.ledgers.bounds import check_declared, check_remark, check_signals
+from trellis.ledgers.bounds import check_annotation, check_declared, check_signals
 from trellis.ledgers.postgres import moves, restore, rows, submit
 from trellis.ledgers.postgres import turn as turns
-from trellis.ledgers.postgres.connection import APPLICATION_NAME, Connection, Row, check_url
-from trellis.ledgers.postgres.doorbell import Doorbell
-from trellis.ledgers.postgres.lanes import Lane, LaneOptions
+from trellis.ledgers.postgres.connection import APPLICATION_NAME, PostgresConnection, PostgresRow, check_url
+from trellis.ledgers.postgres.doorbell import PostgresNotifier
+from trellis.ledgers.postgres.lanes import LaneOptions, PostgresLane
 from trellis.ledgers.postgres.migrate import schema_version, stored_version
-from trellis.ledgers.postgres.reads import Reads, lifecycle_named
+from trellis.ledgers.postgres.reads import PostgresReads, lifecycle_named
 from trellis.ledgers.postgres.requeue import requeue
 from trellis.lifecycles import SIGNAL_TYPES, Trigger
 
@@ -74,7 +74,7 @@ CARRIED_BYTES = 65_536
 """Counts as much as a move of its own."""
 
 
-class PostgresLedger(Reads):
+class PostgresLedger(PostgresReads):
     """One ledger on a PostgreSQL database."""
 
     turns_at_once = 2
@@ -83,19 +83,21 @@ class PostgresLedger(Reads):
     def __init__(self, url: str, options: LaneOptions, *, hints: bool) -> None:
         self.url = url
         self._failures = failures = Failures("connections")
-        self._submit_lane = Lane(url, options, failures)
-        marks = turns.Marks()
-        self._turners = [turns.Turner(Lane(url, options, failures), marks) for _ in range(self.turns_at_once)]
-        self._holder_lane = Lane(
+        self._submit_lane = PostgresLane(url, options, failures)
+        marks = turns.LowWaterMarks()
+        self._turners = [
+            turns.TurnCaller(PostgresLane(url, options, failures), marks) for _ in range(self.turns_at_once)
+        ]
+        self._holder_lane = PostgresLane(
             url, replace(options, call_timeout_s=min(options.call_timeout_s, HOLDER_TIMEOUT_S)), failures
         )
-        self._note_lane = Lane(url, options, failures)
-        self._admin_lane = Lane(url, options, failures)
-        self._move_lane = Lane(url, options, failures)
-        self._steps_lane = Lane(url, options, failures)
-        self._read_lane = Lane(url, options, failures)
-        self._ping_lane = Lane(url, replace(options, call_timeout_s=PING_S, connect_timeout_s=PING_S), failures)
-        self._bell = Doorbell(url, options, on=hints)
+        self._note_lane = PostgresLane(url, options, failures)
+        self._admin_lane = PostgresLane(url, options, failures)
+        self._move_lane = PostgresLane(url, options, failures)
+        self._steps_lane = PostgresLane(url, options, failures)
+        self._read_lane = PostgresLane(url, options, failures)
+        self._ping_lane = PostgresLane(url, replace(options, call_timeout_s=PING_S, connect_timeout_s=PING_S), failures)
+        self._notifier = PostgresNotifier(url, options, on=hints)
         self._actors: dict[tuple[str, str], int] = {}
         self._node = options.node or this_node()
         self._new_actors: SingleFlight[Actor, int] = SingleFlight(self._register_actor)
@@ -108,10 +110,10 @@ class PostgresLedger(Reads):
         self._journals: Batcher[tuple[Lease, str, bytes], bytes | LeaseLost] = Batcher(
             self._journal_batch, lambda _: 1, JOURNAL_BATCH_MAX
         )
-        self._moves: Batcher[tuple[Move, tuple[object, ...]], Row] = Batcher(
+        self._moves: Batcher[tuple[Move, tuple[object, ...]], PostgresRow] = Batcher(
             self._move_batch, lambda item: 1 + len(item[0].data or b"") // CARRIED_BYTES, BATCH_MAX
         )
-        self._steps: Batcher[turns.Asked, list[Row]] = Batcher(
+        self._steps: Batcher[turns.StepsCall, list[PostgresRow]] = Batcher(
             self._steps_batch, lambda asked: asked.steps + len(asked.told) // CARRIED_BYTES, BATCH_MAX
         )
 
@@ -143,7 +145,7 @@ class PostgresLedger(Reads):
         await self._steps.close()
         await self._new_actors.close()
         await self._new_types.close()
-        await self._bell.close()
+        await self._notifier.close()
         lanes = (
             self._submit_lane,
             *(turner.lane for turner in self._turners),
@@ -201,7 +203,7 @@ class PostgresLedger(Reads):
                 )
             await self._type(job.type)
         answers = await self._submits.put((await self._actor(actor), tuple(jobs)))
-        self._bell.ring()
+        self._notifier.notify()
         return answers
 
     async def _submit_batch(self, calls: Sequence[tuple[int, tuple[NewJob, ...]]]) -> list[list[Submitted | Mismatch]]:
@@ -210,7 +212,7 @@ class PostgresLedger(Reads):
         )
 
     async def _submit_calls(
-        self, connection: Connection, calls: Sequence[tuple[int, tuple[NewJob, ...]]], *, repeat: bool
+        self, connection: PostgresConnection, calls: Sequence[tuple[int, tuple[NewJob, ...]]], *, repeat: bool
     ) -> list[list[Submitted | Mismatch]]:
         """One transaction for calls of many callers: the plain jobs of each actor set-wise, the keyed ones one by one."""
         plain: dict[int, list[NewJob]] = {}
@@ -229,7 +231,7 @@ class PostgresLedger(Reads):
 
     async def _submit_groups(
         self,
-        connection: Connection,
+        connection: PostgresConnection,
         plain: dict[int, list[NewJob]],
         keyed: dict[int, list[NewJob]],
         told: dict[int, Submitted | Mismatch],
@@ -249,18 +251,18 @@ class PostgresLedger(Reads):
         types = [await self._type(t.type) for t in claim.types] if claim else []
         if claim is not None:
             _check_claimer(turn.actor, claim)
-            self._bell.hush()
+            self._notifier.skip_next_notify()
         if claim is None and steps.one_by_one:
-            rows = await self._steps.put(turns.asked(actor, steps))
+            rows = await self._steps.put(turns.steps_call(actor, steps))
         else:
             turner = min(self._turners, key=lambda turner: turner.waiting)
             rows = await turner.turn(actor, steps, claim, types)
         if rows:
-            self._bell.ring_events()
-        return turns.answers(turn.advances, steps, rows, self._type_names, claim)
+            self._notifier.notify_events()
+        return turns.turn_answers(turn.advances, steps, rows, self._type_names, claim)
 
-    async def _steps_batch(self, asked: Sequence[turns.Asked]) -> list[list[Row]]:
-        return await self._steps_lane.call("turn", f"{len(asked)} turns", lambda c, _: turns.make(c, asked))
+    async def _steps_batch(self, asked: Sequence[turns.StepsCall]) -> list[list[PostgresRow]]:
+        return await self._steps_lane.call("turn", f"{len(asked)} turns", lambda c, _: turns.run_turns(c, asked))
 
     async def renew(self, actor: Actor, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
         # The newest epoch of a job counts where a caller has two: an older one can only be lost.
@@ -273,13 +275,13 @@ class PostgresLedger(Reads):
         told = {(row["id"], row["epoch"]): Renewed(cancel=row["cancel"]) for row in rows}
         return [told.get((lease.key, lease.epoch)) or LeaseLost(lease) for lease in leases]
 
-    async def _note(self, verb: str, sql: str, *args: object) -> list[Row]:
+    async def _note(self, verb: str, sql: str, *args: object) -> list[PostgresRow]:
         """What a holder writes down about its job: on a lane of its own, so that heartbeats never wait behind it."""
         return await self._note_lane.call(verb, "", lambda c, _: c.fetch(sql, *args))
 
-    async def save_checkpoint(self, lease: Lease, body: bytes) -> Applied | LeaseLost:
+    async def save_checkpoint(self, lease: Lease, body: bytes) -> StepApplied | LeaseLost:
         rows = await self._note("save_checkpoint", "select save_checkpoint($1, $2, $3)", lease.key, lease.epoch, body)
-        return LeaseLost(lease) if rows[0][0] is None else Applied(rows[0][0])
+        return LeaseLost(lease) if rows[0][0] is None else StepApplied(rows[0][0])
 
     async def journal(self, lease: Lease, entry: str, body: bytes) -> bytes | LeaseLost:
         return await self._journals.put((lease, entry, body))
@@ -296,15 +298,15 @@ class PostgresLedger(Reads):
         kept = {row["n"]: row["body"] for row in rows}
         return [kept[n] if n in kept else LeaseLost(lease) for n, (lease, _, _) in enumerate(entries, start=1)]
 
-    async def remark(self, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:
+    async def annotate(self, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:
         require(actor, "remark")
-        check_remark(type_, body)
+        check_annotation(type_, body)
         said = (await self._actor(actor), job_id, SIGNAL_TYPES.index(type_) + 1, body, REMARKS_MAX)
         return await self._note_lane.call(
             "remark", job_id, lambda c, repeat: c.fetchval("select remark($1, $2, $3, $4, $5, $6)", *said, repeat)
         )
 
-    async def signal(self, lease: Lease, signals: Sequence[tuple[str, bytes | None]]) -> Applied | LeaseLost:
+    async def signal(self, lease: Lease, signals: Sequence[tuple[str, bytes | None]]) -> StepApplied | LeaseLost:
         check_signals(signals)
         rows = await self._note(
             "signal",
@@ -314,20 +316,20 @@ class PostgresLedger(Reads):
             [SIGNAL_TYPES.index(type_) + 1 for type_, _ in signals],
             [data for _, data in signals],
         )
-        return LeaseLost(lease) if rows[0][0] is None else Applied(rows[0][0])
+        return LeaseLost(lease) if rows[0][0] is None else StepApplied(rows[0][0])
 
     async def move(self, actor: Actor, move: Move) -> Moved | NotMoved:
-        asked = moves.arguments(await self._actor(actor), move)
+        asked = moves.move_arguments(await self._actor(actor), move)
         try:
             row = await self._moves.put((move, asked))
         except OutcomeUnknown as error:  # of all that went together; this caller asks again for its own
             raise OutcomeUnknown(verb="move", request=move.request_id) from error
-        self._bell.ring()
-        return moves.answer(move, row, actor.role)
+        self._notifier.notify()
+        return moves.move_answer(move, row, actor.role)
 
-    async def _move_batch(self, asked: Sequence[tuple[Move, tuple[object, ...]]]) -> list[Row]:
+    async def _move_batch(self, asked: Sequence[tuple[Move, tuple[object, ...]]]) -> list[PostgresRow]:
         told = [arguments for _, arguments in asked]
-        return await self._move_lane.call("move", f"{len(told)} moves", lambda c, _: moves.make(c, told))
+        return await self._move_lane.call("move", f"{len(told)} moves", lambda c, _: moves.run_moves(c, told))
 
     async def cancel(
         self, actor: Actor, job_id: JobId, mode: CancelMode, request_id: RequestId, *, grace_s: float, cause: str | None
@@ -351,8 +353,8 @@ class PostgresLedger(Reads):
         row = rows[0]
         if row["outcome"] == "requested":
             return CancelRequested(job_id=job_id, state=moves.state_name(row["lifecycle"], row["source"]))
-        self._bell.ring_events()
-        return moves.moved(job_id, row, Trigger.CANCEL, actor.role)
+        self._notifier.notify_events()
+        return moves.moved_answer(job_id, row, Trigger.CANCEL, actor.role)
 
     async def requeue(
         self, actor: Actor, jobs: Sequence[JobId] | JobFilter, request_id: RequestId, *, limit: int, cause: str | None
@@ -362,11 +364,11 @@ class PostgresLedger(Reads):
         chosen, rows = await self._admin_lane.call(
             "requeue", request_id, lambda c, _: requeue(c, asked, jobs, limit=limit)
         )
-        told = {row["job_id"]: moves.moved(row["job_id"], row, Trigger.REQUEUE, actor.role) for row in rows}
+        told = {row["job_id"]: moves.moved_answer(row["job_id"], row, Trigger.REQUEUE, actor.role) for row in rows}
         missing = [job_id for job_id in chosen if job_id not in told]
         if missing:
             raise JobNotFound(job_id=missing[0])
-        self._bell.ring()
+        self._notifier.notify()
         return [told[job_id] for job_id in chosen]
 
     async def sweep(self, actor: Actor, options: SweepOptions) -> SweepReport:
@@ -386,9 +388,9 @@ class PostgresLedger(Reads):
         )
         report = SweepReport(**dict(rows[0]))
         if report.due or report.expired or report.promoted:
-            self._bell.ring()
+            self._notifier.notify()
         elif report.exhausted or report.deadlines or report.cancelled:
-            self._bell.ring_events()
+            self._notifier.notify_events()
         return report
 
     async def retain(self, options: RetentionOptions) -> RetentionReport:
@@ -404,7 +406,7 @@ class PostgresLedger(Reads):
         require(actor, "pause")
         asked = (await self._actor(actor), type_, paused, reason(cause))
         await self._admin("pause", "select set_paused($1, $2, $3, $4)", *asked)
-        self._bell.ring()
+        self._notifier.notify()
 
     async def limit_rate(
         self, actor: Actor, type_: str, per_second: float | None, burst: int = 1, *, cause: str | None = None
@@ -414,7 +416,7 @@ class PostgresLedger(Reads):
             raise OptionInvalid(option="per_second", value=per_second, expected="above 0, or None for no limit")
         asked = (await self._actor(actor), type_, per_second, burst, reason(cause))
         await self._admin("limit_rate", "select set_rate($1, $2, $3, $4, $5)", *asked)
-        self._bell.ring_events()
+        self._notifier.notify_events()
 
     async def declare_types(self, actor: Actor, types: Sequence[TypeOptions], *, only_new: bool = False) -> None:
         require(actor, "declare_types")
@@ -427,32 +429,32 @@ class PostgresLedger(Reads):
             raise OptionInvalid(option="limit", value=limit, expected="0 or more; 0 hands out nothing")
         asked = (await self._actor(actor), key, limit, reason(cause))
         await self._admin("limit_key", "select set_key_limit($1, $2, $3, $4)", *asked)
-        self._bell.ring()
+        self._notifier.notify()
 
     async def limit_held(self, actor: Actor, type_: str, limit: int | None, *, cause: str | None = None) -> None:
         require(actor, "limit_held")
         check_held_limit(limit)
         asked = (await self._actor(actor), type_, limit, reason(cause))
         await self._admin("limit_held", "select set_held_max($1, $2, $3, $4)", *asked)
-        self._bell.ring()
+        self._notifier.notify()
 
-    async def follow(self, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Following | None:
+    async def subscribe(self, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Subscription | None:
         require(actor, "follow")
         number = await self._actor(actor)
         rows = await self._admin_lane.call(
             "follow", name, lambda c, _: c.fetch("select * from follow($1, $2, $3, $4)", number, name, lease_s, reads)
         )
-        return Following(name=name, epoch=Epoch(rows[0]["epoch"]), position=rows[0]["place"]) if rows else None
+        return Subscription(name=name, epoch=Epoch(rows[0]["epoch"]), position=rows[0]["place"]) if rows else None
 
-    async def followed(self, following: Following, position: str | None, *, lease_s: float) -> bool:
+    async def ack(self, following: Subscription, position: str | None, *, lease_s: float) -> bool:
         asked = (following.name, following.epoch, position, lease_s)
         return await self._admin("followed", "select followed($1, $2, $3, $4)", *asked)
 
-    async def leave_behind(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
+    async def release_retention(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
         require(actor, "leave_behind")
         asked = (await self._actor(actor), name, reason(cause))
         done = await self._admin("leave_behind", "select leave_behind($1, $2, $3)", *asked)
-        self._bell.ring_events()
+        self._notifier.notify_events()
         return done
 
     async def set_home_issuer(
@@ -461,14 +463,14 @@ class PostgresLedger(Reads):
         require_home_issuer(actor, issuer, replaces)
         named = (await self._actor(actor), issuer, replaces, reason(cause))
         recorded = await self._admin("set_home_issuer", "select set_home_issuer($1, $2, $3, $4)", *named)
-        self._bell.ring_events()
+        self._notifier.notify_events()
         return recorded
 
     async def record_act(self, actor: Actor, act: NewAct) -> str:
         require(actor, "record_act")
         asked = rows.act_arguments(await self._actor(actor), checked_act(act))
         act_id = await self._admin("record_act", "select record_act($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)", *asked)
-        self._bell.ring_events()
+        self._notifier.notify_events()
         return act_id
 
     async def restore_acts(self, actor: Actor, lost: Sequence[AdminAct]) -> None:
@@ -480,31 +482,31 @@ class PostgresLedger(Reads):
         numbers = [one.no for one in published]
         await self._admin("acts_published", "select acts_published($1, $2)", await self._actor(actor), numbers)
 
-    async def unfollow(self, following: Following) -> None:
-        await self.followed(following, None, lease_s=0.0)
+    async def unsubscribe(self, following: Subscription) -> None:
+        await self.ack(following, None, lease_s=0.0)
 
-    async def restore(self, actor: Actor, jobs: Sequence[Restored]) -> list[bool]:
+    async def restore(self, actor: Actor, jobs: Sequence[JobToRestore]) -> list[bool]:
         require(actor, "restore")
         if len(jobs) > RESTORE_MAX:
             raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {RESTORE_MAX} in one call")
-        batch, number = restore.Batch(await self.now()), await self._actor(actor)
+        batch, number = restore.RestoreBatch(await self.now()), await self._actor(actor)
         for job in jobs:
             batch.add(job)
         put_back = await self._admin_lane.call("restore", "", lambda c, _: batch.put_back(c, number))
-        self._bell.ring()
+        self._notifier.notify()
         return [job.job_id in put_back for job in jobs]
 
-    async def beat(self, actor: Actor, info: bytes | None) -> None:
+    async def heartbeat_worker(self, actor: Actor, info: bytes | None) -> None:
         await self._admin("beat", "select beat($1, $2)", await self._actor(actor), info)
 
     async def wait_for_work(self, types: Sequence[str], timeout_s: float) -> None:  # noqa: ARG002 one bell for all types
-        await self._bell.wait(timeout_s)
+        await self._notifier.wait(timeout_s)
 
     def events_mark(self) -> int:
-        return self._bell.events
+        return self._notifier.events
 
     async def wait_for_events(self, mark: int, timeout_s: float) -> None:
-        await self._bell.wait_for_events(mark, timeout_s)
+        await self._notifier.wait_for_events(mark, timeout_s)
 
 
 def _check_claimer(actor: Actor, claim: Claim) -> None:
@@ -513,7 +515,7 @@ def _check_claimer(actor: Actor, claim: Claim) -> None:
         raise NotAllowed(role=actor.role, action=f"claim a {claim.lifecycle}", reason="the lifecycle does not say so")
 
 
-async def _check(connection: Connection, url: str) -> str:
+async def _check(connection: PostgresConnection, url: str) -> str:
     """What the database records in front of the names that this login gives; raises LedgerNotMigrated."""
     found = await stored_version(connection)
     if found != schema_version():

@@ -13,13 +13,13 @@ from typing import Literal, LiteralString, cast
 
 from trellis.engine.admin_acts import GRANTED, NewAct
 from trellis.engine.authority import ACTIONS, ADMINISTRATION
-from trellis.engine.deaths import COMPANY_DEATHS_MAX, UNBEGUN_LOSSES_MAX
+from trellis.engine.deaths import SHARED_DEATHS_MAX, UNBEGUN_LOSSES_MAX
 from trellis.engine.decide import Fact, decision_rows
 from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly, LedgerUnavailable
 from trellis.engine.matrices import RULES
 from trellis.engine.reserved_ids import DERIVING_ROLES, RESERVED_ID_PATTERN
 from trellis.ledgers.migration import MigratedBy, migrated_by, migration_act
-from trellis.ledgers.postgres.connection import Connection, InsufficientPrivilege, LockNotAvailable, connect
+from trellis.ledgers.postgres.connection import InsufficientPrivilege, LockNotAvailable, PostgresConnection, connect
 from trellis.lifecycles import EVENT_TYPES, LIFECYCLES, Role, event_code
 from trellis.lifecycles.causes import sql_cases
 from trellis.lifecycles.contract import lifecycle_rows, rank_bytes, state_rows, transition_bits, transition_rows
@@ -76,7 +76,7 @@ async def migrate(
 
 
 async def _migrate(
-    connection: Connection,
+    connection: PostgresConnection,
     clock: Literal["system", "test"],
     grants: Sequence[tuple[str, Role]],
     by: MigratedBy | None,
@@ -116,14 +116,14 @@ async def _migrate(
     return Migrated(version_before=before, version=schema_version(), applied=tuple(applied))
 
 
-async def _grant(connection: Connection, grants: Sequence[tuple[str, Role]]) -> list[tuple[str, Role]]:
+async def _grant(connection: PostgresConnection, grants: Sequence[tuple[str, Role]]) -> list[tuple[str, Role]]:
     """Let the application act in every role, and others in the ones that are given; those of the others that are new."""
     statement = "insert into authority (db_role, role) values ($1, $2) on conflict do nothing returning db_role"
     await connection.executemany(statement, [(APP_ROLE, role.code) for role in ROLES])
     return [one for one in grants if await connection.fetchval(statement, one[0], one[1].code) is not None]
 
 
-async def _record(connection: Connection, by: MigratedBy, act: NewAct) -> None:
+async def _record(connection: PostgresConnection, by: MigratedBy, act: NewAct) -> None:
     """As the owner of the tables: whoever migrates need not be one of the application's logins."""
     await connection.execute(
         "insert into actor (role, db_role, name, node) values ($1, session_user, $2, $3) on conflict do nothing",
@@ -139,7 +139,7 @@ async def _record(connection: Connection, by: MigratedBy, act: NewAct) -> None:
     )
 
 
-async def _lock_migrations(connection: Connection) -> None:
+async def _lock_migrations(connection: PostgresConnection) -> None:
     """Let no other migration run meanwhile. Anybody can hold an advisory lock, so this one is not waited for without end."""
     await connection.execute(f"set local lock_timeout = '{MIGRATION_LOCK_S}s'")
     try:
@@ -153,7 +153,7 @@ async def _lock_migrations(connection: Connection) -> None:
     await connection.execute("set local lock_timeout = 0")
 
 
-async def stored_version(connection: Connection) -> int:
+async def stored_version(connection: PostgresConnection) -> int:
     """The schema version a database has; 0 for none."""
     if await connection.fetchval("select to_regclass('trellis.meta')") is None:
         return 0
@@ -173,13 +173,13 @@ def _constants() -> LiteralString:
         .replace("{fact_names}", ", ".join(f"{fact.name} boolean default false".lower() for fact in Fact))
         .replace("{fact_bits}", " | ".join(f"{fact.name}::int * {fact.value}".lower() for fact in Fact))
         .replace("{unbegun_losses_max}", str(UNBEGUN_LOSSES_MAX))
-        .replace("{company_deaths_max}", str(COMPANY_DEATHS_MAX))
+        .replace("{company_deaths_max}", str(SHARED_DEATHS_MAX))
         .replace("{actions}", " ".join(f"when '{verb}' then '{action}'" for verb, action in ACTIONS.items()))
     )
     return cast("LiteralString", text)
 
 
-async def _load_contract(connection: Connection) -> None:
+async def _load_contract(connection: PostgresConnection) -> None:
     """The lifecycles and decisions as rows, what functions read as constants, and who may do what."""
     await connection.execute(_constants())
     await connection.executemany(

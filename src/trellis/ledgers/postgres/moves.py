@@ -7,14 +7,14 @@ from trellis.engine.errors import JobNotFound, OptionInvalid
 from trellis.engine.jobs import Epoch, JobId, JobKey, Lease, Move, Moved, NotMoved
 from trellis.engine.text import storable
 from trellis.ledgers import refusals
-from trellis.ledgers.postgres.connection import Connection, Row
+from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 from trellis.ledgers.refusals import check_death
 from trellis.lifecycles import BY_CODE, Phase, Role
 
 MOVES = "select * from moves($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
 
 
-def arguments(actor: int, move: Move) -> tuple[object, ...]:
+def move_arguments(actor: int, move: Move) -> tuple[object, ...]:
     """What the function is told of a move by the actor of this number. Whatever cannot be told is refused here, before it meets others."""
     death = move.death
     return (
@@ -34,7 +34,7 @@ def arguments(actor: int, move: Move) -> tuple[object, ...]:
     )
 
 
-async def make(connection: Connection, asked: Sequence[tuple[object, ...]]) -> list[Row]:
+async def run_moves(connection: PostgresConnection, asked: Sequence[tuple[object, ...]]) -> list[PostgresRow]:
     """The rows that answer these moves, in their order; each comes with its arguments."""
     rows = await connection.fetch(MOVES, *map(list, zip(*asked, strict=True)))
     return sorted(rows, key=lambda row: row["n"])
@@ -46,7 +46,7 @@ def _ms(option: str, seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def answer(move: Move, row: Row, role: Role) -> Moved | NotMoved:
+def move_answer(move: Move, row: PostgresRow, role: Role) -> Moved | NotMoved:
     """What a row says about a move in this role; raises JobNotFound, OptionInvalid."""
     if row["outcome"] == "missing":
         raise JobNotFound(job_id=move.job_id)
@@ -56,13 +56,13 @@ def answer(move: Move, row: Row, role: Role) -> Moved | NotMoved:
             check_death(lifecycle.by_name[move.target], None)
             reason = ""
         case "version":
-            reason = refusals.wrong_version(row["version"], move.version)
+            reason = refusals.version_refusal(row["version"], move.version)
         case "key":
             reason = refusals.KEY_IS_FULL
         case "unknown" | "undeclared" | "actor" | "fenced" | "engine":
-            reason = str(refusals.movable(lifecycle, source, move.target, role))
+            reason = str(refusals.transition_or_refusal(lifecycle, source, move.target, role))
         case _:
-            return moved(move.job_id, row, move.target, role)
+            return moved_answer(move.job_id, row, move.target, role)
     return NotMoved(job_id=move.job_id, state=source, target=move.target, reason=reason)
 
 
@@ -71,14 +71,14 @@ def state_name(lifecycle: int, code: int) -> str:
     return BY_CODE[lifecycle].state_of(code).name
 
 
-def moved(job_id: str, row: Row, trigger: str, role: Role) -> Moved | NotMoved:
+def moved_answer(job_id: str, row: PostgresRow, trigger: str, role: Role) -> Moved | NotMoved:
     """The answer of a function that moves one job by a trigger."""
     lifecycle, outcome = BY_CODE[row["lifecycle"]], row["outcome"]
     source = lifecycle.state_of(row["source"]).name
     if outcome == "same":
         return Moved(job_id=JobId(job_id), source=source, target=source, version=row["version"], repeated=True)
     if outcome not in {"moved", "repeated"}:
-        declared, reason = lifecycle.pull(source, trigger), refusals.not_pulled(lifecycle, source, trigger, role)
+        declared, reason = lifecycle.pull(source, trigger), refusals.trigger_refusal(lifecycle, source, trigger, role)
         return NotMoved(
             job_id=JobId(job_id), state=source, target=declared.target if declared else trigger, reason=reason
         )

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trellis.ledgers.postgres.connection import Connection, Row, ServerVersion
+    from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow, ServerVersion
 
 ROLLBACK_S = 2.0
 
@@ -19,11 +19,11 @@ ROLLBACK_S = 2.0
 class PooledConnection:
     """The connection, for one transaction at a time; `lost` are the errors that mean it is gone."""
 
-    def __init__(self, connection: "Connection", local: str, lost: tuple[type[Exception], ...]) -> None:
+    def __init__(self, connection: "PostgresConnection", local: str, lost: tuple[type[Exception], ...]) -> None:
         self._connection, self._local, self._lost = connection, local, lost
         self._in_transaction = False
 
-    async def fetch(self, query: str, *args: object) -> "list[Row]":
+    async def fetch(self, query: str, *args: object) -> "list[PostgresRow]":
         """The rows."""
         async with self._transaction():
             return await self._connection.fetch(query, *args)

@@ -6,35 +6,35 @@ from typing import LiteralString
 
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
-from trellis.engine.jobs import HEADS_MAX, Hold, JobId, Mismatch, Submitted
+from trellis.engine.jobs import HEADS_MAX, HeldLease, JobId, Mismatch, Submitted
 from trellis.engine.records import (
-    Children,
+    ChildPage,
     DeadLetter,
     Event,
     FeedPage,
     Finding,
-    FollowerSeen,
-    History,
+    FindingSeverity,
     Job,
     JobFilter,
+    JobHistory,
     JobPage,
-    KeyOver,
-    Place,
+    JobPlace,
+    KeyOverLimit,
     QueueDepth,
-    Recorded,
-    Severity,
+    RecordedEvent,
     Signal,
-    Unpaired,
-    WorkerSeen,
+    SubscriberRecord,
+    UnpairedArtifact,
+    WorkerRecord,
 )
 from trellis.engine.restoring import may_have_letter
 from trellis.engine.type_options import DECLARED_MAX, TypeOptions
-from trellis.ledgers.bounds import check_children, check_each, check_expiring, check_ids
-from trellis.ledgers.children import Mark, children_after
+from trellis.ledgers.bounds import check_children, check_expiring, check_ids, check_peek_limit
+from trellis.ledgers.children import ChildMark, children_after
 from trellis.ledgers.postgres import restore, rows
-from trellis.ledgers.postgres.connection import Connection, Row
+from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 from trellis.ledgers.postgres.inspection import findings
-from trellis.ledgers.postgres.lanes import Lane
+from trellis.ledgers.postgres.lanes import PostgresLane
 from trellis.ledgers.postgres.submit import CALLER_SCOPE
 from trellis.ledgers.queries import NamedQueries
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, event_code
@@ -57,7 +57,7 @@ COMPLETED = completed_states()
 FINAL = final_states()
 
 
-class Read(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
+class ReadQueries(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     """The queries of read.sql."""
 
     job: LiteralString
@@ -128,17 +128,17 @@ def state_pairs(where: JobFilter) -> list[tuple[Lifecycle, int]] | None:
     return pairs
 
 
-class Reads:
+class PostgresReads:
     """The reading half of the ledger; the writing half extends it."""
 
-    _read_lane: Lane
+    _read_lane: PostgresLane
 
-    async def fetch(self, sql: LiteralString, *args: object) -> list[Row]:
+    async def fetch(self, sql: LiteralString, *args: object) -> list[PostgresRow]:
         """Rows of a read, asked again when the connection is lost."""
         return await self._read_lane.call("read", "", lambda connection, _: connection.fetch(sql, *args))
 
     async def job(self, job_id: JobId) -> Job | None:
-        found = await self.fetch(Read.job, job_id)
+        found = await self.fetch(ReadQueries.job, job_id)
         return rows.job(found[0]) if found else None
 
     async def jobs(
@@ -158,7 +158,7 @@ class Reads:
             pairs = _states_by_place(where)
         if pairs is None:
             found = await self.fetch(
-                Read.jobs_any, before, limit, lifecycle, type_id, where.correlation_id, where.concurrency_key
+                ReadQueries.jobs_any, before, limit, lifecycle, type_id, where.correlation_id, where.concurrency_key
             )
         else:
             found = await self._jobs_in(pairs, before, limit, type_id, where)
@@ -171,7 +171,7 @@ class Reads:
         after, type_id = 0 if cursor is None else _cursor(cursor), await self._type_of(where)
         lifecycles, states = [lc.code for lc, _ in pairs], [code for _, code in pairs]
         asked = (after, limit, lifecycles, type_id, where.correlation_id, where.concurrency_key, states, _move(pairs))
-        return _page(await self.fetch(Read.jobs_oldest, *asked, where.place), limit)
+        return _page(await self.fetch(ReadQueries.jobs_oldest, *asked, where.place), limit)
 
     async def _jobs_of_parent(
         self,
@@ -181,9 +181,9 @@ class Reads:
         limit: int,
         lifecycle: int | None,
         type_id: int | None,
-    ) -> list[Row]:
+    ) -> list[PostgresRow]:
         return await self.fetch(
-            Read.jobs_of_parent,
+            ReadQueries.jobs_of_parent,
             before,
             limit,
             where.parent_id,
@@ -199,12 +199,12 @@ class Reads:
 
     async def _jobs_in(
         self, pairs: list[tuple[Lifecycle, int]], before: int, limit: int, type_id: int | None, where: JobFilter
-    ) -> list[Row]:
+    ) -> list[PostgresRow]:
         """Jobs in certain states: ended ones and the others are in different places."""
-        found: list[Row] = []
+        found: list[PostgresRow] = []
         for ended in (True, False):
             of = [(lc, code) for lc, code in pairs if (lc.state_of(code).phase is Phase.ENDED) is ended]
-            elsewhere = where.place is not None and (where.place is Place.ENDED) is not ended
+            elsewhere = where.place is not None and (where.place is JobPlace.ENDED) is not ended
             if not of or elsewhere or (not ended and where.reason_code is not None):
                 continue
             args = [
@@ -217,9 +217,9 @@ class Reads:
                 [c for _, c in of],
             ]
             found += await (
-                self.fetch(Read.jobs_ended, *args, where.reason_code)
+                self.fetch(ReadQueries.jobs_ended, *args, where.reason_code)
                 if ended
-                else self.fetch(Read.jobs_open, *args, _move(of), where.place)
+                else self.fetch(ReadQueries.jobs_open, *args, _move(of), where.place)
             )
         return sorted(found, key=lambda row: row["id"], reverse=True)[:limit]
 
@@ -227,67 +227,67 @@ class Reads:
         """The number of the filter's type, None for any, 0 for a type nobody ever submitted."""
         if where.type is None:
             return None
-        found = await self.fetch(Read.type_by_name, where.type)
+        found = await self.fetch(ReadQueries.type_by_name, where.type)
         return found[0]["id"] if found else 0
 
-    async def children(self, parent_id: JobId, *, since: str | None, limit: int) -> Children:
+    async def children(self, parent_id: JobId, *, since: str | None, limit: int) -> ChildPage:
         check_children(limit)
-        before = Mark.read(since)
-        found = await self.fetch(Read.children, parent_id, before.last, limit)
+        before = ChildMark.read(since)
+        found = await self.fetch(ReadQueries.children, parent_id, before.last, limit)
         anew = not before.stands(found[0]["many"], int(found[0]["total"]))
         if anew:
-            found = await self.fetch(Read.children, parent_id, 0, limit)
+            found = await self.fetch(ReadQueries.children, parent_id, 0, limit)
         new = [(row["id"], JobId(row["job_id"])) for row in found if row["id"] is not None]
         return children_after(before, new, anew=anew)
 
-    async def heads(self, lifecycle: str, *, each: int) -> list[Job]:
-        check_each(each)
-        found = await self.fetch(Read.heads, lifecycle_named(lifecycle).code, each, HEADS_MAX)
+    async def peek_ready(self, lifecycle: str, *, each: int) -> list[Job]:
+        check_peek_limit(each)
+        found = await self.fetch(ReadQueries.heads, lifecycle_named(lifecycle).code, each, HEADS_MAX)
         return [rows.job(row) for row in found]
 
-    async def holds(self, job_ids: Sequence[JobId]) -> list[Hold]:
+    async def holds(self, job_ids: Sequence[JobId]) -> list[HeldLease]:
         check_ids(job_ids)
-        return [rows.hold(row) for row in await self.fetch(Read.holds, list(job_ids))]
+        return [rows.hold(row) for row in await self.fetch(ReadQueries.holds, list(job_ids))]
 
-    async def expiring(self, lifecycle: str, *, within_s: float, limit: int) -> list[Hold]:
+    async def expiring(self, lifecycle: str, *, within_s: float, limit: int) -> list[HeldLease]:
         check_expiring(within_s, limit)
-        found = await self.fetch(Read.expiring, lifecycle_named(lifecycle).code, within_s, limit)
+        found = await self.fetch(ReadQueries.expiring, lifecycle_named(lifecycle).code, within_s, limit)
         return [rows.hold(row) for row in found]
 
     async def events(self, job_id: JobId) -> list[Event]:
-        return [rows.event(row) for row in await self.fetch(Read.events, job_id)]
+        return [rows.event(row) for row in await self.fetch(ReadQueries.events, job_id)]
 
     async def events_of(self, job_ids: Sequence[JobId]) -> dict[JobId, list[Event]]:
         found: dict[JobId, list[Event]] = {}
-        for row in await self.fetch(Read.events_of_jobs, list(job_ids)):
+        for row in await self.fetch(ReadQueries.events_of_jobs, list(job_ids)):
             found.setdefault(JobId(row["job_id"]), []).append(rows.event(row))
         return found
 
     async def payloads(self, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
-        return {JobId(row["job_id"]): row["payload"] for row in await self.fetch(Read.payloads, list(job_ids))}
+        return {JobId(row["job_id"]): row["payload"] for row in await self.fetch(ReadQueries.payloads, list(job_ids))}
 
     async def acts(self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False) -> list[AdminAct]:
-        query = Read.acts_unpublished if unpublished else Read.acts
+        query = ReadQueries.acts_unpublished if unpublished else ReadQueries.acts
         return [rows.act(row) for row in await self.fetch(query, after, min(limit, ACTS_MAX))]
 
     async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:
-        return [rows.signal(row) for row in await self.fetch(Read.signals, job_id, limit)]
+        return [rows.signal(row) for row in await self.fetch(ReadQueries.signals, job_id, limit)]
 
     async def find_events(
         self, *, type_: str | None, correlation_id: str | None, since: datetime | None, limit: int
     ) -> list[Event]:
         code = event_code(type_) if type_ else None
         if correlation_id is not None:
-            found = await self.fetch(Read.events_by_correlation, correlation_id, since, limit, code)
+            found = await self.fetch(ReadQueries.events_by_correlation, correlation_id, since, limit, code)
         elif code is not None:
-            found = await self.fetch(Read.events_by_type, code, since, limit)
+            found = await self.fetch(ReadQueries.events_by_type, code, since, limit)
         else:
             raise OptionInvalid(option="type_", value=None, expected="a type or a correlation id")
         return [rows.event(row) for row in found]
 
     async def count_events(self, types: Sequence[str], *, since: datetime) -> dict[str, int]:
         codes = {event_code(type_): type_ for type_ in types}
-        counted = {row["type"]: row["many"] for row in await self.fetch(Read.count_events, list(codes), since)}
+        counted = {row["type"]: row["many"] for row in await self.fetch(ReadQueries.count_events, list(codes), since)}
         return {type_: counted.get(code, 0) for code, type_ in codes.items()}
 
     async def feed(
@@ -298,7 +298,9 @@ class Reads:
         codes = None if names is None else sorted(lifecycle_named(name).code for name in names)
         is_narrowed = codes is not None and FREQUENT.isdisjoint(codes)
         query, at_once = (
-            (Read.feed_infrequent_events, FEED_BATCHES_NARROWED) if is_narrowed else (Read.feed_events, FEED_BATCHES)
+            (ReadQueries.feed_infrequent_events, FEED_BATCHES_NARROWED)
+            if is_narrowed
+            else (ReadQueries.feed_events, FEED_BATCHES)
         )
         places = at_once
         events: list[Event] = []
@@ -306,7 +308,7 @@ class Reads:
         while len(events) < limit:
             # A place that was read to its end is not read again.
             read_to_end = after[1] == ID_MAX
-            batches = await self.fetch(Read.feed_batches, after[0] + read_to_end, places)
+            batches = await self.fetch(ReadQueries.feed_batches, after[0] + read_to_end, places)
             if not batches:
                 break
             numbers, last = [row["batch"] for row in batches], batches[-1]["pos"]
@@ -334,7 +336,7 @@ class Reads:
                 places = at_once if found else min(4 * places, FEED_EMPTY_BATCHES_MAX)
         return FeedPage(events=tuple(events), positions=tuple(positions), position=_position_text(after))
 
-    async def recorded(self, events: Sequence[Event]) -> list[Recorded]:
+    async def recorded(self, events: Sequence[Event]) -> list[RecordedEvent]:
         if not events:
             return []
         pairs = ([event.job_id for event in events], [event.version for event in events])
@@ -343,22 +345,22 @@ class Reads:
         at = ([event.job_id for event in ended], [event.version for event in ended])
         return restore.recorded(
             events,
-            await self.fetch(Read.beside, *pairs),
-            await self.fetch(Read.submissions, new) if new else [],
-            await self.fetch(Read.idempotency_keys, new) if new else [],
-            await self.fetch(Read.dead_letters_at, *at) if ended else [],
+            await self.fetch(ReadQueries.beside, *pairs),
+            await self.fetch(ReadQueries.submissions, new) if new else [],
+            await self.fetch(ReadQueries.idempotency_keys, new) if new else [],
+            await self.fetch(ReadQueries.dead_letters_at, *at) if ended else [],
         )
 
     async def feed_end(self) -> str:
         await self.fetch("select sequence_feed()")
-        return _position_text(((await self.fetch(Read.feed_end))[0][0], ID_MAX, 0))
+        return _position_text(((await self.fetch(ReadQueries.feed_end))[0][0], ID_MAX, 0))
 
     async def result(self, job_id: JobId) -> bytes | None:
-        found = await self.fetch(Read.result, job_id)
+        found = await self.fetch(ReadQueries.result, job_id)
         return found[0]["body"] if found else None
 
-    async def answered(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
-        found = await self.fetch(Read.key_used, CALLER_SCOPE + scope, key)
+    async def find_by_idempotency_key(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
+        found = await self.fetch(ReadQueries.key_used, CALLER_SCOPE + scope, key)
         if not found:
             return None
         job_id = JobId(found[0]["job_id"])
@@ -366,12 +368,12 @@ class Reads:
         return Submitted(job_id=job_id, created=False) if same else Mismatch(key=key, job_id=job_id)
 
     async def read_journal(self, job_id: JobId) -> dict[str, bytes]:
-        return {row["entry"]: row["body"] for row in await self.fetch(Read.journal, job_id)}
+        return {row["entry"]: row["body"] for row in await self.fetch(ReadQueries.journal, job_id)}
 
     async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
         before = ID_MAX
         lifecycle = lifecycle_named(where.lifecycle).code if where.lifecycle else None
-        if where.place not in {None, Place.ENDED}:
+        if where.place not in {None, JobPlace.ENDED}:
             return []
         if cursor is not None:
             found = await self.fetch("select id from job where job_id = $1", cursor)
@@ -379,7 +381,7 @@ class Reads:
                 raise OptionInvalid(option="cursor", value=cursor, expected="the id of a job of this ledger")
             before = found[0]["id"]
         found = await self.fetch(
-            Read.dead_letters,
+            ReadQueries.dead_letters,
             before,
             limit,
             where.type,
@@ -391,32 +393,32 @@ class Reads:
         return [rows.dead_letter(row) for row in found]
 
     async def dead_letter(self, job_id: JobId) -> DeadLetter | None:
-        found = await self.fetch(Read.dead_letter, job_id)
+        found = await self.fetch(ReadQueries.dead_letter, job_id)
         return rows.dead_letter(found[0]) if found else None
 
     async def queues(self) -> list[QueueDepth]:
-        return [rows.queue_depth(row) for row in await self.fetch(Read.queues)]
+        return [rows.queue_depth(row) for row in await self.fetch(ReadQueries.queues)]
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
-        return [rows.type_options(row) for row in await self.fetch(Read.declared_types, type_, DECLARED_MAX)]
+        return [rows.type_options(row) for row in await self.fetch(ReadQueries.declared_types, type_, DECLARED_MAX)]
 
     async def home_issuer(self) -> str | None:
-        found = await self.fetch(Read.home_issuer)
+        found = await self.fetch(ReadQueries.home_issuer)
         return found[0]["value"] if found else None
 
-    async def workers(self) -> list[WorkerSeen]:
+    async def workers(self) -> list[WorkerRecord]:
         return [
-            WorkerSeen(name=row["name"], seen_at=row["seen_at"], held=row["held"], info=row["info"])
-            for row in await self.fetch(Read.workers)
+            WorkerRecord(name=row["name"], seen_at=row["seen_at"], held=row["held"], info=row["info"])
+            for row in await self.fetch(ReadQueries.workers)
         ]
 
-    async def followers(self) -> list[FollowerSeen]:
-        return [FollowerSeen(**dict(row)) for row in await self.fetch(Read.followers)]
+    async def followers(self) -> list[SubscriberRecord]:
+        return [SubscriberRecord(**dict(row)) for row in await self.fetch(ReadQueries.followers)]
 
     async def now(self) -> datetime:
         return (await self.fetch("select trellis.now()"))[0][0]
 
-    async def histories(self, *, batch: int = 500) -> AsyncIterator[History]:
+    async def histories(self, *, batch: int = 500) -> AsyncIterator[JobHistory]:
         after = 0
         while True:
             found, past, dead = await self._read_lane.call(
@@ -434,35 +436,41 @@ class Reads:
                 letters.setdefault(row["job_id"], []).append(rows.dead_letter(row, state))
             for row in found:
                 job = rows.job(row)
-                yield History(
+                yield JobHistory(
                     job=job,
                     events=tuple(events.get(job.job_id, ())),
                     dead_letters=tuple(letters.get(job.job_id, ())),
                 )
 
-    async def keys_over(self) -> list[KeyOver]:
-        return [KeyOver(**dict(row)) for row in await self.fetch(Read.keys_over)]
+    async def keys_over(self) -> list[KeyOverLimit]:
+        return [KeyOverLimit(**dict(row)) for row in await self.fetch(ReadQueries.keys_over)]
 
-    async def unpaired(self) -> list[Unpaired]:
+    async def unpaired(self) -> list[UnpairedArtifact]:
         pairs = [list(column) for states in (COMPLETED, FINAL) for column in zip(*states, strict=True)]
-        found = await self.fetch(Read.unpaired, *pairs)
-        return [Unpaired(**dict(row)) for row in found]
+        found = await self.fetch(ReadQueries.unpaired, *pairs)
+        return [UnpairedArtifact(**dict(row)) for row in found]
 
     async def inspect(self) -> list[Finding]:
-        found = await self.fetch(Read.inspect)
+        found = await self.fetch(ReadQueries.inspect)
         return (
             findings(found[0])
             if found
-            else [Finding(check="ledger", severity=Severity.ERROR, detail="the ledger does not answer")]
+            else [Finding(check="ledger", severity=FindingSeverity.ERROR, detail="the ledger does not answer")]
         )
 
 
-async def _snapshot(connection: Connection, after: int, limit: int) -> tuple[list[Row], list[Row], list[Row]]:
+async def _snapshot(
+    connection: PostgresConnection, after: int, limit: int
+) -> tuple[list[PostgresRow], list[PostgresRow], list[PostgresRow]]:
     """Jobs, their events and their dead letters as of one moment, so that `verify` is fair on a ledger at work."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        found = await connection.fetch(Read.histories, after, limit)
+        found = await connection.fetch(ReadQueries.histories, after, limit)
         keys = [row["id"] for row in found]
-        return found, await connection.fetch(Read.events_of, keys), await connection.fetch(Read.dead_letters_of, keys)
+        return (
+            found,
+            await connection.fetch(ReadQueries.events_of, keys),
+            await connection.fetch(ReadQueries.dead_letters_of, keys),
+        )
 
 
 def state_at(events: list[Event], version: int) -> str:
@@ -472,7 +480,7 @@ def state_at(events: list[Event], version: int) -> str:
 
 def _states_by_place(where: JobFilter) -> list[tuple[Lifecycle, int]]:
     """Every state that a filter without a word for one can mean: of dead letters and of what has ended, the ends."""
-    ended = where.reason_code is not None or where.place is Place.ENDED
+    ended = where.reason_code is not None or where.place is JobPlace.ENDED
     among = [lifecycle_named(where.lifecycle)] if where.lifecycle else list(LIFECYCLES.values())
     return [
         (lc, lc.code_of(state.name)) for lc in among for state in lc.states if (state.phase is Phase.ENDED) is ended
@@ -484,7 +492,7 @@ def _move(pairs: list[tuple[Lifecycle, int]]) -> bool:
     return any(lc.state_of(code).claimable or lc.state_of(code).phase is Phase.HELD for lc, code in pairs)
 
 
-def _page(found: list[Row], limit: int) -> JobPage:
+def _page(found: list[PostgresRow], limit: int) -> JobPage:
     return JobPage(
         jobs=tuple(rows.job(row) for row in found), cursor=str(found[-1]["id"]) if len(found) == limit else None
     )

@@ -7,18 +7,18 @@ second finds them moved.
 from collections.abc import Sequence
 
 from trellis.engine.jobs import JobId, RequestId
-from trellis.engine.records import JobFilter, Place
-from trellis.ledgers.postgres.connection import Connection, Row
-from trellis.ledgers.postgres.reads import Read, lifecycle_named, state_pairs
+from trellis.engine.records import JobFilter, JobPlace
+from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
+from trellis.ledgers.postgres.reads import ReadQueries, lifecycle_named, state_pairs
 
 
 async def requeue(
-    connection: Connection,
+    connection: PostgresConnection,
     asked: tuple[int, RequestId, str | None],
     jobs: Sequence[JobId] | JobFilter,
     *,
     limit: int,
-) -> tuple[list[JobId], list[Row]]:
+) -> tuple[list[JobId], list[PostgresRow]]:
     """The jobs that were meant, and what came of each."""
     number, request_id, cause = asked
     filtered = isinstance(jobs, JobFilter)
@@ -27,16 +27,18 @@ async def requeue(
     return chosen, await connection.fetch(call, number, chosen, request_id, cause)
 
 
-async def _requeueable(connection: Connection, where: JobFilter, limit: int, request_id: RequestId) -> list[JobId]:
+async def _requeueable(
+    connection: PostgresConnection, where: JobFilter, limit: int, request_id: RequestId
+) -> list[JobId]:
     """The jobs a filter means: those this request took before, if it did, so that asking again takes no more."""
-    before = await connection.fetch(Read.requested, request_id)
+    before = await connection.fetch(ReadQueries.requested, request_id)
     if before:
         return [JobId(row["job_id"]) for row in before]
-    if where.place not in {None, Place.ENDED}:
+    if where.place not in {None, JobPlace.ENDED}:
         return []
     pairs = state_pairs(where)
     rows = await connection.fetch(
-        Read.requeueable,
+        ReadQueries.requeueable,
         limit,
         lifecycle_named(where.lifecycle).code if where.lifecycle else None,
         [state for _, state in pairs] if pairs is not None else None,

@@ -6,16 +6,16 @@ from datetime import datetime
 from typing import Any
 
 from trellis.engine.jobs import JobId, Priority
-from trellis.engine.records import DeadLetter, Event, IdempotencyKey, Recorded, Restored, Submission
-from trellis.engine.restoring import check, comeback
+from trellis.engine.records import DeadLetter, Event, IdempotencyKey, JobToRestore, RecordedEvent, Submission
+from trellis.engine.restoring import check_restorable, restored_place
 from trellis.ledgers.postgres import rows
-from trellis.ledgers.postgres.connection import Connection, Row
+from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 from trellis.lifecycles import LIFECYCLES, event_code
 
 RESTORE = "select job_id from restore($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 
 
-class Batch:
+class RestoreBatch:
     """Jobs in the shape in which `restore` takes them: JSON, and the bytes beside it, counted from 1."""
 
     def __init__(self, now: datetime) -> None:
@@ -30,14 +30,19 @@ class Batch:
         self._journal: list[dict[str, Any]] = []
         self._bodies: list[bytes] = []
 
-    def add(self, job: Restored) -> None:
+    def add(self, job: JobToRestore) -> None:
         """Take a job in; raises HistoryBroken."""
-        lifecycle = check(job)
+        lifecycle = check_restorable(job)
         asked = job.records[0].submission
         assert asked is not None, "a checked job says what was asked"
         self._payloads.append(asked.payload)
         self._jobs.append(
-            {"n": len(self._payloads), "lifecycle": lifecycle.code, **_asked(job, asked), **self._standing(job)}
+            {
+                "n": len(self._payloads),
+                "lifecycle": lifecycle.code,
+                **_submission_json(job, asked),
+                **self._standing(job),
+            }
         )
         for one in job.records:
             self._add_event(job, one)
@@ -51,7 +56,7 @@ class Batch:
             kept = {"job_id": job.job_id, "entry": entry, "at": _iso(last.ts), "epoch": last.epoch}
             self._journal.append({"n": len(self._bodies), **kept})
 
-    async def put_back(self, connection: Connection, actor: int) -> set[str]:
+    async def put_back(self, connection: PostgresConnection, actor: int) -> set[str]:
         """Which of them were put back."""
         found = await connection.fetch(
             RESTORE,
@@ -68,8 +73,8 @@ class Batch:
         )
         return {row["job_id"] for row in found}
 
-    def _standing(self, job: Restored) -> dict[str, Any]:
-        now, last = comeback(job, self._now), job.records[-1].event
+    def _standing(self, job: JobToRestore) -> dict[str, Any]:
+        now, last = restored_place(job, self._now), job.records[-1].event
         holder = now.held_by
         return {
             "version": last.version,
@@ -89,7 +94,7 @@ class Batch:
             "held_until": _iso(now.held_until),
         }
 
-    def _add_event(self, job: Restored, one: Recorded) -> None:
+    def _add_event(self, job: JobToRestore, one: RecordedEvent) -> None:
         event, lifecycle = one.event, LIFECYCLES[one.event.lifecycle]
         self._data.append(event.data)
         self._events.append(
@@ -116,7 +121,7 @@ class Batch:
             self._letters.append(_letter(job, event, one.dead_letter))
 
 
-def _asked(job: Restored, asked: Submission) -> dict[str, Any]:
+def _submission_json(job: JobToRestore, asked: Submission) -> dict[str, Any]:
     first = job.records[0].event
     return {
         "job_id": first.job_id,
@@ -135,7 +140,7 @@ def _asked(job: Restored, asked: Submission) -> dict[str, Any]:
     }
 
 
-def _letter(job: Restored, event: Event, letter: DeadLetter) -> dict[str, Any]:
+def _letter(job: JobToRestore, event: Event, letter: DeadLetter) -> dict[str, Any]:
     """A dead letter, with the moment at which somebody requeued its job."""
     later = (one.event for one in job.records if one.event.generation > event.generation)
     requeued = next(later, None)
@@ -164,8 +169,12 @@ def _iso(at: datetime | None) -> str | None:
 
 
 def recorded(
-    events: Sequence[Event], beside: list[Row], asked: list[Row], keys: list[Row], letters: list[Row]
-) -> list[Recorded]:
+    events: Sequence[Event],
+    beside: list[PostgresRow],
+    asked: list[PostgresRow],
+    keys: list[PostgresRow],
+    letters: list[PostgresRow],
+) -> list[RecordedEvent]:
     """Events with what four queries say beside them; those of a job that is gone are left out."""
     rest = {(row["job_id"], row["version"]): row for row in beside}
     keys_of: dict[str, list[IdempotencyKey]] = {}
@@ -175,7 +184,7 @@ def recorded(
     submissions = {row["job_id"]: _submission(row, keys_of.get(row["job_id"], [])) for row in asked}
     letter_at = {(row["job_id"], row["version"]): rows.dead_letter(row) for row in letters}
     return [
-        Recorded(
+        RecordedEvent(
             event=event,
             type=rest[event.job_id, event.version]["type_name"],
             submitted_at=rest[event.job_id, event.version]["created_at"],
@@ -189,7 +198,7 @@ def recorded(
     ]
 
 
-def _submission(row: Row, keys: list[IdempotencyKey]) -> Submission:
+def _submission(row: PostgresRow, keys: list[IdempotencyKey]) -> Submission:
     return Submission(
         type=row["type_name"],
         priority=Priority(row["prio"]),

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from trellis.engine.admin_acts import AdminAct, NewAct, facts_text, read_facts
-from trellis.engine.event_data import asked_to_stop, cancel_request_in
-from trellis.engine.jobs import Epoch, Hold, JobId, JobKey, Lease, Priority, ReasonCode, Stage
+from trellis.engine.event_data import cancel_request_in, with_cancel_request_of
+from trellis.engine.jobs import Epoch, HeldLease, JobId, JobKey, Lease, Priority, ReasonCode, Stage
 from trellis.engine.nodes import node_of
-from trellis.engine.records import DeadLetter, Event, Job, Place, QueueDepth, Signal
+from trellis.engine.records import DeadLetter, Event, Job, JobPlace, QueueDepth, Signal
 from trellis.engine.type_options import TypeOptions
-from trellis.ledgers.postgres.connection import Row
+from trellis.ledgers.postgres.connection import PostgresRow
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, event_name
 from trellis.lifecycles.lifecycle import ROLES
 
 
-def job(row: Row) -> Job:
+def job(row: PostgresRow) -> Job:
     """A row of `job_status` with its names."""
     lifecycle = BY_CODE[row["lifecycle"]]
     found = Job(
@@ -23,7 +23,7 @@ def job(row: Row) -> Job:
         lifecycle=lifecycle.name,
         type=row["type_name"],
         state=lifecycle.state_of(row["state"]).name,
-        place=Place(row["place"]),
+        place=JobPlace(row["place"]),
         priority=Priority(row["prio"]),
         generation=row["generation"],
         attempt=row["attempt"],
@@ -36,7 +36,7 @@ def job(row: Row) -> Job:
         updated_at=row["updated_at"],
         due_at=row["due_at"],
         deadline_at=row["deadline_at"],
-        owner=row["owner_name"] if row["place"] == Place.HELD else None,
+        owner=row["owner_name"] if row["place"] == JobPlace.LEASED else None,
         lease_expires_at=row["until"],
         cancel_requested=row["cancel_at"] is not None,
         cancel_asked_by=row.get("asked_by"),
@@ -50,10 +50,10 @@ def job(row: Row) -> Job:
         payload=row.get("payload"),
         progress=row.get("progress"),
     )
-    return asked_to_stop(found, cancel_request_in(row.get("end_data")))
+    return with_cancel_request_of(found, cancel_request_in(row.get("end_data")))
 
 
-def type_options(row: Row) -> TypeOptions:
+def type_options(row: PostgresRow) -> TypeOptions:
     """A row of `type_options` with its names."""
     return TypeOptions(
         type=row["name"],
@@ -68,10 +68,10 @@ def type_options(row: Row) -> TypeOptions:
     )
 
 
-def hold(row: Row) -> Hold:
+def hold(row: PostgresRow) -> HeldLease:
     """A row of `lease` with its names."""
     lifecycle = BY_CODE[row["lifecycle"]]
-    return Hold(
+    return HeldLease(
         lease=Lease(JobKey(row["id"]), Epoch(row["epoch"]), JobId(row["job_id"]), lifecycle.name),
         type=row["type_name"],
         state=lifecycle.state_of(row["state"]).name,
@@ -85,7 +85,7 @@ def hold(row: Row) -> Hold:
     )
 
 
-def event(row: Row) -> Event:
+def event(row: PostgresRow) -> Event:
     """A row of `event` with its names."""
     lifecycle = BY_CODE[row["lifecycle"]]
     source = row["from_state"]
@@ -110,7 +110,7 @@ def event(row: Row) -> Event:
     )
 
 
-def dead_letter(row: Row, state: str | None = None) -> DeadLetter:
+def dead_letter(row: PostgresRow, state: str | None = None) -> DeadLetter:
     """A row of `dead_letter` with its names."""
     lifecycle = BY_CODE[row["lifecycle"]]
     return DeadLetter(
@@ -130,7 +130,7 @@ def dead_letter(row: Row, state: str | None = None) -> DeadLetter:
     )
 
 
-def queue_depth(row: Row) -> QueueDepth:
+def queue_depth(row: PostgresRow) -> QueueDepth:
     """One type and how much of it is where."""
     return QueueDepth(
         type=row["name"],
@@ -145,7 +145,7 @@ def queue_depth(row: Row) -> QueueDepth:
     )
 
 
-def act(row: Row) -> AdminAct:
+def act(row: PostgresRow) -> AdminAct:
     """A row of `act` with its names."""
     return AdminAct(
         no=row["no"],
@@ -188,6 +188,6 @@ def acts_json(acts: Sequence[AdminAct]) -> str:
     )
 
 
-def signal(row: Row) -> Signal:
+def signal(row: PostgresRow) -> Signal:
     """A row of `signal`."""
     return Signal(job_id=JobId(row["job_id"]), type=SIGNAL_TYPES[int(row["type"]) - 1], ts=row["at"], data=row["data"])

@@ -6,7 +6,7 @@ from typing import Any
 
 from trellis.engine.jobs import JobId, Mismatch, NewJob, Submitted
 from trellis.engine.type_options import TypeOptions
-from trellis.ledgers.postgres.connection import Connection
+from trellis.ledgers.postgres.connection import PostgresConnection
 from trellis.lifecycles import LIFECYCLES
 
 SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
@@ -26,7 +26,7 @@ def _some(values: list[Any]) -> list[Any] | None:
 
 
 async def submit_plain(
-    connection: Connection, actor: int, jobs: Sequence[NewJob], types: dict[str, int], *, repeat: bool
+    connection: PostgresConnection, actor: int, jobs: Sequence[NewJob], types: dict[str, int], *, repeat: bool
 ) -> None:
     """Jobs without keys, one statement for each lifecycle."""
     for lifecycle, group in groupby(sorted(jobs, key=lambda j: j.lifecycle), key=lambda j: j.lifecycle):
@@ -71,7 +71,7 @@ def declaring(actor: int, types: Sequence[TypeOptions], *, only_new: bool) -> tu
     )
 
 
-async def lock_waiting(connection: Connection, jobs: Sequence[NewJob]) -> None:
+async def lock_waiting(connection: PostgresConnection, jobs: Sequence[NewJob]) -> None:
     """The first statement of a transaction with several calls: each of them alone would lock in an order of its own."""
     bounded = [job.concurrency_key for job in jobs if job.waiting_max is not None]
     if bounded:
@@ -79,7 +79,7 @@ async def lock_waiting(connection: Connection, jobs: Sequence[NewJob]) -> None:
 
 
 async def submit_keyed(
-    connection: Connection, actor: int, jobs: Sequence[NewJob], types: dict[str, int], *, repeat: bool
+    connection: PostgresConnection, actor: int, jobs: Sequence[NewJob], types: dict[str, int], *, repeat: bool
 ) -> list[Submitted | Mismatch]:
     """Jobs with keys, one by one inside one statement."""
     keys = [_key(job) for job in jobs]

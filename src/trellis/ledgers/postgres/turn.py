@@ -16,19 +16,19 @@ from trellis.engine.jobs import (
     CLAIM_MAX,
     LEAST_URGENT_FIRST_EVERY,
     Advance,
-    Applied,
     Claim,
     Claimed,
     Lease,
     LeaseLost,
     Priority,
+    StepApplied,
     TurnResult,
     lease_length_s,
 )
 from trellis.engine.text import storable
-from trellis.ledgers.postgres.connection import Connection, Row
-from trellis.ledgers.postgres.lanes import Lane
-from trellis.ledgers.refusals import check_death, not_advanced
+from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
+from trellis.ledgers.postgres.lanes import PostgresLane
+from trellis.ledgers.refusals import advance_refusal, check_death
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, Transition, Trigger
 
 TURN = "select * from turn($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)"
@@ -38,7 +38,7 @@ PRIORITIES = tuple(int(priority) for priority in Priority)
 
 
 @dataclass(slots=True)
-class Steps:
+class SortedSteps:
     """The steps of one call, sorted into what the function takes as arrays and what it takes one by one."""
 
     lifecycle: Lifecycle
@@ -53,7 +53,9 @@ class Steps:
         return bool(self.others) and not (self.done or self.starts)
 
 
-_BURIED = {one.name: {state.name for state in one.states if state.dead_letter} for one in LIFECYCLES.values()}
+_DEAD_LETTER_STATES = {
+    one.name: {state.name for state in one.states if state.dead_letter} for one in LIFECYCLES.values()
+}
 
 
 @lru_cache(maxsize=1024)
@@ -70,15 +72,15 @@ def _refused(advance: Advance, role: Role) -> InvalidTransition:
         source=advance.source,
         target=transition.target if transition else advance.trigger,
         actor=role.value,
-        reason=not_advanced(transition, role, advance) or "not declared",
+        reason=advance_refusal(transition, role, advance) or "not declared",
     )
 
 
-def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> Steps:
+def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> SortedSteps:
     """Completions and starts of one lifecycle go set-wise, everything else one by one; each kind sorted by job."""
     ordered = sorted(advances, key=itemgetter(0))
     name = claim.lifecycle if claim else ordered[0].lease.lifecycle if ordered else "leased-job"
-    steps = Steps(lifecycle=LIFECYCLES[name])
+    steps = SortedSteps(lifecycle=LIFECYCLES[name])
     done, starts, others = steps.done, steps.starts, steps.others
     last_done = last_start = last_other = None
     for n, advance in enumerate(ordered, start=1):
@@ -86,7 +88,7 @@ def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> 
         transition = declared(lifecycle, source, trigger, role)
         if transition is None or transition.finalizes is (finalizes is None):
             raise _refused(advance, role)
-        if death is not None or transition.target in _BURIED[lifecycle]:
+        if death is not None or transition.target in _DEAD_LETTER_STATES[lifecycle]:
             check_death(LIFECYCLES[lifecycle].by_name[transition.target], death)
         # What follows a step that goes one by one does too: it must come after it. So does a start that another step follows: whether
         # it was made before cannot be told without knowing how many follow.
@@ -150,7 +152,7 @@ def _text(advance: Advance) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class StepsCall:
     """A turn that claims nothing and goes one by one, as the function is told it."""
 
     actor: int
@@ -160,13 +162,13 @@ class Asked:
     told: str
 
 
-def asked(actor: int, steps: Steps) -> Asked:
+def steps_call(actor: int, steps: SortedSteps) -> StepsCall:
     """For the actor of this number. Whatever cannot be told is refused here, before it meets others."""
     others = steps.others
-    return Asked(actor=actor, key=others[0].lease.key, steps=len(others), told=json.dumps(_others(others)))
+    return StepsCall(actor=actor, key=others[0].lease.key, steps=len(others), told=json.dumps(_others(others)))
 
 
-class Marks:
+class LowWaterMarks:
     """Low-water marks of a claimer: where it last found work, by type and priority.
 
     They are used while claims come back full, for at most half a second on end. A job that commits late, or that keeps an older
@@ -194,7 +196,7 @@ class Marks:
             self._low.clear()
         return [self._low.get((type_, priority), 0) for priority in priorities for type_ in types]
 
-    def note(self, claimed: Row | None, wanted: int) -> None:
+    def note(self, claimed: PostgresRow | None, wanted: int) -> None:
         """Remember where the last claimed jobs stood."""
         self._full = claimed is not None and len(claimed["ids"]) >= wanted
         if claimed is None:
@@ -206,16 +208,18 @@ class Marks:
                 self._low[place] = max(self._low.get(place, 0), position)
 
 
-class Turner:
+class TurnCaller:
     """Makes turns over a lane. The turners of one claimer share its marks."""
 
-    def __init__(self, lane: Lane, marks: Marks) -> None:
+    def __init__(self, lane: PostgresLane, marks: LowWaterMarks) -> None:
         self.lane = lane
         self.waiting = 0
         """Turns under way or in line."""
         self._marks = marks
 
-    async def turn(self, actor: int, steps: Steps, claim: Claim | None, types: Sequence[int]) -> list[Row]:
+    async def turn(
+        self, actor: int, steps: SortedSteps, claim: Claim | None, types: Sequence[int]
+    ) -> list[PostgresRow]:
         """The rows that answer one turn."""
         self.waiting += 1
         try:
@@ -223,31 +227,33 @@ class Turner:
         finally:
             self.waiting -= 1
 
-    async def _turn(self, actor: int, steps: Steps, claim: Claim | None, types: Sequence[int]) -> list[Row]:
+    async def _turn(
+        self, actor: int, steps: SortedSteps, claim: Claim | None, types: Sequence[int]
+    ) -> list[PostgresRow]:
         order = self._marks.order() if claim else ()
         lows = self._marks.lows(types, order, asyncio.get_running_loop().time())
-        rows = await self._ask(arguments(actor, steps, claim, types, lows, order), claim)
+        rows = await self._ask(turn_arguments(actor, steps, claim, types, lows, order), claim)
         if claim is not None:
             self._marks.note(claimed_of(rows), claim.start + claim.prefetch)
         return rows
 
-    async def _ask(self, args: list[Any], claim: Claim | None) -> list[Row]:
+    async def _ask(self, args: list[Any], claim: Claim | None) -> list[PostgresRow]:
         return await self.lane.call("turn", claim.claim_id if claim else "steps", lambda c, _: c.fetch(TURN, *args))
 
 
-async def make(connection: Connection, turns: Sequence[Asked]) -> list[list[Row]]:
+async def run_turns(connection: PostgresConnection, turns: Sequence[StepsCall]) -> list[list[PostgresRow]]:
     """The rows that answer each of these turns."""
     # By job, as every call goes: those of one job each never wait for each other in a ring.
     order = sorted(range(len(turns)), key=lambda n: turns[n].key)
     rows = await connection.fetch(TURNS, [turns[n].actor for n in order], [turns[n].told for n in order])
-    told: list[list[Row]] = [[] for _ in turns]
+    told: list[list[PostgresRow]] = [[] for _ in turns]
     for row in rows:
         told[order[row["turn"] - 1]].append(row)
     return told
 
 
-def arguments(
-    actor: int, steps: Steps, claim: Claim | None, types: Sequence[int], lows: Sequence[int], order: Sequence[int]
+def turn_arguments(
+    actor: int, steps: SortedSteps, claim: Claim | None, types: Sequence[int], lows: Sequence[int], order: Sequence[int]
 ) -> list[Any]:
     """The arguments of `turn`."""
     done, starts = steps.done, steps.starts
@@ -286,13 +292,17 @@ STARTED, DONE, OTHER = range(3)
 """Which part of a call an answer belongs to: one job may be started and completed in one call."""
 
 
-def claimed_of(rows: Sequence[Row]) -> Row | None:
+def claimed_of(rows: Sequence[PostgresRow]) -> PostgresRow | None:
     """The row that says what was claimed."""
     return next((row for row in rows if row["kind"] == CLAIMED), None)
 
 
-def answers(
-    advances: Sequence[Advance], steps: Steps, rows: Sequence[Row], names: dict[int, str], claim: Claim | None
+def turn_answers(
+    advances: Sequence[Advance],
+    steps: SortedSteps,
+    rows: Sequence[PostgresRow],
+    names: dict[int, str],
+    claim: Claim | None,
 ) -> TurnResult:
     """What the rows of `turn` say about each step, and the jobs they hand out."""
     claimed = claimed_of(rows) if claim else None
@@ -300,9 +310,11 @@ def answers(
     return TurnResult(_outcomes(advances, steps, rows) if advances else [], jobs)
 
 
-def _outcomes(advances: Sequence[Advance], steps: Steps, rows: Sequence[Row]) -> list[Applied | LeaseLost]:
-    told: list[dict[int, Applied]] = [{}, {}]
-    one_by_one: list[Applied | None] = []
+def _outcomes(
+    advances: Sequence[Advance], steps: SortedSteps, rows: Sequence[PostgresRow]
+) -> list[StepApplied | LeaseLost]:
+    told: list[dict[int, StepApplied]] = [{}, {}]
+    one_by_one: list[StepApplied | None] = []
     for row in rows:
         kind, part = row["kind"], row["part"]
         if kind not in {LOST, REPEATED, APPLIED}:
@@ -310,7 +322,7 @@ def _outcomes(advances: Sequence[Advance], steps: Steps, rows: Sequence[Row]) ->
         if kind == APPLIED and part != OTHER and row["ids"] is not None:
             told[part] |= zip(row["ids"], map(_applied, row["versions"]), strict=True)
             continue
-        made = None if kind == LOST else Applied(row["version"], repeated=kind == REPEATED)
+        made = None if kind == LOST else StepApplied(row["version"], repeated=kind == REPEATED)
         if part == OTHER:
             one_by_one.append(made)
         elif made is not None:
@@ -325,8 +337,8 @@ def _outcomes(advances: Sequence[Advance], steps: Steps, rows: Sequence[Row]) ->
 
 
 @lru_cache(maxsize=256)
-def _applied(version: int) -> Applied:
-    return Applied(version)
+def _applied(version: int) -> StepApplied:
+    return StepApplied(version)
 
 
 # Made straight from a tuple of all fields: thousands are made in a second, and named arguments double the price.
@@ -335,7 +347,7 @@ _lease: Callable[[tuple[Any, ...]], Lease] = partial(_new, Lease)
 _job: Callable[[tuple[Any, ...]], Claimed] = partial(_new, Claimed)
 
 
-def _claimed(row: Row, rows: Sequence[Row], names: dict[int, str], claim: Claim) -> list[Claimed]:
+def _claimed(row: PostgresRow, rows: Sequence[PostgresRow], names: dict[int, str], claim: Claim) -> list[Claimed]:
     lifecycle = LIFECYCLES[claim.lifecycle]
     terms = {t.type: (lease_length_s(t.lease_s, t.heartbeat_s), t.heartbeat_s) for t in claim.types}
     types = [names[number] for number in row["types"]]
@@ -359,10 +371,14 @@ def _claimed(row: Row, rows: Sequence[Row], names: dict[int, str], claim: Claim)
     ]
     jobs = list(map(_job, zip(*columns, strict=False)))
     wide = {row["id"]: row for row in rows if row["kind"] == WIDE}
-    return [_widened(job, wide[job.lease.key]) if job.lease.key in wide else job for job in jobs] if wide else jobs
+    return (
+        [_with_rare_fields(job, wide[job.lease.key]) if job.lease.key in wide else job for job in jobs]
+        if wide
+        else jobs
+    )
 
 
-def _widened(job: Claimed, row: Row) -> Claimed:
+def _with_rare_fields(job: Claimed, row: PostgresRow) -> Claimed:
     more: dict[str, Any] = json.loads(row["extra"])
     checkpoint = more["checkpoint"]
     return job._replace(

@@ -13,7 +13,7 @@ from trellis.ledgers.sqlite.plan import ROLE_CODES
 from trellis.lifecycles.lifecycle import ROLES
 
 
-class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/acts.sql"):
+class _ActQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/acts.sql"):
     add: LiteralString
     put_back: LiteralString
     read: LiteralString
@@ -38,7 +38,7 @@ def record(tx: Transaction, actor: Actor, act: NewAct) -> str:
         "id": act.id,
     }
     tx.appended = True
-    added = tx.db.execute(_Sql.add, values).fetchall()
+    added = tx.db.execute(_ActQueries.add, values).fetchall()
     return added[0][0] if added else (act.id or "")
 
 
@@ -47,20 +47,20 @@ def put_back(tx: Transaction, lost: Sequence[AdminAct]) -> None:
     for act in lost:
         who = (ROLE_CODES[act.role], tx.names.actor_id(act.actor, act.node or ""))
         about = (act.event, act.subject, act.source, act.target, act.cause, act.correlation_id, act.job_id)
-        tx.db.execute(_Sql.put_back, (act.id, rows.microseconds(act.at), *who, *about, facts_text(act.facts)))
+        tx.db.execute(_ActQueries.put_back, (act.id, rows.microseconds(act.at), *who, *about, facts_text(act.facts)))
 
 
 def read(tx: Transaction, after: int, limit: int, *, unpublished: bool) -> list[AdminAct]:
     """The next acts after this number."""
-    query = _Sql.read_unpublished if unpublished else _Sql.read
+    query = _ActQueries.read_unpublished if unpublished else _ActQueries.read
     return [_act(row) for row in tx.db.execute(query, (after, limit))]
 
 
 def mark_published(tx: Transaction, numbers: Sequence[int]) -> None:
-    tx.db.executemany(_Sql.mark_published, [(number,) for number in numbers])
+    tx.db.executemany(_ActQueries.mark_published, [(number,) for number in numbers])
 
 
-def _act(row: rows.Row) -> AdminAct:
+def _act(row: rows.SqliteRow) -> AdminAct:
     no, id_, at, role, actor, node, event, subject, source, target, cause, correlation, job, facts = row
     return AdminAct(
         no=no,

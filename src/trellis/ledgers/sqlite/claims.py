@@ -12,12 +12,12 @@ from trellis.engine.errors import NotAllowed, UnknownLifecycle
 from trellis.engine.jobs import CLAIM_MAX, Actor, Claim, Claimed, Epoch, JobId, JobKey, Lease, Priority, TypeClaim
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.plan import HELD, STATE_NAMES, STEPS, US, Act, Who, lease_length_us
-from trellis.ledgers.sqlite.steps import array, write_act
+from trellis.ledgers.sqlite.plan import HELD, STATE_NAMES, STEPS, US, ActorRef, StepWrite, lease_length_us
+from trellis.ledgers.sqlite.steps import array, write_step
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, Trigger
 
 
-class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/turn.sql"):
+class _ClaimQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/turn.sql"):
     ready_of_type: LiteralString
     ready_of_class: LiteralString
     died_and_claimable_or_held: LiteralString
@@ -30,7 +30,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/turn.sql"):
     held_of_type: LiteralString
 
 
-class _Row(NamedTuple):
+class _ReadyRow(NamedTuple):
     """A ready job, in the order of the query `to_claim`."""
 
     id: JobKey
@@ -63,7 +63,7 @@ class _Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _TypeDemand:
     """One type of a claim: its number, its lease, and how many may be taken now."""
 
     id: int
@@ -73,14 +73,14 @@ class _Wanted:
     tokens: float | None
 
 
-def claim(tx: Transaction, actor: Actor, who: Who, request: Claim, *, least_urgent_first: bool) -> list[Claimed]:
+def claim(tx: Transaction, actor: Actor, who: ActorRef, request: Claim, *, least_urgent_first: bool) -> list[Claimed]:
     """Leases on up to `start + prefetch` ready jobs; the first `start` of them are started."""
     lifecycle = _claimable_by(actor, who, request.lifecycle)
     before = _claimed_before(tx, who, lifecycle, request)
     if before is not None:
         return before
     count = min(request.start + request.prefetch, CLAIM_MAX)
-    wanted = _wanted(tx, lifecycle, request, count)
+    wanted = _type_demands(tx, lifecycle, request, count)
     held_back = array(_held_back(tx, lifecycle, wanted)) if request.isolates else "[]"
     ids = _pick(tx, wanted, count, held_back, least_urgent_first=least_urgent_first)
     if not ids:
@@ -90,11 +90,11 @@ def claim(tx: Transaction, actor: Actor, who: Who, request: Claim, *, least_urge
     claimed = _grant(tx, lifecycle, who, rows, by_type, request)
     _spend(tx, by_type, rows)
     leases = json.dumps([(one.lease.key, one.lease.epoch) for one in claimed], separators=(",", ":"))
-    tx.db.execute(_Sql.record_claim, (request.claim_id, tx.now, leases))
+    tx.db.execute(_ClaimQueries.record_claim, (request.claim_id, tx.now, leases))
     return claimed
 
 
-def _claimable_by(actor: Actor, who: Who, name: str) -> Lifecycle:
+def _claimable_by(actor: Actor, who: ActorRef, name: str) -> Lifecycle:
     lifecycle = LIFECYCLES.get(name)
     if lifecycle is None:
         raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES))
@@ -109,10 +109,10 @@ def _claimable_by(actor: Actor, who: Who, name: str) -> Lifecycle:
 # --- which -----------------------------------------------------------------------------------------------------------
 
 
-def _wanted(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: int) -> list[_Wanted]:
+def _type_demands(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: int) -> list[_TypeDemand]:
     """The types of a claim that exist, are not paused and have tokens left."""
-    controls = {row[0]: row[1:] for row in tx.db.execute(_Sql.controls)}
-    wanted: dict[int, _Wanted] = {}
+    controls = {row[0]: row[1:] for row in tx.db.execute(_ClaimQueries.controls)}
+    wanted: dict[int, _TypeDemand] = {}
     for one in request.types:
         number = tx.names.known_type(lifecycle.code, one.type)
         if number is None:
@@ -123,15 +123,15 @@ def _wanted(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: int) -
             left = min(burst, tokens + rate * (tx.now - filled_at) / US)
             room = min(count, int(left))
         if held_max is not None:
-            room = min(room, held_max - tx.db.execute(_Sql.held_of_type, (one.type,)).fetchall()[0][0])
+            room = min(room, held_max - tx.db.execute(_ClaimQueries.held_of_type, (one.type,)).fetchall()[0][0])
         if not paused and room > 0:
-            wanted[number] = _Wanted(number, one, lease_length_us(one.lease_s, one.heartbeat_s), room, left)
+            wanted[number] = _TypeDemand(number, one, lease_length_us(one.lease_s, one.heartbeat_s), room, left)
     return list(wanted.values())
 
 
-def _held_back(tx: Transaction, lifecycle: Lifecycle, wanted: list[_Wanted]) -> list[int]:
+def _held_back(tx: Transaction, lifecycle: Lifecycle, wanted: list[_TypeDemand]) -> list[int]:
     """Jobs that must run alone, but for the first of them while nobody holds another."""
-    died = tx.db.execute(_Sql.died_and_claimable_or_held, (lifecycle.code,))
+    died = tx.db.execute(_ClaimQueries.died_and_claimable_or_held, (lifecycle.code,))
     alone = [
         (place, prio, pos, key, type_)
         for key, type_, place, prio, pos, deaths, max_deaths, attempt, max_attempts in died
@@ -143,22 +143,24 @@ def _held_back(tx: Transaction, lifecycle: Lifecycle, wanted: list[_Wanted]) -> 
     return [row[3] for row in ready if row is not first]
 
 
-def _pick(tx: Transaction, wanted: list[_Wanted], count: int, held_back: str, *, least_urgent_first: bool) -> list[int]:
+def _pick(
+    tx: Transaction, wanted: list[_TypeDemand], count: int, held_back: str, *, least_urgent_first: bool
+) -> list[int]:
     """Keys of ready jobs by priority and readiness, of each type no more than there is room for."""
     if least_urgent_first:
         return _pick_by_class(tx, wanted, count, held_back)
-    heads = [tx.db.execute(_Sql.ready_of_type, (w.id, held_back, w.room)).fetchall() for w in wanted]
+    heads = [tx.db.execute(_ClaimQueries.ready_of_type, (w.id, held_back, w.room)).fetchall() for w in wanted]
     merged: Iterable[tuple[int, int, int]] = heads[0] if len(heads) == 1 else heapq.merge(*heads)
     return [key for _, _, key in islice(merged, count)]
 
 
-def _pick_by_class(tx: Transaction, wanted: list[_Wanted], count: int, held_back: str) -> list[int]:
+def _pick_by_class(tx: Transaction, wanted: list[_TypeDemand], count: int, held_back: str) -> list[int]:
     """The same with the least urgent class first. What one class takes of a type's room, the next cannot take again."""
     picked: list[int] = []
     room = {w.id: w.room for w in wanted}
     for priority in reversed(Priority):
         heads = [
-            tx.db.execute(_Sql.ready_of_class, (w, int(priority), held_back, left)).fetchall()
+            tx.db.execute(_ClaimQueries.ready_of_class, (w, int(priority), held_back, left)).fetchall()
             for w, left in room.items()
         ]
         for _, key, type_ in islice(heapq.merge(*heads), count - len(picked)):
@@ -167,73 +169,78 @@ def _pick_by_class(tx: Transaction, wanted: list[_Wanted], count: int, held_back
     return picked
 
 
-def _load(tx: Transaction, ids: list[int]) -> list[_Row]:
-    return [_Row._make(row) for row in tx.db.execute(_Sql.to_claim, (array(ids),))]
+def _load(tx: Transaction, ids: list[int]) -> list[_ReadyRow]:
+    return [_ReadyRow._make(row) for row in tx.db.execute(_ClaimQueries.to_claim, (array(ids),))]
 
 
-def _spend(tx: Transaction, by_type: dict[int, _Wanted], rows: list[_Row]) -> None:
+def _spend(tx: Transaction, by_type: dict[int, _TypeDemand], rows: list[_ReadyRow]) -> None:
     for one in by_type.values():
         if one.tokens is not None:
             taken = sum(row.type == one.id for row in rows)
-            tx.db.execute(_Sql.spend_tokens, (one.tokens - taken, tx.now, one.claim.type))
+            tx.db.execute(_ClaimQueries.spend_tokens, (one.tokens - taken, tx.now, one.claim.type))
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _Course:
+class _ClaimPlan:
     """What jobs of one type in one state do when they are claimed, and which jobs those are."""
 
-    claim: Act | None
-    start: Act | None
+    claim: StepWrite | None
+    start: StepWrite | None
     state: int
     jobs: list[int] = field(default_factory=list[int])
 
 
-def _course(lifecycle: Lifecycle, who: Who, state: int, length: int, *, start: bool) -> _Course:
+def _claim_plan(lifecycle: Lifecycle, who: ActorRef, state: int, length: int, *, start: bool) -> _ClaimPlan:
     step = STEPS.get((lifecycle.code, state, Trigger.CLAIM))
     if step is None:
-        return _Course(None, None, state)
-    claiming = Act(step, who, HELD, length, revokes=True)
+        return _ClaimPlan(None, None, state)
+    claiming = StepWrite(step, who, HELD, length, revokes=True)
     begin = STEPS.get((lifecycle.code, step.target, Trigger.START)) if start else None
     if begin is None or not begin.allows(who.role):
-        return _Course(claiming, None, step.target)
-    return _Course(claiming, Act(begin, who, HELD, length), begin.target)
+        return _ClaimPlan(claiming, None, step.target)
+    return _ClaimPlan(claiming, StepWrite(begin, who, HELD, length), begin.target)
 
 
 def _grant(
-    tx: Transaction, lifecycle: Lifecycle, who: Who, rows: list[_Row], by_type: dict[int, _Wanted], request: Claim
+    tx: Transaction,
+    lifecycle: Lifecycle,
+    who: ActorRef,
+    rows: list[_ReadyRow],
+    by_type: dict[int, _TypeDemand],
+    request: Claim,
 ) -> list[Claimed]:
     """The claims' events, then the starts' events; jobs that kept a held state get a lease without an event.
 
     A job that runs alone is not started: its neighbours may have to end first, and their worker may die of them.
     """
-    courses: dict[tuple[int, int, bool], _Course] = {}
+    courses: dict[tuple[int, int, bool], _ClaimPlan] = {}
     claimed: list[Claimed] = []
     for number, row in enumerate(rows):
         want = by_type[row.type]
         kind = (row.type, row.state, number < request.start and not (request.isolates and row.runs_alone))
         course = courses.get(kind)
         if course is None:
-            course = courses[kind] = _course(lifecycle, who, row.state, want.length, start=kind[2])
+            course = courses[kind] = _claim_plan(lifecycle, who, row.state, want.length, start=kind[2])
         course.jobs.append(row.id)
         claimed.append(_claimed(row, lifecycle, course.state, row.epoch + 1, want, tx.now))
     for (type_, _, _), course in courses.items():
         if course.claim is None:
             _take_over(tx, who, course.jobs, by_type[type_].length)
         else:
-            write_act(tx, course.claim, course.jobs)
+            write_step(tx, course.claim, course.jobs)
         if course.start is not None:
-            write_act(tx, course.start, course.jobs)
+            write_step(tx, course.start, course.jobs)
     return claimed
 
 
-def _take_over(tx: Transaction, who: Who, jobs: list[int], length: int) -> None:
-    tx.db.execute(_Sql.take_over, (length, tx.now + length, who.actor, array(jobs)))
+def _take_over(tx: Transaction, who: ActorRef, jobs: list[int], length: int) -> None:
+    tx.db.execute(_ClaimQueries.take_over, (length, tx.now + length, who.actor, array(jobs)))
 
 
-def _claimed(row: _Row, lifecycle: Lifecycle, state: int, epoch: int, want: _Wanted, now: int) -> Claimed:
+def _claimed(row: _ReadyRow, lifecycle: Lifecycle, state: int, epoch: int, want: _TypeDemand, now: int) -> Claimed:
     return Claimed(
         Lease(row.id, Epoch(epoch), row.job_id, lifecycle.name),
         want.claim.type,
@@ -256,9 +263,9 @@ def _claimed(row: _Row, lifecycle: Lifecycle, state: int, epoch: int, want: _Wan
     )
 
 
-def _claimed_before(tx: Transaction, who: Who, lifecycle: Lifecycle, request: Claim) -> list[Claimed] | None:
+def _claimed_before(tx: Transaction, who: ActorRef, lifecycle: Lifecycle, request: Claim) -> list[Claimed] | None:
     """What this claim id gave to this claimer before, as far as those leases live; None when it was never used."""
-    found = tx.db.execute(_Sql.claim_before, (request.claim_id,)).fetchall()
+    found = tx.db.execute(_ClaimQueries.claim_before, (request.claim_id,)).fetchall()
     if not found:
         return None
     leases: dict[int, int] = dict(json.loads(found[0][0]))
@@ -267,6 +274,6 @@ def _claimed_before(tx: Transaction, who: Who, lifecycle: Lifecycle, request: Cl
     for row in _load(tx, list(leases)):
         one = types.get(row.type)
         if row.epoch == leases[row.id] and row.place == HELD and row.owner == who.actor and one is not None:
-            want = _Wanted(row.type, one, lease_length_us(one.lease_s, one.heartbeat_s), 0, None)
+            want = _TypeDemand(row.type, one, lease_length_us(one.lease_s, one.heartbeat_s), 0, None)
             living.append(_claimed(row, lifecycle, row.state, row.epoch, want, tx.now))
     return living

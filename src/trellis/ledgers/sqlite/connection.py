@@ -35,7 +35,7 @@ _MEMORY = ("", "/:memory:", ":memory:")
 _FULL_AT_IO = (apsw.SQLITE_IOERR_WRITE, apsw.SQLITE_IOERR_SHMSIZE, apsw.SQLITE_IOERR_SHMMAP)
 
 
-class Rows(Protocol):
+class ResultRows(Protocol):
     """What `execute` gives back."""
 
     def fetchall(self) -> list[Any]: ...
@@ -46,37 +46,37 @@ class Rows(Protocol):
 class Database(Protocol):
     """What the verbs need of a connection: apsw's and the standard library's both have it."""
 
-    def execute(self, sql: str, bindings: Any = ..., /) -> Rows: ...
+    def execute(self, sql: str, bindings: Any = ..., /) -> ResultRows: ...
 
-    def executemany(self, sql: str, bindings: Any, /) -> Rows: ...
+    def executemany(self, sql: str, bindings: Any, /) -> ResultRows: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
+class SqliteTarget:
     """Where a ledger is: a file, or None for one that lives in this process's memory only."""
 
     url: str
     path: Path | None
 
 
-def parse_url(url: str) -> Target:
+def parse_url(url: str) -> SqliteTarget:
     """`sqlite:///relative.db`, `sqlite:////absolute.db`, `sqlite://` (memory); anything else is refused."""
     if url == ":memory:":
-        return Target(url=url, path=None)
+        return SqliteTarget(url=url, path=None)
     if not url.startswith(SCHEME):
         raise LedgerUrlInvalid(url=url, reason="it does not begin with sqlite://")
     rest = url.removeprefix(SCHEME)
     if rest in _MEMORY:
-        return Target(url=url, path=None)
+        return SqliteTarget(url=url, path=None)
     if not rest.startswith("/"):
         raise LedgerUrlInvalid(url=url, reason="a path follows three slashes, an absolute one four")
     name = rest[1:]
     if not name or name.endswith("/") or "\x00" in name or "?" in name:
         raise LedgerUrlInvalid(url=url, reason="it names no file")
-    return Target(url=url, path=Path(name))
+    return SqliteTarget(url=url, path=Path(name))
 
 
-def refuse_old(version: str) -> None:
+def refuse_old_library(version: str) -> None:
     """SQLite before 3.51.3 can damage a file that several connections write (the WAL-reset bug)."""
     if tuple(int(part) for part in version.split(".")[:3]) < SQLITE_NEEDED:
         needed = ".".join(map(str, SQLITE_NEEDED))
@@ -84,9 +84,9 @@ def refuse_old(version: str) -> None:
         raise LedgerTooOld(software="SQLite", found=version, needed=needed, reason=reason)
 
 
-def connect(target: Target, *, sleep: Callable[[float], None] = time.sleep) -> apsw.Connection:
+def connect(target: SqliteTarget, *, sleep: Callable[[float], None] = time.sleep) -> apsw.Connection:
     """A connection as every part of the ledger uses it; the file is made when it is not there."""
-    refuse_old(apsw.sqlite_lib_version())
+    refuse_old_library(apsw.sqlite_lib_version())
     _refuse_impossible(target)
     name = ":memory:" if target.path is None else str(target.path)
     if target.path is not None:
@@ -94,7 +94,7 @@ def connect(target: Target, *, sleep: Callable[[float], None] = time.sleep) -> a
     try:
         connection = apsw.Connection(name, statementcachesize=STATEMENTS)
     except apsw.Error as error:
-        raise typed(error, target.url) from error
+        raise to_ledger_error(error, target.url) from error
     if connection.readonly("main"):
         connection.close()
         raise LedgerReadOnly(reason=f"{target.path} may not be written by this user")
@@ -102,7 +102,7 @@ def connect(target: Target, *, sleep: Callable[[float], None] = time.sleep) -> a
         _configure(connection, sleep)
     except apsw.Error as error:
         connection.close()
-        raise typed(error, target.url) from error
+        raise to_ledger_error(error, target.url) from error
     return connection
 
 
@@ -131,7 +131,7 @@ def _switch_to_wal(connection: Database, sleep: Callable[[float], None]) -> None
     connection.execute("PRAGMA journal_mode = WAL").fetchall()
 
 
-def _refuse_impossible(target: Target) -> None:
+def _refuse_impossible(target: SqliteTarget) -> None:
     path = target.path
     if path is None:
         return
@@ -141,7 +141,7 @@ def _refuse_impossible(target: Target) -> None:
         raise LedgerUrlInvalid(url=target.url, reason=f"the folder {path.parent} does not exist")
 
 
-def typed(error: apsw.Error, url: str, *, committing: bool = False) -> LedgerError:
+def to_ledger_error(error: apsw.Error, url: str, *, committing: bool = False) -> LedgerError:
     """What an error of the library means to a caller."""
     if isinstance(error, apsw.FullError) or getattr(error, "extendedresult", 0) in _FULL_AT_IO:
         made: LedgerError = LedgerFull()

@@ -17,7 +17,7 @@ ArrowRow = tuple[int, int, int, int, int, int, int]
 FinalizerRow = tuple[int, int, int, int, int, int]
 
 
-class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/contract.sql"):
+class _ContractQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/contract.sql"):
     read_hash: LiteralString
     write_hash: LiteralString
     begin_loading: LiteralString
@@ -35,20 +35,21 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/contract.sql"):
 def load_contract(connection: Database, url: str) -> None:
     """Bring the contract tables up to this program's lifecycles; the caller holds a write transaction."""
     wanted = contract_hash()
-    if connection.execute(_Sql.read_hash).fetchall() == [(wanted,)]:
+    if connection.execute(_ContractQueries.read_hash).fetchall() == [(wanted,)]:
         return
     _refuse_other_meanings(connection, url)
-    connection.execute(_Sql.begin_loading)
+    connection.execute(_ContractQueries.begin_loading)
     connection.executemany(
-        _Sql.put_lifecycle, [(row.lifecycle, row.name, row.version, row.swept_by) for row in lifecycle_rows()]
+        _ContractQueries.put_lifecycle,
+        [(row.lifecycle, row.name, row.version, row.swept_by) for row in lifecycle_rows()],
     )
-    connection.executemany(_Sql.put_role, [(role.code, role.value) for role in Role])
-    connection.executemany(_Sql.put_event_type, list(enumerate(EVENT_TYPES, start=1)))
-    connection.executemany(_Sql.put_state, [_state(row) for row in state_rows()])
-    connection.executemany(_Sql.put_arrow, arrow_rows())
-    connection.executemany(_Sql.put_finalizer, finalizer_rows())
-    connection.execute(_Sql.end_loading)
-    connection.execute(_Sql.write_hash, (wanted,))
+    connection.executemany(_ContractQueries.put_role, [(role.code, role.value) for role in Role])
+    connection.executemany(_ContractQueries.put_event_type, list(enumerate(EVENT_TYPES, start=1)))
+    connection.executemany(_ContractQueries.put_state, [_state(row) for row in state_rows()])
+    connection.executemany(_ContractQueries.put_arrow, arrow_rows())
+    connection.executemany(_ContractQueries.put_finalizer, finalizer_rows())
+    connection.execute(_ContractQueries.end_loading)
+    connection.execute(_ContractQueries.write_hash, (wanted,))
 
 
 @cache
@@ -118,8 +119,8 @@ def _state(row: StateRow) -> tuple[int, int, str, int, int, int, int]:
 def _refuse_other_meanings(connection: Database, url: str) -> None:
     """A stored number that means something else here was written by a program this one cannot share a ledger with."""
     ours = {(row.lifecycle * 16 + row.state): row.name for row in state_rows()}
-    states = connection.execute(_Sql.stored_states).fetchall()
-    types = connection.execute(_Sql.stored_event_types).fetchall()
+    states = connection.execute(_ContractQueries.stored_states).fetchall()
+    types = connection.execute(_ContractQueries.stored_event_types).fetchall()
     clash = [name for code, name in states if ours.get(code, name) != name]
     clash += [name for code, name in types if code <= len(EVENT_TYPES) and EVENT_TYPES[code - 1] != name]
     if clash:

@@ -19,16 +19,16 @@ from trellis.engine.admin_acts import (
     rate_text,
 )
 from trellis.engine.errors import OptionInvalid
-from trellis.engine.jobs import Actor, Epoch, Following
+from trellis.engine.jobs import Actor, Epoch, Subscription
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import acts
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import US
-from trellis.ledgers.sqlite.steps import Sql as StepSql
+from trellis.ledgers.sqlite.steps import StepQueries as StepSql
 from trellis.ledgers.sqlite.steps import promote
 
 
-class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/control.sql"):
+class _ControlQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/control.sql"):
     control_of: LiteralString
     pause: LiteralString
     limit_rate: LiteralString
@@ -45,7 +45,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/control.sql"):
 
 
 @dataclass(frozen=True, slots=True)
-class _Control:
+class _TypeControl:
     """What is set for a type."""
 
     paused: int = 0
@@ -54,9 +54,9 @@ class _Control:
     held_max: int | None = None
 
 
-def _control(tx: Transaction, type_: str) -> _Control:
-    found = tx.db.execute(_Sql.control_of, (type_,)).fetchall()
-    return _Control(*found[0]) if found else _Control()
+def _control(tx: Transaction, type_: str) -> _TypeControl:
+    found = tx.db.execute(_ControlQueries.control_of, (type_,)).fetchall()
+    return _TypeControl(*found[0]) if found else _TypeControl()
 
 
 def _note(
@@ -71,7 +71,7 @@ def _note(
 def pause(tx: Transaction, actor: Actor, type_: str, *, paused: bool, cause: str | None) -> None:
     before, after = (ACTIVITY[bool(one)] for one in (_control(tx, type_).paused, paused))
     _note(tx, actor, PAUSED if paused else RESUMED, type_, (before, after), cause)
-    tx.db.execute(_Sql.pause, (type_, int(paused), tx.names.actor_id(actor.name)))
+    tx.db.execute(_ControlQueries.pause, (type_, int(paused), tx.names.actor_id(actor.name)))
     tx.woke |= not paused
 
 
@@ -87,39 +87,39 @@ def limit_rate(
     change = (rate_text(before.rate, before.burst), rate_text(per_second, burst))
     _note(tx, actor, RATE, type_, change, cause)
     values = {"name": type_, "rate": per_second, "burst": burst, "now": tx.now, "by": tx.names.actor_id(actor.name)}
-    tx.db.execute(_Sql.limit_rate, values)
+    tx.db.execute(_ControlQueries.limit_rate, values)
     tx.woke = True
 
 
 def limit_held(tx: Transaction, actor: Actor, type_: str, limit: int | None, *, cause: str | None) -> None:
     _note(tx, actor, HELD_LIMIT, type_, (_control(tx, type_).held_max, limit), cause)
-    tx.db.execute(_Sql.limit_held, (type_, limit, tx.names.actor_id(actor.name)))
+    tx.db.execute(_ControlQueries.limit_held, (type_, limit, tx.names.actor_id(actor.name)))
     tx.woke = True
 
 
-def follow(tx: Transaction, actor: Actor, name: str, lease_s: float, *, reads: bool) -> Following | None:
+def subscribe(tx: Transaction, actor: Actor, name: str, lease_s: float, *, reads: bool) -> Subscription | None:
     until = tx.now + int(lease_s * US)
     values = {"name": name, "actor": tx.names.actor_id(actor.name), "now": tx.now, "until": until, "reads": int(reads)}
-    rows = tx.db.execute(_Sql.follow, values).fetchall()
-    return Following(name=name, epoch=Epoch(rows[0][0]), position=rows[0][1]) if rows else None
+    rows = tx.db.execute(_ControlQueries.follow, values).fetchall()
+    return Subscription(name=name, epoch=Epoch(rows[0][0]), position=rows[0][1]) if rows else None
 
 
-def followed(tx: Transaction, following: Following, position: str | None, lease_s: float) -> bool:
+def ack(tx: Transaction, following: Subscription, position: str | None, lease_s: float) -> bool:
     until = tx.now + int(lease_s * US)
     values = {"name": following.name, "epoch": following.epoch, "place": position, "until": until}
-    return bool(tx.db.execute(_Sql.followed, values).fetchall())
+    return bool(tx.db.execute(_ControlQueries.followed, values).fetchall())
 
 
-def leave_behind(tx: Transaction, actor: Actor, name: str, *, cause: str | None) -> bool:
-    found = tx.db.execute(_Sql.is_waited_for, (name,)).fetchall()
+def release_retention(tx: Transaction, actor: Actor, name: str, *, cause: str | None) -> bool:
+    found = tx.db.execute(_ControlQueries.is_waited_for, (name,)).fetchall()
     if found and found[0][0]:
-        tx.db.execute(_Sql.leave_behind, (name,))
+        tx.db.execute(_ControlQueries.leave_behind, (name,))
         _note(tx, actor, LEFT_BEHIND, name, ("waited for", "left behind"), cause)
     return bool(found)
 
 
 def home_issuer(tx: Transaction) -> str | None:
-    found = tx.db.execute(_Sql.home_issuer).fetchall()
+    found = tx.db.execute(_ControlQueries.home_issuer).fetchall()
     return None if not found else str(found[0][0])
 
 
@@ -127,7 +127,7 @@ def set_home_issuer(tx: Transaction, actor: Actor, issuer: str, replaces: str | 
     before = home_issuer(tx)
     if before not in {None, replaces}:
         return str(before)
-    tx.db.execute(_Sql.set_home_issuer, (issuer,))
+    tx.db.execute(_ControlQueries.set_home_issuer, (issuer,))
     if before is not None:
         _note(tx, actor, HOME_ISSUER, "issuer", (before, issuer), cause)
     return issuer
@@ -139,11 +139,11 @@ def limit_key(tx: Transaction, actor: Actor, key: str, limit: int, *, cause: str
         raise OptionInvalid(option="limit", value=limit, expected="0 or more; 0 hands out nothing")
     _note(tx, actor, KEY_LIMIT, key, (tx.names.key_limit(key), limit), cause)
     number = tx.names.set_key_limit(key, limit, actor.name)
-    over: int = tx.db.execute(_Sql.over_limit, (number,)).fetchall()[0][0]
-    for (job,) in tx.db.execute(_Sql.ready_of_key, (number, over)).fetchall():
+    over: int = tx.db.execute(_ControlQueries.over_limit, (number,)).fetchall()[0][0]
+    for (job,) in tx.db.execute(_ControlQueries.ready_of_key, (number, over)).fetchall():
         tx.db.execute(StepSql.take_slot_back, (job,))
     promote(tx, [number])
 
 
-def beat(tx: Transaction, actor: Actor, info: bytes | None) -> None:
-    tx.db.execute(_Sql.beat, (actor.name, tx.names.actor_id(actor.name), tx.now, info))
+def heartbeat_worker(tx: Transaction, actor: Actor, info: bytes | None) -> None:
+    tx.db.execute(_ControlQueries.beat, (actor.name, tx.names.actor_id(actor.name), tx.now, info))

@@ -2,21 +2,21 @@
 
 import apsw
 
-from trellis.engine.records import Finding, Severity
-from trellis.ledgers.sqlite.connection import Target
+from trellis.engine.records import Finding, FindingSeverity
+from trellis.ledgers.sqlite.connection import SqliteTarget
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.migrate import SCHEMA_VERSION, stored_version
 
 WAL_BYTES_WARN = 256 * 1024 * 1024
 
 
-def inspect(tx: Transaction, target: Target) -> list[Finding]:
+def inspect(tx: Transaction, target: SqliteTarget) -> list[Finding]:
     """The library, the schema, the file's own check and the size of its write-ahead log."""
     findings = [
-        Finding(check="sqlite", severity=Severity.OK, detail=f"SQLite {apsw.sqlite_lib_version()}"),
+        Finding(check="sqlite", severity=FindingSeverity.OK, detail=f"SQLite {apsw.sqlite_lib_version()}"),
         Finding(
             check="schema",
-            severity=Severity.OK,
+            severity=FindingSeverity.OK,
             detail=f"version {stored_version(tx.db)} of {SCHEMA_VERSION}",
         ),
         _integrity(tx),
@@ -29,24 +29,24 @@ def inspect(tx: Transaction, target: Target) -> list[Finding]:
 def _integrity(tx: Transaction) -> Finding:
     answer = [row[0] for row in tx.db.execute("PRAGMA quick_check(1)")]
     if answer == ["ok"]:
-        return Finding(check="file", severity=Severity.OK, detail="quick_check finds nothing wrong")
+        return Finding(check="file", severity=FindingSeverity.OK, detail="quick_check finds nothing wrong")
     return Finding(
         check="file",
-        severity=Severity.ERROR,
+        severity=FindingSeverity.ERROR,
         detail=f"quick_check: {answer[0]}",
         remedy="stop every process of this ledger, keep the file, restore the last backup",
     )
 
 
-def _wal(target: Target) -> Finding:
+def _wal(target: SqliteTarget) -> Finding:
     assert target.path is not None
     wal = target.path.with_name(f"{target.path.name}-wal")
     size = wal.stat().st_size if wal.exists() else 0
     if size < WAL_BYTES_WARN:
-        return Finding(check="write-ahead log", severity=Severity.OK, detail=f"{size} bytes")
+        return Finding(check="write-ahead log", severity=FindingSeverity.OK, detail=f"{size} bytes")
     return Finding(
         check="write-ahead log",
-        severity=Severity.WARNING,
+        severity=FindingSeverity.WARNING,
         detail=f"{size} bytes: it cannot be folded back while a reader keeps a transaction open",
         remedy="find the process that reads this file and holds a transaction open",
     )

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import apsw
 
 from trellis.engine.errors import LedgerUnavailable, Refused
-from trellis.ledgers.sqlite.connection import Database, spoils_transaction, typed
-from trellis.ledgers.sqlite.names import Names
+from trellis.ledgers.sqlite.connection import Database, spoils_transaction, to_ledger_error
+from trellis.ledgers.sqlite.names import NameNumbers
 from trellis.ledgers.sqlite.plan import US
-from trellis.ledgers.sqlite.queue import WaitingRoom
+from trellis.ledgers.sqlite.queue import WriterQueue
 
 T = TypeVar("T")
 CALLS_MAX = 512
@@ -42,7 +42,7 @@ class Transaction:
     """What a call works with: a connection inside a transaction, the ledger's time, and the numbers of names."""
 
     db: Database
-    names: Names
+    names: NameNumbers
     now: int
     woke: bool = False
     """Something became claimable: whoever waits for work is told after the commit."""
@@ -50,11 +50,11 @@ class Transaction:
     """There are new events: whoever waits for those, or for work, is told after the commit."""
 
 
-Work = Callable[[Transaction], Any]
+LaneWork = Callable[[Transaction], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedCall:
     """A call that others of its kind can be served with: `work` takes the items of all, and answers each item in order."""
 
     kind: Hashable
@@ -66,11 +66,11 @@ class Shared:
 
 
 @dataclass(slots=True)
-class _Call:
-    work: Work
+class _LaneCall:
+    work: LaneWork
     future: "asyncio.Future[Any]"
     loop: asyncio.AbstractEventLoop
-    shared: Shared | None = None
+    shared: SharedCall | None = None
     answer: Any = None
     error: BaseException | None = None
 
@@ -80,7 +80,7 @@ class _Stop:
     closed: threading.Event = field(default_factory=threading.Event)
 
 
-class Lane:
+class SqliteLane:
     """One thread, one connection, calls in the order in which they came."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Lane:
         clock: Callable[[], float],
         node: str,
         writes: bool,
-        room: WaitingRoom | None = None,
+        room: WriterQueue | None = None,
         on_wake: Callable[[], None] = lambda: None,
         on_events: Callable[[], None] = lambda: None,
     ) -> None:
@@ -100,13 +100,13 @@ class Lane:
         self._db: Database = connection
         self._url = url
         self._clock = clock
-        self._names = Names(connection, node)
+        self._names = NameNumbers(connection, node)
         self._on_wake = on_wake
         self._on_events = on_events
         self._room = room
         if room is not None:
             connection.set_busy_handler(room.wait)
-        self._calls: SimpleQueue[_Call | _Stop] = SimpleQueue()
+        self._calls: SimpleQueue[_LaneCall | _Stop] = SimpleQueue()
         self._stop: _Stop | None = None
         self._run_batch = self._write if writes else self._read
         self._changes = connection.total_changes()
@@ -119,16 +119,16 @@ class Lane:
         """The answer of `work`, once what it did is committed."""
         return await self._send(work)
 
-    async def share(self, shared: Shared) -> list[Any]:
+    async def share(self, shared: SharedCall) -> list[Any]:
         """As `run`; calls of one kind that wait together are made as one."""
         return await self._send(shared.alone, shared=shared)
 
-    async def _send(self, work: Callable[[Transaction], T], *, shared: Shared | None = None) -> T:
+    async def _send(self, work: Callable[[Transaction], T], *, shared: SharedCall | None = None) -> T:
         if self._stop is not None:
             raise LedgerUnavailable(reason="this ledger was closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._calls.put(_Call(work, future, loop, shared))
+        self._calls.put(_LaneCall(work, future, loop, shared))
         return await future
 
     def now(self) -> int:
@@ -147,16 +147,16 @@ class Lane:
             batch, stop = self._gather()
             if batch:
                 self._run_batch(batch)
-                _answer(batch)
+                _answer_callers(batch)
                 self._fold_back_when_quiet()
             if stop is not None:
                 self._finish(stop)
                 return
 
-    def _gather(self) -> tuple[list[_Call], _Stop | None]:
+    def _gather(self) -> tuple[list[_LaneCall], _Stop | None]:
         """Every call that waits, after waiting for the first."""
-        batch: list[_Call] = []
-        item: _Call | _Stop = self._calls.get()
+        batch: list[_LaneCall] = []
+        item: _LaneCall | _Stop = self._calls.get()
         while True:
             if isinstance(item, _Stop):
                 return batch, item
@@ -173,23 +173,23 @@ class Lane:
         late, _ = self._late()
         for call in late:
             call.error = LedgerUnavailable(reason="this ledger was closed")
-        _answer(late)
+        _answer_callers(late)
         self._connection.close()
         if self._room is not None:
             self._room.close()
         stop.closed.set()
 
-    def _late(self) -> tuple[list[_Call], None]:
-        late: list[_Call] = []
+    def _late(self) -> tuple[list[_LaneCall], None]:
+        late: list[_LaneCall] = []
         while not self._calls.empty():
             item = self._calls.get()
-            if isinstance(item, _Call):
+            if isinstance(item, _LaneCall):
                 late.append(item)
         return late, None
 
     # --- writing -------------------------------------------------------------------------------------------------
 
-    def _write(self, batch: list[_Call]) -> None:
+    def _write(self, batch: list[_LaneCall]) -> None:
         self._commit(batch)
         if self._room is not None:
             self._room.leave()
@@ -201,7 +201,7 @@ class Lane:
             if self._room is not None:
                 self._room.enter()
 
-    def _commit(self, batch: list[_Call]) -> None:
+    def _commit(self, batch: list[_LaneCall]) -> None:
         committing = False
         try:
             self._begin()
@@ -222,7 +222,7 @@ class Lane:
         if transaction.appended or transaction.woke:
             self._on_events()
 
-    def _one(self, call: _Call, transaction: Transaction, *, alone: bool) -> None:
+    def _one(self, call: _LaneCall, transaction: Transaction, *, alone: bool) -> None:
         """Run one call; its own failure undoes its own writes and nothing else."""
         if not alone:
             self._db.execute("SAVEPOINT call")
@@ -231,13 +231,13 @@ class Lane:
         except BaseException as error:  # whatever it is belongs to the caller who gave the work
             if spoils_transaction(error):
                 raise
-            call.error = _meant(error, self._url)
+            call.error = _error_for_caller(error, self._url)
             self._names.forget()
             self._db.execute("ROLLBACK" if alone else "ROLLBACK TO call")
         if not alone:
             self._db.execute("RELEASE call")
 
-    def _together(self, calls: list[_Call], transaction: Transaction) -> None:
+    def _together(self, calls: list[_LaneCall], transaction: Transaction) -> None:
         """Run calls of one kind as one; when that fails each is run by itself, so that only the one to blame fails."""
         shares = [call.shared for call in calls if call.shared is not None]
         self._db.execute("SAVEPOINT call")
@@ -256,13 +256,13 @@ class Lane:
         for call, shared in zip(calls, shares, strict=True):
             call.answer = list(islice(answers, len(shared.items)))
 
-    def _spoil(self, batch: list[_Call], error: apsw.Error, *, committing: bool) -> None:
+    def _spoil(self, batch: list[_LaneCall], error: apsw.Error, *, committing: bool) -> None:
         """The store failed: nothing of this transaction is there, and every caller is told so."""
         self._names.forget()
         if self._connection.in_transaction:
             self._db.execute("ROLLBACK")
         for call in batch:
-            call.error = typed(error, self._url, committing=committing)
+            call.error = to_ledger_error(error, self._url, committing=committing)
 
     def _fold_back_when_quiet(self) -> None:
         """Move what the log holds into the database, so that the next commits write over it from its beginning.
@@ -296,13 +296,13 @@ class Lane:
 
     # --- reading -------------------------------------------------------------------------------------------------
 
-    def _read(self, batch: list[_Call]) -> None:
+    def _read(self, batch: list[_LaneCall]) -> None:
         for call in batch:
             try:
                 self._db.execute("BEGIN")
                 call.answer = call.work(Transaction(self._db, self._names, int(self._clock() * US)))
             except apsw.Error as error:
-                call.error = typed(error, self._url)
+                call.error = to_ledger_error(error, self._url)
             except BaseException as error:  # noqa: BLE001 - as above
                 call.error = error
             finally:
@@ -310,17 +310,17 @@ class Lane:
                     self._db.execute("COMMIT")
 
 
-def _meant(error: BaseException, url: str) -> BaseException:
+def _error_for_caller(error: BaseException, url: str) -> BaseException:
     """What one call's own failure is to its caller: a guard of the database that says no is a refusal."""
     if isinstance(error, apsw.ConstraintError):
         return Refused(detail=str(error))
-    return typed(error, url) if isinstance(error, apsw.Error) else error
+    return to_ledger_error(error, url) if isinstance(error, apsw.Error) else error
 
 
-def _units(batch: list[_Call]) -> list[list[_Call]]:
+def _units(batch: list[_LaneCall]) -> list[list[_LaneCall]]:
     """Calls that are run as one, up to a bound; every other call by itself."""
-    units: list[list[_Call]] = []
-    open_units: dict[Hashable, tuple[list[_Call], int]] = {}
+    units: list[list[_LaneCall]] = []
+    open_units: dict[Hashable, tuple[list[_LaneCall], int]] = {}
     for call in batch:
         shared = call.shared
         calls, items = open_units.get(shared.kind, ([], 0)) if shared is not None else ([], 0)
@@ -334,9 +334,9 @@ def _units(batch: list[_Call]) -> list[list[_Call]]:
     return units
 
 
-def _answer(batch: list[_Call]) -> None:
+def _answer_callers(batch: list[_LaneCall]) -> None:
     """Give every caller its answer, with one wake-up for each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[_LaneCall]] = {}
     for call in batch:
         by_loop.setdefault(call.loop, []).append(call)
     for loop, calls in by_loop.items():
@@ -346,7 +346,7 @@ def _answer(batch: list[_Call]) -> None:
             continue
 
 
-def _resolve(calls: list[_Call]) -> None:
+def _resolve(calls: list[_LaneCall]) -> None:
     for call in calls:
         if call.future.done():
             continue

@@ -16,11 +16,9 @@ from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
     PAYLOAD_BYTES_MAX,
     Actor,
-    Applied,
     CancelMode,
     CancelRequested,
-    Following,
-    Hold,
+    HeldLease,
     JobId,
     Lease,
     LeaseLost,
@@ -31,36 +29,45 @@ from trellis.engine.jobs import (
     NotMoved,
     Renewed,
     RequestId,
+    StepApplied,
     Submitted,
+    Subscription,
     Turn,
     TurnResult,
 )
 from trellis.engine.nodes import this_node
 from trellis.engine.records import (
-    Children,
+    ChildPage,
     DeadLetter,
     Event,
     FeedPage,
     Finding,
-    FollowerSeen,
-    History,
     Job,
     JobFilter,
+    JobHistory,
     JobPage,
-    KeyOver,
+    JobToRestore,
+    KeyOverLimit,
     QueueDepth,
-    Recorded,
-    Restored,
+    RecordedEvent,
     RetentionOptions,
     RetentionReport,
     Signal,
+    SubscriberRecord,
     SweepOptions,
     SweepReport,
-    Unpaired,
-    WorkerSeen,
+    UnpairedArtifact,
+    WorkerRecord,
 )
 from trellis.engine.type_options import TypeOptions
-from trellis.ledgers.bounds import check_children, check_declared, check_each, check_expiring, check_ids, check_remark
+from trellis.ledgers.bounds import (
+    check_annotation,
+    check_children,
+    check_declared,
+    check_expiring,
+    check_ids,
+    check_peek_limit,
+)
 from trellis.ledgers.sqlite import (
     acts,
     control,
@@ -76,13 +83,13 @@ from trellis.ledgers.sqlite import (
     sweep,
     type_options,
 )
-from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, Target, connect, parse_url
-from trellis.ledgers.sqlite.lanes import Lane, Shared, Transaction
+from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, SqliteTarget, connect, parse_url
+from trellis.ledgers.sqlite.lanes import SharedCall, SqliteLane, Transaction
 from trellis.ledgers.sqlite.migrate import prepare
 from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
-from trellis.ledgers.sqlite.queue import WaitingRoom
+from trellis.ledgers.sqlite.queue import WriterQueue
 from trellis.ledgers.sqlite.turn import turn as take_turn
-from trellis.ledgers.sqlite.wait import Bell, CommitWatch
+from trellis.ledgers.sqlite.wait import CommitWatch, WorkNotifier
 
 ROOM_BYTES_MIN = 2 * PAYLOAD_BYTES_MAX
 """With less room on its disk a ledger is full: the longest payload is written to the log and then to the file."""
@@ -94,13 +101,13 @@ class SqliteLedger:
     turns_at_once = 1
     name_prefix = ""
 
-    def __init__(self, target: Target, clock: Callable[[], float], node: str | None = None) -> None:
+    def __init__(self, target: SqliteTarget, clock: Callable[[], float], node: str | None = None) -> None:
         self.url = target.url
         self._target = target
-        self._bell = Bell()
-        self._commits = Bell()
+        self._notifier = WorkNotifier()
+        self._commits = WorkNotifier()
         self._commits_seen = 0
-        self._events = Bell()
+        self._events = WorkNotifier()
         self._claims = count(1)
         node = node or this_node()
         self._found_nothing_at = 0
@@ -111,22 +118,22 @@ class SqliteLedger:
         except BaseException:
             connection.close()
             raise
-        self._writer = Lane(
+        self._writer = SqliteLane(
             connection,
             url=self.url,
             name="trellis-writer",
             clock=clock,
             node=node,
             writes=True,
-            room=None if target.path is None else WaitingRoom(target.path, BUSY_TIMEOUT_S),
-            on_wake=self._bell.ring,
-            on_events=self._events.ring,
+            room=None if target.path is None else WriterQueue(target.path, BUSY_TIMEOUT_S),
+            on_wake=self._notifier.notify,
+            on_events=self._events.notify,
         )
         # A database in memory belongs to its one connection: its reads go the writer's way.
         self._reader = (
             self._writer
             if reading is None
-            else Lane(reading, url=self.url, name="trellis-reader", clock=clock, node=node, writes=False)
+            else SqliteLane(reading, url=self.url, name="trellis-reader", clock=clock, node=node, writes=False)
         )
         self._watch = None if target.path is None else self._watch_of(target.path)
 
@@ -139,7 +146,7 @@ class SqliteLedger:
         """Hints of what other processes commit."""
         log = path.with_name(f"{path.name}-wal")
         return CommitWatch(
-            lambda: connect(self._target), log, on_commit=self._commits.ring, on_events=self._events.ring
+            lambda: connect(self._target), log, on_commit=self._commits.notify, on_events=self._events.notify
         )
 
     async def close(self) -> None:
@@ -152,13 +159,15 @@ class SqliteLedger:
     # --- write ---------------------------------------------------------------------------------------------------
 
     async def submit(self, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
-        return await self._writer.share(Shared(actor, jobs, lambda tx, all_jobs: submit.submit(tx, actor, all_jobs)))
+        return await self._writer.share(
+            SharedCall(actor, jobs, lambda tx, all_jobs: submit.submit(tx, actor, all_jobs))
+        )
 
     async def turn(self, turn: Turn) -> TurnResult:
         least_urgent = turn.claim is not None and next(self._claims) % LEAST_URGENT_FIRST_EVERY == 0
 
         def work(tx: Transaction) -> TurnResult:
-            rung = self._bell.rung
+            rung = self._notifier.notifications
             result = take_turn(tx, turn, least_urgent_first=least_urgent)
             if turn.claim is not None and not result.claimed:
                 self._found_nothing_at = rung
@@ -184,7 +193,7 @@ class SqliteLedger:
     ) -> list[Moved | NotMoved]:
         return await self._writer.run(lambda tx: moves.requeue(tx, actor, jobs, request_id, limit=limit, cause=cause))
 
-    async def save_checkpoint(self, lease: Lease, body: bytes) -> Applied | LeaseLost:
+    async def save_checkpoint(self, lease: Lease, body: bytes) -> StepApplied | LeaseLost:
         return await self._writer.run(lambda tx: holder.save_checkpoint(tx, lease, body))
 
     async def journal(self, lease: Lease, entry: str, body: bytes) -> bytes | LeaseLost:
@@ -193,7 +202,7 @@ class SqliteLedger:
     async def read_journal(self, job_id: JobId) -> dict[str, bytes]:
         return await self._reader.run(lambda tx: reads.read_journal(tx, job_id))
 
-    async def signal(self, lease: Lease, signals: Sequence[tuple[str, bytes | None]]) -> Applied | LeaseLost:
+    async def signal(self, lease: Lease, signals: Sequence[tuple[str, bytes | None]]) -> StepApplied | LeaseLost:
         return await self._writer.run(lambda tx: holder.signal(tx, lease, signals))
 
     async def sweep(self, actor: Actor, options: SweepOptions) -> SweepReport:
@@ -227,16 +236,16 @@ class SqliteLedger:
         check_held_limit(limit)
         await self._writer.run(lambda tx: control.limit_held(tx, actor, type_, limit, cause=cause))
 
-    async def follow(self, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Following | None:
+    async def subscribe(self, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Subscription | None:
         require(actor, "follow")
-        return await self._writer.run(lambda tx: control.follow(tx, actor, name, lease_s, reads=reads))
+        return await self._writer.run(lambda tx: control.subscribe(tx, actor, name, lease_s, reads=reads))
 
-    async def followed(self, following: Following, position: str | None, *, lease_s: float) -> bool:
-        return await self._writer.run(lambda tx: control.followed(tx, following, position, lease_s))
+    async def ack(self, following: Subscription, position: str | None, *, lease_s: float) -> bool:
+        return await self._writer.run(lambda tx: control.ack(tx, following, position, lease_s))
 
-    async def leave_behind(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
+    async def release_retention(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
         require(actor, "leave_behind")
-        return await self._writer.run(lambda tx: control.leave_behind(tx, actor, name, cause=cause))
+        return await self._writer.run(lambda tx: control.release_retention(tx, actor, name, cause=cause))
 
     async def set_home_issuer(
         self, actor: Actor, issuer: str, *, replaces: str | None = None, cause: str | None = None
@@ -260,20 +269,20 @@ class SqliteLedger:
         require(actor, "publish_acts")
         await self._writer.run(lambda tx: acts.mark_published(tx, [one.no for one in published]))
 
-    async def unfollow(self, following: Following) -> None:
-        await self.followed(following, None, lease_s=0.0)
+    async def unsubscribe(self, following: Subscription) -> None:
+        await self.ack(following, None, lease_s=0.0)
 
-    async def restore(self, actor: Actor, jobs: Sequence[Restored]) -> list[bool]:
+    async def restore(self, actor: Actor, jobs: Sequence[JobToRestore]) -> list[bool]:
         require(actor, "restore")
         return await self._writer.run(lambda tx: restore.restore(tx, jobs))
 
-    async def beat(self, actor: Actor, info: bytes | None) -> None:
-        await self._writer.run(lambda tx: control.beat(tx, actor, info))
+    async def heartbeat_worker(self, actor: Actor, info: bytes | None) -> None:
+        await self._writer.run(lambda tx: control.heartbeat_worker(tx, actor, info))
 
-    async def remark(self, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:
+    async def annotate(self, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:
         require(actor, "remark")
-        check_remark(type_, body)
-        return await self._writer.run(lambda tx: holder.remark(tx, job_id, type_, body))
+        check_annotation(type_, body)
+        return await self._writer.run(lambda tx: holder.annotate(tx, job_id, type_, body))
 
     def submit_on(
         self, connection: OuterConnection, actor: Actor, jobs: Sequence[NewJob]
@@ -284,16 +293,16 @@ class SqliteLedger:
     # --- wait ----------------------------------------------------------------------------------------------------
 
     async def wait_for_work(self, types: Sequence[str], timeout_s: float) -> None:
-        rung = self._bell.wait(self._found_nothing_at)
+        rung = self._notifier.wait(self._found_nothing_at)
         if rung.done():
-            self._found_nothing_at = self._bell.rung
+            self._found_nothing_at = self._notifier.notifications
             return
         elsewhere = asyncio.ensure_future(self._ready_elsewhere(types))
         try:
             await asyncio.wait({rung, elsewhere}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._found_nothing_at = self._bell.rung
-            self._bell.leave(rung)
+            self._found_nothing_at = self._notifier.notifications
+            self._notifier.leave(rung)
             elsewhere.cancel()
 
     async def _ready_elsewhere(self, types: Sequence[str]) -> None:
@@ -305,13 +314,13 @@ class SqliteLedger:
                     await committed
                 finally:
                     self._commits.leave(committed)
-                self._commits_seen = self._commits.rung
+                self._commits_seen = self._commits.notifications
                 with suppress(LedgerError):  # a hint less: the caller's own polling says what is wrong
                     if await self._any_ready(types):
                         return
 
     def events_mark(self) -> int:
-        return self._events.rung
+        return self._events.notifications
 
     async def wait_for_events(self, mark: int, timeout_s: float) -> None:
         rung = self._events.wait(mark)
@@ -335,19 +344,19 @@ class SqliteLedger:
         read = reads.oldest_jobs if oldest_first else reads.jobs
         return await self._reader.run(lambda tx: read(tx, where, limit=limit, cursor=cursor))
 
-    async def children(self, parent_id: JobId, *, since: str | None, limit: int) -> Children:
+    async def children(self, parent_id: JobId, *, since: str | None, limit: int) -> ChildPage:
         check_children(limit)
         return await self._reader.run(lambda tx: reads.children(tx, parent_id, since=since, limit=limit))
 
-    async def heads(self, lifecycle: str, *, each: int) -> list[Job]:
-        check_each(each)
-        return await self._reader.run(lambda tx: reads.heads(tx, lifecycle, each=each))
+    async def peek_ready(self, lifecycle: str, *, each: int) -> list[Job]:
+        check_peek_limit(each)
+        return await self._reader.run(lambda tx: reads.peek_ready(tx, lifecycle, each=each))
 
-    async def holds(self, job_ids: Sequence[JobId]) -> list[Hold]:
+    async def holds(self, job_ids: Sequence[JobId]) -> list[HeldLease]:
         check_ids(job_ids)
         return await self._reader.run(lambda tx: reads.holds(tx, job_ids))
 
-    async def expiring(self, lifecycle: str, *, within_s: float, limit: int) -> list[Hold]:
+    async def expiring(self, lifecycle: str, *, within_s: float, limit: int) -> list[HeldLease]:
         check_expiring(within_s, limit)
         return await self._reader.run(lambda tx: reads.expiring(tx, lifecycle, within_s=within_s, limit=limit))
 
@@ -378,7 +387,7 @@ class SqliteLedger:
     ) -> FeedPage:
         return await self._reader.run(lambda tx: reads.feed(tx, position, limit=limit, lifecycle=lifecycle))
 
-    async def recorded(self, events: Sequence[Event]) -> list[Recorded]:
+    async def recorded(self, events: Sequence[Event]) -> list[RecordedEvent]:
         return await self._reader.run(lambda tx: recorded.recorded(tx, events)) if events else []
 
     async def feed_end(self) -> str:
@@ -402,14 +411,14 @@ class SqliteLedger:
     async def home_issuer(self) -> str | None:
         return await self._reader.run(control.home_issuer)
 
-    async def workers(self) -> list[WorkerSeen]:
+    async def workers(self) -> list[WorkerRecord]:
         return await self._reader.run(reads.workers)
 
-    async def followers(self) -> list[FollowerSeen]:
+    async def followers(self) -> list[SubscriberRecord]:
         return await self._reader.run(reads.followers)
 
-    async def answered(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
-        return await self._reader.run(lambda tx: submit.answered(tx, scope, key, fingerprint))
+    async def find_by_idempotency_key(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
+        return await self._reader.run(lambda tx: submit.find_by_idempotency_key(tx, scope, key, fingerprint))
 
     async def ping(self) -> None:
         path = self._target.path
@@ -423,7 +432,7 @@ class SqliteLedger:
     async def now(self) -> datetime:
         return rows.moment(self._writer.now())
 
-    async def histories(self, *, batch: int = 500) -> AsyncIterator[History]:
+    async def histories(self, *, batch: int = 500) -> AsyncIterator[JobHistory]:
         after = 0
         while True:
             found, after = await self._reader.run(partial(reads.histories, after=after, limit=batch))
@@ -432,10 +441,10 @@ class SqliteLedger:
             for history in found:
                 yield history
 
-    async def keys_over(self) -> list[KeyOver]:
+    async def keys_over(self) -> list[KeyOverLimit]:
         return await self._reader.run(reads.keys_over)
 
-    async def unpaired(self) -> list[Unpaired]:
+    async def unpaired(self) -> list[UnpairedArtifact]:
         return await self._reader.run(reads.unpaired)
 
     async def inspect(self) -> list[Finding]:

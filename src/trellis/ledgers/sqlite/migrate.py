@@ -11,16 +11,16 @@ from trellis.engine.errors import LedgerNotMigrated
 from trellis.ledgers.migration import OPENED, MigratedBy, migrated_by, migration_act
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import acts
-from trellis.ledgers.sqlite.connection import Database, Target, connect, typed
+from trellis.ledgers.sqlite.connection import Database, SqliteTarget, connect, to_ledger_error
 from trellis.ledgers.sqlite.contract import load_contract
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.names import Names
+from trellis.ledgers.sqlite.names import NameNumbers
 from trellis.ledgers.sqlite.plan import US
 
 _NUMBERED = re.compile(r"^(\d{4})_[a-z0-9_]+\.sql$")
 
 
-class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/migrate.sql"):
+class _SchemaQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/migrate.sql"):
     has_meta: LiteralString
     read_version: LiteralString
     write_version: LiteralString
@@ -44,7 +44,7 @@ def migrations() -> dict[int, str]:
 SCHEMA_VERSION = len(migrations())
 
 
-def migrate(target: Target, *, by: MigratedBy | None = None) -> int:
+def migrate(target: SqliteTarget, *, by: MigratedBy | None = None) -> int:
     """Make or upgrade the schema and load the lifecycles; returns the version that was there before."""
     connection = connect(target)
     try:
@@ -63,8 +63,8 @@ def prepare(connection: Database, url: str, *, by: MigratedBy | None = None) -> 
         try:
             found = _apply(connection, url)
             load_contract(connection, url)
-            connection.execute(_Sql.nothing_is_restored)
-            connection.execute(_Sql.nobody_restores)
+            connection.execute(_SchemaQueries.nothing_is_restored)
+            connection.execute(_SchemaQueries.nobody_restores)
             if found != SCHEMA_VERSION and (by is not None or found):
                 _record(connection, by or migrated_by(cause=OPENED), found)
         except BaseException:
@@ -72,20 +72,20 @@ def prepare(connection: Database, url: str, *, by: MigratedBy | None = None) -> 
             raise
         connection.execute("COMMIT")
     except apsw.Error as error:
-        raise typed(error, url) from error
+        raise to_ledger_error(error, url) from error
     return found
 
 
 def _record(connection: Database, by: MigratedBy, before: int) -> None:
-    tx = Transaction(connection, Names(connection, by.node), int(by.at * US))
+    tx = Transaction(connection, NameNumbers(connection, by.node), int(by.at * US))
     acts.record(tx, by.actor, migration_act(by, before, SCHEMA_VERSION))
 
 
 def stored_version(connection: Database) -> int:
     """The schema version of a file; 0 when it holds no ledger."""
-    if not connection.execute(_Sql.has_meta).fetchall():
+    if not connection.execute(_SchemaQueries.has_meta).fetchall():
         return 0
-    rows = connection.execute(_Sql.read_version).fetchall()
+    rows = connection.execute(_SchemaQueries.read_version).fetchall()
     return rows[0][0] if rows else 0
 
 
@@ -96,5 +96,5 @@ def _apply(connection: Database, url: str) -> int:
     for number, sql in sorted(migrations().items()):
         if number > found:
             connection.execute(sql)
-            connection.execute(_Sql.write_version, (number,))
+            connection.execute(_SchemaQueries.write_version, (number,))
     return found

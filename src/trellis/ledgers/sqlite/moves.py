@@ -9,7 +9,7 @@ from trellis.engine.jobs import (
     Actor,
     CancelMode,
     CancelRequested,
-    DeathCertificate,
+    DeadLetterReason,
     Epoch,
     JobId,
     JobKey,
@@ -30,19 +30,19 @@ from trellis.ledgers.sqlite.plan import (
     STATE_NAMES,
     STEPS,
     US,
-    Act,
-    Standing,
-    Step,
-    Who,
-    landing,
+    ActorRef,
+    JobRow,
+    StepWrite,
+    StoredStep,
     lease_length_us,
     lifecycle_code,
     place_code,
     state_of,
+    target_place,
 )
 from trellis.ledgers.sqlite.rows import moment_or_none
-from trellis.ledgers.sqlite.steps import Batch, find, job_id_of
-from trellis.ledgers.sqlite.steps import Sql as StepSql
+from trellis.ledgers.sqlite.steps import StepBatch, find_job_row, job_id_of
+from trellis.ledgers.sqlite.steps import StepQueries as StepSql
 from trellis.lifecycles import BY_CODE, Phase, Trigger, event_code
 from trellis.lifecycles.lifecycle import ROLES
 
@@ -51,7 +51,7 @@ STOP = "stop"
 """The trigger by which a holder obeys a soft cancel."""
 
 
-class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/moves.sql"):
+class _MoveQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/moves.sql"):
     made_before: LiteralString
     jobs_of_request: LiteralString
     ask_to_cancel: LiteralString
@@ -62,23 +62,23 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/moves.sql"):
 
 def move(tx: Transaction, actor: Actor, request: Move) -> Moved | NotMoved:
     """Make one declared, unfenced step."""
-    row = find(tx, request.job_id)
+    row = find_job_row(tx, request.job_id)
     before = _made_before(tx, row, request.job_id, request.request_id)
     if before is not None:
         return before
     if request.version is not None and request.version != row.version:
-        return _no(row, request.job_id, request.target, refusals.wrong_version(row.version, request.version))
+        return _not_moved(row, request.job_id, request.target, refusals.version_refusal(row.version, request.version))
     lifecycle = BY_CODE[row.lifecycle]
     name = STATE_NAMES[row.lifecycle, row.state]
     if request.target == name and not any(t.source == t.target == name for t in lifecycle.transitions):
         return Moved(job_id=request.job_id, source=name, target=name, version=row.version, repeated=True)
-    transition = refusals.movable(lifecycle, name, request.target, actor.role)
+    transition = refusals.transition_or_refusal(lifecycle, name, request.target, actor.role)
     if isinstance(transition, str):
-        return _no(row, request.job_id, request.target, transition)
+        return _not_moved(row, request.job_id, request.target, transition)
     step = STEPS[row.lifecycle, row.state, transition.trigger]
     full = _key_is_full(tx, row) if step.held else None
     if full is not None:
-        return _no(row, request.job_id, request.target, full)
+        return _not_moved(row, request.job_id, request.target, full)
     delay = None if request.delay_s is None else int(request.delay_s * US)
     length = lease_length_us(request.lease_s, request.heartbeat_s)
     return make_step(
@@ -99,8 +99,8 @@ def move(tx: Transaction, actor: Actor, request: Move) -> Moved | NotMoved:
 def make_step(
     tx: Transaction,
     actor: Actor,
-    row: Standing,
-    step: Step,
+    row: JobRow,
+    step: StoredStep,
     job_id: JobId,
     *,
     delay_us: int | None = None,
@@ -108,20 +108,20 @@ def make_step(
     cause: str | None,
     data: bytes | None = None,
     request_id: RequestId | None = None,
-    death: DeathCertificate | None = None,
+    death: DeadLetterReason | None = None,
 ) -> Moved:
     """Write one decided step; out of a held place it revokes the lease, into one it grants a lease."""
-    who = Who(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
-    place, wait = (HELD, length) if step.held else landing(step, keyed=row.ckey is not None, delay_us=delay_us)
+    who = ActorRef(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
+    place, wait = (HELD, length) if step.held else target_place(step, keyed=row.ckey is not None, delay_us=delay_us)
     if state_of(row.lifecycle, row.state).phase is Phase.ENDED and step.ended:
         place = row.place
     revokes = HELD in {row.place, place}
-    batch = Batch()
+    batch = StepBatch()
     # Somebody's own cancel takes nothing over, and neither does a move that looks just like it.
     cancel = STEPS.get((row.lifecycle, row.state, Trigger.CANCEL))
     is_cancel = cancel is not None and (step.target, step.event) == (cancel.target, cancel.event)
     told = data if is_cancel else ended_otherwise(tx, row, step, data)
-    batch.add(row, Act(step, who, place, wait, revokes, cause, told, request_id), death)
+    batch.add(row, StepWrite(step, who, place, wait, revokes, cause, told, request_id), death)
     batch.write(tx)
     return Moved(
         job_id=job_id,
@@ -143,7 +143,7 @@ def cancel(
     cause: str | None,
 ) -> Moved | NotMoved | CancelRequested:
     """End a job by its lifecycle's `cancel`; soft on a held job only asks its holder."""
-    row = find(tx, job_id)
+    row = find_job_row(tx, job_id)
     before = _made_before(tx, row, job_id, request_id)
     if before is not None:
         return before
@@ -153,15 +153,15 @@ def cancel(
         return _not_pulled(row, job_id, Trigger.CANCEL, actor)
     if mode is CancelMode.SOFT and row.place == HELD:
         if row.cancel_at is None:
-            tx.db.execute(_Sql.ask_to_cancel, (tx.now + int(grace_s * US), row.id))
+            tx.db.execute(_MoveQueries.ask_to_cancel, (tx.now + int(grace_s * US), row.id))
             by = tx.names.actor_id(actor.name)
             told = (row.id, row.epoch, ROLE_CODES[actor.role], by, storable(cause), tx.now)
-            tx.db.execute(_Sql.remember_wish, told)
+            tx.db.execute(_MoveQueries.remember_wish, told)
         return CancelRequested(job_id=job_id, state=name)
     return make_step(tx, actor, row, step, job_id, cause=cause, request_id=request_id)
 
 
-def asked(tx: Transaction, row: Standing) -> bytes | None:
+def cancel_request_data(tx: Transaction, row: JobRow) -> bytes | None:
     """Who asked the holder of this job to stop, and why, for the event of the cancel; None when nobody did."""
     request = _cancel_request(tx, row)
     if request is None:
@@ -170,15 +170,15 @@ def asked(tx: Transaction, row: Standing) -> bytes | None:
     return json.dumps(about, ensure_ascii=False).encode()
 
 
-def ended_otherwise(tx: Transaction, row: Standing, step: Step, data: bytes | None) -> bytes | None:
+def ended_otherwise(tx: Transaction, row: JobRow, step: StoredStep, data: bytes | None) -> bytes | None:
     """The data of a step, and of one that ends a job whose holder was asked to stop also who asked, when and why."""
     if row.cancel_at is None or row.place != HELD or not step.ended or step.trigger in {Trigger.CANCEL, STOP}:
         return data
     return with_cancel_request(data, _cancel_request(tx, row))
 
 
-def _cancel_request(tx: Transaction, row: Standing) -> CancelRequest | None:
-    rows = tx.db.execute(_Sql.wish, (row.id, row.epoch)).fetchall() if row.cancel_at is not None else []
+def _cancel_request(tx: Transaction, row: JobRow) -> CancelRequest | None:
+    rows = tx.db.execute(_MoveQueries.wish, (row.id, row.epoch)).fetchall() if row.cancel_at is not None else []
     if not rows:
         return None
     name, role, cause, at = rows[0]
@@ -195,8 +195,8 @@ def requeue(
     cause: str | None,
 ) -> list[Moved | NotMoved]:
     """Open the next generation of jobs that declare it, oldest first, so that it gets a free slot of its key first."""
-    ids = _meant(tx, jobs, request_id, limit) if isinstance(jobs, JobFilter) else jobs
-    oldest_first = sorted(dict.fromkeys(ids), key=lambda job_id: find(tx, job_id).id)
+    ids = _jobs_of_filter(tx, jobs, request_id, limit) if isinstance(jobs, JobFilter) else jobs
+    oldest_first = sorted(dict.fromkeys(ids), key=lambda job_id: find_job_row(tx, job_id).id)
     answers = {job_id: _requeue_one(tx, actor, job_id, request_id, cause) for job_id in oldest_first}
     return [answers[job_id] for job_id in ids]
 
@@ -204,7 +204,7 @@ def requeue(
 def _requeue_one(
     tx: Transaction, actor: Actor, job_id: JobId, request_id: RequestId, cause: str | None
 ) -> Moved | NotMoved:
-    row = find(tx, job_id)
+    row = find_job_row(tx, job_id)
     before = _made_before(tx, row, job_id, request_id)
     if before is not None:
         return before
@@ -214,13 +214,13 @@ def _requeue_one(
     return make_step(tx, actor, row, step, job_id, cause=cause, request_id=request_id)
 
 
-def _meant(tx: Transaction, where: JobFilter, request_id: RequestId, limit: int) -> list[JobId]:
+def _jobs_of_filter(tx: Transaction, where: JobFilter, request_id: RequestId, limit: int) -> list[JobId]:
     """The jobs a filter means; asked again with the same request id, those it meant the first time."""
-    rows = tx.db.execute(_Sql.jobs_of_request, (request_id, REQUEUED)).fetchall()
+    rows = tx.db.execute(_MoveQueries.jobs_of_request, (request_id, REQUEUED)).fetchall()
     if not rows:
         states = [step.lifecycle * 16 + step.source for step in STEPS.values() if step.trigger == Trigger.REQUEUE]
         values = {
-            "states": json.dumps(_named(states, where.state)),
+            "states": json.dumps(_states_named(states, where.state)),
             "lifecycle": lifecycle_code(where.lifecycle),
             "type": where.type,
             "correlation": where.correlation_id,
@@ -230,16 +230,16 @@ def _meant(tx: Transaction, where: JobFilter, request_id: RequestId, limit: int)
             "place": place_code(where.place),
             "limit": limit,
         }
-        rows = tx.db.execute(_Sql.requeueable, values).fetchall()
+        rows = tx.db.execute(_MoveQueries.requeueable, values).fetchall()
     return [job_id_of(tx, key) for (key,) in rows]
 
 
-def _named(states: list[int], name: str | None) -> list[int]:
+def _states_named(states: list[int], name: str | None) -> list[int]:
     return [code for code in states if name is None or STATE_NAMES[code // 16, code % 16] == name]
 
 
-def _made_before(tx: Transaction, row: Standing, job_id: JobId, request_id: RequestId) -> Moved | None:
-    rows = tx.db.execute(_Sql.made_before, (row.id, request_id)).fetchall()
+def _made_before(tx: Transaction, row: JobRow, job_id: JobId, request_id: RequestId) -> Moved | None:
+    rows = tx.db.execute(_MoveQueries.made_before, (row.id, request_id)).fetchall()
     if not rows:
         return None
     version, source, target, epoch = rows[0]
@@ -254,22 +254,22 @@ def _made_before(tx: Transaction, row: Standing, job_id: JobId, request_id: Requ
     )
 
 
-def _key_is_full(tx: Transaction, row: Standing) -> str | None:
+def _key_is_full(tx: Transaction, row: JobRow) -> str | None:
     if row.ckey is None or row.slot is not None:
         return None
     room: int = tx.db.execute(StepSql.key_room, (row.ckey,)).fetchall()[0][0]
     return None if room > 0 else refusals.KEY_IS_FULL
 
 
-def _lease(row: Standing, epoch: int, job_id: JobId) -> Lease:
+def _lease(row: JobRow, epoch: int, job_id: JobId) -> Lease:
     return Lease(JobKey(row.id), Epoch(epoch), job_id, BY_CODE[row.lifecycle].name)
 
 
-def _not_pulled(row: Standing, job_id: JobId, trigger: str, actor: Actor) -> NotMoved:
+def _not_pulled(row: JobRow, job_id: JobId, trigger: str, actor: Actor) -> NotMoved:
     step, state = STEPS.get((row.lifecycle, row.state, trigger)), STATE_NAMES[row.lifecycle, row.state]
-    reason = refusals.not_pulled(BY_CODE[row.lifecycle], state, trigger, actor.role)
-    return _no(row, job_id, step.target_name if step else trigger, reason)
+    reason = refusals.trigger_refusal(BY_CODE[row.lifecycle], state, trigger, actor.role)
+    return _not_moved(row, job_id, step.target_name if step else trigger, reason)
 
 
-def _no(row: Standing, job_id: JobId, target: str, reason: str) -> NotMoved:
+def _not_moved(row: JobRow, job_id: JobId, target: str, reason: str) -> NotMoved:
     return NotMoved(job_id=job_id, state=STATE_NAMES[row.lifecycle, row.state], target=target, reason=reason)

@@ -13,7 +13,7 @@ from trellis.ledgers.sqlite.connection import Database
 CACHED_MAX = 10_000
 
 
-class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/names.sql"):
+class _NameQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/names.sql"):
     find_type: LiteralString
     add_type: LiteralString
     find_actor: LiteralString
@@ -24,7 +24,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/names.sql"):
     set_key_limit: LiteralString
 
 
-class Names:
+class NameNumbers:
     """The dictionaries of one connection, in a process on `node`."""
 
     def __init__(self, connection: Database, node: str) -> None:
@@ -45,7 +45,7 @@ class Names:
     def known_type(self, lifecycle: int, name: str) -> int | None:
         """The number of a type somebody has submitted, or None."""
         known = self._types.get((lifecycle, name))
-        if known is None and (rows := self._db.execute(_Sql.find_type, (lifecycle, name)).fetchall()):
+        if known is None and (rows := self._db.execute(_NameQueries.find_type, (lifecycle, name)).fetchall()):
             known = self._types[lifecycle, name] = rows[0][0]
         return known
 
@@ -57,29 +57,29 @@ class Names:
 
     def key_id(self, name: str, limit: int) -> int:
         """The number of a concurrency key; a new one gets `limit`, a known one keeps its own."""
-        rows = self._db.execute(_Sql.find_key, (name,)).fetchall()
-        return rows[0][0] if rows else self._db.execute(_Sql.add_key, (name, limit)).fetchall()[0][0]
+        rows = self._db.execute(_NameQueries.find_key, (name,)).fetchall()
+        return rows[0][0] if rows else self._db.execute(_NameQueries.add_key, (name, limit)).fetchall()[0][0]
 
     def key_limit(self, name: str) -> int | None:
         """How many of a concurrency key may be held; None for a key that is not known."""
-        rows = self._db.execute(_Sql.key_limit, (name,)).fetchall()
+        rows = self._db.execute(_NameQueries.key_limit, (name,)).fetchall()
         return rows[0][0] if rows else None
 
     def set_key_limit(self, name: str, limit: int, actor: str) -> int:
         values = {"name": name, "limit": limit, "actor": self.actor_id(actor)}
-        return self._db.execute(_Sql.set_key_limit, values).fetchall()[0][0]
+        return self._db.execute(_NameQueries.set_key_limit, values).fetchall()[0][0]
 
     def _learn_type(self, lifecycle: int, name: str) -> int:
         self._bound(self._types)
-        rows = self._db.execute(_Sql.find_type, (lifecycle, name)).fetchall()
-        number = rows[0][0] if rows else self._db.execute(_Sql.add_type, (lifecycle, name)).fetchall()[0][0]
+        rows = self._db.execute(_NameQueries.find_type, (lifecycle, name)).fetchall()
+        number = rows[0][0] if rows else self._db.execute(_NameQueries.add_type, (lifecycle, name)).fetchall()[0][0]
         self._types[lifecycle, name] = number
         return number
 
     def _learn_actor(self, named: tuple[str, str]) -> int:
         self._bound(self._actors)
-        rows = self._db.execute(_Sql.find_actor, named).fetchall()
-        number = rows[0][0] if rows else self._db.execute(_Sql.add_actor, named).fetchall()[0][0]
+        rows = self._db.execute(_NameQueries.find_actor, named).fetchall()
+        number = rows[0][0] if rows else self._db.execute(_NameQueries.add_actor, named).fetchall()[0][0]
         self._actors[named] = number
         return number
 

@@ -10,10 +10,10 @@ from typing import Protocol
 from trellis.engine.errors import LedgerNotMigrated, OptionInvalid
 from trellis.engine.jobs import Actor, Mismatch, NewJob, Submitted
 from trellis.engine.nodes import this_node
-from trellis.ledgers.sqlite.connection import Database, refuse_old
+from trellis.ledgers.sqlite.connection import Database, refuse_old_library
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.migrate import SCHEMA_VERSION, stored_version
-from trellis.ledgers.sqlite.names import Names
+from trellis.ledgers.sqlite.names import NameNumbers
 from trellis.ledgers.sqlite.submit import submit
 
 
@@ -25,13 +25,13 @@ def submit_on(
     connection: OuterConnection, actor: Actor, jobs: Sequence[NewJob], now: int
 ) -> list[Submitted | Mismatch]:
     """Submit in the transaction that is open on `connection`; the caller commits it or rolls it back."""
-    refuse_old(connection.execute("SELECT sqlite_version()").fetchall()[0][0])
+    refuse_old_library(connection.execute("SELECT sqlite_version()").fetchall()[0][0])
     if not _in_transaction(connection):
         raise OptionInvalid(option="connection", value="not in a transaction", expected="begin one first")
     found = stored_version(connection)
     if found != SCHEMA_VERSION:
         raise LedgerNotMigrated(found=found, needed=SCHEMA_VERSION, url="of this connection")
-    return submit(Transaction(connection, Names(connection, this_node()), now), actor, jobs)
+    return submit(Transaction(connection, NameNumbers(connection, this_node()), now), actor, jobs)
 
 
 def _in_transaction(connection: OuterConnection) -> bool:

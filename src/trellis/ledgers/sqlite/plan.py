@@ -10,7 +10,7 @@ from typing import NamedTuple
 from trellis.engine.decide import NO_FACTS, Decision, Fact, Occasion, decision
 from trellis.engine.errors import UnknownLifecycle
 from trellis.engine.jobs import JobKey, lease_length_s
-from trellis.engine.records import Place
+from trellis.engine.records import JobPlace
 from trellis.engine.text import storable
 from trellis.lifecycles import (
     BY_CODE,
@@ -26,17 +26,17 @@ from trellis.lifecycles import (
 from trellis.lifecycles.contract import final_states
 
 NOWHERE, READY, RESTING, PARKED, HELD, ENDED_WELL, ENDED_OTHERWISE = range(7)
-PLACES = (None, Place.READY, Place.RESTING, Place.PARKED, Place.HELD, Place.ENDED, Place.ENDED)
+PLACES = (None, JobPlace.READY, JobPlace.SCHEDULED, JobPlace.BLOCKED, JobPlace.LEASED, JobPlace.ENDED, JobPlace.ENDED)
 CLAIMABLE = 1 << READY | 1 << PARKED
 US = 1_000_000
 
 
-def place_code(place: Place | None) -> int | None:
+def place_code(place: JobPlace | None) -> int | None:
     """The number of a place that a caller named; of the two for ended jobs the lower one stands for both."""
     return None if place is None else PLACES.index(place)
 
 
-class Standing(NamedTuple):
+class JobRow(NamedTuple):
     """The row of `job`, in the order of the query `standing`."""
 
     id: JobKey
@@ -67,7 +67,7 @@ class Standing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class StoredStep:
     """A declared transition in stored numbers, with what the ledger asks about its target. Each exists once: see STEPS."""
 
     lifecycle: int
@@ -97,18 +97,18 @@ class Step:
         return bool(self.roles >> role & 1)
 
 
-class Who(NamedTuple):
+class ActorRef(NamedTuple):
     """The acting role and name in stored numbers."""
 
     role: int
     actor: int
 
 
-class Act(NamedTuple):
+class StepWrite(NamedTuple):
     """Everything the events of one statement have in common; jobs that make the same act are written together."""
 
-    step: Step
-    who: Who
+    step: StoredStep
+    who: ActorRef
     place: int
     wait: int | None
     revokes: bool = False
@@ -139,10 +139,10 @@ class Act(NamedTuple):
         )
 
 
-def _step(lifecycle: Lifecycle, t: Transition) -> Step:
+def _step(lifecycle: Lifecycle, t: Transition) -> StoredStep:
     target = lifecycle.by_name[t.target]
     leaving = {other.trigger for other in lifecycle.transitions if other.source == t.target}
-    return Step(
+    return StoredStep(
         lifecycle=lifecycle.code,
         source=lifecycle.code_of(t.source),
         target=lifecycle.code_of(t.target),
@@ -165,7 +165,7 @@ def _step(lifecycle: Lifecycle, t: Transition) -> Step:
     )
 
 
-STEPS: dict[tuple[int, int, str], Step] = {
+STEPS: dict[tuple[int, int, str], StoredStep] = {
     (lifecycle.code, lifecycle.code_of(t.source), t.trigger): _step(lifecycle, t)
     for lifecycle in BY_CODE.values()
     for t in lifecycle.transitions
@@ -211,7 +211,7 @@ def lifecycle_bits(names: str | frozenset[str] | None) -> int | None:
     return sum(1 << (lifecycle_code(name) or 0) for name in ({names} if isinstance(names, str) else names))
 
 
-def landing(step: Step, *, keyed: bool, delay_us: int | None) -> tuple[int, int | None]:
+def target_place(step: StoredStep, *, keyed: bool, delay_us: int | None) -> tuple[int, int | None]:
     """Where a step that takes no lease puts the job, and how long it waits there.
 
     A keyed job that could be claimed is parked first; handing out the key's slots is one act for every way in.
@@ -225,7 +225,7 @@ def landing(step: Step, *, keyed: bool, delay_us: int | None) -> tuple[int, int 
     return (PARKED if keyed else READY), None
 
 
-def decided(row: Standing, occasion: Occasion, facts: Fact = NO_FACTS) -> tuple[Decision, Step | None] | None:
+def decision_for(row: JobRow, occasion: Occasion, facts: Fact = NO_FACTS) -> tuple[Decision, StoredStep | None] | None:
     """What happens to this job on an occasion, with the step it makes; None where nothing does."""
     made = decision(row.lifecycle, row.state, occasion, facts)
     if made is None:

@@ -17,7 +17,7 @@ POLL_S = (0.001, 0.002, 0.003, 0.002)
 GIVE_WAY_S = 0.003
 
 
-class WaitingRoom:
+class WriterQueue:
     """One writer's place at the file `<database>-queue`."""
 
     def __init__(self, database: Path, patience_s: float) -> None:

@@ -7,26 +7,26 @@ from datetime import datetime
 from typing import LiteralString
 
 from trellis.engine.errors import OptionInvalid
-from trellis.engine.event_data import asked_to_stop, cancel_request_in
-from trellis.engine.jobs import HEADS_MAX, Hold, JobId
+from trellis.engine.event_data import cancel_request_in, with_cancel_request_of
+from trellis.engine.jobs import HEADS_MAX, HeldLease, JobId
 from trellis.engine.records import (
-    Children,
+    ChildPage,
     DeadLetter,
     Event,
     FeedPage,
-    FollowerSeen,
-    History,
     Job,
     JobFilter,
+    JobHistory,
     JobPage,
-    KeyOver,
-    Place,
+    JobPlace,
+    KeyOverLimit,
     QueueDepth,
     Signal,
-    Unpaired,
-    WorkerSeen,
+    SubscriberRecord,
+    UnpairedArtifact,
+    WorkerRecord,
 )
-from trellis.ledgers.children import Mark, children_after
+from trellis.ledgers.children import ChildMark, children_after
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
@@ -53,7 +53,7 @@ COMPLETED = json.dumps([lifecycle * 16 + state for lifecycle, state in completed
 FINAL = json.dumps([lifecycle * 16 + state for lifecycle, state in final_states()])
 
 
-class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
+class _ReadQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
     job: LiteralString
     asked_to_stop: LiteralString
     ended_though_asked_to_stop: LiteralString
@@ -94,14 +94,14 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
 
 
 def job(tx: Transaction, job_id: JobId) -> Job | None:
-    found = tx.db.execute(_Sql.job, (job_id,)).fetchall()
+    found = tx.db.execute(_ReadQueries.job, (job_id,)).fetchall()
     if not found:
         return None
     one = rows.job(found[0])
-    if one.place is Place.ENDED:
-        ends = tx.db.execute(_Sql.ended_though_asked_to_stop, (job_id,)).fetchall()
-        return asked_to_stop(one, cancel_request_in(ends[0][0])) if ends else one
-    asked = tx.db.execute(_Sql.asked_to_stop, (job_id,)).fetchall() if one.cancel_requested else []
+    if one.place is JobPlace.ENDED:
+        ends = tx.db.execute(_ReadQueries.ended_though_asked_to_stop, (job_id,)).fetchall()
+        return with_cancel_request_of(one, cancel_request_in(ends[0][0])) if ends else one
+    asked = tx.db.execute(_ReadQueries.asked_to_stop, (job_id,)).fetchall() if one.cancel_requested else []
     if not asked:
         return one
     by, at, why = asked[0]
@@ -122,66 +122,66 @@ def oldest_jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | 
     if not where.of_open_state:
         raise OptionInvalid(option="oldest_first", value=True, expected=OPEN_ONLY)
     values = _filter(where) | {"after": 0 if cursor is None else _cursor(cursor), "limit": page_size(limit) + 1}
-    found = tx.db.execute(_Sql.jobs_oldest, values).fetchall()
+    found = tx.db.execute(_ReadQueries.jobs_oldest, values).fetchall()
     page = found[:limit]
     more = len(found) > limit
     return JobPage(jobs=tuple(map(rows.job, page)), cursor=str(page[-1][27]) if more and page else None)
 
 
-def children(tx: Transaction, parent_id: JobId, *, since: str | None, limit: int) -> Children:
-    before = Mark.read(since)
-    anew = not before.stands(*tx.db.execute(_Sql.children_below, (parent_id, before.last)).fetchall()[0])
-    found = tx.db.execute(_Sql.children_above, (parent_id, 0 if anew else before.last, limit)).fetchall()
+def children(tx: Transaction, parent_id: JobId, *, since: str | None, limit: int) -> ChildPage:
+    before = ChildMark.read(since)
+    anew = not before.stands(*tx.db.execute(_ReadQueries.children_below, (parent_id, before.last)).fetchall()[0])
+    found = tx.db.execute(_ReadQueries.children_above, (parent_id, 0 if anew else before.last, limit)).fetchall()
     return children_after(before, found, anew=anew)
 
 
-def heads(tx: Transaction, lifecycle: str, *, each: int) -> list[Job]:
+def peek_ready(tx: Transaction, lifecycle: str, *, each: int) -> list[Job]:
     values = {"lifecycle": lifecycle_code(lifecycle), "each": each, "limit": HEADS_MAX}
-    return [rows.job(row) for row in tx.db.execute(_Sql.heads, values)]
+    return [rows.job(row) for row in tx.db.execute(_ReadQueries.heads, values)]
 
 
-def holds(tx: Transaction, job_ids: Sequence[JobId]) -> list[Hold]:
+def holds(tx: Transaction, job_ids: Sequence[JobId]) -> list[HeldLease]:
     wanted = json.dumps(sorted(set(job_ids)))
-    return [rows.hold(row, tx.now) for row in tx.db.execute(_Sql.holds, (wanted,))]
+    return [rows.hold(row, tx.now) for row in tx.db.execute(_ReadQueries.holds, (wanted,))]
 
 
-def expiring(tx: Transaction, lifecycle: str, *, within_s: float, limit: int) -> list[Hold]:
+def expiring(tx: Transaction, lifecycle: str, *, within_s: float, limit: int) -> list[HeldLease]:
     values = (lifecycle_code(lifecycle), tx.now + int(within_s * US), limit)
-    return [rows.hold(row, tx.now) for row in tx.db.execute(_Sql.expiring, values)]
+    return [rows.hold(row, tx.now) for row in tx.db.execute(_ReadQueries.expiring, values)]
 
 
 def events(tx: Transaction, job_id: JobId) -> list[Event]:
     key = _key_of(tx, job_id)
-    return [] if key is None else [rows.event(row) for row in tx.db.execute(_Sql.events, (key,))]
+    return [] if key is None else [rows.event(row) for row in tx.db.execute(_ReadQueries.events, (key,))]
 
 
 def events_of(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, list[Event]]:
     found: dict[JobId, list[Event]] = {}
-    for row in tx.db.execute(_Sql.events_of, (json.dumps(job_ids),)):
+    for row in tx.db.execute(_ReadQueries.events_of, (json.dumps(job_ids),)):
         event = rows.event(row)
         found.setdefault(event.job_id, []).append(event)
     return found
 
 
 def payloads(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
-    return dict(tx.db.execute(_Sql.payloads, (json.dumps(job_ids),)).fetchall())
+    return dict(tx.db.execute(_ReadQueries.payloads, (json.dumps(job_ids),)).fetchall())
 
 
 def feed(tx: Transaction, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None) -> FeedPage:
     """A filtered page goes on after everything it looked at, so that a consumer of a rare kind gets ahead."""
     after = _position(position)
-    end: int = tx.db.execute(_Sql.feed_end).fetchall()[0][0]
+    end: int = tx.db.execute(_ReadQueries.feed_end).fetchall()[0][0]
     if end <= after:
         return FeedPage(events=(), positions=(), position=_text(after))
     values = {"after": after, "end": end, "lifecycles": lifecycle_bits(lifecycle), "limit": page_size(limit)}
-    found = tx.db.execute(_Sql.feed, values).fetchall()
+    found = tx.db.execute(_ReadQueries.feed, values).fetchall()
     reached = found[-1][15] if len(found) == limit else max(end, after)
     positions = tuple(_text(row[15]) for row in found)
     return FeedPage(events=tuple(map(rows.event, found)), positions=positions, position=_text(reached))
 
 
 def feed_end(tx: Transaction) -> str:
-    return _text(tx.db.execute(_Sql.feed_end).fetchall()[0][0])
+    return _text(tx.db.execute(_ReadQueries.feed_end).fetchall()[0][0])
 
 
 def find_events(
@@ -194,17 +194,17 @@ def find_events(
         "limit": page_size(limit),
     }
     if correlation_id is not None:
-        return [rows.event(row) for row in tx.db.execute(_Sql.events_by_correlation, values)]
+        return [rows.event(row) for row in tx.db.execute(_ReadQueries.events_by_correlation, values)]
     if type_ is None:
         raise OptionInvalid(option="type", value=None, expected="a type or a correlation id")
     del values["correlation"]
-    return [rows.event(row) for row in tx.db.execute(_Sql.events_by_type, values)]
+    return [rows.event(row) for row in tx.db.execute(_ReadQueries.events_by_type, values)]
 
 
 def count_events(tx: Transaction, types: Sequence[str], *, since: datetime) -> dict[str, int]:
     codes = {event_code(_known_type(type_)): type_ for type_ in types}
     values = {"types": json.dumps(list(codes)), "since": rows.microseconds(since)}
-    counted = dict(tx.db.execute(_Sql.count_events, values).fetchall())
+    counted = dict(tx.db.execute(_ReadQueries.count_events, values).fetchall())
     return {type_: counted.get(code, 0) for code, type_ in codes.items()}
 
 
@@ -216,30 +216,30 @@ def _known_type(type_: str) -> str:
 
 def signals(tx: Transaction, job_id: JobId, *, limit: int) -> list[Signal]:
     key = _key_of(tx, job_id)
-    found = [] if key is None else tx.db.execute(_Sql.signals, (key, page_size(limit))).fetchall()
+    found = [] if key is None else tx.db.execute(_ReadQueries.signals, (key, page_size(limit))).fetchall()
     return [Signal(job_id=job_id, type=type_, ts=rows.moment(at), data=data) for type_, at, data in found]
 
 
-def keys_over(tx: Transaction) -> list[KeyOver]:
-    found = tx.db.execute(_Sql.keys_over).fetchall()
-    return [KeyOver(key=key, held=held, limit=limit) for key, held, limit in found]
+def keys_over(tx: Transaction) -> list[KeyOverLimit]:
+    found = tx.db.execute(_ReadQueries.keys_over).fetchall()
+    return [KeyOverLimit(key=key, held=held, limit=limit) for key, held, limit in found]
 
 
-def unpaired(tx: Transaction) -> list[Unpaired]:
+def unpaired(tx: Transaction) -> list[UnpairedArtifact]:
     values = {"completed": COMPLETED, "final": FINAL}
-    found = tx.db.execute(_Sql.unpaired, values).fetchall()
-    return [Unpaired(job_id=job_id, complete=bool(done), artifacts=count) for job_id, done, count in found]
+    found = tx.db.execute(_ReadQueries.unpaired, values).fetchall()
+    return [UnpairedArtifact(job_id=job_id, complete=bool(done), artifacts=count) for job_id, done, count in found]
 
 
 def result(tx: Transaction, job_id: JobId) -> bytes | None:
     key = _key_of(tx, job_id)
-    found = [] if key is None else tx.db.execute(_Sql.result, (key, tx.now)).fetchall()
+    found = [] if key is None else tx.db.execute(_ReadQueries.result, (key, tx.now)).fetchall()
     return found[0][0] if found else None
 
 
 def read_journal(tx: Transaction, job_id: JobId) -> dict[str, bytes]:
     key = _key_of(tx, job_id)
-    return {} if key is None else dict(tx.db.execute(_Sql.journal, (key,)).fetchall())
+    return {} if key is None else dict(tx.db.execute(_ReadQueries.journal, (key,)).fetchall())
 
 
 def dead_letters(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -> list[DeadLetter]:
@@ -247,16 +247,16 @@ def dead_letters(tx: Transaction, where: JobFilter, *, limit: int, cursor: str |
     if before is None:
         raise OptionInvalid(option="cursor", value=cursor, expected="the id of a job of this ledger")
     values = _filter(where) | {"before": before, "limit": page_size(limit)}
-    return [rows.dead_letter(row) for row in tx.db.execute(_Sql.dead_letters, values)]
+    return [rows.dead_letter(row) for row in tx.db.execute(_ReadQueries.dead_letters, values)]
 
 
 def dead_letter(tx: Transaction, job_id: JobId) -> DeadLetter | None:
-    found = tx.db.execute(_Sql.dead_letter, (job_id,)).fetchall()
+    found = tx.db.execute(_ReadQueries.dead_letter, (job_id,)).fetchall()
     return rows.dead_letter(found[0]) if found else None
 
 
 def queues(tx: Transaction) -> list[QueueDepth]:
-    counted = {(type_, place): count for type_, place, count in tx.db.execute(_Sql.depths)}
+    counted = {(type_, place): count for type_, place, count in tx.db.execute(_ReadQueries.depths)}
     return [
         QueueDepth(
             type=name,
@@ -269,43 +269,43 @@ def queues(tx: Transaction) -> list[QueueDepth]:
             oldest_ready_s=None if oldest is None else max(0.0, (tx.now - oldest) / US),
             rate_limit=rate,
         )
-        for type_, lifecycle, name, paused, rate, oldest in tx.db.execute(_Sql.types)
+        for type_, lifecycle, name, paused, rate, oldest in tx.db.execute(_ReadQueries.types)
     ]
 
 
-def workers(tx: Transaction) -> list[WorkerSeen]:
-    found = tx.db.execute(_Sql.workers).fetchall()
-    return [WorkerSeen(name=name, seen_at=rows.moment(at), held=held, info=info) for name, at, held, info in found]
+def workers(tx: Transaction) -> list[WorkerRecord]:
+    found = tx.db.execute(_ReadQueries.workers).fetchall()
+    return [WorkerRecord(name=name, seen_at=rows.moment(at), held=held, info=info) for name, at, held, info in found]
 
 
-def followers(tx: Transaction) -> list[FollowerSeen]:
+def followers(tx: Transaction) -> list[SubscriberRecord]:
     return [
-        FollowerSeen(
+        SubscriberRecord(
             name=name,
             actor=who,
             until=rows.moment(until),
             waits=bool(waits),
             unread_since=None if since is None else rows.moment(since),
         )
-        for name, who, until, waits, since in tx.db.execute(_Sql.followers)
+        for name, who, until, waits, since in tx.db.execute(_ReadQueries.followers)
     ]
 
 
-def histories(tx: Transaction, after: int, limit: int) -> tuple[list[History], int]:
+def histories(tx: Transaction, after: int, limit: int) -> tuple[list[JobHistory], int]:
     """Some jobs with all their events, and the key to go on after."""
-    found = tx.db.execute(_Sql.job_keys, (after, limit)).fetchall()
-    made: list[History] = []
+    found = tx.db.execute(_ReadQueries.job_keys, (after, limit)).fetchall()
+    made: list[JobHistory] = []
     for key, job_id in found:
         one = job(tx, job_id)
         if one is not None:
-            past = tuple(rows.event(row) for row in tx.db.execute(_Sql.events, (key,)))
-            letters = tuple(rows.dead_letter(row) for row in tx.db.execute(_Sql.dead_letters_of, (key,)))
-            made.append(History(job=one, events=past, dead_letters=letters))
+            past = tuple(rows.event(row) for row in tx.db.execute(_ReadQueries.events, (key,)))
+            letters = tuple(rows.dead_letter(row) for row in tx.db.execute(_ReadQueries.dead_letters_of, (key,)))
+            made.append(JobHistory(job=one, events=past, dead_letters=letters))
     return made, found[-1][0] if found else after
 
 
 def any_ready(tx: Transaction, types: list[str]) -> bool:
-    return bool(tx.db.execute(_Sql.any_ready, (json.dumps(types),)).fetchall())
+    return bool(tx.db.execute(_ReadQueries.any_ready, (json.dumps(types),)).fetchall())
 
 
 # --- what callers write ----------------------------------------------------------------------------------------------
@@ -320,16 +320,16 @@ def page_size(limit: int) -> int:
 def _listing(where: JobFilter) -> LiteralString:
     """The statement whose index fits the filter best."""
     if where.parent_id is not None:
-        return _Sql.jobs_of_parent
+        return _ReadQueries.jobs_of_parent
     if where.correlation_id is not None:
-        return _Sql.jobs_correlated
+        return _ReadQueries.jobs_correlated
     codes = _states(where)
     meant = [BY_CODE[code // 16].state_of(code % 16) for code in codes or ()]
     if len(meant) == 1 and meant[0].phase is Phase.WAITING and not meant[0].claimable:
-        return _Sql.jobs_resting
+        return _ReadQueries.jobs_resting
     if codes is None or any(state.success for state in meant):
-        return _Sql.jobs
-    return _Sql.jobs_in_places
+        return _ReadQueries.jobs
+    return _ReadQueries.jobs_in_places
 
 
 def _filter(where: JobFilter) -> dict[str, str | int | None]:
@@ -352,7 +352,7 @@ def _states(where: JobFilter) -> list[int] | None:
 
     Whoever asks for a place where jobs have not ended means every state that is no end: the few jobs there are have their indexes.
     """
-    if where.state is None and where.place in {None, Place.ENDED}:
+    if where.state is None and where.place in {None, JobPlace.ENDED}:
         return None
     among = lifecycle_code(where.lifecycle)
     return [
@@ -367,7 +367,7 @@ def _is_open(lifecycle: int, state: int) -> bool:
 
 
 def _key_of(tx: Transaction, job_id: JobId) -> int | None:
-    found = tx.db.execute(_Sql.key_of, (job_id,)).fetchall()
+    found = tx.db.execute(_ReadQueries.key_of, (job_id,)).fetchall()
     return found[0][0] if found else None
 
 

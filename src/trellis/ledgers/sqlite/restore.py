@@ -13,13 +13,13 @@ from typing import LiteralString
 
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import RESTORE_MAX, JobId
-from trellis.engine.records import Place, Recorded, Restored, Submission
-from trellis.engine.restoring import Comeback, check, comeback
+from trellis.engine.records import JobPlace, JobToRestore, RecordedEvent, Submission
+from trellis.engine.restoring import RestoredPlace, check_restorable, restored_place
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import ENDED_OTHERWISE, ENDED_WELL, HELD, PARKED, READY, RESTING, ROLE_CODES
-from trellis.ledgers.sqlite.submit import Sql as SubmitSql
+from trellis.ledgers.sqlite.submit import SubmitQueries as SubmitSql
 from trellis.ledgers.sqlite.submit import existing, last_job
 from trellis.lifecycles import Lifecycle, Phase, event_code
 
@@ -28,7 +28,7 @@ LEASE_US = 1
 NO_LIMIT = 2**31 - 1
 
 
-class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/restore.sql"):
+class _RestoreQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/restore.sql"):
     begin_restoring: LiteralString
     end_restoring: LiteralString
     add_job: LiteralString
@@ -44,29 +44,29 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/restore.sql"):
     set_limit_of_key: LiteralString
 
 
-def restore(tx: Transaction, jobs: Sequence[Restored]) -> list[bool]:
+def restore(tx: Transaction, jobs: Sequence[JobToRestore]) -> list[bool]:
     """True for each job that was put back, False for one that is there; nothing is written when one cannot be."""
     if len(jobs) > RESTORE_MAX:
         raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {RESTORE_MAX} in one call")
-    lifecycles = [check(job) for job in jobs]
+    lifecycles = [check_restorable(job) for job in jobs]
     there = existing(tx, [job.job_id for job in jobs])
     # Numbers that the lost ledger cannot have given out: it counted jobs from 1, or from an earlier moment like this one.
     number = max(last_job(tx), tx.now)
-    keys = _Keys(tx)
+    keys = _UnlimitedKeys(tx)
     answers: list[bool] = []
-    tx.db.execute(_Sql.begin_restoring)
+    tx.db.execute(_RestoreQueries.begin_restoring)
     for job, lifecycle in zip(jobs, lifecycles, strict=True):
         answers.append(job.job_id not in there)
         if answers[-1]:
             number += 1
             there[job.job_id] = number
             _put_back(tx, keys, job, lifecycle, number, there)
-    tx.db.execute(_Sql.end_restoring)
+    tx.db.execute(_RestoreQueries.end_restoring)
     keys.set_back()
     return answers
 
 
-class _Keys:
+class _UnlimitedKeys:
     """The concurrency keys of a batch: without a limit until they are set back."""
 
     def __init__(self, tx: Transaction) -> None:
@@ -76,47 +76,49 @@ class _Keys:
     def number(self, name: str, limit: int) -> int:
         key = self._tx.names.key_id(name, limit)
         if key not in self._limits:
-            self._limits[key] = self._tx.db.execute(_Sql.limit_of_key, (key,)).fetchall()[0][0]
-            self._tx.db.execute(_Sql.set_limit_of_key, (NO_LIMIT, key))
+            self._limits[key] = self._tx.db.execute(_RestoreQueries.limit_of_key, (key,)).fetchall()[0][0]
+            self._tx.db.execute(_RestoreQueries.set_limit_of_key, (NO_LIMIT, key))
         return key
 
     def set_back(self) -> None:
-        self._tx.db.executemany(_Sql.set_limit_of_key, [(limit, key) for key, limit in self._limits.items()])
+        self._tx.db.executemany(_RestoreQueries.set_limit_of_key, [(limit, key) for key, limit in self._limits.items()])
 
 
 def _put_back(
-    tx: Transaction, keys: _Keys, job: Restored, lifecycle: Lifecycle, number: int, there: dict[JobId, int]
+    tx: Transaction, keys: _UnlimitedKeys, job: JobToRestore, lifecycle: Lifecycle, number: int, there: dict[JobId, int]
 ) -> None:
     first, asked = job.records[0].event, job.records[0].submission
     assert asked is not None, "a checked job says what was asked"
-    now = comeback(job, rows.moment(tx.now))
+    now = restored_place(job, rows.moment(tx.now))
     ckey = None if asked.concurrency_key is None else keys.number(asked.concurrency_key, asked.concurrency_limit)
     type_id = tx.names.type_id(lifecycle.code, asked.type)
     original = None if asked.compensates is None else _number_of(tx, asked.compensates, there)
     deadline = None if now.deadline_at is None else rows.microseconds(now.deadline_at)
     tx.db.execute(
-        _Sql.add_job,
+        _RestoreQueries.add_job,
         (number, lifecycle.code, type_id, int(asked.priority), now.max_attempts, deadline, ckey, original),
     )
     tx.db.execute(SubmitSql.insert_submission, _submission(job, asked, number))
-    tx.db.execute(_Sql.begin_history, (number,))
+    tx.db.execute(_RestoreQueries.begin_history, (number,))
     tx.appended = True
     for one in job.records:
         _write_event(tx, lifecycle, one, number, keyed=ckey is not None)
-    tx.db.execute(_Sql.end_history, (number,))
+    tx.db.execute(_RestoreQueries.end_history, (number,))
     at = rows.microseconds(first.ts)
-    tx.db.executemany(_Sql.add_key, [(key.scope, key.key, number, key.fingerprint, at) for key in asked.keys])
+    tx.db.executemany(
+        _RestoreQueries.add_key, [(key.scope, key.key, number, key.fingerprint, at) for key in asked.keys]
+    )
     last = job.records[-1].event
     kept = [(number, entry, last.epoch, rows.microseconds(last.ts), body) for entry, body in job.journal.items()]
-    tx.db.executemany(_Sql.add_journal, kept)
+    tx.db.executemany(_RestoreQueries.add_journal, kept)
     _settle(tx, job.records[-1], now, number, keyed=ckey is not None)
 
 
-def _settle(tx: Transaction, last: Recorded, now: Comeback, number: int, *, keyed: bool) -> None:
-    tx.db.execute(_Sql.comes_back, {"job": number, "epoch": now.epoch, "deaths": now.deaths, "now": tx.now})
-    if now.place is Place.READY:
+def _settle(tx: Transaction, last: RecordedEvent, now: RestoredPlace, number: int, *, keyed: bool) -> None:
+    tx.db.execute(_RestoreQueries.comes_back, {"job": number, "epoch": now.epoch, "deaths": now.deaths, "now": tx.now})
+    if now.place is JobPlace.READY:
         if last.due_at is not None:
-            tx.db.execute(_Sql.rest_is_over, {"job": number, "place": PARKED if keyed else READY})
+            tx.db.execute(_RestoreQueries.rest_is_over, {"job": number, "place": PARKED if keyed else READY})
         tx.woke = True
 
 
@@ -124,7 +126,7 @@ def _number_of(tx: Transaction, job_id: JobId, there: dict[JobId, int]) -> int |
     return there.get(job_id) or existing(tx, [job_id]).get(job_id)
 
 
-def _submission(job: Restored, asked: Submission, number: int) -> tuple[object, ...]:
+def _submission(job: JobToRestore, asked: Submission, number: int) -> tuple[object, ...]:
     first = job.records[0].event
     correlation = None if first.correlation_id == first.job_id else first.correlation_id
     return (
@@ -143,16 +145,16 @@ def _submission(job: Restored, asked: Submission, number: int) -> tuple[object, 
     )
 
 
-def _write_event(tx: Transaction, lifecycle: Lifecycle, one: Recorded, number: int, *, keyed: bool) -> None:
+def _write_event(tx: Transaction, lifecycle: Lifecycle, one: RecordedEvent, number: int, *, keyed: bool) -> None:
     event, letter = one.event, one.dead_letter
     at = rows.microseconds(event.ts)
     if letter is not None:
         ended = None if letter.last_lease_expires_at is None else rows.microseconds(letter.last_lease_expires_at)
         told = (letter.reason_code.value, letter.stage.value, letter.last_error, letter.attempts, letter.last_owner)
-        tx.db.execute(_Sql.add_dead_letter, (number, event.version, *told, ended, at))
+        tx.db.execute(_RestoreQueries.add_dead_letter, (number, event.version, *told, ended, at))
     place, wait = _landing(lifecycle, event.target, one.due_at, at, keyed=keyed)
     tx.db.execute(
-        _Sql.add_event,
+        _RestoreQueries.add_event,
         (
             number,
             event.version,

@@ -7,7 +7,7 @@ from trellis.engine.records import RetentionOptions, RetentionReport
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import ENDED_WELL, US
-from trellis.ledgers.sqlite.steps import changed
+from trellis.ledgers.sqlite.steps import rows_changed
 
 KEY_US_MIN = 24 * 3600 * US
 """An idempotency key answers at least this long, whatever the retention of its job."""
@@ -17,7 +17,7 @@ LOOK_AGAIN_US = 3600 * US
 """How soon a job that was passed by, and that a follower has not read, is looked at again."""
 
 
-class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/retain.sql"):
+class _RetentionQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/retain.sql"):
     position: LiteralString
     write_position: LiteralString
     read_up_to: LiteralString
@@ -38,7 +38,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/retain.sql"):
 
 
 @dataclass(slots=True)
-class _Purged:
+class _PurgeReport:
     """What a pass removed of ended work, and whether it pays to go on."""
 
     jobs: int = 0
@@ -48,21 +48,21 @@ class _Purged:
     unread: int = 0
 
     def purge(self, tx: Transaction, job: int, events: int, keys: int, *, unread: bool) -> None:
-        tx.db.execute(_Sql.purge, (job,))
+        tx.db.execute(_RetentionQueries.purge, (job,))
         self.unread += unread
         self.jobs, self.events, self.keys = self.jobs + 1, self.events + events, self.keys + keys
 
 
 @dataclass(frozen=True, slots=True)
-class _Horizon:
+class _RetentionHorizon:
     """How far everybody has read for whom is waited, and how old is what nobody is waited for any more."""
 
     read_up_to: int | None
     unread_before: int
 
     @classmethod
-    def now(cls, tx: Transaction, options: RetentionOptions) -> "_Horizon":
-        read_up_to: int | None = tx.db.execute(_Sql.read_up_to).fetchall()[0][0]
+    def now(cls, tx: Transaction, options: RetentionOptions) -> "_RetentionHorizon":
+        read_up_to: int | None = tx.db.execute(_RetentionQueries.read_up_to).fetchall()[0][0]
         return cls(read_up_to, tx.now - int((options.ended_s + options.unread_s) * US))
 
     def is_unread(self, seq: int) -> bool:
@@ -74,20 +74,20 @@ class _Horizon:
 
 def retain(tx: Transaction, options: RetentionOptions) -> RetentionReport:
     """Remove at most a batch of each kind."""
-    horizon = _Horizon.now(tx, options)
+    horizon = _RetentionHorizon.now(tx, options)
     purged = _purge_ended(tx, options, horizon)
     _purge_kept(tx, options, horizon, purged)
-    tx.db.execute(_Sql.drop_results, (tx.now, options.batch))
-    results = changed(tx)
+    tx.db.execute(_RetentionQueries.drop_results, (tx.now, options.batch))
+    results = rows_changed(tx)
     before = tx.now - int(options.signals_s * US)
-    tx.db.execute(_Sql.drop_signals, {"before": before, "limit": options.batch})
-    signals = changed(tx)
-    tx.db.execute(_Sql.drop_claims, (tx.now - int(CLAIM_S * US), options.batch))
-    claims = changed(tx)
+    tx.db.execute(_RetentionQueries.drop_signals, {"before": before, "limit": options.batch})
+    signals = rows_changed(tx)
+    tx.db.execute(_RetentionQueries.drop_claims, (tx.now - int(CLAIM_S * US), options.batch))
+    claims = rows_changed(tx)
     ended_before = tx.now - int(options.ended_s * US)
     of_acts = {"before": ended_before, "unread_before": horizon.unread_before, "limit": options.batch}
-    tx.db.execute(_Sql.drop_acts, of_acts)
-    tx.db.execute(_Sql.drop_workers, (tx.now - int(WORKER_S * US),))
+    tx.db.execute(_RetentionQueries.drop_acts, of_acts)
+    tx.db.execute(_RetentionQueries.drop_workers, (tx.now - int(WORKER_S * US),))
     full = options.batch in {results, signals, claims}
     more = _prune_keys(tx, options.batch) or purged.more or full
     return RetentionReport(
@@ -103,52 +103,52 @@ def retain(tx: Transaction, options: RetentionOptions) -> RetentionReport:
 
 def _prune_keys(tx: Transaction, limit: int) -> bool:
     """Remove concurrency keys that no job refers to any more: some each time, going round. True when it pays to go on."""
-    stored = tx.db.execute(_Sql.keys_pruned_up_to).fetchall()
+    stored = tx.db.execute(_RetentionQueries.keys_pruned_up_to).fetchall()
     after: int = stored[0][0] if stored else 0
-    seen = tx.db.execute(_Sql.next_keys, (after, limit)).fetchall()
+    seen = tx.db.execute(_RetentionQueries.next_keys, (after, limit)).fetchall()
     if not seen and not after:
         return False
     if seen:
-        tx.db.execute(_Sql.drop_unused_keys, (after, seen[-1][0]))
-    dropped = changed(tx) if seen else 0
+        tx.db.execute(_RetentionQueries.drop_unused_keys, (after, seen[-1][0]))
+    dropped = rows_changed(tx) if seen else 0
     last = seen[-1][0] if len(seen) == limit else 0
     if last != after:
-        tx.db.execute(_Sql.write_keys_pruned, (last,))
+        tx.db.execute(_RetentionQueries.write_keys_pruned, (last,))
     return dropped > 0 and len(seen) == limit
 
 
-def _purge_ended(tx: Transaction, options: RetentionOptions, horizon: _Horizon) -> _Purged:
+def _purge_ended(tx: Transaction, options: RetentionOptions, horizon: _RetentionHorizon) -> _PurgeReport:
     """Walk the history from where the last pass stopped; stop where the first event is too young, or has still to be read."""
-    stored = tx.db.execute(_Sql.position).fetchall()
+    stored = tx.db.execute(_RetentionQueries.position).fetchall()
     position: int = stored[0][0] if stored else 0
     ended_before = tx.now - int(options.ended_s * US)
-    done = _Purged()
-    rows = tx.db.execute(_Sql.next_events, (position, options.batch)).fetchall()
+    done = _PurgeReport()
+    rows = tx.db.execute(_RetentionQueries.next_events, (position, options.batch)).fetchall()
     for seq, at, job, version, key_count, key_at in rows:
         if at > ended_before or horizon.holds(seq, at):
             break
         if job is not None and _answers(tx, key_at):
-            tx.db.execute(_Sql.keep, (job, key_at + KEY_US_MIN))
+            tx.db.execute(_RetentionQueries.keep, (job, key_at + KEY_US_MIN))
         elif job is not None:
             done.purge(tx, job, version, key_count, unread=horizon.is_unread(seq))
         position = seq
     else:
         done.more = len(rows) == options.batch
-    tx.db.execute(_Sql.write_position, (position,))
+    tx.db.execute(_RetentionQueries.write_position, (position,))
     return done
 
 
-def _purge_kept(tx: Transaction, options: RetentionOptions, horizon: _Horizon, done: _Purged) -> None:
+def _purge_kept(tx: Transaction, options: RetentionOptions, horizon: _RetentionHorizon, done: _PurgeReport) -> None:
     """The jobs that were passed by for their keys. One that lives again is met by the walk once more when it has ended."""
-    rows = tx.db.execute(_Sql.kept, (tx.now, options.batch)).fetchall()
+    rows = tx.db.execute(_RetentionQueries.kept, (tx.now, options.batch)).fetchall()
     for job, place, seq, at, version, key_count, key_at in rows:
         over = at + int(options.ended_s * US)
         if place < ENDED_WELL:
-            tx.db.execute(_Sql.forget_kept, (job,))
+            tx.db.execute(_RetentionQueries.forget_kept, (job,))
         elif over > tx.now or _answers(tx, key_at):
-            tx.db.execute(_Sql.keep, (job, max(over, (key_at or 0) + KEY_US_MIN)))
+            tx.db.execute(_RetentionQueries.keep, (job, max(over, (key_at or 0) + KEY_US_MIN)))
         elif horizon.holds(seq, at):
-            tx.db.execute(_Sql.keep, (job, tx.now + LOOK_AGAIN_US))
+            tx.db.execute(_RetentionQueries.keep, (job, tx.now + LOOK_AGAIN_US))
         else:
             done.purge(tx, job, version, key_count, unread=horizon.is_unread(seq))
     done.more = done.more or len(rows) == options.batch

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from trellis.engine.jobs import Epoch, Hold, JobId, JobKey, Lease, Priority, ReasonCode, Stage
+from trellis.engine.jobs import Epoch, HeldLease, JobId, JobKey, Lease, Priority, ReasonCode, Stage
 from trellis.engine.nodes import node_of
 from trellis.engine.records import DeadLetter, Event, Job
 from trellis.ledgers.sqlite.plan import HELD, PLACES, STATE_NAMES, US
@@ -11,7 +11,7 @@ from trellis.lifecycles import BY_CODE, event_name
 from trellis.lifecycles.lifecycle import ROLES
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-Row = Any
+SqliteRow = Any
 
 
 def moment(us: int) -> datetime:
@@ -31,7 +31,7 @@ _FIRST_US = microseconds(datetime.min.replace(tzinfo=UTC))
 _LAST_US = microseconds(datetime.max.replace(tzinfo=UTC))
 
 
-def event(row: Row) -> Event:
+def event(row: SqliteRow) -> Event:
     """A row of the queries that select `event_columns`."""
     (job_id, lifecycle, correlation, version, kind, source, target, role, actor) = row[:9]
     (epoch, generation, attempt, at, cause, data) = row[9:15]
@@ -56,7 +56,7 @@ def event(row: Row) -> Event:
     )
 
 
-def job(row: Row) -> Job:
+def job(row: SqliteRow) -> Job:
     """A row of the queries that select `job_columns`."""
     (job_id, lifecycle, kind, state, place, prio, generation, attempt, max_attempts, asked, version) = row[:11]
     (epoch, deaths, created_at, updated_at, due_at, deadline_at, owner, until, cancel_at) = row[11:20]
@@ -95,7 +95,7 @@ def job(row: Row) -> Job:
     )
 
 
-def hold(row: Row, now: int) -> Hold:
+def hold(row: SqliteRow, now: int) -> HeldLease:
     """A row of the queries of held jobs."""
     (
         key,
@@ -112,7 +112,7 @@ def hold(row: Row, now: int) -> Hold:
         cancel_at,
         correlation,
     ) = row
-    return Hold(
+    return HeldLease(
         lease=Lease(JobKey(key), Epoch(epoch), JobId(job_id), BY_CODE[lifecycle].name),
         type=kind,
         state=STATE_NAMES[lifecycle, state],
@@ -126,7 +126,7 @@ def hold(row: Row, now: int) -> Hold:
     )
 
 
-def dead_letter(row: Row) -> DeadLetter:
+def dead_letter(row: SqliteRow) -> DeadLetter:
     """A row of the queries that select `dead_letter_columns`."""
     (job_id, kind, lifecycle, state, reason, stage, error, attempts, owner, until, correlation, at, version) = row
     return DeadLetter(

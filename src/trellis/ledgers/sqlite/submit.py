@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import LiteralString
 
 from trellis.engine.errors import JobNotFound, NotAllowed, OptionInvalid, QueueFull, UnknownLifecycle
-from trellis.engine.jobs import SUBMIT_MAX, Actor, Chosen, JobId, Mismatch, NewJob, Submitted
+from trellis.engine.jobs import SUBMIT_MAX, Actor, ChosenOptions, JobId, Mismatch, NewJob, Submitted
 from trellis.engine.reserved_ids import check_new_id
-from trellis.engine.type_options import Resolved, resolved
+from trellis.engine.type_options import ResolvedOptions, resolve_options
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.plan import ROLE_CODES, STEPS, US, Act, Step, Who, landing
-from trellis.ledgers.sqlite.steps import array, promote, write_act
-from trellis.ledgers.sqlite.type_options import Declared
+from trellis.ledgers.sqlite.plan import ROLE_CODES, STEPS, US, ActorRef, StepWrite, StoredStep, target_place
+from trellis.ledgers.sqlite.steps import array, promote, write_step
+from trellis.ledgers.sqlite.type_options import DeclaredOptions
 from trellis.lifecycles import LIFECYCLES, Trigger
 
 GIVEN_ID_SCOPE = "job_id"
@@ -22,7 +22,7 @@ CALLER_SCOPE = "key:"
 """How every scope of a caller begins."""
 
 
-class Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/submit.sql"):
+class SubmitQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/submit.sql"):
     existing: LiteralString
     existing_one: LiteralString
     same_request: LiteralString
@@ -35,14 +35,14 @@ class Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/submit.sql"):
 
 
 @dataclass(slots=True)
-class _New:
+class _NewRows:
     """Rows to insert, table by table."""
 
     jobs: dict[tuple[int | None, ...], list[int]] = field(default_factory=dict[tuple[int | None, ...], list[int]])
     """Keys by what their rows of `job` have in common."""
     submissions: list[tuple[object, ...]] = field(default_factory=list[tuple[object, ...]])
     keys: list[tuple[str, str, int, bytes, int]] = field(default_factory=list[tuple[str, str, int, bytes, int]])
-    acts: dict[Act, list[int]] = field(default_factory=dict[Act, list[int]])
+    acts: dict[StepWrite, list[int]] = field(default_factory=dict[StepWrite, list[int]])
     concurrency: set[int] = field(default_factory=set[int])
     ids: dict[str, tuple[NewJob, int]] = field(default_factory=dict[str, tuple[NewJob, int]])
     waiting: dict[str, int] = field(default_factory=dict[str, int])
@@ -56,15 +56,15 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
         raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {SUBMIT_MAX} in one call")
     steps = [_submit_step(actor, job) for job in jobs]
     known = existing(tx, [job.job_id for job in jobs])
-    who = Who(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
+    who = ActorRef(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
     last = last_job(tx)
-    new, declared = _New(), Declared(tx)
+    new, declared = _NewRows(), DeclaredOptions(tx)
     answers: list[Submitted | Mismatch] = []
     for job, step in zip(jobs, steps, strict=True):
         answer = _earlier(tx, job, known, new)
         if answer is None:
             check_new_id(job.job_id, job.lifecycle, actor.role)
-            options = resolved(job, None if job.chosen == Chosen.ALL else declared.of(job))
+            options = resolve_options(job, None if job.chosen == ChosenOptions.ALL else declared.of(job))
             _refuse_full(tx, job, new)
             last += 1
             _take_in(tx, new, job, options, step, who, last)
@@ -74,7 +74,7 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
     return answers
 
 
-def _submit_step(actor: Actor, job: NewJob) -> Step:
+def _submit_step(actor: Actor, job: NewJob) -> StoredStep:
     lifecycle = LIFECYCLES.get(job.lifecycle)
     if lifecycle is None:
         raise UnknownLifecycle(name=job.lifecycle, known=", ".join(LIFECYCLES))
@@ -87,16 +87,16 @@ def _submit_step(actor: Actor, job: NewJob) -> Step:
 def existing(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, int]:
     """The numbers of those jobs that are there."""
     if len(job_ids) == 1:
-        return dict(tx.db.execute(Sql.existing_one, (job_ids[0],)).fetchall())
-    return dict(tx.db.execute(Sql.existing, (json.dumps(job_ids),)).fetchall())
+        return dict(tx.db.execute(SubmitQueries.existing_one, (job_ids[0],)).fetchall())
+    return dict(tx.db.execute(SubmitQueries.existing, (json.dumps(job_ids),)).fetchall())
 
 
 def last_job(tx: Transaction) -> int:
     """The highest number ever given to a job."""
-    return tx.db.execute(Sql.last_job).fetchall()[0][0]
+    return tx.db.execute(SubmitQueries.last_job).fetchall()[0][0]
 
 
-def _earlier(tx: Transaction, job: NewJob, known: dict[JobId, int], new: _New) -> Submitted | Mismatch | None:
+def _earlier(tx: Transaction, job: NewJob, known: dict[JobId, int], new: _NewRows) -> Submitted | Mismatch | None:
     """The answer of an earlier submit with the same key or id, or None when this one is the first."""
     if job.idempotency_key is not None:
         answer = _by_key(tx, job, _scope(job), job.idempotency_key, new)
@@ -116,42 +116,42 @@ def _earlier(tx: Transaction, job: NewJob, known: dict[JobId, int], new: _New) -
     return _same_id(job, same=same)
 
 
-def _refuse_full(tx: Transaction, job: NewJob, new: _New) -> None:
+def _refuse_full(tx: Transaction, job: NewJob, new: _NewRows) -> None:
     """Nothing while there is room behind the job's key; raises QueueFull. Whatever waits is counted, whoever submitted it."""
     key = job.concurrency_key
     if key is None:
         return
     if job.waiting_max is not None:
-        waiting = tx.db.execute(Sql.waiting, (key,)).fetchall()[0][0] + new.waiting.get(key, 0)
+        waiting = tx.db.execute(SubmitQueries.waiting, (key,)).fetchall()[0][0] + new.waiting.get(key, 0)
         if waiting >= job.waiting_max:
             raise QueueFull(key=key, waiting=waiting, limit=job.waiting_max)
     new.waiting[key] = new.waiting.get(key, 0) + 1
 
 
-def _bind(new: _New, job: NewJob, key: int, now: int) -> None:
+def _bind(new: _NewRows, job: NewJob, key: int, now: int) -> None:
     """A free key of a request whose job is there already means that job from now on."""
     if job.idempotency_key is not None:
         new.keys.append((_scope(job), job.idempotency_key, key, job.fingerprint, now))
         new.seen[_scope(job), job.idempotency_key] = (job.fingerprint, job.job_id)
 
 
-def _by_key(tx: Transaction, job: NewJob, scope: str, key: str, new: _New) -> Submitted | Mismatch | None:
+def _by_key(tx: Transaction, job: NewJob, scope: str, key: str, new: _NewRows) -> Submitted | Mismatch | None:
     found = new.seen.get((scope, key)) or _used(tx, scope, key)
-    return None if found is None else _again(key, found, job.fingerprint)
+    return None if found is None else _repeated_answer(key, found, job.fingerprint)
 
 
-def answered(tx: Transaction, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
+def find_by_idempotency_key(tx: Transaction, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
     """What a caller's key was used for before, as a submit would say it; None when it was not."""
     found = _used(tx, CALLER_SCOPE + scope, key)
-    return None if found is None else _again(key, found, fingerprint)
+    return None if found is None else _repeated_answer(key, found, fingerprint)
 
 
 def _used(tx: Transaction, scope: str, key: str) -> tuple[bytes, JobId] | None:
-    rows = tx.db.execute(Sql.find_key, (scope, key)).fetchall()
+    rows = tx.db.execute(SubmitQueries.find_key, (scope, key)).fetchall()
     return (rows[0][1], rows[0][2]) if rows else None
 
 
-def _again(key: str, found: tuple[bytes, JobId], fingerprint: bytes) -> Submitted | Mismatch:
+def _repeated_answer(key: str, found: tuple[bytes, JobId], fingerprint: bytes) -> Submitted | Mismatch:
     if found[0] != fingerprint:
         return Mismatch(key=key, job_id=found[1])
     return Submitted(job_id=found[1], created=False)
@@ -159,11 +159,11 @@ def _again(key: str, found: tuple[bytes, JobId], fingerprint: bytes) -> Submitte
 
 def _by_id(tx: Transaction, job: NewJob, key: int) -> Submitted | Mismatch:
     """An id seen before: a repeated call when it was made by us, the caller's own choice when it was given."""
-    rows = tx.db.execute(Sql.find_key, (GIVEN_ID_SCOPE, job.job_id)).fetchall()
+    rows = tx.db.execute(SubmitQueries.find_key, (GIVEN_ID_SCOPE, job.job_id)).fetchall()
     if rows:
         same = rows[0][1] == job.fingerprint
     else:
-        same = tx.db.execute(Sql.same_request, (key,)).fetchall()[0] == _request(job)
+        same = tx.db.execute(SubmitQueries.same_request, (key,)).fetchall()[0] == _request(job)
     return _same_id(job, same=same)
 
 
@@ -176,7 +176,9 @@ def _request(job: NewJob) -> tuple[int, str, bytes]:
     return (LIFECYCLES[job.lifecycle].code, job.type, job.payload)
 
 
-def _take_in(tx: Transaction, new: _New, job: NewJob, options: Resolved, step: Step, who: Who, key: int) -> None:
+def _take_in(
+    tx: Transaction, new: _NewRows, job: NewJob, options: ResolvedOptions, step: StoredStep, who: ActorRef, key: int
+) -> None:
     ckey = None
     if job.concurrency_key is not None:
         ckey = tx.names.key_id(job.concurrency_key, options.concurrency_limit)
@@ -200,12 +202,12 @@ def _take_in(tx: Transaction, new: _New, job: NewJob, options: Resolved, step: S
     )
     key_limit = None if ckey is None else options.concurrency_limit
     new.submissions.append((key, job.job_id, *asked, key_limit, job.compensates))
-    place, wait = landing(step, keyed=ckey is not None, delay_us=_delay_us(job, tx.now) or step.timer_us)
-    new.acts.setdefault(Act(step, who, place, wait), []).append(key)
+    place, wait = target_place(step, keyed=ckey is not None, delay_us=_delay_us(job, tx.now) or step.timer_us)
+    new.acts.setdefault(StepWrite(step, who, place, wait), []).append(key)
     _remember(new, job, key, tx.now)
 
 
-def _remember(new: _New, job: NewJob, key: int, now: int) -> None:
+def _remember(new: _NewRows, job: NewJob, key: int, now: int) -> None:
     new.ids[job.job_id] = (job, key)
     if job.idempotency_key is not None:
         new.keys.append((_scope(job), job.idempotency_key, key, job.fingerprint, now))
@@ -228,20 +230,20 @@ def _delay_us(job: NewJob, now: int) -> int | None:
 
 
 def _original(tx: Transaction, job_id: JobId) -> int:
-    rows = tx.db.execute(Sql.existing_one, (job_id,)).fetchall()
+    rows = tx.db.execute(SubmitQueries.existing_one, (job_id,)).fetchall()
     if not rows:
         raise JobNotFound(job_id=job_id)
     return rows[0][1]
 
 
-def _write(tx: Transaction, new: _New) -> None:
+def _write(tx: Transaction, new: _NewRows) -> None:
     for alike, keys in new.jobs.items():
-        tx.db.execute(Sql.insert_jobs, (*alike, array(keys)))
+        tx.db.execute(SubmitQueries.insert_jobs, (*alike, array(keys)))
     if new.keys:
-        tx.db.executemany(Sql.insert_key, new.keys)
+        tx.db.executemany(SubmitQueries.insert_key, new.keys)
     if not new.jobs:
         return
-    tx.db.executemany(Sql.insert_submission, new.submissions)
+    tx.db.executemany(SubmitQueries.insert_submission, new.submissions)
     for act, keys in new.acts.items():
-        write_act(tx, act, keys)
+        write_step(tx, act, keys)
     promote(tx, new.concurrency)

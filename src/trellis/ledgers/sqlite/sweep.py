@@ -8,27 +8,27 @@ from typing import LiteralString
 
 from trellis.engine.deaths import sparable
 from trellis.engine.decide import Decision, Fact, Occasion
-from trellis.engine.jobs import Actor, DeathCertificate
+from trellis.engine.jobs import Actor, DeadLetterReason
 from trellis.engine.records import SWEEP_QUIET_S, SweepOptions, SweepReport
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.moves import asked, ended_otherwise
+from trellis.ledgers.sqlite.moves import cancel_request_data, ended_otherwise
 from trellis.ledgers.sqlite.plan import (
     HELD,
     PARKED,
     READY,
     STEPS,
     US,
-    Act,
-    Standing,
-    Step,
-    Who,
-    decided,
-    landing,
+    ActorRef,
+    JobRow,
+    StepWrite,
+    StoredStep,
+    decision_for,
     state_of,
     sweeping_role,
+    target_place,
 )
-from trellis.ledgers.sqlite.steps import Batch, changed, promote, standings
+from trellis.ledgers.sqlite.steps import StepBatch, job_rows, promote, rows_changed
 from trellis.lifecycles import BY_CODE, Trigger
 
 DEADLINE_STATES = json.dumps(
@@ -36,7 +36,7 @@ DEADLINE_STATES = json.dumps(
 )
 
 
-class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/sweep.sql"):
+class _SweepQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/sweep.sql"):
     last_tick: LiteralString
     write_tick: LiteralString
     is_quiet: LiteralString
@@ -58,7 +58,7 @@ class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/sweep.sql"):
 def sweep(tx: Transaction, actor: Actor, options: SweepOptions) -> SweepReport:
     """One pass; does nothing when another sweep passed less than an interval ago, or when there is nothing to do."""
     interval = int(options.interval_s * US)
-    rows = tx.db.execute(_Sql.last_tick).fetchall()
+    rows = tx.db.execute(_SweepQueries.last_tick).fetchall()
     gap = tx.now - rows[0][0] if rows else None
     if options.elect and gap is not None and 0 <= gap < interval:
         return SweepReport(elected=False, next_due_s=(interval - gap) / US)
@@ -70,7 +70,7 @@ def sweep(tx: Transaction, actor: Actor, options: SweepOptions) -> SweepReport:
     due, run_out = _pull_timers(tx, actor, options)
     deadlines = _pass_deadlines(tx, actor, options)
     promoted = _heal_keys(tx, options.batch)
-    tx.db.execute(_Sql.write_tick, (tx.now,))
+    tx.db.execute(_SweepQueries.write_tick, (tx.now,))
     return SweepReport(
         elected=True,
         amnesty=forgiven,
@@ -86,7 +86,7 @@ def sweep(tx: Transaction, actor: Actor, options: SweepOptions) -> SweepReport:
 
 def _is_quiet(tx: Transaction, interval: int) -> bool:
     """Whether there is nothing that time can do before the next sweep."""
-    return bool(tx.db.execute(_Sql.is_quiet, {"soon": tx.now + interval}).fetchall()[0][0])
+    return bool(tx.db.execute(_SweepQueries.is_quiet, {"soon": tx.now + interval}).fetchall()[0][0])
 
 
 def _amnesty(tx: Transaction, gap: int | None, interval: int) -> int:
@@ -97,28 +97,28 @@ def _amnesty(tx: Transaction, gap: int | None, interval: int) -> int:
     late = int(2.5 * interval)
     if gap is None or gap <= late:
         return 0
-    tx.db.execute(_Sql.amnesty, {"now": tx.now, "last": tx.now - gap, "late": late})
-    return changed(tx)
+    tx.db.execute(_SweepQueries.amnesty, {"now": tx.now, "last": tx.now - gap, "late": late})
+    return rows_changed(tx)
 
 
 def _harden_cancels(tx: Transaction, actor: Actor, options: SweepOptions) -> int:
-    keys = tx.db.execute(_Sql.overdue_cancels, (tx.now, options.batch)).fetchall()
-    return _carry_out(tx, actor, options, [key for (key,) in keys], Occasion.CANCEL_GRACE_OVER)
+    keys = tx.db.execute(_SweepQueries.overdue_cancels, (tx.now, options.batch)).fetchall()
+    return _apply_verdicts(tx, actor, options, [key for (key,) in keys], Occasion.CANCEL_GRACE_OVER)
 
 
 def _end_leases(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[int, int, int]:
     """How many leases expired, ran out of attempts, or ended in a cancel that had been asked for."""
-    max_deaths: dict[int, int] = dict(tx.db.execute(_Sql.expired, (tx.now, options.batch)).fetchall())
+    max_deaths: dict[int, int] = dict(tx.db.execute(_SweepQueries.expired, (tx.now, options.batch)).fetchall())
     made = {Trigger.EXPIRE: 0, Trigger.EXHAUST: 0, Trigger.CANCEL: 0}
-    batch = Batch()
-    for row in standings(tx, max_deaths).values():
+    batch = StepBatch()
+    for row in job_rows(tx, max_deaths).values():
         what, step = _on_lease_lost(row, max_deaths[row.id])
         if what.counts_death:
-            tx.db.execute(_Sql.count_death, (row.id,))
+            tx.db.execute(_SweepQueries.count_death, (row.id,))
         if step is None:
             _lose_in_place(tx, batch, row)
         else:
-            _take_in(batch, tx, actor, options, row, what, step)
+            _add_to_batch(batch, tx, actor, options, row, what, step)
         if what.spares_attempt:
             batch.spared.append(row.id)
         made[Trigger.EXPIRE if step is None else step.trigger] += 1
@@ -126,7 +126,7 @@ def _end_leases(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[i
     return made[Trigger.EXPIRE], made[Trigger.EXHAUST], made[Trigger.CANCEL]
 
 
-def _on_lease_lost(row: Standing, max_deaths: int) -> tuple[Decision, Step | None]:
+def _on_lease_lost(row: JobRow, max_deaths: int) -> tuple[Decision, StoredStep | None]:
     facts = Fact(0)
     if row.cancel_at is not None:
         facts |= Fact.CANCEL_REQUESTED
@@ -138,14 +138,14 @@ def _on_lease_lost(row: Standing, max_deaths: int) -> tuple[Decision, Step | Non
         facts |= Fact.LAST_DEATH
     if sparable(row.attempt):
         facts |= Fact.SPARABLE
-    made = decided(row, Occasion.LEASE_LOST, facts)
+    made = decision_for(row, Occasion.LEASE_LOST, facts)
     assert made is not None, "a held state always says what a lost lease means"
     return made
 
 
-def _lose_in_place(tx: Transaction, batch: Batch, row: Standing) -> None:
+def _lose_in_place(tx: Transaction, batch: StepBatch, row: JobRow) -> None:
     """The job keeps its state and may be claimed there again; its slot is handed out anew, to whoever comes first."""
-    tx.db.execute(_Sql.lose_in_place, (READY if row.ckey is None else PARKED, row.id))
+    tx.db.execute(_SweepQueries.lose_in_place, (READY if row.ckey is None else PARKED, row.id))
     if row.ckey is None:
         tx.woke = True
     else:
@@ -154,17 +154,17 @@ def _lose_in_place(tx: Transaction, batch: Batch, row: Standing) -> None:
 
 def _pull_timers(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[int, int]:
     """How many rests ended, and how many of them in the end of the job's attempts."""
-    keys = tx.db.execute(_Sql.due, (tx.now, options.batch)).fetchall()
+    keys = tx.db.execute(_SweepQueries.due, (tx.now, options.batch)).fetchall()
     due = exhausted = 0
-    batch = Batch()
-    for row in standings(tx, (key for (key,) in keys)).values():
-        made = decided(row, Occasion.TIMER_DUE, _facts_when_due(row, tx.now))
+    batch = StepBatch()
+    for row in job_rows(tx, (key for (key,) in keys)).values():
+        made = decision_for(row, Occasion.TIMER_DUE, _facts_when_due(row, tx.now))
         what, step = made or (None, None)
         if what is None or step is None:
             _end_rest(tx, batch, row)
             due += 1
             continue
-        _take_in(batch, tx, actor, options, row, what, step)
+        _add_to_batch(batch, tx, actor, options, row, what, step)
         run_out = step.trigger == Trigger.EXHAUST
         exhausted += run_out
         due += not run_out
@@ -172,66 +172,72 @@ def _pull_timers(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[
     return due, exhausted
 
 
-def _facts_when_due(row: Standing, now: int) -> Fact:
+def _facts_when_due(row: JobRow, now: int) -> Fact:
     late = row.deadline_at is not None and row.deadline_at <= now
     return (Fact.DEADLINE_PASSED if late else Fact(0)) | (Fact.ATTEMPTS_LEFT if row.attempts_left else Fact(0))
 
 
-def _end_rest(tx: Transaction, batch: Batch, row: Standing) -> None:
+def _end_rest(tx: Transaction, batch: StepBatch, row: JobRow) -> None:
     """No step: the job only becomes claimable, or goes on resting where a timer means nothing."""
     if not state_of(row.lifecycle, row.state).claimable:
-        tx.db.execute(_Sql.rests_on, (row.id,))
+        tx.db.execute(_SweepQueries.rests_on, (row.id,))
     elif row.ckey is None:
-        tx.db.execute(_Sql.becomes_claimable, (READY, row.id))
+        tx.db.execute(_SweepQueries.becomes_claimable, (READY, row.id))
         tx.woke = True
     else:
-        tx.db.execute(_Sql.becomes_claimable, (PARKED, row.id))
+        tx.db.execute(_SweepQueries.becomes_claimable, (PARKED, row.id))
         batch.keys.add(row.ckey)
 
 
 def _pass_deadlines(tx: Transaction, actor: Actor, options: SweepOptions) -> int:
     values = {"now": tx.now, "states": DEADLINE_STATES, "limit": options.batch}
-    keys = tx.db.execute(_Sql.past_deadline, values).fetchall()
-    return _carry_out(tx, actor, options, [key for (key,) in keys], Occasion.DEADLINE)
+    keys = tx.db.execute(_SweepQueries.past_deadline, values).fetchall()
+    return _apply_verdicts(tx, actor, options, [key for (key,) in keys], Occasion.DEADLINE)
 
 
 def _heal_keys(tx: Transaction, limit: int) -> int:
     """Every exit hands its slot on by itself; this looks at some keys each time, in turn, so that no slot stays idle."""
-    rows = tx.db.execute(_Sql.healed_up_to).fetchall()
-    keys = tx.db.execute(_Sql.keys_with_parked, (rows[0][0] if rows else 0, limit)).fetchall()
+    rows = tx.db.execute(_SweepQueries.healed_up_to).fetchall()
+    keys = tx.db.execute(_SweepQueries.keys_with_parked, (rows[0][0] if rows else 0, limit)).fetchall()
     reached = keys[-1][0] if len(keys) == limit else 0
     if reached != (rows[0][0] if rows else 0):
-        tx.db.execute(_Sql.write_healed, (reached,))
+        tx.db.execute(_SweepQueries.write_healed, (reached,))
     return promote(tx, [key for (key,) in keys])
 
 
-def _carry_out(tx: Transaction, actor: Actor, options: SweepOptions, keys: list[int], occasion: Occasion) -> int:
+def _apply_verdicts(tx: Transaction, actor: Actor, options: SweepOptions, keys: list[int], occasion: Occasion) -> int:
     """Make the step that is decided for each job, where the lifecycle has one for this occasion."""
-    batch, count = Batch(), 0
-    for row in standings(tx, keys).values():
-        made = decided(row, occasion)
+    batch, count = StepBatch(), 0
+    for row in job_rows(tx, keys).values():
+        made = decision_for(row, occasion)
         if made is not None and made[1] is not None:
-            _take_in(batch, tx, actor, options, row, made[0], made[1])
+            _add_to_batch(batch, tx, actor, options, row, made[0], made[1])
             count += 1
     batch.write(tx)
     return count
 
 
-def _take_in(
-    batch: Batch, tx: Transaction, actor: Actor, options: SweepOptions, row: Standing, what: Decision, step: Step
+def _add_to_batch(
+    batch: StepBatch,
+    tx: Transaction,
+    actor: Actor,
+    options: SweepOptions,
+    row: JobRow,
+    what: Decision,
+    step: StoredStep,
 ) -> None:
-    who = Who(sweeping_role(row.lifecycle), tx.names.actor_id(actor.name))
-    place, wait = landing(step, keyed=row.ckey is not None, delay_us=_rest_us(step, options))
-    data = asked(tx, row) if step.trigger == Trigger.CANCEL else ended_otherwise(tx, row, step, None)
+    who = ActorRef(sweeping_role(row.lifecycle), tx.names.actor_id(actor.name))
+    place, wait = target_place(step, keyed=row.ckey is not None, delay_us=_rest_us(step, options))
+    data = cancel_request_data(tx, row) if step.trigger == Trigger.CANCEL else ended_otherwise(tx, row, step, None)
     cause = what.cause_after(row.deaths + 1)
     death = None
     if what.reason_code is not None and what.stage is not None and cause is not None:
-        death = DeathCertificate(reason_code=what.reason_code, stage=what.stage, last_error=cause)
-    act = Act(step, who, place, wait, revokes=row.place == HELD, cause=cause, data=data)
+        death = DeadLetterReason(reason_code=what.reason_code, stage=what.stage, last_error=cause)
+    act = StepWrite(step, who, place, wait, revokes=row.place == HELD, cause=cause, data=data)
     batch.add(row, act, death)
 
 
-def _rest_us(step: Step, options: SweepOptions) -> int | None:
+def _rest_us(step: StoredStep, options: SweepOptions) -> int | None:
     """A lost lease and a passed deadline wait for nothing (D8); otherwise the target's own timer runs, or the set window."""
     if step.trigger in {Trigger.EXPIRE, Trigger.DEADLINE}:
         return 0
@@ -242,5 +248,5 @@ def _rest_us(step: Step, options: SweepOptions) -> int | None:
 
 
 def _next_due_s(tx: Transaction, options: SweepOptions) -> float:
-    at = tx.db.execute(_Sql.next_due, (tx.now,)).fetchall()[0][0]
+    at = tx.db.execute(_SweepQueries.next_due, (tx.now,)).fetchall()[0][0]
     return options.interval_s if at is None else min(max(at - tx.now, 0) / US, options.interval_s)

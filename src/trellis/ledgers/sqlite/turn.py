@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from trellis.engine.decide import Occasion
 from trellis.engine.errors import InvalidTransition, UnknownLifecycle
-from trellis.engine.jobs import Actor, Advance, Applied, JobKey, LeaseLost, Turn, TurnResult
-from trellis.ledgers.refusals import check_death, not_advanced
+from trellis.engine.jobs import Actor, Advance, JobKey, LeaseLost, StepApplied, Turn, TurnResult
+from trellis.ledgers.refusals import advance_refusal, check_death
 from trellis.ledgers.sqlite.claims import claim
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.moves import STOP, asked, ended_otherwise
+from trellis.ledgers.sqlite.moves import STOP, cancel_request_data, ended_otherwise
 from trellis.ledgers.sqlite.plan import (
     FINAL_STATES,
     HELD,
@@ -18,21 +18,21 @@ from trellis.ledgers.sqlite.plan import (
     STATE_NAMES,
     STEPS,
     US,
-    Act,
-    Standing,
-    Step,
-    Who,
-    decided,
-    landing,
+    ActorRef,
+    JobRow,
+    StepWrite,
+    StoredStep,
+    decision_for,
     sweeping_role,
+    target_place,
 )
-from trellis.ledgers.sqlite.steps import Batch, Sql, standings
+from trellis.ledgers.sqlite.steps import StepBatch, StepQueries, job_rows
 from trellis.lifecycles import LIFECYCLES, Trigger
 
 
 def turn(tx: Transaction, request: Turn, *, least_urgent_first: bool) -> TurnResult:
     """Settle, start, then claim, in one transaction."""
-    who = Who(ROLE_CODES[request.actor.role], tx.names.actor_id(request.actor.name))
+    who = ActorRef(ROLE_CODES[request.actor.role], tx.names.actor_id(request.actor.name))
     outcomes = settle(tx, request.actor, who, request.advances) if request.advances else []
     if request.claim is None:
         return TurnResult(outcomes, [])
@@ -40,43 +40,43 @@ def turn(tx: Transaction, request: Turn, *, least_urgent_first: bool) -> TurnRes
     return TurnResult(outcomes, claimed)
 
 
-def settle(tx: Transaction, actor: Actor, who: Who, advances: Sequence[Advance]) -> list[Applied | LeaseLost]:
+def settle(tx: Transaction, actor: Actor, who: ActorRef, advances: Sequence[Advance]) -> list[StepApplied | LeaseLost]:
     """One outcome for each advance, in order. Steps of one job in one turn see each other."""
     steps = [_declared(actor, advance) for advance in advances]
-    outcomes: list[Applied | LeaseLost] = []
-    batch, moved = Batch(), set[int]()
-    rows = standings(tx, (advance.lease.key for advance in advances))
+    outcomes: list[StepApplied | LeaseLost] = []
+    batch, moved = StepBatch(), set[int]()
+    rows = job_rows(tx, (advance.lease.key for advance in advances))
     for number, (advance, step) in enumerate(zip(advances, steps, strict=True)):
         key = advance.lease.key
         if key in moved:
             batch.write(tx)
-            rows |= standings(tx, moved)
-            batch, moved = Batch(), set[int]()
+            rows |= job_rows(tx, moved)
+            batch, moved = StepBatch(), set[int]()
         row = rows.get(key)
-        if row is None or not _fits(row, advance, step, tx.now):
+        if row is None or not _is_step_of_lease(row, advance, step, tx.now):
             outcomes.append(_repeated_or_lost(tx, row, who, advance, step, _later(advances, number)))
             continue
         moved.add(key)
         if advance.finalizes is not None:
             batch.finalized.append((key, _staged(tx, actor, advance, step)))
-        asked_to_stop = row.cancel_at is not None and _lets_go(step, _later(advances, number))
-        cancelled = asked_to_stop and _obey(tx, batch, row, who)
+        asked_to_stop = row.cancel_at is not None and _runs_no_user_code(step, _later(advances, number))
+        cancelled = asked_to_stop and _cancel_instead(tx, batch, row, who)
         if not cancelled:
             _decide(tx, batch, row, step, who, advance)
         refused = cancelled and step.trigger == Trigger.START
-        outcomes.append(LeaseLost(advance.lease) if refused else Applied(row.version + 1))
+        outcomes.append(LeaseLost(advance.lease) if refused else StepApplied(row.version + 1))
     batch.write(tx)
     return outcomes
 
 
-def _declared(actor: Actor, advance: Advance) -> Step:
+def _declared(actor: Actor, advance: Advance) -> StoredStep:
     """The holder's step, or why there is none: asked before anything is written."""
     name = advance.lease.lifecycle
     lifecycle = LIFECYCLES.get(name)
     if lifecycle is None:
         raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES))
     transition = lifecycle.pull(advance.source, advance.trigger)
-    reason = not_advanced(transition, actor.role, advance)
+    reason = advance_refusal(transition, actor.role, advance)
     if transition is None or reason is not None:
         raise _refusal(actor, advance, transition.target if transition else advance.trigger, reason or "not declared")
     check_death(lifecycle.by_name[transition.target], advance.death)
@@ -89,22 +89,22 @@ def _refusal(actor: Actor, advance: Advance, target: str, reason: str) -> Invali
     )
 
 
-def _staged(tx: Transaction, actor: Actor, advance: Advance, step: Step) -> JobKey:
+def _staged(tx: Transaction, actor: Actor, advance: Advance, step: StoredStep) -> JobKey:
     """The artifact that this step names, if it is the job's own and waits for it; else nothing of the turn is written."""
-    found = tx.db.execute(Sql.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
+    found = tx.db.execute(StepQueries.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
     if not found:
         raise _refusal(actor, advance, step.target_name, f"{advance.finalizes} is no artifact of this job")
     artifact, lifecycle, state = found[0]
     if (lifecycle, state, Trigger.FINALIZE) not in STEPS:
         stands = f"artifact {advance.finalizes} is {STATE_NAMES[lifecycle, state]}"
         raise _refusal(actor, advance, step.target_name, stands)
-    final = tx.db.execute(Sql.final_artifact_of, (advance.lease.key,)).fetchall()
+    final = tx.db.execute(StepQueries.final_artifact_of, (advance.lease.key,)).fetchall()
     if final:
         raise _refusal(actor, advance, step.target_name, f"artifact {final[0][0]} of this job is final")
     return artifact
 
 
-def _fits(row: Standing, advance: Advance, step: Step, now: int) -> bool:
+def _is_step_of_lease(row: JobRow, advance: Advance, step: StoredStep, now: int) -> bool:
     return (
         row.epoch == advance.lease.epoch
         and row.place == HELD
@@ -120,36 +120,38 @@ def _later(advances: Sequence[Advance], number: int) -> int:
     return sum(other.lease == advances[number].lease for other in advances[number + 1 :])
 
 
-def _lets_go(step: Step, later: int) -> bool:
+def _runs_no_user_code(step: StoredStep, later: int) -> bool:
     """No user code runs at this step: it has not begun, or the holder gives the job back. A start that is told together with what came
     after it has been, and so has the work.
     """
     return (step.trigger == Trigger.START and not later) or not (step.held or step.ended)
 
 
-def _obey(tx: Transaction, batch: Batch, row: Standing, who: Who) -> bool:
+def _cancel_instead(tx: Transaction, batch: StepBatch, row: JobRow, who: ActorRef) -> bool:
     """Cancel a job whose holder was asked to stop and runs no user code: it must not begin, or begin once more. False where the
     lifecycle has no cancel here.
     """
-    made = decided(row, Occasion.CANCEL_LET_GO)
+    made = decision_for(row, Occasion.CANCEL_LET_GO)
     what, step = made or (None, None)
     if what is None or step is None:
         return False
-    sweeper = Who(sweeping_role(row.lifecycle), who.actor)
-    place, wait = landing(step, keyed=row.ckey is not None, delay_us=None)
-    batch.add(row, Act(step, sweeper, place, wait, revokes=True, cause=what.cause, data=asked(tx, row)))
+    sweeper = ActorRef(sweeping_role(row.lifecycle), who.actor)
+    place, wait = target_place(step, keyed=row.ckey is not None, delay_us=None)
+    batch.add(
+        row, StepWrite(step, sweeper, place, wait, revokes=True, cause=what.cause, data=cancel_request_data(tx, row))
+    )
     return True
 
 
-def _decide(tx: Transaction, batch: Batch, row: Standing, step: Step, who: Who, advance: Advance) -> None:
+def _decide(tx: Transaction, batch: StepBatch, row: JobRow, step: StoredStep, who: ActorRef, advance: Advance) -> None:
     if step.held:
         place, wait = HELD, row.length
     else:
-        place, wait = landing(step, keyed=row.ckey is not None, delay_us=int(advance.delay_s * US))
+        place, wait = target_place(step, keyed=row.ckey is not None, delay_us=int(advance.delay_s * US))
     data = ended_otherwise(tx, row, step, advance.data)
     if data is None and step.trigger == STOP:
-        data = asked(tx, row)
-    act = Act(step, who, place, wait, cause=advance.cause, data=data)
+        data = cancel_request_data(tx, row)
+    act = StepWrite(step, who, place, wait, cause=advance.cause, data=data)
     batch.add(row, act, advance.death)
     if advance.spare_attempt and not step.held and not step.ended:
         batch.spared.append(row.id)
@@ -159,8 +161,8 @@ def _decide(tx: Transaction, batch: Batch, row: Standing, step: Step, who: Who, 
 
 
 def _repeated_or_lost(
-    tx: Transaction, row: Standing | None, who: Who, advance: Advance, step: Step, later: int
-) -> Applied | LeaseLost:
+    tx: Transaction, row: JobRow | None, who: ActorRef, advance: Advance, step: StoredStep, later: int
+) -> StepApplied | LeaseLost:
     """Refused; unless the last step that a holder made in this epoch is this very one, whose answer was lost.
 
     `later` steps of the same lease follow in the same turn: then it is among the last so many. A step into a held state
@@ -171,29 +173,29 @@ def _repeated_or_lost(
         return LeaseLost(lease)
     if advance.version is None:
         holders = HOLDERS_STEPS[step.lifecycle]
-        rows = tx.db.execute(Sql.last_steps_of_epoch, (lease.key, lease.epoch, holders, later)).fetchall()
+        rows = tx.db.execute(StepQueries.last_steps_of_epoch, (lease.key, lease.epoch, holders, later)).fetchall()
     else:
-        rows = tx.db.execute(Sql.step_at, (lease.key, advance.version + 1, lease.epoch)).fetchall()
+        rows = tx.db.execute(StepQueries.step_at, (lease.key, advance.version + 1, lease.epoch)).fetchall()
     versions = [version for version, *rest in rows if tuple(rest) == made]
     if versions and (advance.finalizes is None or _is_final(tx, advance)):
-        return Applied(versions[0], repeated=True)
+        return StepApplied(versions[0], repeated=True)
     return _cancelled_instead(tx, who, advance, step) or LeaseLost(lease)
 
 
-def _cancelled_instead(tx: Transaction, who: Who, advance: Advance, step: Step) -> Applied | None:
+def _cancelled_instead(tx: Transaction, who: ActorRef, advance: Advance, step: StoredStep) -> StepApplied | None:
     """The cancel that this very step left in its place, when it gave back a job that shall stop: one epoch on, without a request."""
     cancel = STEPS.get((step.lifecycle, step.source, Trigger.CANCEL))
     if cancel is None or step.held or step.ended:
         return None
     made = (cancel.source, cancel.target, cancel.event)
     lease = advance.lease
-    for version, *rest in tx.db.execute(Sql.unasked_step_of_epoch, (lease.key, lease.epoch + 1, who.actor)):
+    for version, *rest in tx.db.execute(StepQueries.unasked_step_of_epoch, (lease.key, lease.epoch + 1, who.actor)):
         if tuple(rest) == made and advance.version in {None, version - 1}:
-            return Applied(version, repeated=True)
+            return StepApplied(version, repeated=True)
     return None
 
 
 def _is_final(tx: Transaction, advance: Advance) -> bool:
     """Whether the step that was made is the one that finalized this very artifact: a job has one."""
-    found = tx.db.execute(Sql.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
+    found = tx.db.execute(StepQueries.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
     return bool(found) and found[0][1:] in FINAL_STATES

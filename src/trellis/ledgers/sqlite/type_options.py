@@ -13,7 +13,7 @@ from trellis.ledgers.sqlite.plan import lifecycle_code
 from trellis.lifecycles import BY_CODE, LIFECYCLES
 
 
-class _Sql(NamedQueries, file="trellis.ledgers.sqlite:queries/type_options.sql"):
+class _TypeOptionQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/type_options.sql"):
     declared: LiteralString
     every_declared: LiteralString
     declare: LiteralString
@@ -24,25 +24,25 @@ def declare(tx: Transaction, actor: Actor, types: Sequence[TypeOptions], *, only
     by = tx.names.actor_id(actor.name)
     for one in types:
         row = _row(one)
-        found = tx.db.execute(_Sql.declared, (row[1], one.type)).fetchall()
+        found = tx.db.execute(_TypeOptionQueries.declared, (row[1], one.type)).fetchall()
         if not found or (not only_new and found[0] != row):
-            tx.db.execute(_Sql.declare, (*row, by, tx.now))
+            tx.db.execute(_TypeOptionQueries.declare, (*row, by, tx.now))
             before = options_text(_options(found[0])) if found else None
             act = NewAct(event=TYPE_OPTIONS, subject=one.type, source=before, target=options_text(one), cause=DECLARED)
             acts.record(tx, actor, act)
 
 
 def declared(tx: Transaction, lifecycle: int, type_: str) -> TypeOptions | None:
-    rows = tx.db.execute(_Sql.declared, (lifecycle, type_)).fetchall()
+    rows = tx.db.execute(_TypeOptionQueries.declared, (lifecycle, type_)).fetchall()
     return _options(rows[0]) if rows else None
 
 
 def every_declared(tx: Transaction, type_: str | None) -> list[TypeOptions]:
-    rows = tx.db.execute(_Sql.every_declared, {"type": type_, "limit": DECLARED_MAX}).fetchall()
+    rows = tx.db.execute(_TypeOptionQueries.every_declared, {"type": type_, "limit": DECLARED_MAX}).fetchall()
     return [_options(row) for row in rows]
 
 
-class Declared:
+class DeclaredOptions:
     """The declared options of the jobs of one submit: each type is looked up once."""
 
     def __init__(self, tx: Transaction) -> None:

@@ -25,7 +25,7 @@ UNTOLD_POLL_S = 0.5
 """Between looks while the log is not written: some file systems do not tell of what another machine writes."""
 
 
-class Bell:
+class WorkNotifier:
     """Who waits for work in this process, in whichever event loop."""
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class Bell:
         self._rung = 0
 
     @property
-    def rung(self) -> int:
+    def notifications(self) -> int:
         """How often it rang: a claim that found nothing remembers this, so that nothing rung since is missed."""
         return self._rung
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake everybody; may be called from any thread."""
         with self._lock:
             self._rung += 1

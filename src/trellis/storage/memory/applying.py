@@ -38,10 +38,10 @@ from trellis.storage.memory.layout import (
     checked_time,
     tokens_max,
 )
-from trellis.storage.memory.messages import Message
-from trellis.storage.memory.records import Marker, Meta
+from trellis.storage.memory.messages import CommitMessage
+from trellis.storage.memory.records import AppliedMarker, MemoryMeta
 from trellis.storage.memory.trees import AgentFolder, load_commit, with_changes
-from trellis.storage.memory.updates import Applied, Rejected, Update, apply_updates, digest
+from trellis.storage.memory.updates import AppliedUpdates, RejectedUpdates, Update, apply_updates, digest
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -53,7 +53,7 @@ TIMELINE_PARTS_MAX = 999
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
+class MemoryCommitOrder:
     """An approved proposal, checked: who wants what done to which memory, and when."""
 
     agent_id: AgentId
@@ -67,7 +67,7 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class CommitPlan:
     """What to write: objects first, then the branch."""
 
     objects: tuple[ShaFile, ...]
@@ -85,9 +85,9 @@ def checked_order(
     auto_approved: bool,
     author: str,
     at: datetime,
-) -> Order:
+) -> MemoryCommitOrder:
     """The order, or what is wrong with it."""
-    return Order(
+    return MemoryCommitOrder(
         agent_id=checked_agent_id(agent_id),
         updates=tuple(updates),
         run_id=checked_name(run_id, "run_id"),
@@ -99,9 +99,9 @@ def checked_order(
     )
 
 
-def meta_of(folder: AgentFolder) -> Meta | None:
+def meta_of(folder: AgentFolder) -> MemoryMeta | None:
     """What meta.json says; None before the first proposal."""
-    return _parsed(folder, META, Meta)
+    return _parsed(folder, META, MemoryMeta)
 
 
 def version_of(folder: AgentFolder) -> int:
@@ -110,16 +110,16 @@ def version_of(folder: AgentFolder) -> int:
     return 0 if meta is None else meta.version
 
 
-def marker_of(folder: AgentFolder, proposal_id: str) -> Marker | None:
+def marker_of(folder: AgentFolder, proposal_id: str) -> AppliedMarker | None:
     """The trace of an applied proposal; None if it was not applied."""
-    return _parsed(folder, _marker_file(proposal_id), Marker)
+    return _parsed(folder, _marker_file(proposal_id), AppliedMarker)
 
 
 def preview(folder: AgentFolder, updates: Sequence[Update], run_id: str, at: datetime, counter: TokenCounter) -> str:
     """What the updates would change, as unified text, or UpdatesRefused with every problem."""
     before = {name: folder.text(name) for name in {*LAYER_1, *_touched(updates)}}
     outcome = apply_updates(before, updates, at, run_id=run_id, counter=counter)
-    if isinstance(outcome, Rejected):
+    if isinstance(outcome, RejectedUpdates):
         raise _refused(folder.agent_id, "a preview", outcome)
     parts: list[str] = []
     for name in outcome.changed:
@@ -133,20 +133,20 @@ def _lines(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def _refused(agent_id: AgentId, proposal_id: str, outcome: Rejected) -> UpdatesRefused:
+def _refused(agent_id: AgentId, proposal_id: str, outcome: RejectedUpdates) -> UpdatesRefused:
     detail = "; ".join(str(problem) for problem in outcome.problems)
     return UpdatesRefused(agent_id=agent_id, proposal_id=proposal_id, detail=detail, problems=outcome.problems)
 
 
-def plan(objects: BaseObjectStore, folder: AgentFolder, order: Order, counter: TokenCounter) -> Plan:
+def plan(objects: BaseObjectStore, folder: AgentFolder, order: MemoryCommitOrder, counter: TokenCounter) -> CommitPlan:
     """The next commit of this memory, or UpdatesRefused with every problem."""
     before = {name: folder.text(name) for name in {*LAYER_1, *_touched(order.updates)}}
     outcome = apply_updates(before, order.updates, order.at, run_id=order.run_id, counter=counter)
-    if isinstance(outcome, Rejected):
+    if isinstance(outcome, RejectedUpdates):
         raise _refused(order.agent_id, order.proposal_id, outcome)
     version = version_of(folder) + 1
     changes, evicted = _changes(folder, order, outcome, version, counter)
-    message = Message(
+    message = CommitMessage(
         agent_id=order.agent_id,
         run_id=order.run_id,
         proposal_id=order.proposal_id,
@@ -159,15 +159,15 @@ def plan(objects: BaseObjectStore, folder: AgentFolder, order: Order, counter: T
     root = None if folder.commit is None else load_commit(objects, folder.commit).tree
     tree, made = with_changes(objects, root, changes)
     commit = _commit(tree, folder.commit, order, message)
-    return Plan(objects=(*made, commit), commit=commit.id, version=version)
+    return CommitPlan(objects=(*made, commit), commit=commit.id, version=version)
 
 
 def _changes(
-    folder: AgentFolder, order: Order, outcome: Applied, version: int, counter: TokenCounter
+    folder: AgentFolder, order: MemoryCommitOrder, outcome: AppliedUpdates, version: int, counter: TokenCounter
 ) -> tuple[dict[str, bytes | None], tuple[str, ...]]:
     """Every file the commit changes, by its path from the root, and the names of what it evicts."""
     files = outcome.files
-    meta = Meta(
+    meta = MemoryMeta(
         agent_id=order.agent_id,
         version=version,
         last_update=order.at,
@@ -179,7 +179,9 @@ def _changes(
     )
     changes: dict[str, bytes | None] = {name: files[name].encode() for name in outcome.changed}
     changes[META] = meta.to_bytes()
-    changes[_marker_file(order.proposal_id)] = Marker(version=version, updates_digest=digest(order.updates)).to_bytes()
+    changes[_marker_file(order.proposal_id)] = AppliedMarker(
+        version=version, updates_digest=digest(order.updates)
+    ).to_bytes()
     day, text = _timeline(folder, order, version, counter)
     changes[day] = text.encode()
     gone = [file for part in (RUNS, TIMELINE) for file in _overflow(folder, part, changes)]
@@ -188,7 +190,7 @@ def _changes(
     return {f"{ROOT}/{order.agent_id}/{file}": content for file, content in changes.items()}, evicted
 
 
-def _timeline(folder: AgentFolder, order: Order, version: int, counter: TokenCounter) -> tuple[str, str]:
+def _timeline(folder: AgentFolder, order: MemoryCommitOrder, version: int, counter: TokenCounter) -> tuple[str, str]:
     """The file of the day with one more line. A full file is followed by a second part of the day."""
     day = order.at.date().isoformat()
     steps = ", ".join(f"{update.file} {update.operation}" for update in order.updates[:5])
@@ -226,7 +228,7 @@ def _overflow(folder: AgentFolder, part: str, changes: dict[str, bytes | None]) 
     return [file for file in kept if file not in written][: max(surplus, 0)]
 
 
-def _commit(tree: ObjectID, parent: ObjectID | None, order: Order, message: Message) -> Commit:
+def _commit(tree: ObjectID, parent: ObjectID | None, order: MemoryCommitOrder, message: CommitMessage) -> Commit:
     commit = Commit()
     commit.tree = tree
     commit.parents = [] if parent is None else [parent]

@@ -16,7 +16,7 @@ from trellis.engine.errors import OptionInvalid
 from trellis.storage.memory import messages
 from trellis.storage.memory.errors import MemoryDamaged, MemoryOverLimit, MemoryVersionNotFound
 from trellis.storage.memory.layout import AgentId, CommitId, count_tokens, is_readable, layer
-from trellis.storage.memory.records import ChangeKind, FileChange, HistoryEntry, HistoryPage
+from trellis.storage.memory.records import ChangeKind, CommittedFileChange, HistoryEntry, HistoryPage
 from trellis.storage.memory.trees import AgentFolder, damaged_at, load_commit
 
 SCAN_MAX = 5_000
@@ -123,12 +123,14 @@ def _entry(name: CommitId, commit: Commit, before: AgentFolder, after: AgentFold
     )
 
 
-def _file_changes(before: AgentFolder, after: AgentFolder) -> Iterator[FileChange]:
+def _file_changes(before: AgentFolder, after: AgentFolder) -> Iterator[CommittedFileChange]:
     old, new = before.files(), after.files()
     for file in sorted(file for file in {*old, *new} if is_readable(file) and old.get(file) != new.get(file)):
         kind = ChangeKind.CHANGED if file in old and file in new else ChangeKind.ADDED
         added, removed = _line_counts(_lines(before.text(file)), _lines(after.text(file)))
-        yield FileChange(file=file, kind=ChangeKind.REMOVED if file not in new else kind, added=added, removed=removed)
+        yield CommittedFileChange(
+            file=file, kind=ChangeKind.REMOVED if file not in new else kind, added=added, removed=removed
+        )
 
 
 def _line_counts(old: list[str], new: list[str]) -> tuple[int, int]:

@@ -62,16 +62,16 @@ class DeepPart(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class ReadLimits:
     """What a mode reads, and how much that may be together."""
 
     files: tuple[str, ...]
     tokens_max: int
 
 
-READINGS = {
-    ReadMode.BASIC: Reading(files=(SNAPSHOT, OPEN_LOOPS), tokens_max=4_100),
-    ReadMode.WIDE: Reading(files=(SNAPSHOT, OPEN_LOOPS, FACTS), tokens_max=12_200),
+READ_LIMITS = {
+    ReadMode.BASIC: ReadLimits(files=(SNAPSHOT, OPEN_LOOPS), tokens_max=4_100),
+    ReadMode.WIDE: ReadLimits(files=(SNAPSHOT, OPEN_LOOPS, FACTS), tokens_max=12_200),
 }
 
 

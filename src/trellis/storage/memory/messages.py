@@ -18,7 +18,7 @@ REASON = "Reason: "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
+class CommitMessage:
     """What a commit of the apply engine says about itself."""
 
     agent_id: str
@@ -47,7 +47,7 @@ class Message:
         return "\n\n".join([subject, "\n".join(body), "\n".join(trailers)]).encode() + b"\n"
 
 
-def parse(raw: bytes) -> Message | None:
+def parse(raw: bytes) -> CommitMessage | None:
     """The message of a commit of the apply engine; None for any other commit."""
     paragraphs = raw.decode("utf-8", "replace").rstrip("\n").split("\n\n")
     subject = SUBJECT.fullmatch(paragraphs[0])
@@ -58,7 +58,7 @@ def parse(raw: bytes) -> Message | None:
     version = trailers.get("Memory-Version", "")
     if trailers.get("Proposal-Id") != subject["proposal"] or not re.fullmatch(r"[1-9][0-9]{0,15}", version):
         return None
-    return Message(
+    return CommitMessage(
         agent_id=subject["agent"],
         run_id=subject["run"],
         proposal_id=subject["proposal"],

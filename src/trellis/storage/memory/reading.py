@@ -12,7 +12,7 @@ from trellis.storage.memory.applying import meta_of, version_of
 from trellis.storage.memory.errors import MemoryOverLimit
 from trellis.storage.memory.layout import (
     DECISIONS,
-    READINGS,
+    READ_LIMITS,
     CommitId,
     DeepPart,
     ReadMode,
@@ -24,7 +24,7 @@ from trellis.storage.memory.trees import AgentFolder
 
 def view(folder: AgentFolder, mode: ReadMode, counter: TokenCounter, tokens_max: int | None) -> MemoryView:
     """Layer 1 in this mode. With `tokens_max` None it is shown to a person, whatever its size."""
-    content = {name: folder.text(name) for name in READINGS[mode].files}
+    content = {name: folder.text(name) for name in READ_LIMITS[mode].files}
     tokens = sum(counter(text) for text in content.values())
     if tokens_max is not None and tokens > tokens_max:
         raise MemoryOverLimit(what=f"The {mode} memory", agent_id=folder.agent_id, tokens=tokens, limit=tokens_max)

@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 from trellis.storage.memory.layout import SCHEMA_VERSION, AgentId, CommitId, DeepPart, ReadMode
 
 
-class Meta(BaseModel):
+class MemoryMeta(BaseModel):
     """meta.json: what is known of a memory without reading it. `version` counts its applied proposals."""
 
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, validate_by_name=True, validate_by_alias=True)
@@ -31,7 +31,7 @@ class Meta(BaseModel):
         return self.model_dump_json(by_alias=True, indent=2).encode() + b"\n"
 
 
-class Marker(BaseModel):
+class AppliedMarker(BaseModel):
     """What stays in the tree of every applied proposal, so that asking again needs no search of the history."""
 
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, validate_by_name=True, validate_by_alias=True)
@@ -114,7 +114,7 @@ class ChangeKind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FileChange:
+class CommittedFileChange:
     """One file in one commit, with lines added and removed."""
 
     file: str
@@ -135,7 +135,7 @@ class HistoryEntry:
     run_id: str | None
     auto_approved: bool | None
     reason: str | None
-    files: tuple[FileChange, ...]
+    files: tuple[CommittedFileChange, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +147,7 @@ class HistoryPage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verified:
+class MemoryVerifyReport:
     """What a check of the whole repository found; `complete` is False when it stopped at its bound."""
 
     commits: int

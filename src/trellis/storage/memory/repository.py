@@ -14,12 +14,12 @@ from dulwich.objects import ObjectID
 
 from trellis.engine.errors import OptionInvalid
 from trellis.storage.memory import applying, history, reading, verifying
-from trellis.storage.memory.applying import Order
+from trellis.storage.memory.applying import MemoryCommitOrder
 from trellis.storage.memory.bare import BareRepository, check_repository, make_repository
 from trellis.storage.memory.errors import MemoryBusy, ProposalReused
 from trellis.storage.memory.layout import (
     DEEP_TOKENS_MAX,
-    READINGS,
+    READ_LIMITS,
     CommitId,
     DeepPart,
     ReadMode,
@@ -33,8 +33,8 @@ from trellis.storage.memory.records import (
     Committed,
     DeepView,
     HistoryPage,
+    MemoryVerifyReport,
     MemoryView,
-    Verified,
     VersionConflict,
 )
 from trellis.storage.memory.trees import AgentFolder
@@ -75,7 +75,7 @@ class MemoryRepository:
         agent, head = checked_agent_id(agent_id), self._bare.branch()
         with self._bare.objects() as objects:
             folder = AgentFolder(objects, head, agent)
-            return reading.view(folder, ReadMode(mode), self._counter, READINGS[mode].tokens_max)
+            return reading.view(folder, ReadMode(mode), self._counter, READ_LIMITS[mode].tokens_max)
 
     def read_deep(
         self,
@@ -131,7 +131,7 @@ class MemoryRepository:
         with self._bare.objects() as objects:
             return applying.preview(AgentFolder(objects, head, agent), updates, run_id, at, self._counter)
 
-    def verify(self, commits_max: int = VERIFY_COMMITS_MAX) -> Verified:
+    def verify(self, commits_max: int = VERIFY_COMMITS_MAX) -> MemoryVerifyReport:
         """Check every object and every commit; what is found is listed, not repaired."""
         with self._bare.objects() as objects:
             return verifying.verify(
@@ -173,7 +173,9 @@ class MemoryRepository:
                     return outcome
         raise MemoryBusy(reason=f"the branch moved {MOVE_ATTEMPTS_MAX} times while this commit was made")
 
-    def _attempt(self, order: Order, expected_version: int) -> Committed | VersionConflict | AlreadyApplied | None:
+    def _attempt(
+        self, order: MemoryCommitOrder, expected_version: int
+    ) -> Committed | VersionConflict | AlreadyApplied | None:
         """One try under the lock; None when the branch moved meanwhile."""
         head = self._bare.branch()
         with self._bare.objects() as objects:

@@ -73,7 +73,7 @@ class Update:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
+class UpdateProblem:
     """What is wrong, with which update (counted from 0; None: with all of them together), and what to change."""
 
     code: ProblemCode
@@ -87,7 +87,7 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Applied:
+class AppliedUpdates:
     """Every file as it is afterwards, and which of them changed."""
 
     files: Mapping[str, str]
@@ -97,13 +97,13 @@ class Applied:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rejected:
+class RejectedUpdates:
     """Nothing was applied."""
 
-    problems: tuple[Problem, ...]
+    problems: tuple[UpdateProblem, ...]
 
 
-class _Wrong(Exception):
+class _UpdateWrong(Exception):
     def __init__(self, code: ProblemCode, detail: str) -> None:
         super().__init__(detail)
         self.code = code
@@ -117,26 +117,32 @@ def apply_updates(
     *,
     run_id: str | None = None,
     counter: TokenCounter = count_tokens,
-) -> Applied | Rejected:
+) -> AppliedUpdates | RejectedUpdates:
     """The files after all updates, or every problem. With `run_id`, notes of other runs are refused."""
     if not 1 <= len(updates) <= UPDATES_MAX:
         detail = f"there are {len(updates)} updates; send 1 to {UPDATES_MAX}"
-        return Rejected(problems=(Problem(code=ProblemCode.TOO_MANY, detail=detail),))
-    if found := [problem for number, update in enumerate(updates) for problem in _shape(number, update, run_id)]:
-        return Rejected(problems=tuple(found))
+        return RejectedUpdates(problems=(UpdateProblem(code=ProblemCode.TOO_MANY, detail=detail),))
+    if found := [
+        problem for number, update in enumerate(updates) for problem in _shape_problems(number, update, run_id)
+    ]:
+        return RejectedUpdates(problems=tuple(found))
     after, today = dict(files), checked_time(at).date()
     for number, update in enumerate(updates):
         try:
             after[update.file] = _step(after.get(update.file, ""), update, today)
-        except _Wrong as wrong:
-            found.append(Problem(code=wrong.code, detail=wrong.detail, file=update.file, update=number))
+        except _UpdateWrong as wrong:
+            found.append(UpdateProblem(code=wrong.code, detail=wrong.detail, file=update.file, update=number))
     evicted = () if after.get(OPEN_LOOPS) == files.get(OPEN_LOOPS) else _evict_loops(after, today)
     changed = tuple(sorted(name for name in after if after[name] != files.get(name, "")))
     found += [problem for name in changed for problem in _outcome(name, after[name], counter)]
     if not found and not changed:
         detail = "the updates change nothing; there is nothing to propose"
-        found.append(Problem(code=ProblemCode.NOTHING_CHANGED, detail=detail))
-    return Rejected(problems=tuple(found)) if found else Applied(files=after, changed=changed, evicted=evicted)
+        found.append(UpdateProblem(code=ProblemCode.NOTHING_CHANGED, detail=detail))
+    return (
+        RejectedUpdates(problems=tuple(found))
+        if found
+        else AppliedUpdates(files=after, changed=changed, evicted=evicted)
+    )
 
 
 def digest(updates: Sequence[Update]) -> str:
@@ -148,24 +154,32 @@ def digest(updates: Sequence[Update]) -> str:
 # -- each update by itself ---------------------------------------------------------------------------------------
 
 
-def _shape(number: int, update: Update, run_id: str | None) -> list[Problem]:
+def _shape_problems(number: int, update: Update, run_id: str | None) -> list[UpdateProblem]:
     """What is wrong with an update whatever the files hold."""
     checks = (_file_problem(update, run_id), *_field_problems(update), *_text_problems(update))
-    return [Problem(code=check.code, detail=check.detail, file=update.file, update=number) for check in checks if check]
+    return [
+        UpdateProblem(code=check.code, detail=check.detail, file=update.file, update=number)
+        for check in checks
+        if check
+    ]
 
 
-def _file_problem(update: Update, run_id: str | None) -> _Wrong | None:
+def _file_problem(update: Update, run_id: str | None) -> _UpdateWrong | None:
     if tokens_max(update.file) is None:
         allowed = ", ".join([*LAYER_1, "decisions.md", f"{RUNS}/<run>.md"])
-        return _Wrong(ProblemCode.FILE_NOT_ALLOWED, f"{update.file!r} is no file a proposal may change; use {allowed}")
+        return _UpdateWrong(
+            ProblemCode.FILE_NOT_ALLOWED, f"{update.file!r} is no file a proposal may change; use {allowed}"
+        )
     if run_id is not None and update.file.startswith(f"{RUNS}/") and update.file != run_file(run_id):
-        return _Wrong(ProblemCode.FILE_NOT_ALLOWED, f"{update.file} belongs to another run; use {run_file(run_id)}")
+        return _UpdateWrong(
+            ProblemCode.FILE_NOT_ALLOWED, f"{update.file} belongs to another run; use {run_file(run_id)}"
+        )
     if update.operation is Operation.CLOSE and update.file != OPEN_LOOPS:
-        return _Wrong(ProblemCode.FILE_NOT_ALLOWED, f"close works on {OPEN_LOOPS} only")
+        return _UpdateWrong(ProblemCode.FILE_NOT_ALLOWED, f"close works on {OPEN_LOOPS} only")
     return None
 
 
-def _field_problems(update: Update) -> list[_Wrong]:
+def _field_problems(update: Update) -> list[_UpdateWrong]:
     closing = update.operation is Operation.CLOSE
     wanted = {"loop_id": closing, "resolution": closing}
     if not closing and update.operation is Operation.APPEND:
@@ -174,20 +188,20 @@ def _field_problems(update: Update) -> list[_Wrong]:
     missing = [name for name, needed in wanted.items() if needed and not (getattr(update, name) or "").strip()]
     surplus = [name for name in refused if getattr(update, name)]
     return [
-        *(_Wrong(ProblemCode.FIELD_MISSING, f"{update.operation} needs {name}") for name in missing),
-        *(_Wrong(ProblemCode.FIELD_UNEXPECTED, f"{update.operation} takes no {name}") for name in surplus),
+        *(_UpdateWrong(ProblemCode.FIELD_MISSING, f"{update.operation} needs {name}") for name in missing),
+        *(_UpdateWrong(ProblemCode.FIELD_UNEXPECTED, f"{update.operation} takes no {name}") for name in surplus),
     ]
 
 
-def _text_problems(update: Update) -> list[_Wrong]:
-    wrong: list[_Wrong] = []
+def _text_problems(update: Update) -> list[_UpdateWrong]:
+    wrong: list[_UpdateWrong] = []
     for name, text in (
         ("content", _lf(update.content)),
         ("section", update.section),
         ("resolution", update.resolution),
     ):
         if text and (problem := markdown.problem_in(text)):
-            wrong.append(_Wrong(ProblemCode.TEXT_UNSAFE, f"the {name} cannot be kept: {problem}"))
+            wrong.append(_UpdateWrong(ProblemCode.TEXT_UNSAFE, f"the {name} cannot be kept: {problem}"))
     if wrong:
         return wrong
     sizes = (
@@ -197,13 +211,15 @@ def _text_problems(update: Update) -> list[_Wrong]:
     )
     for name, size, most, unit in sizes:
         if size > most:
-            wrong.append(_Wrong(ProblemCode.TOO_LARGE, f"the {name} has {size} {unit} and the limit is {most}"))
+            wrong.append(_UpdateWrong(ProblemCode.TOO_LARGE, f"the {name} has {size} {unit} and the limit is {most}"))
     if update.section is not None and markdown.section_title(update.section) is None:
         wrong.append(
-            _Wrong(ProblemCode.SECTION_MISSING, f"{update.section!r} cannot be a heading; use one line of text")
+            _UpdateWrong(ProblemCode.SECTION_MISSING, f"{update.section!r} cannot be a heading; use one line of text")
         )
     if update.loop_id and not markdown.LOOP_ID.fullmatch(update.loop_id):
-        wrong.append(_Wrong(ProblemCode.LOOP_MISSING, f"{update.loop_id!r} is no loop id; use letters, digits, '_.-'"))
+        wrong.append(
+            _UpdateWrong(ProblemCode.LOOP_MISSING, f"{update.loop_id!r} is no loop id; use letters, digits, '_.-'")
+        )
     return wrong
 
 
@@ -216,7 +232,7 @@ def _step(text: str, update: Update, today: date) -> str:
     if update.operation is Operation.CLOSE:
         return _close(text, update.loop_id or "", " ".join((update.resolution or "").split()), today)
     if markdown.outline(block.split("\n")).open_fence is not None:
-        raise _Wrong(ProblemCode.FENCE_OPEN, "a code fence in the content is not closed")
+        raise _UpdateWrong(ProblemCode.FENCE_OPEN, "a code fence in the content is not closed")
     if update.section is None:
         return markdown.append(text, block) if update.operation is Operation.APPEND else _whole(block)
     return _in_section(text, update.section, block, update.operation)
@@ -225,18 +241,20 @@ def _step(text: str, update: Update, today: date) -> str:
 def _in_section(text: str, title: str, block: str, operation: Operation) -> str:
     found = markdown.sections(text, title)
     if len(found) > 1:
-        raise _Wrong(
+        raise _UpdateWrong(
             ProblemCode.SECTION_AMBIGUOUS, f"{len(found)} sections are called {title!r}; replace the whole file"
         )
     if not found and operation is Operation.REPLACE:
-        raise _Wrong(ProblemCode.SECTION_MISSING, f"there is no section {title!r}; append it or replace the whole file")
+        raise _UpdateWrong(
+            ProblemCode.SECTION_MISSING, f"there is no section {title!r}; append it or replace the whole file"
+        )
     level = found[0].level if found else 2
     highest = markdown.highest_level(block)
     if highest is not None and highest <= level:
         detail = (
             f"the content has a heading of level {highest} inside section {title!r} of level {level}; use lower ones"
         )
-        raise _Wrong(ProblemCode.HEADING_TOO_HIGH, detail)
+        raise _UpdateWrong(ProblemCode.HEADING_TOO_HIGH, detail)
     if not found:
         return markdown.append(markdown.append(text, f"## {markdown.section_title(title)}"), block)
     if operation is Operation.APPEND:
@@ -248,13 +266,15 @@ def _close(text: str, loop_id: str, resolution: str, today: date) -> str:
     named = [loop for loop in markdown.loops(text) if loop.loop_id == loop_id]
     opened = [loop for loop in named if not loop.closed]
     if not named:
-        raise _Wrong(
+        raise _UpdateWrong(
             ProblemCode.LOOP_MISSING, f"there is no loop {loop_id!r}; a loop is written `- [ ] {loop_id}: text`"
         )
     if not opened:
-        raise _Wrong(ProblemCode.LOOP_CLOSED, f"loop {loop_id!r} is closed already")
+        raise _UpdateWrong(ProblemCode.LOOP_CLOSED, f"loop {loop_id!r} is closed already")
     if len(opened) > 1:
-        raise _Wrong(ProblemCode.LOOP_AMBIGUOUS, f"{len(opened)} open loops are called {loop_id!r}; replace the file")
+        raise _UpdateWrong(
+            ProblemCode.LOOP_AMBIGUOUS, f"{len(opened)} open loops are called {loop_id!r}; replace the file"
+        )
     return markdown.close_loop(text, opened[0], resolution, today)
 
 
@@ -270,18 +290,18 @@ def _evict_loops(files: dict[str, str], today: date) -> tuple[str, ...]:
     return tuple(loop.loop_id for loop in old)
 
 
-def _outcome(name: str, text: str, counter: TokenCounter) -> list[Problem]:
+def _outcome(name: str, text: str, counter: TokenCounter) -> list[UpdateProblem]:
     """What is wrong with a file as the updates leave it."""
-    found: list[Problem] = []
+    found: list[UpdateProblem] = []
     tokens, limit = counter(text), tokens_max(name)
     if limit is not None and tokens > limit:
         detail = f"{name} would have {tokens} tokens and the limit is {limit}; shorten it with replace"
-        found.append(Problem(code=ProblemCode.OVER_LIMIT, detail=detail, file=name))
+        found.append(UpdateProblem(code=ProblemCode.OVER_LIMIT, detail=detail, file=name))
     if name == OPEN_LOOPS:
         ids = Counter(loop.loop_id for loop in markdown.loops(text) if not loop.closed)
         if twice := sorted(loop_id for loop_id, times in ids.items() if times > 1):
             detail = f"{name} would have two open loops called {', '.join(twice[:5])}; give each its own id"
-            found.append(Problem(code=ProblemCode.LOOP_AMBIGUOUS, detail=detail, file=name))
+            found.append(UpdateProblem(code=ProblemCode.LOOP_AMBIGUOUS, detail=detail, file=name))
     return found
 
 

@@ -12,13 +12,13 @@ from trellis.storage.memory.applying import marker_of, version_of
 from trellis.storage.memory.errors import MemoryDamaged
 from trellis.storage.memory.history import walk
 from trellis.storage.memory.layout import AgentId
-from trellis.storage.memory.records import Verified
+from trellis.storage.memory.records import MemoryVerifyReport
 from trellis.storage.memory.trees import AgentFolder, damaged_at, load
 
 FINDINGS_MAX = 100
 
 
-def verify(objects: BaseObjectStore, head: ObjectID | None, commits_max: int) -> Verified:
+def verify(objects: BaseObjectStore, head: ObjectID | None, commits_max: int) -> MemoryVerifyReport:
     """Look at up to `commits_max` commits from the newest back, and at everything they hold."""
     findings: list[str] = []
     seen: set[ObjectID] = set()
@@ -40,7 +40,7 @@ def verify(objects: BaseObjectStore, head: ObjectID | None, commits_max: int) ->
         complete = False
     if complete:
         findings += [f"{agent}: version {version} has no commit" for agent, version in expected.items() if version > 0]
-    return Verified(
+    return MemoryVerifyReport(
         commits=commits, objects=commits + len(seen), findings=tuple(islice(findings, FINDINGS_MAX)), complete=complete
     )
 

@@ -16,8 +16,8 @@ from trellis.bus.messages import (
     OWN_JOB_ID_IN_ENV,
     START_STEP,
     Dispatch,
+    JobOrder,
     JobProgress,
-    Order,
     Status,
 )
 from trellis.bus.requests import RETRY_ATTEMPT, JobRequest
@@ -25,7 +25,7 @@ from trellis.bus.wire_ids import read_wire_id
 from trellis.engine import tracing
 from trellis.engine.event_data import ArtifactPointer
 from trellis.engine.jobs import Epoch, JobId
-from trellis.worker.held import Fate
+from trellis.worker.held import StopCause
 
 LEASE_S_DEFAULT = 30.0
 LEASE_S_MAX = 86_400.0
@@ -33,10 +33,10 @@ BEAT_S_MIN = 0.2
 MESSAGE_CHARS_MAX = 2_000
 
 
-class Attempt:
+class OrderAttempt:
     """One execution, known by the id that its request carries on the wire."""
 
-    def __init__(self, order: Order, trace_id: str, sender_id: str) -> None:
+    def __init__(self, order: JobOrder, trace_id: str, sender_id: str) -> None:
         self.order = order
         self.trace_id = trace_id
         self.sender_id = sender_id
@@ -60,14 +60,14 @@ class Attempt:
         """Its handler should stop."""
         self.artifacts: list[ArtifactPointer] = []
         """What its handler named so far."""
-        self.cancel_wished = False
+        self.cancel_requested = False
         """Because nobody wants the job any more."""
         self.reason = ""
         self.lease_over = False
         """The handler was told that its lease is over by this worker's clock: whatever it does from then on may be done twice."""
         self.heard = False
         """The handler knows that it should stop: it looked, waited for it, or was cut."""
-        self.fate: Fate | None = None
+        self.fate: StopCause | None = None
         self.called = False
         """Its handler was called: what is raised from then on is the application's."""
         self.in_thread = False
@@ -164,21 +164,21 @@ class Attempt:
 
     def tell(self, reason: str) -> None:
         """Say that nobody wants it any more."""
-        if not self.cancel_wished:
-            self.cancel_wished, self.reason = True, reason
+        if not self.cancel_requested:
+            self.cancel_requested, self.reason = True, reason
             self.told.set()
 
-    def cut(self, fate: Fate | None) -> None:
+    def cut(self, fate: StopCause | None) -> None:
         """Stop the handler from outside: what awaits is cancelled, a thread is only told, unless nobody waits for it any more.
 
         What it returned is stored on, unless the job is another's by now.
         """
-        stores_for_nobody = self.keeping and fate is Fate.LOST
+        stores_for_nobody = self.keeping and fate is StopCause.LOST
         if self.fate is not None or (self.ended and not stores_for_nobody):
             return
         self.fate = fate
         self.told.set()
-        if self.handling is not None and (not self.in_thread or stores_for_nobody or fate is Fate.GIVEN_BACK):
+        if self.handling is not None and (not self.in_thread or stores_for_nobody or fate is StopCause.GIVEN_BACK):
             self.heard = True
             self.handling.cancel()
 

@@ -14,15 +14,15 @@ from trellis.engine.clock import Clock, within
 from trellis.engine.errors import InputError, PermanentError, TransientError, TrellisError, ValidationError
 from trellis.engine.logs import log_of
 from trellis.engine.retries import error_text
-from trellis.engine.text import words_of
+from trellis.engine.text import error_message
 from trellis.worker.app import HandlerKind, JobSpec
 from trellis.worker.context import Context, Item
-from trellis.worker.held import Fate
-from trellis.worker.on_bus.attempt import Attempt
+from trellis.worker.held import StopCause
+from trellis.worker.on_bus.attempt import OrderAttempt
 from trellis.worker.on_bus.context import BusContext, SyncBusContext
-from trellis.worker.on_bus.options import Resolver
-from trellis.worker.on_bus.outcomes import Ending, ResultNotKept
-from trellis.worker.payloads import NULL, Unreadable
+from trellis.worker.on_bus.options import PointerAccess
+from trellis.worker.on_bus.outcomes import HandlerEnding, ResultNotKept
+from trellis.worker.payloads import NULL, UnreadablePayload
 from trellis.worker.threads import Threads
 
 IO_S = 30.0
@@ -35,13 +35,13 @@ T = TypeVar("T")
 _log = log_of("trellis.worker")
 
 
-class Calls:
+class HandlerCalls:
     """Runs handlers, the sync ones on threads."""
 
     def __init__(
         self,
         *,
-        resolver: Resolver,
+        resolver: PointerAccess,
         clock: Clock,
         threads: Threads,
         worker_id: str,
@@ -55,7 +55,7 @@ class Calls:
         self._worker_id = worker_id
         self._stopping = stopping
 
-    async def run(self, attempt: Attempt, spec: JobSpec, grace_s: float) -> Ending:
+    async def run(self, attempt: OrderAttempt, spec: JobSpec, grace_s: float) -> HandlerEnding:
         """Run the handler to its end. It is a task of its own: cancelling it ends this job and nothing else."""
         limits = [limit for limit in (spec.options.timeout_s, attempt.deadline_s) if limit is not None]
         attempt.timeout_s = min(limits, default=None)
@@ -72,10 +72,10 @@ class Calls:
         error = asyncio.CancelledError() if handling.cancelled() else handling.exception()
         if error is not None:
             _note_failure(attempt, error)
-            return Ending(error=error)
-        return Ending(result_ptr=handling.result())
+            return HandlerEnding(error=error)
+        return HandlerEnding(result_ptr=handling.result())
 
-    async def _guard(self, attempt: Attempt, grace_s: float) -> None:
+    async def _guard(self, attempt: OrderAttempt, grace_s: float) -> None:
         """Cut a handler that runs longer than it may, or that goes on after it was told to stop."""
         limit_s = attempt.timeout_s
         try:
@@ -83,12 +83,12 @@ class Calls:
         except TimeoutError:
             if not attempt.ended:
                 _log.warning("handler_timed_out", job_id=attempt.job_id, timeout_s=limit_s)
-                attempt.cut(Fate.TIMED_OUT)
+                attempt.cut(StopCause.TIMED_OUT)
             return
         await self._clock.sleep(grace_s)
         attempt.cut(None)
 
-    async def _handle(self, attempt: Attempt, spec: JobSpec) -> str:
+    async def _handle(self, attempt: OrderAttempt, spec: JobSpec) -> str:
         about = {
             "trellis.job_id": attempt.job_id,
             "trellis.type": attempt.request.topic,
@@ -99,16 +99,16 @@ class Calls:
         with tracing.carried(attempt.trace, f"job.handle {attempt.request.topic}", about, kind=tracing.CONSUMER):
             return await self._handled(attempt, spec)
 
-    async def _handled(self, attempt: Attempt, spec: JobSpec) -> str:
+    async def _handled(self, attempt: OrderAttempt, spec: JobSpec) -> str:
         payload = await self._payload(attempt, spec)
         attempt.called = True
         try:
             value = await self._called(attempt, spec, payload)
         except (SystemExit, KeyboardInterrupt) as error:
             # `sys.exit()` in a handler ends the handler only; in a task of its own it would end the worker.
-            raise RuntimeError(f"the handler raised {type(error).__name__}: {words_of(error)}") from error
+            raise RuntimeError(f"the handler raised {type(error).__name__}: {error_message(error)}") from error
         attempt.ended = True
-        if value is None or (attempt.cancel_wished and attempt.heard):
+        if value is None or (attempt.cancel_requested and attempt.heard):
             return ""
         attempt.keeping = True
         try:
@@ -120,7 +120,7 @@ class Calls:
         finally:
             attempt.keeping = False
 
-    async def _called(self, attempt: Attempt, spec: JobSpec, payload: Any) -> Any:
+    async def _called(self, attempt: OrderAttempt, spec: JobSpec, payload: Any) -> Any:
         context = BusContext(attempt, worker_id=self._worker_id, clock=self._clock, stopping=self._stopping)
         if spec.kind is HandlerKind.BATCH:
             return await _alone_in_batch(spec.handler, context, payload)
@@ -131,17 +131,17 @@ class Calls:
             return await self._threads.run(partial(spec.handler, *arguments))
         return await (spec.handler(context, payload) if spec.takes_payload else spec.handler(context))
 
-    async def _payload(self, attempt: Attempt, spec: JobSpec) -> Any:
+    async def _payload(self, attempt: OrderAttempt, spec: JobSpec) -> Any:
         pointer = attempt.request.context
         body = await self._read(attempt, pointer) if pointer and spec.takes_payload else NULL
         if pointer and spec.takes_payload:
             _check_reference(body, attempt.request.context_ref)
         payload = spec.codec.read_payload(body)
-        if isinstance(payload, Unreadable):
+        if isinstance(payload, UnreadablePayload):
             raise ValidationError(f"{payload.reason_code.value}: {payload.detail}")
         return payload
 
-    async def _read(self, attempt: Attempt, pointer: str) -> bytes:
+    async def _read(self, attempt: OrderAttempt, pointer: str) -> bytes:
         read = partial(self._resolver.read, pointer)
         try:
             return await self._patiently(attempt, read, f"reading {pointer}", READ_S)
@@ -151,7 +151,7 @@ class Calls:
             found = error.code if error.code in ErrorCode.__members__ else ErrorCode.INVALID_INPUT.name
             raise PermanentError(str(error), error_code=found) from error
 
-    async def _kept(self, attempt: Attempt, spec: JobSpec, value: Any) -> str:
+    async def _kept(self, attempt: OrderAttempt, spec: JobSpec, value: Any) -> str:
         try:
             body = spec.codec.result_bytes(value)
             keep = partial(self._resolver.write, attempt.wire_id, body)
@@ -163,7 +163,7 @@ class Calls:
             raise ResultNotKept(f"the handler has returned, but {error}") from error
 
     async def _patiently(
-        self, attempt: Attempt, work: Callable[[], Coroutine[Any, Any, T]], what: str, for_s: float
+        self, attempt: OrderAttempt, work: Callable[[], Coroutine[Any, Any, T]], what: str, for_s: float
     ) -> T:
         """Ask a store again while it does not answer, for about so long; raises the last TransientError."""
         began, pause_s = self._clock.monotonic(), PAUSE_S_FIRST
@@ -198,7 +198,7 @@ def _check_reference(body: bytes, reference: ResourceRef | None) -> None:
         raise PermanentError(detail, error_code=POINTER_CHANGED)
 
 
-def _note_failure(attempt: Attempt, error: BaseException) -> None:
+def _note_failure(attempt: OrderAttempt, error: BaseException) -> None:
     """The traceback of a handler goes to the worker's log: the report has the message, and a person needs the line."""
     if isinstance(error, Exception):
         shown = error if attempt.called else None

@@ -13,9 +13,9 @@ from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import PermanentError
 from trellis.engine.event_data import ArtifactPointer, add_artifact
 from trellis.engine.jobs import Epoch, JobId
-from trellis.worker.held import Fate
+from trellis.worker.held import StopCause
 from trellis.worker.logs import JobLogger, LogBuffer
-from trellis.worker.on_bus.attempt import Attempt
+from trellis.worker.on_bus.attempt import OrderAttempt
 from trellis.worker.payloads import any_json_bytes
 
 
@@ -32,7 +32,7 @@ class NeedsLedger(PermanentError):
 class BusContext:
     """One attempt of one job of the bus. Handlers may annotate it as `Context`: what both have is the same."""
 
-    def __init__(self, attempt: Attempt, *, worker_id: str, clock: Clock, stopping: Callable[[], bool]) -> None:
+    def __init__(self, attempt: OrderAttempt, *, worker_id: str, clock: Clock, stopping: Callable[[], bool]) -> None:
         self._attempt = attempt
         self._clock = clock
         self._stopping = stopping
@@ -129,7 +129,7 @@ class BusContext:
     def lease_valid(self) -> bool:
         """Whether the job is this worker's for certain: its control plane said so within the lease. A foreign one never says."""
         attempt = self._attempt
-        if attempt.fate is Fate.LOST:
+        if attempt.fate is StopCause.LOST:
             return False
         return self._clock.monotonic() < attempt.fence
 

@@ -34,7 +34,7 @@ WORD_BYTES_BESIDE = 8
 """What a word costs on the wire beside itself, at most."""
 
 
-class Resolver(Protocol):
+class PointerAccess(Protocol):
     """Reads what pointers name and keeps results (`trellis.bus.pointers` has the schemes)."""
 
     async def read(self, pointer: str) -> bytes:

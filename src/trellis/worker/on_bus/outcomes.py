@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from trellis.bus.messages import NOT_BEGUN, ErrorCode, JobResult, Status, error_number
 from trellis.engine.errors import JobError, PermanentError, TransientError, ValidationError
 from trellis.engine.retries import storable
-from trellis.engine.text import words_of
-from trellis.worker.held import Fate
-from trellis.worker.on_bus.attempt import Attempt
+from trellis.engine.text import error_message
+from trellis.worker.held import StopCause
+from trellis.worker.on_bus.attempt import OrderAttempt
 from trellis.worker.outcomes import Snooze
 
 RESULT_NOT_KEPT = "RESULT_NOT_KEPT"
@@ -39,16 +39,16 @@ class ResultNotKept(JobError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
+class HandlerEnding:
     """How a handler ended: with a pointer to what it returned (empty for nothing), or with an error."""
 
     result_ptr: str = ""
     error: BaseException | None = None
 
 
-def result_of(attempt: Attempt, ending: Ending, *, worker_id: str, now: float) -> JobResult:
+def result_of(attempt: OrderAttempt, ending: HandlerEnding, *, worker_id: str, now: float) -> JobResult:
     """The result to report."""
-    status, code, text = _judged(attempt, ending.error)
+    status, code, text = _status_and_code(attempt, ending.error)
     began = now if attempt.begun_at is None else attempt.begun_at
     return JobResult(
         job_id=attempt.wire_id,
@@ -64,7 +64,7 @@ def result_of(attempt: Attempt, ending: Ending, *, worker_id: str, now: float) -
     )
 
 
-def not_run(attempt: Attempt, status: Status, code: str, why: str, *, worker_id: str) -> JobResult:
+def not_run_result(attempt: OrderAttempt, status: Status, code: str, why: str, *, worker_id: str) -> JobResult:
     """The result of an order whose handler never began. A control plane that answers is told just that, others why."""
     given_back = attempt.asks and status is Status.FAILED_RETRYABLE
     return JobResult(
@@ -96,13 +96,13 @@ _NUMBERS: tuple[tuple[type[BaseException], ErrorCode], ...] = (
 """What errors of Python mean in CAP, for handlers that raise them as they are."""
 
 
-def _judged(attempt: Attempt, error: BaseException | None) -> tuple[Status, str, str]:
+def _status_and_code(attempt: OrderAttempt, error: BaseException | None) -> tuple[Status, str, str]:
     """Status, error code and message."""
-    if attempt.cancel_wished and (error is not None or attempt.heard):
+    if attempt.cancel_requested and (error is not None or attempt.heard):
         return Status.CANCELLED, "", attempt.reason or "cancelled"
-    if attempt.fate is Fate.GIVEN_BACK and error is not None:
+    if attempt.fate is StopCause.GIVEN_BACK and error is not None:
         return Status.FAILED_RETRYABLE, ErrorCode.WORKER_UNAVAILABLE.name, "the worker stopped before the handler ended"
-    if attempt.fate is Fate.TIMED_OUT and error is not None:
+    if attempt.fate is StopCause.TIMED_OUT and error is not None:
         return Status.FAILED_RETRYABLE, ErrorCode.TIMEOUT.name, f"no end after {attempt.timeout_s:g} s"
     if attempt.lease_over and attempt.heard and attempt.fate is None:
         text = "the handler stopped because its lease was over by the worker's clock"
@@ -111,7 +111,7 @@ def _judged(attempt: Attempt, error: BaseException | None) -> tuple[Status, str,
 
 
 def _failed(error: BaseException) -> tuple[Status, str, str]:
-    text = words_of(error) or type(error).__name__
+    text = error_message(error) or type(error).__name__
     if isinstance(error, Snooze):
         return Status.FAILED_RETRYABLE, "SNOOZED", text
     if isinstance(error, TransientError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
 from trellis.bus.errors import BusError
-from trellis.bus.messages import HANDSHAKE, HEARTBEAT, Handshake, Heartbeat
+from trellis.bus.messages import HANDSHAKE, HEARTBEAT, Handshake, WorkerHeartbeat
 from trellis.bus.port import Bus
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.logs import log_of
@@ -22,13 +22,13 @@ STANDSTILL_S = 2.0
 JOBS_SHOWN = 5
 WORKER_TYPE = "trellis"
 DISTRIBUTION = "trellis-engine"
-ABLE = ("progress", "cancel", "error_codes", "heartbeats")
+CAPABILITIES = ("progress", "cancel", "error_codes", "heartbeats")
 
 _log = log_of("trellis.worker")
 
 
 @dataclass(kw_only=True)
-class Presence:
+class BusPresence:
     """Speaks up every `heartbeat_s`, and at once when something changed."""
 
     bus: Bus
@@ -81,15 +81,15 @@ class Presence:
         """What this worker can do."""
         return Handshake(
             component_id=self.bus.sender_id,
-            capabilities=dict.fromkeys(ABLE, True),
+            capabilities=dict.fromkeys(CAPABILITIES, True),
             sdk_version=f"{WORKER_TYPE} {_version()}",
             ready_topics=self.topics,
         )
 
-    def heartbeat(self) -> Heartbeat:
+    def heartbeat(self) -> WorkerHeartbeat:
         """How it is."""
         options = self.options
-        return Heartbeat(
+        return WorkerHeartbeat(
             worker_id=self.bus.sender_id,
             pool=options.pool,
             region=options.region,

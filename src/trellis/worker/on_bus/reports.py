@@ -17,16 +17,16 @@ from trellis.bus.messages import (
     RESULT,
     START_STEP,
     STOP,
-    Body,
     JobProgress,
     JobResult,
+    PacketBody,
     Status,
 )
 from trellis.bus.port import Bus
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.logs import log_of
-from trellis.worker.held import Fate
-from trellis.worker.on_bus.attempt import Attempt
+from trellis.worker.held import StopCause
+from trellis.worker.on_bus.attempt import OrderAttempt
 
 START_TRIES = 3
 """How often a start is asked for at least."""
@@ -40,7 +40,7 @@ PROGRESS_S = 1.0
 _log = log_of("trellis.worker")
 
 
-class Said(Enum):
+class ControlAnswer(Enum):
     """What the control plane said."""
 
     YES = ACCEPTED
@@ -50,7 +50,7 @@ class Said(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reports:
+class BusReporter:
     """Speaks for one worker."""
 
     bus: Bus
@@ -59,7 +59,7 @@ class Reports:
     ask_s: float
     result_s: float
 
-    async def may_start(self, attempt: Attempt, stopping: Callable[[], bool]) -> Said:
+    async def may_start(self, attempt: OrderAttempt, stopping: Callable[[], bool]) -> ControlAnswer:
         """Whether the job may begin. The same token over all tries: a lost answer is asked for again, and a copy of the order gets no.
 
         A control plane that begins anew is waited for, unless the worker stops or nobody wants the job any more.
@@ -77,15 +77,15 @@ class Reports:
                 break
             asked_at = self.clock.monotonic()
             said = await self._ask(PROGRESS, question, attempt)
-            if said is Said.YES and self.clock.monotonic() >= asked_at + attempt.lease_s:
+            if said is ControlAnswer.YES and self.clock.monotonic() >= asked_at + attempt.lease_s:
                 continue  # it has waited here for longer than it holds: the job may be another's since
-            if said is not Said.NOTHING:
+            if said is not ControlAnswer.NOTHING:
                 attempt.heard_at = asked_at
                 return said
             await self.clock.sleep(min(START_PAUSE_S_MAX, START_PAUSE_S_FIRST * 2 ** min(number, 10)))
-        return Said.NOTHING
+        return ControlAnswer.NOTHING
 
-    async def beats(self, attempt: Attempt) -> None:
+    async def beats(self, attempt: OrderAttempt) -> None:
         """Say that the job runs, until it is settled; hear whether it is still wanted, and still this worker's."""
         told_at = self.clock.monotonic()
         pause_s = min(PROGRESS_S, attempt.beat_s)
@@ -95,10 +95,10 @@ class Reports:
                 continue
             told_at = now
             self._heed(attempt, await self._tell(attempt, attempt.sign_of_life()), now)
-            if attempt.fate is Fate.LOST:
+            if attempt.fate is StopCause.LOST:
                 return
 
-    async def settle(self, attempt: Attempt, result: JobResult) -> bool:
+    async def settle(self, attempt: OrderAttempt, result: JobResult) -> bool:
         """Report the result until somebody has it; False when nobody would have it in time."""
         began, pause_s = self.clock.monotonic(), RESULT_PAUSE_S_FIRST
         while not attempt.settled.is_set():
@@ -112,59 +112,59 @@ class Reports:
             pause_s = min(RESULT_PAUSE_S_MAX, attempt.beat_s, 2 * pause_s)  # a result is a sign of life too
         return True
 
-    async def _delivered(self, attempt: Attempt, result: JobResult) -> bool:
+    async def _delivered(self, attempt: OrderAttempt, result: JobResult) -> bool:
         if attempt.asks:
             said = await self._ask(RESULT, result, attempt)
-            if said is Said.NO:
+            if said is ControlAnswer.NO:
                 _log.warning("result_refused", job_id=attempt.wire_id, status=result.status.name)
-            return said is not Said.NOTHING
+            return said is not ControlAnswer.NOTHING
         try:
             await self.bus.publish(RESULT, result, trace_id=attempt.trace_id, message_id=_message_id(attempt))
         except BusUnavailable:
             return False
         return True
 
-    async def _tell(self, attempt: Attempt, progress: JobProgress) -> Said:
+    async def _tell(self, attempt: OrderAttempt, progress: JobProgress) -> ControlAnswer:
         if attempt.asks:
             return await self._ask(PROGRESS, progress, attempt)
         try:
             await self.bus.publish(PROGRESS, progress, trace_id=attempt.trace_id)
         except BusError as error:
             _log.info("progress_not_sent", job_id=attempt.wire_id, error=str(error))
-        return Said.NOTHING
+        return ControlAnswer.NOTHING
 
-    def _heed(self, attempt: Attempt, said: Said, now: float) -> None:
+    def _heed(self, attempt: OrderAttempt, said: ControlAnswer, now: float) -> None:
         if attempt.ended and not attempt.keeping:
             return
         match said:
-            case Said.YES:
+            case ControlAnswer.YES:
                 attempt.heard_at = now
-            case Said.STOP:
+            case ControlAnswer.STOP:
                 attempt.tell("its control plane wants it to stop")
-            case Said.NO:
+            case ControlAnswer.NO:
                 _log.warning("attempt_revoked", job_id=attempt.wire_id)
-                attempt.cut(Fate.LOST)
-            case Said.NOTHING:
+                attempt.cut(StopCause.LOST)
+            case ControlAnswer.NOTHING:
                 pass
 
-    async def _ask(self, subject: str, body: Body, attempt: Attempt) -> Said:
+    async def _ask(self, subject: str, body: PacketBody, attempt: OrderAttempt) -> ControlAnswer:
         try:
             answer = await self.bus.ask(subject, body, trace_id=attempt.trace_id, timeout_s=self.ask_s)
         except BusError as error:
             _log.info("no_answer", job_id=attempt.wire_id, subject=subject, error=str(error))
-            return Said.NOTHING
+            return ControlAnswer.NOTHING
         if answer.sender_id != attempt.sender_id:
             _log.warning("answer_of_another", job_id=attempt.wire_id, sender_id=answer.sender_id)
-            return Said.NOTHING
-        return _understood(answer.body, attempt.wire_id)
+            return ControlAnswer.NOTHING
+        return _control_answer(answer.body, attempt.wire_id)
 
 
-def _understood(answer: Body, wire_id: str) -> Said:
+def _control_answer(answer: PacketBody, wire_id: str) -> ControlAnswer:
     if not isinstance(answer, JobProgress) or answer.job_id != wire_id:
-        return Said.NOTHING
-    return next((said for said in Said if answer.message.startswith(said.value)), Said.NOTHING)
+        return ControlAnswer.NOTHING
+    return next((said for said in ControlAnswer if answer.message.startswith(said.value)), ControlAnswer.NOTHING)
 
 
-def _message_id(attempt: Attempt) -> str:
+def _message_id(attempt: OrderAttempt) -> str:
     dispatch = attempt.order.dispatch
     return f"result:{attempt.wire_id}:{dispatch.dispatch_id}:{dispatch.attempt}"

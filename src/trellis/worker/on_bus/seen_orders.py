@@ -9,8 +9,8 @@ from collections import OrderedDict
 from enum import StrEnum
 
 from trellis.bus.messages import JobResult
-from trellis.engine.recent import Recent
-from trellis.worker.on_bus.attempt import Attempt
+from trellis.engine.recent import LruCache
+from trellis.worker.on_bus.attempt import OrderAttempt
 
 SEEN_MAX = 10_000
 """How many orders are remembered."""
@@ -32,9 +32,9 @@ class SeenOrders:
 
     def __init__(self) -> None:
         self._results: OrderedDict[str, JobResult | None] = OrderedDict()
-        self._last_attempts: Recent[tuple[str, str], int] = Recent(SEEN_MAX)
+        self._last_attempts: LruCache[tuple[str, str], int] = LruCache(SEEN_MAX)
 
-    def note(self, attempt: Attempt) -> OrderKind:
+    def note(self, attempt: OrderAttempt) -> OrderKind:
         """What kind of order this is; it is remembered unless it is out of date."""
         kind = OrderKind.NEW
         if attempt.identity in self._results:
@@ -53,10 +53,10 @@ class SeenOrders:
             self._results.popitem(last=False)
         return kind
 
-    def settle(self, attempt: Attempt, result: JobResult) -> None:
+    def settle(self, attempt: OrderAttempt, result: JobResult) -> None:
         """Remember what was reported of an order."""
         self._results[attempt.identity] = result
 
-    def result(self, attempt: Attempt) -> JobResult | None:
+    def result(self, attempt: OrderAttempt) -> JobResult | None:
         """What was reported of this order; None while nothing was."""
         return self._results.get(attempt.identity)

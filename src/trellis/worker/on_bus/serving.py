@@ -22,24 +22,24 @@ from trellis.bus.messages import (
     Dispatch,
     ErrorCode,
     JobCancel,
+    JobOrder,
     JobResult,
-    Order,
     Status,
     direct_subject,
 )
-from trellis.bus.port import Bus, Listening, Received
+from trellis.bus.port import Bus, BusSubscription, ReceivedPacket
 from trellis.bus.requests import TOPIC_PATTERN, JobRequest
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.logs import log_of
 from trellis.worker.app import App, JobSpec
-from trellis.worker.held import Fate
-from trellis.worker.on_bus.attempt import Attempt
-from trellis.worker.on_bus.calls import Calls
-from trellis.worker.on_bus.options import BusWorkerOptions, Resolver, check_introduction, checked_worker_id
-from trellis.worker.on_bus.outcomes import not_run, result_of
-from trellis.worker.on_bus.presence import Presence
-from trellis.worker.on_bus.reports import Reports, Said
+from trellis.worker.held import StopCause
+from trellis.worker.on_bus.attempt import OrderAttempt
+from trellis.worker.on_bus.calls import HandlerCalls
+from trellis.worker.on_bus.options import BusWorkerOptions, PointerAccess, check_introduction, checked_worker_id
+from trellis.worker.on_bus.outcomes import not_run_result, result_of
+from trellis.worker.on_bus.presence import BusPresence
+from trellis.worker.on_bus.reports import BusReporter, ControlAnswer
 from trellis.worker.on_bus.seen_orders import OrderKind, SeenOrders
 from trellis.worker.threads import Threads
 from trellis.worker.worker import Drained
@@ -58,7 +58,7 @@ class BusWorker:
         *,
         clock: Clock,
         new_id: Callable[[], str],
-        resolver: Resolver,
+        resolver: PointerAccess,
         cpu_load: Callable[[], float] | None = None,
     ) -> None:
         app.check()
@@ -72,19 +72,19 @@ class BusWorker:
         self.loop = asyncio.get_running_loop()
         self.stopping = False
         self.drained: Drained | None = None
-        self.attempts: dict[str, Attempt] = {}
+        self.attempts: dict[str, OrderAttempt] = {}
         """What is held, by its identity."""
         self._seen = SeenOrders()
-        self._tasks: dict[asyncio.Task[None], Attempt] = {}
+        self._tasks: dict[asyncio.Task[None], OrderAttempt] = {}
         self._changed = asyncio.Event()
         self._slots = asyncio.Semaphore(options.max_parallel_jobs)
         self._room = asyncio.Semaphore(options.max_parallel_jobs + options.unanswered_max)
         self._held_max = options.max_parallel_jobs + options.unanswered_max + options.backlog_max
-        self._orders: list[Listening] = []
-        self._cancels: Listening | None = None
+        self._orders: list[BusSubscription] = []
+        self._cancels: BusSubscription | None = None
         self._threads = Threads(options.threads_max)
-        self._reports = Reports(bus=bus, clock=clock, new_id=new_id, ask_s=options.ask_s, result_s=options.result_s)
-        self._calls = Calls(
+        self._reports = BusReporter(bus=bus, clock=clock, new_id=new_id, ask_s=options.ask_s, result_s=options.result_s)
+        self._calls = HandlerCalls(
             resolver=resolver,
             clock=clock,
             threads=self._threads,
@@ -92,7 +92,7 @@ class BusWorker:
             stopping=lambda: self.stopping,
             keep_s=options.result_s,
         )
-        self.presence = Presence(
+        self.presence = BusPresence(
             bus=bus,
             clock=clock,
             options=options,
@@ -154,9 +154,9 @@ class BusWorker:
 
     # -- what comes in --------------------------------------------------------------------------------------------
 
-    async def _ordered(self, received: Received) -> None:
+    async def _ordered(self, received: ReceivedPacket) -> None:
         """Take an order. The job runs in a task of its own: the bus is not kept waiting."""
-        order = _order(received.packet.body)
+        order = _order_of_body(received.packet.body)
         if order is None:
             _log.warning("packet_not_understood", subject=received.subject, body=type(received.packet.body).__name__)
             return
@@ -167,7 +167,7 @@ class BusWorker:
         if self.options.orders_from and sender not in self.options.orders_from:
             _log.warning("order_of_a_stranger", job_id=order.request.job_id, sender_id=sender)
             return
-        attempt = Attempt(order, received.packet.trace_id, sender)
+        attempt = OrderAttempt(order, received.packet.trace_id, sender)
         kind = self._seen.note(attempt)
         if kind not in {OrderKind.NEW, OrderKind.FUTURE}:
             await self._not_again(attempt, kind)
@@ -185,7 +185,7 @@ class BusWorker:
         else:
             self._withdraw(attempt, refusal)
 
-    async def _cancel_heard(self, received: Received) -> None:
+    async def _cancel_heard(self, received: ReceivedPacket) -> None:
         cancel = received.packet.body
         if not isinstance(cancel, JobCancel):
             return
@@ -197,7 +197,7 @@ class BusWorker:
             if attempt.waiting:
                 self._withdraw(attempt, self._cancelled(attempt))
 
-    async def _not_again(self, attempt: Attempt, kind: OrderKind) -> None:
+    async def _not_again(self, attempt: OrderAttempt, kind: OrderKind) -> None:
         """An order that is not executed. A scheduler that never answers gets the result of a copy again: it may have missed it."""
         _log.info("order_not_executed", job_id=attempt.wire_id, why=kind.value)
         known = self._seen.result(attempt)
@@ -205,15 +205,15 @@ class BusWorker:
             with suppress(BusError):
                 await self.bus.publish(RESULT, known, trace_id=attempt.trace_id)
 
-    def _let_go(self, attempt: Attempt) -> None:
+    def _let_go(self, attempt: OrderAttempt) -> None:
         """Its scheduler has handed the job out anew: nobody waits for this attempt any more, and it reports nothing."""
         _log.warning("attempt_superseded", job_id=attempt.wire_id)
-        attempt.cut(Fate.LOST)
+        attempt.cut(StopCause.LOST)
         if attempt.waiting:
             attempt.waiting, attempt.ended = False, True
             self._cancel_tasks(attempt)
 
-    def _refusal(self, attempt: Attempt) -> JobResult | None:
+    def _refusal(self, attempt: OrderAttempt) -> JobResult | None:
         """Why an order cannot be taken here; somebody else may have it."""
         options = self.options
         busy = sum(one.busy for one in self.attempts.values())
@@ -229,18 +229,18 @@ class BusWorker:
             code, why = ErrorCode.RESOURCE_EXHAUSTED, f"{options.backlog_max} jobs wait here already"
         else:
             return None
-        return not_run(attempt, Status.FAILED_RETRYABLE, code.name, why, worker_id=self.worker_id)
+        return not_run_result(attempt, Status.FAILED_RETRYABLE, code.name, why, worker_id=self.worker_id)
 
-    def _out_of_turn(self, attempt: Attempt) -> JobResult:
+    def _out_of_turn(self, attempt: OrderAttempt) -> JobResult:
         """A jump forward is not executed; its scheduler is told, so that it does not wait for nothing."""
         _log.info("order_not_executed", job_id=attempt.wire_id, why=OrderKind.FUTURE.value)
         why = f"attempt {attempt.order.dispatch.attempt} does not follow the last one here; send the next attempt"
         code = ErrorCode.WORKER_UNAVAILABLE.name
-        return not_run(attempt, Status.FAILED_RETRYABLE, code, why, worker_id=self.worker_id)
+        return not_run_result(attempt, Status.FAILED_RETRYABLE, code, why, worker_id=self.worker_id)
 
     # -- one job --------------------------------------------------------------------------------------------------
 
-    async def _execute(self, attempt: Attempt, spec: JobSpec) -> None:
+    async def _execute(self, attempt: OrderAttempt, spec: JobSpec) -> None:
         async with self._room:
             async with self._slots:
                 attempt.waiting = False
@@ -257,15 +257,15 @@ class BusWorker:
                 if beats is not None:
                     beats.cancel()
 
-    async def _run(self, attempt: Attempt, spec: JobSpec) -> "tuple[JobResult | None, asyncio.Task[None] | None]":
+    async def _run(self, attempt: OrderAttempt, spec: JobSpec) -> "tuple[JobResult | None, asyncio.Task[None] | None]":
         """The job's result, and the task that says meanwhile that it is alive; None when it is not this worker's to report."""
-        said = await self._reports.may_start(attempt, lambda: self.stopping) if attempt.asks else Said.YES
-        if said is Said.STOP:
+        said = await self._reports.may_start(attempt, lambda: self.stopping) if attempt.asks else ControlAnswer.YES
+        if said is ControlAnswer.STOP:
             attempt.tell("it was cancelled before it began")
-        if said in {Said.NO, Said.NOTHING}:
+        if said in {ControlAnswer.NO, ControlAnswer.NOTHING}:
             _log.info("not_begun", job_id=attempt.wire_id, answer=said.value)
             return None, None
-        if attempt.cancel_wished:
+        if attempt.cancel_requested:
             return self._cancelled(attempt), None
         if self.stopping:
             return self._given_back(attempt), None
@@ -276,34 +276,34 @@ class BusWorker:
             ending = await self._calls.run(attempt, spec, self.options.cancel_grace_s)
             result = result_of(attempt, ending, worker_id=self.worker_id, now=self.clock.monotonic())
             broken.pop_all()
-        if attempt.fate is Fate.LOST:
+        if attempt.fate is StopCause.LOST:
             _log.warning("outcome_dropped", job_id=attempt.wire_id, reason=attempt.fate.value)
             return None, beats
         return result, beats
 
-    async def _settle(self, attempt: Attempt, result: JobResult) -> None:
+    async def _settle(self, attempt: OrderAttempt, result: JobResult) -> None:
         self._seen.settle(attempt, result)
         await self._reports.settle(attempt, result)
 
-    def _cancelled(self, attempt: Attempt) -> JobResult:
-        return not_run(attempt, Status.CANCELLED, "", attempt.reason, worker_id=self.worker_id)
+    def _cancelled(self, attempt: OrderAttempt) -> JobResult:
+        return not_run_result(attempt, Status.CANCELLED, "", attempt.reason, worker_id=self.worker_id)
 
-    def _given_back(self, attempt: Attempt) -> JobResult:
+    def _given_back(self, attempt: OrderAttempt) -> JobResult:
         code = ErrorCode.WORKER_UNAVAILABLE.name
-        return not_run(attempt, Status.FAILED_RETRYABLE, code, "the worker drains", worker_id=self.worker_id)
+        return not_run_result(attempt, Status.FAILED_RETRYABLE, code, "the worker drains", worker_id=self.worker_id)
 
-    def _withdraw(self, attempt: Attempt, result: JobResult) -> None:
+    def _withdraw(self, attempt: OrderAttempt, result: JobResult) -> None:
         """Report an order that will not begin, and take it back if it waits for a slot."""
         attempt.waiting, attempt.ended = False, True
         self._cancel_tasks(attempt)
         self._spawn(attempt, self._settle(attempt, result))
 
-    def _cancel_tasks(self, attempt: Attempt) -> None:
+    def _cancel_tasks(self, attempt: OrderAttempt) -> None:
         for task, whose in list(self._tasks.items()):
             if whose is attempt:
                 task.cancel()
 
-    def _spawn(self, attempt: Attempt, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, attempt: OrderAttempt, work: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(work, name=f"job {attempt.wire_id}")
         self._tasks[task] = attempt
         task.add_done_callback(self._ended)
@@ -327,7 +327,7 @@ class BusWorker:
     def _give_back_running(self) -> int:
         running = [one for one in self.attempts.values() if one.begun_at is not None and not one.ended]
         for attempt in running:
-            attempt.cut(Fate.GIVEN_BACK)
+            attempt.cut(StopCause.GIVEN_BACK)
         for attempt in self.attempts.values():
             attempt.stop_keeping()  # that it is done is told: else its lease ends, and it is done again
         return len(running)
@@ -367,14 +367,14 @@ def _topic(spec: JobSpec) -> str:
     return spec.type
 
 
-def _order(body: object) -> Order | None:
+def _order_of_body(body: object) -> JobOrder | None:
     """An order; a scheduler that names no dispatch sends the bare request."""
     if isinstance(body, JobRequest):
-        return Order(request=body, dispatch=Dispatch())
-    return body if isinstance(body, Order) else None
+        return JobOrder(request=body, dispatch=Dispatch())
+    return body if isinstance(body, JobOrder) else None
 
 
-def _is_superseded(older: Attempt, newer: Attempt) -> bool:
+def _is_superseded(older: OrderAttempt, newer: OrderAttempt) -> bool:
     """Whether the same scheduler has handed out the same job anew. Under our own control plane the ledger says so."""
     same = older.wire_id == newer.wire_id and older.sender_id == newer.sender_id
     return same and not older.asks and not newer.asks
