@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.processes import ChildFailed
 from bench.subjects.runs import names
-from trellis.runs import ids
+from trellis.documents import ids
 
 PATIENCE_S = 60.0
 POLL_S = 0.01

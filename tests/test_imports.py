@@ -19,9 +19,9 @@ from trellis.cli.program import LISTED, commands_of
 SOURCE = Path(trellis.__file__).parent
 CRYPTOGRAPHY = ("joserfc", "cryptography")
 SERVERS = ("fastapi", "starlette", "uvicorn")
-PLATFORM = ("dulwich", "httpx2", "pydantic_ai", "trellis.gateway", "trellis.instance", "trellis.nlm_backend")
+PLATFORM = ("dulwich", "httpx2", "pydantic_ai", "trellis.gateway", "trellis.app.instance", "trellis.nlm_backend")
 EXTRAS = ("asyncpg", "cap", "nats", "obstore", "opentelemetry.sdk", "openai")
-ENGINE = ("apsw", "opentelemetry", "pydantic", "rich", "trellis.client", "trellis.engine.ledger", "trellis.wiring")
+ENGINE = ("apsw", "opentelemetry", "pydantic", "rich", "trellis.client", "trellis.engine.ledger", "trellis.app.wiring")
 AGENTS = ("yaml", "trellis.agents", "trellis.http.shapes", "trellis.runs", "trellis.storage.memory")
 
 RUN = "import sys; from trellis.cli import main; code = main(sys.argv[1:]); print(*sys.modules, file=sys.stderr); sys.exit(code)"
@@ -113,7 +113,7 @@ def test_a_module_of_the_package_is_imported_from_it():
 def test_what_is_pickled_and_inspected_has_its_own_module():
     policy = trellis.RetryPolicy()
     assert pickle.loads(pickle.dumps(policy)) == policy
-    assert inspect.getmodule(trellis.connect) is importlib.import_module("trellis.wiring")
+    assert inspect.getmodule(trellis.connect) is importlib.import_module("trellis.app.wiring")
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

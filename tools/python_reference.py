@@ -38,7 +38,7 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Applications": (
         ("class", "trellis.worker.app", "App"),
         ("fields", "trellis.worker.options", "JobOptions"),
-        ("fields", "trellis.engine.retries", "RetryPolicy"),
+        ("fields", "trellis.engine.retry_policy", "RetryPolicy"),
     ),
     "Inside a handler": (
         ("class", "trellis.worker.context", "Context"),
@@ -48,23 +48,30 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("class", "trellis.worker.outcomes", "Snooze"),
     ),
     "Callers": (
-        ("function", "trellis.wiring", "connect"),
+        ("function", "trellis.app.wiring", "connect"),
         ("class", "trellis.client", "Trellis"),
         ("fields", "trellis.worker.requests", "SubmitSettings"),
-        ("fields", "trellis.bus.wishes", "TopicSubmitOptions"),
+        ("fields", "trellis.bus.submit_options", "TopicSubmitOptions"),
         ("class", "trellis.client", "JobHandle"),
         ("fields", "trellis.engine.jobs", "Priority"),
     ),
     "Callers over HTTP": (
-        ("function", "trellis.wiring", "connect_sync"),
+        ("function", "trellis.app.wiring", "connect_sync"),
         ("class", "trellis.http.client", "GatewayClient"),
-        *(("class", f"trellis.http.{name}", "".join(map(str.title, name.split("_")))) for name in OVER_HTTP),
+        *(
+            (
+                "class",
+                "trellis.http.jobs" if name == "jobs" else "trellis.http.resources",
+                "".join(map(str.title, name.split("_"))),
+            )
+            for name in OVER_HTTP
+        ),
         ("fields", "trellis.http.jobs", "JobSubmitOptions"),
-        ("fields", "trellis.http.memory", "Backing"),
+        ("fields", "trellis.http.resources", "Backing"),
         ("fields", "trellis.http.calls", "CallOptions"),
     ),
     "Workers": (
-        ("function", "trellis.wiring", "run_worker"),
+        ("function", "trellis.app.wiring", "run_worker"),
         ("fields", "trellis.worker.options", "WorkerOptions"),
     ),
     "Tests": (

@@ -25,9 +25,8 @@ from typing import Any
 import apsw
 
 from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, JobId, NewJob, Turn, TypeClaim
-from trellis.ledgers.sqlite.contract import load_contract
 from trellis.ledgers.sqlite.ledger import SqliteLedger
-from trellis.ledgers.sqlite.migrate import migrations
+from trellis.ledgers.sqlite.schema import load_contract, migrations
 from trellis.lifecycles import Role
 
 LENGTH = 31_000_000

@@ -29,18 +29,18 @@ from bench.processes import cpu_s
 from bench.task import Task
 from tests.servers.nats import NatsServer
 from trellis import App
+from trellis.app.wiring import SystemClock, new_id
 from trellis.bus.messages import RESULT
 from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.safety.policy import ALLOW_ALL_POLICY
 from trellis.bus.services import BusDependencies, BusServices
 from trellis.bus.topics import Topics
-from trellis.bus.wire.opening import BusOptions, open_bus
+from trellis.bus.wire.open import BusOptions, open_bus
 from trellis.engine.jobs import JobId
 from trellis.engine.service import serve
 from trellis.ledgers import open_ledger
-from trellis.wiring import SystemClock, new_id
 from trellis.worker.on_bus.options import BusWorkerOptions
-from trellis.worker.on_bus.serving import BusWorker
+from trellis.worker.on_bus.worker import BusWorker
 
 buspacket_pb2: Any = _packets
 job_pb2: Any = _jobs

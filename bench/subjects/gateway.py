@@ -20,21 +20,21 @@ from typing import Any, cast
 
 import trellis.ledgers.postgres.ledger
 import trellis.ledgers.sqlite.ledger
-import trellis.storage.local  # noqa: F401 - as above: imported before the gate opens
+import trellis.storage.objects.local  # noqa: F401 - as above: imported before the gate opens
 from bench.measures import percentile
 from bench.processes import cpu_s
 from bench.task import Task
+from trellis.app.instance import open_instance
+from trellis.app.settings import read_settings
+from trellis.app.wiring import new_id
+from trellis.auth.tokens import issue, symmetric_key
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.gateway import GatewayOptions, create_app
 from trellis.gateway.hub import StreamOptions
-from trellis.identity import issue, symmetric_key
-from trellis.instance import open_instance
+from trellis.http_server.server import ServerOptions, listen, serve_gateway
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.runs.layer import TriggerKind
-from trellis.settings import read_settings
-from trellis.web.server import ServerOptions, listen, serve_gateway
-from trellis.wiring import new_id
+from trellis.runs.orchestration import TriggerKind
 
 KEY = symmetric_key(b"for the benchmark: 32 bytes.....", issuer="bench")
 AGENT = "archivist-violin"

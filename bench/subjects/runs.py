@@ -12,27 +12,25 @@ from typing import Any
 
 import trellis.ledgers.postgres.ledger
 import trellis.ledgers.sqlite.ledger
-import trellis.storage.local  # noqa: F401 - as above
+import trellis.storage.objects.local  # noqa: F401 - as above
 from bench.marks import Marker
 from bench.task import Task
+from trellis.app.wiring import SystemClock, new_id, process_name
+from trellis.documents import ids
+from trellis.documents.publisher import DocumentPublisher, PublishedRuns
+from trellis.documents.run_documents import RunRequest
 from trellis.engine.clock import Clock
-from trellis.engine.holding import LeaseHeartbeat
 from trellis.engine.jobs import Actor, JobId, NewJob
+from trellis.engine.lease_runner import LeaseHeartbeat
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.lifecycles.run import RUN
-from trellis.runs import ids
-from trellis.runs.documents import RunRequest
-from trellis.runs.driver import RunDriver, RunDriverOptions
-from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, accept
+from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions, accept
 from trellis.runs.projector import Projector
-from trellis.runs.published import PublishedRuns
-from trellis.runs.publishing import DocumentPublisher
 from trellis.runs.steps import RunStep, StepContext, StepResult
-from trellis.storage.open import open_objects
-from trellis.wiring import SystemClock, new_id, process_name
+from trellis.storage.objects.open import open_objects
 
 AGENTS = 200
 """One run of an agent at a time: twice as many agents as two processes have runs in flight, so that there is always one to take."""

@@ -6,8 +6,8 @@ from bench.marks import Marker
 from bench.subjects.pacing import at_pace, many_callers, timed
 from bench.task import Task
 from trellis import App, Context
+from trellis.app.wiring import connect, process_name, run_worker
 from trellis.ledgers import open_ledger
-from trellis.wiring import connect, process_name, run_worker
 from trellis.worker.options import WorkerOptions
 
 TYPE = "bench.noop"

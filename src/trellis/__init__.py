@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as in `_NAMES`
+    from trellis.app.wiring import connect, connect_sync, run_worker
     from trellis.client import JobHandle, Trellis
     from trellis.engine.errors import (
         JobCancelled,
@@ -24,8 +25,7 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
         ValidationError,
     )
     from trellis.engine.jobs import Priority
-    from trellis.engine.retries import RetryPolicy
-    from trellis.wiring import connect, connect_sync, run_worker
+    from trellis.engine.retry_policy import RetryPolicy
     from trellis.worker.app import App
     from trellis.worker.context import Context, Item, SyncContext
     from trellis.worker.options import WorkerOptions
@@ -77,8 +77,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "ValidationError",
         ),
         "trellis.engine.jobs": ("Priority",),
-        "trellis.engine.retries": ("RetryPolicy",),
-        "trellis.wiring": ("connect", "connect_sync", "run_worker"),
+        "trellis.engine.retry_policy": ("RetryPolicy",),
+        "trellis.app.wiring": ("connect", "connect_sync", "run_worker"),
         "trellis.worker.app": ("App",),
         "trellis.worker.context": ("Context", "Item", "SyncContext"),
         "trellis.worker.options": ("WorkerOptions",),

@@ -13,9 +13,20 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import pydantic
 
-from trellis.bus.wishes import TopicSubmitOptions
+from trellis.auth.matrices import permit
+from trellis.auth.ownership import (
+    PrincipalReach,
+    acting_or_gateway,
+    admitted_submission,
+    canceller,
+    cancelling_roles,
+    owner_name,
+    permit_on_job,
+    scoped_key,
+)
+from trellis.auth.principals import Principal
+from trellis.bus.submit_options import TopicSubmitOptions
 from trellis.engine import tracing
-from trellis.engine.authority import Principal
 from trellis.engine.clock import Clock
 from trellis.engine.dead_letters import dead_letter, operator_reason_code
 from trellis.engine.errors import (
@@ -46,27 +57,16 @@ from trellis.engine.jobs import (
     Submitted,
 )
 from trellis.engine.ledger import Ledger
-from trellis.engine.matrices import permit
-from trellis.engine.ownership import (
-    acting_or_gateway,
-    admitted_submission,
-    canceller,
-    cancelling_roles,
-    owner_name,
-    permit_on_job,
-    scoped_key,
-)
-from trellis.engine.reach import PrincipalReach
 from trellis.engine.records import Event, FeedPage, Job, JobFilter, Signal
-from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
+from trellis.ledgers.sqlite.submit import OuterConnection, submit_on
 from trellis.lifecycles import LIFECYCLES, Role, State
-from trellis.operations.letters import letter_of
+from trellis.operations.dead_letters import letter_of
 from trellis.worker.app import App, refuse_unknown
 from trellis.worker.payloads import read_as
 from trellis.worker.requests import SubmitSettings, new_job
 
 if TYPE_CHECKING:  # the bus is loaded by those who submit to it
-    from trellis.bus.asking import BusSubmitter
+    from trellis.bus.submitter import BusSubmitter
 
 SUBMITTING_ROLES = (Role.SUBMITTER, Role.GATEWAY, Role.ORCHESTRATOR, Role.WORKER)
 """The roles of `jobs.create` that lifecycles know, the least powerful first. An owner submits through a gateway."""

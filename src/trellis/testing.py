@@ -20,14 +20,14 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Unpack
 
+from trellis.app.wiring import SystemClock, new_id
+from trellis.auth.principals import Principal
 from trellis.client import JobHandle, Trellis
-from trellis.engine.authority import Principal
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, JobPlace, SweepOptions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.wiring import SystemClock, new_id
 from trellis.worker.app import App
 from trellis.worker.options import WorkerOptions
 from trellis.worker.requests import SubmitSettings

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trellis.storage.objects import ObjectStore
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore
 
 
 @pytest.fixture

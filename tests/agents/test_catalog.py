@@ -8,14 +8,22 @@ from pathlib import Path
 import pytest
 
 from tests.agents.files import NOW, agent_file
-from trellis.agents.catalog import WRITE_TRIES_MAX, AgentMissing, Catalog, StatusChanged, agent_key
+from trellis.agents.catalog import (
+    INDEX_BYTES_MAX,
+    INDEX_KEY,
+    WRITE_TRIES_MAX,
+    AgentMissing,
+    Catalog,
+    StatusChanged,
+    agent_key,
+    read_index,
+)
 from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus, read_definition
 from trellis.agents.errors import DefinitionContended, SlugInvalid, StatusChangeRefused
 from trellis.agents.frontmatter import FILE_BYTES_MAX
-from trellis.agents.index import INDEX_BYTES_MAX, INDEX_KEY, read_index
-from trellis.storage.local import LocalObjects
-from trellis.storage.objects import OVERWRITE, ObjectPage, ObjectStore, PutCondition, PutRefused, PutStored
-from trellis.storage.open import random_name
+from trellis.storage.objects.local import LocalObjects
+from trellis.storage.objects.open import random_name
+from trellis.storage.objects.store import OVERWRITE, ObjectPage, ObjectStore, PutCondition, PutRefused, PutStored
 
 
 class Watched(LocalObjects):

@@ -15,7 +15,7 @@ from trellis.nlm.provider import AnswerFlag, NlmQuestion, NlmSource
 from trellis.storage.memory.layout import LAYER_1, READ_LIMITS, ReadMode, count_tokens
 from trellis.storage.memory.markdown import loops
 from trellis.storage.memory.updates import AppliedUpdates, Operation, Update, apply_updates
-from trellis.storage.objects import ObjectStore
+from trellis.storage.objects.store import ObjectStore
 
 ROOT = Path(__file__).resolve().parents[2]
 QUOTE = re.compile(r"((?:^>.*\n)+)", re.MULTILINE)

@@ -8,10 +8,10 @@ import pytest
 
 from trellis.agents.definition import ContextOptions
 from trellis.agents.sources import SOURCE_BYTES_MAX, SOURCES_TOKENS_MAX, AgentSource, OmissionReason, read_sources
-from trellis.storage.local import LocalObjects
 from trellis.storage.memory.layout import count_tokens
-from trellis.storage.objects import ObjectStore, StoredObject
-from trellis.storage.open import random_name
+from trellis.storage.objects.local import LocalObjects
+from trellis.storage.objects.open import random_name
+from trellis.storage.objects.store import ObjectStore, StoredObject
 
 FOLDER = "agents/gardener/sources"
 

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trellis.artifacts.collecting import ArtifactCollector
+from trellis.app.wiring import new_id
 from trellis.artifacts.content import ArtifactDraft, ArtifactType, JobType
 from trellis.artifacts.keys import journal_entry, project_id
-from trellis.artifacts.registry import ArtifactRegistry, StagedArtifact
+from trellis.artifacts.registry import ArtifactCollector, ArtifactRegistry, StagedArtifact
+from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.jobs import (
     Actor,
     Advance,
@@ -36,13 +37,11 @@ from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.runs.finalizing import is_recorded
+from trellis.runs.finalization import is_recorded
 from trellis.runs.projector import Projector
-from trellis.runs.publishing import DocumentPublisher
-from trellis.storage.objects import ObjectStore
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore
 from trellis.testing import FakeClock
-from trellis.wiring import new_id
 
 BACKEND = Actor(role=Role.NLM_BACKEND, name="nlm@test")
 ORCHESTRATOR = Actor(role=Role.ORCHESTRATOR, name="orchestrator@test")

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from tests.artifacts.desk import BACKEND, CONTENTS, DAY_S, OPERATOR, Counted, Desk, complete, desk_in, draft
 from tests.artifacts.turnstile import Turnstile
-from trellis.artifacts.collecting import ArtifactCollectionReport
 from trellis.artifacts.content import JobType
+from trellis.artifacts.registry import ArtifactCollectionReport
 from trellis.artifacts.rows import DISCARDED, FINALIZED, STAGED
 from trellis.engine.errors import InvalidTransition, LeaseConflictError
 from trellis.engine.jobs import Lease
 from trellis.lifecycles.artifact import STAGED_S
-from trellis.storage.documents import sha256
+from trellis.storage.objects.canonical_json import sha256
 
 
 @pytest.mark.requirement("D15")

@@ -15,9 +15,9 @@ from trellis.artifacts.registry import StagedArtifact
 from trellis.engine.records import RetentionOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
-from trellis.runs.alerts import read_alerts
+from trellis.runs.projector import read_alerts
 from trellis.runs.rebuild import rebuild_ledger, rebuild_objects
-from trellis.storage.objects import StoredObject
+from trellis.storage.objects.store import StoredObject
 
 
 async def bucket(desk: Desk) -> dict[str, bytes]:

@@ -26,9 +26,10 @@ from tests.artifacts.desk import (
     draft,
     queue_job,
 )
+from trellis.app.wiring import new_id
 from trellis.artifacts import keys
 from trellis.artifacts.content import ContentInvalid, JobType
-from trellis.artifacts.errors import (
+from trellis.artifacts.keys import (
     ArtifactFinal,
     ArtifactGone,
     ArtifactIdInvalid,
@@ -44,9 +45,8 @@ from trellis.engine.jobs import Actor, Epoch, JobId, Move, NewJob, NotMoved, Req
 from trellis.engine.records import RetentionOptions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.storage.documents import encode, sha256
-from trellis.storage.objects import CREATE, PutRefused
-from trellis.wiring import new_id
+from trellis.storage.objects.canonical_json import encode, sha256
+from trellis.storage.objects.store import CREATE, PutRefused
 
 SCHEMA = (
     *("artifact_id", "job_id", "run_id", "type", "agent_slug", "created_at", "finalized", "finalized_at", "version"),

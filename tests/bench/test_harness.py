@@ -15,7 +15,7 @@ from bench.stores import Stores
 from bench.subjects.runs import names
 from bench.task import Task
 from tests.servers.postgres import PostgresServer
-from trellis.runs import ids
+from trellis.documents import ids
 
 TASK = Task(url="", jobs=60, batch=20, concurrency=20)
 

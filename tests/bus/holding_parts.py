@@ -14,12 +14,6 @@ from itertools import count
 from typing import Any
 
 from tests.bus.rig import TOPIC, Rig, Switched, quiet
-from trellis.bus.ends.aftermath import SUBSCRIBER_NAME as AFTERMATH
-from trellis.bus.ends.aftermath import OutcomeReconciler
-from trellis.bus.ends.following import FeedSubscriber
-from trellis.bus.ends.publisher import SUBSCRIBER_NAME as PUBLISHER
-from trellis.bus.ends.publisher import BusPublisher
-from trellis.bus.ends.retrying import ATTEMPTS, attempts_of
 from trellis.bus.messages import (
     CANCEL,
     PROGRESS,
@@ -32,11 +26,16 @@ from trellis.bus.messages import (
     PacketBody,
     Status,
 )
+from trellis.bus.outcomes.linked_jobs import ATTEMPTS, attempts_of
+from trellis.bus.outcomes.publisher import SUBSCRIBER_NAME as PUBLISHER
+from trellis.bus.outcomes.publisher import BusPublisher
+from trellis.bus.outcomes.reconciler import SUBSCRIBER_NAME as AFTERMATH
+from trellis.bus.outcomes.reconciler import OutcomeReconciler
+from trellis.bus.outcomes.subscription import FeedSubscriber
 from trellis.bus.port import ReceivedPacket
-from trellis.bus.reporting.attempts import AttemptCache, StopNotifier
-from trellis.bus.reporting.renewals import LeaseRenewals
-from trellis.bus.reporting.results import ResultListener
-from trellis.bus.wire_ids import wire_id
+from trellis.bus.requests import wire_id
+from trellis.bus.results.attempts import AttemptCache, LeaseRenewals, StopNotifier
+from trellis.bus.results.result_listener import ResultListener
 from trellis.engine.jobs import Actor, CancelMode, CancelRequested, JobId, Move, Moved, NotMoved, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, JobFilter

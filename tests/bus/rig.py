@@ -21,7 +21,6 @@ from typing import Any
 from tests.ledgers.conformance.opening import postgres_rig, sqlite_rig
 from tests.ledgers.conformance.rig import Rig as Bench
 from tests.servers.postgres import PostgresServer
-from trellis.bus.envelope import OnRefused
 from trellis.bus.errors import BusUnavailable, KernelUnavailable
 from trellis.bus.messages import (
     HANDSHAKE,
@@ -30,6 +29,7 @@ from trellis.bus.messages import (
     Handshake,
     JobOrder,
     JobResult,
+    OnRefused,
     Packet,
     PacketBody,
     Status,
@@ -39,15 +39,14 @@ from trellis.bus.messages import (
 from trellis.bus.port import BusSubscription, PacketHandler, ReceivedPacket
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.safety.decisions import DecisionKind, SafetyDecision
-from trellis.bus.scheduling.options import DispatchOutcome, SchedulerOptions, SchedulerReport
+from trellis.bus.scheduling.dispatch_policy import DispatchOutcome, SchedulerOptions, SchedulerReport
 from trellis.bus.scheduling.registry import WorkerRegistry
 from trellis.bus.scheduling.scheduler import Scheduler
 from trellis.bus.topics import Topics
 from trellis.bus.wire.local import LocalBus
-from trellis.engine.jobs import Actor, JobId, Mismatch, Submitted
+from trellis.engine.jobs import RESERVED_ID_PATTERN, Actor, JobId, Mismatch, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, SweepOptions
-from trellis.engine.reserved_ids import RESERVED_ID_PATTERN
 from trellis.lifecycles import Role
 from trellis.testing import FakeClock
 

@@ -10,7 +10,6 @@ from cap.validate import validate_bus_packet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trellis.bus.envelope import PacketRefused, PacketWrong
 from trellis.bus.messages import (
     SUBMIT,
     AlertSeverity,
@@ -24,14 +23,14 @@ from trellis.bus.messages import (
     JobResult,
     Packet,
     PacketBody,
+    PacketRefused,
+    PacketWrong,
     Status,
     WorkerHeartbeat,
 )
 from trellis.bus.requests import JobRequest, ResourceRef
-from trellis.bus.wire.cap import PACKET_BYTES_MAX, decode, encode
-from trellis.bus.wire.fields import ACTOR_TYPES, PRIORITIES
-from trellis.bus.wire.signing import PacketKeys
-from trellis.bus.wire.strict import FIELDS_MAX
+from trellis.bus.wire.cap import ACTOR_TYPES, FIELDS_MAX, PACKET_BYTES_MAX, PRIORITIES, decode, encode
+from trellis.bus.wire.signatures import PacketKeys
 
 AT = datetime(2026, 3, 4, 5, 6, 7, 891011, tzinfo=UTC)
 PLAIN = PacketKeys()

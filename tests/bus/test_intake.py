@@ -8,7 +8,7 @@ import pytest
 
 from tests.bus.holding_parts import parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig, quiet
-from trellis.bus.envelope import PacketRefused
+from trellis.bus.backlog import COUNT_FRESH_S, BacklogLimit
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.messages import (
     ALERT,
@@ -23,17 +23,16 @@ from trellis.bus.messages import (
     JobResult,
     Packet,
     PacketBody,
+    PacketRefused,
     Status,
 )
 from trellis.bus.port import ReceivedPacket
 from trellis.bus.requests import JobRequest
-from trellis.bus.room import COUNT_FRESH_S, BacklogLimit
-from trellis.bus.scheduling.early_cancels import KEPT_MAX, SENDER_MAX
-from trellis.bus.scheduling.intake import REFUSALS, BusIntake
+from trellis.bus.scheduling.intake import KEPT_MAX, REFUSALS, SENDER_MAX, BusIntake
 from trellis.bus.topics import Topics
 from trellis.bus.wire import cap
 from trellis.bus.wire.local import LocalBus
-from trellis.bus.wire.signing import PacketKeys
+from trellis.bus.wire.signatures import PacketKeys
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.lifecycles import Role

@@ -12,8 +12,8 @@ import pytest
 from tests.bus.rig import SENDER, Rig, quiet
 from tests.worker.on_bus_rig import Kept, Line
 from trellis.bus.messages import Status, direct_subject
-from trellis.bus.reporting.attempts import AttemptCache, StopNotifier
-from trellis.bus.reporting.results import ResultListener
+from trellis.bus.results.attempts import AttemptCache, StopNotifier
+from trellis.bus.results.result_listener import ResultListener
 from trellis.engine.errors import TransientError
 from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
 from trellis.lifecycles import Role
@@ -21,7 +21,7 @@ from trellis.worker.app import App
 from trellis.worker.context import Context
 from trellis.worker.on_bus.context import BusContext
 from trellis.worker.on_bus.options import BusWorkerOptions
-from trellis.worker.on_bus.serving import BusWorker
+from trellis.worker.on_bus.worker import BusWorker
 
 TOPIC = "job.test"
 PATIENCE_S = 30.0

@@ -30,8 +30,8 @@ from trellis.bus.pointers import (
     make_pointers,
 )
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
-from trellis.storage.objects import ObjectStore
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig
-from trellis.bus.envelope import PacketWrong
 from trellis.bus.errors import BusError, BusUnavailable, NotKept, TooLargeToKeep
 from trellis.bus.messages import (
     ALERT,
@@ -19,6 +18,7 @@ from trellis.bus.messages import (
     ErrorCode,
     JobResult,
     PacketBody,
+    PacketWrong,
     Status,
 )
 from trellis.engine.jobs import CancelMode

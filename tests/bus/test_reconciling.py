@@ -10,9 +10,10 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import TOPIC, Rig, rigged
-from trellis.bus.ends.publisher import SUBSCRIBER_NAME as TELLS_CLIENTS
 from trellis.bus.messages import Status
+from trellis.bus.outcomes.publisher import SUBSCRIBER_NAME as TELLS_CLIENTS
 from trellis.bus.topics import Topics
+from trellis.documents.publisher import DocumentPublisher as Documents
 from trellis.engine.jobs import Actor, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
@@ -20,9 +21,8 @@ from trellis.engine.service import Sweeper
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.runs.projector import Projector
-from trellis.runs.publishing import DocumentPublisher as Documents
 from trellis.runs.rebuild import rebuild_ledger
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
 
 UNDO = {"topic": "job.undo"}
 TOPICS = {TOPIC: {"lease_s": 3, "max_attempts": 2, "backoff_s": 1}, "job.undo": {"max_attempts": 2}}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trellis.bus.scheduling import resting
+from trellis.bus.scheduling import dispatch_policy
 
 WEEK_S = 7 * 86_400
 
@@ -12,10 +12,10 @@ WEEK_S = 7 * 86_400
 @pytest.mark.parametrize(
     "rest_s, first_s, longest_s",
     [
-        (resting.order_delay_s, 30.0, 600.0),
-        (resting.placement_delay_s, 5.0, 300.0),
-        (resting.kernel_doubt_delay_s, 30.0, 600.0),
-        (lambda age_s: resting.throttle_delay_s(age_s, 0.01), 0.1, 300.0),
+        (dispatch_policy.order_delay_s, 30.0, 600.0),
+        (dispatch_policy.placement_delay_s, 5.0, 300.0),
+        (dispatch_policy.kernel_doubt_delay_s, 30.0, 600.0),
+        (lambda age_s: dispatch_policy.throttle_delay_s(age_s, 0.01), 0.1, 300.0),
     ],
 )
 def test_a_job_that_waits_for_a_week_is_written_about_some_thousand_times(
@@ -32,4 +32,4 @@ def test_a_job_that_waits_for_a_week_is_written_about_some_thousand_times(
 @pytest.mark.requirement("BUS-4")
 @pytest.mark.parametrize("asked_s, rests_s", [(None, 5.0), (10.0, 10.0), (float("inf"), 86_400.0), (float("nan"), 0.1)])
 def test_a_throttled_job_rests_as_long_as_the_policy_says_within_reason(asked_s: float | None, rests_s: float):
-    assert resting.throttle_delay_s(1.0, asked_s) == rests_s
+    assert dispatch_policy.throttle_delay_s(1.0, asked_s) == rests_s

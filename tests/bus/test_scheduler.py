@@ -11,17 +11,16 @@ from tests.bus.rig import POLICY, TOPIC, Rig, decision, quiet
 from trellis.bus.errors import BusUncertain
 from trellis.bus.messages import JobOrder, PacketBody
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import DecisionKind, SafetyDecision
-from trellis.bus.safety.errors import KernelRefuses
-from trellis.bus.scheduling import kernel_checks, scheduler
-from trellis.bus.scheduling.approved import HOLD_S, approval_bindings
-from trellis.bus.scheduling.options import DispatchOutcome, SchedulerOptions
-from trellis.bus.scheduling.tenants import WRITES_PER_PASS
+from trellis.bus.safety.decisions import DecisionKind, KernelRefuses, SafetyDecision
+from trellis.bus.scheduling import scheduler
+from trellis.bus.scheduling import scheduler as kernel_checks
+from trellis.bus.scheduling.dispatch_order import HOLD_S, approval_bindings
+from trellis.bus.scheduling.dispatch_policy import WRITES_PER_PASS, DispatchOutcome, SchedulerOptions
 from trellis.bus.topics import Topics
 from trellis.engine.errors import LedgerUnavailable, NotAllowed
 from trellis.engine.jobs import Actor, Advance, JobId, Move, Moved, NewJob, RequestId, Turn
 from trellis.engine.records import ChildPage, Job, JobPlace
-from trellis.engine.restoring import GIVEN_BACK_PREFIX
+from trellis.engine.restoration import GIVEN_BACK_PREFIX
 from trellis.ledgers.postgres import reads as postgres_reads
 from trellis.ledgers.sqlite import reads as sqlite_reads
 from trellis.lifecycles import Role, Trigger

@@ -11,28 +11,28 @@ from typing import Any
 import pytest
 
 from trellis import App, Context, PermanentError
-from trellis.bus.asking import BusSubmitter
+from trellis.app.wiring import SystemClock, connect, new_id
+from trellis.auth.principals import Principal
+from trellis.bus.backlog import BacklogLimit
 from trellis.bus.messages import RESULT, SUBMIT, JobResult, Status
 from trellis.bus.pointers import make_pointers
 from trellis.bus.port import ReceivedPacket
 from trellis.bus.requests import JobRequest
-from trellis.bus.room import BacklogLimit
 from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.services import BusDependencies, BusRole, BusServices
+from trellis.bus.submitter import BusSubmitter
 from trellis.bus.topics import Topics
 from trellis.bus.wire.local import LocalBus
 from trellis.client import Trellis
-from trellis.engine.authority import Principal
 from trellis.engine.errors import JobFailed, PayloadInvalid
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.storage.open import open_objects
-from trellis.wiring import SystemClock, connect, new_id
+from trellis.storage.objects.open import open_objects
 from trellis.worker.on_bus.options import BusWorkerOptions
-from trellis.worker.on_bus.serving import BusWorker
+from trellis.worker.on_bus.worker import BusWorker
 
 PATIENCE_S = 30.0
 

@@ -13,15 +13,22 @@ import pytest
 
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import TOPIC, Rig, ScriptedWorker, rigged
-from trellis.bus.ends.derived import derived_ids
-from trellis.bus.ends.families import JobTree
-from trellis.bus.ends.requeueing import requeue_as_new_job
-from trellis.bus.ends.standing import RETRYABLE_ENDS, EffectiveJob
-from trellis.bus.ends.workflow import ChildJobs, Workflow, WorkflowCache, WorkflowFrontier, WorkflowKey
-from trellis.bus.ends.workflows import WorkflowReader
 from trellis.bus.messages import Status
+from trellis.bus.outcomes.job_tree import (
+    RETRYABLE_ENDS,
+    ChildJobs,
+    EffectiveJob,
+    JobTree,
+    Workflow,
+    WorkflowCache,
+    WorkflowFrontier,
+    WorkflowKey,
+)
+from trellis.bus.outcomes.linked_jobs import derived_ids
+from trellis.bus.outcomes.requeue import requeue_as_new_job
+from trellis.bus.outcomes.workflows import WorkflowReader
 from trellis.bus.requests import COMPENSATES, FIRST_PARENT, RETRY_OF, JobRequest
-from trellis.bus.scheduling.ordering import StepDoomed, StepNotDue, turn_of
+from trellis.bus.scheduling.dispatch_policy import StepDoomed, StepNotDue, turn_of
 from trellis.bus.topics import Topics
 from trellis.engine.errors import InvalidTransition, LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, RequestId
@@ -497,7 +504,7 @@ async def test_steps_that_succeeded_and_were_removed_do_not_have_the_others_read
 
 
 async def test_a_removal_that_is_only_half_seen_is_seen_the_next_time(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("trellis.bus.ends.workflows.PAGE", 2)
+    monkeypatch.setattr("trellis.bus.outcomes.workflows.PAGE", 2)
     parts, workflows = parts_of(rig), WorkflowReader(families=rig.scheduler._families)
     for index in range(5):
         await step(rig, f"s{index}", index)
@@ -555,8 +562,8 @@ async def test_a_look_that_the_ledger_ends_leaves_out_nobody(rig: Rig):
 
 
 async def test_children_beyond_the_bound_are_not_looked_at(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("trellis.bus.ends.workflows.CHILDREN_MAX", 4)
-    monkeypatch.setattr("trellis.bus.ends.workflows.PAGE", 2)
+    monkeypatch.setattr("trellis.bus.outcomes.workflows.CHILDREN_MAX", 4)
+    monkeypatch.setattr("trellis.bus.outcomes.workflows.PAGE", 2)
     for number in range(6):
         await step(rig, f"s{number}", number)
     families = JobTree(ledger=rig.ledger, topics=rig.topics)
@@ -568,8 +575,8 @@ async def test_children_beyond_the_bound_are_not_looked_at(rig: Rig, monkeypatch
 
 
 async def test_children_that_were_removed_make_room_for_others(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("trellis.bus.ends.workflows.CHILDREN_MAX", 4)
-    monkeypatch.setattr("trellis.bus.ends.workflows.PAGE", 2)
+    monkeypatch.setattr("trellis.bus.outcomes.workflows.CHILDREN_MAX", 4)
+    monkeypatch.setattr("trellis.bus.outcomes.workflows.PAGE", 2)
     parts, workflows = parts_of(rig), WorkflowReader(families=JobTree(ledger=rig.ledger, topics=rig.topics))
     for number in range(6):
         await step(rig, f"s{number}", number)

@@ -11,11 +11,9 @@ import pytest
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import PASSES_MAX, TOPIC, Rig, ScriptedWorker, decision, quiet
-from trellis.bus.ends.families import JobTree
-from trellis.bus.ends.requeueing import requeue_as_new_job
-from trellis.bus.ends.standing import RETRYABLE_ENDS, EffectiveJob
-from trellis.bus.ends.workflow import WorkflowKey
 from trellis.bus.messages import JobOrder, Status
+from trellis.bus.outcomes.job_tree import RETRYABLE_ENDS, EffectiveJob, JobTree, WorkflowKey
+from trellis.bus.outcomes.requeue import requeue_as_new_job
 from trellis.bus.requests import COMPENSATES, JobRequest
 from trellis.bus.safety.decisions import DecisionKind, SafetyDecision
 from trellis.bus.scheduling.scheduler import Scheduler

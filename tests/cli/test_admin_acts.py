@@ -17,24 +17,23 @@ import typer
 
 from tests.cli.conftest import Terminal
 from trellis import App
+from trellis.app.instance import open_instance
+from trellis.app.settings import Settings
+from trellis.app.wiring import connect, new_id
+from trellis.auth.principals import ADMINISTRATION
+from trellis.auth.tokens import issue, symmetric_key
 from trellis.cli.program import make_program
 from trellis.client import Trellis
-from trellis.engine.admin_acts import AdminAct
-from trellis.engine.authority import ADMINISTRATION
+from trellis.engine.admin_acts import AdminAct, this_node
 from trellis.engine.jobs import Actor, JobId
-from trellis.engine.nodes import this_node
 from trellis.engine.records import Event
 from trellis.gateway import GatewayOptions, create_app
 from trellis.gateway.app import ROUTES
-from trellis.identity import issue, symmetric_key
-from trellis.instance import open_instance
 from trellis.ledgers import migrate, open_ledger
 from trellis.ledgers.sqlite.connection import connect as connect_sqlite
 from trellis.ledgers.sqlite.connection import parse_url
-from trellis.ledgers.sqlite.migrate import SCHEMA_VERSION, migrations
+from trellis.ledgers.sqlite.schema import SCHEMA_VERSION, migrations
 from trellis.lifecycles import Role
-from trellis.settings import Settings
-from trellis.wiring import connect, new_id
 
 KEY = symmetric_key(b"for the tests of administrative acts: 32 bytes", issuer="trellis")
 WHY = "spring cleaning"

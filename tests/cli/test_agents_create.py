@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Terminal
-from trellis.engine.admin_acts import AdminAct, NewAct
+from trellis.engine.admin_acts import AdminAct, NewAct, this_node
 from trellis.engine.jobs import Actor
-from trellis.engine.nodes import this_node
 from trellis.ledgers import open_ledger
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 from trellis.lifecycles import Role
-from trellis.storage.local import LocalObjects
+from trellis.storage.objects.local import LocalObjects
 
 NOTES = {
     "register.md": "# Register\n\nThe boiler B-1 is kept at 94 degrees.\n",

@@ -9,19 +9,19 @@ import pytest
 from tests.artifacts.desk import BACKEND as NLM
 from tests.artifacts.desk import CONTENTS, DAY_S, OPERATOR, SOURCES, call_nlm, complete, draft, queue_job
 from tests.cli.conftest import Terminal
+from trellis.app.settings import PROJECT_DEFAULT
+from trellis.app.wiring import development_key, new_id
 from trellis.artifacts.content import JobType
 from trellis.artifacts.keys import project_id
 from trellis.artifacts.registry import ArtifactRegistry
+from trellis.auth.tokens import issue
 from trellis.cli.artifact_output import show_page
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Output
 from trellis.engine.jobs import CancelMode, RequestId
-from trellis.identity import issue
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.settings import PROJECT_DEFAULT
-from trellis.storage.open import open_objects
-from trellis.wiring import development_key, new_id
+from trellis.storage.objects.open import open_objects
 
 
 def finalize(terminal: Terminal, count: int, *, days_ago: float) -> list[str]:

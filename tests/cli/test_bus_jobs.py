@@ -10,23 +10,23 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from rich.text import Text
 
-from tests.bus.test_signing import private_file
+from tests.bus.test_signatures import private_file
 from tests.cli.conftest import Terminal
-from trellis.bus.ends.aftermath import SUBSCRIBER_NAME, OutcomeReconciler
-from trellis.bus.ends.following import FeedSubscriber
+from trellis.app.wiring import new_id
+from trellis.bus.outcomes.reconciler import SUBSCRIBER_NAME, OutcomeReconciler
+from trellis.bus.outcomes.subscription import FeedSubscriber
 from trellis.bus.pointers import make_pointers
 from trellis.bus.topics import Topics
-from trellis.cli.bus_waiting import LOOK_S, EndedBusJob, last_retry
+from trellis.cli.bus_wait import LOOK_S, EndedBusJob, last_retry
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, Output
 from trellis.engine.jobs import Actor, Advance, JobId, Move, Moved, RequestId, Turn
 from trellis.engine.ledger import Ledger
-from trellis.engine.restoring import GIVEN_BACK_PREFIX
+from trellis.engine.restoration import GIVEN_BACK_PREFIX
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role, Trigger
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
 from trellis.testing import FakeClock
-from trellis.wiring import new_id
 
 SCHEDULER = Actor(role=Role.SCHEDULER, name="scheduler@test")
 KERNEL = Actor(role=Role.SAFETY_KERNEL, name="kernel@test")

@@ -12,17 +12,17 @@ import pytest
 from tests.cli.conftest import Terminal
 from tests.cli.test_up import PATIENCE_S, up
 from tests.servers.nats import NatsServer
+from trellis.app.settings import read_settings
+from trellis.app.wiring import elapsed_s
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety.kernel import PolicyKernel
-from trellis.bus.safety.opening import open_kernel
+from trellis.bus.safety.remote_kernel import open_kernel
 from trellis.bus.services import BusRole
 from trellis.bus.topics import Topics
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Output
-from trellis.cli.serving_bus import BusProcess
+from trellis.cli.up_bus import BusProcess
 from trellis.ledgers import open_ledger
-from trellis.settings import read_settings
-from trellis.wiring import elapsed_s
 
 SHOP = """
 from trellis import App, Context
@@ -132,12 +132,12 @@ async def echoed(bus: str, url: str, job_id: str) -> str:
     from datetime import UTC, datetime
 
     from trellis import App, Context
-    from trellis.bus.wire.opening import BusOptions, open_bus
-    from trellis.fleet import open_pointers
-    from trellis.settings import Settings
-    from trellis.wiring import SystemClock, connect, new_id
+    from trellis.app.fleet import open_pointers
+    from trellis.app.settings import Settings
+    from trellis.app.wiring import SystemClock, connect, new_id
+    from trellis.bus.wire.open import BusOptions, open_bus
     from trellis.worker.on_bus.options import BusWorkerOptions
-    from trellis.worker.on_bus.serving import BusWorker
+    from trellis.worker.on_bus.worker import BusWorker
 
     app = App(testing=True)
 

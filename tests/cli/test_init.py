@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Terminal
-from trellis.settings import read_settings
+from trellis.app.settings import read_settings
 
 PARTS = ("trellis.db", "objects", "memory.git")
 

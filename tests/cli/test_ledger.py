@@ -31,7 +31,7 @@ from trellis.engine.jobs import (
 from trellis.engine.records import Job
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role, Trigger
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
 
 NOBODY = 65534
 READERS = (["jobs"], ["submit", "a"], ["queues"], ["dlq"], ["events"], ["verify"], ["workers"], ["sweep"])

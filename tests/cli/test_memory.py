@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from tests.cli.conftest import Terminal
-from trellis.instance import open_instance
-from trellis.settings import Settings
+from trellis.app.instance import open_instance
+from trellis.app.settings import Settings
 
 VIOLIN = "archivist-violin"
 

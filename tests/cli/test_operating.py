@@ -17,9 +17,8 @@ from rich.console import Console
 
 from tests.cli.conftest import Terminal
 from trellis.cli import main
-from trellis.cli.output import Output
-from trellis.cli.progress import EVERY_S, counting
-from trellis.cli.up_roles import ROLES
+from trellis.cli.output import EVERY_S, Output, counting
+from trellis.cli.up_process import ROLES
 
 SHOP = """
 from trellis import App, Context

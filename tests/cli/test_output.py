@@ -8,10 +8,10 @@ import unicodedata
 
 import pytest
 
-from trellis.cli.logs import configure_logging
+from trellis.app.settings import Settings
 from trellis.cli.output import Output, escape_terminal_codes
+from trellis.cli.telemetry import configure_logging
 from trellis.engine.logs import correlated, log_of
-from trellis.settings import Settings
 
 HIDDEN = (
     "\x00\x07\x1b\x7f\x85\x9b\u00ad\u061c\u200b\u200d\u200f\u202e\u2028\u2060\u2066\u3164\ufeff\ufe0f"

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Terminal
-from trellis.instance import open_instance
+from trellis.app.instance import open_instance
+from trellis.app.settings import Settings
 from trellis.lifecycles import Role
-from trellis.runs.offering import ProposalOffer
-from trellis.runs.proposals import ProposalContent, ProposalSource
-from trellis.settings import Settings
+from trellis.proposals.proposal import ProposalContent, ProposalSource
+from trellis.proposals.service import ProposalOffer
 
 AGENT = "boiler"
 HIDDEN = "on\u202eoff\u200b and \x1b[2Jaway\u2028more"

@@ -7,13 +7,13 @@ import pytest
 
 from tests.artifacts.desk import ORCHESTRATOR, advance, call_again
 from tests.cli.conftest import Terminal
-from trellis.cli import submitting
+from trellis.app.instance import open_instance
+from trellis.app.settings import Settings
+from trellis.cli import submit
 from trellis.engine.jobs import JobId, Move, Moved, RequestId
-from trellis.instance import open_instance
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Trigger
-from trellis.queue.ending import fail_for_good
-from trellis.settings import Settings
+from trellis.research.driver import fail_for_good
 
 VIOLIN = "archivist-violin"
 QUESTION = '{"query": "Who made the violin?"}'
@@ -180,7 +180,7 @@ def test_a_dead_queue_job_is_a_dead_letter_that_is_listed_shown_and_requeued(pla
 def test_who_waits_for_a_queue_job_that_nobody_drives_learns_it_early(
     planted: Terminal, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(submitting, "SERVICE_SLOW_S", 0.05)
+    monkeypatch.setattr(submit, "SERVICE_SLOW_S", 0.05)
     answer = planted("submit", *RESEARCH, "--wait", "0.1s")
     assert answer.code == 1
     assert "`trellis up` drives queue jobs" in answer.err

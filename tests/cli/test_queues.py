@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Terminal
 from trellis import cli
 from trellis.cli.workers import _columns
-from trellis.engine.nodes import this_node
+from trellis.engine.admin_acts import this_node
 from trellis.engine.records import WorkerRecord
 
 

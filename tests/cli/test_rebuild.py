@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Terminal
-from trellis.instance import open_instance
+from trellis.app.instance import open_instance
+from trellis.app.settings import Settings, read_settings
 from trellis.runs.projector import Projector
-from trellis.settings import Settings, read_settings
 
 VIOLIN = "archivist-violin"
 

@@ -7,17 +7,17 @@ import pytest
 
 from tests.cli.conftest import Terminal
 from tests.cli.test_runs import VIOLIN, planted
-from trellis.engine.holding import journal_once
+from trellis.app.instance import open_instance
+from trellis.app.settings import Settings
+from trellis.documents.errors import AgentStopped
 from trellis.engine.jobs import Actor, Claim, ClaimId, Turn, TypeClaim
+from trellis.engine.lease_runner import journal_once
 from trellis.engine.records import SubscriberRecord
-from trellis.instance import open_instance
 from trellis.lifecycles import Role
 from trellis.operations.run_waits import projector_words, wait_words
-from trellis.runs.errors import AgentStopped
-from trellis.runs.layer import TriggerKind
+from trellis.runs.orchestration import TriggerKind
 from trellis.runs.orchestrator import TYPE
 from trellis.runs.waits import UpstreamWait, UpstreamWaits
-from trellis.settings import Settings
 
 __all__ = ["planted"]
 

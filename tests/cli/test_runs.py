@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Terminal
+from trellis.app.instance import open_instance, storage_locations
+from trellis.app.settings import Settings
 from trellis.cli.run_output import refusals, run_facts
 from trellis.cli.values import params_of
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.jobs import Claim, ClaimId, Turn, TypeClaim
-from trellis.instance import open_instance, storage_locations
 from trellis.lifecycles import Role
-from trellis.runs.layer import TriggerKind
+from trellis.runs.orchestration import TriggerKind
 from trellis.runs.orchestrator import TYPE
 from trellis.runs.timetable import HandledInstant, Timetable
-from trellis.settings import Settings
 
 VIOLIN = "archivist-violin"
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Terminal
-from trellis.engine.admin_acts import AdminAct
+from trellis.engine.admin_acts import AdminAct, this_node
 from trellis.engine.jobs import Actor
-from trellis.engine.nodes import this_node
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 

@@ -11,11 +11,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from opentelemetry import trace as api
 
-from trellis.cli.tracing import _about, _is_asked_for, configure_tracing
+from trellis.cli.telemetry import _about, _is_asked_for, configure_tracing
 from trellis.engine.errors import SettingsInvalid
 
 WORK = """
-from trellis.cli.tracing import configure_tracing
+from trellis.cli.telemetry import configure_tracing
 from trellis.engine import tracing
 configure_tracing()
 configure_tracing()  # once is enough

@@ -187,10 +187,10 @@ def test_a_role_that_there_is_not_is_refused(local: Terminal, roles: str):
 
 
 def test_every_service_belongs_to_a_role_that_can_be_chosen(tmp_path: Path):
+    from trellis.app.instance import open_instance, role_of
+    from trellis.app.settings import Settings
     from trellis.bus.services import BusRole
-    from trellis.cli.up_roles import ROLES, SAFETY_KERNEL
-    from trellis.instance import open_instance, role_of
-    from trellis.settings import Settings
+    from trellis.cli.up_process import ROLES, SAFETY_KERNEL
 
     async def names() -> set[str]:
         async with open_instance(Settings.model_validate({}), f"sqlite:///{tmp_path}/t.db") as instance:
@@ -202,9 +202,9 @@ def test_every_service_belongs_to_a_role_that_can_be_chosen(tmp_path: Path):
 
 @pytest.mark.requirement("D61")
 def test_retention_also_removes_what_is_kept_behind_pointers_as_late_as_is_set(tmp_path: Path):
-    from trellis.bus.collecting import BusCollector
-    from trellis.instance import open_instance, role_of
-    from trellis.settings import read_settings
+    from trellis.app.instance import open_instance, role_of
+    from trellis.app.settings import read_settings
+    from trellis.bus.collector import BusCollector
 
     settings = read_settings({"TRELLIS_BUS_OBJECT_DAYS": "3"}, tmp_path)
 

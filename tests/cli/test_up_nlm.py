@@ -14,14 +14,14 @@ import pytest
 
 from tests.cli.test_up import PATIENCE_S, up
 from tests.net.listening import make_certificates
+from trellis.app.settings import Settings, read_settings
+from trellis.app.wiring import make_development_key
+from trellis.auth.tokens import symmetric_key
 from trellis.cli import main
-from trellis.cli.serving_nlm import bind_nlm_endpoint, open_embedded, why_no_queue, with_own_addresses
+from trellis.cli.up_nlm import bind_nlm_endpoint, open_embedded, why_no_queue, with_own_addresses
 from trellis.engine.errors import KeyUnusable, SettingsInvalid
-from trellis.identity import symmetric_key
+from trellis.http_server.server import ListenRefused, ServerOptions, listen
 from trellis.nlm_backend import open_backend
-from trellis.settings import Settings, read_settings
-from trellis.web.server import ListenRefused, ServerOptions, listen
-from trellis.wiring import make_development_key
 
 KEY = symmetric_key(b"a key of 32 bytes or more, for tests of up", issuer="trellis")
 

@@ -8,8 +8,9 @@ from typing import Any
 import apsw
 import pytest
 
+from trellis.app.wiring import SystemClock, connect, make_development_key, new_id
+from trellis.auth.principals import Principal
 from trellis.client import Trellis
-from trellis.engine.authority import Principal
 from trellis.engine.errors import (
     IdempotencyMismatch,
     IdReserved,
@@ -28,7 +29,6 @@ from trellis.engine.jobs import SUBMIT_MAX, Moved
 from trellis.engine.records import JobFilter
 from trellis.lifecycles import Role
 from trellis.testing import Sandbox, sandbox
-from trellis.wiring import SystemClock, connect, make_development_key, new_id
 from trellis.worker.app import App
 from trellis.worker.context import Context
 from trellis.worker.payloads import Undo

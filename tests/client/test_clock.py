@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from trellis.identity import Identity
+from trellis.app.wiring import SystemClock, principal_for
+from trellis.auth.tokens import Identity
 from trellis.lifecycles import Role
-from trellis.wiring import SystemClock, principal_for
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere Python's own clock is taken")

@@ -5,12 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trellis.engine.errors import KeyUnusable, SettingsInvalid
-from trellis.identity import issue, verify
-from trellis.lifecycles import Role
-from trellis.settings import Settings
-from trellis.testing import FakeClock
-from trellis.wiring import (
+from trellis.app.settings import Settings
+from trellis.app.wiring import (
     ComponentToken,
     component_token,
     job_token,
@@ -19,6 +15,10 @@ from trellis.wiring import (
     token_key,
     trusted_keys,
 )
+from trellis.auth.tokens import issue, verify
+from trellis.engine.errors import KeyUnusable, SettingsInvalid
+from trellis.lifecycles import Role
+from trellis.testing import FakeClock
 
 
 def settings(**chosen: object) -> Settings:

@@ -11,8 +11,7 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
-from trellis.engine.errors import OptionInvalid, TokenExpired, TokenRefused
-from trellis.identity import (
+from trellis.auth.tokens import (
     LEEWAY_S,
     TOKEN_CHARS_MAX,
     TTL_S_MAX,
@@ -23,6 +22,7 @@ from trellis.identity import (
     symmetric_key,
     verify,
 )
+from trellis.engine.errors import OptionInvalid, TokenExpired, TokenRefused
 from trellis.lifecycles import Role
 
 NOW = 1_800_000_000.0

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from trellis.app.settings import Settings, read_settings
+from trellis.app.wiring import KeySetFile, callback_secrets, make_development_key, token_key, trusted_keys
+from trellis.auth.tokens import TrustedKey, issue, key_set, make_private_jwk, private_key, verify
 from trellis.engine.errors import KeyUnusable, LedgerUrlInvalid, OptionInvalid, SettingsInvalid, TokenRefused
-from trellis.identity import TrustedKey, issue, key_set, make_private_jwk, private_key, verify
 from trellis.lifecycles import Role
-from trellis.settings import Settings, read_settings
-from trellis.wiring import KeySetFile, callback_secrets, make_development_key, token_key, trusted_keys
 
 ISSUER = "https://issuer.example.test"
 

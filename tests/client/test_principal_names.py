@@ -4,9 +4,9 @@ import time
 
 import pytest
 
+from trellis.auth.principals import name_fault, party_of, recorded_name, sender_name
+from trellis.auth.tokens import TrustedKey, issue, symmetric_key, verify
 from trellis.engine.errors import OptionInvalid, TokenRefused
-from trellis.engine.principal_names import name_fault, party_of, recorded_name, sender_name
-from trellis.identity import TrustedKey, issue, symmetric_key, verify
 from trellis.lifecycles import Role
 
 HOME = symmetric_key(b"of the instance's own issuer: 32 bytes", issuer="trellis")
@@ -56,7 +56,7 @@ def test_a_name_that_can_be_taken_for_another_is_refused_when_it_is_issued(name:
 @pytest.mark.parametrize("name", [name for name in REFUSED if name])
 def test_and_when_it_is_verified(name: str, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as lax:
-        lax.setattr("trellis.identity.name_fault", lambda _: None)
+        lax.setattr("trellis.auth.tokens.name_fault", lambda _: None)
         signed = token(name)
     with pytest.raises(TokenRefused, match=REFUSED[name]):
         verify(signed, [HOME], now=time.time())

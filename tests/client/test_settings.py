@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from trellis.app.settings import Settings, read_settings
 from trellis.cli.bus_worker import checked_url
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
-from trellis.settings import Settings, read_settings
 from trellis.worker.options import SWEEP_OF_WORKERS
 
 

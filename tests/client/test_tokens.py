@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from trellis.app.settings import Settings, read_settings
+from trellis.app.wiring import connect, make_development_key, token_key
+from trellis.auth.principals import Principal
+from trellis.auth.tokens import issue
 from trellis.client import Trellis
-from trellis.engine.authority import Principal
 from trellis.engine.errors import KeyUnusable, NotAllowed, SettingsInvalid, TokenExpired, TokenRefused
-from trellis.identity import issue
 from trellis.lifecycles import Role
-from trellis.settings import Settings, read_settings
 from trellis.testing import FakeClock, sandbox
-from trellis.wiring import connect, make_development_key, token_key
 from trellis.worker.app import App
 
 

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
+from trellis.app.wiring import new_id
+from trellis.auth.principals import Principal, recorded_name
 from trellis.client import JobHandle, Trellis
-from trellis.engine.authority import Principal
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.principal_names import recorded_name
 from trellis.engine.records import Job
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.testing import FakeClock
-from trellis.wiring import new_id
 from trellis.worker.app import App
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from trellis.app.wiring import SystemClock, new_id
+from trellis.auth.principals import Principal
 from trellis.client import Trellis
-from trellis.engine.authority import Principal
 from trellis.engine.errors import ConcurrencyKeyMissing, LedgerUnavailable, OptionInvalid, PayloadInvalid
 from trellis.engine.event_data import ARTIFACTS_BYTES_MAX, ArtifactPointer, add_artifact
 from trellis.engine.jobs import JobId, Priority
@@ -15,7 +16,6 @@ from trellis.engine.ledger import Ledger
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.testing import run_until_idle
-from trellis.wiring import SystemClock, new_id
 from trellis.worker.app import App
 from trellis.worker.context import Context
 from trellis.worker.payloads import Undo

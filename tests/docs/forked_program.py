@@ -19,9 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-import trellis.cli.serving
-import trellis.gateway
-import trellis.instance  # noqa: F401 - imported before the fork, as are all commands
 from trellis.cli.program import LISTED, commands_of, main
 
 ROOT = Path(__file__).resolve().parents[2]

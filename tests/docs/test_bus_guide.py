@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from tests.docs.documents import ROOT, run
+from trellis.app.settings import Settings
 from trellis.bus.pointers import BYTES_MAX
 from trellis.bus.services import BusRole
 from trellis.bus.topics import Pool, Tenant, Topic
-from trellis.cli.up_roles import SAFETY_KERNEL
-from trellis.operations.bus_words import HOLD_PHRASES
-from trellis.settings import Settings
+from trellis.cli.up_process import SAFETY_KERNEL
+from trellis.operations.explain import HOLD_PHRASES
 from trellis.worker.kinds import BUS_FIELDS
 
 PAGE = ROOT / "docs" / "how-to" / "run-the-bus.md"

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.docs.documents import ROOT, run
+from trellis.app.settings import Settings
 from trellis.nlm_backend.errors import FaultCode
 from trellis.nlm_backend.intake import WAITING_MAX
 from trellis.nlm_backend.limits import FAILURES_MAX, OPEN_S
-from trellis.settings import Settings
 
 PAGE = ROOT / "docs" / "how-to" / "run-the-nlm-backend.md"
 

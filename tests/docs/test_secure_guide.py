@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.documents import LINK, ROOT, run
-from trellis.settings import Settings
-from trellis.web.bodies import (
+from trellis.app.settings import Settings
+from trellis.http_server.bodies import (
     BODY_BYTES_MAX,
     BODY_S,
     DEPTH_MAX,
@@ -14,7 +14,7 @@ from trellis.web.bodies import (
     PIECES_MAX,
     UNDER_WAY_BYTES_MAX,
 )
-from trellis.web.server import ServerOptions
+from trellis.http_server.server import ServerOptions
 
 PAGE = ROOT / "docs" / "how-to" / "secure.md"
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.docs.documents import ROOT, blocks, run
 from tests.gateway.test_bus_tracing import ON_TOPIC, TOPIC
-from tests.queue.test_tracing import LOOKS, QUEUE_CHAIN, RUN_CHAIN
-from trellis.cli.tracing import EXPORT_S, SERVICE
+from tests.research.test_tracing import LOOKS, QUEUE_CHAIN, RUN_CHAIN
+from trellis.cli.telemetry import EXPORT_S, SERVICE
 
 BUS_CHAIN = {name.replace(TOPIC, "TOPIC") for name in ON_TOPIC} | {"job.stop TOPIC"}
 PAGE = ROOT / "docs" / "how-to" / "trace.md"

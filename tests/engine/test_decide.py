@@ -8,7 +8,7 @@ import pytest
 from trellis.engine.decide import NO_FACTS, Decision, Fact, Occasion, decision, decision_rows
 from trellis.engine.jobs import ReasonCode, Stage
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Trigger
-from trellis.lifecycles.causes import Cause
+from trellis.lifecycles.events import Cause
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN

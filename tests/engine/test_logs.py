@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trellis.engine.logs import log_of
-from trellis.worker.logs import JobLogger, LogBuffer
+from trellis.worker.held import JobLogger, LogBuffer
 
 LEVELS = ("debug", "info", "warning", "error")
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from trellis.app.instance import open_instance
+from trellis.app.settings import Settings
+from trellis.app.wiring import KeySetFile
 from trellis.cli import main
 from trellis.engine.errors import KeyUnusable
 from trellis.engine.private_files import read_private, write_private
-from trellis.instance import open_instance
 from trellis.ledgers import open_ledger
 from trellis.ledgers.sqlite import ledger as sqlite_ledger
 from trellis.ledgers.sqlite.connection import connect
-from trellis.settings import Settings
 from trellis.storage.memory import MemoryRepository, Operation, Update
-from trellis.wiring import KeySetFile
 
 OTHER_USER = 4_242
 

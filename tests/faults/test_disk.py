@@ -18,8 +18,8 @@ from trellis.engine.errors import LedgerFull, LedgerReadOnly
 from trellis.engine.jobs import JobId, NewJob, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.verify import verify
+from trellis.http_server.health import ProcessHealth
 from trellis.ledgers import open_ledger
-from trellis.web.health import ProcessHealth
 
 PAYLOAD = b'"' + random.Random(0).randbytes(100_000).hex().encode() + b'"'
 """Random, so that no compression makes room."""

@@ -24,13 +24,13 @@ from tests.faults.worker_process import POISON, Work
 from tests.ledgers.conformance.rig import SUBMITTER, SWEEPER
 from tests.pace import Pace
 from tests.servers.postgres import PostgresServer
+from trellis.app.wiring import SystemClock
 from trellis.engine.jobs import JobId, NewJob, ReasonCode
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, SweepOptions
 from trellis.engine.service import Sweeper, serve
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
-from trellis.wiring import SystemClock
 
 LEASE_S, HEARTBEAT_S = 2.0, 0.5
 RECOVERY_S = min(LEASE_S, 2 * HEARTBEAT_S) + 1.0

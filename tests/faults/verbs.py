@@ -26,10 +26,10 @@ from trellis.engine.jobs import (
     Submitted,
     Turn,
     TypeClaim,
+    TypeOptions,
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, RetentionOptions, SweepOptions
-from trellis.engine.type_options import TypeOptions
 from trellis.lifecycles import Role
 
 ORCHESTRATOR = actor(Role.ORCHESTRATOR)

@@ -13,11 +13,11 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
+from trellis.app.wiring import run_worker
 from trellis.engine.errors import LeaseConflictError
 from trellis.engine.records import SweepOptions
 from trellis.ledgers import open_ledger
 from trellis.ledgers.postgres.lanes import LaneOptions
-from trellis.wiring import run_worker
 from trellis.worker.app import App
 from trellis.worker.context import Context
 from trellis.worker.options import WorkerOptions

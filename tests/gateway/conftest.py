@@ -17,20 +17,20 @@ import pytest
 from fastapi import FastAPI
 
 from tests.known_routes import share_routes
+from trellis.app.instance import Instance, storage_locations
+from trellis.app.settings import Settings
+from trellis.app.wiring import SystemClock, new_id
+from trellis.auth.tokens import TrustedKey, issue, symmetric_key
 from trellis.engine.jobs import Actor
 from trellis.engine.records import SweepOptions
 from trellis.engine.verify import verify
 from trellis.gateway import GatewayOptions, create_app
-from trellis.identity import TrustedKey, issue, symmetric_key
-from trellis.instance import Instance, storage_locations
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.nlm.open import open_provider
-from trellis.settings import Settings
 from trellis.storage.memory import open_memory
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
 from trellis.testing import FakeClock
-from trellis.wiring import SystemClock, new_id
 
 share_routes()
 

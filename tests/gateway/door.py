@@ -9,12 +9,12 @@ from pathlib import Path
 import httpx2
 from fastapi import FastAPI
 
+from trellis.app.instance import Instance, open_instance
+from trellis.app.settings import Settings
+from trellis.app.wiring import new_id
+from trellis.auth.tokens import TrustedKey, issue, symmetric_key
 from trellis.gateway import GatewayOptions, create_app
-from trellis.identity import TrustedKey, issue, symmetric_key
-from trellis.instance import Instance, open_instance
 from trellis.lifecycles import Role
-from trellis.settings import Settings
-from trellis.wiring import new_id
 
 KEY = symmetric_key(b"for tests of the door: 32 bytes.", issuer="tests")
 QUICK = GatewayOptions(requests_per_second=1e6, burst=1_000_000)

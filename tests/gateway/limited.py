@@ -9,7 +9,7 @@ import resource
 import sys
 
 from tests.gateway.test_server import LOOPBACK, hello
-from trellis.web.server import listen, serve_gateway
+from trellis.http_server.server import listen, serve_gateway
 
 
 def say(line: str) -> None:

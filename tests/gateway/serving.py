@@ -11,12 +11,12 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from trellis.app.instance import Instance, open_instance
+from trellis.app.settings import Settings, read_settings
+from trellis.app.wiring import new_id
+from trellis.auth.tokens import TrustedKey
 from trellis.gateway import GatewayOptions, create_app
-from trellis.identity import TrustedKey
-from trellis.instance import Instance, open_instance
-from trellis.settings import Settings, read_settings
-from trellis.web.server import ServerOptions, listen, serve_gateway
-from trellis.wiring import new_id
+from trellis.http_server.server import ServerOptions, listen, serve_gateway
 
 PATIENCE_S = 60.0
 _BUILDING = threading.Lock()

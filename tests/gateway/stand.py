@@ -15,24 +15,24 @@ from fastapi import FastAPI
 
 from tests.gateway.listening import Listening, listening
 from tests.gateway.serving import settings_in
+from trellis.app.instance import open_instance
+from trellis.app.wiring import SystemClock, new_id
+from trellis.auth.tokens import TrustedKey, issue, symmetric_key
+from trellis.documents.ids import status_key
+from trellis.documents.publisher import DocumentPublisher
+from trellis.documents.run_documents import Publication, RunFacts, RunRequest, status
 from trellis.engine.clock import Clock
 from trellis.engine.jobs import Actor, Advance, Claim, Claimed, ClaimId, JobId, NewJob, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
 from trellis.gateway import GatewayOptions, create_app
+from trellis.gateway.event_stream import Tickets
 from trellis.gateway.hub import EventHub, StreamOptions
-from trellis.gateway.tickets import Tickets
-from trellis.identity import TrustedKey, issue, symmetric_key
-from trellis.instance import open_instance
 from trellis.lifecycles import Role, Trigger
 from trellis.lifecycles.run import RUN
-from trellis.runs import proposals
-from trellis.runs.documents import Publication, RunFacts, RunRequest, status
-from trellis.runs.ids import status_key
+from trellis.proposals import proposal
 from trellis.runs.orchestrator import TYPE, accept
-from trellis.runs.publishing import DocumentPublisher
-from trellis.storage.objects import ObjectStore
+from trellis.storage.objects.store import ObjectStore
 from trellis.testing import FakeClock
-from trellis.wiring import SystemClock, new_id
 
 KEY = symmetric_key(b"for tests of streams: 32 bytes..", issuer="tests")
 GATEWAY = Actor(role=Role.GATEWAY, name="gateway@test")
@@ -123,11 +123,11 @@ class Stand:
         return run_id
 
     async def proposal_of(self, run_id: str, slug: str = "archivist-violin") -> JobId:
-        draft = proposals.ProposalContent(
+        draft = proposal.ProposalContent(
             action="file-create", target=f"{next(self._numbers)}.md", content={"text": "new"}
         )
-        made = proposals.make_proposal(run_id, slug, 1, draft)
-        assert await proposals.store_proposals(self.ledger, ORCHESTRATOR, [made]) == [made.id]
+        made = proposal.make_proposal(run_id, slug, 1, draft)
+        assert await proposal.store_proposals(self.ledger, ORCHESTRATOR, [made]) == [made.id]
         return made.id
 
     async def jobs(self, number: int, *, by: str = "submitter@test", type_: str = "index") -> list[JobId]:

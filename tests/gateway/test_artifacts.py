@@ -9,12 +9,12 @@ import pytest
 from tests.artifacts.desk import BACKEND, CONTENTS, DAY_S, SOURCES, call_nlm, complete, draft, queue_job
 from tests.gateway.conftest import Client, Gateway
 from tests.gateway.world import artifact, everything, job, refusals, staged_artifact
+from trellis.app.wiring import new_id
 from trellis.artifacts.content import JobType
 from trellis.artifacts.keys import make_artifact_id
 from trellis.engine.jobs import Lease
+from trellis.http_server.bodies import LARGE_BODY_BYTES_MAX
 from trellis.lifecycles import Role
-from trellis.web.bodies import LARGE_BODY_BYTES_MAX
-from trellis.wiring import new_id
 
 METHODS = ("PUT", "PATCH", "DELETE")
 MISSING = make_artifact_id("00000000-0000-4000-8000-000000000000")

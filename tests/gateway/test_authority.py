@@ -16,9 +16,12 @@ import trellis.gateway.routes
 from tests.artifacts.desk import draft, queue_job
 from tests.gateway.conftest import VIOLIN, Client, Gateway
 from tests.gateway.world import GATEWAY, LOGICIAN, World, everything, make_world, refusals
+from trellis.app.wiring import new_id
+from trellis.auth.matrices import COLUMNS as DECLARED
+from trellis.auth.matrices import ROWS, RULES, WITHOUT_ENTRANCE, Grant, MatrixIncomplete, MatrixRow, permit, table
+from trellis.auth.principals import Principal
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.topics import Topics
-from trellis.engine.authority import Principal
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import (
     Actor,
@@ -32,17 +35,14 @@ from trellis.engine.jobs import (
     RequestId,
     Stage,
 )
-from trellis.engine.matrices import COLUMNS as DECLARED
-from trellis.engine.matrices import ROWS, RULES, WITHOUT_ENTRANCE, Grant, MatrixIncomplete, MatrixRow, permit, table
-from trellis.gateway import callbacks
+from trellis.gateway import nlm
 from trellis.gateway.callers import RequiresRule
 from trellis.gateway.routes.safety import POLICY_EXAMPLE
+from trellis.http_server.limits import REFUSALS_PER_MINUTE_MAX
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.nlm_backend import app as nlm_app
-from trellis.nlm_backend.callers import RequiresBackendRule as NlmRequires
-from trellis.runs.applying import ApplyEngine
-from trellis.web.limits import REFUSALS_PER_MINUTE_MAX
-from trellis.wiring import new_id
+from trellis.nlm_backend.app import RequiresBackendRule as NlmRequires
+from trellis.proposals.apply import ApplyEngine
 
 # --- the matrices of document 000, section 4, row by row ---------------------------------------------------------------
 
@@ -186,7 +186,7 @@ UNENDING = {("GET", "/events/stream")}
 def routes() -> Iterator[APIRoute]:
     package = trellis.gateway.routes
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    modules = [*(importlib.import_module(f"{package.__name__}.{name}") for name in names), callbacks]
+    modules = [*(importlib.import_module(f"{package.__name__}.{name}") for name in names), nlm]
     for module in modules:
         yield from (route for route in module.router.routes if isinstance(route, APIRoute))
 

@@ -15,8 +15,7 @@ from joserfc import jwt
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
 from tests.gateway.door import KEY, Door, opened, token
-from trellis.engine.errors import TokenExpired, TokenRefused
-from trellis.identity import (
+from trellis.auth.tokens import (
     AUDIENCE,
     Identity,
     TrustedKey,
@@ -26,9 +25,10 @@ from trellis.identity import (
     symmetric_key,
     verify,
 )
+from trellis.engine.errors import TokenExpired, TokenRefused
+from trellis.http_server import tokens as tokens_module
+from trellis.http_server.tokens import VerifiedTokens
 from trellis.lifecycles import Role
-from trellis.web import tokens as tokens_module
-from trellis.web.tokens import VerifiedTokens
 
 ISSUER = "https://issuer.example.test"
 SECRET = b"for tests of the door: 32 bytes."

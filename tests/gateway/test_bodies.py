@@ -18,11 +18,8 @@ from tests.gateway.test_callbacks import JOB, NOW, SECRET
 from tests.gateway.world import LOGICIAN, make_world
 from trellis.gateway import idempotency
 from trellis.gateway.app import ROUTES
-from trellis.lifecycles import Role
-from trellis.net.signatures import job_key, signed_headers
-from trellis.nlm_backend import app as nlm
-from trellis.web import bodies
-from trellis.web.bodies import (
+from trellis.http_server import bodies
+from trellis.http_server.bodies import (
     ERRORS_TOLD_MAX,
     INLINE_BYTES_MAX,
     PIECES_MAX,
@@ -32,7 +29,10 @@ from trellis.web.bodies import (
     UnauthenticatedBodies,
     parse,
 )
-from trellis.web.problems import Problem
+from trellis.http_server.problems import Problem
+from trellis.lifecycles import Role
+from trellis.net.signatures import job_key, signed_headers
+from trellis.nlm_backend import app as nlm
 
 JSON = {"content-type": "application/json"}
 TEN_MIB = 10 * 1024 * 1024

@@ -11,8 +11,9 @@ import pytest
 from tests.bus.safety.holding import held
 from tests.gateway.conftest import Gateway
 from tests.gateway.world import everything
-from trellis.bus.ends.aftermath import OutcomeReconciler
-from trellis.bus.ends.following import FeedSubscriber
+from trellis.app.wiring import new_id
+from trellis.bus.outcomes.reconciler import OutcomeReconciler
+from trellis.bus.outcomes.subscription import FeedSubscriber
 from trellis.bus.pointers import BYTES_MAX, PointerPart
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety.decisions import SafetyDecision
@@ -20,11 +21,10 @@ from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.services import BusDependencies, BusServices
 from trellis.bus.wire.local import LocalBus
 from trellis.engine.jobs import Actor, Advance, JobId, Lease, Move, Moved, NewJob, RequestId, Turn
-from trellis.engine.restoring import GIVEN_BACK_PREFIX
+from trellis.engine.restoration import GIVEN_BACK_PREFIX
 from trellis.lifecycles import Role, Trigger
-from trellis.storage.objects import CREATE
+from trellis.storage.objects.store import CREATE
 from trellis.testing import FakeClock
-from trellis.wiring import new_id
 
 PATIENCE_S = 30.0
 WHOLE: dict[str, Any] = {

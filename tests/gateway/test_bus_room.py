@@ -6,9 +6,9 @@ import pytest
 
 from tests.gateway.conftest import Gateway
 from tests.gateway.world import everything
-from trellis.bus.room import COUNT_FRESH_S, BacklogLimit
+from trellis.bus.backlog import COUNT_FRESH_S, BacklogLimit
 from trellis.bus.topics import Topics
-from trellis.runs.inbox import InboxSettler
+from trellis.inbox import InboxSettler
 from trellis.testing import FakeClock
 
 LIMITED = {"topics": {"job.echo": {"waiting_max": 2}}}

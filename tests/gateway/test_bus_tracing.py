@@ -17,19 +17,19 @@ from cap.worker import run_worker
 from tests.gateway.conftest import Gateway
 from tests.servers.nats import NatsServer, caught_up, running_nats
 from tests.spans import SPAN_ID, TRACE, TRACE_ID, Spans, parent_of, recorded, span_id
+from trellis.app.wiring import SystemClock, new_id
 from trellis.bus.errors import BusUnavailable, NotKept
 from trellis.bus.messages import RESULT, JobResult, Status
 from trellis.bus.pointers import make_pointers
 from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.services import BusDependencies, BusServices
-from trellis.bus.wire.opening import BusOptions, open_bus
+from trellis.bus.wire.open import BusOptions, open_bus
 from trellis.engine import tracing
 from trellis.engine.jobs import JobId
-from trellis.wiring import SystemClock, new_id
 from trellis.worker.app import App
 from trellis.worker.on_bus.context import BusContext
 from trellis.worker.on_bus.options import BusWorkerOptions
-from trellis.worker.on_bus.serving import BusWorker
+from trellis.worker.on_bus.worker import BusWorker
 
 pytestmark = pytest.mark.requirement("OBS-6")
 

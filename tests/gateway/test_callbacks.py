@@ -11,12 +11,12 @@ import httpx2
 import pytest
 
 from tests.gateway.door import Door, opened, token
+from trellis.documents.act_records import ActRecorder
+from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, JobId, Move, Moved, NewJob, RequestId, Turn, TypeClaim
 from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.net.signatures import job_key, signed_headers
-from trellis.runs.act_records import ActRecorder
-from trellis.runs.publishing import DocumentPublisher
 
 SECRET, OLD = b"s" * 32, b"o" * 32
 NOW = 1_771_056_000.0

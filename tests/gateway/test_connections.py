@@ -22,9 +22,9 @@ from tests.gateway.test_bodies import RESULT
 from tests.gateway.test_server import GET, LOOPBACK, PATIENCE_S, Held, Running, hello, problem, serving
 from tests.net.listening import make_certificates
 from trellis.engine.logs import log_of
-from trellis.web import connections
-from trellis.web.connections import ConnectionPool
-from trellis.web.log_limit import LogLimit
+from trellis.http_server import connections
+from trellis.http_server.connections import ConnectionPool
+from trellis.http_server.limits import LogLimit
 
 KEPT = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 ONE = replace(LOOPBACK, connections_max=1)

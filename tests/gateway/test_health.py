@@ -14,16 +14,16 @@ import pytest
 from tests.faults.proxy import Proxy, proxied
 from tests.gateway.door import KEY, opened, token
 from tests.gateway.serving import settings_in
-from trellis.engine import outages
+from trellis.app.instance import open_instance
+from trellis.app.wiring import new_id
+from trellis.engine import outage_log
 from trellis.engine.errors import LedgerUnavailable, OutcomeUnknown, SettingsInvalid, TrellisError
-from trellis.engine.outages import Outage
+from trellis.engine.outage_log import Outage
 from trellis.gateway import GatewayOptions, create_app
-from trellis.instance import open_instance
-from trellis.storage.objects import StoreUnfit
-from trellis.web import health as health_module
-from trellis.web.health import PROBE_S, ProcessHealth, health_listener
-from trellis.web.problems import STATUS_OF_CODE, problem_of_error
-from trellis.wiring import new_id
+from trellis.http_server import health as health_module
+from trellis.http_server.health import PROBE_S, ProcessHealth, health_listener
+from trellis.http_server.problems import STATUS_OF_CODE, problem_of_error
+from trellis.storage.objects.store import StoreUnfit
 
 PATIENCE_S = 15.0
 """Far less than what a call of the ledger waits, and enough for a machine that stands still."""
@@ -171,7 +171,7 @@ async def test_a_dependency_that_stays_down_is_logged_once_and_its_return_too(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     caplog.set_level(logging.INFO, "trellis")
-    monkeypatch.setattr(outages, "LEDGER", Outage("ledger_unavailable"))
+    monkeypatch.setattr(outage_log, "LEDGER", Outage("ledger_unavailable"))
     health = ProcessHealth({"ledger": fails})
     for _ in range(20):
         assert not (await health.ready()).is_ready

@@ -18,13 +18,12 @@ import pytest
 from tests.gateway.door import KEY, Door, opened, token
 from tests.gateway.serving import serving
 from trellis.agents.catalog import agent_key
+from trellis.app.settings import Settings
+from trellis.documents import ids
 from trellis.engine.errors import TrellisError
-from trellis.runs import ids
+from trellis.http_server.bodies import StrictRoute
 from trellis.runs.timetable import schedule_key
-from trellis.settings import Settings
-from trellis.storage.keys import checked_key, is_key, object_key
-from trellis.storage.names import file_path
-from trellis.web.bodies import StrictRoute
+from trellis.storage.objects.keys import checked_key, file_path, is_key, object_key
 
 NAMES = 20_000
 SAMPLED = 150

@@ -11,7 +11,7 @@ from trellis.engine.jobs import Actor, Claim, ClaimId, JobId, Turn, TypeClaim
 from trellis.engine.records import JobFilter
 from trellis.gateway.idempotency import HEADER
 from trellis.lifecycles import Role
-from trellis.runs.layer import TriggerKind
+from trellis.runs.orchestration import TriggerKind
 from trellis.runs.orchestrator import TYPE, accept
 
 AT_ONCE = 100

@@ -11,16 +11,16 @@ import pytest
 from tests.agents.files import agent_file
 from tests.gateway.conftest import VIOLIN, Gateway
 from tests.gateway.world import GATEWAY, everything
+from trellis.documents.errors import AgentNotRunnable
+from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.jobs import Actor, JobId
 from trellis.engine.records import JobFilter
 from trellis.gateway import GatewayOptions
+from trellis.inbox import InboxSettler, NewInboxEntry
 from trellis.lifecycles import Role
-from trellis.runs.errors import AgentNotRunnable
-from trellis.runs.inbox import InboxSettler, NewInboxEntry
-from trellis.runs.layer import TriggerKind
-from trellis.runs.offering import ProposalOffer, ProposalService
+from trellis.proposals.service import ProposalOffer, ProposalService
+from trellis.runs.orchestration import TriggerKind
 from trellis.runs.projector import Projector
-from trellis.runs.publishing import DocumentPublisher
 
 AT_ONCE = 20
 IRYNA = Actor(role=Role.GATEWAY, name="iryna")

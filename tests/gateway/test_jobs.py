@@ -7,6 +7,7 @@ import pytest
 
 from tests.gateway.conftest import Gateway
 from tests.gateway.world import SOMEBODY, dead_job, dead_queue_job, everything, job
+from trellis.app.wiring import new_id
 from trellis.engine.event_data import ArtifactPointer, artifacts_data
 from trellis.engine.jobs import (
     Actor,
@@ -21,12 +22,11 @@ from trellis.engine.jobs import (
     RequestId,
     Turn,
     TypeClaim,
+    TypeOptions,
 )
 from trellis.engine.records import JobFilter
-from trellis.engine.type_options import TypeOptions
 from trellis.lifecycles import Role
-from trellis.operations.letters import requeue_dead
-from trellis.wiring import new_id
+from trellis.operations.dead_letters import requeue_dead
 
 WORKER = Actor(role=Role.WORKER, name="worker@test")
 

@@ -25,9 +25,9 @@ from schemathesis.core.result import Ok
 
 from tests.gateway.door import KEY, QUICK, token
 from tests.gateway.serving import Served, serving
-from trellis.identity import issue
+from trellis.app.settings import Settings
+from trellis.auth.tokens import issue
 from trellis.lifecycles import Role
-from trellis.settings import Settings
 
 CHECKS = [
     not_a_server_error,

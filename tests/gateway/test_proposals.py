@@ -10,8 +10,8 @@ from trellis.engine.jobs import Actor, Claim, ClaimId, JobId, Turn, TypeClaim
 from trellis.gateway.routes import proposals as routes
 from trellis.http.calls import ATTEMPT_S_DEFAULT
 from trellis.lifecycles import Role
-from trellis.runs import proposals
-from trellis.runs.layer import TriggerKind
+from trellis.proposals import proposal as proposals
+from trellis.runs.orchestration import TriggerKind
 
 FACT = {"file": "facts.md", "operation": "append", "content": "- TB-02 was rehaired in March"}
 

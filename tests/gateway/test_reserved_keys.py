@@ -24,7 +24,7 @@ from trellis.engine.jobs import (
 from trellis.engine.records import Job
 from trellis.gateway.idempotency import HEADER
 from trellis.lifecycles import Role
-from trellis.storage.objects import OVERWRITE, PutCondition
+from trellis.storage.objects.store import OVERWRITE, PutCondition
 
 DEATH = DeadLetterReason(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
 

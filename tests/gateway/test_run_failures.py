@@ -13,10 +13,10 @@ import pytest
 
 from tests.gateway.conftest import FREE, KEY, VIOLIN, Gateway
 from tests.gateway.test_runs import begun, ended, publish
+from trellis.app.wiring import new_id
+from trellis.documents import ids
 from trellis.gateway import create_app
 from trellis.ledgers import open_ledger
-from trellis.runs import ids
-from trellis.wiring import new_id
 
 Break = Callable[[Path], None]
 

@@ -9,15 +9,14 @@ import pytest
 from tests.artifacts.desk import BACKEND, ORCHESTRATOR, call_again, complete, draft
 from tests.gateway.conftest import VIOLIN, Gateway
 from trellis.artifacts.content import JobType
+from trellis.documents import ids
+from trellis.documents.lookup import find_published
+from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.jobs import Actor, JobId, Move, RequestId
 from trellis.engine.records import RetentionOptions
 from trellis.lifecycles import Role
-from trellis.runs import ids
-from trellis.runs.driver import RunDriver, RunDriverOptions
-from trellis.runs.lookup import find_published
-from trellis.runs.orchestrator import Orchestrator
+from trellis.runs.orchestrator import Orchestrator, RunDriver, RunDriverOptions
 from trellis.runs.projector import Projector
-from trellis.runs.publishing import DocumentPublisher
 
 DAY_S = 24 * 3600.0
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.net.listening import make_certificates
 from trellis.engine.errors import KeyUnusable, SettingsInvalid
-from trellis.web.server import BoundSockets, ListenRefused, ServerOptions, listen, serve_gateway
+from trellis.http_server.server import BoundSockets, ListenRefused, ServerOptions, listen, serve_gateway
 
 PATIENCE_S = 60.0
 LOOPBACK = ServerOptions(host="127.0.0.1", port=0)

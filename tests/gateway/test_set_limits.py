@@ -7,13 +7,13 @@ import pytest
 
 from tests.gateway.conftest import FREE, KEY, VIOLIN, Gateway
 from trellis.agents.definition import AgentDefinition
+from trellis.app.instance import open_instance
+from trellis.app.settings import Settings, read_settings
+from trellis.app.wiring import new_id
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.jobs import Actor, Claim, ClaimId, JobId, Turn, TypeClaim
 from trellis.gateway import create_app
-from trellis.instance import open_instance
 from trellis.lifecycles import Role
-from trellis.settings import Settings, read_settings
-from trellis.wiring import new_id
 
 WORKER = Actor(role=Role.WORKER, name="worker@test:1")
 

@@ -10,21 +10,21 @@ import pytest
 
 from tests.artifacts.desk import BACKEND, call_nlm, complete, draft, queue_job
 from tests.gateway.stand import BEGINNING, ORCHESTRATOR, Stand, standing
+from trellis.app.wiring import SystemClock, new_id
 from trellis.artifacts.keys import project_id
 from trellis.artifacts.registry import ArtifactRegistry
+from trellis.auth.matrices import RULES, Grant
+from trellis.documents import ids
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor, Epoch, JobId, Move, NewJob, RequestId
 from trellis.engine.ledger import Ledger
-from trellis.engine.matrices import RULES, Grant
 from trellis.engine.records import Event
 from trellis.gateway.events import rule_of, to_streamed_event, types_of
 from trellis.gateway.hub import PAUSE_S_MAX, PAUSE_S_MIN, EventHub
 from trellis.gateway.visibility import PublishedVersions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import LIFECYCLES, Role
-from trellis.runs import ids
-from trellis.runs.alerts import ProjectorAlert, raise_alert
-from trellis.wiring import SystemClock, new_id
+from trellis.runs.projector import ProjectorAlert, raise_alert
 
 ALL = f"last_event_id={BEGINNING}"
 OWNER = Actor(role=Role.OWNER, name="iryna")

@@ -10,12 +10,11 @@ import pytest
 
 from tests.gateway.listening import listening
 from tests.gateway.stand import BEGINNING, Stand, standing
+from trellis.auth.tokens import Identity, TrustedKey, issue, make_private_jwk, private_key
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.ledger import Ledger
+from trellis.gateway.event_stream import EXPIRED, KEPT_S, OUTAGE, STOPPING, TTL_S, UNTRUSTED, TicketRefused
 from trellis.gateway.hub import READ_MAX, StreamOptions
-from trellis.gateway.streaming import EXPIRED, OUTAGE, STOPPING, UNTRUSTED
-from trellis.gateway.tickets import KEPT_S, TTL_S, TicketRefused
-from trellis.identity import Identity, TrustedKey, issue, make_private_jwk, private_key
 from trellis.lifecycles import Role
 from trellis.testing import FakeClock
 

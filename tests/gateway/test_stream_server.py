@@ -14,15 +14,15 @@ import pytest
 
 from tests.gateway.listening import PATIENCE_S, HeardIds, Socket
 from tests.gateway.serving import Served, serving, settings_in
+from trellis.app.settings import Settings
+from trellis.auth.tokens import issue, symmetric_key
 from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, JobId, NewJob, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
 from trellis.gateway import GatewayOptions
+from trellis.gateway.event_stream import STOPPING
 from trellis.gateway.hub import StreamOptions
-from trellis.gateway.streaming import STOPPING
-from trellis.identity import issue, symmetric_key
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role, Trigger
-from trellis.settings import Settings
 
 KEY = symmetric_key(b"for tests of streams: 32 bytes..", issuer="tests")
 EVENTS_PER_JOB = 4

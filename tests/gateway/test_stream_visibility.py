@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.stand import BEGINNING, Stand, standing
+from trellis.app.wiring import new_id
 from trellis.engine.jobs import JobId
 from trellis.gateway.visibility import (
     AWAITED_MAX,
@@ -18,10 +19,9 @@ from trellis.gateway.visibility import (
     RunDocument,
     Visibility,
 )
-from trellis.storage.local import LocalObjects
-from trellis.storage.objects import ObjectStore, StoredObject
+from trellis.storage.objects.local import LocalObjects
+from trellis.storage.objects.store import ObjectStore, StoredObject
 from trellis.testing import FakeClock
-from trellis.wiring import new_id
 
 ALL = f"last_event_id={BEGINNING}"
 AT = datetime(2026, 2, 14, tzinfo=UTC)

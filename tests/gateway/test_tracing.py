@@ -8,7 +8,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.gateway.conftest import VIOLIN, Gateway
 from tests.spans import SPAN_ID, TRACE, TRACE_ID, id_of, parent_of, recorded, span_id
-from trellis.cli.logs import _Json
+from trellis.cli.telemetry import _Json
 from trellis.engine import tracing
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import JobId

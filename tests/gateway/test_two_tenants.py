@@ -16,14 +16,14 @@ from tests.artifacts.desk import call_nlm, queue_job
 from tests.gateway.conftest import KEY, VIOLIN, Client, Gateway
 from tests.gateway.test_authority import RULE_OF_ROUTE, ask
 from tests.gateway.world import World, make_world
+from trellis.app.wiring import new_id
+from trellis.auth.matrices import OF_AGENTS, RULES, Grant
+from trellis.auth.tokens import issue, symmetric_key
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.engine.jobs import Actor, Claim, ClaimId, JobId, NewJob, Turn, TypeClaim
-from trellis.engine.matrices import OF_AGENTS, RULES, Grant
 from trellis.gateway import create_app
-from trellis.identity import issue, symmetric_key
 from trellis.lifecycles import Role
 from trellis.storage.memory import ReadMode
-from trellis.wiring import new_id
 
 SECRET = "the-recipe-of-acme"
 BEGINNING = "0000000000000000"

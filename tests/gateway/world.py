@@ -9,7 +9,10 @@ from tests.agents.files import agent_file
 from tests.artifacts.desk import BACKEND, ORCHESTRATOR, advance, call_nlm, complete, draft, queue_job
 from tests.bus.safety.holding import held
 from tests.gateway.conftest import VIOLIN, Gateway
+from trellis.app.wiring import new_id
 from trellis.artifacts.content import JobType
+from trellis.documents.act_records import ActRecorder
+from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.jobs import (
     Actor,
     CancelMode,
@@ -24,12 +27,9 @@ from trellis.engine.jobs import (
     Submitted,
 )
 from trellis.lifecycles import Role
-from trellis.runs import proposals
-from trellis.runs.act_records import ActRecorder
-from trellis.runs.layer import TriggerKind
-from trellis.runs.proposals import ProposalContent, ProposalSource
-from trellis.runs.publishing import DocumentPublisher
-from trellis.wiring import new_id
+from trellis.proposals import proposal as proposals
+from trellis.proposals.proposal import ProposalContent, ProposalSource
+from trellis.runs.orchestration import TriggerKind
 
 SOMEBODY = Actor(role=Role.SUBMITTER, name="somebody")
 OPERATOR = Actor(role=Role.CONTROL_PLANE, name="operator")

@@ -17,15 +17,15 @@ import pytest
 from tests.faults.fleet import Nursery
 from tests.gateway.serving import PATIENCE_S, Served, serving
 from tests.runs.processes.conftest import template
+from trellis.app.settings import Settings
+from trellis.app.wiring import SystemClock, development_key, make_development_key
+from trellis.auth.tokens import TrustedKey, issue
 from trellis.cli import main
 from trellis.engine.service import Service, serve
-from trellis.identity import TrustedKey, issue
 from trellis.lifecycles import Role
 from trellis.runs.health import AgentHealth
 from trellis.runs.orchestrator import Orchestrator
 from trellis.runs.projector import Projector
-from trellis.settings import Settings
-from trellis.wiring import SystemClock, development_key, make_development_key
 
 __all__ = ["template"]  # a fixture of these tests too
 

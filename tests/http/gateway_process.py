@@ -15,15 +15,15 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests.faults.nursery import tend
+from trellis.app.instance import open_instance
+from trellis.app.settings import Settings
+from trellis.app.wiring import ISSUER, new_id
+from trellis.auth.tokens import symmetric_key
 from trellis.gateway import create_app
-from trellis.identity import symmetric_key
-from trellis.instance import open_instance
+from trellis.http_server.server import ServerOptions, listen, serve_gateway
 from trellis.ledgers.postgres import ledger as _postgres  # noqa: F401 - imported before the fork
 from trellis.ledgers.sqlite import ledger as _sqlite  # noqa: F401 - imported before the fork
-from trellis.settings import Settings
-from trellis.storage import local as _local  # noqa: F401 - imported before the fork
-from trellis.web.server import ServerOptions, listen, serve_gateway
-from trellis.wiring import ISSUER, new_id
+from trellis.storage.objects import local as _local  # noqa: F401 - imported before the fork
 
 POINTS = ("before", "stored", "half")
 

@@ -9,12 +9,12 @@ from tests.artifacts.desk import CONTENTS, SOURCES, call_nlm, complete, queue_jo
 from tests.gateway.serving import PATIENCE_S, Served
 from tests.http.conftest import Place, Shell, Token
 from trellis import connect, connect_sync
+from trellis.app.wiring import new_id
 from trellis.artifacts.content import JobType
 from trellis.artifacts.keys import make_artifact_id
 from trellis.engine.jobs import JobId, Lease
 from trellis.http.errors import GatewayRefused, NotFound
 from trellis.lifecycles import Role
-from trellis.wiring import new_id
 
 TYPE, CONTENT = CONTENTS[JobType.BRIEF]
 MISSING = make_artifact_id("00000000-0000-4000-8000-000000000000")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.conftest import Place, Shell
 from trellis import connect_sync
-from trellis.cli import agents, approvals, artifacts, jobs, memory, over_http, proposals, runs, submitting
+from trellis.cli import agents, approvals, artifacts, jobs, memory, over_http, proposals, runs, submit
 from trellis.lifecycles import Role
 
 AGENT = "archivist-violin"
@@ -163,7 +163,7 @@ def test_what_is_wrong_with_the_gateway_is_said_with_a_way_out(
         (artifacts.list_artifacts, over_http.list_artifacts),
         (artifacts.show_artifact, over_http.show_artifact),
         (artifacts.clean_up, over_http.clean_up_artifacts),
-        (submitting.submit, over_http.submit),
+        (submit.submit, over_http.submit),
         (jobs.list_jobs, over_http.list_jobs),
         (jobs.show, over_http.show_job),
         (jobs.result, over_http.job_result),

@@ -18,15 +18,15 @@ import pytest
 
 from tests.faults.fleet import Nursery, Running, until
 from tests.http.gateway_process import POINTS, Orders
+from trellis.app.wiring import ISSUER, connect
+from trellis.auth.tokens import issue, symmetric_key
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter
-from trellis.engine.retries import RetryPolicy
+from trellis.engine.retry_policy import RetryPolicy
 from trellis.http.calls import CallOptions
 from trellis.http.client import GatewayClient
-from trellis.identity import issue, symmetric_key
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.wiring import ISSUER, connect
 
 AGENTS = ("archivist-violin", "architect-guardian")
 TYPE = "work"

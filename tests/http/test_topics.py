@@ -10,7 +10,7 @@ from tests.http.conftest import Place, Shell, Token
 from trellis import connect, connect_sync
 from trellis.cli import main
 from trellis.http.errors import KeyTaken, NotFound
-from trellis.http.job_shapes import BusJob
+from trellis.http.shapes import BusJob
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role, Trigger
 

@@ -8,16 +8,16 @@ import pytest
 
 from tests.http.conftest import Shell
 from tests.http.scripted import Script, client_on
+from trellis.app.instance import open_instance
+from trellis.app.settings import read_settings
+from trellis.app.wiring import component_token, development_key, make_development_key
+from trellis.auth.tokens import issue
 from trellis.engine.errors import SettingsInvalid
 from trellis.http.address import is_readable_on_the_way
 from trellis.http.calls import CallOptions
 from trellis.http.errors import TokenUnprotected
-from trellis.identity import issue
-from trellis.instance import open_instance
 from trellis.lifecycles import Role
-from trellis.settings import read_settings
 from trellis.testing import FakeClock
-from trellis.wiring import component_token, development_key, make_development_key
 
 ELSEWHERE = "https://elsewhere.example"
 TOKEN = {"TRELLIS_TOKEN": "secret"}

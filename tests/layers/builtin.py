@@ -10,22 +10,20 @@ from pathlib import Path
 from tests.layers.rig import GRACE_S, RUNS_AT_ONCE, WAITING_MAX, Rig
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Steps
 from trellis.agents.catalog import Catalog
+from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.runs.driver import RunDriver, RunDriverOptions
-from trellis.runs.layer import BuiltinLayer
-from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions
+from trellis.runs.orchestration import BuiltinLayer
+from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions
 from trellis.runs.projector import Projector
-from trellis.runs.published import PublishedRuns
-from trellis.runs.publishing import DocumentPublisher
 from trellis.runs.schedules import ScheduleFirer, ScheduleOptions
 from trellis.runs.timetable import Timetable
-from trellis.storage.objects import ObjectStore
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore
 from trellis.testing import FakeClock
 
 ROUNDS = 3

@@ -12,13 +12,13 @@ from typing import Any
 
 from tests.agents.files import agent_file
 from tests.runs.conftest import Steps
+from trellis.documents import ids
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter
-from trellis.runs import ids
-from trellis.runs.layer import OrchestrationLayer, TriggerKind
+from trellis.runs.orchestration import OrchestrationLayer, TriggerKind
 from trellis.runs.steps import RunStep, StepContext, StepResult
-from trellis.storage.objects import ObjectStore
+from trellis.storage.objects.store import ObjectStore
 
 PATIENCE_S = 60.0
 RUNS_AT_ONCE = 2

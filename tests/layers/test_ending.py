@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from tests.layers.rig import Rig
+from trellis.documents import ids
+from trellis.documents.errors import StepHopeless
 from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, CancelMode, JobId, RequestId
-from trellis.runs import ids
-from trellis.runs.errors import StepHopeless
 from trellis.runs.steps import StepContext, StepResult
 
 MODES = pytest.mark.parametrize("mode", list(CancelMode))

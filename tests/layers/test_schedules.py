@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from tests.layers.rig import GRACE_S, WAITING_MAX, Rig
-from trellis.runs.errors import CronInvalid
+from trellis.documents.errors import CronInvalid
 
 MINUTE_S, HOUR_S = 60.0, 3_600.0
 

@@ -6,11 +6,11 @@ import pytest
 
 from tests.layers.rig import WAITING_MAX, Rig
 from trellis.agents.errors import SlugInvalid
+from trellis.documents import ids
+from trellis.documents.errors import AgentNotRunnable, RunNotFound, TooManyWaiting
 from trellis.engine.errors import IdempotencyMismatch
 from trellis.engine.jobs import CancelMode, JobId, RequestId
-from trellis.runs import ids
-from trellis.runs.errors import AgentNotRunnable, RunNotFound, TooManyWaiting
-from trellis.runs.layer import TriggerKind
+from trellis.runs.orchestration import TriggerKind
 
 BURST = 200
 

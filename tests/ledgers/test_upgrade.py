@@ -14,7 +14,7 @@ from trellis.engine.records import RecordedEvent
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.ledgers.postgres.migrate import migrate, sql_files
-from trellis.ledgers.sqlite.migrate import migrations
+from trellis.ledgers.sqlite.schema import migrations
 
 ADDED_TO_SQLITE = ("deadline", "key_limit", "compensates")
 ADDED_TO_POSTGRES = (

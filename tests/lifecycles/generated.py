@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trellis.lifecycles import LIFECYCLES, Lifecycle
 from trellis.lifecycles.describe import STATE_COLUMNS, TRANSITION_COLUMNS, describe
-from trellis.lifecycles.mermaid import mermaid
+from trellis.lifecycles.diagram import mermaid
 from trellis.lifecycles.projection import WIRE_NUMBERS, WORDS, Position
 
 ROOT = Path(__file__).parents[2]

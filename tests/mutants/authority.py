@@ -7,21 +7,21 @@ CELLS = "tests/gateway/test_authority.py"
 AUTHORITY: dict[str, Mutant] = {
     # A cell of the matrix of jobs is another one than in the document.
     "AUTH-1": Mutant(
-        file="engine/matrices.py",
+        file="auth/matrices.py",
         old='Role.MEMORY: _row("artifacts.read rules.read")',
         new='Role.MEMORY: _row("artifacts.read artifacts.cleanup rules.read")',
         tests=(f"{CELLS}::test_every_cell_of_a_matrix_is_as_the_document_has_it",),
     ),
     # Whoever has no role that may is let in where the thing is not known yet.
     "AUTH-2": Mutant(
-        file="engine/matrices.py",
+        file="auth/matrices.py",
         old="if role in principal.roles and (whole or own is not False):",
         new="if (role in principal.roles or own is None) and (whole or own is not False):",
         tests=(f"{CELLS}::test_every_role_is_refused_what_no_rule_gives_it_and_nothing_changes",),
     ),
     # A token for one job reaches the jobs of others.
     "AUTH-3": Mutant(
-        file="engine/ownership.py",
+        file="auth/ownership.py",
         old="return job_id == principal.job_id",
         new="return bool(job_id)",
         tests=(
@@ -38,7 +38,7 @@ AUTHORITY: dict[str, Mutant] = {
     ),
     # A token that was made for another service is taken.
     "AUTH-5": Mutant(
-        file="identity.py",
+        file="auth/tokens.py",
         old="if AUDIENCE not in (",
         new="if audience is None and AUDIENCE not in (",
         tests=(
@@ -47,7 +47,7 @@ AUTHORITY: dict[str, Mutant] = {
     ),
     # Every proposal approves itself.
     "AUTH-6": Mutant(
-        file="runs/proposals.py",
+        file="proposals/proposal.py",
         old='return body["action"] == MEMORY_UPDATE and body["priority"] == "normal" and not body[',
         new='return bool(body["action"]) or not body[',
         tests=(
@@ -57,7 +57,7 @@ AUTHORITY: dict[str, Mutant] = {
     ),
     # A role without a row is given one that grants nothing.
     "AUTH-7": Mutant(
-        file="engine/matrices.py",
+        file="auth/matrices.py",
         old="missing = [role.value for role in Role if role not in rows]",
         new="missing, rows = list[str](), {role: rows.get(role, MatrixRow()) for role in Role}",
         tests=(f"{CELLS}::test_a_role_without_a_row_cannot_be_loaded",),

@@ -17,7 +17,7 @@ BUS_JOBS: dict[str, Mutant] = {
     ),
     # The client is not told how long its job took.
     "BUS-2": Mutant(
-        file="bus/ends/publisher.py",
+        file="bus/outcomes/publisher.py",
         old="execution_ms=report.execution_ms if report else 0,",
         new="execution_ms=0,",
         tests=("tests/bus/test_publisher.py::test_a_client_hears_once_of_every_end_under_its_own_id",),
@@ -38,28 +38,30 @@ BUS_JOBS: dict[str, Mutant] = {
     ),
     # A job that nobody started is not done again.
     "BUS-5": Mutant(
-        file="bus/ends/retrying.py",
+        file="bus/outcomes/linked_jobs.py",
         old='RETRYABLE_STATES = frozenset({"FAILED", "TIMEOUT"})',
         new='RETRYABLE_STATES = frozenset({"FAILED"})',
-        tests=("tests/bus/test_aftermath.py::test_a_job_that_never_started_ends_and_a_linked_one_is_made",),
+        tests=("tests/bus/test_reconciler.py::test_a_job_that_never_started_ends_and_a_linked_one_is_made",),
     ),
     # A result that comes again leaves no trace.
     "BUS-6": Mutant(
-        file="bus/reporting/results.py",
+        file="bus/results/result_listener.py",
         old="if self._remarked.get(once):",
         new="if not self._remarked.get(once):",
-        tests=("tests/bus/test_results.py::test_the_same_result_again_is_accepted_remarked_once_and_changes_nothing",),
+        tests=(
+            "tests/bus/test_result_listener.py::test_the_same_result_again_is_accepted_remarked_once_and_changes_nothing",
+        ),
     ),
     # A job that must not be done twice has further attempts under its id.
     "BUS-7": Mutant(
         file="bus/requests.py",
         old="attempts = topic.max_attempts if topic.idempotent else 1",
         new="attempts = topic.max_attempts",
-        tests=("tests/bus/test_aftermath.py::test_a_job_that_never_started_ends_and_a_linked_one_is_made",),
+        tests=("tests/bus/test_reconciler.py::test_a_job_that_never_started_ends_and_a_linked_one_is_made",),
     ),
     # Steps do not wait for each other.
     "BUS-8": Mutant(
-        file="bus/scheduling/ordering.py",
+        file="bus/scheduling/dispatch_policy.py",
         old="if waits_for is not None and waits_for.index < step_index:",
         new="if waits_for is not None and waits_for.index < 0:",
         tests=("tests/bus/test_ordering.py::test_the_next_step_goes_when_the_one_before_it_has_succeeded",),
@@ -73,7 +75,7 @@ BUS_JOBS: dict[str, Mutant] = {
     ),
     # A result that the bus did not take counts as sent.
     "BUS-10": Mutant(
-        file="bus/ends/publisher.py",
+        file="bus/outcomes/publisher.py",
         old='_log.info("held_up", event_id=event.id, error=str(error))\n            return False',
         new='_log.info("held_up", event_id=event.id, error=str(error))\n            return True',
         tests=("tests/bus/test_publisher.py::test_a_bus_that_fails_in_the_middle_of_a_page_gets_the_rest_later",),
@@ -87,16 +89,16 @@ BUS_JOBS: dict[str, Mutant] = {
     ),
     # The client of a job that was denied hears nothing.
     "BUS-12": Mutant(
-        file="bus/ends/publisher.py",
+        file="bus/outcomes/publisher.py",
         old='"job_cancelled", "job_denied", "job_timed_out"})',
         new='"job_cancelled", "job_timed_out"})',
         tests=("tests/bus/test_publisher.py::test_a_client_hears_once_of_every_end_under_its_own_id",),
     ),
     # Every failure of a topic that declares a code is retried.
     "BUS-13": Mutant(
-        file="bus/reporting/reports.py",
+        file="bus/results/reports.py",
         old="report.error_code in topic.retry",
         new="bool(topic.retry)",
-        tests=("tests/bus/test_results.py::test_only_declared_error_codes_are_worth_another_attempt",),
+        tests=("tests/bus/test_result_listener.py::test_only_declared_error_codes_are_worth_another_attempt",),
     ),
 }

@@ -68,14 +68,14 @@ DISTRIBUTED_JOBS: dict[str, Mutant] = {
     ),
     # Every wait is as long as the first.
     "DJ-9": Mutant(
-        file="engine/retries.py",
+        file="engine/retry_policy.py",
         old="self.base_s * self.factor ** min(attempt, 64)",
         new="self.base_s",
         tests=("tests/worker/test_retries.py::test_the_wait_doubles_from_half_a_second_to_a_minute",),
     ),
     # Attempts have no end.
     "DJ-10": Mutant(
-        file="engine/retries.py",
+        file="engine/retry_policy.py",
         old="return self.attempt + 1 < self.max_attempts",
         new="return self.max_attempts > 0",
         tests=("tests/worker/test_retries.py::test_the_last_attempt_is_dead_lettered_by_default",),
@@ -119,7 +119,7 @@ DISTRIBUTED_JOBS: dict[str, Mutant] = {
     ),
     # An error that another attempt cannot mend is tried again.
     "DJ-16": Mutant(
-        file="engine/retries.py",
+        file="engine/retry_policy.py",
         old="if isinstance(error, PermanentError):",
         new="if isinstance(error, PermanentError) and not job.attempts_left:",
         tests=("tests/worker/test_retries.py::test_a_permanent_error_fails_at_once",),
@@ -133,7 +133,7 @@ DISTRIBUTED_JOBS: dict[str, Mutant] = {
     ),
     # A payload that its handler refuses is tried again.
     "DJ-18": Mutant(
-        file="engine/retries.py",
+        file="engine/retry_policy.py",
         old="if isinstance(error, ValidationError):",
         new="if isinstance(error, ValidationError) and not job.attempts_left:",
         tests=("tests/worker/test_retries.py::test_a_validation_error_is_dead_lettered_with_attempts_left",),

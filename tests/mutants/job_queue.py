@@ -34,7 +34,7 @@ JOB_QUEUE: dict[str, Mutant] = {
         new="",
         tests=(
             (
-                "tests/queue/test_retrying.py::"
+                "tests/research/test_retry_policy.py::"
                 "test_a_person_with_the_right_requeues_from_failed_and_from_dead_with_fresh_attempts"
             ),
         ),
@@ -55,50 +55,52 @@ JOB_QUEUE: dict[str, Mutant] = {
     ),
     # An agent's jobs run beside each other if they belong to different runs.
     "JQ-7": Mutant(
-        file="queue/requests.py",
+        file="research/requests.py",
         old='concurrency_key=f"{KEY_NAMESPACE}{request.agent_slug}"',
         new='concurrency_key=f"{KEY_NAMESPACE}{request.run_id}"',
         tests=(
             (
-                "tests/queue/test_gate.py::"
+                "tests/research/test_gate.py::"
                 "test_one_job_of_an_agent_is_held_at_a_time_and_other_agents_are_not_kept_waiting"
             ),
         ),
     ),
     # Every wait is as long as the first.
     "JQ-8": Mutant(
-        file="queue/retrying.py",
+        file="research/retry_policy.py",
         old="BACKOFF_S[min(attempt, RETRIES - 1)]",
         new="BACKOFF_S[0]",
-        tests=("tests/queue/test_retrying.py::test_the_policy_waits_at_least_the_floor_and_at_most_a_fifth_more",),
+        tests=(
+            "tests/research/test_retry_policy.py::test_the_policy_waits_at_least_the_floor_and_at_most_a_fifth_more",
+        ),
     ),
     # A backend that is busy fails the job for good.
     "JQ-9": Mutant(
-        file="queue/errors.py",
+        file="research/errors.py",
         old='code = "RATE_LIMIT"',
         new='code = "RATE_LIMIT"\n    retries = False',
-        tests=("tests/queue/test_nlm_answers.py::test_an_answer_that_is_no_result_takes_the_path_of_the_table",),
+        tests=("tests/research/test_nlm_answers.py::test_an_answer_that_is_no_result_takes_the_path_of_the_table",),
     ),
     # The document counts executions where the schema counts retries.
     "JQ-10": Mutant(
-        file="queue/documents.py",
+        file="research/documents.py",
         old='"max_attempts": retries_of(job),',
         new='"max_attempts": job.max_attempts,',
-        tests=("tests/queue/test_documents.py::test_a_job_shows_its_document_from_pending_to_complete",),
+        tests=("tests/research/test_documents.py::test_a_job_shows_its_document_from_pending_to_complete",),
     ),
     # A job for an agent that is not there is taken.
     "JQ-11": Mutant(
         file="worker/kinds.py",
         old="if isinstance(await making.catalog.load(request.agent_slug), AgentMissing):",
         new="if not request.agent_slug:",
-        tests=("tests/queue/test_gate.py::test_what_does_not_fit_is_refused_with_a_reason_and_stores_nothing",),
+        tests=("tests/research/test_gate.py::test_what_does_not_fit_is_refused_with_a_reason_and_stores_nothing",),
     ),
     # The job that an inbox entry makes does not name the entry.
     "JQ-12": Mutant(
-        file="runs/inbox.py",
+        file="inbox.py",
         old='parent_id=JobId(told["id"]),',
         new="parent_id=None,",
-        tests=("tests/queue/test_gate.py::test_an_entry_that_asks_for_a_job_makes_one_pending_job_linked_to_it",),
+        tests=("tests/research/test_gate.py::test_an_entry_that_asks_for_a_job_makes_one_pending_job_linked_to_it",),
     ),
     # A BRIEF job yields a research brief.
     "JQ-13": Mutant(

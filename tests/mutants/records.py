@@ -113,7 +113,7 @@ RECORDS: dict[str, Mutant] = {
     ),
     # The text of a cause changes for both ledgers at once.
     "DJ-15 text": Mutant(
-        file="lifecycles/causes.py",
+        file="lifecycles/events.py",
         old='LEASE_EXPIRED = "lease expired"',
         new='LEASE_EXPIRED = "lease over"',
         tests=(LOST,),

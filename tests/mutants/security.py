@@ -21,7 +21,7 @@ RESERVED = "tests/ledgers/conformance/test_reserved_ids.py"
 BODIES = "tests/gateway/test_bodies.py"
 CONNECTIONS = "tests/gateway/test_connections.py"
 DISPATCH = "tests/bus/safety/test_dispatch.py"
-SIGNING = "tests/bus/test_signing.py"
+SIGNING = "tests/bus/test_signatures.py"
 TOKENS_GO = "tests/http/test_where_tokens_go.py"
 NAMES = "tests/client/test_principal_names.py"
 PRIVATE = "tests/engine/test_private_files.py"
@@ -33,8 +33,8 @@ COMMANDS = "tests/cli/test_tokens.py"
 def _one_party(*tests: str) -> Mutant:
     """Steps of one parent count together, whoever submitted them."""
     return Mutant(
-        file="bus/ends/families.py",
-        old="from trellis.engine.principal_names import party_of\n",
+        file="bus/outcomes/job_tree.py",
+        old="from trellis.auth.principals import party_of\n",
         new='\n\ndef party_of(_: str) -> str:\n    return ""\n\n\n',
         tests=tests,
     )
@@ -54,19 +54,19 @@ HIGH: dict[str, Mutant] = {
     "H1-undone": _one_party(f"{BUS}::test_a_strangers_failed_step_undoes_nothing"),
     "H1-held-up": _one_party(f"{BUS}::test_a_strangers_step_holds_up_nobody"),
     "H1-linked-over-http": Mutant(
-        file="engine/ownership.py",
+        file="auth/ownership.py",
         old="        if party_of(await submitter_of(ledger, other)) != party_of(principal.name):",
         new="        if not party_of(await submitter_of(ledger, other)):",
         tests=(f"{HTTP}::test_a_step_hangs_below_a_job_of_its_submitter_only",),
     ),
     "H1-linked-from-python": Mutant(
-        file="engine/ownership.py",
+        file="auth/ownership.py",
         old="    await _check_links(principal, ledger, job)",
         new="    _ = _check_links",
         tests=(f"{PYTHON}::test_no_verb_reaches_a_job_of_another",),
     ),
     "H1-linked-over-the-bus": Mutant(
-        file="engine/ownership.py",
+        file="auth/ownership.py",
         old="    if parent is None or parent.place is JobPlace.LEASED or await is_of_sender(ledger, parent, sender_id):",
         new="    if parent is None or parent.place is not None or await is_of_sender(ledger, parent, sender_id):",
         tests=(f"{BUS}::test_a_sender_hangs_jobs_below_its_own_and_below_what_it_works_on",),
@@ -78,13 +78,13 @@ HIGH: dict[str, Mutant] = {
         tests=("tests/bus/test_compensation.py::test_nobody_can_take_the_ids_of_a_compensation_before_it_is_made",),
     ),
     "H2-retry": Mutant(
-        file="engine/reserved_ids.py",
+        file="engine/jobs.py",
         old=r'RESERVED_ID_PATTERN = r"(\.(c|r[0-9]+|q-[0-9a-f]+)|@[0-9]+)\Z"',
         new=r'RESERVED_ID_PATTERN = r"(\.(c|q-[0-9a-f]+)|@[0-9]+)\Z"',
         tests=(f"{RESERVED}::test_a_derived_id_is_refused_to_everybody_but_the_role_that_derives_it",),
     ),
     "H2-over-http": Mutant(
-        file="engine/reserved_ids.py",
+        file="engine/jobs.py",
         old="    if _reserved.search(job_id) and DERIVING_ROLES.get(lifecycle) is not role:",
         new="    if _reserved.search(job_id) and lifecycle not in DERIVING_ROLES:",
         tests=("tests/gateway/test_bus_jobs.py::test_ids_that_the_engine_derives_are_refused",),
@@ -96,25 +96,25 @@ HIGH: dict[str, Mutant] = {
         tests=(f"{RESERVED}::test_sql_cannot_take_a_derived_id_either",),
     ),
     "H3-budget": Mutant(
-        file="web/bodies.py",
+        file="http_server/bodies.py",
         old="self.body_s, authenticated=bool(rules))",
         new="self.body_s, authenticated=True)",
         tests=(f"{BODIES}::test_bodies_without_authentication_take_nothing_of_what_the_others_may_have",),
     ),
     "H3-size-and-time": Mutant(
-        file="web/bodies.py",
+        file="http_server/bodies.py",
         old="        self._body_s = body_s if authenticated else min(body_s, UNAUTHENTICATED_S)",
         new="        self._body_s = body_s",
         tests=(f"{BODIES}::test_a_callback_that_stalls_or_is_large_is_ended_soon",),
     ),
     "H3-one-address": Mutant(
-        file="web/bodies.py",
+        file="http_server/bodies.py",
         old=" or self._arriving[address] >= UNAUTHENTICATED_OF_ADDRESS_MAX:",
         new=":",
         tests=(f"{BODIES}::test_senders_without_authentication_share_what_there_is_by_address",),
     ),
     "H3-one-network": Mutant(
-        file="net/addresses.py",
+        file="net/targets.py",
         old="    return str(found.ipv4_mapped or ip_network((found, 64), strict=False))",
         new="    return address",
         tests=(f"{BODIES}::test_whoever_has_many_addresses_of_ipv6_is_one_sender",),
@@ -185,49 +185,49 @@ MEDIUM: dict[str, Mutant] = {
         tests=(f"{DISPATCH}::test_an_approval_shows_every_field_that_the_worker_is_told",),
     ),
     "M2-bound": Mutant(
-        file="bus/scheduling/approved.py",
+        file="bus/scheduling/dispatch_order.py",
         old='        "order_hash": request_within_policy(request, decision.get("constraints") or {}, decision.get("redacted")).hash,\n',
         new="",
         tests=(f"{DISPATCH}::test_an_approval_is_void_when_the_kernel_allows_something_else_under_the_same_policy",),
     ),
     "M3-bound-to-an-agent": Mutant(
-        file="runs/agent_reach.py",
+        file="runs/memory_access.py",
         old="    if only is not None and only != agent:",
         new="    if only is not None and not agent:",
         tests=(f"{HTTP}::test_a_token_for_one_agent_proposes_and_reads_nothing_of_another",),
     ),
     "M3-bound-to-none": Mutant(
-        file="engine/ownership.py",
+        file="auth/ownership.py",
         old="    if principal.by_token and principal.agent is None and by_runtime:",
         new="    if principal.by_token and not principal.roles and by_runtime:",
         tests=(f"{HTTP}::test_a_token_of_a_runtime_that_names_no_agent_reaches_none",),
     ),
     "M4-bound-to-a-job": Mutant(
-        file="runs/agent_reach.py",
+        file="runs/memory_access.py",
         old="    if principal.job_id is None:\n",
         new="    if principal.roles:\n",
         tests=(f"{HTTP}::test_a_token_for_one_job_reads_memory_and_artifacts_of_its_agent_alone",),
     ),
     "M5-descriptors": Mutant(
-        file="web/connections.py",
+        file="http_server/connections.py",
         old="        if len(self._open) < self._max and descriptor < self._descriptor_max and not self._beyond:",
         new="        if len(self._open) < self._max:",
         tests=(f"{CONNECTIONS}::test_more_idle_connections_than_descriptors_keep_nobody_out",),
     ),
     "M5-log": Mutant(
-        file="web/log_limit.py",
+        file="http_server/limits.py",
         old="        if key in self._counts:",
         new="        if key not in self._counts and False:",
         tests=(f"{CONNECTIONS}::test_when_descriptors_run_out_all_the_same_the_one_in_reserve_turns_clients_away",),
     ),
     "M6-over-http": Mutant(
-        file="engine/ownership.py",
+        file="auth/ownership.py",
         old='    return replace(job, idempotency_scope=f"{owner}\\n{job.idempotency_scope}")',
         new="    return job",
         tests=(f"{HTTP}::test_nobody_takes_anothers_idempotency_key",),
     ),
     "M6-over-the-bus": Mutant(
-        file="engine/ownership.py",
+        file="auth/ownership.py",
         old='    return replace(job, idempotency_scope=f"{owner}\\n{job.idempotency_scope}")',
         new="    return job",
         tests=(f"{BUS}::test_a_sender_takes_nobodys_key",),
@@ -239,7 +239,7 @@ MEDIUM: dict[str, Mutant] = {
         tests=(f"{SQL}::test_keys_of_two_logins_are_two_keys",),
     ),
     "M7-gateway-of-the-file": Mutant(
-        file="settings.py",
+        file="app/settings.py",
         old='        if not self.token_may_go_to("gateway"):',
         new='        if not self.token_may_go_to(""):',
         tests=(f"{TOKENS_GO}::test_a_command_sends_its_token_to_a_gateway_that_was_named",),
@@ -257,31 +257,31 @@ MEDIUM: dict[str, Mutant] = {
         tests=(f"{BUS}::test_a_sender_cancels_its_own_jobs_alone",),
     ),
     "M8-cancelled-from-python": Mutant(
-        file="engine/ownership.py",
+        file="auth/ownership.py",
         old='    own = await is_own(principal, "jobs.cancel", ledger, job)\n',
         new="    own = bool(job)\n",
         tests=(f"{PYTHON}::test_no_verb_reaches_a_job_of_another",),
     ),
     "M8-left-out": Mutant(
-        file="bus/wire/signing.py",
+        file="bus/wire/signatures.py",
         old="        return self.required or self._key_of(sender_id) is not None",
         new="        return self.required",
         tests=(f"{SIGNING}::test_leaving_a_signature_out_does_not_help_where_the_senders_key_is_known",),
     ),
     "M8-redirected": Mutant(
-        file="bus/wire/signing.py",
+        file="bus/wire/signatures.py",
         old="        if signed.audience is not None and signed.audience != delivery.subject:",
         new="        if signed.audience is not None and not delivery.subject:",
         tests=(f"{SIGNING}::test_a_packet_that_was_signed_for_one_subject_is_refused_on_another",),
     ),
     "M8-old": Mutant(
-        file="bus/wire/signing.py",
+        file="bus/wire/signatures.py",
         old="        if abs(age) > window or (signed.expires_at is not None and signed.expires_at < delivery.at):",
         new="        if not window and not age:",
         tests=(f"{SIGNING}::test_a_signed_packet_is_taken_while_it_is_fresh",),
     ),
     "M8-sent-again": Mutant(
-        file="bus/wire/signing.py",
+        file="bus/wire/signatures.py",
         old="        self._seen[seen] = delivery.sequence\n",
         new="",
         tests=(f"{SIGNING}::test_a_signed_packet_that_is_sent_again_is_refused",),
@@ -302,7 +302,7 @@ LOW: dict[str, Mutant] = {
         tests=(f"{OUTPUT}::test_no_character_of_unicode_that_is_a_control_or_shown_as_nothing_gets_through",),
     ),
     "L-trailer": Mutant(
-        file="web/server.py",
+        file="http_server/server.py",
         old="        if self._in_head:\n            super().on_header(name, value)",
         new="        super().on_header(name, value)",
         tests=(f"{CONNECTIONS}::test_headers_after_a_body_are_not_believed",),
@@ -332,19 +332,19 @@ LOW: dict[str, Mutant] = {
         tests=(f"{SIGNING}::test_a_private_key_that_others_can_read_is_refused",),
     ),
     "L-log-of-strangers": Mutant(
-        file="web/log_limit.py",
+        file="http_server/limits.py",
         old="            self._counts[key] += 1\n            return",
         new="            self._counts[key] += 1",
         tests=(f"{CONNECTIONS}::test_many_requests_that_cannot_be_read_are_two_lines_in_the_log",),
     ),
     "L-issuer": Mutant(
-        file="identity.py",
+        file="auth/tokens.py",
         old="    recorded = recorded_name(name, issuer=foreign_issuer, tenant=tenant)",
         new="    recorded = recorded_name(name, tenant=tenant)",
         tests=(f"{HTTP}::test_an_owner_is_an_issuer_and_a_subject_and_a_tenant",),
     ),
     "L-issuer-replaced": Mutant(
-        file="wiring.py",
+        file="app/wiring.py",
         old="    if known not in {None, home}:",
         new="    if known == home == None:",
         tests=(f"{COMMANDS}::test_an_instance_with_another_issuer_does_not_take_over_the_names_of_the_first",),
@@ -356,25 +356,25 @@ LOW: dict[str, Mutant] = {
         tests=(f"{COMMANDS}::test_a_token_reads_with_commands_what_it_reads_over_http",),
     ),
     "L-name-of-a-limited-login": Mutant(
-        file="engine/ownership.py",
+        file="auth/ownership.py",
         old="            return events[0].actor.removeprefix(ledger.name_prefix)",
         new="            return events[0].actor",
         tests=(f"{SQL}::test_a_token_through_a_limited_login_has_the_jobs_that_it_submitted_there",),
     ),
     "L-homoglyph": Mutant(
-        file="engine/principal_names.py",
+        file="auth/principals.py",
         old='    mixed = len(scripts) > 1 and not scripts <= {"LATIN", "EAST ASIAN"}',
         new="    mixed = not name and bool(scripts)",
         tests=(f"{NAMES}::test_a_name_that_can_be_taken_for_another_is_refused_when_it_is_issued",),
     ),
     "L-trailing-space": Mutant(
-        file="identity.py",
+        file="auth/tokens.py",
         old='    fault = name_fault(name) if isinstance(name, str) else "it must be text"',
         new='    fault = None if isinstance(name, str) else "it must be text"',
         tests=(f"{NAMES}::test_and_when_it_is_verified",),
     ),
     "L-no-diff": Mutant(
-        file="runs/preview.py",
+        file="proposals/preview.py",
         old="    before = None if there is None else there.body\n",
         new="    before = None\n",
         tests=("tests/gateway/test_proposals.py::test_whoever_decides_sees_what_would_change_now",),

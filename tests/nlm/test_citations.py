@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trellis.nlm.citations import CITATIONS_MAX, EXCERPT_CHARS_MAX, verify
-from trellis.nlm.folding import Folded
+from trellis.nlm.citations import CITATIONS_MAX, EXCERPT_CHARS_MAX, Folded, verify
 from trellis.nlm.provider import Citation, NlmAnswer, NlmSource
 
 TEXT = """# Leases

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trellis.nlm.passages import PASSAGE_CHARS_MAX, passages
+from trellis.nlm.passages import PASSAGE_CHARS_MAX, SENTENCE_CHARS_MAX, passages, sentences
 from trellis.nlm.provider import NlmSource
-from trellis.nlm.sentences import SENTENCE_CHARS_MAX, sentences
 from trellis.nlm.words import stem, stems
 
 DOCUMENT = """---

@@ -16,10 +16,10 @@ import pytest
 
 from tests.nlm_backend.gatewaying import SECRET, FakeGateway, gateway_on_loopback
 from trellis.artifacts.snapshot import Snapshot
+from trellis.auth.tokens import TrustedKey, issue, symmetric_key
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, SweepOptions
-from trellis.identity import TrustedKey, issue, symmetric_key
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.net.guard import OutgoingPolicy, guarded_client
@@ -28,7 +28,7 @@ from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.provider import NlmProvider
 from trellis.nlm.scripted import ProviderScript, ScriptedProvider
 from trellis.nlm_backend.backend import BackendEnvironment, BackendLinks, BackendOptions, BackendProcess
-from trellis.storage.documents import timestamp
+from trellis.storage.objects.canonical_json import timestamp
 from trellis.testing import FakeClock
 
 KEY = symmetric_key(b"for tests of the NLM backend: 32 bytes or more", issuer="trellis")

@@ -14,10 +14,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from trellis.identity import TrustedKey, verify
+from trellis.auth.tokens import TrustedKey, verify
+from trellis.http_server.server import ServerOptions, listen, serve_gateway
 from trellis.lifecycles import Role
 from trellis.net.signatures import ID_HEADER, SignatureRefused, check_signature, job_key
-from trellis.web.server import ServerOptions, listen, serve_gateway
 
 LOOPBACK = ServerOptions(host="127.0.0.1", port=0, drain_s=1)
 SECRET = b"signs callbacks in the tests of the NLM backend"

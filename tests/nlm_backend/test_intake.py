@@ -17,20 +17,26 @@ from tests.net.listening import make_certificates
 from tests.nlm_backend.conftest import KEY, TLS, Stand, Working, standing, until
 from tests.nlm_backend.gatewaying import LOOPBACK, FakeGateway, gateway_on_loopback
 from tests.nlm_backend.test_stages import WAY
+from trellis.app.settings import Settings
+from trellis.app.wiring import outgoing_tls
 from trellis.artifacts.content import JobType
+from trellis.auth.tokens import issue, symmetric_key
 from trellis.engine.jobs import TYPE_PATTERN
-from trellis.identity import issue, symmetric_key
+from trellis.http_server.server import ServerOptions, listen, serve_gateway
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.nlm_backend.errors import ExecutionsSpent, StaleEpoch
 from trellis.nlm_backend.intake import EXECUTIONS_MAX, ExecuteNow, KnownExecution, decide_intake
 from trellis.nlm_backend.orders import ProcessRequest, execution_id, read_execution_id, type_of
-from trellis.queue.backend import BackendFailed, BackendFinished, ExecutionRequest, NlmBackend, error_of_refusal
-from trellis.queue.errors import BackendUnavailable, ExecutionForgotten
-from trellis.queue.requests import QueueRequest
-from trellis.settings import Settings
-from trellis.web.server import ServerOptions, listen, serve_gateway
-from trellis.wiring import outgoing_tls
+from trellis.research.backend_client import (
+    BackendFailed,
+    BackendFinished,
+    ExecutionRequest,
+    NlmBackend,
+    error_of_refusal,
+)
+from trellis.research.errors import BackendUnavailable, ExecutionForgotten
+from trellis.research.requests import QueueRequest
 
 # -- who and what ------------------------------------------------------------------------------------------------------
 

@@ -8,20 +8,20 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from trellis.app.instance import Instance, open_instance
+from trellis.app.settings import read_settings
+from trellis.app.wiring import callback_secrets, development_key, make_development_key, new_id
+from trellis.auth.tokens import issue
 from trellis.cli import main
-from trellis.cli.serving_nlm import NlmEndpoint, with_own_addresses
+from trellis.cli.up_nlm import NlmEndpoint, with_own_addresses
+from trellis.engine.admin_acts import this_node
 from trellis.engine.ledger import Ledger
-from trellis.engine.nodes import this_node
 from trellis.engine.verify import verify
 from trellis.gateway import create_app
-from trellis.identity import issue
-from trellis.instance import Instance, open_instance
+from trellis.http_server.server import ServerOptions, listen, serve_gateway
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.nlm_backend import BackendProcess, open_backend
-from trellis.settings import read_settings
-from trellis.web.server import ServerOptions, listen, serve_gateway
-from trellis.wiring import callback_secrets, development_key, make_development_key, new_id
 
 LOOPBACK = ServerOptions(host="127.0.0.1", port=0, drain_s=1)
 ROLES = frozenset({"orchestrator", "projector", "sweeper"})

@@ -6,6 +6,9 @@ from dataclasses import replace
 import pytest
 
 from tests.runs.conftest import GATEWAY, Stand
+from trellis.documents import audit
+from trellis.documents.errors import RecordInvalid
+from trellis.documents.run_documents import encode
 from trellis.engine.event_data import cancel_request_in
 from trellis.engine.jobs import (
     Actor,
@@ -25,9 +28,6 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.records import RecordedEvent
 from trellis.lifecycles import Role
-from trellis.runs import audit
-from trellis.runs.documents import encode
-from trellis.runs.errors import RecordInvalid
 
 SUBMITTER = Actor(role=Role.SUBMITTER, name="someone@host")
 WORKER = Actor(role=Role.WORKER, name="worker@host:1")

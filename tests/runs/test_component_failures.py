@@ -12,16 +12,16 @@ import pytest
 from tests.runs.conftest import ORCHESTRATOR, Stand
 from tests.runs.test_end_to_end import VIOLIN, Garden
 from trellis.agents.garden import plant
-from trellis.nlm.asking import RetryingProvider
+from trellis.documents import ids
+from trellis.documents.publisher import PublishedRuns
+from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.nlm.scripted import ProviderScript, ScriptedProvider
-from trellis.runs import ids
-from trellis.runs.driver import RunDriver, RunDriverOptions
-from trellis.runs.published import PublishedRuns
+from trellis.runs.orchestrator import RunDriver, RunDriverOptions
+from trellis.runs.pipeline import RunSteps
 from trellis.runs.steps import RunStep, StepContext, StepResult
-from trellis.runs.work import RunSteps
 from trellis.storage.memory import MemoryRepository, open_memory
-from trellis.storage.objects import ObjectStore, StoredObject, StoreUnavailable
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore, StoredObject, StoreUnavailable
 
 PAUSE_S_MAX = 30.0
 RETRIES_S = [1.0, 2.0, 4.0]

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from tests.runs.conftest import ORCHESTRATOR, Stand
+from tests.runs.test_audit_segments import record, recorded_once, work
 from tests.runs.test_projector import SLUG, Press
 from tests.runs.test_rebuild import ADMIN
-from tests.runs.test_segments import record, recorded_once, work
+from trellis.documents import ids
 from trellis.engine.jobs import CancelMode, JobId, RequestId
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
-from trellis.runs import ids
 from trellis.runs.projector import Projector, ProjectorOptions, ProjectorPosition
 from trellis.runs.rebuild import rebuild_objects
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
 from trellis.testing import FakeClock
 
 BATCH = 20

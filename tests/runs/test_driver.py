@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from tests.runs.conftest import Stand
+from trellis.documents import run_documents
+from trellis.documents.errors import NlmDown, StepFailed, UpstreamUnavailable
+from trellis.documents.ids import STEPS
 from trellis.engine.jobs import JobId
-from trellis.runs import documents
-from trellis.runs.driver import RunDriver
-from trellis.runs.errors import NlmDown, StepFailed, UpstreamUnavailable
-from trellis.runs.ids import STEPS
+from trellis.runs.orchestrator import RunDriver
 from trellis.runs.steps import StepContext, StepResult
 from trellis.testing import FakeClock
 
@@ -105,7 +105,7 @@ async def test_the_last_cause_picks_the_code(stand: Stand, error: Exception, tri
     await stand.until(drive.done, step_s=0.25)
     assert drive.result().state == "failed"
     assert stand.steps.done["execute-agent"] == tries
-    status = told(documents.status(await stand.facts(run_id)))
+    status = told(run_documents.status(await stand.facts(run_id)))
     assert (status["status"], status["error"], status["current_step"]) == ("failed", text, "execute-agent")
 
 
@@ -180,7 +180,7 @@ async def test_a_step_that_was_kept_but_not_counted_is_not_done_again(stand: Sta
     run_id = await stand.run_of()
     claimed = await stand.claim()
     assert claimed is not None
-    body = documents.encode(
+    body = run_documents.encode(
         {"name": "load-context", "started_at": "s", "finished_at": "f", "result": {"kept": True}, "told": {}}
     )
     assert await stand.ledger.journal(claimed.lease, "step/01", body) == body
@@ -188,7 +188,7 @@ async def test_a_step_that_was_kept_but_not_counted_is_not_done_again(stand: Sta
     assert (await stand.drive()).state == "completed"
     assert stand.steps.done == {**ONCE_EACH, "load-context": 0}
     first = next(event for event in await stand.events(run_id) if event.type == "run.step.completed")
-    assert told(first.data)["sha256"] == documents.sha256(body)
+    assert told(first.data)["sha256"] == run_documents.sha256(body)
 
 
 @pytest.mark.requirement("PIPE-11")
@@ -246,7 +246,7 @@ async def test_a_run_that_is_asked_to_stop_fails_as_cancelled(stand: Stand):
     driver.cancel_requests.add(run_id)
     drive.cancel()
     assert (await drive).state == "failed"
-    assert told(documents.status(await stand.facts(run_id)))["error"] == "CANCELLED: stopped on request"
+    assert told(run_documents.status(await stand.facts(run_id)))["error"] == "CANCELLED: stopped on request"
     assert not driver.cancel_requests
 
 
@@ -288,7 +288,7 @@ class TwoClocks:
         assert counted
         for before, event in counted:
             file = told(event.data)
-            at = documents.timestamp
+            at = run_documents.timestamp
             assert at(before.ts) <= str(file["started_at"]) <= str(file["finished_at"]) <= at(event.ts)
 
 

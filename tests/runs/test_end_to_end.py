@@ -10,27 +10,27 @@ import pytest
 
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
 from trellis.agents.definition import SafeOutput
-from trellis.agents.desk import RunLimits
 from trellis.agents.garden import AGENTS, memory_seed, plant
 from trellis.agents.models import ModelOptions
 from trellis.agents.output import AgentOutput, DraftChange, RefusalCode, ToolRefusal
 from trellis.agents.output import ProposalDraft as AgentDraft
+from trellis.agents.run_inputs import RunLimits
+from trellis.documents import ids
+from trellis.documents.publisher import DocumentPublisher, PublishedRuns
+from trellis.documents.run_documents import RunRequest
 from trellis.engine.jobs import Actor, JobId, RequestId
 from trellis.lifecycles import Role
-from trellis.nlm.asking import RetryingProvider
 from trellis.nlm.extractive import ExtractiveProvider
-from trellis.runs import ids, proposals
-from trellis.runs.applying import ApplyEngine, ApplyOptions
-from trellis.runs.documents import RunRequest
-from trellis.runs.driver import DriveOutcome, RunDriver, RunDriverOptions
+from trellis.nlm.retrying_provider import RetryingProvider
+from trellis.proposals import proposal as proposals
+from trellis.proposals.apply import ApplyEngine, ApplyOptions
+from trellis.runs.orchestrator import DriveOutcome, RunDriver, RunDriverOptions
+from trellis.runs.pipeline import RunSteps
 from trellis.runs.projector import Projector
-from trellis.runs.published import PublishedRuns
-from trellis.runs.publishing import DocumentPublisher
 from trellis.runs.steps import StepContext
-from trellis.runs.work import RunSteps
 from trellis.storage.memory import MemoryRepository, Operation, Update, open_memory
-from trellis.storage.objects import ObjectStore
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore
 
 VIOLIN = "archivist-violin"
 
@@ -218,7 +218,7 @@ async def test_what_a_file_already_says_is_not_proposed_again(garden: Garden, mo
         refused = ToolRefusal(tool="create-proposal", code=RefusalCode.ACTION_NOT_ALLOWED, detail="no")
         return AgentOutput(proposals=(note,), summary="one note", refused=(refused,))
 
-    monkeypatch.setattr("trellis.runs.work.run_agent", always)
+    monkeypatch.setattr("trellis.runs.pipeline.run_agent", always)
     first, _ = await garden.run(VIOLIN)
     status = await garden.document(ids.status_key(VIOLIN, first))
     (made,) = status["proposals_created"]

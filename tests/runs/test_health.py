@@ -13,20 +13,20 @@ from tests.runs.conftest import ORCHESTRATOR, Stand
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.definition import AgentDefinition, AgentStatus
 from trellis.agents.errors import AgentNotFound, DefinitionMalformed, StatusChangeRefused
+from trellis.documents import ids
+from trellis.documents.act_records import ActRecorder
+from trellis.documents.errors import AgentNotRunnable, NlmDown, StepHopeless, UpstreamUnavailable
+from trellis.documents.publisher import DocumentPublisher
+from trellis.engine.admin_acts import this_node
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
-from trellis.engine.nodes import this_node
 from trellis.lifecycles import Role
-from trellis.runs import ids
-from trellis.runs.act_records import ActRecorder
 from trellis.runs.agent_acts import set_status
-from trellis.runs.errors import AgentNotRunnable, NlmDown, StepHopeless, UpstreamUnavailable
 from trellis.runs.health import AgentHealth, HealthOptions, last_failure
-from trellis.runs.layer import BuiltinLayer, TriggerKind
-from trellis.runs.publishing import DocumentPublisher
+from trellis.runs.orchestration import BuiltinLayer, TriggerKind
 from trellis.runs.steps import StepContext, StepResult
 from trellis.runs.timetable import Timetable
-from trellis.storage.objects import ObjectStore
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore
 
 SLUG = "gardener"
 OWNER = Actor(role=Role.OWNER, name="anna@home")

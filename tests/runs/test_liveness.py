@@ -13,21 +13,21 @@ import pytest
 
 from tests.faults.conftest import figures
 from tests.runs.conftest import Stand
-from tests.runs.test_segments import work
+from tests.runs.test_audit_segments import work
 from trellis.agents.catalog import Catalog
 from trellis.agents.definition import AgentDefinition
 from trellis.agents.garden import AGENTS
+from trellis.app.instance import Instance, open_instance
+from trellis.app.settings import Settings
+from trellis.app.wiring import SystemClock
+from trellis.documents import ids
 from trellis.engine.jobs import JobId
 from trellis.engine.service import Service, serve
 from trellis.engine.verify import verify
-from trellis.instance import Instance, open_instance
-from trellis.runs import ids
-from trellis.runs.layer import TriggerKind
+from trellis.runs.orchestration import TriggerKind
 from trellis.runs.projector import Projector
-from trellis.settings import Settings
-from trellis.storage.objects import ObjectStore, StoreUnavailable
+from trellis.storage.objects.store import ObjectStore, StoreUnavailable
 from trellis.testing import FakeClock
-from trellis.wiring import SystemClock
 
 __all__ = ["figures"]
 

@@ -3,11 +3,11 @@
 import pytest
 
 from tests.runs.conftest import GATEWAY, Stand
+from trellis.documents import lookup
+from trellis.documents.errors import RunIdAmbiguous, RunIdInvalid, RunNotFound
+from trellis.documents.lookup import find_run
+from trellis.documents.run_documents import RunRequest
 from trellis.engine.jobs import JobId, NewJob
-from trellis.runs import lookup
-from trellis.runs.documents import RunRequest
-from trellis.runs.errors import RunIdAmbiguous, RunIdInvalid, RunNotFound
-from trellis.runs.lookup import find_run
 from trellis.runs.orchestrator import TYPE
 
 LONG = "run_2026-01-01_080000_abc123"

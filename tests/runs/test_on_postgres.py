@@ -11,24 +11,22 @@ import pytest
 
 from tests.runs.conftest import GATEWAY, Steps
 from tests.servers.postgres import PostgresServer
+from trellis.app.wiring import SystemClock
+from trellis.documents import ids
+from trellis.documents.publisher import DocumentPublisher, PublishedRuns
+from trellis.documents.run_documents import RunRequest
 from trellis.engine.admin_acts import MIGRATED
-from trellis.engine.holding import LeaseHeartbeat
 from trellis.engine.jobs import Actor, JobId, NewJob
+from trellis.engine.lease_runner import LeaseHeartbeat
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
 from trellis.engine.verify import verify
 from trellis.ledgers import migrate, open_ledger
 from trellis.lifecycles import Role
-from trellis.runs import ids
-from trellis.runs.documents import RunRequest
-from trellis.runs.driver import RunDriver, RunDriverOptions
-from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions
+from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions
 from trellis.runs.projector import Projector
-from trellis.runs.published import PublishedRuns
-from trellis.runs.publishing import DocumentPublisher
-from trellis.storage.objects import ObjectStore
-from trellis.storage.open import open_objects
-from trellis.wiring import SystemClock
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore
 
 AGENTS = 3
 RUNS_EACH = 4

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.runs.conftest import ORCHESTRATOR, Stand, is_of_rebuild
+from trellis.documents import audit, ids, run_documents
+from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
 from trellis.engine.records import RetentionOptions
 from trellis.lifecycles import Role
-from trellis.runs import audit, documents, ids, proposals
-from trellis.runs.driver import DriveOutcome, RunDriver, RunDriverOptions
+from trellis.proposals import proposal as proposals
+from trellis.proposals.proposal import ProposalContent
+from trellis.runs.orchestrator import DriveOutcome, RunDriver, RunDriverOptions
 from trellis.runs.projector import EventRecorder, Projector
-from trellis.runs.proposals import ProposalContent
-from trellis.runs.published import PublishedRuns
-from trellis.runs.publishing import DocumentPublisher
-from trellis.storage.objects import (
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import (
     OVERWRITE,
     ObjectStore,
     PutCondition,
@@ -26,7 +27,6 @@ from trellis.storage.objects import (
     StoredObject,
     StoreUnavailable,
 )
-from trellis.storage.open import open_objects
 
 SLUG = "archivist-violin"
 
@@ -181,7 +181,7 @@ async def test_an_older_version_never_replaces_a_newer_one(press: Press):
     facts = await press.stand.facts(run_id)
     key, late = ids.status_key(SLUG, run_id), DocumentPublisher(press.objects)  # type: ignore[arg-type]
     for version in range(1, len(facts.events) + 1):
-        old = documents.Publication(key, documents.status(facts.until(version)), version)
+        old = run_documents.Publication(key, run_documents.status(facts.until(version)), version)
         assert await late.publish([old]) == 0
     status = await press.published.status(SLUG, run_id)
     assert status is not None

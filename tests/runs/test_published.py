@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from trellis.runs import ids
-from trellis.runs.documents import Publication, encode
-from trellis.runs.published import WAIT_S_FIRST, WAIT_S_HEARING, PublishedRuns
-from trellis.runs.publishing import DocumentPublisher
-from trellis.storage.objects import ObjectStore, StoredObject
-from trellis.storage.open import open_objects
+from trellis.documents import ids
+from trellis.documents.publisher import WAIT_S_FIRST, WAIT_S_HEARING, DocumentPublisher, PublishedRuns
+from trellis.documents.run_documents import Publication, encode
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore, StoredObject
 from trellis.testing import FakeClock
 
 SLUG, RUN_ID = "archivist-violin", "run_2026-02-14_080000_000001"

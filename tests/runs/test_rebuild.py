@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand, is_of_rebuild
+from tests.runs.test_audit_segments import SUBMITTER, WORKER, record, recorded_once, work
 from tests.runs.test_end_to_end import VIOLIN, Garden, garden
 from tests.runs.test_projector import SLUG, Press, press
-from tests.runs.test_segments import SUBMITTER, WORKER, record, recorded_once, work
+from trellis.documents import audit, audit_segments, ids
+from trellis.documents.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
+from trellis.engine.admin_acts import this_node
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import (
     Actor,
@@ -31,16 +34,15 @@ from trellis.engine.jobs import (
     Turn,
     TypeClaim,
 )
-from trellis.engine.nodes import this_node
 from trellis.engine.records import JobPlace, SweepOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.runs import audit, ids, proposals, rebuild, segments
-from trellis.runs.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
-from trellis.runs.proposals import ProposalContent
+from trellis.proposals import proposal as proposals
+from trellis.proposals.proposal import ProposalContent
+from trellis.runs import rebuild
 from trellis.runs.rebuild import rebuild_ledger, rebuild_objects
-from trellis.storage.objects import ObjectStore
+from trellis.storage.objects.store import ObjectStore
 
 __all__ = ["garden", "press"]
 
@@ -74,7 +76,7 @@ async def bucket(objects: ObjectStore, prefixes: tuple[str, ...] = PUBLISHED) ->
 
 def without_cuts(objects: dict[str, bytes]) -> dict[str, bytes]:
     """Segments as one heap of lines for each day; everything else as it is."""
-    made = {key: body for key, body in objects.items() if not key.endswith(segments.SUFFIX)}
+    made = {key: body for key, body in objects.items() if not key.endswith(audit_segments.SUFFIX)}
     for key in objects.keys() - made.keys():
         day = key.rpartition("/")[0]
         made[day] = b"\n".join(sorted([*filter(None, made.get(day, b"").split(b"\n")), *objects[key].splitlines()]))
@@ -497,7 +499,7 @@ async def test_records_of_other_acts_are_passed_over(lost: Press):
 
 
 async def test_a_job_that_only_the_database_refuses_does_not_keep_the_others_away(lost: Press):
-    (key,) = (key for key in await lost.folder("audit/") if key.endswith(segments.SUFFIX))
+    (key,) = (key for key in await lost.folder("audit/") if key.endswith(audit_segments.SUFFIX))
     found = await lost.store.get(key)
     assert found is not None
     assert found.body.count(b'"attempts":1,') == 1

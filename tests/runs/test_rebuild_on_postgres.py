@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Steps
+from tests.runs.test_audit_segments import SUBMITTER, WORKER
 from tests.runs.test_rebuild import ADMIN, SWEEPER, bucket, without_cuts
-from tests.runs.test_segments import SUBMITTER, WORKER
 from tests.servers.postgres import PostgresServer
+from trellis.app.wiring import SystemClock
+from trellis.documents import audit, ids
+from trellis.documents.publisher import DocumentPublisher, PublishedRuns
+from trellis.documents.run_documents import RunRequest
 from trellis.engine.admin_acts import MIGRATED
 from trellis.engine.jobs import (
     Actor,
@@ -29,17 +33,11 @@ from trellis.engine.records import SweepOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import migrate, open_ledger
 from trellis.lifecycles import Role
-from trellis.runs import audit, ids
-from trellis.runs.documents import RunRequest
-from trellis.runs.driver import RunDriver, RunDriverOptions
-from trellis.runs.orchestrator import TYPE, accept
+from trellis.runs.orchestrator import TYPE, RunDriver, RunDriverOptions, accept
 from trellis.runs.projector import Projector
-from trellis.runs.published import PublishedRuns
-from trellis.runs.publishing import DocumentPublisher
 from trellis.runs.rebuild import rebuild_ledger, rebuild_objects
-from trellis.storage.objects import ObjectStore
-from trellis.storage.open import open_objects
-from trellis.wiring import SystemClock
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore
 
 SLUG = "archivist-violin"
 EVERYTHING = ("",)

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from tests.runs.conftest import ORCHESTRATOR, Stand
+from tests.runs.test_audit_segments import SUBMITTER, Deadly, work
 from tests.runs.test_projector import SLUG, Press, press
 from tests.runs.test_rebuild import ADMIN, SWEEPER, claim, lose, published, pull
-from tests.runs.test_segments import SUBMITTER, Deadly, work
+from trellis.documents import audit, ids
+from trellis.documents.publisher import DocumentPublisher, PublishedRuns
+from trellis.documents.run_documents import encode
 from trellis.engine.jobs import Actor, JobId, NewJob, RequestId
 from trellis.engine.records import RecordedEvent, SweepOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.runs import audit, ids, proposals
-from trellis.runs.documents import encode
+from trellis.proposals import proposal as proposals
+from trellis.proposals.proposal import ProposalContent
 from trellis.runs.orchestrator import accept
 from trellis.runs.projector import Projector
-from trellis.runs.proposals import ProposalContent
-from trellis.runs.published import PublishedRuns
-from trellis.runs.publishing import DocumentPublisher
 from trellis.runs.rebuild import rebuild_ledger, rebuild_objects
 
 __all__ = ["press"]

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
-from tests.runs.test_proposals import EDIT, LOGIC, MEMORY, OWNER
+from tests.runs.test_proposal import EDIT, LOGIC, MEMORY, OWNER
 from trellis.engine.jobs import Actor, JobId, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, SweepOptions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.runs import proposals
-from trellis.runs.proposals import EqualProposal, Proposal, ProposalContent, sources_changed
+from trellis.proposals import proposal as proposals
+from trellis.proposals.proposal import EqualProposal, Proposal, ProposalContent, sources_changed
 
 SLUG = "archivist-violin"
 AT_ONCE = 8

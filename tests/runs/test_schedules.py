@@ -14,19 +14,19 @@ from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
 from tests.runs.test_projector import Traced
 from trellis.agents import catalog
 from trellis.agents.catalog import Catalog
+from trellis.documents import ids
+from trellis.documents.errors import ScheduleContended
+from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.engine.records import JobFilter
 from trellis.lifecycles import Role
-from trellis.runs import ids
-from trellis.runs.errors import ScheduleContended
-from trellis.runs.layer import CRON_SCOPE, BuiltinLayer, TriggerKind
+from trellis.runs.orchestration import CRON_SCOPE, BuiltinLayer, TriggerKind
 from trellis.runs.projector import Projector
-from trellis.runs.publishing import DocumentPublisher
 from trellis.runs.schedules import PAUSE_S_MIN, ScheduleFirer, ScheduleRegistrar, ScheduleReport
 from trellis.runs.timetable import HandledInstant, Timetable, schedule_key
-from trellis.storage.objects import ObjectStore, PutCondition, PutRefused, StoreUnavailable
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore, PutCondition, PutRefused, StoreUnavailable
 
 HOURLY = "{cron: 0 * * * *}"
 

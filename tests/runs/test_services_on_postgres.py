@@ -15,8 +15,8 @@ from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.runs.schedules import ScheduleOptions
 from trellis.runs.timetable import Timetable
-from trellis.storage.objects import ObjectStore
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore
 from trellis.testing import FakeClock
 
 

@@ -13,12 +13,11 @@ from trellis.agents.catalog import Catalog
 from trellis.agents.definition import AgentStatus
 from trellis.agents.garden import plant
 from trellis.engine.jobs import CancelMode, JobId, RequestId
-from trellis.runs.driver import RunDriver, RunDriverOptions
-from trellis.runs.gate import AgentGate
-from trellis.runs.orchestrator import Orchestrator, OrchestratorOptions
+from trellis.runs.agent_gate import AgentGate
+from trellis.runs.orchestrator import Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions
 from trellis.runs.waits import read_waits
 from trellis.storage.memory import open_memory
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
 
 GUARDIAN = "architect-guardian"
 

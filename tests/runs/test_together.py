@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.runs.conftest import ORCHESTRATOR, PATIENCE_S, Stand
+from trellis.documents import ids
+from trellis.documents.publisher import DocumentPublisher
+from trellis.documents.run_documents import STEP_ENTRY
 from trellis.engine.jobs import Actor, Claim, Claimed, ClaimId, Turn, TurnResult, TypeClaim
 from trellis.engine.ledger import Ledger
 from trellis.lifecycles import Role
-from trellis.runs import ids
-from trellis.runs.documents import STEP_ENTRY
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions
 from trellis.runs.projector import Projector
-from trellis.runs.publishing import DocumentPublisher
 from trellis.runs.steps import StepContext, StepResult
-from trellis.storage.objects import OVERWRITE, ObjectStore, PutCondition, PutRefused, PutStored, StoreUnavailable
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import OVERWRITE, ObjectStore, PutCondition, PutRefused, PutStored, StoreUnavailable
 
 RUNS = 8
 

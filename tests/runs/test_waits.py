@@ -7,14 +7,13 @@ from datetime import timedelta
 import pytest
 
 from tests.runs.conftest import ORCHESTRATOR, Stand
+from trellis.documents import run_documents
+from trellis.documents.ids import STEPS
 from trellis.engine.jobs import CancelMode, JobId, RequestId
-from trellis.runs import documents
-from trellis.runs.driver import DriveOutcome
-from trellis.runs.ids import STEPS
-from trellis.runs.orchestrator import Orchestrator, OrchestratorOptions
+from trellis.runs.orchestrator import DriveOutcome, Orchestrator, OrchestratorOptions
 from trellis.runs.steps import StepContext, StepResult
 from trellis.runs.waits import WAITS_MAX, UpstreamWaits, read_waits
-from trellis.storage.objects import StoreUnavailable
+from trellis.storage.objects.store import StoreUnavailable
 
 ONCE_EACH = dict.fromkeys(STEPS, 1)
 TEN_MINUTES_S = 600.0
@@ -127,7 +126,7 @@ async def test_a_run_that_has_waited_for_as_long_as_it_may_fails_and_says_what_f
     drive = await begun(stand, upstream_wait_s=3_600.0)
     await stand.until(drive.done, step_s=30.0)
     assert drive.result().state == "failed"
-    assert json.loads(documents.status(await stand.facts(run_id)))["error"] == (
+    assert json.loads(run_documents.status(await stand.facts(run_id)))["error"] == (
         "UPSTREAM_UNAVAILABLE: steps/01-load-context.json is not published yet"
         " (the run waited 3600s, which is its limit)"
     )
@@ -157,7 +156,7 @@ async def test_a_run_that_waits_can_be_cancelled(stand: Stand, mode: CancelMode)
         return await stand.state(run_id) == "failed"
 
     await stand.until(has_ended)
-    error = json.loads(documents.status(await stand.facts(run_id)))["error"]
+    error = json.loads(run_documents.status(await stand.facts(run_id)))["error"]
     assert error.startswith("CANCELLED:")
     await orchestrator.drain()
 

@@ -13,7 +13,7 @@ import apsw
 
 from trellis.ledgers.sqlite import ledger as opened
 from trellis.ledgers.sqlite.connection import SqliteTarget, connect
-from trellis.ledgers.sqlite.migrate import prepare
+from trellis.ledgers.sqlite.schema import prepare
 
 
 @cache

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.servers.seaweedfs import ACCESS_KEY, SECRET_KEY, SeaweedServer, running_seaweedfs
-from trellis.storage.address import S3Credentials
-from trellis.storage.objects import ObjectStore
-from trellis.storage.open import open_objects
+from trellis.storage.objects.address import S3Credentials
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore
 
 CREDENTIALS = S3Credentials(access_key_id=ACCESS_KEY, secret_access_key=SECRET_KEY)
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from trellis.storage.address import S3Address, S3Credentials, read_address, s3_credentials
-from trellis.storage.objects import StoreUrlInvalid
-from trellis.storage.open import open_objects
+from trellis.storage.objects.address import S3Address, S3Credentials, read_address, s3_credentials
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import StoreUrlInvalid
 
 
 def test_a_folder_is_named_by_its_whole_path(tmp_path: Path):

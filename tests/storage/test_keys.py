@@ -7,9 +7,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trellis.storage.keys import KEY_BYTES_MAX, checked_key, checked_prefix, is_key, object_key
-from trellis.storage.names import NameKind, file_path, read_name
-from trellis.storage.objects import KeyInvalid
+from trellis.storage.objects.keys import (
+    KEY_BYTES_MAX,
+    NameKind,
+    checked_key,
+    checked_prefix,
+    file_path,
+    is_key,
+    object_key,
+    read_name,
+)
+from trellis.storage.objects.store import KeyInvalid
 
 CLIMBING = (
     "..",

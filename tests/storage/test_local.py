@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from tests.storage.test_keys import legal_keys
 from tests.storage.test_store import keys_of
-from trellis.storage import folders
-from trellis.storage.local import LocalObjects
-from trellis.storage.objects import CREATE, PutRefused, PutStored, StoreRefused, StoreUnavailable, if_match
-from trellis.storage.open import open_objects, random_name
-from trellis.storage.walk import FOLDER_SETTLED_NS
+from trellis.storage.objects import folders
+from trellis.storage.objects.folders import FOLDER_SETTLED_NS
+from trellis.storage.objects.local import LocalObjects
+from trellis.storage.objects.open import open_objects, random_name
+from trellis.storage.objects.store import CREATE, PutRefused, PutStored, StoreRefused, StoreUnavailable, if_match
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -165,7 +165,7 @@ async def test_opening_sweeps_what_dead_writers_left_and_spares_the_living(tmp_p
 _SCRATCH_HOLDER = """
 import sys
 from pathlib import Path
-from trellis.storage.folders import Folders
+from trellis.storage.objects.folders import Folders
 with Folders(Path(sys.argv[1]), lambda: "living").scratch(b"x") as name:
     print(name.decode(), flush=True)
     sys.stdin.read()
@@ -186,8 +186,8 @@ async def test_counting_by_if_match_in_many_processes_loses_no_step(tmp_path: Pa
 _COUNTER = """
 import asyncio, sys
 from pathlib import Path
-from trellis.storage.objects import PutStored, if_match
-from trellis.storage.open import open_objects
+from trellis.storage.objects.store import PutStored, if_match
+from trellis.storage.objects.open import open_objects
 
 async def main():
     store = await open_objects(Path(sys.argv[1]).as_uri())
@@ -214,8 +214,8 @@ async def test_creating_one_key_in_many_processes_has_one_winner(tmp_path: Path)
 _CREATOR = """
 import asyncio, os, sys
 from pathlib import Path
-from trellis.storage.objects import CREATE, PutStored
-from trellis.storage.open import open_objects
+from trellis.storage.objects.store import CREATE, PutStored
+from trellis.storage.objects.open import open_objects
 
 async def main():
     store = await open_objects(Path(sys.argv[1]).as_uri())

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trellis.storage.objects import CREATE, PutStored, if_match
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import CREATE, PutStored, if_match
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 200_000
@@ -21,8 +21,8 @@ CALLS = ("open", "write", "fsync", "link", "replace", "unlink", "mkdir", "close"
 _NURSERY = f"""
 import asyncio, os, signal, sys
 from pathlib import Path
-from trellis.storage.objects import CREATE, OVERWRITE, if_match
-from trellis.storage.open import open_objects
+from trellis.storage.objects.store import CREATE, OVERWRITE, if_match
+from trellis.storage.objects.open import open_objects
 
 base, verb, after = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "after"
 
@@ -68,7 +68,7 @@ for at in range(1, 100):
 _WRITES_ON = f"""
 import asyncio, sys
 from pathlib import Path
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
 
 async def main():
     store = await open_objects(Path(sys.argv[1]).as_uri())

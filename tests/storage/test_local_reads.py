@@ -10,10 +10,10 @@ import pytest
 
 from tests.storage.test_local import opened
 from tests.storage.test_store import CLASHING, ODD_KEYS, fill, keys_of
-from trellis.storage import local, walk
-from trellis.storage.local import LocalObjects
-from trellis.storage.objects import ObjectTooLarge, StoreUnavailable
-from trellis.storage.open import random_name
+from trellis.storage.objects import folders, local
+from trellis.storage.objects.local import LocalObjects
+from trellis.storage.objects.open import random_name
+from trellis.storage.objects.store import ObjectTooLarge, StoreUnavailable
 
 LATE_NS = 1 << 62
 """A time at which every file has settled."""
@@ -94,7 +94,7 @@ def make_files(folder: Path, names: list[str]) -> None:
 async def test_a_folder_is_not_read_again_for_each_page(
     tmp_path: Path, calls: Counter[str], monkeypatch: pytest.MonkeyPatch, window: int, reads: int
 ):
-    monkeypatch.setattr(walk, "WINDOW", window)
+    monkeypatch.setattr(folders, "WINDOW", window)
     names = [f"{number:03}.json" for number in range(300)]
     make_files(tmp_path / "audit" / "day", names)
     async with opened(tmp_path, now_ns=lambda: LATE_NS) as store:
@@ -131,7 +131,7 @@ async def test_a_listing_is_the_same_through_the_smallest_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now_ns: int
 ):
     for name, value in (("WINDOW", 2), ("PAGE_MAX", 2), ("WORTH_KEEPING", 0)):
-        monkeypatch.setattr(walk, name, value)
+        monkeypatch.setattr(folders, name, value)
     keys = sorted({*CLASHING, *ODD_KEYS, *(f"a/{letter}/x" for letter in "abcdef"), "m" * 300, "m" * 250 + "/n"})
     async with opened(tmp_path, now_ns=lambda: now_ns) as store:
         await fill(store, keys)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.test_local import opened
-from trellis.storage.objects import CREATE, PutRefused, PutStored, StoreUnavailable, if_match
+from trellis.storage.objects.store import CREATE, PutRefused, PutStored, StoreUnavailable, if_match
 
 
 class Syncs:

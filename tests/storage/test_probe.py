@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from trellis.storage.local import LocalObjects
-from trellis.storage.objects import (
+from trellis.storage.objects.local import LocalObjects
+from trellis.storage.objects.open import random_name
+from trellis.storage.objects.store import (
     CREATE,
     OVERWRITE,
     IfMatch,
@@ -16,7 +17,6 @@ from trellis.storage.objects import (
     StoreUnavailable,
     StoreUnfit,
 )
-from trellis.storage.open import random_name
 
 
 class IgnoresCreate(LocalObjects):

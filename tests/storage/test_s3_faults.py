@@ -13,8 +13,10 @@ from tests.servers.seaweedfs import SeaweedServer
 from tests.storage.conftest import CREDENTIALS
 from tests.storage.proxy import Fault, Kind, Proxy, proxied
 from tests.storage.test_store import CLASHING, fill, keys_of
-from trellis.storage.address import S3Credentials, read_address
-from trellis.storage.objects import (
+from trellis.storage.objects.address import S3Credentials, read_address
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.s3 import READ_TRIES
+from trellis.storage.objects.store import (
     CREATE,
     OVERWRITE,
     KeyInvalid,
@@ -26,8 +28,6 @@ from trellis.storage.objects import (
     StoreUnavailable,
     if_match,
 )
-from trellis.storage.open import open_objects
-from trellis.storage.s3 import READ_TRIES
 
 SHORT_S = 1.0
 AMBIGUOUS = [Kind.STORED_ANSWER, Kind.STORED_SILENT, Kind.STORED_RESET]

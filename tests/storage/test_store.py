@@ -7,7 +7,8 @@ import pytest
 
 from tests.storage.conftest import CREDENTIALS
 from trellis.engine.errors import OptionInvalid
-from trellis.storage.objects import (
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import (
     CREATE,
     KeyInvalid,
     ObjectPage,
@@ -17,7 +18,6 @@ from trellis.storage.objects import (
     PutStored,
     if_match,
 )
-from trellis.storage.open import open_objects
 
 ODD_KEYS = (
     "a b/c+d&e=f.json",

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from trellis.auth.principals import Principal
 from trellis.client import JobHandle, Trellis
-from trellis.engine.authority import Principal
 from trellis.engine.errors import LedgerUnavailable, OutcomeUnknown, Refused
 from trellis.engine.jobs import Actor, Claim, Claimed, ClaimId, JobId, Turn, TypeClaim
 from trellis.engine.ledger import Ledger

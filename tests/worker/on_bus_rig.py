@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from trellis.bus.envelope import OnRefused
 from trellis.bus.errors import BusUnavailable, PointerGone, PointerUnknown
 from trellis.bus.messages import (
     ASK_FIRST,
@@ -24,6 +23,7 @@ from trellis.bus.messages import (
     JobOrder,
     JobProgress,
     JobResult,
+    OnRefused,
     Packet,
     PacketBody,
     Status,
@@ -31,14 +31,13 @@ from trellis.bus.messages import (
     direct_subject,
 )
 from trellis.bus.port import BusSubscription, PacketHandler, ReceivedPacket
-from trellis.bus.requests import JobRequest
+from trellis.bus.requests import JobRequest, wire_id
 from trellis.bus.wire.local import LocalBus
-from trellis.bus.wire_ids import wire_id
 from trellis.engine.jobs import Epoch, JobId
 from trellis.testing import EPOCH_S, FakeClock
 from trellis.worker.app import App
 from trellis.worker.on_bus.options import BusWorkerOptions, PointerAccess
-from trellis.worker.on_bus.serving import BusWorker
+from trellis.worker.on_bus.worker import BusWorker
 
 PATIENCE_S = 60.0
 WORKER = "w-1"

@@ -11,9 +11,8 @@ import pytest
 from tests.worker.conftest import Stand
 from trellis.worker.app import App
 from trellis.worker.context import Context, SyncContext
-from trellis.worker.drain import ExitCode, exit_code, run_until_signalled
 from trellis.worker.outcomes import Snooze
-from trellis.worker.worker import Drained
+from trellis.worker.worker import Drained, ExitCode, exit_code, run_until_signalled
 
 
 class Slow:

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from tests.pace import Pace
+from trellis.app.wiring import SystemClock, make_worker, new_id
+from trellis.auth.principals import Principal
 from trellis.client import Trellis
-from trellis.engine.authority import Principal
 from trellis.engine.errors import NotAllowed, OptionInvalid, PermanentError, TransientError
 from trellis.engine.event_data import ArtifactPointer
 from trellis.engine.jobs import Stage
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, JobPlace
-from trellis.engine.retries import RetryPolicy
+from trellis.engine.retry_policy import RetryPolicy
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.wiring import SystemClock, make_worker, new_id
 from trellis.worker.app import App
 from trellis.worker.context import Context, SyncContext
 from trellis.worker.options import WorkerOptions

@@ -26,9 +26,9 @@ from trellis.bus.pointers import PointerPart, make_pointers
 from trellis.bus.port import ReceivedPacket
 from trellis.bus.requests import RETRY_ATTEMPT
 from trellis.bus.wire.cap import decode, encode
-from trellis.bus.wire.signing import PacketKeys
+from trellis.bus.wire.signatures import PacketKeys
 from trellis.engine.errors import OptionInvalid, PermanentError, TransientError, ValidationError
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
 from trellis.worker.app import App
 from trellis.worker.context import Context, Item, SyncContext
 from trellis.worker.on_bus.context import BusContext, SyncBusContext

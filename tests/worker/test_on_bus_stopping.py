@@ -12,9 +12,8 @@ from tests.worker.on_bus_rig import TOPIC, WORKER, Rig
 from trellis.bus.messages import NOT_BEGUN, Dispatch, ErrorCode, JobProgress, JobResult, Status
 from trellis.worker.app import App
 from trellis.worker.context import Context, SyncContext
-from trellis.worker.drain import ExitCode, exit_code, run_until_signalled
 from trellis.worker.on_bus.context import BusContext
-from trellis.worker.worker import Drained
+from trellis.worker.worker import Drained, ExitCode, exit_code, run_until_signalled
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from trellis.engine.errors import LedgerUnavailable, OptionInvalid, PermanentError, TransientError, ValidationError
 from trellis.engine.jobs import ReasonCode, Stage
-from trellis.engine.retries import (
+from trellis.engine.retry_policy import (
     NEVER_RETRIED_REASONS,
     AttemptFacts,
     DeadLetterJob,

@@ -15,12 +15,12 @@ from tests.worker.conftest import Stand
 from trellis.engine.errors import JobDeadLettered, JobFailed, PermanentError, TransientError, ValidationError
 from trellis.engine.jobs import ReasonCode, Stage
 from trellis.engine.records import JobFilter
-from trellis.engine.retries import RETRY_BASE_S_DEFAULT, RetryPolicy
+from trellis.engine.retry_policy import RETRY_BASE_S_DEFAULT, RetryPolicy
 from trellis.worker.app import App
 from trellis.worker.context import Context, Item, SyncContext
-from trellis.worker.listener import WorkListener
 from trellis.worker.options import WorkerOptions
 from trellis.worker.outcomes import Snooze
+from trellis.worker.prefetch import WorkListener
 
 SUCCEEDED = ["job_queued", "job_claimed", "job_started", "job_succeeded"]
 NOW = RetryPolicy(base_s=0.0)

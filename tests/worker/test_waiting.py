@@ -10,14 +10,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.servers.postgres import PostgresServer
+from trellis.app.wiring import SystemClock
 from trellis.engine.errors import LedgerError, LedgerNotMigrated, LedgerUnavailable, LedgerUrlInvalid
 from trellis.engine.ledger import Ledger
-from trellis.engine.service import BACKOFF_S_MAX
-from trellis.engine.waiting import wait_for_ledger
+from trellis.engine.service import BACKOFF_S_MAX, wait_for_ledger
 from trellis.ledgers import migrate, open_ledger
 from trellis.testing import FakeClock
-from trellis.wiring import SystemClock
-from trellis.worker.drain import open_until_signalled
+from trellis.worker.worker import open_until_signalled
 
 AWAY = LedgerUnavailable(reason="nothing listens there")
 

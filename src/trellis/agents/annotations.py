@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import Any
 
 from trellis.agents.definition import SafeOutput
-from trellis.storage.documents import encode, timestamp
-from trellis.storage.keys import object_key
-from trellis.storage.objects import ObjectStore
+from trellis.storage.objects.canonical_json import encode, timestamp
+from trellis.storage.objects.keys import object_key
+from trellis.storage.objects.store import ObjectStore
 
 FOLDER = "annotations"
 ANNOTATIONS_MAX = 100

@@ -1,27 +1,259 @@
-"""The loop between a model and the tools, by pydantic-ai. Nothing is decided here that is not journalled elsewhere.
+"""The conversation of an agent with its model and its tools, every answer journalled before it is used."""
 
-This module imports pydantic-ai, which takes seconds: see `runtime`.
-"""
-
-from dataclasses import dataclass
-from typing import Any
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_ai import Agent, RunContext, ToolOutput
 from pydantic_ai import Tool as AiTool
-from pydantic_ai.exceptions import UnexpectedModelBehavior
+from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError, UnexpectedModelBehavior, UserError
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelResponse,
+    ModelResponsePart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+)
+from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
-from pydantic_ai.usage import UsageLimits
+from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.usage import RequestUsage, UsageLimits
 
 from trellis.agents.definition import AgentDefinition, Tool
-from trellis.agents.desk import RunLimits
-from trellis.agents.journalled import JournalledModel
-from trellis.agents.output import RefusalCode, ToolRefusal
-from trellis.agents.runtime_errors import ModelGarbage
-from trellis.agents.tool_schemas import DESCRIPTIONS
-from trellis.agents.tools import Reply, Toolbox
+from trellis.agents.errors import (
+    JournalDiffers,
+    ModelGarbage,
+    ModelRefused,
+    ModelUnavailable,
+    OutOfTime,
+    StepsExceeded,
+    TokensExceeded,
+    ToolCallsExceeded,
+)
+from trellis.agents.output import RefusalCode, TokenUsage, ToolRefusal, canonical_json
+from trellis.agents.run_inputs import JournalOnce, RunLimits
+from trellis.agents.tools import DESCRIPTIONS, Reply, Toolbox
+from trellis.engine import tracing
 from trellis.engine.text import storable
 from trellis.storage.memory import markdown
+from trellis.storage.memory.layout import TokenCounter, count_tokens
+
+# A model whose every answer is journalled before anybody acts on it: a crash never pays for a request twice.
+#
+# What holds:
+# - the Nth request of a run is the entry `model/NN`: the answer, and a digest of the request it answers;
+# - a replay that would ask something else raises JournalDiffers; it neither answers wrongly nor asks again;
+# - what is acted on is what the journal gave back, at the first time as at a replay;
+# - the digest holds nothing that differs between two identical runs: no time, no id that was drawn; tool calls are
+# numbered here, whatever the provider called them;
+# - steps, tokens and tool calls of a run are bounded here, before and after each request.
+#
+# This module imports pydantic-ai, which takes seconds: it is imported in a thread, when the first agent runs.
+
+ENTRY = "model/{number:02}"
+CALL_ID = "{number:02}-{ordinal}"
+RESPONSE_BYTES_MAX = 1 << 20
+MALFORMED = "malformed"
+MALFORMED_CHARS_MAX = 200
+_NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+_UNSTABLE = ("timestamp", "run_id", "conversation_id", "metadata")
+_BUSY = frozenset({408, 409, 425, 429})
+
+
+class JournalledModel(WrapperModel):
+    """A model inside one run. `number` counts its requests."""
+
+    def __init__(
+        self,
+        wrapped: Model,
+        *,
+        once: JournalOnce,
+        steps_max: int,
+        limits: RunLimits,
+        left_s: Callable[[], float],
+        not_listed: Callable[[str], None],
+        counter: TokenCounter = count_tokens,
+    ) -> None:
+        super().__init__(wrapped)
+        self._once = once
+        self._steps_max = steps_max
+        self._limits = limits
+        self._left_s = left_s
+        self._not_listed = not_listed
+        self._counter = counter
+        self.number = 0
+        self.used = TokenUsage()
+        self._calls = 0
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        """The journalled answer to this request, made now if there is none."""
+        if self.number >= self._steps_max:
+            raise StepsExceeded(limit=self._steps_max)
+        self.number += 1
+        entry = ENTRY.format(number=self.number)
+        asked = request_form(self.model_name, messages, model_settings, model_request_parameters)
+        size = self._counter(asked.decode())
+        digest = hashlib.sha256(asked).hexdigest()
+
+        async def make() -> bytes:
+            self._check_tokens(self.used.input + self.used.output + size)
+            answer = await self._ask(messages, model_settings, model_request_parameters)
+            return self._kept(digest, self._measured(answer, size))
+
+        kept = json.loads(await self._once(entry, make))
+        if kept["asked"] != digest:
+            raise JournalDiffers(entry=entry)
+        [response] = ModelMessagesTypeAdapter.validate_python(kept["response"])
+        assert isinstance(response, ModelResponse)
+        self._count(response, model_request_parameters)
+        return response
+
+    async def _ask(
+        self, messages: list[ModelMessage], settings: ModelSettings | None, parameters: ModelRequestParameters
+    ) -> ModelResponse:
+        left_s = self._left_s()
+        if left_s <= 0:
+            raise OutOfTime(what=f"request {self.number} was made")
+        try:
+            with tracing.span("model.request", {"gen_ai.request.model": self.model_name}, kind=tracing.CLIENT):
+                async with asyncio.timeout(left_s):
+                    return await self.wrapped.request(messages, settings, parameters)
+        except TimeoutError:
+            raise OutOfTime(what=f"request {self.number} was answered") from None
+        except ModelHTTPError as error:
+            # The body may repeat a part of the key, so the status alone is told.
+            reason = f"HTTP status {error.status_code}"
+            if error.status_code in _BUSY or error.status_code >= 500:
+                raise ModelUnavailable(model=self.model_name, reason=reason) from None
+            raise ModelRefused(model=self.model_name, reason=reason) from None
+        except ModelAPIError as error:
+            raise ModelUnavailable(model=self.model_name, reason=type(error).__name__) from None
+        except (UnexpectedModelBehavior, UserError) as error:
+            raise ModelGarbage(model=self.model_name, reason=type(error).__name__) from None
+
+    def _kept(self, digest: str, response: ModelResponse) -> bytes:
+        """The journal entry of an answer, with tool calls numbered and without the time."""
+        plain = ModelResponse(
+            parts=self._stable(response),
+            usage=response.usage,
+            model_name=response.model_name,
+            timestamp=_NO_TIME,
+            finish_reason=response.finish_reason,
+        )
+        body = canonical_json({"asked": digest, "response": ModelMessagesTypeAdapter.dump_python([plain], mode="json")})
+        if len(body) > RESPONSE_BYTES_MAX:
+            raise ModelGarbage(model=self.model_name, reason=f"its answer has {len(body)} bytes")
+        return body
+
+    def _stable(self, response: ModelResponse) -> list[ModelResponsePart]:
+        """The parts that this runtime has a use for."""
+        kept: list[ModelResponsePart] = []
+        ordinal = 0
+        for part in response.parts:
+            if isinstance(part, ToolCallPart):
+                ordinal += 1
+                call_id = CALL_ID.format(number=self.number, ordinal=ordinal)
+                kept.append(ToolCallPart(storable(part.tool_name) or "", _object(part), tool_call_id=call_id))
+            elif isinstance(part, TextPart | ThinkingPart):
+                kept.append(replace(part, content=storable(part.content) or ""))
+        return kept
+
+    def _measured(self, response: ModelResponse, size: int) -> ModelResponse:
+        """With its cost; a provider that does not count is counted for (D50)."""
+        if response.usage.input_tokens or response.usage.output_tokens:
+            tokens = RequestUsage(input_tokens=response.usage.input_tokens, output_tokens=response.usage.output_tokens)
+        else:
+            told = ModelMessagesTypeAdapter.dump_json([replace(response, timestamp=_NO_TIME)])
+            tokens = RequestUsage(input_tokens=size, output_tokens=self._counter(told.decode()))
+        return replace(response, usage=tokens)
+
+    def _count(self, response: ModelResponse, parameters: ModelRequestParameters) -> None:
+        """What this answer costs and asks for, within the bounds of the run."""
+        self.used = TokenUsage(
+            input=self.used.input + response.usage.input_tokens, output=self.used.output + response.usage.output_tokens
+        )
+        self._check_tokens(self.used.input + self.used.output)
+        called = [part.tool_name for part in response.parts if isinstance(part, ToolCallPart)]
+        self._calls += len(called)
+        if self._calls > self._limits.tool_calls_max:
+            raise ToolCallsExceeded(used=self._calls, limit=self._limits.tool_calls_max)
+        listed = {tool.name for tool in (*parameters.function_tools, *parameters.output_tools)}
+        for name in called:
+            if name not in listed:
+                self._not_listed(name)
+
+    def _check_tokens(self, used: int) -> None:
+        if used > self._limits.tokens_max:
+            raise TokensExceeded(used=used, limit=self._limits.tokens_max)
+
+
+def request_form(
+    model: str,
+    messages: list[ModelMessage],
+    settings: ModelSettings | None,
+    parameters: ModelRequestParameters,
+) -> bytes:
+    """Everything that makes two requests the same request, and nothing else."""
+    dumped = cast("list[dict[str, Any]]", ModelMessagesTypeAdapter.dump_python(messages, mode="json"))
+    return canonical_json(
+        {
+            "model": model,
+            "messages": [_stable_message(message) for message in dumped],
+            "settings": dict(settings or {}),
+            "tools": [_described(tool) for tool in parameters.function_tools],
+            "output_tools": [_described(tool) for tool in parameters.output_tools],
+            "text": parameters.allow_text_output,
+        }
+    )
+
+
+def _stable_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in message.items() if key not in _UNSTABLE}
+    parts = cast("list[dict[str, Any]]", message.get("parts", []))
+    kept["parts"] = [{key: value for key, value in part.items() if key not in _UNSTABLE} for part in parts]
+    return kept
+
+
+def _described(tool: ToolDefinition) -> list[Any]:
+    return [tool.name, tool.description, tool.parameters_json_schema]
+
+
+def _object(part: ToolCallPart) -> dict[str, Any]:
+    """The arguments as an object that JSON and the ledger can hold; what is none becomes one that no tool accepts."""
+    raw: object = part.args
+    if isinstance(raw, str):
+        try:
+            raw = json.loads(raw or "{}")
+        except ValueError:
+            return {MALFORMED: (storable(str(part.args)) or "")[:MALFORMED_CHARS_MAX]}
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        return {MALFORMED: (storable(str(raw)) or "")[:MALFORMED_CHARS_MAX]}
+    try:
+        given = cast("dict[str, Any]", raw)
+        canonical_json(given)
+    except (ValueError, TypeError, RecursionError):
+        return {MALFORMED: "what cannot be written as JSON"}
+    return given
+
+
+# The loop between a model and the tools, by pydantic-ai. Nothing is decided here that is not journalled elsewhere.
+#
+# This module imports pydantic-ai, which takes seconds: see `runtime`.
 
 FINISH = "finish"
 SUMMARY_CHARS_MAX = 8_000

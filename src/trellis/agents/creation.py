@@ -28,8 +28,8 @@ from trellis.agents.definition import (
 from trellis.agents.errors import AgentExists, DefinitionMalformed, SourceRefused
 from trellis.agents.sources import SOURCE_BYTES_MAX, TEXT_SUFFIXES
 from trellis.engine.text import is_storable
-from trellis.storage.keys import object_key
-from trellis.storage.objects import CREATE, ObjectStore, PutStored
+from trellis.storage.objects.keys import object_key
+from trellis.storage.objects.store import CREATE, ObjectStore, PutStored
 
 TOOLS = (Tool.READ_CONTEXT, Tool.READ_MEMORY, Tool.NOTEBOOKLM_QUERY, Tool.CREATE_PROPOSAL)
 SAFE_OUTPUTS = (

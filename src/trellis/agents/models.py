@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from trellis.agents.runtime_errors import ModelSettingInvalid, ModelUnknown
+from trellis.agents.errors import ModelSettingInvalid, ModelUnknown
 from trellis.engine.extras import Extra, extra_needed
 
 if TYPE_CHECKING:

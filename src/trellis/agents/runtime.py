@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 from trellis.agents import prompt
 from trellis.agents.definition import AgentDefinition
-from trellis.agents.desk import AgentContext, DeepMemoryPage, JournalOnce, RunLimits, ToolServices
 from trellis.agents.models import ModelOptions, check_model, open_model
 from trellis.agents.output import AgentOutput
+from trellis.agents.run_inputs import AgentContext, DeepMemoryPage, JournalOnce, RunLimits, ToolServices
 from trellis.agents.tools import Toolbox
 
 __all__ = ["AgentContext", "DeepMemoryPage", "JournalOnce", "ModelOptions", "RunLimits", "ToolServices", "run_agent"]
@@ -36,7 +36,8 @@ async def run_agent(
     """The agent's output. Raises AgentRunError, and what the desk's ports raise."""
     check_model(definition.model, models)
     await asyncio.to_thread(importlib.import_module, "trellis.agents.conversation")
-    from trellis.agents import conversation, journalled
+    from trellis.agents import conversation
+    from trellis.agents import conversation as journalled
 
     toolbox = Toolbox(definition, context, desk=desk, once=once, limits=limits, left_s=left_s)
     talk = conversation.OpeningMessages(

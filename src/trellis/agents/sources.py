@@ -12,9 +12,9 @@ from enum import StrEnum
 
 from trellis.agents.definition import ContextOptions, checked_slug
 from trellis.engine.text import is_storable
-from trellis.storage.keys import object_key
 from trellis.storage.memory.layout import TokenCounter, count_tokens
-from trellis.storage.objects import ObjectInfo, ObjectStore
+from trellis.storage.objects.keys import object_key
+from trellis.storage.objects.store import ObjectInfo, ObjectStore
 
 SOURCES_TOKENS_MAX = 20_000
 SOURCE_BYTES_MAX = 256 * 1024

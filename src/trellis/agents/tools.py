@@ -1,11 +1,4 @@
-"""The five tools of an agent (PIPE-6, PIPE-14, AUTH-4). All of them read; create-proposal only adds to the run's output.
-
-What holds:
-- only the tools that the agent's file lists are there;
-- each call is journalled under its id with a digest of what was asked: a replay gets the first answer, or JournalDiffers;
-- whatever a call did to the run's state is taken from the journal, at the first time as at a replay;
-- a call that asks for too much is refused to the model, with the reason, and recorded.
-"""
+"""The tools of an agent: their schemas as a model sees them, and what they do."""
 
 import hashlib
 import json
@@ -13,17 +6,108 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar, cast
 
-from trellis.agents import drafting
-from trellis.agents.definition import AgentDefinition, Tool
-from trellis.agents.desk import AgentContext, JournalOnce, RunLimits, ToolServices
-from trellis.agents.output import ProposalDraft, RefusalCode, ToolCall, ToolRefusal, canonical_json
-from trellis.agents.runtime_errors import JournalDiffers, OutOfTime
-from trellis.agents.tool_schemas import DEEP_LIMIT_MAX, schema
+from trellis.agents import drafts
+from trellis.agents.definition import AgentDefinition, SafeOutput, Tool
+from trellis.agents.drafts import REASONING_CHARS_MAX, SUMMARY_CHARS_MAX
+from trellis.agents.errors import JournalDiffers, OutOfTime
+from trellis.agents.output import DraftChange, ProposalDraft, RefusalCode, ToolCall, ToolRefusal, canonical_json
+from trellis.agents.run_inputs import AgentContext, JournalOnce, RunLimits, ToolServices
 from trellis.engine.text import storable
 from trellis.nlm.errors import NlmInputInvalid
 from trellis.nlm.provider import NlmQuestion, NlmSource
 from trellis.storage.memory.errors import MemoryOverLimit
 from trellis.storage.memory.layout import DeepPart, ReadMode
+
+# How the tools look to a model: a sentence each, and a JSON schema of what they take.
+
+DEEP_LIMIT_MAX = 20
+
+DESCRIPTIONS: dict[Tool, str] = {
+    Tool.READ_CONTEXT: "Read sources, whole. Without refs: all of them.",
+    Tool.READ_MEMORY: "Read your memory: basic is the snapshot and the open loops, wide adds the facts.",
+    Tool.READ_MEMORY_DEEP: "Read older memory, newest first: decisions, timeline or runs. Only if you need it.",
+    Tool.NOTEBOOKLM_QUERY: "Ask a question about the sources. The answer comes with word-for-word citations.",
+    Tool.CREATE_PROPOSAL: (
+        "Draft one proposal for a person to decide. target: a source for edit, tag and comment; a new notes/….md for a note; "
+        "a new artifacts/….md for a summary or artifact; a memory file such as facts.md for a memory-update "
+        "(operation append, replace or close; close needs loop_id and resolution instead of text); _agent.md for a "
+        "logic-update."
+    ),
+}
+
+
+def schema(tool: Tool, safe_outputs: tuple[SafeOutput, ...]) -> dict[str, Any]:
+    """The arguments of a tool."""
+    properties, required = _FIELDS[tool]
+    if tool is Tool.CREATE_PROPOSAL:
+        properties = {"action": _one_of(*safe_outputs), **properties}
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _text(description: str, *, length_max: int | None = None) -> dict[str, Any]:
+    limit = {} if length_max is None else {"maxLength": length_max}
+    return {"type": "string", "description": description, **limit}
+
+
+def _one_of(*values: str) -> dict[str, Any]:
+    return {"type": "string", "enum": [str(value) for value in values]}
+
+
+def _list_of(item: dict[str, Any], description: str) -> dict[str, Any]:
+    return {"type": "array", "items": item, "description": description}
+
+
+_CITATION: dict[str, Any] = {
+    "type": "object",
+    "properties": {"ref": _text("the source"), "excerpt": _text("its words, exactly")},
+    "required": ["ref", "excerpt"],
+    "additionalProperties": False,
+}
+_FIELDS: dict[Tool, tuple[dict[str, Any], list[str]]] = {
+    Tool.READ_CONTEXT: ({"refs": _list_of({"type": "string"}, "names of sources")}, []),
+    Tool.READ_MEMORY: ({"mode": _one_of(*ReadMode)}, []),
+    Tool.READ_MEMORY_DEEP: (
+        {
+            "what": _one_of(*DeepPart),
+            "limit": {"type": "integer", "minimum": 1, "maximum": DEEP_LIMIT_MAX},
+            "before": _text("the `more` of an earlier answer"),
+        },
+        ["what"],
+    ),
+    Tool.NOTEBOOKLM_QUERY: (
+        {
+            "question": _text("one question"),
+            "sources": _list_of({"type": "string"}, "names of sources; all without it"),
+        },
+        ["question"],
+    ),
+    Tool.CREATE_PROPOSAL: (
+        {
+            "target": _text("what it is about"),
+            "summary": _text("one sentence for the list of proposals", length_max=SUMMARY_CHARS_MAX),
+            "text": _text("the proposed text, as Markdown"),
+            "reasoning": _text("why", length_max=REASONING_CHARS_MAX),
+            "citations": _list_of(_CITATION, "what it rests on"),
+            "operation": {
+                **_one_of(*DraftChange),
+                "description": "append (the default) adds the text below what is there; replace takes its place, so give all of it",
+            },
+            "section": _text("a section of a memory file"),
+            "loop_id": _text("the open loop to close"),
+            "resolution": _text("how the loop was resolved"),
+        },
+        ["action", "target", "summary"],
+    ),
+}
+
+
+# The five tools of an agent (PIPE-6, PIPE-14, AUTH-4). All of them read; create-proposal only adds to the run's output.
+#
+# What holds:
+# - only the tools that the agent's file lists are there;
+# - each call is journalled under its id with a digest of what was asked: a replay gets the first answer, or JournalDiffers;
+# - whatever a call did to the run's state is taken from the journal, at the first time as at a replay;
+# - a call that asks for too much is refused to the model, with the reason, and recorded.
 
 ENTRY = "tool/{call_id}"
 REFUSED_MAX = 100
@@ -153,7 +237,7 @@ class Toolbox:
             return await self._tools[tool](args)
         except _ToolRefused as no:
             refusal = ToolRefusal(
-                tool=tool.value, code=no.code, detail=(storable(no.detail) or "")[: drafting.DETAIL_CHARS_MAX]
+                tool=tool.value, code=no.code, detail=(storable(no.detail) or "")[: drafts.DETAIL_CHARS_MAX]
             )
             return _refused(refusal)
 
@@ -213,7 +297,7 @@ class Toolbox:
         return _ToolOutcome(reply=reply, read=refs)
 
     async def _propose(self, args: Mapping[str, Any]) -> _ToolOutcome:
-        desktop = drafting.DraftingContext(
+        desktop = drafts.DraftingContext(
             run_id=self._context.run_id,
             safe_outputs=self._definition.safe_outputs,
             sources=tuple(self._sources.values()),
@@ -223,7 +307,7 @@ class Toolbox:
             drafts=self.drafts,
             proposals_max=self._limits.proposals_max,
         )
-        judged = drafting.check_draft(args, desktop)
+        judged = drafts.check_draft(args, desktop)
         if isinstance(judged, ToolRefusal):
             return _refused(judged)
         reply = {"accepted": True, "number": len(self.drafts) + 1, "flags": list(judged.flags)}

@@ -22,9 +22,8 @@ from typing import Annotated, Any, Literal, Self, cast
 import pydantic
 import pydantic_core
 
-from trellis.artifacts.content import IssueSeverity, JobType
+from trellis.artifacts.content import STORABLE, IssueSeverity, JobType, problems_of
 from trellis.artifacts.snapshot import EntitySlug, SourceRef
-from trellis.artifacts.stored import STORABLE, problems_of
 from trellis.engine.errors import PayloadInvalid
 from trellis.engine.text import is_storable
 from trellis.nlm.provider import SOURCES_MAX, Language

@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar, Self
 
 import pydantic
 
-from trellis.artifacts.content import REF_CHARS_MAX, TITLE_CHARS_MAX, Slug
-from trellis.artifacts.stored import STORABLE, StoredInvalid, StoredModel
+from trellis.artifacts.content import REF_CHARS_MAX, STORABLE, TITLE_CHARS_MAX, Slug, StoredInvalid, StoredModel
 from trellis.nlm.provider import CORPUS_CHARS_MAX, SOURCE_CHARS_MAX, SOURCES_MAX, NlmSource
 
 SNAPSHOT_BYTES_MAX = 8 * 1024 * 1024

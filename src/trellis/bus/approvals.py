@@ -16,10 +16,11 @@ from trellis.bus.documents import data_of, decision_of
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.pointers import digest_in
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.errors import NotHeld, PolicyDiffers
-from trellis.bus.scheduling.approved import HOLD_S, approval_bindings
-from trellis.bus.scheduling.orders import request_within_policy
+from trellis.bus.safety.decisions import NotHeld, PolicyDiffers
+from trellis.bus.scheduling.dispatch_order import HOLD_S, approval_bindings, request_within_policy
 from trellis.bus.topics import HELD_ACTION
+from trellis.documents.errors import NoteTooShort
+from trellis.documents.run_documents import timestamp
 from trellis.engine.errors import JobNotFound, NotAllowed
 from trellis.engine.jobs import Actor, JobId, Move, Moved, RequestId
 from trellis.engine.ledger import Ledger
@@ -27,9 +28,7 @@ from trellis.engine.records import Event, Job, JobFilter, JobPage, JobPlace
 from trellis.engine.text import storable
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
-from trellis.runs.documents import timestamp
-from trellis.runs.errors import NoteTooShort
-from trellis.runs.proposals import NOTE_CHARS_MAX, NOTE_CHARS_MIN
+from trellis.proposals.proposal import NOTE_CHARS_MAX, NOTE_CHARS_MIN
 
 INBOX_PREFIX = "approval-"
 """How the inbox calls a held job: this and the job's id."""

@@ -12,8 +12,8 @@ from typing import Any, cast
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.requests import REQUEUE_CAUSE, JobRequest
 from trellis.engine.records import Event, Job, JobPlace, Signal
-from trellis.engine.restoring import GIVEN_BACK_PREFIX
-from trellis.storage.documents import timestamp
+from trellis.engine.restoration import GIVEN_BACK_PREFIX
+from trellis.storage.objects.canonical_json import timestamp
 
 DISPATCHED = "job_dispatched"
 HOLD_EVENTS = frozenset({"job_held", "job_deferred"})

@@ -23,8 +23,8 @@ from trellis.bus.errors import (
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.extras import Extra, extra_needed
 from trellis.engine.logs import log_of
-from trellis.storage.keys import checked_key
-from trellis.storage.objects import KeyInvalid, ObjectStore, ObjectTooLarge
+from trellis.storage.objects.keys import checked_key
+from trellis.storage.objects.store import KeyInvalid, ObjectStore, ObjectTooLarge
 
 if TYPE_CHECKING:  # an optional dependency, loaded by those who have a Redis
     from redis.asyncio import Redis

@@ -18,9 +18,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from trellis.bus.envelope import OnRefused
 from trellis.bus.errors import BusUnavailable
-from trellis.bus.messages import Packet, PacketBody
+from trellis.bus.messages import OnRefused, Packet, PacketBody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,4 @@
-"""A job request with all the fields of document 004, as it is stored: the payload of a bus-job is its JSON, and never changes.
-
-What the engine needs of it (topic, priority, deadline, key) is also in the job's own columns. Pointers stay opaque here (BUS-9).
-"""
+"""Job requests on the bus, and the ids that workers know jobs by."""
 
 import hashlib
 import json
@@ -15,10 +12,37 @@ import pydantic_core
 
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.topics import TENANT_KEY, Topics
-from trellis.bus.wire_ids import job_id_of
-from trellis.engine.jobs import DELAY_S_MAX, JOB_ID_PATTERN, JobId, NewJob, Priority
+from trellis.engine.jobs import DELAY_S_MAX, JOB_ID_PATTERN, Epoch, JobId, NewJob, Priority
 from trellis.engine.records import Job
 from trellis.lifecycles.bus_job import BUS_JOB
+
+# The ids under which workers know jobs: `<job id>@<epoch>`, another one for each handing-out (D29).
+#
+# No job's own id ends in `@` and a number (`trellis.engine.jobs`), so a wire id names exactly one job.
+
+
+def wire_id(job_id: JobId, epoch: Epoch) -> str:
+    """How a worker sees one handing-out of a job."""
+    return f"{job_id}@{epoch}"
+
+
+def read_wire_id(text: str) -> tuple[JobId, Epoch] | None:
+    """Which job and which epoch a worker means; None when this is no wire id."""
+    job_id, at, epoch = text.rpartition("@")
+    if not at or not job_id or not (epoch.isascii() and epoch.isdigit()) or len(epoch) > 18:
+        return None
+    return JobId(job_id), Epoch(int(epoch))
+
+
+def job_id_of(text: str) -> str:
+    """The id of the job that is meant by its own id or by one of its wire ids."""
+    found = read_wire_id(text)
+    return text if found is None else found[0]
+
+
+# A job request with all the fields of document 004, as it is stored: the payload of a bus-job is its JSON, and never changes.
+#
+# What the engine needs of it (topic, priority, deadline, key) is also in the job's own columns. Pointers stay opaque here (BUS-9).
 
 TOPIC_PATTERN = r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){0,15}$"
 FIELD_PATTERNS = {

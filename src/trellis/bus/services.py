@@ -1,34 +1,86 @@
-"""The parts of the bus in one process, joined: who hears, who hands out, who looks after what was handed out.
-
-Two roles, in as many processes as one likes. The scheduler takes requests in, hands jobs out and hears what comes of them; the reconciler
-keeps leases of living workers alive, starts retries, next steps and compensations of ended jobs, and tells clients. Both share one picture of the workers.
-"""
+"""The services of the bus in one process, and the handshake with which they say who they are."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from trellis.bus.ends.aftermath import SUBSCRIBER_NAME, OutcomeReconciler
-from trellis.bus.ends.following import FeedSubscriber
-from trellis.bus.ends.publisher import SUBSCRIBER_NAME as PUBLISHES_AS
-from trellis.bus.ends.publisher import BusPublisher
+from trellis.bus.backlog import BacklogLimit
+from trellis.bus.errors import BusError
+from trellis.bus.messages import HANDSHAKE, Handshake
+from trellis.bus.outcomes.publisher import SUBSCRIBER_NAME as PUBLISHES_AS
+from trellis.bus.outcomes.publisher import BusPublisher
+from trellis.bus.outcomes.reconciler import SUBSCRIBER_NAME, OutcomeReconciler
+from trellis.bus.outcomes.subscription import FeedSubscriber
 from trellis.bus.port import Bus
-from trellis.bus.reporting.attempts import AttemptCache, StopNotifier
-from trellis.bus.reporting.renewals import LeaseRenewals
-from trellis.bus.reporting.results import ResultListener
-from trellis.bus.room import BacklogLimit
+from trellis.bus.results.attempts import AttemptCache, LeaseRenewals, StopNotifier
+from trellis.bus.results.result_listener import ResultListener
 from trellis.bus.safety.decisions import DecisionKernel
 from trellis.bus.scheduling.intake import BusIntake
-from trellis.bus.scheduling.introduction import SchedulerHandshake
 from trellis.bus.scheduling.registry import WorkerRegistry
 from trellis.bus.scheduling.scheduler import Scheduler
 from trellis.bus.topics import Topics
 from trellis.engine.clock import Clock
 from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, Actor
 from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
 from trellis.engine.service import Service
 from trellis.lifecycles import Role
+
+# The scheduler's own handshake: CAP wants every component to say on `sys.handshake` who it is and what it speaks.
+
+HANDSHAKE_INTERVAL_S = 30.0
+"""How often it is said again, for those that began later; and how soon after an outage of the bus."""
+CAPABILITIES = ("cancel", "compensation", "error_codes", "progress", "workflows")
+"""CAP's names for what this control plane does."""
+DISTRIBUTION = "trellis-engine"
+
+_log = log_of("trellis.bus.scheduling")
+
+
+@dataclass(kw_only=True)
+class SchedulerHandshake:
+    """The service: one handshake in a pass."""
+
+    bus: Bus
+    new_id: Callable[[], str]
+    name: str = "bus-introduction"
+
+    async def run_once(self) -> bool:
+        """Say it; False while the bus does not take it."""
+        try:
+            await self.bus.publish(HANDSHAKE, self.handshake(), trace_id=self.new_id())
+        except BusError as error:
+            _log.debug("handshake_not_sent", error=str(error))
+            return False
+        return True
+
+    def pause_s(self, report: bool) -> float:  # noqa: FBT001 - the shape of every service: what a pass said
+        """Until the next time."""
+        return HANDSHAKE_INTERVAL_S if report else HANDSHAKE_INTERVAL_S / 10
+
+    def handshake(self) -> Handshake:
+        """Who we are."""
+        return Handshake(
+            component_id=self.bus.sender_id,
+            role="scheduler",
+            capabilities=dict.fromkeys(CAPABILITIES, True),
+            sdk_version=f"trellis {_version()}",
+        )
+
+
+def _version() -> str:
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "unpacked"
+
+
+# The parts of the bus in one process, joined: who hears, who hands out, who looks after what was handed out.
+#
+# Two roles, in as many processes as one likes. The scheduler takes requests in, hands jobs out and hears what comes of them; the reconciler
+# keeps leases of living workers alive, starts retries, next steps and compensations of ended jobs, and tells clients. Both share one picture of the workers.
 
 
 class BusRole(StrEnum):

@@ -29,7 +29,7 @@ import pydantic
 
 from trellis.bus.errors import BusConfigInvalid
 from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX
-from trellis.engine.recent import LruCache
+from trellis.engine.recent_entries import LruCache
 
 FILE_NAME = "bus.toml"
 HELD_ACTION = "bus-dispatch"

@@ -11,9 +11,9 @@ from rich.text import Text
 from trellis.agents.catalog import Agent
 from trellis.agents.creation import NewAgent, source_name
 from trellis.agents.definition import AgentMalformed, AgentStatus
-from trellis.agents.errors import SourceRefused
+from trellis.agents.errors import ModelSettingInvalid, SourceRefused
 from trellis.agents.models import OFFLINE, ModelOptions, check_model
-from trellis.agents.runtime_errors import ModelSettingInvalid
+from trellis.auth.ownership import owner_name
 from trellis.cli import values
 from trellis.cli.commands import (
     LIMIT_DEFAULT,
@@ -29,13 +29,12 @@ from trellis.cli.instances import open_for_command, owner, person
 from trellis.cli.invocation import Cli, program_name
 from trellis.cli.output import ListingColumn
 from trellis.engine.jobs import Actor
-from trellis.engine.ownership import owner_name
 from trellis.lifecycles import Role
 from trellis.runs.agent_acts import recorded_creation, set_status
 from trellis.runs.health import RunFailure, last_failure
 
 if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
-    from trellis.instance import Instance
+    from trellis.app.instance import Instance
 
 AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's slug.")]
 

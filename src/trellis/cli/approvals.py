@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
+from trellis.app.wiring import new_id
 from trellis.cli.commands import command
 from trellis.cli.instances import owner
 from trellis.cli.invocation import Cli, refuse_missing
 from trellis.engine.jobs import JobId, RequestId
 from trellis.ledgers import open_ledger
-from trellis.wiring import new_id
 
 JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 NoteOption = Annotated[str | None, typer.Option("--note", help="Why, for the record; denying needs ten characters.")]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trellis.artifacts.content import ArtifactType
-from trellis.artifacts.errors import ArtifactNotFound
+from trellis.artifacts.keys import ArtifactNotFound
 from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.artifacts.rows import ArtifactRow
 from trellis.cli import values
@@ -16,7 +16,7 @@ from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age
 
 if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
-    from trellis.instance import Instance
+    from trellis.app.instance import Instance
 
 PAGE = 200
 

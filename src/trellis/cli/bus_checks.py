@@ -3,19 +3,19 @@
 from pathlib import Path
 from typing import Any
 
+from trellis.app.fleet import config_file, is_embedded, kernel_of, topics_of
+from trellis.app.settings import LOCAL_BUS, Settings
+from trellis.app.wiring import SystemClock, elapsed_s, new_id
 from trellis.bus.errors import BusUnavailable, KernelUnavailable, PointerGone
 from trellis.bus.pointers import REDIS, make_pointers
 from trellis.bus.safety.policy import read_policy_file
-from trellis.bus.safety.remote import is_kernel_address
+from trellis.bus.safety.remote_kernel import is_kernel_address
 from trellis.cli.problems import without_password
 from trellis.engine.errors import TrellisError
 from trellis.engine.extras import Extra, extra_needed
 from trellis.engine.records import Finding, FindingSeverity
-from trellis.fleet import config_file, is_embedded, kernel_of, topics_of
 from trellis.operations.doctor import error_finding
 from trellis.operations.explain import counted
-from trellis.settings import LOCAL_BUS, Settings
-from trellis.wiring import SystemClock, elapsed_s, new_id
 
 NOT_THERE = f"{REDIS}://trellis:doctor"
 
@@ -100,7 +100,7 @@ def _keys(settings: Settings) -> list[Finding]:
     if settings.bus_key_file is None and settings.bus_keys_dir is None:
         return []
     try:
-        from trellis.bus.wire.signing import read_keys
+        from trellis.bus.wire.signatures import read_keys
 
         keys = read_keys(
             sender_id=settings.bus_sender,

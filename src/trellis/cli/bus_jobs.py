@@ -17,17 +17,16 @@ from trellis.bus.documents import (
     requeue_cause,
     worker_of,
 )
-from trellis.bus.wishes import TopicSubmitOptions
+from trellis.bus.submit_options import TopicSubmitOptions
 from trellis.cli import values
 from trellis.cli.invocation import Cli
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.records import Event, Job, Signal
 from trellis.lifecycles.bus_job import BUS_JOB
-from trellis.operations.bus_words import approval_of
-from trellis.operations.explain import JobExplanation
+from trellis.operations.explain import JobExplanation, approval_of
 
 if TYPE_CHECKING:  # loaded by those who have a failed job
-    from trellis.bus.ends.requeueing import Successor
+    from trellis.bus.outcomes.requeue import Successor
 
 TopicOption = Annotated[str | None, typer.Option("--topic", help="The topic, instead of TYPE: a job for the bus.")]
 LabelOption = Annotated[

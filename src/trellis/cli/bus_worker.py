@@ -10,23 +10,23 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from trellis.app.instance import storage_locations
+from trellis.app.settings import BUS_SCHEMES, LOCAL_BUS, Settings
+from trellis.app.wiring import SystemClock, elapsed_s, new_id, process_name
 from trellis.bus.pointers import OBJECTS, REDIS, Pointers, make_pointers
 from trellis.bus.port import Bus, ping
-from trellis.bus.wire.opening import BusOptions, open_bus
+from trellis.bus.wire.open import BusOptions, open_bus
 from trellis.cli.invocation import Cli, sqlite_path
-from trellis.cli.up_roles import print_health
+from trellis.cli.up_process import print_health
 from trellis.engine.clock import Clock
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
-from trellis.instance import storage_locations
-from trellis.settings import BUS_SCHEMES, LOCAL_BUS, Settings
-from trellis.storage.address import s3_credentials
-from trellis.storage.open import open_objects
-from trellis.web.health import ProcessHealth, health_listener
-from trellis.wiring import SystemClock, elapsed_s, new_id, process_name
+from trellis.http_server.health import ProcessHealth, health_listener
+from trellis.storage.objects.address import s3_credentials
+from trellis.storage.objects.open import open_objects
 from trellis.worker.app import App
-from trellis.worker.drain import run_until_signalled
 from trellis.worker.on_bus.options import BusWorkerOptions, as_worker_id, checked_worker_id
-from trellis.worker.on_bus.serving import BusWorker
+from trellis.worker.on_bus.worker import BusWorker
+from trellis.worker.worker import run_until_signalled
 
 LOOK_S = 0.5
 """How often a worker looks whether the bus is there that it waits for."""

@@ -19,9 +19,9 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import DeadLetter, JobFilter
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.operations.dead_letters import WITH_LETTERS, dead_letters, letter_of
 from trellis.operations.doctor import without_cancelled
 from trellis.operations.explain import REASON_PHRASES, counted
-from trellis.operations.letters import WITH_LETTERS, dead_letters, letter_of
 
 PAGE_MAX = 500
 REQUEUE_CHUNK = 200

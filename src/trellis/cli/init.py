@@ -4,12 +4,12 @@ from pathlib import Path
 
 import typer
 
+from trellis.app.fleet import storage_locations
+from trellis.app.settings import FILE_NAME
+from trellis.app.wiring import development_key_path, make_development_key
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, make_folder, sqlite_path
 from trellis.engine.errors import SettingsInvalid
-from trellis.fleet import storage_locations
-from trellis.settings import FILE_NAME
-from trellis.wiring import development_key_path, make_development_key
 
 SETTINGS_FILE = """\
 # Settings of this instance. The environment wins over this file: TRELLIS_LEDGER over `ledger`, and so on.
@@ -70,7 +70,7 @@ def _folders(cli: Cli) -> list[Path]:
 
 async def _open_once(cli: Cli) -> None:
     """Opening an instance makes what it lacks, and says what is wrong with what is there."""
-    from trellis.instance import open_instance
+    from trellis.app.instance import open_instance
 
     async with open_instance(cli.settings, cli.url):
         pass

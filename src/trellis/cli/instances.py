@@ -5,20 +5,20 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trellis.app.wiring import identify, principal_for
+from trellis.auth.principals import Principal
 from trellis.cli.invocation import Cli, refuse_missing
-from trellis.engine.authority import Principal
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
-from trellis.wiring import identify, principal_for
 
 if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
-    from trellis.instance import Instance
+    from trellis.app.instance import Instance
 
 
 @asynccontextmanager
 async def open_for_command(cli: Cli) -> "AsyncGenerator[Instance]":
     """Ledger, object store and memory of this call. Reading needs no token, but one that is shown must be good."""
-    from trellis.instance import open_instance
+    from trellis.app.instance import open_instance
 
     refuse_missing(cli.url)
     identify(cli.url, cli.settings)

@@ -11,23 +11,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from trellis.cli.logs import configure_logging
+from trellis.app.settings import Settings, read_settings
+from trellis.app.wiring import check_home_issuer, connect, identify, principal_for, process_name
+from trellis.auth.own_reads import OwnReads
+from trellis.auth.ownership import sees_all
+from trellis.auth.principals import Principal
 from trellis.cli.output import Output
+from trellis.cli.telemetry import configure_logging
 from trellis.client import Trellis
-from trellis.engine.authority import Principal
 from trellis.engine.errors import LedgerMissing, LedgerReadOnly, LedgerUrlInvalid, OptionInvalid, Refused
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.own_reads import OwnReads
-from trellis.engine.ownership import sees_all
 from trellis.engine.private_files import PRIVATE_FOLDER
 from trellis.ledgers import open_ledger
 from trellis.ledgers.sqlite.connection import parse_url
 from trellis.lifecycles import Role
 from trellis.lifecycles.nlm_job import NLM_JOB
-from trellis.settings import Settings, read_settings
-from trellis.wiring import check_home_issuer, connect, identify, principal_for, process_name
 from trellis.worker.app import App
 
 if TYPE_CHECKING:  # HTTP is loaded when it is used
@@ -59,7 +59,7 @@ class Cli:
         """Beside the answer, for people; a line of the log where logs are for machines."""
         if settings.log_format == "json":
             configure_logging(settings)
-            log_of("trellis.settings").warning("unknown_variable", problem=text)
+            log_of("trellis.app.settings").warning("unknown_variable", problem=text)
         else:
             self.out.note(f"warning: {text}")
 

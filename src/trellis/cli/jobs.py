@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from trellis.app.wiring import new_id
+from trellis.auth.matrices import permit
 from trellis.bus.documents import context_pointer, hold_of, result_pointer
 from trellis.cli import approvals, values
 from trellis.cli.bus_jobs import bus_job_facts, with_retry
@@ -15,7 +17,7 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOptio
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age, as_record, event_record, state_text
-from trellis.cli.reading import open_wait, signal_lines, surroundings
+from trellis.cli.reads import open_wait, signal_lines, surroundings
 from trellis.client import Trellis, cancelling_roles_of
 from trellis.engine.dead_letters import OPERATOR_REASON_CODES
 from trellis.engine.errors import JobNotFound, Refused, TrellisError
@@ -31,19 +33,16 @@ from trellis.engine.jobs import (
     RequestId,
 )
 from trellis.engine.ledger import Ledger
-from trellis.engine.matrices import permit
 from trellis.engine.records import Event, Job, JobFilter, JobPlace
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
-from trellis.operations.bus_words import HOLD_PHRASES
-from trellis.operations.explain import JobExplanation, duration, explain, timer_phrase, waits_for
-from trellis.operations.letters import letter_of
-from trellis.wiring import new_id
+from trellis.operations.dead_letters import letter_of
+from trellis.operations.explain import HOLD_PHRASES, JobExplanation, duration, explain, timer_phrase, waits_for
 
 if TYPE_CHECKING:  # nobody else here needs the bus
-    from trellis.bus.ends.requeueing import Successor
+    from trellis.bus.outcomes.requeue import Successor
 
 SECTION = "Jobs"
 PAGE_MAX = 500
@@ -276,8 +275,8 @@ async def result(cli: Cli, id_: JobArgument) -> None:
         pointer = result_pointer(await ledger.events(job.job_id)) if job.lifecycle == BUS_JOB.name else None
         body = await ledger.result(job.job_id)
     if pointer is not None:
+        from trellis.app.fleet import open_pointers  # nobody else here needs the bus
         from trellis.bus.pointers import PointerPart
-        from trellis.fleet import open_pointers  # nobody else here needs the bus
 
         async with open_pointers(cli.settings, cli.url) as pointers:
             body = await pointers.read(pointer, part=PointerPart.RESULT)
@@ -297,8 +296,8 @@ async def context(cli: Cli, id_: JobArgument) -> None:
             "has none" if job.lifecycle == BUS_JOB.name else f"is a {job.lifecycle}; `trellis job show` has its payload"
         )
         raise Refused(detail=f"Only a job on a topic has a context: {job.job_id} {where}.")
+    from trellis.app.fleet import open_pointers  # nobody else here needs the bus
     from trellis.bus.pointers import PointerPart
-    from trellis.fleet import open_pointers  # nobody else here needs the bus
 
     async with open_pointers(cli.settings, cli.url) as pointers:
         body = await pointers.read(pointer, part=PointerPart.CONTEXT)
@@ -429,8 +428,8 @@ async def _done_again(cli: Cli, ledger: Ledger, job: Job) -> "Successor | None":
     """What came after a job on a topic that failed; None for every other."""
     if job.lifecycle != BUS_JOB.name or job.place is not JobPlace.ENDED:
         return None
-    from trellis.bus.ends.requeueing import find_successor
-    from trellis.fleet import topics_of  # nobody else here needs the bus
+    from trellis.app.fleet import topics_of  # nobody else here needs the bus
+    from trellis.bus.outcomes.requeue import find_successor
 
     return await find_successor(ledger, job, topics_of(cli.settings))
 
@@ -452,8 +451,8 @@ async def requeue(
 
 
 async def _requeue(cli: Cli, trellis: Trellis, job: Job, cause: str | None) -> int:
-    from trellis.bus.ends.requeueing import requeue_as_new_job
-    from trellis.fleet import topics_of  # nobody else here needs the bus
+    from trellis.app.fleet import topics_of  # nobody else here needs the bus
+    from trellis.bus.outcomes.requeue import requeue_as_new_job
 
     actor = permit(trellis.principal, "jobs.requeue")
     gate = Actor(role=Role.GATEWAY, name=actor.name)

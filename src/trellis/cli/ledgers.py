@@ -16,12 +16,13 @@ import pydantic
 import typer
 from rich.text import Text
 
+from trellis.app.settings import FILE_NAME, PREFIX, Settings, unknown_variables
+from trellis.app.wiring import development_key_path, identify, make_development_key, outgoing_tls, principal_for
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, ReasonOption, command, group
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
-from trellis.cli.output import ListingColumn, as_record
+from trellis.cli.output import ListingColumn, as_record, counting
 from trellis.cli.problems import remedy_for, without_password
-from trellis.cli.progress import counting
 from trellis.engine.errors import NotAllowed, Refused, SettingsInvalid, TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
@@ -46,8 +47,6 @@ from trellis.operations.doctor import (
     work_findings,
 )
 from trellis.operations.explain import counted, duration
-from trellis.settings import FILE_NAME, PREFIX, Settings, unknown_variables
-from trellis.wiring import development_key_path, identify, make_development_key, outgoing_tls, principal_for
 
 SECTION = "Ledger"
 LETTERS_COUNTED = 100
@@ -316,8 +315,8 @@ def _token(url: str, settings: Settings) -> list[Finding]:
 
 def _exposed(url: str, settings: Settings) -> list[Finding]:
     """What others on this machine can read; files of an earlier version keep the mode that the umask gave them."""
-    from trellis.instance import storage_locations  # all of the platform: the doctor alone asks for it
-    from trellis.storage.address import read_address
+    from trellis.app.instance import storage_locations  # all of the platform: the doctor alone asks for it
+    from trellis.storage.objects.address import read_address
 
     try:
         where = storage_locations(settings, url)
@@ -335,10 +334,10 @@ def _exposed(url: str, settings: Settings) -> list[Finding]:
 
 async def _aside(url: str, settings: Settings) -> list[Finding]:
     """What the projector could not publish. A store that is not there is not made."""
-    from trellis.instance import storage_locations  # all of the platform: the doctor alone asks for it
-    from trellis.runs import ids
-    from trellis.storage.address import read_address, s3_credentials
-    from trellis.storage.open import open_objects
+    from trellis.app.instance import storage_locations  # all of the platform: the doctor alone asks for it
+    from trellis.documents import ids
+    from trellis.storage.objects.address import read_address, s3_credentials
+    from trellis.storage.objects.open import open_objects
 
     try:
         where = storage_locations(settings.model_copy(update={"memory": settings.memory or Path()}), url).objects
@@ -364,7 +363,7 @@ async def _nlm(settings: Settings) -> list[Finding]:
     """Whether the NLM backend answers that queue jobs are sent to; one inside `trellis up` comes and goes with it."""
     if settings.nlm_backend is None:
         return []
-    from trellis.queue.backend import NlmBackend  # the doctor alone asks for it
+    from trellis.research.backend_client import NlmBackend  # the doctor alone asks for it
 
     check, remedy = "nlm backend", f"start it there (trellis up --roles nlm) or correct {PREFIX}NLM_BACKEND; {NO_NLM}"
     address = without_password(settings.nlm_backend, settings.nlm_backend)

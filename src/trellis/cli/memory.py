@@ -19,7 +19,7 @@ from trellis.runs.memory_access import MemoryAccess
 from trellis.storage.memory.layout import ReadMode
 
 if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
-    from trellis.instance import Instance
+    from trellis.app.instance import Instance
 
 ACTION = "read an agent's memory"
 PAGE = 50

@@ -1,17 +1,15 @@
-"""What goes to the terminal. Tables for people, JSON Lines for programs, everything else to standard error.
-
-On a terminal a table fits its width; in a pipe nothing is cut, coloured or wrapped. JSON is one object per line, so that
-a listing of any length can be read as it comes.
-"""
+"""What goes to the terminal: tables, JSON Lines, messages, and the progress of long commands."""
 
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from enum import Enum
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -23,6 +21,11 @@ from trellis.engine.jobs import Priority
 from trellis.engine.logs import Log
 from trellis.engine.records import Event, Job
 from trellis.lifecycles import LIFECYCLES, Phase
+
+# What goes to the terminal. Tables for people, JSON Lines for programs, everything else to standard error.
+#
+# On a terminal a table fits its width; in a pipe nothing is cut, coloured or wrapped. JSON is one object per line, so that
+# a listing of any length can be read as it comes.
 
 T = TypeVar("T")
 GAP = 2
@@ -328,3 +331,37 @@ def _plain(name: str, value: Any) -> Any:
             return value + 1
         case _:
             return value
+
+
+# How far a long command is: a line that counts on a terminal; elsewhere, such as in a job's log, a line every ten seconds.
+
+EVERY_S = 10.0
+
+Report: TypeAlias = Callable[[str, int], None]
+"""What is counted, and how many there are by now."""
+
+
+@contextmanager
+def counting(out: Output, monotonic: Callable[[], float] = time.monotonic) -> Generator[Report]:
+    """What to call as the work goes on. It writes to standard error, beside the answer."""
+    if not out.errors.is_terminal:
+        yield _notes(out, monotonic)
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn  # loaded by those who look on
+
+    columns = (SpinnerColumn(), TextColumn("{task.completed:,} {task.description}"))
+    with Progress(*columns, console=out.errors, transient=True) as bars:
+        bar = bars.add_task("begun", total=None)
+        yield lambda what, count: bars.update(bar, completed=count, description=what)
+
+
+def _notes(out: Output, monotonic: Callable[[], float]) -> Report:
+    last = monotonic()
+
+    def report(what: str, count: int) -> None:
+        nonlocal last
+        if monotonic() - last >= EVERY_S:
+            last = monotonic()
+            out.note(f"{count:,} {what}")
+
+    return report

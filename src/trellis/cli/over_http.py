@@ -10,21 +10,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic
 
+from trellis.app.wiring import SystemClock
 from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.cli import values
 from trellis.cli.artifact_output import artifact_type, check_days, confirm, print_cleanup, print_discarded, show_page
 from trellis.cli.bus_jobs import TopicOptions, print_context_hint
-from trellis.cli.bus_waiting import error_text_of, last_retry, look_at_gateway
+from trellis.cli.bus_wait import error_text_of, last_retry, look_at_gateway
 from trellis.cli.commands import LIMIT_MAX
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, state_text
-from trellis.cli.proposal_output import show_proposal_page, show_proposals
 from trellis.cli.queue_jobs import QueueJobOptions, is_queue_job, print_how_to_read, warn_undriven
 from trellis.cli.run_output import (
     print_decision,
     print_ended,
     refusals,
     run_facts,
+    show_proposal_page,
+    show_proposals,
     show_runs,
     step_bar,
     still_at_work,
@@ -34,15 +36,22 @@ from trellis.cli.run_output import (
 from trellis.cli.values import params_of
 from trellis.engine.errors import OptionInvalid
 from trellis.http.errors import GatewayRefused
-from trellis.http.job_shapes import BusJob, EventShape, JobDocument, JobShape, JobSubmitted
-from trellis.http.shapes import AgentShape, ArtifactListed, ProposalShape
+from trellis.http.shapes import (
+    AgentShape,
+    ArtifactListed,
+    BusJob,
+    EventShape,
+    JobDocument,
+    JobShape,
+    JobSubmitted,
+    ProposalShape,
+)
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.operations.explain import SERVICE_SLOW_S, duration
-from trellis.wiring import SystemClock
 
 if TYPE_CHECKING:  # HTTP is loaded when it is used
     from trellis.http.client import GatewayClient

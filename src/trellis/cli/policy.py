@@ -6,21 +6,21 @@ from typing import Annotated, Any
 
 import typer
 
+from trellis.app.fleet import kernel_of
+from trellis.app.wiring import elapsed_s
 from trellis.bus.approvals import get_bus_job
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety import simulating
+from trellis.bus.safety import evaluation
+from trellis.bus.safety.evaluation import JOBS_MAX
 from trellis.bus.safety.kernel import PolicyKernel, SafetyKernel
 from trellis.bus.safety.policy import PolicyRule, read_bounded, read_policy_file
-from trellis.bus.safety.simulating import JOBS_MAX
 from trellis.cli.commands import command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn
 from trellis.cli.values import pairs
 from trellis.engine.errors import JobNotFound, OptionInvalid
 from trellis.engine.jobs import JobId
-from trellis.fleet import kernel_of
-from trellis.http.job_shapes import BusJob, JobWhole
-from trellis.wiring import elapsed_s
+from trellis.http.shapes import BusJob, JobWhole
 
 LAST_DEFAULT = 100
 
@@ -185,4 +185,4 @@ async def _simulated(cli: Cli, file: Path, last: int) -> list[dict[str, Any]]:
             told = await client.safety.simulate(read_bounded(file).decode(), last=last)
         return [one.model_dump(mode="json") for one in told.items]
     async with cli.open() as ledger:
-        return [one.to_dict() for one in await simulating.simulate_jobs(policy, ledger, last=last)]
+        return [one.to_dict() for one in await evaluation.simulate_jobs(policy, ledger, last=last)]

@@ -7,6 +7,7 @@ import json
 import re
 from urllib.parse import parse_qsl, urlsplit
 
+from trellis.app.settings import PREFIX
 from trellis.engine.errors import (
     IdempotencyMismatch,
     InputError,
@@ -24,7 +25,6 @@ from trellis.engine.errors import (
     TrellisError,
 )
 from trellis.http.errors import GatewayUnavailable, TokenNotTaken
-from trellis.settings import PREFIX
 
 REFUSED = 1
 USAGE = 2

@@ -6,23 +6,22 @@ from typing import Annotated, Any
 
 import typer
 
+from trellis.app.wiring import new_id
 from trellis.bus import approvals
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
 from trellis.cli.instances import open_for_command, owner
 from trellis.cli.invocation import Cli
-from trellis.cli.proposal_output import show_proposal_page, show_proposals
-from trellis.cli.run_output import print_decision
+from trellis.cli.run_output import print_decision, show_proposal_page, show_proposals
+from trellis.documents.errors import ProposalNotFound
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor, JobId, Moved, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
-from trellis.runs import proposals
-from trellis.runs.errors import ProposalNotFound
-from trellis.runs.preview import ENDED, conflict_of, conflicts_of, diff_of
-from trellis.wiring import new_id
+from trellis.proposals import proposal
+from trellis.proposals.preview import ENDED, conflict_of, conflicts_of, diff_of
 
 HELD_MAX = 500
 
@@ -96,7 +95,7 @@ async def _document(ledger: Ledger, id_: str) -> dict[str, Any]:
     if job is not None and held is not None and job.lifecycle == BUS_JOB.name:
         document = approvals.inbox_document(job, await ledger.events(job.job_id))
     elif job is not None and held is None and job.lifecycle == PROPOSAL.name and job.payload is not None:
-        document = json.loads(proposals.document(job.payload, await ledger.events(job.job_id)))
+        document = json.loads(proposal.document(job.payload, await ledger.events(job.job_id)))
     if document is None:
         raise ProposalNotFound(proposal=id_)
     return document
@@ -149,7 +148,7 @@ async def _decide(cli: Cli, id_: str, *, approve: bool, note: str | None) -> int
     if (held := approvals.job_id_of_inbox_id(id_)) is not None:
         return await _decide_held(cli, actor, held, approve=approve, note=note)
     async with open_for_command(cli) as instance:
-        answer = await proposals.decide_proposal(
+        answer = await proposal.decide_proposal(
             instance.ledger, actor, JobId(id_), approve=approve, note=note, request_id=RequestId(new_id())
         )
         if isinstance(answer, Moved) and approve:

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from trellis.artifacts.content import JobType
+from trellis.auth.ownership import scoped_key
 from trellis.cli.instances import open_for_command, person
 from trellis.cli.invocation import Cli
 from trellis.engine.errors import IdempotencyMismatch, InputError, OptionInvalid
 from trellis.engine.jobs import Actor, Mismatch, Submitted
-from trellis.engine.ownership import scoped_key
 from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
 

@@ -9,16 +9,16 @@ from typing import Annotated
 
 import typer
 
+from trellis.app.wiring import make_development_key
 from trellis.cli.commands import ReasonOption, command
 from trellis.cli.instances import operator
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
-from trellis.cli.output import ListingColumn
-from trellis.cli.progress import counting
+from trellis.cli.output import ListingColumn, counting
+from trellis.documents import ids
+from trellis.documents.errors import RebuildError
 from trellis.engine.errors import OptionInvalid
 from trellis.ledgers import open_ledger
 from trellis.operations.explain import counted
-from trellis.runs import ids
-from trellis.runs.errors import RebuildError
 from trellis.runs.rebuild import (
     LedgerRebuildReport,
     ObjectsRebuildReport,
@@ -26,10 +26,9 @@ from trellis.runs.rebuild import (
     rebuild_ledger,
     rebuild_objects,
 )
-from trellis.storage.address import s3_credentials
-from trellis.storage.objects import ObjectStore
-from trellis.storage.open import open_objects
-from trellis.wiring import make_development_key
+from trellis.storage.objects.address import s3_credentials
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore
 
 SIDES = ("ledger", "objects")
 REFUSALS_SHOWN = 20
@@ -94,7 +93,7 @@ def _print_differing(cli: Cli, done: ObjectsRebuildReport) -> None:
 async def _from_objects(cli: Cli, objects: ObjectStore, reason: str | None) -> int:
     if not (await objects.list(f"{ids.AUDIT_FOLDER}/", limit=1)).items:
         raise RebuildError(detail=f"There is no audit record in {objects.url}; set TRELLIS_OBJECTS to where they are.")
-    from trellis.bus.ends.publisher import SUBSCRIBER_NAME as TELLS_CLIENTS  # the other side does not need the bus
+    from trellis.bus.outcomes.publisher import SUBSCRIBER_NAME as TELLS_CLIENTS  # the other side does not need the bus
 
     _make_missing(cli)
     actor, alone = operator(cli, "rebuild"), frozenset(cli.settings.audit_objects)
@@ -120,7 +119,7 @@ def _make_missing(cli: Cli) -> None:
 
 @asynccontextmanager
 async def _objects(cli: Cli) -> AsyncGenerator[ObjectStore]:
-    from trellis.instance import storage_locations  # all of the platform, for those who rebuild
+    from trellis.app.instance import storage_locations  # all of the platform, for those who rebuild
 
     settings = cli.settings
     if settings.memory is None:

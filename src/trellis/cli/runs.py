@@ -6,32 +6,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trellis.app.wiring import new_id
 from trellis.cli import values
 from trellis.cli.agents import AgentArgument
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
 from trellis.cli.instances import open_for_command, owner
 from trellis.cli.invocation import Cli
-from trellis.cli.logs import configure_logging
 from trellis.cli.output import ListingColumn
-from trellis.cli.reading import open_wait
+from trellis.cli.reads import open_wait
 from trellis.cli.run_output import print_ended, refusals, run_facts, show_runs, step_bar, still_at_work, took, wait_s
-from trellis.cli.tracing import configure_tracing
+from trellis.cli.telemetry import configure_logging, configure_tracing
 from trellis.cli.values import params_of
+from trellis.documents import ids, run_documents
+from trellis.documents.errors import RunNotFound
+from trellis.documents.lookup import find_run, listed_runs
+from trellis.documents.run_documents import RunFacts, RunRequest
 from trellis.engine.errors import Refused
 from trellis.engine.jobs import CancelMode, JobId, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter, JobPlace
 from trellis.lifecycles.run import RUN
 from trellis.operations.explain import duration
-from trellis.runs import documents, ids
-from trellis.runs.documents import RunFacts, RunRequest
-from trellis.runs.errors import RunNotFound
-from trellis.runs.layer import TriggerKind
-from trellis.runs.lookup import find_run, listed_runs
-from trellis.wiring import new_id
+from trellis.runs.orchestration import TriggerKind
 
 if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
-    from trellis.instance import Instance
+    from trellis.app.instance import Instance
 
 ENDED = frozenset({"completed", "failed"})
 WATCH_S = 0.1
@@ -198,20 +197,20 @@ async def _record(instance: "Instance", run_id: JobId) -> dict[str, Any]:
     if job is None or job.payload is None:
         raise RunNotFound(run_id=run_id)
     request, events = RunRequest.read(job.payload), await instance.ledger.events(run_id)
-    done = [json.loads(event.data) for event in events if event.type == documents.STEP_DONE and event.data]
+    done = [json.loads(event.data) for event in events if event.type == run_documents.STEP_DONE and event.data]
     folder = f"{instance.objects.url.rstrip('/')}/{ids.run_folder(request.agent_slug, run_id)}"
     wait = await open_wait(instance.ledger, job)
     journal = await instance.ledger.read_journal(run_id)
-    files = [journal.get(documents.STEP_ENTRY.format(number=step["step"])) for step in done]
+    files = [journal.get(run_documents.STEP_ENTRY.format(number=step["step"])) for step in done]
     return {
         "already_proposed": [],
         "refused_actions": 0,
-        **json.loads(documents.status(RunFacts(run_id, request, tuple(events)))),
+        **json.loads(run_documents.status(RunFacts(run_id, request, tuple(events)))),
         "refused": refusals([json.loads(file) for file in files if file is not None]),
         "params": request.params,
         "position": (await instance.layer.run_state(run_id)).position,
         "cancel_requested": job.cancel_requested,
-        "waits": None if wait is None else {"since": documents.timestamp(wait.since), "reason": wait.reason},
+        "waits": None if wait is None else {"since": run_documents.timestamp(wait.since), "reason": wait.reason},
         "steps": [{name: step.get(name) for name in STEP_FIELDS} for step in done],
         "folder": folder.removeprefix(LOCAL),
     }

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from trellis.app.wiring import token_key
+from trellis.auth.tokens import TTL_S_DEFAULT, issue, make_private_jwk, roles_of
 from trellis.cli import values
 from trellis.cli.commands import ReasonOption, command, group
 from trellis.cli.instances import operator
@@ -16,11 +18,9 @@ from trellis.engine.admin_acts import TOKEN_ISSUED, NewAct
 from trellis.engine.errors import KeyUnusable, OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.private_files import write_private
-from trellis.identity import TTL_S_DEFAULT, issue, make_private_jwk, roles_of
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.operations.explain import duration
-from trellis.wiring import token_key
 
 
 def add_to(program: typer.Typer) -> None:

@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from trellis.app.wiring import SystemClock, make_development_key, open_when_available, process_name
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, make_folder, sqlite_path
-from trellis.cli.logs import log_only
 from trellis.cli.problems import without_password
-from trellis.cli.together import run_together
-from trellis.cli.tracing import configure_tracing
-from trellis.cli.up_roles import (
+from trellis.cli.telemetry import configure_tracing, log_only
+from trellis.cli.up_process import (
     NLM,
     ON_BUS,
     ROLES,
@@ -23,16 +22,16 @@ from trellis.cli.up_roles import (
     print_ready,
     print_services,
     process_part_name,
+    run_together,
 )
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
+from trellis.http_server.health import ProcessHealth, health_listener
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.web.health import ProcessHealth, health_listener
-from trellis.wiring import SystemClock, make_development_key, open_when_available, process_name
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -99,7 +98,7 @@ async def _served(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions, h
         await _serve_jobs(cli, wanted, stop, app=choices.app, health=health)
     else:
         # The web framework takes a while to import, and only this command needs it.
-        from trellis.cli.serving import serve_all
+        from trellis.cli.up_gateway import serve_all
 
         await serve_all(cli, wanted, stop, choices, health)
     cli.out.line("stopped")
@@ -108,14 +107,14 @@ async def _served(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions, h
 async def _served_alone(cli: Cli, wanted: frozenset[str] | None, health: ProcessHealth) -> bool:
     """Whether all that was wanted is a part that needs no ledger of ours; it has ended then."""
     if wanted == frozenset({NLM}):
-        from trellis.cli.serving_nlm import serve_nlm_alone
+        from trellis.cli.up_nlm import serve_nlm_alone
 
         make_folder(cli.url)
         await serve_nlm_alone(cli, _stopped_by_signals(), health)
         cli.out.line("stopped")
         return True
     if wanted == frozenset({SAFETY_KERNEL}):
-        from trellis.cli.serving_bus import serve_safety_kernel
+        from trellis.cli.up_bus import serve_safety_kernel
 
         health.needs()
         await serve_safety_kernel(cli, _stopped_by_signals(), alone=True)
@@ -148,14 +147,7 @@ async def _serve_jobs(
     cli: Cli, roles: frozenset[str] | None, stop: asyncio.Event, *, app: str | None, health: ProcessHealth
 ) -> None:
     """Without a place for documents there are no runs, but jobs are looked after all the same."""
-    from trellis.cli.serving_bus import (
-        bus_probe,
-        bus_roles,
-        open_part,
-        serve_safety_kernel,
-        serve_services,
-        wants_kernel,
-    )
+    from trellis.cli.up_bus import bus_probe, bus_roles, open_part, serve_safety_kernel, serve_services, wants_kernel
 
     if app is not None:
         raise SettingsInvalid(source="--app", detail="it needs TRELLIS_OBJECTS and TRELLIS_MEMORY")

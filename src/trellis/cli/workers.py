@@ -12,23 +12,22 @@ from typing import Annotated, Any, cast
 import typer
 from rich.text import Text
 
+from trellis.app.wiring import open_when_available, process_name, run_worker
 from trellis.cli import values
 from trellis.cli.applications import load_app
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli, refuse_missing
-from trellis.cli.logs import log_only
 from trellis.cli.output import ListingColumn, age, as_record
-from trellis.cli.tracing import configure_tracing
-from trellis.cli.up_roles import print_health
+from trellis.cli.telemetry import configure_tracing, log_only
+from trellis.cli.up_process import print_health
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.records import WorkerRecord
+from trellis.http_server.health import ProcessHealth, health_listener
 from trellis.lifecycles import Role
 from trellis.operations.explain import WorkerPresence, runs_alone, served_types, worker_info, worker_presence
-from trellis.web.health import ProcessHealth, health_listener
-from trellis.wiring import open_when_available, process_name, run_worker
 from trellis.worker.app import App
-from trellis.worker.drain import ExitCode
 from trellis.worker.options import WorkerOptions
+from trellis.worker.worker import ExitCode
 
 SECTION = "Workers"
 LEDGER_ONLY = ("--prefetch", "--no-hints")

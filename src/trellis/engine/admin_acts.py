@@ -1,16 +1,8 @@
-"""Administrative acts: what people and components change that is no step of a job, and who changed it (OBS-1, D35).
-
-An act on the ledger itself (pausing a type, limiting a rate, a key or how many are held, declaring the options of a type, leaving a
-follower behind, a migration) is recorded by the ledger in the transaction that makes the change, from whichever entrance it came. An act
-on something outside of the ledger, such as the status of an agent, and a request that was refused are recorded with `Ledger.record_act`.
-The projector publishes one audit record of each. Setting something to what it is already changes nothing, and is no act.
-
-Every act says who, from which node, why and when. An act that may be recorded again after a crash brings its own id: the second time
-changes nothing.
-"""
+"""Administrative acts, and the nodes on which they were done."""
 
 import json
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,6 +11,38 @@ from typing import Any
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.text import storable
 from trellis.lifecycles import Role
+
+# Nodes: the machines that write to the ledger, as audit records name them (OBS-1).
+
+NODE_CHARS_MAX = 255
+_PROCESS = re.compile(r"@(?P<node>[^@]+):\d+$")
+
+
+def this_node() -> str:
+    """The name of this machine."""
+    return (socket.gethostname() or "localhost")[:NODE_CHARS_MAX]
+
+
+def node_of(actor: str, recorded: str | None) -> str | None:
+    """The machine that an actor wrote from: as recorded, else as the name of a process (`worker@alpine:71`) says.
+
+    Ledgers of before record no machine; of a name that names no process, such as a person's, it is then not known.
+    """
+    if recorded:
+        return recorded
+    found = _PROCESS.search(actor)
+    return None if found is None else found["node"]
+
+
+# Administrative acts: what people and components change that is no step of a job, and who changed it (OBS-1, D35).
+#
+# An act on the ledger itself (pausing a type, limiting a rate, a key or how many are held, declaring the options of a type, leaving a
+# follower behind, a migration) is recorded by the ledger in the transaction that makes the change, from whichever entrance it came. An act
+# on something outside of the ledger, such as the status of an agent, and a request that was refused are recorded with `Ledger.record_act`.
+# The projector publishes one audit record of each. Setting something to what it is already changes nothing, and is no act.
+#
+# Every act says who, from which node, why and when. An act that may be recorded again after a crash brings its own id: the second time
+# changes nothing.
 
 PAUSED = "type.paused"
 RESUMED = "type.resumed"

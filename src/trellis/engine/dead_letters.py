@@ -4,7 +4,6 @@ A job that is queued, assigned or running ends at once, without a retry; its hol
 which of these reasons, and how far the job was.
 """
 
-from trellis.engine.deaths import stage_in
 from trellis.engine.errors import JobNotFound, OptionInvalid
 from trellis.engine.jobs import (
     ERROR_CHARS_MAX,
@@ -19,6 +18,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job
+from trellis.engine.retry_policy import stage_in
 from trellis.engine.text import storable
 from trellis.lifecycles import LIFECYCLES, Trigger
 

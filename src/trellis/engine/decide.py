@@ -11,10 +11,10 @@ from enum import IntFlag, StrEnum
 from functools import cache
 from itertools import product
 
-from trellis.engine.deaths import releasable, stage_in
 from trellis.engine.jobs import ReasonCode, Stage
+from trellis.engine.retry_policy import releasable, stage_in
 from trellis.lifecycles import BY_CODE, Illegal, LeaseLoss, Lifecycle, Phase, State, Trigger, next_state
-from trellis.lifecycles.causes import Cause
+from trellis.lifecycles.events import Cause
 
 
 class Occasion(StrEnum):

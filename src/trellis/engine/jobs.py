@@ -1,17 +1,24 @@
-"""The nouns of the engine, as values: jobs, leases, events, dead letters, and what a caller asks of the ledger.
+"""Jobs as values: what a caller asks of the ledger, which ids are reserved, and the options of a job type."""
 
-Ids: `JobId` is the external text id that people and documents see; `JobKey` is the ledger's own number. `Epoch` is the
-fencing token: it rises at every claim and every revocation and is never reset. `version` counts a job's transitions.
-Attempts and generations count from 0 here; people see attempt + 1. What is made for every single job on the hot path is a
-named tuple, an eighth of the price of a frozen dataclass.
-"""
-
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum, StrEnum
+from types import MappingProxyType
 from typing import NamedTuple, NewType
 
+from trellis.engine.errors import ConcurrencyKeyMissing, IdReserved
 from trellis.lifecycles import Role
+from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.lifecycles.nlm_job import NLM_JOB
+
+# The nouns of the engine, as values: jobs, leases, events, dead letters, and what a caller asks of the ledger.
+#
+# Ids: `JobId` is the external text id that people and documents see; `JobKey` is the ledger's own number. `Epoch` is the
+# fencing token: it rises at every claim and every revocation and is never reset. `version` counts a job's transitions.
+# Attempts and generations count from 0 here; people see attempt + 1. What is made for every single job on the hot path is a
+# named tuple, an eighth of the price of a frozen dataclass.
 
 JobId = NewType("JobId", str)
 JobKey = NewType("JobKey", int)
@@ -194,7 +201,7 @@ class Claimed(NamedTuple):
     deadline_s: float | None
     """Seconds from the claim to the job's deadline, by the ledger's clock."""
     runs_alone: bool = False
-    """Its workers died: it must have the next one to itself (`engine/deaths.py`)."""
+    """Its workers died: it must have the next one to itself (`engine/retry_policy.py`)."""
     spared: int = 0
     """Attempts that closed without counting (snooze, release); `attempt` and `max_attempts` have each risen by as many."""
 
@@ -380,3 +387,97 @@ class CancelRequested:
 
     job_id: JobId
     state: str
+
+
+# Job ids that the engine derives from the ids of other jobs: retries (`.r1`), compensations (`.c`), jobs that an operator runs again
+# (`.q-…`) and the names of single attempts (`@1`).
+#
+# Nobody else may give a job such an id. Job ids are unique over all lifecycles: whoever took one first would keep the engine from making
+# what follows from somebody else's job. Every ledger asks here before it takes in a new job; PostgreSQL holds the same rule for callers
+# that bypass us.
+
+RESERVED_ID_PATTERN = r"(\.(c|r[0-9]+|q-[0-9a-f]+)|@[0-9]+)\Z"
+"""How derived ids end. Python and PostgreSQL read it alike."""
+DERIVING_ROLES: Mapping[str, Role] = MappingProxyType({BUS_JOB.name: Role.RECONCILER, NLM_JOB.name: Role.NLM_BACKEND})
+"""By lifecycle: the one role that makes jobs with derived ids."""
+
+_reserved = re.compile(RESERVED_ID_PATTERN)
+
+
+def check_new_id(job_id: str, lifecycle: str, role: Role) -> None:
+    """Nothing, when this role may give a new job this id; raises IdReserved."""
+    if _reserved.search(job_id) and DERIVING_ROLES.get(lifecycle) is not role:
+        raise IdReserved(job_id=job_id)
+
+
+# Type options: what an application declares about a job type, as the ledger keeps it for every submit (D66).
+#
+# A worker declares the types of its application when it starts; a client with an application declares those that the ledger does not
+# know yet. Submits from anywhere (Python, command line, HTTP, SQL) get the declared values for every option that they do not choose by
+# name. A concurrency key that a Python function computes cannot be computed by the ledger: a submit that has neither the
+# application nor a key is refused, because it would pass by the limit.
+
+DECLARED_MAX = 1_000
+"""Types that one call declares, and that one look at the declared ones gives."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TypeOptions:
+    """What holds for jobs of a type unless their submit says otherwise."""
+
+    type: str
+    lifecycle: str = "leased-job"
+    priority: Priority = Priority.BATCH
+    max_attempts: int = ATTEMPTS_DEFAULT
+    max_deaths: int = DEATHS_DEFAULT
+    deadline_s: float | None = None
+    concurrency_limit: int = 1
+    keyed: bool = False
+    """A function of the application computes the concurrency key of each job."""
+    compensation: str | None = None
+    """The job type that undoes a succeeded job of this one."""
+
+
+DECLARED = "declared by an application"
+"""Why the options of a type changed, as acts say it."""
+
+
+def options_text(options: TypeOptions) -> str:
+    """The options of a type as acts show them. PostgreSQL words it the same."""
+    deadline = None if options.deadline_s is None else f"{float(options.deadline_s)!r}".removesuffix(".0")
+    named = {
+        "priority": int(options.priority),
+        "max_attempts": options.max_attempts,
+        "max_deaths": options.max_deaths,
+        "deadline_s": deadline,
+        "concurrency_limit": options.concurrency_limit,
+    }
+    told = [f"{name} {value}" for name, value in named.items() if value is not None]
+    undone_by = [] if options.compensation is None else [f"compensation {options.compensation}"]
+    return ", ".join([*told, *(["keyed"] if options.keyed else []), *undone_by])
+
+
+class ResolvedOptions(NamedTuple):
+    """The options that a job is stored with."""
+
+    priority: Priority
+    max_attempts: int
+    max_deaths: int
+    deadline_s: float | None
+    concurrency_limit: int
+
+
+def resolve_options(job: NewJob, declared: TypeOptions | None) -> ResolvedOptions:
+    """What the job chose itself, and for the rest what its type declares; raises ConcurrencyKeyMissing."""
+    chosen = job.chosen
+    if declared is None or chosen == ChosenOptions.ALL:
+        return ResolvedOptions(job.priority, job.max_attempts, job.max_deaths, job.deadline_s, job.concurrency_limit)
+    if declared.keyed and not chosen & ChosenOptions.CONCURRENCY_KEY:
+        raise ConcurrencyKeyMissing(type=job.type)
+    return ResolvedOptions(
+        job.priority if chosen & ChosenOptions.PRIORITY else declared.priority,
+        job.max_attempts if chosen & ChosenOptions.MAX_ATTEMPTS else declared.max_attempts,
+        job.max_deaths if chosen & ChosenOptions.MAX_DEATHS else declared.max_deaths,
+        job.deadline_s if chosen & ChosenOptions.DEADLINE else declared.deadline_s,
+        job.concurrency_limit if chosen & ChosenOptions.CONCURRENCY_LIMIT else declared.concurrency_limit,
+    )

@@ -38,6 +38,7 @@ from trellis.engine.jobs import (
     Subscription,
     Turn,
     TurnResult,
+    TypeOptions,
 )
 from trellis.engine.records import (
     ChildPage,
@@ -62,7 +63,6 @@ from trellis.engine.records import (
     UnpairedArtifact,
     WorkerRecord,
 )
-from trellis.engine.type_options import TypeOptions
 
 
 class Ledger(Protocol):

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from trellis.engine.deaths import runs_alone
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
+from trellis.engine.retry_policy import runs_alone
 from trellis.lifecycles import LIFECYCLES, Phase, Progress, Role, Trigger
 from trellis.lifecycles.leased_job import LEASED_JOB
 

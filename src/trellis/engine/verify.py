@@ -22,7 +22,7 @@ from typing import Protocol
 
 from trellis.engine.jobs import JobId
 from trellis.engine.records import DeadLetter, Event, Job, JobHistory, JobPlace, KeyOverLimit, UnpairedArtifact
-from trellis.lifecycles.causes import Cause
+from trellis.lifecycles.events import Cause
 from trellis.lifecycles.lifecycle import Lifecycle, Phase, State
 from trellis.lifecycles.registry import LIFECYCLES
 from trellis.lifecycles.replay import RecordedStep, Replayed, replay

@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 
 from fastapi import FastAPI
 
+from trellis.app.instance import Instance
+from trellis.app.wiring import SystemClock
+from trellis.auth.tokens import TrustedKey
 from trellis.engine.clock import Clock
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import JobId
-from trellis.engine.recent import LruCache
-from trellis.gateway import callbacks, docs_page
-from trellis.gateway.callers import GatewayState
+from trellis.engine.recent_entries import LruCache
+from trellis.gateway import docs_page, nlm
+from trellis.gateway.callers import GatewayState, refusal_answer
+from trellis.gateway.event_stream import StreamServices, Tickets
 from trellis.gateway.hub import EventHub, StreamOptions
-from trellis.gateway.refusals import refusal_answer
 from trellis.gateway.routes import (
     agents,
     approvals,
@@ -30,19 +33,12 @@ from trellis.gateway.routes import (
     stream,
     system,
 )
-from trellis.gateway.streaming import StreamServices
-from trellis.gateway.tickets import Tickets
 from trellis.gateway.visibility import PublishedVersions
-from trellis.identity import TrustedKey
-from trellis.instance import Instance
-from trellis.web import problems
-from trellis.web.bodies import BodiesUnderWay, BodyLimits
-from trellis.web.correlation import CorrelationMiddleware
-from trellis.web.deadlines import ReadDeadlineMiddleware
-from trellis.web.health import ProcessHealth
-from trellis.web.limits import RateLimits, RefusalBounds
-from trellis.web.tracing import NO_SPANS, TracingMiddleware
-from trellis.wiring import SystemClock
+from trellis.http_server import problems
+from trellis.http_server.bodies import BodiesUnderWay, BodyLimits
+from trellis.http_server.health import ProcessHealth
+from trellis.http_server.limits import RateLimits, RefusalBounds
+from trellis.http_server.middleware import NO_SPANS, CorrelationMiddleware, ReadDeadlineMiddleware, TracingMiddleware
 
 DESCRIPTION = """Run AI agents and background jobs so that nothing is lost, nothing happens twice, and a person stays in control.
 
@@ -55,7 +51,7 @@ ROUTES = (
     approvals,
     agents,
     artifacts,
-    callbacks,
+    nlm,
     dead_letters,
     inbox,
     memory,
@@ -126,7 +122,7 @@ def create_app(
         now=now,
     )
     app.state.slugs = LruCache[JobId, str]()
-    app.state.callbacks = callbacks.CallbackKeys(secrets=callback_secrets, now=now)
+    app.state.callbacks = nlm.CallbackKeys(secrets=callback_secrets, now=now)
     app.state.bodies = BodiesUnderWay()
     settings = instance.settings
     app.state.body_limits = BodyLimits(bytes_max=settings.body_bytes, large_bytes_max=settings.large_body_bytes)

@@ -11,10 +11,13 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from trellis.agents.errors import SlugInvalid
-from trellis.engine.authority import Principal
+from trellis.auth.matrices import permit
+from trellis.auth.principals import Principal
+from trellis.documents import ids
+from trellis.documents.errors import RunIdInvalid
+from trellis.documents.run_documents import STEP_DONE, timestamp
 from trellis.engine.errors import InputError, NotAllowed
 from trellis.engine.jobs import JobId
-from trellis.engine.matrices import permit
 from trellis.engine.records import Event
 from trellis.gateway.visibility import RunDocument
 from trellis.lifecycles import LIFECYCLES
@@ -23,9 +26,6 @@ from trellis.lifecycles.inbox_entry import INBOX_ENTRY
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.run import RUN
-from trellis.runs import ids
-from trellis.runs.documents import STEP_DONE, timestamp
-from trellis.runs.errors import RunIdInvalid
 
 RUN_STATUS = "run.status.changed"
 RUN_STEP = "run.step.completed"

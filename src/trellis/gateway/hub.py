@@ -22,19 +22,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from trellis.auth.ownership import owns, submitter_of
+from trellis.documents.run_documents import has_ended, proposals_created
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import OptionInvalid, TrellisError
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.ownership import owns, submitter_of
-from trellis.engine.recent import LruCache
+from trellis.engine.recent_entries import LruCache
 from trellis.engine.records import Event, FeedPage
 from trellis.engine.service import serve
 from trellis.gateway.events import OF_AGENTS, StreamedEvent, StreamView, rule_of, to_streamed_event
 from trellis.gateway.visibility import PublishedVersions, RunDocument, Visibility
 from trellis.lifecycles import Role
 from trellis.lifecycles.run import RUN
-from trellis.runs.documents import has_ended, proposals_created
 
 PAGE = 500
 READ_MAX = 200

@@ -1,4 +1,4 @@
-"""Listings: a page of items and the cursor for the next one, never an offset."""
+"""Pages of listings, and versions of documents, as HTTP names them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -6,8 +6,12 @@ from typing import Annotated, Any
 from fastapi import Query
 
 from trellis.http.shapes import Page
+from trellis.http_server.problems import Problem
 
 __all__ = ["LIMIT_DEFAULT", "LIMIT_MAX", "Cursor", "Limit", "Page", "page_document"]
+
+
+# Listings: a page of items and the cursor for the next one, never an offset.
 
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 200
@@ -19,3 +23,28 @@ Cursor = Annotated[str | None, Query(max_length=200, description="The `next_curs
 def page_document(items: Sequence[Mapping[str, Any]], next_cursor: str | None) -> dict[str, Any]:
     """As it is sent."""
     return {"items": list(items), "next_cursor": next_cursor}
+
+
+# Versions as HTTP names them: an ETag is a document's version, so a client can ask for news and decide about what it saw.
+
+
+def etag(version: int) -> str:
+    """The strong ETag of a version."""
+    return f'"{version}"'
+
+
+def is_known(if_none_match: str | None, version: int) -> bool:
+    """Whether the client has this version already."""
+    if if_none_match is None:
+        return False
+    return etag(version) in {one.strip().removeprefix("W/") for one in if_none_match.split(",")}
+
+
+def expected(if_match: str | None) -> int | None:
+    """The version that a change is meant for; None for any. Raises Problem."""
+    if if_match is None or if_match.strip() == "*":
+        return None
+    text = if_match.strip().removeprefix('"').removesuffix('"')
+    if not (text.isascii() and text.isdigit()) or len(text) > 18:
+        raise Problem("VALIDATION_FAILED", 'If-Match must be the ETag of the document, such as "3", or *.')
+    return int(text)

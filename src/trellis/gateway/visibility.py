@@ -12,13 +12,13 @@ from datetime import datetime
 from enum import Enum
 from operator import attrgetter
 
+from trellis.documents import ids
+from trellis.documents.publisher import published_version
 from trellis.engine.clock import Clock, within
 from trellis.engine.jobs import JobId
 from trellis.engine.logs import log_of
-from trellis.engine.recent import LruCache
-from trellis.runs import ids
-from trellis.runs.publishing import published_version
-from trellis.storage.objects import ObjectStore, StoreError
+from trellis.engine.recent_entries import LruCache
+from trellis.storage.objects.store import ObjectStore, StoreError
 
 HOLD_S = 30.0
 """How long after it happened an event waits for its document; then it is announced without."""

@@ -1,9 +1,4 @@
-"""One request to the gateway, asked again until it is answered or its time is over.
-
-Asking twice is safe: a request that changes something carries one Idempotency-Key over all its attempts. Asked again is what got
-no answer, and what got 429, 502, 503 or 504, never before `Retry-After` is over; any other answer is the answer. The token goes
-to the gateway's own address and nowhere else: no redirect is followed and no proxy is taken from the environment.
-"""
+"""Calls of the gateway: one request with its retries, and listings fetched page by page."""
 
 import json
 import random
@@ -20,7 +15,7 @@ import pydantic
 from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import OptionInvalid, TokenRefused
-from trellis.engine.retries import RetryPolicy
+from trellis.engine.retry_policy import RetryPolicy
 from trellis.http.address import is_readable_on_the_way
 from trellis.http.errors import (
     AnswerInvalid,
@@ -30,6 +25,13 @@ from trellis.http.errors import (
     TokenUnprotected,
     refusal,
 )
+from trellis.http.shapes import Page
+
+# One request to the gateway, asked again until it is answered or its time is over.
+#
+# Asking twice is safe: a request that changes something carries one Idempotency-Key over all its attempts. Asked again is what got
+# no answer, and what got 429, 502, 503 or 504, never before `Retry-After` is over; any other answer is the answer. The token goes
+# to the gateway's own address and nowhere else: no redirect is followed and no proxy is taken from the environment.
 
 TIMEOUT_S_DEFAULT = 30.0
 ATTEMPT_S_DEFAULT = 10.0
@@ -290,3 +292,30 @@ def _sendable(token: str) -> str:
     if not token.isascii() or not token.isprintable() or " " in token or not token:
         raise TokenRefused(problem="it is not one line of printable ASCII", remedy="give it as it was issued")
     return token
+
+
+# Listings of any length, fetched in the pages that a gateway gives.
+
+LIMIT_DEFAULT = 50
+LIMIT_MAX = 1_000_000
+PAGE_MAX = 200
+
+ItemT = TypeVar("ItemT", bound=pydantic.BaseModel)
+
+
+async def listed(
+    calls: GatewayCalls, item: type[ItemT], path: str, limit: int, cursor: str | None = None, /, **filters: Any
+) -> Page[ItemT]:
+    """At most `limit` items, and the cursor to go on with."""
+    if not 1 <= limit <= LIMIT_MAX:
+        raise OptionInvalid(option="limit", value=limit, expected=f"it must be from 1 to {LIMIT_MAX}")
+    items: list[ItemT] = []
+    while True:
+        wanted = min(PAGE_MAX, limit - len(items))
+        page = await calls.get(Page[item], path, limit=wanted, cursor=cursor, **filters)
+        items += page.items
+        if page.next_cursor is not None and page.next_cursor == cursor:
+            raise AnswerInvalid(request=f"GET {path}", reason="its next_cursor leads back to itself")
+        cursor = page.next_cursor
+        if cursor is None or len(items) >= limit:
+            return Page[item](items=items, next_cursor=cursor)

@@ -16,17 +16,9 @@ import httpx2
 from trellis.engine.clock import Clock
 from trellis.engine.errors import OptionInvalid
 from trellis.http.address import PLAIN, checked_url
-from trellis.http.agents import Agents
-from trellis.http.artifacts import Artifacts
 from trellis.http.calls import CallOptions, GatewayCalls, GatewayRequest
-from trellis.http.dead_letters import DeadLetters
-from trellis.http.inbox import Inbox
 from trellis.http.jobs import Jobs
-from trellis.http.logic import Logic
-from trellis.http.memory import Memory
-from trellis.http.proposals import Proposals
-from trellis.http.runs import Runs
-from trellis.http.safety import Safety
+from trellis.http.resources import Agents, Artifacts, DeadLetters, Inbox, Logic, Memory, Proposals, Runs, Safety
 from trellis.http.shapes import Health, LiveEvent
 from trellis.http.streams import follow, position
 

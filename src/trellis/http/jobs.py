@@ -5,13 +5,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
-from trellis.bus.wishes import TopicSubmitOptions
-from trellis.http.calls import GatewayCalls, GatewayRequest, path_of, read_shape
-from trellis.http.job_shapes import AnyJob, EventShape, JobDocument, JobShape, JobSubmitted, JobWhole
-from trellis.http.listing import LIMIT_DEFAULT, listed
-from trellis.http.shapes import REPLAYED, Page
-from trellis.http.streams import follow
-from trellis.http.watching import changes, wait_for_last
+from trellis.bus.submit_options import TopicSubmitOptions
+from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
+from trellis.http.shapes import REPLAYED, AnyJob, EventShape, JobDocument, JobShape, JobSubmitted, JobWhole, Page
+from trellis.http.streams import changes, follow, wait_for_last
 from trellis.lifecycles import LIFECYCLES
 
 

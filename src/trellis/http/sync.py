@@ -13,17 +13,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from trellis.http.agents import Agents
-from trellis.http.artifacts import Artifacts
 from trellis.http.client import GatewayClient
-from trellis.http.dead_letters import DeadLetters
-from trellis.http.inbox import Inbox
 from trellis.http.jobs import Jobs
-from trellis.http.logic import Logic
-from trellis.http.memory import Memory
-from trellis.http.proposals import Proposals
-from trellis.http.runs import Runs
-from trellis.http.safety import Safety
+from trellis.http.resources import Agents, Artifacts, DeadLetters, Inbox, Logic, Memory, Proposals, Runs, Safety
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")

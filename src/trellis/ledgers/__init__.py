@@ -51,7 +51,7 @@ async def migrate(url: str, *, by: str | None = None, reason: str | None = None,
     author = migrated_by(by, cause=reason)
     if url.startswith("sqlite:"):
         from trellis.ledgers.sqlite.connection import parse_url
-        from trellis.ledgers.sqlite.migrate import migrate as migrate_sqlite
+        from trellis.ledgers.sqlite.schema import migrate as migrate_sqlite
 
         await asyncio.get_running_loop().run_in_executor(None, partial(migrate_sqlite, parse_url(url), by=author))
     elif url.startswith(_POSTGRES):

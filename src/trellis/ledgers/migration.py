@@ -5,9 +5,8 @@ import os
 import time
 from dataclasses import dataclass, field
 
-from trellis.engine.admin_acts import LEDGER_SUBJECT, MIGRATED, NewAct
+from trellis.engine.admin_acts import LEDGER_SUBJECT, MIGRATED, NewAct, this_node
 from trellis.engine.jobs import Actor
-from trellis.engine.nodes import this_node
 from trellis.lifecycles import Role
 
 OPENED = "an older ledger was opened by a newer program"

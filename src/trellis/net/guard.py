@@ -19,9 +19,8 @@ from typing import Self
 
 import httpx2
 
-from trellis.net.addresses import is_public, is_usable, read_ip
 from trellis.net.errors import AddressRefused, AnswerRefused, OutgoingUnavailable, UrlRefused
-from trellis.net.targets import UrlTarget, read_target, url_for_message
+from trellis.net.targets import UrlTarget, is_public, is_usable, read_ip, read_target, url_for_message
 
 ADDRESSES_TRIED_MAX = 4
 CONNECTIONS_MAX = 32

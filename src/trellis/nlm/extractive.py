@@ -1,27 +1,18 @@
-"""The provider that needs no key and no network: it answers with the sources' own sentences.
+"""The extractive provider: answers put together from sentences of the sources, without a model."""
 
-The passages that share most with the question are ranked (`index`), the sentences in them that share most are taken as
-they are, put under their headings and cited to the character. It invents nothing, and the same sources and question give
-the same bytes. It compares words: a question in one language finds nothing in a source of the other.
 
-What is asked is weighed word by word: the fewer passages hold a word, the more it tells, and one that no source holds
-tells most. A passage that holds less than `COVERAGE_MIN` of it does not answer the question, and an answer is confident
-from `COVERAGE_CONFIDENT` on. In the evaluation (`tests/nlm/evaluation.toml`) the best passage for a question without an
-answer never holds more than 0.28, which is one word of three met by chance, and for one with an answer never less than
-0.31; with 900 passages instead of 41, chance reached 0.57.
-
-Evaluation, 12 documents in English and Ukrainian: hit@3 46/46, held out 12/12; refused without an answer 20/20, held out 8/8.
-"""
+# ruff: noqa: RUF001 - a typographer's sign
 
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from trellis.nlm.citations import verify
+from trellis.nlm.citations import EXCERPT_CHARS_MAX, verify
 from trellis.nlm.errors import NlmTimeout
 from trellis.nlm.index import IndexedPassage, PassageIndex, RankedPassage
-from trellis.nlm.passages import Passage
+from trellis.nlm.passages import Passage, Sentence
 from trellis.nlm.provider import (
+    Citation,
     NlmAnswer,
     NlmQuestion,
     NlmSource,
@@ -31,8 +22,88 @@ from trellis.nlm.provider import (
     corpus,
     no_answer,
 )
-from trellis.nlm.stitching import stitch_answer
 from trellis.nlm.words import stems
+
+# An answer put together from sentences of sources: readable, each stretch followed by the number of its citation.
+#
+# Every word of it is a source's own, the headings and column names included; what is added are colons, dashes and numbers.
+# Sentences that stand side by side are one stretch and one citation.
+
+HEADINGS_JOINED = " › "
+_SHOWN_GAP = "\n\n"
+
+
+class _CitationNumbers:
+    """Citations by number, each place once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, int, int], int] = {}
+
+    def mark(self, ref: str, start: int, end: int) -> str:
+        return f"[{self._numbers.setdefault((ref, start, end), len(self._numbers) + 1)}]"
+
+    def places(self) -> tuple[tuple[str, int, int], ...]:
+        return tuple(self._numbers)
+
+
+def stitch_answer(
+    parts: list[tuple[Passage, tuple[int, ...]]], texts: dict[str, str]
+) -> tuple[str, tuple[Citation, ...]]:
+    """The answer's text and its citations, from the chosen sentences of each passage in the order of telling."""
+    numbers = _CitationNumbers()
+    told = [_paragraph(passage, _with_leads(passage, chosen), numbers) for passage, chosen in parts]
+    citations = (Citation(ref, texts[ref][start:end], start, end) for ref, start, end in numbers.places())
+    return _SHOWN_GAP.join(told), tuple(citations)
+
+
+def _with_leads(passage: Passage, chosen: tuple[int, ...]) -> list[Sentence]:
+    """An item without the line that leads to it may mean anything: the lead comes along."""
+    leads = range(passage.leads) if chosen else ()
+    return [passage.sentences[at] for at in sorted({*leads, *chosen}) if passage.sentences[at].citable]
+
+
+def _paragraph(passage: Passage, sentences: list[Sentence], numbers: _CitationNumbers) -> str:
+    lines = [HEADINGS_JOINED.join(passage.headings) + ":"] if passage.headings else []
+    for stretch in _stretches(passage, sentences):
+        mark = numbers.mark(passage.ref, stretch[0].start, stretch[-1].end)
+        shown = " ".join(sentence.shown for sentence in stretch) + " " + mark
+        if stretch[0].row:
+            lines.append(f"\n- {shown}")
+        else:
+            lines.append(f" {shown}" if lines else shown)
+    return "".join(lines).strip()
+
+
+def _stretches(passage: Passage, sentences: list[Sentence]) -> list[list[Sentence]]:
+    """Sentences side by side are told in one breath; items and rows each have their own line."""
+    stretches: list[list[Sentence]] = []
+    for sentence in sentences:
+        last = stretches[-1] if stretches else []
+        if last and not sentence.row and not last[-1].row and _is_adjacent(passage, last, sentence):
+            last.append(sentence)
+        else:
+            stretches.append([sentence])
+    return stretches
+
+
+def _is_adjacent(passage: Passage, stretch: list[Sentence], sentence: Sentence) -> bool:
+    follows = passage.sentences.index(sentence) == passage.sentences.index(stretch[-1]) + 1
+    return follows and sentence.end - stretch[0].start <= EXCERPT_CHARS_MAX
+
+
+# The provider that needs no key and no network: it answers with the sources' own sentences.
+#
+# The passages that share most with the question are ranked (`index`), the sentences in them that share most are taken as
+# they are, put under their headings and cited to the character. It invents nothing, and the same sources and question give
+# the same bytes. It compares words: a question in one language finds nothing in a source of the other.
+#
+# What is asked is weighed word by word: the fewer passages hold a word, the more it tells, and one that no source holds
+# tells most. A passage that holds less than `COVERAGE_MIN` of it does not answer the question, and an answer is confident
+# from `COVERAGE_CONFIDENT` on. In the evaluation (`tests/nlm/evaluation.toml`) the best passage for a question without an
+# answer never holds more than 0.28, which is one word of three met by chance, and for one with an answer never less than
+# 0.31; with 900 passages instead of 41, chance reached 0.57.
+#
+# Evaluation, 12 documents in English and Ukrainian: hit@3 46/46, held out 12/12; refused without an answer 20/20, held out 8/8.
 
 NAME = "extractive"
 COVERAGE_MIN = 0.3

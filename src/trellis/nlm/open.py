@@ -12,7 +12,7 @@ import pydantic
 
 from trellis.engine.clock import Clock
 from trellis.engine.errors import SettingsInvalid
-from trellis.engine.plugins import load_plugin
+from trellis.engine.extras import load_plugin
 from trellis.nlm import extractive, scripted
 from trellis.nlm.errors import NlmSettingInvalid
 from trellis.nlm.provider import NlmProvider

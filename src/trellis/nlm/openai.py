@@ -14,10 +14,10 @@ import httpx2
 import pydantic
 
 from trellis.net.retry_after import retry_after_s
+from trellis.nlm.chat import error_of, messages, one_line, read_reply
 from trellis.nlm.citations import verify
 from trellis.nlm.errors import NlmGarbage, NlmRefused, NlmSettingInvalid, NlmTimeout, NlmUnavailable
 from trellis.nlm.extractive import ExtractiveProvider
-from trellis.nlm.prompt import messages
 from trellis.nlm.provider import (
     AnswerFlag,
     NlmAnswer,
@@ -30,7 +30,6 @@ from trellis.nlm.provider import (
     corpus,
     no_answer,
 )
-from trellis.nlm.replies import error_of, one_line, read_reply
 from trellis.nlm.words import stems
 
 NAME = "openai"

@@ -23,11 +23,11 @@ from typing import Self
 import pydantic
 
 from trellis.engine.clock import Clock
+from trellis.nlm.chat import ModelReply, error_of, read_reply
 from trellis.nlm.citations import verify
 from trellis.nlm.errors import NlmSettingInvalid, NlmTimeout
 from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.provider import NlmAnswer, NlmQuestion, NlmSource, PreparedCorpus, ProviderHealth, check_fits, corpus
-from trellis.nlm.replies import ModelReply, error_of, read_reply
 
 NAME = "scripted"
 STEPS_MAX = 10_000

@@ -1,27 +1,33 @@
-"""The HTTP of the NLM backend: jobs to process, questions to answer, and how it is (NLM-1, NLM-7, NLM-9).
-
-It keeps nothing: what was taken in is in the ledger when the answer goes out.
-"""
+"""The HTTP application of the NLM backend, and who may call it."""
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import pydantic
-from fastapi import APIRouter, FastAPI, Path, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Security
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.security import HTTPAuthorizationCredentials
 
+from trellis.auth.matrices import permit
+from trellis.auth.principals import Principal
+from trellis.auth.tokens import TrustedKey
 from trellis.engine import tracing
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import JOB_ID_PATTERN, Actor, JobId
+from trellis.engine.logs import log_of
 from trellis.engine.records import Job, JobFilter
-from trellis.http.job_shapes import EventShape, JobDocument, JobWhole
-from trellis.http.shapes import Page
-from trellis.identity import TrustedKey
+from trellis.http.shapes import EventShape, JobDocument, JobWhole, Page
+from trellis.http_server import problems
+from trellis.http_server.bodies import BodiesUnderWay, LargeBodyRoute, StrictRoute
+from trellis.http_server.health import PROBE_S, ProcessHealth
+from trellis.http_server.limits import RateLimits
+from trellis.http_server.middleware import NO_SPANS, CorrelationMiddleware, TracingMiddleware
+from trellis.http_server.problems import PROBLEMS, Problem, ProblemShape, correlation_of, problem_response
+from trellis.http_server.tokens import VerifiedTokens, bearer
 from trellis.lifecycles.nlm_job import NLM_JOB
-from trellis.nlm.asking import RetryingProvider
 from trellis.nlm.provider import (
     QUESTION_CHARS_MAX,
     REF_CHARS_MAX,
@@ -30,19 +36,82 @@ from trellis.nlm.provider import (
     NlmQuestion,
     NlmSource,
 )
+from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.nlm_backend import metrics
-from trellis.nlm_backend.callers import BackendAccess, refusal_answer, requires
 from trellis.nlm_backend.intake import ExecutionAccepted, JobIntake
 from trellis.nlm_backend.orders import ProcessRequest
 from trellis.operations.job_documents import event_document, job_document, whole_document
-from trellis.web import problems
-from trellis.web.bodies import BodiesUnderWay, LargeBodyRoute, StrictRoute
-from trellis.web.correlation import CorrelationMiddleware
-from trellis.web.health import PROBE_S, ProcessHealth
-from trellis.web.limits import RateLimits
-from trellis.web.problems import Problem, correlation_of
-from trellis.web.shapes import PROBLEMS, ProblemShape
-from trellis.web.tracing import NO_SPANS, TracingMiddleware
+
+# Who asks the NLM backend: a bearer token becomes a principal, and a route's rule is asked before anything is read (AUTH-5).
+
+CALLER_STATE_KEY = "trellis.who"
+
+_log = log_of("trellis.nlm_backend")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackendAccess:
+    """Who is let in; in the app's state."""
+
+    keys: Sequence[TrustedKey]
+    limits: RateLimits
+    now: Callable[[], float]
+    """Seconds since 1970, for tokens."""
+    tokens: VerifiedTokens = field(default_factory=VerifiedTokens)
+
+
+async def authenticate(
+    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
+) -> Principal:
+    """The principal of the token, looked at once for each request; raises Problem 401, TokenRefused, Problem 429."""
+    known: Principal | None = request.scope.get(CALLER_STATE_KEY)
+    if known is not None:
+        return known
+    if len(request.headers.getlist("authorization")) > 1:
+        raise Problem("AUTH_REQUIRED", "Two Authorization headers were sent; send one token.")
+    if credentials is None:
+        detail = "No token was sent; put `Authorization: Bearer TOKEN`, a token of `trellis token issue`."
+        raise Problem("AUTH_REQUIRED", detail)
+    door: BackendAccess = request.app.state.door
+    identity = door.tokens.verify(credentials.credentials, door.keys, now=door.now())
+    principal = identity.principal()
+    door.limits.take(request, principal)
+    request.scope[CALLER_STATE_KEY] = principal
+    return principal
+
+
+class RequiresBackendRule:
+    """A dependency: the caller in the role that may, if rule `name` lets it."""
+
+    def __init__(self, rule: str) -> None:
+        self.rule = rule
+
+    async def __call__(self, who: Annotated[Principal, Depends(authenticate)]) -> Actor:
+        """The caller; raises NotAllowed."""
+        return permit(who, self.rule)
+
+    async def admit(self, request: Request) -> None:
+        """Raise what asking would raise, before anything of the body is read."""
+        await self(await authenticate(request, await bearer(request)))
+
+
+def requires(rule: str) -> Any:
+    """For a parameter of a route: the caller, if this rule lets it."""
+    return Depends(RequiresBackendRule(rule))
+
+
+async def refusal_answer(request: Request, error: NotAllowed) -> Response:
+    """The answer to whoever may not; the log has it."""
+    principal: Principal | None = request.scope.get(CALLER_STATE_KEY)
+    caller = None if principal is None else principal.name
+    rule = error.data.get("rule")
+    _log.warning("refused", caller=caller, rule=rule, path=request.url.path, correlation_id=correlation_of(request))
+    return problem_response(request, Problem("FORBIDDEN", str(error), rule=rule))
+
+
+# The HTTP of the NLM backend: jobs to process, questions to answer, and how it is (NLM-1, NLM-7, NLM-9).
+#
+# It keeps nothing: what was taken in is in the ledger when the answer goes out.
 
 QUERY_S = 60.0
 LIST_DEFAULT = 50

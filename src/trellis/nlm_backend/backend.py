@@ -14,24 +14,27 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from trellis.app.fleet import gateway_address, nlm_key, object_store_url
+from trellis.app.settings import Settings
+from trellis.app.wiring import SystemClock, callback_secrets, job_token, new_id, outgoing_tls, process_name
 from trellis.artifacts.snapshot import SNAPSHOT_BYTES_MAX
+from trellis.auth.tokens import TrustedKey
+from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.clock import Clock
 from trellis.engine.errors import KeyUnusable, SettingsInvalid
-from trellis.engine.holding import LeaseHeartbeat, LeaseRunner, LeaseRunnerOptions
 from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, Actor
+from trellis.engine.lease_runner import LeaseHeartbeat, LeaseRunner, LeaseRunnerOptions
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.service import Retention, Service, Sweeper, serve
-from trellis.fleet import gateway_address, nlm_key, object_store_url
-from trellis.identity import TrustedKey
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.net.guard import GuardedClient, OutgoingPolicy, guarded_client
 from trellis.net.targets import read_target
-from trellis.nlm.asking import RetryingProvider
 from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
+from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.nlm_backend.app import BackendServices, create_backend_app
 from trellis.nlm_backend.delivery import JobDelivery
 from trellis.nlm_backend.driver import NlmDriver
@@ -40,12 +43,9 @@ from trellis.nlm_backend.limits import LimitedProvider, ProviderLimits
 from trellis.nlm_backend.metrics import Metrics
 from trellis.nlm_backend.orders import type_of
 from trellis.runs.projector import Projector
-from trellis.runs.publishing import DocumentPublisher
-from trellis.settings import Settings
-from trellis.storage.address import s3_credentials
-from trellis.storage.objects import ObjectStore
-from trellis.storage.open import open_objects
-from trellis.wiring import SystemClock, callback_secrets, job_token, new_id, outgoing_tls, process_name
+from trellis.storage.objects.address import s3_credentials
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore
 
 _log = log_of("trellis.nlm_backend")
 

@@ -22,7 +22,8 @@ from trellis.artifacts.content import ArtifactDraft
 from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.logs import log_of
-from trellis.engine.retries import RetryPolicy
+from trellis.engine.retry_policy import RetryPolicy
+from trellis.http_server.middleware import HEADER as CORRELATION_HEADER
 from trellis.lifecycles import Role
 from trellis.net.errors import AddressRefused, OutgoingError, UrlRefused
 from trellis.net.guard import FetchedResponse, GuardedClient
@@ -32,7 +33,6 @@ from trellis.net.targets import read_target, url_for_message
 from trellis.nlm_backend.errors import Fault, FaultCode, Superseded
 from trellis.nlm_backend.metrics import Metrics
 from trellis.nlm_backend.orders import StoredOrder
-from trellis.web.correlation import HEADER as CORRELATION_HEADER
 
 RETRY = RetryPolicy(base_s=1.0, factor=2.0, max_s=30.0, jitter=0.2)
 RETRY_AFTER_S_MAX = 300.0

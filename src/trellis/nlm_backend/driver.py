@@ -18,20 +18,13 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from trellis.artifacts.content import ArtifactDraft
+from trellis.artifacts.drafts import StoredAnswer, StructuringPrompt, StructuringTask, ask_provider, build_prompt, draft
 from trellis.artifacts.snapshot import Snapshot, SnapshotInvalid
-from trellis.artifacts.structuring import (
-    StoredAnswer,
-    StructuringPrompt,
-    StructuringTask,
-    ask_provider,
-    build_prompt,
-    draft,
-)
 from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import InputError, LedgerError
-from trellis.engine.holding import DriveStopped, consume_cancel, journal_once, shield_final_step
 from trellis.engine.jobs import Actor, Advance, Claimed, LeaseLost, StepApplied, Turn
+from trellis.engine.lease_runner import DriveStopped, consume_cancel, journal_once, shield_final_step
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.text import storable

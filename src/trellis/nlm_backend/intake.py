@@ -21,6 +21,7 @@ from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, Actor, CancelMode, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Job, JobFilter
+from trellis.http_server.problems import Problem
 from trellis.lifecycles.nlm_job import NLM_JOB, OPEN
 from trellis.net.guard import GuardedClient
 from trellis.net.targets import read_target, url_for_message
@@ -30,7 +31,6 @@ from trellis.nlm_backend.errors import CallbackForeign, DeadlineOver, DeadlineTo
 from trellis.nlm_backend.limits import ProviderCircuit
 from trellis.nlm_backend.metrics import ExecutionDepth, Metrics
 from trellis.nlm_backend.orders import ProcessRequest, StoredOrder, execution_id, read_execution_id, type_of
-from trellis.web.problems import Problem
 
 WAITING_MAX = 1_000
 """Jobs that wait or are under way, over all processes of one ledger."""

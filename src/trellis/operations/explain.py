@@ -1,22 +1,128 @@
-"""Why a job is where it is and what will happen next, in sentences.
-
-Pure: everything comes from the job's row, its events, its lifecycle's table and what the ledger says about the type,
-the concurrency key and the workers. No state is known here by name, so a new lifecycle is explained without a change; what only a
-job on a topic has is said by `bus_words`.
-"""
+"""Explanations: why a job is where it is and what happens next, for every kind of job."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, cast
 
+from trellis.bus.documents import context_pointer, decision_of, dispatch_of, hold_of, report_of, worker_of
 from trellis.engine.event_data import cause_of, data_of
 from trellis.engine.jobs import JobId
 from trellis.engine.records import DeadLetter, Event, Job, JobPlace, QueueDepth, WorkerRecord
 from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Phase, Progress, Role, State, Transition, Trigger
-from trellis.operations import bus_words
+from trellis.lifecycles.bus_job import BUS_JOB
+
+# What `explain` says of a job on a topic beside what it says of any: who has it, what it waits for, what the safety kernel decided.
+
+NAMES_MAX = 3
+HOLD_PHRASES = {
+    "human": "a person to approve it",
+    "throttle": "a while, because the safety kernel throttles it",
+    "kernel": "an answer of the safety kernel that can be used",
+    "order": "an earlier step of its workflow",
+    "placement": "a worker that fits",
+    "retry": "its next attempt",
+    "listener": "a worker that can be reached",
+    "tenant": "others of its tenant",
+}
+BUS_REST_PHRASES = {
+    "job_held": "waiting for a person to decide: the safety kernel is asked again",
+    "job_deferred": "put off: it is looked at again",
+}
+"""What it does meanwhile, by its last event, before the words for when."""
+RUN_AGAIN = frozenset({"FAILED", "TIMEOUT", "DENIED"})
+"""Ends after which an operator may have it run again, as a new job."""
+
+
+def why_sentences(job: Job, events: Sequence[Event]) -> Iterator[str]:
+    """Sentences about why it is where it is."""
+    if job.lifecycle != BUS_JOB.name:
+        return
+    hold, decision = hold_of(job, events), decision_of(events)
+    if hold is not None:
+        reason = f": {hold.reason.rstrip('.')}" if hold.reason else ""
+        yield f"It waits for {HOLD_PHRASES.get(hold.kind, hold.kind)}{reason}."
+    if decision is not None:
+        said = str(decision.get("reason") or "").rstrip(".")
+        reason = f", because {said}" if said and said != f"rule {decision['rule']}" else ""
+        yield f"The safety kernel said {decision['decision']} by rule {decision['rule']!r}{reason}."
+    if (approved := approval_of(events)) is not None:
+        yield f"{approved.actor} approved it{f': {approved.cause}' if approved.cause else ''}."
+    yield from _who(job, events)
+    if job.state == "SCHEDULED" and job.place is JobPlace.READY:
+        yield f"It goes out when a worker for topic {job.type!r} is on the bus and has room; `trellis workers` lists them."
+
+
+def unreached_phrase(job: Job, last: Event | None) -> str | None:
+    """Where a ready job is that was sent and reached nobody, as the middle of a sentence."""
+    hold = hold_of(job, [last]) if last is not None and job.lifecycle == BUS_JOB.name else None
+    return f"ready, but {hold.reason}" if hold is not None and hold.kind == "listener" else None
+
+
+def approval_of(events: Sequence[Event]) -> Event | None:
+    """A person's approval of what the safety kernel held last; None when nobody gave it, or it was held again since."""
+    last = next((event for event in reversed(events) if event.type in {"job_approved", "job_held"}), None)
+    return last if last is not None and last.type == "job_approved" else None
+
+
+def not_sent_phrase(job: Job, alive: Mapping[str, Mapping[str, Any]]) -> str:
+    """What keeps a ready job most likely, before what keeps any, as the middle of a sentence; nothing for a job of another kind.
+
+    `alive`: what living workers said about themselves, by their names.
+    """
+    if job.lifecycle != BUS_JOB.name or job.state != "SCHEDULED":
+        return ""
+    on_bus = {name: said for name, said in alive.items() if said.get("bus")}
+    serving = [name for name, said in on_bus.items() if job.type in said.get("types", ())]
+    if serving:
+        more = " and others" if len(serving) > NAMES_MAX else ""
+        workers = f"{', '.join(serving[:NAMES_MAX])}{more} may have no room"
+    elif on_bus:
+        workers = f"of {len(on_bus)} on the bus no worker says that it serves {job.type!r}"
+    else:
+        workers = "no worker has been heard on the bus lately"
+    return f"{workers}, the safety kernel may not answer, "
+
+
+def _who(job: Job, events: Sequence[Event]) -> Iterator[str]:
+    sent, worker = dispatch_of(events), worker_of(job, events)
+    if sent is None:
+        return
+    if job.place is JobPlace.LEASED:
+        yield (
+            f"Worker {worker} has it."
+            if worker
+            else "It was sent to whoever listens on its topic; nobody has begun it yet."
+        )
+        return
+    report = report_of(job, events)
+    if job.place is JobPlace.ENDED and worker and report.get("execution_ms"):
+        yield f"Worker {worker} took {report['execution_ms']} ms over it."
+
+
+def possible_actions(job: Job, events: Sequence[Event]) -> Iterator[str]:
+    """What a person can do about it, as a command and what it does."""
+    if job.lifecycle != BUS_JOB.name:
+        return
+    hold = hold_of(job, events)
+    if hold is not None and hold.kind == "human":
+        if context_pointer(job, events) is not None:
+            yield f"trellis job context {job.job_id}\tsee what its worker would be given"
+        yield f"trellis job approve {job.job_id}\tlet it go"
+        yield f"trellis job deny {job.job_id} --note TEXT\trefuse it"
+    if job.state in RUN_AGAIN:
+        yield f"trellis job requeue {job.job_id}\trun it again, as a new job"
+    if hold is not None and hold.kind in {"placement", "listener"}:
+        yield "trellis workers\tsee which workers are on the bus, and what they can do"
+
+
+# Why a job is where it is and what will happen next, in sentences.
+#
+# Pure: everything comes from the job's row, its events, its lifecycle's table and what the ledger says about the type,
+# the concurrency key and the workers. No state is known here by name, so a new lifecycle is explained without a change; what only a
+# job on a topic has is said by `bus_words`.
 
 WORKER_SILENT_S = 30.0
 """A worker says it is alive every 10 s; after three missed signs people should stop counting on it."""
@@ -37,7 +143,7 @@ REASON_PHRASES = {
 }
 PEOPLE = frozenset({Role.OWNER, Role.FRONTEND, Role.CONTROL_PLANE})
 """Roles in which a person acts; in all others a service does."""
-REST_PHRASES = {"job_snoozed": "put off by its own handler: it may go on", **bus_words.REST_PHRASES}
+REST_PHRASES = {"job_snoozed": "put off by its own handler: it may go on", **BUS_REST_PHRASES}
 NOT_OPERATOR_TRIGGERS = frozenset({Trigger.DUE, Trigger.EXHAUST, Trigger.DEADLINE, Trigger.CANCEL, Trigger.DEAD_LETTER})
 """What nobody has to do for a job to go on."""
 
@@ -72,9 +178,9 @@ def explain(job: Job, events: tuple[Event, ...], around: JobSurroundings) -> Job
     last = events[-1] if events else None
     return JobExplanation(
         where=tuple(_where(job, state, last, around)),
-        why=(*_why(job, state, last, around), *bus_words.why_sentences(job, events)),
+        why=(*_why(job, state, last, around), *why_sentences(job, events)),
         next=tuple(_next(job, lifecycle, state, around)),
-        you_can=(*bus_words.possible_actions(job, events), *_you_can(job, lifecycle, state, last, around)),
+        you_can=(*possible_actions(job, events), *_you_can(job, lifecycle, state, last, around)),
     )
 
 
@@ -190,7 +296,7 @@ def _place(job: Job, last: Event | None, around: JobSurroundings) -> str:
     """Where it is and what it waits for, as the end of a sentence."""
     match job.place:
         case JobPlace.READY:
-            return bus_words.unreached_phrase(job, last) or _readiness(job, around)
+            return unreached_phrase(job, last) or _readiness(job, around)
         case JobPlace.SCHEDULED:
             return _rest(job, last, around.now)
         case JobPlace.BLOCKED:
@@ -368,7 +474,7 @@ def _why_not_taken(job: Job, around: JobSurroundings) -> Iterator[str]:
         yield f"The {taker} of a `trellis up` takes it when it has room."
         if (waited := _waited_long(job, around.now)) is not None:
             alive = {worker.name: worker_info(worker) for worker in around.workers if is_alive(worker, around.now)}
-            beside = bus_words.not_sent_phrase(job, alive)
+            beside = not_sent_phrase(job, alive)
             yield f"None did for {waited}: {beside}no `trellis up` with role {taker} runs on this ledger, or all are busy."
         return
     alive = _serving(job, around)

@@ -6,8 +6,8 @@ from typing import Any
 from trellis.engine.event_data import cause_of
 from trellis.engine.records import Event, Job
 from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.queue.documents import retries_of
-from trellis.storage.documents import timestamp
+from trellis.research.documents import retries_of
+from trellis.storage.objects.canonical_json import timestamp
 
 
 def short_document(job: Job, status: str, version: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from trellis.agents.errors import AgentExists, AgentNotFound, DefinitionMalforme
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
-from trellis.storage.objects import ObjectStore
+from trellis.storage.objects.store import ObjectStore
 
 CHANGED = "agent.status.changed"
 CREATED = "agent.created"

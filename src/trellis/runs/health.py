@@ -17,16 +17,16 @@ from datetime import datetime
 from trellis.agents.catalog import AgentMissing, Catalog, StatusChanged
 from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus, checked_slug
 from trellis.agents.errors import DefinitionContended, SlugInvalid
+from trellis.documents import run_documents
+from trellis.documents.errors import NlmDown, UpstreamUnavailable
+from trellis.documents.run_documents import RunFacts, RunRequest
 from trellis.engine.admin_acts import NewAct
 from trellis.engine.jobs import Actor, JobId, Subscription
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles.run import RUN
-from trellis.runs import documents
 from trellis.runs.agent_acts import CHANGED
-from trellis.runs.documents import RunFacts, RunRequest
-from trellis.runs.errors import NlmDown, UpstreamUnavailable
 
 SUBSCRIBER_NAME = "agent-health"
 FAILURES_MAX = 3
@@ -80,7 +80,7 @@ async def _failure(ledger: Ledger, slug: str, job: Job) -> RunFailure | None:
 
 def error_of(slug: str, run_id: JobId, events: list[Event]) -> str:
     """The error that status.json shows after the last of these events."""
-    return json.loads(documents.status(RunFacts(run_id, RunRequest(slug, "", {}), tuple(events))))["error"] or ""
+    return json.loads(run_documents.status(RunFacts(run_id, RunRequest(slug, "", {}), tuple(events))))["error"] or ""
 
 
 # --- three failed runs in a row ----------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class AgentHealth:
 
     async def _judge(self, event: Event) -> str | None:
         """The agent whose status becomes `error` with this event, if one does."""
-        job = await self.ledger.job(event.job_id) if event.type == documents.FAILED else None
+        job = await self.ledger.job(event.job_id) if event.type == run_documents.FAILED else None
         if job is None or job.payload is None:
             return None
         slug = _slug(job)
@@ -215,7 +215,7 @@ def _slug(job: Job) -> str | None:
 
 def _was_stopped_by(event: Event, agent: AgentDefinition) -> bool:
     """Whether this very event has set the status already: then only its record may be missing."""
-    same_moment = documents.timestamp(agent.updated_at) == documents.timestamp(event.ts)
+    same_moment = run_documents.timestamp(agent.updated_at) == run_documents.timestamp(event.ts)
     return agent.status is AgentStatus.ERROR and same_moment
 
 

@@ -1,22 +1,61 @@
-"""Reading what agents remember, for every entrance: who may is asked here (AUTH-4, D44, D62), and so is whether there is such an agent.
-
-Layer 1 and the history of a memory go by the rule `memory.read`. The answers are documents as the gateway gives them.
-"""
+"""Access to an agent and its memory: which agent a principal reaches, and what it may read."""
 
 import asyncio
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.definition import AgentMalformed
 from trellis.agents.errors import AgentNotFound, DefinitionMalformed
-from trellis.engine.authority import Principal
+from trellis.auth.matrices import permit
+from trellis.auth.ownership import bound_agent, not_allowed_within, within_agent
+from trellis.auth.principals import Principal
+from trellis.documents.run_documents import timestamp
+from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.matrices import permit
-from trellis.runs.agent_reach import check_reach, only_agent
-from trellis.runs.documents import timestamp
+from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.storage.memory import HistoryEntry, MemoryRepository, MemoryView, ReadMode
 from trellis.storage.memory.layout import CommitId
+
+# Which agent a principal reaches: the one that its token is bound to, or the one whose job it is for (D62, AUTH-3).
+#
+# Every entrance asks here: HTTP and the command line.
+
+
+async def agent_of(ledger: Ledger, job_id: str) -> str | None:
+    """The agent that a job of the job queue works for; None for any other job."""
+    job = await ledger.job(JobId(job_id))
+    if job is None or job.lifecycle != QUEUE_JOB.name:
+        return None
+    try:
+        stored: Any = json.loads(job.payload or b"{}")
+        return str(stored["agent_slug"])
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+async def only_agent(ledger: Ledger, principal: Principal, rule: str) -> str | None:
+    """The one agent that this principal reaches by this rule; None when it reaches all. Raises NotAllowed when it reaches none."""
+    if principal.job_id is None:
+        return bound_agent(principal, rule)
+    agent = await agent_of(ledger, principal.job_id)
+    if agent is None:
+        raise not_allowed_within(principal, rule, "for the agent of its token's job only")
+    within_agent(principal, rule, agent)
+    return agent
+
+
+async def check_reach(ledger: Ledger, principal: Principal, rule: str, agent: str | None) -> None:
+    """Raise NotAllowed for what belongs to an agent that this principal does not reach; `agent` is None for what is not there."""
+    only = await only_agent(ledger, principal, rule)
+    if only is not None and only != agent:
+        raise not_allowed_within(principal, rule, f"for agent {only} only")
+
+
+# Reading what agents remember, for every entrance: who may is asked here (AUTH-4, D44, D62), and so is whether there is such an agent.
+#
+# Layer 1 and the history of a memory go by the rule `memory.read`. The answers are documents as the gateway gives them.
 
 READ = "memory.read"
 

@@ -1,15 +1,424 @@
-"""The built-in orchestration layer: takes up runs and drives them, as many processes of it as one likes (PIPE-2, PIPE-3, D16).
+"""The built-in orchestrator: takes up runs and drives each through its steps."""
 
-One run per agent is kept by the ledger (the concurrency key `run:<slug>`), and so is who drives a run (its lease).
-"""
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from dataclasses import dataclass
-
-from trellis.engine.holding import LeaseRunner, LeaseRunnerOptions
-from trellis.engine.jobs import Actor, JobId, Move, RequestId
+from trellis.documents import ids, run_documents
+from trellis.documents.errors import (
+    AgentStopped,
+    AgentTimeout,
+    RunTimeout,
+    StepError,
+    StepFailed,
+    StoreAway,
+    UpstreamUnavailable,
+)
+from trellis.engine import tracing
+from trellis.engine.batches import Batcher
+from trellis.engine.clock import Clock, within
+from trellis.engine.errors import LedgerError
+from trellis.engine.jobs import Actor, Advance, Claimed, JobId, Lease, LeaseLost, Move, RequestId, StepApplied, Turn
+from trellis.engine.lease_runner import (
+    DriveStopped,
+    LeaseRunner,
+    LeaseRunnerOptions,
+    consume_cancel,
+    journal_once,
+    shield_final_step,
+)
 from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
 from trellis.engine.records import JobFilter
-from trellis.runs.driver import RunDriver
+from trellis.lifecycles import Trigger
+from trellis.runs.agent_gate import run_key
+from trellis.runs.steps import RunStep, StepContext, StepResult, result_of
+from trellis.runs.waits import UpstreamWaits
+from trellis.storage.objects.store import StoreUnavailable
+
+# Drives one claimed run through its steps (PIPE-10, PIPE-11, RUN-6, RUN-7, D14, D16).
+#
+# For every step: do it; keep its file's bytes in the ledger, where the first result stays; count it with a fenced transition;
+# wait until the object store shows it; only then begin the next. A driver that dies anywhere leaves a run that another driver
+# takes up after the last counted step, with everything that was kept.
+#
+# A projector or an object store that is away delays a run and never fails it: the ledger has decided, and what upstream cannot do now it does
+# later. Such a wait is noted in the journal and does not count against the run's time; `upstream_wait_s` bounds all waits of a run together.
+
+ERROR_CHARS_MAX = 2_000
+ADVANCES_MAX = 200
+"""Steps of different runs that go in one transaction."""
+LOOKS_MAX = 1_000
+"""Drives that are told the ledger's time by one question."""
+CLOCKS_ALIKE_S = 1.0
+"""In so short a time no two clocks come apart by a millisecond, and the ledger need not be asked what time it is."""
+UPSTREAM_PAUSE_S_MAX = 30.0
+"""The longest pause between two tries of a step whose object store does not answer, and between two looks at the bound of a wait."""
+RUNNING = "running"
+STEP_LEFT = "left"
+"""What a span says of a drive that ended because the run is another's."""
+STEP = "step"
+EPOCH = datetime.fromtimestamp(0, UTC)
+
+_log = log_of("trellis.runs")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunDriverOptions:
+    """The numbers of document 002, 5.1."""
+
+    step_timeout_s: float = 120.0
+    run_timeout_s: float = 600.0
+    retry_delays_s: tuple[float, ...] = (1.0, 2.0, 4.0)
+    upstream_wait_s: float = 86_400.0
+    """How long a run may wait in all for a projector or an object store that is away, before it fails."""
+    wait_noted_s: float = 5.0
+    """After how long without being published a counted step is a wait: noted, and not counted against the run's time."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerTime:
+    """What the ledger's clock showed, and between which readings of this process's clock it was asked."""
+
+    now: datetime
+    asked_at: float
+    answered_at: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriveOutcome:
+    """How a drive ended; None when another driver goes on."""
+
+    state: str | None
+
+
+async def _no_artifacts(run_id: str, agent_slug: str) -> list[str]:  # noqa: ARG001 - the form of `RunDriver.artifacts`
+    """Where no job makes artifacts."""
+    return []
+
+
+@dataclass(kw_only=True)
+class RunDriver:
+    """Makes drives. `published` comes back when the object store shows a run at a version or later."""
+
+    ledger: Ledger
+    actor: Actor
+    clock: Clock
+    steps: Mapping[str, RunStep]
+    published: Callable[[str, str, int], Coroutine[Any, Any, None]]
+    options: RunDriverOptions
+    artifacts: Callable[[str, str], Awaitable[list[str]]] = _no_artifacts
+    """The artifacts that jobs of a run have made so far, by run and agent."""
+    cancel_requests: set[str] = field(default_factory=set[str])
+    """Runs that somebody asked to stop; their drive is cancelled after they were put here."""
+    _advances: Batcher[Advance, StepApplied | LeaseLost] = field(init=False)
+    _looks: Batcher[None, LedgerTime] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._advances = Batcher(self._advance_all, lambda _: 1, ADVANCES_MAX)
+        self._looks = Batcher(self._look_for_all, lambda _: 1, LOOKS_MAX)
+
+    async def drive(self, claimed: Claimed) -> DriveOutcome:
+        """Take the run as far as it goes."""
+        with tracing.attempt_span(claimed, "run.drive") as span:
+            outcome = await self._drive(claimed)
+            span.note({"trellis.state": outcome.state or STEP_LEFT})
+            return outcome
+
+    async def _drive(self, claimed: Claimed) -> DriveOutcome:
+        drive, run_id = _RunDrive(self, claimed), claimed.lease.job_id
+        log = _log.bind(run_id=run_id, epoch=claimed.lease.epoch)
+        try:
+            try:
+                await drive.load()
+                ending = drive.complete(await drive.all_steps())
+            except asyncio.CancelledError:
+                if not consume_cancel(self.cancel_requests, run_id):
+                    raise
+                ending = drive.fail("CANCELLED: stopped on request")
+            except AgentStopped as stopped:
+                await drive.put_aside(str(stopped))
+                log.warning("run_waits", reason=str(stopped))
+                return DriveOutcome(state=None)
+            except StepError as error:
+                log.warning("run_failed", code=error.code, error=str(error))
+                ending = drive.fail(f"{error.code}: {error}")
+            return DriveOutcome(state=await shield_final_step(self.cancel_requests, run_id, ending))
+        except DriveStopped:
+            log.info("run_left", reason="the lease is another's")
+            return DriveOutcome(state=None)
+        finally:
+            self.cancel_requests.discard(run_id)
+
+    async def ledger_time(self) -> LedgerTime:
+        """The ledger's time, asked for now, together with the drives that ask at the same moment. It is never remembered:
+        this process's clock may stand still while the machine sleeps, and the ledger's may be put right.
+        """
+        return await self._looks.put(None)
+
+    async def _look_for_all(self, askers: Sequence[None]) -> list[LedgerTime]:
+        asked_at = self.clock.monotonic()
+        now = await self.ledger.now()
+        return [LedgerTime(now, asked_at, self.clock.monotonic())] * len(askers)
+
+    async def advance(self, advance: Advance) -> StepApplied | LeaseLost:
+        """One fenced step of one run, in a transaction with the steps that other runs want at the same moment."""
+        return await self._advances.put(advance)
+
+    async def _advance_all(self, advances: Sequence[Advance]) -> list[StepApplied | LeaseLost]:
+        return list((await self.ledger.turn(Turn(actor=self.actor, advances=tuple(advances)))).outcomes)
+
+
+class _RunDrive:
+    """One run in the hands of one driver."""
+
+    def __init__(self, driver: RunDriver, claimed: Claimed) -> None:
+        self._driver = driver
+        self._lease: Lease = claimed.lease
+        self._run_id = claimed.lease.job_id
+        self._correlation_id = claimed.correlation_id
+        self._request = run_documents.RunRequest.read(claimed.payload)
+        self._journal: dict[str, bytes] = {}
+        self._waits = UpstreamWaits(self._journal, self._keep)
+        self._version = 0
+        self._done = 0
+        self._started = EPOCH
+        self._ends_at = 0.0
+
+    async def load(self) -> None:
+        """What is already there."""
+        ledger = self._driver.ledger
+        events = await ledger.events(self._run_id)
+        started = next(event for event in events if event.type == run_documents.STARTED)
+        self._started, self._version = started.ts, events[-1].version
+        self._done = sum(event.type == run_documents.STEP_DONE for event in events)
+        if self._done or started.epoch != self._lease.epoch:  # else nobody held the run before, and nothing was kept
+            self._journal = await ledger.read_journal(self._run_id)
+            self._waits = UpstreamWaits(self._journal, self._keep)
+            await self._look()  # a step that was kept is counted, and waited for, without being begun
+
+    async def all_steps(self) -> str | None:
+        """Every step that was not counted yet; the agent's summary."""
+        if self._done:
+            await self._until_published(self._done)
+        for number in range(self._done + 1, len(ids.STEPS) + 1):
+            body = self._journal.get(_entry(number)) or await self._make(number)
+            await self._count(number, body)
+        return result_of(self._journal[_entry(2)]).get("summary")
+
+    async def _make(self, number: int) -> bytes:
+        """Do a step, with its retries, and keep what it made. Whoever kept one first is believed."""
+        result, began, ended = await self._with_retries(number)
+        if result.output is not None:
+            self._journal[run_documents.OUTPUT_ENTRY] = await self._keep(run_documents.OUTPUT_ENTRY, result.output)
+        body = run_documents.encode(
+            {
+                "step": number,
+                "name": ids.STEPS[number - 1],
+                "run_id": self._run_id,
+                "agent_slug": self._request.agent_slug,
+                "started_at": run_documents.timestamp(began),
+                "finished_at": run_documents.timestamp(ended),
+                "result": dict(result.result),
+                "told": dict(result.told),
+            }
+        )
+        kept = await self._keep(_entry(number), body)
+        self._journal[_entry(number)] = kept
+        return kept
+
+    async def _with_retries(self, number: int) -> tuple[StepResult, datetime, datetime]:
+        delays, upstream_tries = iter(self._driver.options.retry_delays_s), 0
+        while True:
+            began = await self._look()
+            try:
+                result = await self._once_over(number)
+            except StepError as error:
+                if error.waits:
+                    upstream_tries += 1
+                    delay_s = await self._upstream_pause_s(str(error), began.now, upstream_tries)
+                else:
+                    await self._go_on(began.now)
+                    delay_s = next(delays, None)
+                    if delay_s is None or not error.retries or delay_s >= self._left_s():
+                        raise
+                about = {"run_id": self._run_id, "step": ids.STEPS[number - 1], "code": error.code}
+                _log.warning("step_failed", error=str(error), again_in_s=delay_s, **about)
+                await self._driver.clock.sleep(delay_s)
+            else:
+                await self._go_on(began.now)
+                return result, began.now, await self._end_of(began)
+
+    async def _upstream_pause_s(self, problem: str, since: datetime, tries: int) -> float:
+        """How long to pause after a try that upstream failed: the retries' delays, doubled from there on."""
+        await self._wait(problem, since)
+        delays = self._driver.options.retry_delays_s or (1.0,)
+        beyond = max(0, tries - len(delays))
+        return min(UPSTREAM_PAUSE_S_MAX, delays[min(tries, len(delays)) - 1] * 2.0 ** min(beyond, 16))
+
+    async def _wait(self, reason: str, since: datetime | None = None) -> None:
+        """Note that the run waits for upstream. Raises UpstreamUnavailable when it has waited for too long in all."""
+        now, limit_s = (await self._driver.ledger_time()).now, self._driver.options.upstream_wait_s
+        if not self._waits.is_open:
+            _log.warning("run_waits", run_id=self._run_id, reason=reason)
+        await self._waits.begin(reason, since or now)
+        if self._waits.bounded_s(now) >= limit_s:
+            raise UpstreamUnavailable(detail=f"{reason} (the run waited {limit_s:g}s, which is its limit)")
+
+    async def _go_on(self, now: datetime) -> None:
+        """Upstream answers again: the run's own time runs on from then."""
+        if self._waits.is_open:
+            waited_s = await self._waits.end(now)
+            _log.info("run_goes_on", run_id=self._run_id, waited_s=round(waited_s, 3))
+
+    async def _once_over(self, number: int) -> StepResult:
+        """One try, cut by the step's time and by the run's."""
+        options, clock = self._driver.options, self._driver.clock
+        ends_at = min(clock.monotonic() + options.step_timeout_s, self._ends_at)
+        if ends_at <= clock.monotonic():
+            raise RunTimeout(detail=f"execution exceeded {options.run_timeout_s:g}s limit")
+        name = ids.STEPS[number - 1]
+        context = StepContext(
+            run_id=self._run_id,
+            number=number,
+            name=name,
+            request=self._request,
+            before={ids.STEPS[n - 1]: result_of(self._journal[_entry(n)]) for n in range(1, number)},
+            once=self._once,
+            left_s=lambda: ends_at - clock.monotonic(),
+            correlation_id=self._correlation_id,
+        )
+        with tracing.span(f"run.step {name}"):
+            try:
+                return await within(clock, ends_at - clock.monotonic(), self._driver.steps[name](context))
+            except TimeoutError:
+                raise self._too_late(name, ends_at) from None
+            except (StepError, DriveStopped, LedgerError):
+                raise
+            except StoreUnavailable as error:
+                raise StoreAway(detail=str(error)) from error
+            except Exception as error:
+                _log.exception("step_raised", run_id=self._run_id, step=name)
+                raise StepFailed(detail=f"{name}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX]) from error
+
+    def _too_late(self, name: str, ends_at: float) -> StepError:
+        options = self._driver.options
+        if ends_at >= self._ends_at:
+            return RunTimeout(detail=f"execution exceeded {options.run_timeout_s:g}s limit")
+        return AgentTimeout(detail=f"step {name} exceeded {options.step_timeout_s:g}s limit")
+
+    async def _count(self, number: int, body: bytes) -> None:
+        """The transition that counts a step, and the wait until readers can see it."""
+        file = json.loads(body)
+        data = {
+            "step": number,
+            "name": file["name"],
+            "file": ids.step_file(number),
+            "sha256": run_documents.sha256(body),
+            "started_at": file["started_at"],
+            "finished_at": file["finished_at"],
+            **file["told"],
+        }
+        self._version = await self._advance(STEP, data, version=self._version)
+        await self._until_published(number)
+
+    async def _until_published(self, number: int) -> None:
+        """Come back when readers can see the step, however long the projector and the store take for it."""
+        patience_s = self._driver.options.wait_noted_s
+        while not await self._is_published_within(patience_s):
+            await self._wait(f"{ids.step_file(number)} is not published yet")
+            patience_s = min(UPSTREAM_PAUSE_S_MAX, self._driver.options.upstream_wait_s)
+        if self._waits.is_open:
+            await self._go_on((await self._driver.ledger_time()).now)
+
+    async def _is_published_within(self, patience_s: float) -> bool:
+        driver = self._driver
+        publication = driver.published(self._request.agent_slug, self._run_id, self._version)
+        try:
+            await within(driver.clock, patience_s, publication)
+        except TimeoutError:
+            return False
+        return True
+
+    async def put_aside(self, reason: str) -> None:
+        """Let go of the run until its agent is active again: the key hands out no run of the agent before.
+
+        Without a holder the run takes none of the places that runs of other agents need. `AgentGate` lets it go on.
+        """
+        await self._waits.begin(reason, (await self._driver.ledger_time()).now, is_bounded=False)
+        key = run_key(self._request.agent_slug)
+        await self._driver.ledger.limit_key(self._driver.actor, key, 0, cause=reason)
+
+    async def complete(self, summary: str | None) -> str:
+        """The run is done."""
+        await self._advance(Trigger.COMPLETE, {"summary": summary})
+        return "completed"
+
+    async def fail(self, text: str) -> str:
+        """The run ends with this error."""
+        text = text[:ERROR_CHARS_MAX]
+        made = await self._driver.artifacts(self._run_id, self._request.agent_slug)
+        data = {"error_text": text} | ({"artifacts": made} if made else {})
+        await self._advance(Trigger.FAIL, data, cause=text[:200])
+        return "failed"
+
+    async def _advance(
+        self, trigger: str, data: Mapping[str, Any], *, version: int | None = None, cause: str | None = None
+    ) -> int:
+        advance = Advance(
+            self._lease,
+            RUNNING,
+            trigger,
+            data=json.dumps(data, ensure_ascii=False).encode(),
+            version=version,
+            cause=cause,
+        )
+        match await self._driver.advance(advance):
+            case StepApplied(version=now):
+                return now
+            case LeaseLost():
+                raise DriveStopped
+
+    async def _once(self, name: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        """The answer kept under this name, made now if there is none."""
+        if name not in self._journal:
+            self._journal[name] = await self._keep(name, await make())
+        return self._journal[name]
+
+    async def _keep(self, name: str, body: bytes) -> bytes:
+        return await journal_once(self._driver.ledger, self._lease, name, body)
+
+    async def _look(self) -> LedgerTime:
+        """The ledger's time, and by it when this run is over: so long after it was started, and never later than so long from now.
+
+        What the run waited for upstream does not count.
+        """
+        seen, limit_s = await self._driver.ledger_time(), self._driver.options.run_timeout_s
+        gone_s = (seen.now - self._started).total_seconds() - self._waits.lasted_s(seen.now)
+        self._ends_at = seen.asked_at + limit_s - max(0.0, gone_s)
+        return seen
+
+    async def _end_of(self, began: LedgerTime) -> datetime:
+        """The ledger's time now, for something that began then."""
+        took_s = self._driver.clock.monotonic() - began.answered_at
+        if took_s < CLOCKS_ALIKE_S:
+            return began.now + timedelta(seconds=took_s)
+        return max(began.now, (await self._driver.ledger_time()).now)
+
+    def _left_s(self) -> float:
+        return self._ends_at - self._driver.clock.monotonic()
+
+
+def _entry(number: int) -> str:
+    return run_documents.STEP_ENTRY.format(number=number)
+
+
+# The built-in orchestration layer: takes up runs and drives them, as many processes of it as one likes (PIPE-2, PIPE-3, D16).
+#
+# One run per agent is kept by the ledger (the concurrency key `run:<slug>`), and so is who drives a run (its lease).
 
 TYPE = "agent-run"
 ACCEPT_BATCH_MAX = 100

@@ -1,23 +1,20 @@
-"""Publishes what the ledger decided: follows the feed and puts documents and audit records into the object store (D14, D35, OBS-1).
-
-Administrative acts are not in the feed: each pass publishes those that have no record yet (`act_records`).
-
-One projector at a time follows; the ledger keeps its place, so the next one goes on where it stopped. An event may be published
-twice, after a crash between publishing and remembering: the second time nothing is written, because documents are functions of
-the ledger and are only ever created or raised. Records that wait for their segment hold the place back: it is remembered only when
-everything before it is published, documents never wait for it, and what one segment holds is found there by whoever comes again.
-Documents have a lane of their own: while more than a page is unread, each pass first publishes the next documents, wherever in the feed
-they stand, and only then a page of the rest. So people who wait for a run do not wait behind the records of 200,000 plain jobs.
-Only a store that is away holds the place: a job whose object is not what the ledger recorded is set aside.
-"""
+"""The projector: publishes what the ledger decided, and keeps a list of jobs that it could not publish."""
 
 import asyncio
+import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 
 from trellis.artifacts.rows import ArtifactRow
+from trellis.documents import audit, ids
+from trellis.documents import run_documents as documents
+from trellis.documents.act_records import ActRecorder
+from trellis.documents.audit_segments import SegmentLine, SegmentWriter, line_of
+from trellis.documents.errors import DocumentDiffers
+from trellis.documents.publisher import DocumentPublisher
+from trellis.documents.run_documents import Publication, RunFacts, RunRequest, encode
 from trellis.engine.clock import Clock
 from trellis.engine.jobs import Actor, JobId, Subscription
 from trellis.engine.ledger import Ledger
@@ -30,14 +27,73 @@ from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.run import RUN
-from trellis.runs import audit, documents, finalizing, ids, proposals
-from trellis.runs.act_records import ActRecorder
-from trellis.runs.alerts import ProjectorAlert, raise_alert, read_alerts, withdraw_alert
-from trellis.runs.documents import Publication, RunFacts, RunRequest
-from trellis.runs.errors import DocumentDiffers
-from trellis.runs.publishing import DocumentPublisher
-from trellis.runs.segments import SegmentLine, SegmentWriter, line_of
-from trellis.storage.objects import StoreError
+from trellis.proposals import proposal
+from trellis.runs import finalization
+from trellis.storage.objects.store import ObjectStore, StoreError
+
+# Jobs that the projector has set aside, because the object store holds something else where they publish.
+#
+# One object for each, `alerts/projector/<job>.json`, made when it happens and taken away when the job could be published after all. So
+# the next projector, and `doctor`, know of it too.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectorAlert:
+    """The first event of a job that could not be published whole, and the object that was in the way."""
+
+    job_id: JobId
+    version: int
+    key: str
+
+    def to_bytes(self) -> bytes:
+        """As an object."""
+        return encode(asdict(self))
+
+
+async def read_alerts(objects: ObjectStore) -> AsyncGenerator[ProjectorAlert]:
+    """Every alert there is; what cannot be read is none."""
+    after: str | None = None
+    while True:
+        page = await objects.list(f"{ids.ALERT_FOLDER}/", after=after)
+        for info in page.items:
+            found = await objects.get(info.key)
+            alert = None if found is None else _read(found.body)
+            if alert is not None:
+                yield alert
+        if not page.more:
+            return
+        after = page.items[-1].key
+
+
+async def raise_alert(objects: ObjectStore, alert: ProjectorAlert) -> None:
+    """Make it known; one job has one alert, the newest."""
+    await objects.put(ids.alert_key(alert.job_id), alert.to_bytes())
+
+
+async def withdraw_alert(objects: ObjectStore, job_id: JobId) -> None:
+    """The job is published after all."""
+    await objects.delete(ids.alert_key(job_id))
+
+
+def _read(body: bytes) -> ProjectorAlert | None:
+    try:
+        told = json.loads(body)
+        return ProjectorAlert(job_id=JobId(told["job_id"]), version=int(told["version"]), key=told["key"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+# Publishes what the ledger decided: follows the feed and puts documents and audit records into the object store (D14, D35, OBS-1).
+#
+# Administrative acts are not in the feed: each pass publishes those that have no record yet (`act_records`).
+#
+# One projector at a time follows; the ledger keeps its place, so the next one goes on where it stopped. An event may be published
+# twice, after a crash between publishing and remembering: the second time nothing is written, because documents are functions of
+# the ledger and are only ever created or raised. Records that wait for their segment hold the place back: it is remembered only when
+# everything before it is published, documents never wait for it, and what one segment holds is found there by whoever comes again.
+# Documents have a lane of their own: while more than a page is unread, each pass first publishes the next documents, wherever in the feed
+# they stand, and only then a page of the rest. So people who wait for a run do not wait behind the records of 200,000 plain jobs.
+# Only a store that is away holds the place: a job whose object is not what the ledger recorded is set aside.
 
 SUBSCRIBER_NAME = "projector"
 SEGMENTED = frozenset({LEASED_JOB.name, BUS_JOB.name})
@@ -225,7 +281,7 @@ class EventRecorder:
         written += await self._record(record)
         row = await self._artifact(record)
         if row is not None:
-            await finalizing.delete_published(self._publisher.objects, row)
+            await finalization.delete_published(self._publisher.objects, row)
         return written + await self._publisher.publish(shown)
 
     async def _record(self, record: RecordedEvent) -> bool:
@@ -275,20 +331,20 @@ class EventRecorder:
         event = record.event
         row = await self._artifact(record)
         if row is not None:
-            return await finalizing.publications(self._ledger, self._publisher.objects, row), []
+            return await finalization.publications(self._ledger, self._publisher.objects, row), []
         if event.lifecycle not in {RUN.name, PROPOSAL.name}:
             return [], []
         events = [one for one in past.events if one.version <= event.version]
         payload = await self._payload(record)
         if event.lifecycle == PROPOSAL.name:
-            return [], [proposals.publication(payload, events)]
+            return [], [proposal.publication(payload, events)]
         facts = RunFacts(event.job_id, RunRequest.read(payload), tuple(events))
         return documents.step_publications(facts, past.journal), documents.state_publications(facts)
 
     async def _before(self, record: RecordedEvent) -> Sequence[RecordedEvent]:
         """What must be recorded before this: of an artifact's finalization the completion that made it."""
         row = await self._artifact(record)
-        return () if row is None else await finalizing.completion(self._ledger, row)
+        return () if row is None else await finalization.completion(self._ledger, row)
 
     async def _artifact(self, record: RecordedEvent) -> ArtifactRow | None:
         """The artifact as this event left it; None for any other job."""

@@ -13,26 +13,34 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Sequ
 from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass, field, replace
 
-from trellis.engine.authority import require
+from trellis.auth.principals import require
+from trellis.documents import audit, audit_segments, ids, run_documents
+from trellis.documents.act_records import ActRecorder, listed_keys, recorded_rebuild
+from trellis.documents.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
+from trellis.documents.publisher import DocumentPublisher, published_version
+from trellis.documents.run_documents import RunRequest
 from trellis.engine.errors import HistoryBroken, LedgerError, NotAllowed, Refused, TrellisError
 from trellis.engine.jobs import Actor, JobId, Subscription
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, JobToRestore
-from trellis.engine.restoring import check_restorable
+from trellis.engine.restoration import check_restorable
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
-from trellis.runs import audit, documents, finalizing, ids, segments
-from trellis.runs.act_records import ActRecorder, listed_keys, recorded_rebuild
-from trellis.runs.alerts import read_alerts, withdraw_alert
-from trellis.runs.documents import RunRequest
-from trellis.runs.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
-from trellis.runs.projector import REBUILDING, SEGMENTED, SUBSCRIBER_NAME, EventRecorder, ProjectorPosition
-from trellis.runs.publishing import DocumentPublisher, published_version
+from trellis.runs import finalization
+from trellis.runs.projector import (
+    REBUILDING,
+    SEGMENTED,
+    SUBSCRIBER_NAME,
+    EventRecorder,
+    ProjectorPosition,
+    read_alerts,
+    withdraw_alert,
+)
 from trellis.runs.spool import RecordedLife, RecordSpool
-from trellis.storage.objects import ObjectInfo, ObjectStore, StoreError
+from trellis.storage.objects.store import ObjectInfo, ObjectStore, StoreError
 
 OBJECTS = "objects.rebuilt"
 LEDGER = "ledger.rebuilt"
@@ -269,10 +277,10 @@ class _LedgerRestorer:
             records = self._spool.records(life.job_id, life.submitted_at)
             if records[0].event.version != 1:
                 raise HistoryBroken(job_id=life.job_id, reason="the record of its first event is missing")
-            job = finalizing.with_finalization(JobToRestore(records=tuple(records)), self._spool)
+            job = finalization.with_finalization(JobToRestore(records=tuple(records)), self._spool)
             check_restorable(job)
             if records[0].event.lifecycle in {ARTIFACT.name, QUEUE_JOB.name}:
-                journal, is_behind = await finalizing.artifact_journal(self._objects, self._spool, job)
+                journal, is_behind = await finalization.artifact_journal(self._objects, self._spool, job)
                 job = replace(job, journal=journal)
                 self.behind |= {job.job_id} if is_behind else set()
             if _has_documents(job):
@@ -339,7 +347,7 @@ class _LedgerRestorer:
         if shown > last.version:
             reason = f"{_shown_key(job)} shows version {shown} and the record ends with {last.version}"
             raise HistoryBroken(job_id=job.job_id, reason=reason)
-        if last.lifecycle == RUN.name and not documents.has_ended(last):
+        if last.lifecycle == RUN.name and not run_documents.has_ended(last):
             key = ids.manifest_key(_request(job).agent_slug, job.job_id)
             if await self._objects.head(key) is not None:
                 raise HistoryBroken(
@@ -357,19 +365,19 @@ class _LedgerRestorer:
         for number, event in enumerate(counted, 1):
             key = ids.step_key(slug, job.job_id, number)
             body = await self._body(job, key)
-            if documents.sha256(body) != json.loads(event.data or b"{}").get("sha256"):
+            if run_documents.sha256(body) != json.loads(event.data or b"{}").get("sha256"):
                 raise HistoryBroken(job_id=job.job_id, reason=f"{key} is not what was recorded")
-            kept[documents.STEP_ENTRY.format(number=number)] = body
-        if len(counted) >= documents.PERSIST_STEP:
-            kept[documents.OUTPUT_ENTRY] = await self._body(job, ids.output_key(slug, job.job_id))
+            kept[run_documents.STEP_ENTRY.format(number=number)] = body
+        if len(counted) >= run_documents.PERSIST_STEP:
+            kept[run_documents.OUTPUT_ENTRY] = await self._body(job, ids.output_key(slug, job.job_id))
         return kept | await self._uncounted(job, slug, len(counted) + 1)
 
     async def _uncounted(self, job: JobToRestore, slug: str, number: int) -> dict[str, bytes]:
         if number > len(ids.STEPS):
             return {}
-        wanted = {documents.STEP_ENTRY.format(number=number): ids.step_key(slug, job.job_id, number)}
-        if number == documents.PERSIST_STEP:
-            wanted[documents.OUTPUT_ENTRY] = ids.output_key(slug, job.job_id)
+        wanted = {run_documents.STEP_ENTRY.format(number=number): ids.step_key(slug, job.job_id, number)}
+        if number == run_documents.PERSIST_STEP:
+            wanted[run_documents.OUTPUT_ENTRY] = ids.output_key(slug, job.job_id)
         found = {entry: await self._objects.get(key) for entry, key in wanted.items()}
         return {entry: one.body for entry, one in found.items() if one is not None}
 
@@ -420,7 +428,7 @@ def _request(job: JobToRestore) -> RunRequest:
 
 
 def _counted(job: JobToRestore) -> list[Event]:
-    return [record.event for record in job.records if record.event.type == documents.STEP_DONE]
+    return [record.event for record in job.records if record.event.type == run_documents.STEP_DONE]
 
 
 # --- the record --------------------------------------------------------------------------------------------------------
@@ -433,12 +441,12 @@ async def _read_record(
     after: str | None = None
     while True:
         page = await objects.list(f"{ids.AUDIT_FOLDER}/", after=after)
-        wanted = [info for info in page.items if bodies or info.key.endswith(segments.SUFFIX)]
+        wanted = [info for info in page.items if bodies or info.key.endswith(audit_segments.SUFFIX)]
         for few in (wanted[start : start + READS_AT_ONCE] for start in range(0, len(wanted), READS_AT_ONCE)):
             for key, body in zip(few, await asyncio.gather(*(_get(objects, info) for info in few)), strict=True):
                 _spool(spool, key.key, body, bodies=bodies)
         if not bodies:
-            singles = (info.key.split("/") for info in page.items if not info.key.endswith(segments.SUFFIX))
+            singles = (info.key.split("/") for info in page.items if not info.key.endswith(audit_segments.SUFFIX))
             spool.add_ids((name.removesuffix(".json"), day) for *_, day, name in singles)
         await keep()
         on_progress("records read", len(spool))
@@ -453,13 +461,13 @@ async def _get(objects: ObjectStore, info: ObjectInfo) -> bytes:
 
 
 def _spool(spool: RecordSpool, key: str, body: bytes, *, bodies: bool) -> None:
-    if not key.endswith(segments.SUFFIX):
+    if not key.endswith(audit_segments.SUFFIX):
         try:
             made = [json.loads(body)]
         except ValueError as error:
             raise RecordInvalid(event=key, problem=str(error)) from error
     else:
-        made = segments.lines(key, body)
+        made = audit_segments.lines(key, body)
     if not made or not isinstance(made[0], dict):
         raise RecordInvalid(event=key, problem="there is no record in it")
     if bodies:

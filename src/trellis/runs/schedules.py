@@ -13,13 +13,13 @@ from datetime import datetime, timedelta
 from trellis.agents.catalog import Catalog
 from trellis.agents.definition import AgentDefinition
 from trellis.agents.errors import AgentError
+from trellis.documents.errors import RunError, ScheduleContended
 from trellis.engine.errors import InputError
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.runs.errors import RunError, ScheduleContended
-from trellis.runs.layer import OrchestrationLayer, TriggerKind
+from trellis.runs.orchestration import OrchestrationLayer, TriggerKind
 from trellis.runs.timetable import HandledInstant, RegisteredSchedule, Timetable, instant_text
-from trellis.storage.objects import StoreUnavailable
+from trellis.storage.objects.store import StoreUnavailable
 
 GRACE_S_DEFAULT = 3_600.0
 POLL_S_DEFAULT = 15.0

@@ -11,14 +11,14 @@ from typing import Any, LiteralString, cast
 
 import apsw
 
+from trellis.documents import audit
+from trellis.documents.errors import RecordInvalid
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct
 from trellis.engine.jobs import JobId
 from trellis.engine.records import Event, RecordedEvent
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.connection import Database
 from trellis.lifecycles import LIFECYCLES, Phase
-from trellis.runs import audit
-from trellis.runs.errors import RecordInvalid
 
 PAGE = 1_000
 _TEMPORARY_FILE = ""

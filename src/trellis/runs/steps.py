@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from trellis.agents.desk import JournalOnce
-from trellis.runs.documents import RunRequest
+from trellis.agents.run_inputs import JournalOnce
+from trellis.documents.run_documents import RunRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,10 +17,10 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 from trellis.agents.cron import cron_problem, latest_instant, next_instant
 from trellis.agents.definition import checked_slug
 from trellis.agents.errors import SlugInvalid
+from trellis.documents.errors import ScheduleContended
+from trellis.documents.run_documents import encode, timestamp
 from trellis.engine.logs import log_of
-from trellis.runs.documents import encode, timestamp
-from trellis.runs.errors import ScheduleContended
-from trellis.storage.objects import CREATE, ObjectStore, PutStored, if_match
+from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, if_match
 
 FOLDER = "schedules/"
 SCHEDULES_MAX = 10_000

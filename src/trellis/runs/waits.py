@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from trellis.runs.documents import timestamp
+from trellis.documents.run_documents import timestamp
 
 WAITS_MAX = 1_000
 SINCE_ENTRY = "wait/{number:04}/since"

@@ -17,10 +17,9 @@ from functools import cached_property
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from trellis.engine.errors import OptionInvalid, UnknownJobType
-from trellis.engine.jobs import LEASE_S_DEFAULT, TYPE_PATTERN, Priority, TypeClaim, heartbeat_for
-from trellis.engine.retries import OnExhausted, RetryPolicy, error_text
+from trellis.engine.jobs import LEASE_S_DEFAULT, TYPE_PATTERN, Priority, TypeClaim, TypeOptions, heartbeat_for
+from trellis.engine.retry_policy import OnExhausted, RetryPolicy, error_text
 from trellis.engine.text import nearest
-from trellis.engine.type_options import TypeOptions
 from trellis.worker.options import JobOptions, OnLeaseDoubt, check_job_options
 from trellis.worker.payloads import Codec, codec_for
 

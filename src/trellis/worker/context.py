@@ -17,8 +17,7 @@ from trellis.engine.errors import IdempotencyMismatch, LeaseConflictError
 from trellis.engine.event_data import ArtifactPointer, add_artifact
 from trellis.engine.jobs import Actor, Epoch, JobId, LeaseLost, Mismatch, NewJob
 from trellis.engine.ledger import Ledger
-from trellis.worker.held import HeldJob, StopCause
-from trellis.worker.logs import JobLogger, LogBuffer
+from trellis.worker.held import HeldJob, JobLogger, LogBuffer, StopCause
 from trellis.worker.payloads import any_json_bytes, within_payload_limit
 from trellis.worker.requests import SubmitSettings
 

@@ -12,7 +12,8 @@ import pydantic_core
 
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.artifacts.payloads import ENTITY_REFS_MAX
-from trellis.bus.asking import BusSubmitter, IdempotencyScopeAndKey
+from trellis.auth.ownership import admitted_submission, within_agent
+from trellis.auth.principals import Principal
 from trellis.bus.requests import (
     Budget,
     Compensation,
@@ -24,21 +25,20 @@ from trellis.bus.requests import (
     ResourceRef,
     Text,
 )
-from trellis.engine.authority import Principal
+from trellis.bus.submitter import BusSubmitter, IdempotencyScopeAndKey
+from trellis.documents import ids
+from trellis.documents.errors import RunError, RunOfAnother
+from trellis.documents.lookup import find_run
+from trellis.documents.run_documents import RunRequest
 from trellis.engine.errors import InputError
 from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX, JobId, NewJob
 from trellis.engine.ledger import Ledger
-from trellis.engine.ownership import admitted_submission, within_agent
 from trellis.engine.text import nearest
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.queue.errors import SettingNotForQueue
-from trellis.queue.requests import checked_request, new_queue_job
-from trellis.runs import ids
-from trellis.runs.documents import RunRequest
-from trellis.runs.errors import RunError, RunOfAnother
-from trellis.runs.lookup import find_run
+from trellis.research.errors import SettingNotForQueue
+from trellis.research.requests import checked_request, new_queue_job
 from trellis.worker.app import priority_of
 from trellis.worker.options import KEY_LIMIT_MAX
 from trellis.worker.requests import KEY_CHARS_MAX, SubmitSettings, new_job

@@ -16,7 +16,7 @@ from trellis.engine.jobs import (
     Priority,
 )
 from trellis.engine.records import RetentionOptions, SweepOptions
-from trellis.engine.retries import RETRY_DEFAULT, ErrorPolicy, OnExhausted, RetryPolicy
+from trellis.engine.retry_policy import RETRY_DEFAULT, ErrorPolicy, OnExhausted, RetryPolicy
 from trellis.engine.service import RETENTION_DEFAULT
 
 LEASE_S_MIN, LEASE_S_MAX = 30.0, 120.0

@@ -11,7 +11,7 @@ from typing import Any
 from trellis.engine.errors import InputError, OptionInvalid, PayloadTooLarge, ResultInvalid, TransientError
 from trellis.engine.event_data import artifacts_data
 from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, Advance, DeadLetterReason, ReasonCode, Stage
-from trellis.engine.retries import AttemptFacts, DeadLetterJob, Fail, Retry, error_text, on_error, storable
+from trellis.engine.retry_policy import AttemptFacts, DeadLetterJob, Fail, Retry, error_text, on_error, storable
 from trellis.lifecycles import Trigger
 from trellis.worker.held import HeldJob, StopCause
 from trellis.worker.payloads import UnreadablePayload

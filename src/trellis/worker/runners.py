@@ -1,20 +1,18 @@
-"""Runners: long-lived coroutines that take started jobs and await their handlers in place.
-
-No task is made per job. A handler that never suspends costs no trip through the event loop; a slice of a few
-milliseconds, shared by all runners, keeps such handlers from starving heartbeats and turns.
-"""
+"""Runners of handlers, and the progress and log lines that jobs send on their way."""
 
 import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from trellis.engine import tracing
 from trellis.engine.errors import LedgerError
-from trellis.engine.jobs import LeaseLost
+from trellis.engine.jobs import LeaseLost, StepApplied
+from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.retries import error_text
+from trellis.engine.retry_policy import error_text
 from trellis.worker.app import HandlerKind
 from trellis.worker.context import Context, Item, SyncContext, WorkerServices
 from trellis.worker.held import HeldJob, HeldJobs, StopCause
@@ -28,8 +26,49 @@ from trellis.worker.outcomes import (
     release_advance,
 )
 from trellis.worker.payloads import UnreadablePayload
-from trellis.worker.signals import flush
 from trellis.worker.threads import Threads
+
+# Progress and log lines of held jobs, on their way to the ledger: no transitions, so a lost one loses nothing else.
+
+SIGNAL_PROGRESS = "job_heartbeat"
+
+
+async def flush(ledger: Ledger, held: HeldJob, *, last: bool) -> StepApplied | LeaseLost | None:
+    """Write what a job has to say, if it has anything."""
+    signals = held.logs.take(last=last) if held.logs is not None else []
+    if held.progress is not None:
+        signals.append((SIGNAL_PROGRESS, held.progress))
+        held.progress = None
+    return await ledger.signal(held.lease, signals) if signals else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalWriter:
+    """Tells the ledger about running jobs every so often."""
+
+    ledger: Ledger
+    holdings: HeldJobs
+    interval_s: float
+    name: str = "signals"
+
+    async def run_once(self) -> int:
+        """Write what has gathered; how many jobs had something."""
+        telling = [h for h in self.holdings.jobs.values() if h.progress is not None or h.logs is not None]
+        told = 0
+        for held in telling:
+            if not held.finished and await flush(self.ledger, held, last=False) is not None:
+                told += 1
+        return told
+
+    def pause_s(self, report: int) -> float:  # noqa: ARG002 - the shape of every service
+        """Always the same."""
+        return self.interval_s
+
+
+# Runners: long-lived coroutines that take started jobs and await their handlers in place.
+#
+# No task is made per job. A handler that never suspends costs no trip through the event loop; a slice of a few
+# milliseconds, shared by all runners, keeps such handlers from starving heartbeats and turns.
 
 SLICE_S = 0.005
 

@@ -4,7 +4,7 @@ A turn settles what finished, starts what was only claimed, and claims for the r
 next outcomes gather; when nothing is in flight the first outcome goes at once. When many have gathered a second turn goes
 beside the first, so that the ledger works on one while this process works on the other. There is no timer.
 
-Suspects: a job whose workers died (`engine/deaths.py`) may be a poison pill, or may only have been next to one. It runs
+Suspects: a job whose workers died (`engine/retry_policy.py`) may be a poison pill, or may only have been next to one. It runs
 alone: nothing else of this process is running or started, so that if it kills the worker again, no innocent neighbour is
 counted as having killed one too. The ledger hands out one suspect at a time in the whole fleet, and never a started one.
 Its worker first ends what it has, claims nothing meanwhile, and goes on as before when the suspect has ended.
@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from trellis.engine.errors import InputError, LedgerError, LedgerNotMigrated, LedgerTooOld, LedgerUrlInvalid, Refused
 from trellis.engine.jobs import Advance, Claim, Claimed, ClaimId, LeaseLost, StepApplied, Turn, TurnResult
 from trellis.engine.logs import log_of
-from trellis.engine.outages import Failures
+from trellis.engine.outage_log import Failures
 from trellis.engine.service import backoff_s
 from trellis.lifecycles import Trigger
 from trellis.worker.app import App
-from trellis.worker.capacity import ClaimSize, JobPace, PrefetchPolicy
 from trellis.worker.context import WorkerServices
 from trellis.worker.held import RUNNING, HeldJob, HeldJobs, Settlement
 from trellis.worker.outcomes import (
@@ -34,6 +33,7 @@ from trellis.worker.outcomes import (
     start_advance,
 )
 from trellis.worker.payloads import UnreadablePayload
+from trellis.worker.prefetch import ClaimSize, JobPace, PrefetchPolicy
 from trellis.worker.runners import Runners
 
 ADVANCES_MAX = 1_000

@@ -1,42 +1,41 @@
-"""A worker: one process's share of the work, from start to drain.
-
-    async with Worker(app, ledger, options, clock=clock, rng=rng, new_id=new_id) as worker:
-        ...                               # claims and runs until the block ends, then drains
-
-Draining stops claiming, gives back what has not begun, lets running handlers end for `drain_s`, then cuts them and
-gives their jobs back too, with the attempt spared. Leases are renewed to the end.
-"""
+"""A worker, and the process around it that drains it on a signal."""
 
 import asyncio
 import json
 import math
 import random
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from enum import IntEnum
+from typing import Any, Protocol, Self
 
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import LedgerError
-from trellis.engine.jobs import Actor, NewJob
+from trellis.engine.jobs import DECLARED, Actor, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.service import PresenceBeacon, Retention, Service, Sweeper, serve
-from trellis.engine.type_options import DECLARED
+from trellis.engine.service import OpenLedger, PresenceBeacon, Retention, Service, Sweeper, serve, wait_for_ledger
 from trellis.lifecycles import Role
 from trellis.worker.app import App
-from trellis.worker.capacity import PrefetchPolicy
-from trellis.worker.heartbeat import WorkerLeaseHeartbeat
+from trellis.worker.heartbeat import HeldJobWatch, WorkerLeaseHeartbeat
 from trellis.worker.held import HeldJobs, StopCause
-from trellis.worker.listener import WorkListener
 from trellis.worker.options import WorkerOptions
 from trellis.worker.outcomes import release_advance
+from trellis.worker.prefetch import PrefetchPolicy, WorkListener
 from trellis.worker.requests import SubmitSettings, new_job
-from trellis.worker.runners import Runners
-from trellis.worker.signals import SignalWriter
+from trellis.worker.runners import Runners, SignalWriter
 from trellis.worker.threads import Threads
 from trellis.worker.turns import TurnLoop
-from trellis.worker.watch import HeldJobWatch
+
+# A worker: one process's share of the work, from start to drain.
+#
+# async with Worker(app, ledger, options, clock=clock, rng=rng, new_id=new_id) as worker:
+# ...                               # claims and runs until the block ends, then drains
+#
+# Draining stops claiming, gives back what has not begun, lets running handlers end for `drain_s`, then cuts them and
+# gives their jobs back too, with the attempt spared. Leases are renewed to the end.
 
 TICK_S_MAX = 0.5
 TICK_S_MIN = 0.02
@@ -271,3 +270,78 @@ class Worker:
         spans = [spec.options.heartbeat_s / 10 for spec in self.app]
         spans += [spec.options.timeout_s / 4 for spec in self.app if spec.options.timeout_s is not None]
         return min(TICK_S_MAX, max(TICK_S_MIN, min(spans)))
+
+
+# A worker as a process: run until a signal, then drain. The second signal hurries.
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class ExitCode(IntEnum):
+    """How a worker process ended, in the numbers of sysexits."""
+
+    DRAINED = 0
+    """Every job it had begun has ended."""
+    UNSETTLED = 69
+    """The ledger could not be told some outcomes: their leases run out and the jobs run again."""
+    GAVE_BACK = 75
+    """Some running jobs were cut short and given back."""
+
+
+class WorkerProcess(Protocol):
+    """A worker, on a ledger or on the bus."""
+
+    loop: asyncio.AbstractEventLoop
+
+    async def start(self) -> None:
+        """Begin to work."""
+        ...
+
+    async def until_stopped(self, stop: asyncio.Event) -> None:
+        """Come back when `stop` is set, or raise what broke the worker."""
+        ...
+
+    async def drain(self, hurry: asyncio.Event | None = None) -> Drained:
+        """Stop as gently as there is time for."""
+        ...
+
+
+async def open_until_signalled(open_ledger: OpenLedger, clock: Clock, rng: random.Random) -> Ledger | None:
+    """The ledger, waited for while it does not answer; None when SIGTERM or SIGINT came first."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        return await wait_for_ledger(open_ledger, clock, rng, stop)
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def run_until_signalled(worker: WorkerProcess) -> ExitCode:
+    """Run a worker on this event loop until SIGTERM or SIGINT; raises what breaks it."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def signalled(name: str) -> None:
+        _log.info("signal_received", signal=name, second=stop.is_set())
+        (hurry if stop.is_set() else stop).set()
+
+    for number in SIGNALS:
+        worker.loop.add_signal_handler(number, signalled, number.name)
+    try:
+        await worker.start()
+        try:
+            await worker.until_stopped(stop)
+        finally:
+            drained = await worker.drain(hurry)
+    finally:
+        for number in SIGNALS:
+            worker.loop.remove_signal_handler(number)
+    return exit_code(drained)
+
+
+def exit_code(drained: Drained) -> ExitCode:
+    """What the process says about how it ended."""
+    if drained.unsettled:
+        return ExitCode.UNSETTLED
+    return ExitCode.GAVE_BACK if drained.cut_short else ExitCode.DRAINED

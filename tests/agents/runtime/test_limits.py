@@ -5,15 +5,9 @@ import asyncio
 import pytest
 
 from tests.agents.runtime.stage import FINISH, Stage, agent, propose, script
+from trellis.agents.errors import ModelGarbage, OutOfTime, StepsExceeded, TokensExceeded, ToolCallsExceeded
 from trellis.agents.output import RefusalCode
 from trellis.agents.runtime import RunLimits
-from trellis.agents.runtime_errors import (
-    ModelGarbage,
-    OutOfTime,
-    StepsExceeded,
-    TokensExceeded,
-    ToolCallsExceeded,
-)
 
 
 @pytest.mark.requirement("PIPE-14")

@@ -10,13 +10,8 @@ import pytest
 
 from tests.agents.runtime.stage import SOURCES, Stage, agent, propose
 from tests.nlm.endpoint import Endpoint, running_endpoint
+from trellis.agents.errors import ModelRefused, ModelSettingInvalid, ModelUnavailable, ModelUnknown
 from trellis.agents.models import ModelOptions, check_model
-from trellis.agents.runtime_errors import (
-    ModelRefused,
-    ModelSettingInvalid,
-    ModelUnavailable,
-    ModelUnknown,
-)
 
 KEY = "sk-very-secret-0123456789"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.agents.runtime.stage import FINISH, Crash, Journal, Stage, agent, propose, script
+from trellis.agents.errors import JournalDiffers
 from trellis.agents.output import AgentOutput
-from trellis.agents.runtime_errors import JournalDiffers
 from trellis.nlm.errors import NlmUnavailable
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.agents.runtime.stage import FINISH, RUN_ID, SOURCES, Stage, agent, propose, script
 from trellis.agents.annotations import Annotation
 from trellis.agents.definition import Tool
-from trellis.agents.drafting import FIELDS
+from trellis.agents.drafts import FIELDS
 from trellis.agents.output import AgentOutput, DraftChange, RefusalCode
 from trellis.nlm.errors import NlmRefused
 from trellis.storage.memory.errors import MemoryOverLimit

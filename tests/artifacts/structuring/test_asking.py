@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from tests.artifacts.structuring.tasks import VIOLIN, says, scripted, snapshot, task
-from trellis.artifacts.content import JobType
-from trellis.artifacts.stored import StoredInvalid
-from trellis.artifacts.structuring import StoredAnswer, StructuringPrompt, ask_provider, build_prompt, is_transient
+from trellis.artifacts.content import JobType, StoredInvalid
+from trellis.artifacts.drafts import StoredAnswer, StructuringPrompt, ask_provider, build_prompt, is_transient
 from trellis.engine.errors import PayloadInvalid
 from trellis.nlm.errors import NlmError, NlmGarbage, NlmRefused, NlmTimeout, NlmUnavailable
 from trellis.nlm.extractive import ExtractiveProvider

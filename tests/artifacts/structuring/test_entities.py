@@ -2,8 +2,8 @@
 
 import pytest
 
+from trellis.artifacts.drafts.entities import EntityFinder, with_unknown
 from trellis.artifacts.snapshot import SnapshotEntity
-from trellis.artifacts.structuring.entities import EntityFinder, with_unknown
 
 KNOWN = EntityFinder(
     (

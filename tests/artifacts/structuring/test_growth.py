@@ -5,16 +5,16 @@ from collections import Counter
 import pytest
 
 from tests.artifacts.structuring.tasks import snapshot
-from trellis.agents.offline import comparing
-from trellis.artifacts.structuring import material
-from trellis.artifacts.structuring.material import SourceMaterial
+from trellis.agents.offline import comparison
+from trellis.artifacts.drafts import material
+from trellis.artifacts.drafts.material import SourceMaterial
 
 WORDS = 60_000
 
 
 def test_a_word_of_many_hyphens_is_looked_at_once():
-    assert comparing.names_in("a-" * WORDS) == frozenset(), "with the square of its length this takes minutes"
-    assert comparing.names_in("TS-03 and a-b, 1-2: x1-y") == {"ts-03", "x1-y"}
+    assert comparison.names_in("a-" * WORDS) == frozenset(), "with the square of its length this takes minutes"
+    assert comparison.names_in("TS-03 and a-b, 1-2: x1-y") == {"ts-03", "x1-y"}
 
 
 def test_what_is_asked_is_read_once_for_all_sentences(monkeypatch: pytest.MonkeyPatch):

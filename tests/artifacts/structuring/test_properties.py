@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.artifacts.structuring.tasks import snapshot, task
 from trellis.artifacts.content import JobType, checked_content
-from trellis.artifacts.structuring import StoredAnswer, build_prompt, draft
-from trellis.artifacts.structuring.wording import SENTENCES, clipped
+from trellis.artifacts.drafts import StoredAnswer, build_prompt, draft
+from trellis.artifacts.drafts.phrases import SENTENCES, clipped
 from trellis.nlm import extractive
 from trellis.nlm.citations import verify
 from trellis.nlm.index import PassageIndex

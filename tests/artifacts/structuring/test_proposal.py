@@ -18,8 +18,8 @@ from trellis.engine.jobs import Epoch
 from trellis.engine.records import Event
 from trellis.lifecycles import Role
 from trellis.nlm.provider import Citation, NlmProvider
-from trellis.runs.proposals import ProposalContent as ProposalDraft
-from trellis.runs.proposals import document, make_proposal
+from trellis.proposals.proposal import ProposalContent as ProposalDraft
+from trellis.proposals.proposal import document, make_proposal
 
 GOOD: dict[str, Any] = {
     "action": "propose-edit",

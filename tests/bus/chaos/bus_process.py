@@ -21,6 +21,7 @@ from cap.runtime import Agent
 from cap.worker import run_worker
 
 from tests.faults.nursery import tend
+from trellis.app.wiring import SystemClock, new_id
 from trellis.bus.messages import JOB_ID_IN_ENV
 from trellis.bus.pointers import make_pointers
 from trellis.bus.safety.kernel import PolicyKernel
@@ -29,20 +30,19 @@ from trellis.bus.topics import Topics
 from trellis.bus.wire import (
     nats,  # noqa: F401 - imported before the fork
 )
-from trellis.bus.wire.opening import BusOptions, open_bus
+from trellis.bus.wire.open import BusOptions, open_bus
 from trellis.engine.jobs import Actor, Move, Moved, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Sweeper, serve
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.storage.open import open_objects
-from trellis.wiring import SystemClock, new_id
+from trellis.storage.objects.open import open_objects
 from trellis.worker.app import App
 from trellis.worker.on_bus.context import BusContext
 from trellis.worker.on_bus.options import BusWorkerOptions
 from trellis.worker.on_bus.reports import BusReporter, ControlAnswer
-from trellis.worker.on_bus.serving import BusWorker
+from trellis.worker.on_bus.worker import BusWorker
 
 PLANE, OURS, SDK_WORKER, SDK_AGENT = "plane", "ours", "sdk-worker", "sdk-agent"
 ONCE, AGAIN, SILENT = "job.ours.once", "job.ours.again", "job.silent"

@@ -31,18 +31,18 @@ from tests.bus.chaos.bus_process import (
 from tests.faults.fleet import Fleet, Nursery, Running, until
 from tests.servers.nats import NatsServer, running_nats
 from tests.servers.nats_proxy import NatsProxy, Weather, nats_proxied
+from trellis.app.wiring import SystemClock, new_id
 from trellis.bus.messages import RESULT, JobResult
 from trellis.bus.port import ReceivedPacket
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.topics import Topics
-from trellis.bus.wire.opening import BusOptions, open_bus
+from trellis.bus.wire.open import BusOptions, open_bus
 from trellis.engine.jobs import Actor, JobId, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobHistory, JobPlace
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.wiring import SystemClock, new_id
 
 GATEWAY = Actor(role=Role.GATEWAY, name="test")
 LEASE_S = 12.0

@@ -14,6 +14,7 @@ from tests.bus.chaos.bus_process import ONCE, OURS, PLANE, SILENT, Orders
 from tests.bus.chaos.storm import open_jobs
 from tests.faults.fleet import Fleet, Nursery, Running, until
 from tests.servers.nats import running_nats
+from trellis.app.wiring import SystemClock
 from trellis.bus.messages import JobOrder
 from trellis.bus.port import ReceivedPacket
 from trellis.bus.requests import JobRequest, new_bus_job
@@ -25,7 +26,6 @@ from trellis.engine.records import JobHistory
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.wiring import SystemClock
 
 pytestmark = pytest.mark.quiet
 

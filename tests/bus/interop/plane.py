@@ -24,18 +24,18 @@ from tests.bus.rig import ScriptedKernel, quiet
 from tests.ledgers.conformance.opening import sqlite_rig
 from tests.ledgers.conformance.rig import Rig as Bench
 from tests.servers.nats import NatsServer, caught_up
+from trellis.app.wiring import SystemClock
 from trellis.bus.messages import ALERT, CANCEL, RESULT, JobCancel, direct_subject
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.services import BusDependencies, BusServices
 from trellis.bus.topics import Topics
 from trellis.bus.wire.nats import NatsBus
-from trellis.bus.wire.opening import BusOptions, open_bus
+from trellis.bus.wire.open import BusOptions, open_bus
 from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter, SweepOptions
 from trellis.lifecycles import Role
 from trellis.testing import FakeClock
-from trellis.wiring import SystemClock
 
 PATIENCE_S = 30.0
 LOOK_AGAIN_S = 0.005

@@ -14,23 +14,23 @@ from cap.progress import emit_progress, progress_payload
 
 from tests.bus.interop.plane import FAILED, OURS, SUCCEEDED, TOPIC, Plane, new_id, now, pb, plane_on
 from tests.bus.interop.sdk import fail, sdk_agent, sdk_worker, succeed
-from tests.bus.test_signing import OURS as OUR_KEY
-from tests.bus.test_signing import THEIRS as THEIR_KEY
-from tests.bus.test_signing import pem, private_file, public_pem
+from tests.bus.test_signatures import OURS as OUR_KEY
+from tests.bus.test_signatures import THEIRS as THEIR_KEY
+from tests.bus.test_signatures import pem, private_file, public_pem
 from tests.servers.nats import NatsServer
-from trellis.bus.asking import BusSubmitter
+from trellis.app.wiring import SystemClock
+from trellis.auth.principals import Principal
+from trellis.bus.backlog import BacklogLimit
 from trellis.bus.messages import direct_subject
 from trellis.bus.pointers import make_pointers
-from trellis.bus.room import BacklogLimit
 from trellis.bus.safety.decisions import DecisionKind
 from trellis.bus.services import BusDependencies, BusServices
+from trellis.bus.submitter import BusSubmitter
 from trellis.bus.wire.nats import NatsBus
-from trellis.bus.wire.opening import BusOptions, open_bus
-from trellis.engine.authority import Principal
+from trellis.bus.wire.open import BusOptions, open_bus
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
 from trellis.testing import FakeClock
-from trellis.wiring import SystemClock
 
 pytestmark = [
     pytest.mark.requirement("BUS-2"),

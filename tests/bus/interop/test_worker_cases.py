@@ -15,14 +15,14 @@ import pytest
 from tests.bus.interop.plane import Peer, new_id, now, packets, pb, until
 from tests.servers.nats import NatsServer
 from tests.worker.on_bus_rig import Kept
+from trellis.app.wiring import SystemClock
 from trellis.bus.messages import ALERT, CANCEL, PROGRESS, RESULT, direct_subject
-from trellis.bus.wire.opening import BusOptions, open_bus
+from trellis.bus.wire.open import BusOptions, open_bus
 from trellis.engine.errors import PermanentError, TransientError, ValidationError
-from trellis.wiring import SystemClock
 from trellis.worker.app import App
 from trellis.worker.on_bus.context import BusContext
 from trellis.worker.on_bus.options import BusWorkerOptions
-from trellis.worker.on_bus.serving import BusWorker
+from trellis.worker.on_bus.worker import BusWorker
 
 WORKER, SCHEDULER, TOPIC = "wrk-1", "sched-1", "job.kit"
 MALFORMED, VERSION, UNKNOWN, INVALID = 101, 100, 102, 203

@@ -10,16 +10,15 @@ from tests.bus.safety.holding import PEOPLE, SCHEDULER, held, hold, moved, sched
 from tests.bus.safety.policies import policy, rule
 from trellis.bus import approvals
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.errors import NotHeld, PolicyDiffers
-from trellis.bus.safety.judging import decide
-from trellis.bus.scheduling.approved import find_approval
-from trellis.bus.scheduling.orders import request_within_policy
+from trellis.bus.safety.decisions import NotHeld, PolicyDiffers
+from trellis.bus.safety.evaluation import decide
+from trellis.bus.scheduling.dispatch_order import find_approval, request_within_policy
+from trellis.documents.errors import NoteTooShort
 from trellis.engine.errors import JobNotFound, NotAllowed
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobPlace
 from trellis.lifecycles import Role
-from trellis.runs.errors import NoteTooShort
 
 OWNER = Actor(role=Role.OWNER, name="iryna")
 ADMIN = Actor(role=Role.CONTROL_PLANE, name="operator")

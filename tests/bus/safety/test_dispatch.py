@@ -16,7 +16,7 @@ from trellis.bus.requests import CALLER_ENV_MAX, ENTRIES_MAX, JobRequest
 from trellis.bus.safety.decisions import DecisionKind, SafetyDecision
 from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.safety.policy import CONSTRAINTS_CHARS_MAX
-from trellis.bus.scheduling.approved import HOLD_S, approval_bindings
+from trellis.bus.scheduling.dispatch_order import HOLD_S, approval_bindings
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor, JobId, NewJob, RequestId
 from trellis.engine.records import JobPlace

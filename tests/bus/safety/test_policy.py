@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.bus.safety.policies import policy, request, rule
-from trellis.bus.safety import judging
-from trellis.bus.safety.decisions import DecisionKind
-from trellis.bus.safety.errors import PolicyInvalid
-from trellis.bus.safety.judging import decide, explain, matches_pattern
+from trellis.bus.safety import evaluation
+from trellis.bus.safety.decisions import DecisionKind, PolicyInvalid
+from trellis.bus.safety.evaluation import decide, explain, matches_pattern
 from trellis.bus.safety.policy import (
     ALLOW_ALL_POLICY,
     DELAY_S_DEFAULT,
@@ -391,7 +390,7 @@ def test_a_request_that_says_a_thousand_things_is_not_held_against_each_pattern_
         looked.append(pattern)
         return matches_pattern(pattern, value)
 
-    monkeypatch.setattr(judging, "matches_pattern", counted)
+    monkeypatch.setattr(evaluation, "matches_pattern", counted)
     rules = [rule(f"r{number}", "deny", {"risk_tags": [f"*-{number}-*"]}) for number in range(100)]
     asked = request(meta={"risk_tags": [f"tag-{number}" for number in range(999)] + ["A-42-B"]})
     assert decide(policy(*rules), asked).rule == "r42"

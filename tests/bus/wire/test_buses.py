@@ -5,11 +5,10 @@ import asyncio
 import pytest
 
 from tests.bus.wire.conftest import Heard, Net, said, until
-from trellis.bus.envelope import PacketWrong
 from trellis.bus.errors import BusUnavailable, NoResponders
-from trellis.bus.messages import Status, WorkerHeartbeat
+from trellis.bus.messages import PacketWrong, Status, WorkerHeartbeat
 from trellis.bus.port import ReceivedPacket
-from trellis.bus.wire.handling import HANDLERS_MAX
+from trellis.bus.wire.handlers import HANDLERS_MAX
 
 pytestmark = pytest.mark.requirement("BUS-2")
 

@@ -14,11 +14,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.bus.wire.conftest import Heard, net_at, new_id, now, said, until
 from tests.servers.nats import NatsServer, running_nats
+from trellis.app.wiring import SystemClock
 from trellis.bus.errors import BusUnavailable
-from trellis.bus.wire.credentials import read_credentials
-from trellis.bus.wire.opening import BusOptions, open_bus
+from trellis.bus.wire.connection import read_credentials
+from trellis.bus.wire.open import BusOptions, open_bus
 from trellis.engine.errors import SettingsInvalid
-from trellis.wiring import SystemClock
 
 OPERATOR, ACCOUNT, USER = 14 << 3, 0, 20 << 3
 FREE = {"subs": -1, "data": -1, "payload": -1}

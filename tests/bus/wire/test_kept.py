@@ -20,16 +20,15 @@ from tests.bus.rig import TOPIC, rigged
 from tests.bus.wire.conftest import Heard, Net, net_at, until
 from tests.servers.nats import NatsServer, caught_up, running_nats
 from tests.servers.nats_proxy import Frame, NatsProxy, Pipe
-from trellis.bus.envelope import PacketWrong
+from trellis.app.wiring import SystemClock
 from trellis.bus.errors import BusUnavailable, BusUncertain, NotKept, TooLargeToKeep
-from trellis.bus.messages import DEAD_LETTERS, RESULT, JobResult, Status
+from trellis.bus.messages import DEAD_LETTERS, RESULT, JobResult, PacketWrong, Status
 from trellis.bus.topics import Topics
 from trellis.bus.wire import nats as nats_bus
 from trellis.bus.wire import streams
 from trellis.bus.wire.nats import NatsBus
 from trellis.bus.wire.streams import ASK_AGAIN_S, SILENT_S_MAX, STREAM, refusal_in
 from trellis.testing import FakeClock
-from trellis.wiring import SystemClock
 
 kept_results = pytest.mark.requirement("BUS-10", "BUS-12")
 

@@ -16,15 +16,14 @@ from nats.errors import Error as NatsError
 from tests.bus.wire.conftest import PATIENCE_S, Heard, Net, net_at, said, until
 from tests.servers.nats import LEFT_BEHIND, NatsServer, caught_up, running_nats
 from tests.servers.nats_proxy import NatsProxy
-from trellis.bus.envelope import PacketRefused
+from trellis.app.wiring import SystemClock
 from trellis.bus.errors import BusUnavailable, BusUncertain, NoResponders
-from trellis.bus.messages import RESULT, SUBMIT, JobResult, Status
+from trellis.bus.messages import RESULT, SUBMIT, JobResult, PacketRefused, Status
 from trellis.bus.wire import connection as nats_connection
-from trellis.bus.wire import durable as nats_durable
+from trellis.bus.wire import streams as nats_durable
 from trellis.bus.wire.nats import NatsBus
 from trellis.bus.wire.streams import STREAM
 from trellis.engine.errors import LedgerUnavailable
-from trellis.wiring import SystemClock
 
 pytestmark = pytest.mark.requirement("BUS-10")
 

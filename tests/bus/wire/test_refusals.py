@@ -9,8 +9,7 @@ import pytest
 from tests.bus.test_cap import AT, BODIES, PLAIN
 from tests.bus.wire.conftest import Heard, Net, until
 from tests.servers.nats import caught_up
-from trellis.bus.envelope import PacketRefused
-from trellis.bus.messages import ALERT, RESULT, SUBMIT, AlertSeverity, BusAlert, ErrorCode, Packet
+from trellis.bus.messages import ALERT, RESULT, SUBMIT, AlertSeverity, BusAlert, ErrorCode, Packet, PacketRefused
 from trellis.bus.wire.alerts import ALERT_EVERY_S, ALERTS_AT_ONCE, ALL_AT_ONCE, SENDERS_MAX, AlertLimit
 from trellis.bus.wire.cap import encode
 from trellis.testing import FakeClock

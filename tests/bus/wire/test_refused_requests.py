@@ -10,8 +10,9 @@ import pytest
 from tests.bus.wire.conftest import PATIENCE_S, Heard, Net
 from tests.bus.wire.test_refusals import bent, good
 from tests.servers.nats import caught_up
+from trellis.app.wiring import SystemClock
+from trellis.bus.backlog import BacklogLimit
 from trellis.bus.messages import ALERT, CANCEL, RESULT, SUBMIT, BusAlert, ErrorCode, JobCancel, JobResult, Status
-from trellis.bus.room import BacklogLimit
 from trellis.bus.scheduling.intake import BusIntake
 from trellis.bus.topics import Topics
 from trellis.bus.wire.alerts import ALERTS_AT_ONCE
@@ -19,7 +20,6 @@ from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.ledgers import open_ledger
 from trellis.testing import FakeClock
-from trellis.wiring import SystemClock
 
 
 @pytest.fixture

@@ -15,9 +15,10 @@ from cap.runtime import Agent, InMemoryBlobStore
 from cap.worker import run_worker
 
 from tests.bus.test_cap import FULL
-from tests.bus.test_signing import OURS, THEIRS, pem, private_file, public_pem
+from tests.bus.test_signatures import OURS, THEIRS, pem, private_file, public_pem
 from tests.bus.wire.conftest import Heard, Net
 from tests.servers.nats import caught_up
+from trellis.app.wiring import SystemClock
 from trellis.bus.errors import NoResponders
 from trellis.bus.messages import (
     ALERT,
@@ -36,7 +37,6 @@ from trellis.bus.messages import (
     direct_subject,
 )
 from trellis.bus.requests import JobRequest
-from trellis.wiring import SystemClock
 
 pytestmark = pytest.mark.requirement("BUS-2")
 pb: Any = job_pb2

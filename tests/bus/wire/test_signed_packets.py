@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.bus.test_signing import OURS, THEIRS, pem, private_file, public_pem
+from tests.bus.test_signatures import OURS, THEIRS, pem, private_file, public_pem
 from tests.bus.wire.conftest import Heard, Net, new_id, now, said
 from trellis.bus.messages import ALERT, RESULT, JobResult, Packet, Status
 from trellis.bus.wire.cap import encode
 from trellis.bus.wire.nats import NatsBus
-from trellis.bus.wire.signing import PacketKeys
+from trellis.bus.wire.signatures import PacketKeys
 
 
 @pytest.fixture

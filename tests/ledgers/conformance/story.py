@@ -42,7 +42,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.records import Event, Job, JobFilter, JobHistory, JobPlace, SweepOptions, SweepReport
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, Trigger
-from trellis.lifecycles.causes import Cause
+from trellis.lifecycles.events import Cause
 
 OF_ONE_JOB: dict[str, Any] = {
     "payload": None,

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, SUBMITTER, WORKER, Rig, actor
-from trellis.engine.admin_acts import NO_REASON, NewAct
+from trellis.engine.admin_acts import NO_REASON, NewAct, this_node
 from trellis.engine.errors import NotAllowed, OptionInvalid
-from trellis.engine.nodes import this_node
+from trellis.engine.jobs import TypeOptions, options_text
 from trellis.engine.records import RetentionOptions
-from trellis.engine.type_options import TypeOptions, options_text
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 

@@ -7,12 +7,11 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, Rig, actor
+from trellis.auth.principals import ADMINISTRATION, Verb
 from trellis.engine.admin_acts import AdminAct, NewAct
-from trellis.engine.authority import ADMINISTRATION, Verb
 from trellis.engine.errors import NotAllowed
-from trellis.engine.jobs import Actor, JobId
+from trellis.engine.jobs import Actor, JobId, TypeOptions
 from trellis.engine.records import SweepOptions
-from trellis.engine.type_options import TypeOptions
 from trellis.lifecycles import Role
 
 KEY = "user:k"

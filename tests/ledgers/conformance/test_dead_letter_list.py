@@ -21,7 +21,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.records import JobFilter
 from trellis.lifecycles import Role, Trigger
-from trellis.operations.letters import dead_letters, requeue_dead
+from trellis.operations.dead_letters import dead_letters, requeue_dead
 
 OPERATOR = Actor(role=Role.CONTROL_PLANE, name="operator@test")
 DEATH = DeadLetterReason(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")

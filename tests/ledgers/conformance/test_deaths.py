@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 
 from tests.ledgers.conformance.rig import HEARTBEAT_S, LEASE_S, LENGTH_S, WORKER, Rig
-from trellis.engine.deaths import UNBEGUN_LOSSES_MAX, runs_alone
 from trellis.engine.jobs import Actor, Claim, Claimed, ClaimId, JobId, ReasonCode, StepApplied, TypeClaim
 from trellis.engine.records import JobFilter
+from trellis.engine.retry_policy import UNBEGUN_LOSSES_MAX, runs_alone
 from trellis.lifecycles import Role, Trigger
 
 TYPES = (TypeClaim(type="work", lease_s=LEASE_S, heartbeat_s=HEARTBEAT_S),)

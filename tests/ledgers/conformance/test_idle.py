@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.ledgers.conformance.rig import LEASE_S, SWEEPER, Rig, actor
+from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.records import SWEEP_QUIET_S, SweepOptions
 from trellis.lifecycles import Role, Trigger
 from trellis.operations.doctor import follower_findings
 from trellis.runs.projector import Projector
-from trellis.runs.publishing import DocumentPublisher
-from trellis.storage.open import open_objects
+from trellis.storage.objects.open import open_objects
 from trellis.testing import FakeClock
 
 IDLE_S = 20_000.0

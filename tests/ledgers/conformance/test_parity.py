@@ -16,7 +16,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.records import JobFilter, JobPlace
 from trellis.lifecycles import Role, Trigger
-from trellis.lifecycles.causes import Cause
+from trellis.lifecycles.events import Cause
 
 SCHEDULER = actor(Role.SCHEDULER)
 ORCHESTRATOR = actor(Role.ORCHESTRATOR)

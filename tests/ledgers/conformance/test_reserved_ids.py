@@ -6,13 +6,11 @@ import asyncpg
 import pytest
 
 from tests.ledgers.conformance.rig import SUBMITTER, Rig, actor
-from trellis.bus.ends.compensation import SUFFIX
-from trellis.bus.ends.derived import derived_ids
-from trellis.bus.wire_ids import wire_id
+from trellis.bus.outcomes.linked_jobs import SUFFIX, derived_ids
+from trellis.bus.requests import wire_id
 from trellis.engine.errors import IdReserved
-from trellis.engine.jobs import Epoch, JobId, NewJob, Submitted
+from trellis.engine.jobs import DERIVING_ROLES, Epoch, JobId, NewJob, Submitted
 from trellis.engine.records import JobFilter
-from trellis.engine.reserved_ids import DERIVING_ROLES
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 DERIVED = (

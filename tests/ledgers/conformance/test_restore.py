@@ -20,7 +20,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, JobPlace, JobToRestore, RecordedEvent
-from trellis.engine.restoring import GIVEN_BACK_PREFIX, RELEASED_CAUSE
+from trellis.engine.restoration import GIVEN_BACK_PREFIX, RELEASED_CAUSE
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 OWNER = actor(Role.OWNER)

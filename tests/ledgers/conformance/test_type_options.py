@@ -6,9 +6,8 @@ import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, SUBMITTER, WORKER, Rig, actor
 from trellis.engine.errors import ConcurrencyKeyMissing, NotAllowed, OptionInvalid
-from trellis.engine.jobs import ChosenOptions, JobId, NewJob, Priority, Submitted
+from trellis.engine.jobs import DECLARED_MAX, ChosenOptions, JobId, NewJob, Priority, Submitted, TypeOptions
 from trellis.engine.records import Job, JobPlace
-from trellis.engine.type_options import DECLARED_MAX, TypeOptions
 from trellis.lifecycles import Role
 
 FETCH = TypeOptions(

@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from tests.faults.proxy import proxied
-from trellis.engine import outages
-from trellis.engine.outages import Outage
+from trellis.engine import outage_log
+from trellis.engine.outage_log import Outage
 from trellis.ledgers import open_ledger
 from trellis.ledgers.postgres.lanes import LaneOptions
 
@@ -25,7 +25,7 @@ async def test_a_short_outage_of_the_server_is_logged_with_its_end_though_no_cal
     postgres_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     caplog.set_level(logging.INFO, "trellis")
-    monkeypatch.setattr(outages, "LEDGER", Outage("ledger_unavailable"))
+    monkeypatch.setattr(outage_log, "LEDGER", Outage("ledger_unavailable"))
     options = LaneOptions(call_timeout_s=0.1, connect_timeout_s=5.0)
     async with proxied(postgres_url, seed=1, aimed=False) as (proxy, url):
         ledger = await open_ledger(url, options=options)

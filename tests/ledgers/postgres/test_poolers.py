@@ -8,15 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from tests.servers.pooler import Mode, pooling
+from trellis.app.wiring import SystemClock, make_worker, new_id
+from trellis.auth.principals import Principal
 from trellis.client import Trellis
-from trellis.engine.authority import Principal
 from trellis.engine.errors import PermanentError, PoolerUnfit
 from trellis.engine.records import JobFilter, JobPlace
 from trellis.engine.verify import verify
 from trellis.ledgers import migrate, open_ledger
 from trellis.ledgers.postgres.connection import SESSION_SETTINGS, PostgresConnection, PostgresError, connect, listens
 from trellis.lifecycles import Role
-from trellis.wiring import SystemClock, make_worker, new_id
 from trellis.worker.app import App
 from trellis.worker.context import Context
 from trellis.worker.options import WorkerOptions

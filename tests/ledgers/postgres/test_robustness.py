@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, OTHER_WORKER, SUBMITTER, SWEEPER, WORKER, Rig, claimed_ids
+from trellis.app.wiring import SystemClock, new_id
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, CancelMode, JobId, LeaseLost, NewJob, RequestId, Submitted
 from trellis.engine.records import RetentionOptions, SweepOptions
@@ -18,7 +19,6 @@ from trellis.ledgers import migrate
 from trellis.ledgers.postgres import ledger as postgres_ledger
 from trellis.ledgers.postgres.ledger import PostgresLedger
 from trellis.lifecycles import Trigger
-from trellis.wiring import SystemClock, new_id
 from trellis.worker.app import App
 from trellis.worker.context import Context
 from trellis.worker.options import WorkerOptions

@@ -13,8 +13,10 @@ import pytest
 
 from tests.ledgers.conformance.rig import WORKER
 from tests.servers.postgres import PostgresServer
+from trellis.app.wiring import new_id
+from trellis.auth.ownership import may_see
+from trellis.auth.principals import Principal
 from trellis.client import Trellis
-from trellis.engine.authority import Principal
 from trellis.engine.errors import NotAllowed, QueueFull
 from trellis.engine.jobs import (
     Actor,
@@ -29,16 +31,14 @@ from trellis.engine.jobs import (
     RequestId,
     Turn,
     TypeClaim,
+    TypeOptions,
 )
 from trellis.engine.ledger import Ledger
-from trellis.engine.ownership import may_see
 from trellis.engine.records import RetentionOptions, SweepOptions
-from trellis.engine.type_options import TypeOptions
 from trellis.ledgers import open_ledger
 from trellis.ledgers.postgres.migrate import migrate
 from trellis.lifecycles import Role
 from trellis.testing import FakeClock
-from trellis.wiring import new_id
 
 TEMPLATE = "trellis_two_tenants"
 ACME, RIVAL = "tenant_acme", "tenant_rival"

@@ -8,7 +8,7 @@ import pytest
 from tests.ledgers.sqlite.shell import Shell
 from trellis.ledgers.sqlite.connection import SqliteTarget
 from trellis.ledgers.sqlite.ledger import SqliteLedger
-from trellis.ledgers.sqlite.migrate import migrate
+from trellis.ledgers.sqlite.schema import migrate
 
 START_S = 1_800_000_000.0
 

@@ -21,11 +21,11 @@ from trellis.engine.errors import (
 )
 from trellis.engine.jobs import JobId
 from trellis.ledgers import migrate, open_ledger
-from trellis.ledgers.sqlite import contract
+from trellis.ledgers.sqlite import schema
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, connect, parse_url, refuse_old_library
 from trellis.ledgers.sqlite.ledger import SqliteLedger
-from trellis.ledgers.sqlite.migrate import SCHEMA_VERSION
-from trellis.ledgers.sqlite.migrate import migrate as migrate_file
+from trellis.ledgers.sqlite.schema import SCHEMA_VERSION
+from trellis.ledgers.sqlite.schema import migrate as migrate_file
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ async def test_lifecycles_of_a_newer_program_are_kept(path: Path, shell: Shell):
     shell.db.execute("DELETE FROM trellis_meta WHERE key IN ('contract', 'contract_loading')")
     await migrate(f"sqlite:///{path}")
     assert shell.rows("SELECT name FROM trellis_state WHERE id = 79") == [("from_the_future",)]
-    assert shell.value("SELECT value FROM trellis_meta WHERE key = 'contract'") == contract.contract_hash()
+    assert shell.value("SELECT value FROM trellis_meta WHERE key = 'contract'") == schema.contract_hash()
 
 
 async def test_a_number_that_means_another_state_is_refused(path: Path, shell: Shell):

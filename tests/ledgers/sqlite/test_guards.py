@@ -10,7 +10,7 @@ import pytest
 
 from tests.ledgers.sqlite.shell import Shell
 from trellis.ledgers.sqlite.connection import SqliteTarget
-from trellis.ledgers.sqlite.migrate import migrate, migrations
+from trellis.ledgers.sqlite.schema import migrate, migrations
 from trellis.lifecycles import LIFECYCLES, event_code
 
 KEY = "INSERT INTO trellis_concurrency_key (id, name, slots) VALUES (1, 'k', 1), (2, 'two', 2)"

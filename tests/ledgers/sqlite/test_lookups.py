@@ -5,7 +5,7 @@ import pytest
 from tests.ledgers.sqlite.people import claim, complete, submit
 from tests.ledgers.sqlite.shell import Shell
 from trellis.engine.records import JobFilter, JobPlace
-from trellis.ledgers.sqlite import claims, holder, reads, sweep
+from trellis.ledgers.sqlite import claims, reads, sweep, turn
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 from trellis.ledgers.sqlite.steps import StepQueries as StepSql
 
@@ -33,7 +33,7 @@ LOOKUPS = {
     "heads of what is ready": reads._ReadQueries.heads,
     "held jobs by their ids": reads._ReadQueries.holds,
     "leases that end soon": reads._ReadQueries.expiring,
-    "remarks about a job": holder._HolderQueries.put_remark,
+    "remarks about a job": turn._HolderQueries.put_remark,
 }
 BIG = ("trellis_job", "trellis_event", "trellis_submission", "trellis_signal")
 

@@ -5,7 +5,7 @@ from typing import LiteralString
 import pytest
 
 from trellis.ledgers.queries import NamedQueries, QueryFileError, parse
-from trellis.ledgers.sqlite.migrate import SCHEMA_VERSION, migrations
+from trellis.ledgers.sqlite.schema import SCHEMA_VERSION, migrations
 
 FILE = "trellis.ledgers.sqlite:queries/migrate.sql"
 

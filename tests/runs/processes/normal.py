@@ -12,12 +12,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trellis.documents import ids, run_documents
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event
-from trellis.runs import documents, ids
 from trellis.storage.memory import MemoryRepository
-from trellis.storage.objects import ObjectStore
+from trellis.storage.objects.store import ObjectStore
 
 MOMENT = re.compile(rb"(\d{4}-\d{2}-\d{2}T)?\d{2}:\d{2}:\d{2}(\.\d+)?(Z|\+00:00)")
 LOST = "lease expired"
@@ -47,7 +47,7 @@ async def left_by(ledger: Ledger, objects: ObjectStore, memory: MemoryRepository
     proposals = [
         one
         for event in await ledger.events(JobId(run_id))
-        if event.type == documents.STEP_DONE
+        if event.type == run_documents.STEP_DONE
         for one in json.loads(event.data or b"{}").get("proposals_created", ())
     ]
     keys = [info.key for info in (await objects.list(ids.run_folder(slug, run_id) + "/", limit=PAGE)).items]

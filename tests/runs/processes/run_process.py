@@ -21,20 +21,19 @@ from pydantic_ai.messages import ModelResponse
 from tests.faults.nursery import tend
 from trellis.agents import conversation as _conversation  # noqa: F401 - imported before the fork
 from trellis.agents.offline.model import OfflineModel
+from trellis.app.instance import Instance, open_instance
+from trellis.app.settings import Settings
+from trellis.documents.ids import STEPS
 from trellis.engine.jobs import Advance, Claimed, Lease, LeaseLost, Move, NewJob, StepApplied, Turn, TurnResult
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Service, Sweeper
-from trellis.instance import Instance, open_instance
-from trellis.runs.applying import ApplyEngine, ApplyOptions
-from trellis.runs.driver import DriveOutcome, RunDriver, RunDriverOptions
-from trellis.runs.ids import STEPS
-from trellis.runs.orchestrator import Orchestrator, OrchestratorOptions
+from trellis.proposals.apply import ApplyEngine, ApplyOptions
+from trellis.runs.orchestrator import DriveOutcome, Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions
 from trellis.runs.projector import Projector, ProjectorOptions
 from trellis.runs.steps import RunStep, StepContext, StepResult
-from trellis.settings import Settings
-from trellis.storage import local as _local  # noqa: F401 - imported before the fork
-from trellis.storage import s3 as _s3  # noqa: F401 - imported before the fork
-from trellis.storage.objects import OVERWRITE, PutCondition, PutRefused, PutStored
+from trellis.storage.objects import local as _local  # noqa: F401 - imported before the fork
+from trellis.storage.objects import s3 as _s3  # noqa: F401 - imported before the fork
+from trellis.storage.objects.store import OVERWRITE, PutCondition, PutRefused, PutStored
 
 BEFORE, AFTER = "before", "after"
 DRIVER = RunDriverOptions()

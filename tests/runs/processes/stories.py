@@ -14,20 +14,20 @@ from tests.faults.conftest import SEED
 from tests.faults.fleet import Fleet, Line, Nursery
 from tests.runs.processes.normal import Left, left_by, normal
 from tests.runs.processes.run_process import Orders
+from trellis.app.instance import Instance, open_instance
+from trellis.app.settings import Settings
+from trellis.app.wiring import SystemClock
+from trellis.documents import audit, ids
+from trellis.documents.publisher import PublishedRuns
 from trellis.engine.jobs import Actor, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Sweeper, serve
 from trellis.engine.verify import verify
-from trellis.instance import Instance, open_instance
 from trellis.lifecycles import Role
-from trellis.runs import audit, ids
-from trellis.runs.layer import TriggerKind
-from trellis.runs.published import PublishedRuns
-from trellis.settings import Settings
+from trellis.runs.orchestration import TriggerKind
 from trellis.storage.memory import MemoryRepository
-from trellis.storage.objects import ObjectStore
-from trellis.wiring import SystemClock
+from trellis.storage.objects.store import ObjectStore
 
 VIOLIN = "archivist-violin"
 SWEEP_S = 0.2

@@ -22,15 +22,15 @@ from tests.pace import Pace
 from tests.runs.conftest import GATEWAY
 from tests.runs.processes.stories import LOOK_S, PATIENCE_S, a_fleet
 from tests.servers.postgres import PostgresServer
+from trellis.app.instance import Instance
+from trellis.documents import ids
+from trellis.documents.publisher import published_version
+from trellis.documents.run_documents import RunRequest
 from trellis.engine.jobs import JobId, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event
 from trellis.engine.verify import verify
-from trellis.instance import Instance
-from trellis.runs import ids
-from trellis.runs.documents import RunRequest
 from trellis.runs.orchestrator import TYPE
-from trellis.runs.publishing import published_version
 
 LEASE_S, HEARTBEAT_S = 1.0, 0.25
 RECOVERY_S = min(LEASE_S, 2 * HEARTBEAT_S) + 1.0

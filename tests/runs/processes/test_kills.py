@@ -20,7 +20,7 @@ from tests.faults.conftest import SEED
 from tests.faults.fleet import Nursery
 from tests.runs.processes.run_process import AFTER
 from tests.runs.processes.stories import PATIENCE_S, Story, a_story
-from trellis.runs import ids
+from trellis.documents import ids
 
 AT_ONCE = 6
 """Stories beside each other: most of the time of each is waiting for a dead process's lease to end."""

@@ -12,9 +12,9 @@ from importlib.resources.abc import Traversable
 
 from trellis.agents.catalog import AGENT_FILE, agent_key
 from trellis.agents.definition import SOURCES_FOLDER, checked_slug
-from trellis.storage.keys import object_key
 from trellis.storage.memory.layout import LAYER_1
-from trellis.storage.objects import CREATE, ObjectStore, PutStored
+from trellis.storage.objects.keys import object_key
+from trellis.storage.objects.store import CREATE, ObjectStore, PutStored
 
 AGENTS = ("archivist-violin", "architect-guardian")
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trellis.agents.definition import SafeOutput, Tool
-from trellis.agents.offline import comparing
-from trellis.agents.offline.comparing import ConflictKind, Statement, StatementConflict
+from trellis.agents.offline import comparison
+from trellis.agents.offline.comparison import ConflictKind, Statement, StatementConflict
+from trellis.agents.offline.phrases import WORDINGS, Wording, language_of
 from trellis.agents.offline.questions import Origin, QuestionToAsk, questions
-from trellis.agents.offline.wording import WORDINGS, Wording, language_of
 from trellis.storage.memory import markdown
 from trellis.storage.memory.layout import FACTS, FILE_TOKENS_MAX, ReadMode, count_tokens
 
@@ -178,7 +178,7 @@ def _answers(view: ConversationState) -> list[_AnsweredQuestion]:
     for reply in view.replies.get(Tool.NOTEBOOKLM_QUERY, ()):
         asked = by_text.get(reply.args["question"]) or QuestionToAsk(reply.args["question"], Origin.OWNER)
         cited: list[dict[str, str]] = reply.content["citations"] if reply.ok else []
-        quotes = (comparing.statement(one["ref"], one["excerpt"]) for one in cited if one["ref"] != asked.ref)
+        quotes = (comparison.statement(one["ref"], one["excerpt"]) for one in cited if one["ref"] != asked.ref)
         kept = tuple(quote for quote in quotes if _quotable(quote))
         made.append(_AnsweredQuestion(asked, kept, confident=reply.ok and reply.content["confident"]))
     return made
@@ -188,12 +188,12 @@ def _conflicts(view: ConversationState, answers: Sequence[_AnsweredQuestion], kn
     """Pairs of quotations worth a person's look, figures before denials."""
     quotes = list({(q.ref, q.excerpt): q for answer in answers for q in answer.quotes}.values())
     if Tool.NOTEBOOKLM_QUERY not in view.tools:
-        quotes = [quote for quote in comparing.statements_with_figures(view.sources) if _quotable(quote)]
-    found = comparing.conflicts(quotes)
+        quotes = [quote for quote in comparison.statements_with_figures(view.sources) if _quotable(quote)]
+    found = comparison.conflicts(quotes)
     told: set[tuple[str, str]] = set()
     for answer in answers:
         if answer.asked.origin is Origin.OWNER:
-            for pair in comparing.denials(answer.asked.text, answer.quotes, quotes)[:1]:
+            for pair in comparison.denials(answer.asked.text, answer.quotes, quotes)[:1]:
                 found += [] if (pair.first.excerpt, pair.second.excerpt) in told else [pair]
                 told |= {(pair.first.excerpt, pair.second.excerpt), (pair.second.excerpt, pair.first.excerpt)}
     fresh = [pair for pair in found if not all(_on_one_line(one.excerpt) in known for one in (pair.first, pair.second))]

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trellis.agents.offline import comparing
-from trellis.agents.offline.wording import WORDS
-from trellis.nlm.blocks import Block, BlockKind, blocks
+from trellis.agents.offline import comparison
+from trellis.agents.offline.phrases import WORDS
+from trellis.nlm.passages import Block, BlockKind, blocks
 from trellis.storage.memory import markdown
 from trellis.storage.memory.layout import OPEN_LOOPS
 
@@ -43,7 +43,7 @@ def questions(owner: str, sources: Mapping[str, str], memory: Mapping[str, str])
     """Each question once, those of the owner first, bounded by where they come from and together."""
     found = [
         *_first(Origin.OWNER, (QuestionToAsk(text, Origin.OWNER) for text in _listed(owner))),
-        *_first(Origin.CONFLICT, (QuestionToAsk(text, Origin.CONFLICT) for text in comparing.subjects(sources))),
+        *_first(Origin.CONFLICT, (QuestionToAsk(text, Origin.CONFLICT) for text in comparison.subjects(sources))),
         *_first(Origin.LOOP, (QuestionToAsk(text, Origin.LOOP) for text in _loops(memory.get(OPEN_LOOPS, "")))),
         *_first(
             Origin.SOURCE,

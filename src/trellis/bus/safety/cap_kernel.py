@@ -15,8 +15,7 @@ import pydantic
 
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import DecisionKind, SafetyDecision
-from trellis.bus.safety.errors import KernelRefuses
+from trellis.bus.safety.decisions import DecisionKind, KernelRefuses, SafetyDecision
 from trellis.bus.safety.policy import DELAY_S_DEFAULT, DELAY_S_MAX, PolicyConstraints
 from trellis.engine.extras import Extra, extra_needed
 

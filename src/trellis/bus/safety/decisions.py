@@ -1,11 +1,40 @@
-"""What a safety kernel answers, and how one is asked."""
+"""Decisions of a safety kernel, and what can go wrong with a policy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from trellis.bus.errors import KernelUnavailable
 from trellis.bus.requests import JobRequest
+from trellis.engine.errors import InputError, Refused
+
+# What can go wrong with a policy, and with a person's decision about a held job.
+
+
+class PolicyInvalid(InputError):
+    """The safety policy {source} does not fit: {detail}"""
+
+
+class NotHeld(Refused):
+    """Job {job_id} does not wait for a person: {reason}."""
+
+    code = "INVALID_TRANSITION"
+
+
+class PolicyDiffers(Refused):
+    """Job {job_id} is held under policy {held} and not under {given}; look at it again before you decide."""
+
+
+class KernelInDoubt(KernelUnavailable):
+    """The safety kernel does not answer this question: {detail}"""
+
+
+class KernelRefuses(KernelUnavailable):
+    """The safety kernel is there and gives no decision that can be used: {detail}"""
+
+
+# What a safety kernel answers, and how one is asked.
 
 
 class DecisionKind(StrEnum):

@@ -7,10 +7,9 @@ from typing import Protocol
 
 from trellis.bus.errors import KernelUnavailable
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety import judging
-from trellis.bus.safety.decisions import DecisionKernel, SafetyDecision
-from trellis.bus.safety.errors import PolicyInvalid
-from trellis.bus.safety.judging import DecisionExplanation
+from trellis.bus.safety import evaluation
+from trellis.bus.safety.decisions import DecisionKernel, PolicyInvalid, SafetyDecision
+from trellis.bus.safety.evaluation import DecisionExplanation
 from trellis.bus.safety.policy import ALLOW_ALL_POLICY, SafetyPolicy, cannot_read, read_bounded, read_policy_bytes
 
 FILE_CHECK_S = 1.0
@@ -41,11 +40,11 @@ class PolicyKernel:
 
     async def check(self, request: JobRequest) -> SafetyDecision:
         """What the policy says."""
-        return judging.decide(self.policy, request)
+        return evaluation.decide(self.policy, request)
 
     async def explain(self, request: JobRequest) -> DecisionExplanation:
         """What the policy says, and why."""
-        return judging.explain(self.policy, request)
+        return evaluation.explain(self.policy, request)
 
     async def snapshot(self) -> str:
         """The policy's hash."""
@@ -108,11 +107,11 @@ class FileKernel:
 
     async def check(self, request: JobRequest) -> SafetyDecision:
         """What the policy in force says."""
-        return judging.decide(await self.policy(), request)
+        return evaluation.decide(await self.policy(), request)
 
     async def explain(self, request: JobRequest) -> DecisionExplanation:
         """What the policy in force says, and why."""
-        return judging.explain(await self.policy(), request)
+        return evaluation.explain(await self.policy(), request)
 
     async def snapshot(self) -> str:
         """The hash of the policy in force."""

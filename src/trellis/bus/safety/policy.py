@@ -28,8 +28,7 @@ from typing import Annotated, Any, Literal, cast
 
 import pydantic
 
-from trellis.bus.safety.decisions import DecisionKind
-from trellis.bus.safety.errors import PolicyInvalid
+from trellis.bus.safety.decisions import DecisionKind, PolicyInvalid
 
 FILE_BYTES_MAX = 1024 * 1024
 RULES_MAX = 1_000

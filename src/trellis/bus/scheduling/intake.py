@@ -1,21 +1,19 @@
-"""Takes in what clients send over the bus: job requests and wishes to cancel (BUS-2, BUS-11).
+"""The intake: job requests and cancel requests that clients send over the bus."""
 
-A request that is in the ledger is accepted, and one that is not is refused aloud: an alert says why, and a client whose job id nobody
-has used gets a result; one that found no room may be sent again under the same id. A request that is repeated after its job has ended
-gets that result again. One that repeats an idempotency key under another job id is refused as DUPLICATE, under its own id: the first job
-does the work. While the ledger is away nothing is answered, and a bus that keeps requests brings them again.
-"""
-
+import asyncio
 import re
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 
-from trellis.bus.ends.families import JobTree
-from trellis.bus.ends.publisher import END_EVENTS, result_of
-from trellis.bus.envelope import NAME_CHARS_MAX, PacketRefused
+from trellis.auth.ownership import is_of_sender, may_link_on_bus, scoped_key, submitter_of
+from trellis.auth.principals import sender_name
+from trellis.bus.backlog import BacklogLimit
 from trellis.bus.errors import BusError, BusRequestInvalid, TopicFull
 from trellis.bus.messages import (
     CANCEL,
+    NAME_CHARS_MAX,
     RESULT,
     SUBMIT,
     Dispatch,
@@ -24,19 +22,19 @@ from trellis.bus.messages import (
     JobOrder,
     JobResult,
     Packet,
+    PacketRefused,
     Status,
 )
+from trellis.bus.outcomes.job_tree import JobTree
+from trellis.bus.outcomes.publisher import END_EVENTS, result_of
 from trellis.bus.port import Bus, BusSubscription, ReceivedPacket
-from trellis.bus.reporting.reports import attempt_in
-from trellis.bus.requests import JobRequest, new_bus_job
-from trellis.bus.room import BacklogLimit
-from trellis.bus.scheduling.early_cancels import EarlyCancels
+from trellis.bus.requests import JobRequest, new_bus_job, read_wire_id
+from trellis.bus.results.reports import attempt_in
 from trellis.bus.topics import Topics
 from trellis.bus.wire.alerts import AlertLimit, AlertRates, AlertSender
-from trellis.bus.wire_ids import read_wire_id
 from trellis.engine import tracing
 from trellis.engine.clock import Clock
-from trellis.engine.errors import InputError, Refused
+from trellis.engine.errors import InputError, LedgerError, Refused
 from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,
     JOB_ID_PATTERN,
@@ -49,11 +47,135 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.ownership import is_of_sender, may_link_on_bus, scoped_key, submitter_of
-from trellis.engine.principal_names import sender_name
 from trellis.engine.records import Job, JobPlace
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
+
+# Cancels that arrive before the request of their job.
+#
+# Requests may come over a stream and cancels come directly, so a cancel that a client sends right behind its request can overtake it, and
+# another process of the control plane may take the request in. A cancel of an unknown job is therefore kept for some seconds: whoever takes
+# the request in here asks for it, and for requests that other processes take in the ledger is looked at again, for a shorter while.
+#
+# A cancel that was created before its request did not overtake it: whoever submits a job again after a cancel wants it done.
+
+KEPT_S = 30.0
+KEPT_MAX = 1_000
+"""How many cancels of unknown jobs are kept; the oldest of the sender that has most goes first."""
+SENDER_MAX = 50
+"""How many of one sender are kept; the oldest goes first."""
+LOOK_AGAIN_S_MAX = 5.0
+"""How long the ledger is looked at for a job that another process takes in: when its request was created cannot be seen there."""
+LOOK_S_FIRST = 0.25
+"""How soon the ledger is looked at again; twice as long each time."""
+
+_log = log_of("trellis.bus.scheduling.intake")
+CancelKey = tuple[str, str]
+"""The job that is meant, and who does not want it."""
+
+
+@dataclass(slots=True)
+class _EarlyCancel:
+    packet: Packet
+    since: float
+    until: float
+    next_at: float
+    pause_s: float = LOOK_S_FIRST
+
+
+@dataclass(kw_only=True)
+class EarlyCancels:
+    """One process's memory of cancels whose jobs are not there yet."""
+
+    clock: Clock
+    carry_out: Callable[[Packet], Awaitable[bool]]
+    """Cancels the job that a packet names; False while there is no such job."""
+    _counts: Counter[str] = field(default_factory=Counter[str])
+    """How many are kept of each sender."""
+    _kept: "OrderedDict[CancelKey, _EarlyCancel]" = field(default_factory=OrderedDict[CancelKey, _EarlyCancel])
+    _looking: "asyncio.Task[None] | None" = None
+
+    def keep(self, packet: Packet) -> None:
+        """Remember this cancel for a while."""
+        now, key = self.clock.monotonic(), _key(packet)
+        self._drop(key)
+        self._kept[key] = _EarlyCancel(packet, since=now, until=now + KEPT_S, next_at=now + LOOK_S_FIRST)
+        self._counts[packet.sender_id] += 1
+        if self._counts[packet.sender_id] > SENDER_MAX:
+            self._drop_oldest(packet.sender_id)
+        elif len(self._kept) > KEPT_MAX:
+            self._drop_oldest(self._counts.most_common(1)[0][0])
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._look_again())
+
+    def forget(self, packet: Packet) -> None:
+        """It was carried out."""
+        self._drop(_key(packet))
+
+    def of_request(self, job_id: str, sender_id: str, requested_at: datetime) -> Packet | None:
+        """The cancel of this job by this sender that overtook the request, if one came lately; it is kept until it is carried out."""
+        found = self._kept.get((job_id, sender_id))
+        if found is None:
+            return None
+        if found.until <= self.clock.monotonic() or found.packet.created_at < requested_at:
+            self._drop((job_id, sender_id))
+            return None
+        return found.packet
+
+    async def stop(self) -> None:
+        """Look no more."""
+        self._kept.clear()
+        self._counts.clear()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    async def _look_again(self) -> None:
+        while self._kept:
+            now = self.clock.monotonic()
+            next_at = min(kept.next_at for kept in self._kept.values())
+            await self.clock.sleep(max(LOOK_S_FIRST / 5, next_at - now))
+            for key, kept in list(self._kept.items()):
+                await self._look(key, kept)
+
+    async def _look(self, key: CancelKey, kept: _EarlyCancel) -> None:
+        now = self.clock.monotonic()
+        if now >= kept.until:
+            self._drop(key)
+            _log.info("cancel_of_unknown_job", job_id=key[0], sender=key[1])
+        elif now >= kept.next_at:
+            kept.pause_s *= 2
+            kept.next_at = min(kept.until, now + kept.pause_s)
+            if now > kept.since + LOOK_AGAIN_S_MAX:
+                kept.next_at = kept.until
+                return
+            try:
+                if await self.carry_out(kept.packet):
+                    self._drop(key)
+            except LedgerError as error:
+                _log.info("cancel_waits_for_ledger", job_id=key[0], error=str(error))
+
+    def _drop_oldest(self, sender_id: str) -> None:
+        self._drop(next(key for key in self._kept if key[1] == sender_id))
+
+    def _drop(self, key: CancelKey) -> None:
+        if self._kept.pop(key, None) is not None:
+            self._counts[key[1]] -= 1
+            if not self._counts[key[1]]:
+                del self._counts[key[1]]
+
+
+def _key(packet: Packet) -> CancelKey:
+    named = packet.body.job_id if isinstance(packet.body, JobCancel) else ""
+    return named, packet.sender_id
+
+
+# Takes in what clients send over the bus: job requests and wishes to cancel (BUS-2, BUS-11).
+#
+# A request that is in the ledger is accepted, and one that is not is refused aloud: an alert says why, and a client whose job id nobody
+# has used gets a result; one that found no room may be sent again under the same id. A request that is repeated after its job has ended
+# gets that result again. One that repeats an idempotency key under another job id is refused as DUPLICATE, under its own id: the first job
+# does the work. While the ledger is away nothing is answered, and a bus that keeps requests brings them again.
 
 GROUP = "trellis"
 """The queue group of every process of the control plane."""
@@ -62,8 +184,6 @@ REFUSALS = AlertRates(at_once=100, every_s=0.1, all_at_once=1_000, all_every_s=0
 """How many refusals are told as results; everybody hears all results, and a client of many requests needs all of its own."""
 REFUSED_ID_CHARS_MAX = 200
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-
-_log = log_of("trellis.bus.scheduling.intake")
 
 
 @dataclass(kw_only=True)

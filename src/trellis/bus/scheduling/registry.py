@@ -26,14 +26,14 @@ from trellis.bus.messages import (
     direct_subject,
 )
 from trellis.bus.port import Bus, BusSubscription, ReceivedPacket
+from trellis.bus.requests import read_wire_id
 from trellis.bus.topics import Topic, compile_patterns, has_wildcard
-from trellis.bus.wire_ids import read_wire_id
 from trellis.engine.clock import Clock
 from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.recent import LruCache
+from trellis.engine.recent_entries import LruCache
 from trellis.lifecycles import Role
 
 INTERVAL_S_DEFAULT = 5.0

@@ -1,9 +1,4 @@
-"""Validates jobs and hands them out over the bus, as many processes of it as one likes (BUS-1, BUS-3, BUS-4, BUS-8, BUS-10).
-
-Who hands a job out is decided by the ledger: the one whose own dispatch id is in it publishes, and nobody else. The ledger is written
-first and the bus second, so a crash in between loses a lease's time and nothing else. While the bus is away nothing is handed out; while
-the safety kernel is away nothing is either.
-"""
+"""The scheduler: asks the safety kernel about each job, and hands jobs out to workers."""
 
 import asyncio
 import json
@@ -15,8 +10,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias
 
-from trellis.bus.ends.families import JobTree
-from trellis.bus.ends.retrying import ATTEMPTS, attempts_of
 from trellis.bus.errors import (
     BusError,
     BusRequestInvalid,
@@ -26,25 +19,34 @@ from trellis.bus.errors import (
     NoResponders,
 )
 from trellis.bus.messages import Dispatch, JobOrder
+from trellis.bus.outcomes.job_tree import JobTree
+from trellis.bus.outcomes.linked_jobs import ATTEMPTS, attempts_of
 from trellis.bus.port import Bus
-from trellis.bus.reporting.reports import ATTEMPT
-from trellis.bus.requests import JobRequest, request_of
-from trellis.bus.safety.decisions import DecisionKernel, DecisionKind, SafetyDecision
-from trellis.bus.safety.errors import KernelRefuses
-from trellis.bus.scheduling import resting
-from trellis.bus.scheduling.approved import HOLD_S, find_approval
-from trellis.bus.scheduling.kernel_checks import KernelChecks
-from trellis.bus.scheduling.options import DispatchOutcome, SchedulerOptions, SchedulerReport
-from trellis.bus.scheduling.ordering import StepDoomed, StepNotDue, StepOrder
-from trellis.bus.scheduling.orders import DispatchTerms, order_of
+from trellis.bus.requests import JobRequest, request_of, wire_id
+from trellis.bus.results.reports import ATTEMPT
+from trellis.bus.safety.decisions import DecisionKernel, DecisionKind, KernelRefuses, SafetyDecision
+from trellis.bus.scheduling import dispatch_policy
+from trellis.bus.scheduling.dispatch_order import HOLD_S, DispatchTerms, find_approval, order_of
+from trellis.bus.scheduling.dispatch_policy import (
+    DispatchOutcome,
+    SchedulerOptions,
+    SchedulerReport,
+    StepDoomed,
+    StepNotDue,
+    StepOrder,
+    TenantLimits,
+    age_s,
+    dispatch_order,
+    in_lanes,
+    interleave,
+    unreached_lanes,
+    urgent_first,
+)
 from trellis.bus.scheduling.placement import NoFittingWorker, PlacedJob, StaysReady, WaitReason, place_job
 from trellis.bus.scheduling.registry import WorkerRegistry
-from trellis.bus.scheduling.tenants import TenantLimits
-from trellis.bus.scheduling.urgency import age_s, dispatch_order, in_lanes, interleave, unreached_lanes, urgent_first
 from trellis.bus.topics import Topics
-from trellis.bus.waking import CoalescedTrigger
+from trellis.bus.trigger import CoalescedTrigger
 from trellis.bus.wire.alerts import AlertLimit, AlertSender
-from trellis.bus.wire_ids import wire_id
 from trellis.engine import tracing
 from trellis.engine.clock import Clock
 from trellis.engine.errors import LedgerError
@@ -64,11 +66,67 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.recent import LruCache
+from trellis.engine.recent_entries import LruCache
 from trellis.engine.records import Job, JobFilter
-from trellis.engine.restoring import GIVEN_BACK_PREFIX
+from trellis.engine.restoration import GIVEN_BACK_PREFIX
 from trellis.lifecycles import Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
+
+# Asks the safety kernel about one job at a time, and holds it to its answer. Whatever is not an answer lets nothing go (BUS-4).
+
+CHECK_S_MAX = 5.0
+"""How long the kernel may think about one job; others wait for it."""
+
+_log = log_of("trellis.bus.scheduling.scheduler")
+
+
+class KernelChecks:
+    """One scheduler's questions to its kernel. The log says once that the kernel is away, and once that it is back."""
+
+    def __init__(self) -> None:
+        self._away = False
+        self._breaks: set[type[Exception]] = set()
+        """What a kernel raised that none should, for the log."""
+
+    async def check(self, kernel: DecisionKernel, request: JobRequest) -> SafetyDecision:
+        """The decision about this very request; raises KernelUnavailable, and KernelRefuses for what no kernel should raise or say."""
+        try:
+            async with asyncio.timeout(CHECK_S_MAX):
+                decision = await kernel.check(request)
+            json.dumps(decision.to_dict())  # what no event can record is no decision
+        except KernelRefuses:
+            raise
+        except KernelUnavailable as error:
+            raise self._is_away(error) from None
+        except TimeoutError:
+            raise self._is_away(KernelUnavailable(detail=f"no answer within {CHECK_S_MAX:g} s")) from None
+        except Exception as error:
+            if type(error) not in self._breaks:
+                _log.exception("kernel_broke", job_id=request.job_id)  # once: every job would tell the same
+            self._breaks.add(type(error))
+            raise KernelRefuses(detail=f"it broke: {type(error).__name__}") from error
+        if decision.job_hash != request.hash:
+            raise KernelRefuses(detail="it answers about another job")
+        return decision
+
+    def passed(self, *, away: bool) -> None:
+        """A pass is over, and the kernel left a question of it without an answer, or none."""
+        if self._away and not away:
+            _log.info("kernel_back")
+        self._away = away
+
+    def _is_away(self, error: KernelUnavailable) -> KernelUnavailable:
+        if not self._away:
+            _log.warning("kernel_unavailable", error=str(error))
+            self._away = True
+        return error
+
+
+# Validates jobs and hands them out over the bus, as many processes of it as one likes (BUS-1, BUS-3, BUS-4, BUS-8, BUS-10).
+#
+# Who hands a job out is decided by the ledger: the one whose own dispatch id is in it publishes, and nobody else. The ledger is written
+# first and the bus second, so a crash in between loses a lease's time and nothing else. While the bus is away nothing is handed out; while
+# the safety kernel is away nothing is either.
 
 PENDING, SCHEDULED, DISPATCHED, DENIED = "PENDING", "SCHEDULED", "DISPATCHED", "DENIED"
 KERNEL_FAILURES_MAX = 3
@@ -79,7 +137,6 @@ LANES_MAX = 10_000
 _DISPATCHED_OUTCOMES = frozenset({DispatchOutcome.DISPATCHED, DispatchOutcome.UNCERTAIN})
 """A worker has the job, or may have it."""
 
-_log = log_of("trellis.bus.scheduling.scheduler")
 
 _Work: TypeAlias = Callable[[], Coroutine[Any, Any, DispatchOutcome]]
 
@@ -294,7 +351,7 @@ class Scheduler:
 
     async def _wait_for(self, turn: StepNotDue, ready: _ReadyJob, turns: StepOrder) -> DispatchOutcome:
         reason = f"step {turn.step_index} ({turn.job_id}) has not ended"
-        did = await self._defer(ready.job, "order", reason, resting.order_delay_s(ready.age_s))
+        did = await self._defer(ready.job, "order", reason, dispatch_policy.order_delay_s(ready.age_s))
         if did is DispatchOutcome.DEFERRED:
             await turns.put_aside(ready.job, ready.request)
         return did
@@ -324,7 +381,7 @@ class Scheduler:
     async def _hold_back(self, ready: _ReadyJob, placed: StaysReady | NoFittingWorker) -> DispatchOutcome:
         """It rests for a while, because nobody may have it; people are alerted when that is a fault of the workers."""
         job = ready.job
-        did = await self._defer(job, "placement", placed.reason, resting.placement_delay_s(ready.age_s))
+        did = await self._defer(job, "placement", placed.reason, dispatch_policy.placement_delay_s(ready.age_s))
         if did is DispatchOutcome.DEFERRED and isinstance(placed, NoFittingWorker):
             await self._alert(job, placed)
         return did
@@ -349,7 +406,7 @@ class Scheduler:
             decision = await self._checks.check(self.kernel, ready.request)
             did = await self._decided(ready, placed, decision)
         except KernelRefuses as error:
-            did = await self._defer(ready.job, "kernel", str(error), resting.kernel_doubt_delay_s(ready.age_s))
+            did = await self._defer(ready.job, "kernel", str(error), dispatch_policy.kernel_doubt_delay_s(ready.age_s))
         except KernelUnavailable:
             did = DispatchOutcome.UNASKED
         finally:
@@ -369,7 +426,7 @@ class Scheduler:
             hold = self._move(job, SCHEDULED, "hold", decision.reason, data, delay_s=HOLD_S)
             return _outcome_of_move(await self.ledger.move(self._kernel_actor, hold), DispatchOutcome.HELD)
         if decision.kind is DecisionKind.THROTTLE:
-            delay_s = resting.throttle_delay_s(ready.age_s, decision.delay_s)
+            delay_s = dispatch_policy.throttle_delay_s(ready.age_s, decision.delay_s)
             return await self._defer(job, "throttle", decision.reason, delay_s, decision)
         denial = self._move(job, DENIED, "deny", decision.reason, {"decision": decision.to_dict()})
         return _outcome_of_move(await self.ledger.move(self.actor, denial), DispatchOutcome.DENIED)

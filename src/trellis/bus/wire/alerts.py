@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trellis.bus.envelope import PacketRefused
 from trellis.bus.errors import BusError
-from trellis.bus.messages import ALERT, AlertSeverity, BusAlert, ErrorCode, PacketBody
+from trellis.bus.messages import ALERT, AlertSeverity, BusAlert, ErrorCode, PacketBody, PacketRefused
 from trellis.engine.clock import Clock
 from trellis.engine.logs import log_of
 

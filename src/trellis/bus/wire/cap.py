@@ -1,9 +1,4 @@
-"""Packets as CAP v1 puts them on the wire (protobuf `BusPacket`, protocol version 1), with the messages of CAP's own SDK.
-
-What comes in is refused with the code that CAP gives to the mistake (`PacketRefused`); what goes out passes the SDK's validator, or
-is not sent. Session tokens, and identities elsewhere than in a request, have no meaning here and are neither sent nor kept.
-`signing` says what a signature covers.
-"""
+"""CAP v1 on the wire: packets to bytes and back, field by field, strictly."""
 
 import hashlib
 import importlib
@@ -15,9 +10,11 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from trellis.bus.envelope import NAME_CHARS_MAX, PacketRefused, PacketWrong, check
+import pydantic
+
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.messages import (
+    NAME_CHARS_MAX,
     SUBMIT,
     AlertSeverity,
     BusAlert,
@@ -30,14 +27,175 @@ from trellis.bus.messages import (
     JobResult,
     Packet,
     PacketBody,
+    PacketRefused,
+    PacketWrong,
     Status,
     WorkerHeartbeat,
+    check,
 )
-from trellis.bus.requests import JobRequest, ResourceRef
-from trellis.bus.wire.fields import fields_of, message_fields
-from trellis.bus.wire.signing import ALGORITHM, MESSAGE_ID_BYTES, PROFILE, PacketDelivery, PacketKeys, SignedPacket
-from trellis.bus.wire.strict import NotStrict, check_strict
+from trellis.bus.requests import Budget, Compensation, ContextHints, IdentityBinding, JobMeta, JobRequest, ResourceRef
+from trellis.bus.wire.signatures import ALGORITHM, MESSAGE_ID_BYTES, PROFILE, PacketDelivery, PacketKeys, SignedPacket
 from trellis.engine.extras import Extra, extra_needed
+
+# The fields of a request, and of references, between our shapes and CAP's messages: CAP has numbers where we have names.
+
+PRIORITIES: Mapping[str | None, int] = {None: 0, "interactive": 1, "batch": 2, "critical": 3}
+ACTOR_TYPES: Mapping[str, int] = {"": 0, "human": 1, "service": 2}
+_PARTS: Mapping[str, type[pydantic.BaseModel]] = {
+    "context_hints": ContextHints,
+    "budget": Budget,
+    "meta": JobMeta,
+    "compensation": Compensation,
+    "identity": IdentityBinding,
+    "context_ref": ResourceRef,
+}
+_PRIORITY_NAMES = {number: name for name, number in PRIORITIES.items()}
+_ACTOR_NAMES = {number: name for name, number in ACTOR_TYPES.items()}
+
+
+def message_fields(said: Any, shape: type[pydantic.BaseModel]) -> dict[str, Any]:
+    """The fields of a message that our shape has."""
+    told: dict[str, Any] = {}
+    for name in shape.model_fields:
+        value = getattr(said, name)
+        if name in _PARTS:
+            if said.HasField(name):
+                told[name] = message_fields(value, _PARTS[name])
+        elif name == "priority":
+            told[name] = _PRIORITY_NAMES.get(value, value)
+        elif name == "actor_type":
+            told[name] = _ACTOR_NAMES.get(value, value)
+        elif name == "expires_at":
+            told[name] = value.ToJsonString() if said.HasField(name) else ""
+        elif isinstance(value, bytes):
+            told[name] = value.hex()
+        else:
+            told[name] = value if isinstance(value, str | int) else _plain(value)
+    return told
+
+
+def _plain(value: Any) -> dict[str, str] | list[str]:
+    return dict(value) if hasattr(value, "items") else list(value)
+
+
+def fields_of(told: dict[str, Any]) -> dict[str, Any]:
+    """What a request told of itself, with CAP's numbers for names."""
+    numbered: dict[str, Any] = {name: fields_of(value) if name in _PARTS else value for name, value in told.items()}
+    if "priority" in numbered:
+        numbered["priority"] = PRIORITIES[numbered["priority"]]
+    if "actor_type" in numbered:
+        numbered["actor_type"] = ACTOR_TYPES[numbered["actor_type"]]
+    if "sha256" in numbered:
+        numbered["sha256"] = bytes.fromhex(numbered["sha256"])
+    if "expires_at" in numbered:
+        numbered["expires_at"] = _timestamp(numbered["expires_at"])
+    return numbered
+
+
+def _timestamp(text: str) -> Any:
+    if not text:
+        return None
+    made = importlib.import_module("google.protobuf.timestamp_pb2").Timestamp()
+    made.FromJsonString(text)
+    return made
+
+
+# What CAP asks of a packet's bytes beyond what a protobuf parser does: one way to write each packet, and one payload.
+#
+# A parser takes numbers that are written longer than they need be, and of two payloads the last. Two receivers that read the same bytes in
+# two ways could be told two things with one signature, so such packets are refused. The order of fields is free, and fields that nobody
+# knows are passed over, as protobuf allows.
+
+FIELDS_MAX = 50_000
+"""How many fields a packet may have, with those of its parts: reading each costs time."""
+VARINT_BYTES_MAX = 10
+_VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5
+_FIXED = {_I64: 8, _I32: 4}
+
+
+class NotStrict(ValueError):
+    """Why the bytes of a packet are refused."""
+
+
+def check_strict(data: bytes, descriptor: Any) -> frozenset[int]:
+    """The numbers of the fields at the top of a message of this type; raises NotStrict.
+
+    Every field and part is looked at once, with a bound on their number: the bytes come from anybody.
+    """
+    known = _known_fields(descriptor)
+    left, top = _read_fields(data, 0, len(data), FIELDS_MAX)
+    oneofs = [oneof for number, _, _ in top if (oneof := known.get(number, _UNKNOWN)[1])]
+    if len(oneofs) != len(set(oneofs)):
+        raise NotStrict(f"it has more than one {oneofs[0]}")
+    waiting = [(at, end, part) for number, at, end in top if (part := known.get(number, _UNKNOWN)[0])]
+    while waiting:
+        at, end, part = waiting.pop()
+        inside = _known_fields(part)
+        left, found = _read_fields(data, at, end, left)
+        waiting += [(start, stop, kind) for number, start, stop in found if (kind := inside.get(number, _UNKNOWN)[0])]
+    return frozenset(number for number, _, _ in top)
+
+
+_UNKNOWN: tuple[Any, str] = (None, "")
+
+
+@cache
+def _known_fields(descriptor: Any) -> dict[int, tuple[Any, str]]:
+    """By field number: the type of a part, None for every other field, and the oneof it belongs to."""
+    return {
+        field.number: (field.message_type, field.containing_oneof.name if field.containing_oneof else "")
+        for field in descriptor.fields
+    }
+
+
+def _read_fields(data: bytes, at: int, end: int, left: int) -> tuple[int, list[tuple[int, int, int]]]:
+    """How many more fields a packet may have, and each field of this part: its number, and where the bytes behind its tag are."""
+    found: list[tuple[int, int, int]] = []
+    while at < end:
+        tag = data[at]
+        if tag < 0x80:  # nearly every number is that short
+            at += 1
+        else:
+            tag, at = _varint(data, at, end)
+        wire = tag & 7
+        if wire == _LEN:
+            size, at = (data[at], at + 1) if at < end and data[at] < 0x80 else _varint(data, at, end)
+            stop = at + size
+        elif wire == _VARINT:
+            stop = at + 1 if at < end and data[at] < 0x80 else _varint(data, at, end)[1]
+        elif wire in _FIXED:
+            stop = at + _FIXED[wire]
+        else:
+            raise NotStrict(f"field {tag >> 3} has the wire type {wire}, which is none of proto3")
+        if stop > end or tag < 8:
+            raise NotStrict(f"field {tag >> 3} does not fit into what it is part of")
+        found.append((tag >> 3, at, stop))
+        at = stop
+        left -= 1
+        if left < 0:
+            raise NotStrict(f"it has more than {FIELDS_MAX} fields")
+    return left, found
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """A number and where it ends."""
+    value = shift = 0
+    for place in range(at, min(end, at + VARINT_BYTES_MAX)):
+        byte = data[place]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if byte == 0 and place > at:
+                raise NotStrict("a number is not in its shortest form")
+            return value, place + 1
+        shift += 7
+    raise NotStrict("a number does not end")
+
+
+# Packets as CAP v1 puts them on the wire (protobuf `BusPacket`, protocol version 1), with the messages of CAP's own SDK.
+#
+# What comes in is refused with the code that CAP gives to the mistake (`PacketRefused`); what goes out passes the SDK's validator, or
+# is not sent. Session tokens, and identities elsewhere than in a request, have no meaning here and are neither sent nor kept.
+# `signing` says what a signature covers.
 
 PROTOCOL_VERSION = 1
 PACKET_BYTES_MAX = 1024 * 1024
@@ -110,7 +268,7 @@ def decode(data: bytes, keys: PacketKeys, subject: str = "", *, delivery: Packet
     return Packet(
         trace_id=message.trace_id,
         sender_id=message.sender_id,
-        created_at=_timestamp(message, message.created_at, "created_at"),
+        created_at=_cap_timestamp(message, message.created_at, "created_at"),
         body=_read_body(message, subject),
     )
 
@@ -149,7 +307,7 @@ def _check_freshness(message: Any, delivery: PacketDelivery) -> None:
     """A heartbeat or handshake tells how a worker is when it is sent: an old one, kept or repeated by somebody, says nothing."""
     if message.WhichOneof("payload") not in PRESENCE_PAYLOADS:
         return
-    age_s = (delivery.at - _timestamp(message, message.created_at, "created_at")).total_seconds()
+    age_s = (delivery.at - _cap_timestamp(message, message.created_at, "created_at")).total_seconds()
     if abs(age_s) > PRESENCE_S_MAX:
         when = f"{abs(age_s):.0f} s {'old' if age_s > 0 else 'ahead'}"
         detail = (
@@ -187,9 +345,9 @@ def _signed(message: Any, covered: bytes) -> SignedPacket:
     bound = message.HasField("signature_metadata") and said.profile_version == PROFILE
     return SignedPacket(
         digest=hashlib.sha256(covered).digest(),
-        created_at=_timestamp(message, message.created_at, "created_at"),
+        created_at=_cap_timestamp(message, message.created_at, "created_at"),
         audience=said.audience if bound else None,
-        expires_at=_timestamp(message, said.expires_at, "signature_metadata.expires_at") if bound else None,
+        expires_at=_cap_timestamp(message, said.expires_at, "signature_metadata.expires_at") if bound else None,
     )
 
 
@@ -219,7 +377,7 @@ def _check_meaning(message: Any) -> None:
         raise _refused(message, ErrorCode.MALFORMED_PACKET, detail)
 
 
-def _timestamp(message: Any, said: Any, name: str) -> datetime:
+def _cap_timestamp(message: Any, said: Any, name: str) -> datetime:
     try:
         return _EPOCH + timedelta(seconds=said.seconds, microseconds=said.nanos // 1000)
     except OverflowError:

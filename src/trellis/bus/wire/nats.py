@@ -14,9 +14,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
-from trellis.bus.envelope import OnRefused, PacketRefused, check_subject
 from trellis.bus.errors import BusError, BusUnavailable, NoAnswer, NoResponders, NotKept, TooLargeToKeep
-from trellis.bus.messages import ALERT, Packet, PacketBody
+from trellis.bus.messages import ALERT, OnRefused, Packet, PacketBody, PacketRefused, check_subject
 from trellis.bus.port import BusSubscription, PacketHandler, ReceivedPacket
 from trellis.bus.wire.alerts import AlertLimit, alert_of
 from trellis.bus.wire.cap import decode, encode
@@ -29,10 +28,9 @@ from trellis.bus.wire.connection import (
     subscribe,
     unsubscribe,
 )
-from trellis.bus.wire.durable import DurableSubscription
-from trellis.bus.wire.handling import CLOSE_S_MAX, HandlerPool, run_handler
-from trellis.bus.wire.signing import PacketDelivery, PacketKeys
-from trellis.bus.wire.streams import TOO_LARGE, StreamDirectory, refusal_in
+from trellis.bus.wire.handlers import CLOSE_S_MAX, HandlerPool, run_handler
+from trellis.bus.wire.signatures import PacketDelivery, PacketKeys
+from trellis.bus.wire.streams import TOO_LARGE, DurableSubscription, StreamDirectory, refusal_in
 from trellis.engine.clock import Clock, within
 from trellis.engine.logs import log_of
 

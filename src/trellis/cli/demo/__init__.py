@@ -16,6 +16,7 @@ import typer
 from rich.text import Text
 
 from trellis.agents.garden import AGENTS
+from trellis.app.wiring import connect, make_development_key
 from trellis.cli.commands import command
 from trellis.cli.demo.processes import DemoWorkers
 from trellis.cli.demo.watch import DemoWatch
@@ -28,7 +29,6 @@ from trellis.engine.jobs import JobId
 from trellis.engine.records import DeadLetter, Job, JobFilter
 from trellis.engine.verify import verify
 from trellis.ledgers import migrate
-from trellis.wiring import connect, make_development_key
 from trellis.worker.requests import SubmitSettings
 
 APP_FILE = "demo_app.py"

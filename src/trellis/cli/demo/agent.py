@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from trellis.agents.garden import AGENTS
+from trellis.app.instance import Instance, open_instance
+from trellis.app.settings import Settings
+from trellis.app.wiring import make_development_key
 from trellis.cli.invocation import Cli, ledger_url, make_folder, program_name
 from trellis.cli.runs import watched
+from trellis.documents import ids
 from trellis.engine.errors import InputError
-from trellis.instance import Instance, open_instance
 from trellis.ledgers import migrate
-from trellis.runs import ids
-from trellis.runs.layer import TriggerKind
-from trellis.settings import Settings
-from trellis.wiring import make_development_key
+from trellis.runs.orchestration import TriggerKind
 
 PATIENCE_S = 60.0
 """Far longer than a run takes here; past it something is wrong."""

@@ -10,10 +10,9 @@ from trellis.agents.definition import AgentMalformed, AgentStatus
 from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.shapes import AgentShape
+from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.runs.agent_acts import set_status
-from trellis.web.bodies import StrictRoute
-from trellis.web.problems import Problem
-from trellis.web.shapes import PROBLEMS
 
 router = APIRouter(tags=["agents"], route_class=StrictRoute)
 

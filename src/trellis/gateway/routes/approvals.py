@@ -8,13 +8,12 @@ from fastapi import APIRouter, Response
 from trellis.bus import approvals
 from trellis.engine.jobs import JobId
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
-from trellis.gateway.reserving import reserve
+from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed, reserve
 from trellis.gateway.routes.jobs import JobIdPath
-from trellis.http.job_shapes import JobShape
-from trellis.runs.proposals import NOTE_CHARS_MAX
-from trellis.web.bodies import StrictRoute
-from trellis.web.shapes import PROBLEMS
+from trellis.http.shapes import JobShape
+from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.problems import PROBLEMS
+from trellis.proposals.proposal import NOTE_CHARS_MAX
 
 router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 

@@ -10,20 +10,18 @@ import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
 from trellis.artifacts.content import ArtifactDraft, ArtifactType
-from trellis.artifacts.errors import ArtifactNotFound
+from trellis.artifacts.keys import ArtifactNotFound
 from trellis.artifacts.registry import CLEANUP_MAX
+from trellis.auth.ownership import within_scope
 from trellis.engine.errors import JobNotFound
 from trellis.engine.jobs import JOB_ID_PATTERN, JobId
-from trellis.engine.ownership import within_scope
-from trellis.gateway.agent_scope import agent_within_reach, within_job_agent, within_reach
-from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
+from trellis.gateway.callers import Caller, InstanceOf, agent_within_reach, requires, within_job_agent, within_reach
+from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed, reserve, store_answer
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
-from trellis.gateway.reserving import reserve, store_answer
 from trellis.http.shapes import EXAMPLE_ARTIFACT, Artifact, ArtifactListed, ArtifactStaged, CleanedUpShape
-from trellis.storage.documents import encode
-from trellis.web.bodies import LargeBodyRoute
-from trellis.web.shapes import PROBLEMS
+from trellis.http_server.bodies import LargeBodyRoute
+from trellis.http_server.problems import PROBLEMS
+from trellis.storage.objects.canonical_json import encode
 
 DAYS_MAX = 36_500
 CLEANUP_DEFAULT = 200

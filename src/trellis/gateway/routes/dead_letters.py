@@ -5,18 +5,16 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
+from trellis.documents.run_documents import timestamp
 from trellis.engine.jobs import JobId, Moved, NotMoved, ReasonCode
 from trellis.engine.records import DeadLetter, JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
+from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed, reserve, store_answer
 from trellis.gateway.pages import LIMIT_DEFAULT, LIMIT_MAX, Cursor, Limit, Page, page_document
-from trellis.gateway.reserving import reserve, store_answer
 from trellis.http.shapes import DeadLetterShape, Requeued
-from trellis.operations.letters import dead_letters, letter_of, requeue_dead
-from trellis.runs.documents import timestamp
-from trellis.web.bodies import StrictRoute
-from trellis.web.problems import Problem
-from trellis.web.shapes import PROBLEMS
+from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.problems import PROBLEMS, Problem
+from trellis.operations.dead_letters import dead_letters, letter_of, requeue_dead
 
 WithLetters = Literal["leased-job", "queue-job"]
 """The lifecycles whose jobs can be dead letters."""

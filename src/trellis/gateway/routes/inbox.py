@@ -10,21 +10,21 @@ from typing import Annotated, Any, Literal
 import pydantic
 from fastapi import APIRouter, Query, Request, Response
 
+from trellis.app.wiring import new_id
+from trellis.auth.ownership import within_agent
+from trellis.documents import ids
+from trellis.documents.run_documents import timestamp
 from trellis.engine.jobs import CORRELATION_PATTERN, Actor, JobId
-from trellis.engine.ownership import within_agent
 from trellis.engine.records import JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, gateway_of, requires
 from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.shapes import InboxEntry, InboxStats, InboxTaken
+from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.problems import PROBLEMS
+from trellis.inbox import RULES, InboxEntryState, NewInboxEntry
 from trellis.lifecycles import Role
 from trellis.lifecycles.inbox_entry import INBOX_ENTRY
-from trellis.runs import ids
-from trellis.runs.documents import timestamp
-from trellis.runs.inbox import RULES, InboxEntryState, NewInboxEntry
-from trellis.web.bodies import StrictRoute
-from trellis.web.shapes import PROBLEMS
-from trellis.wiring import new_id
 
 TTL_HOURS_DEFAULT = 72.0
 TTL_HOURS_MAX = 24.0 * 30

@@ -9,13 +9,16 @@ from typing import Annotated, Any, Literal
 import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
+from trellis.app.instance import Instance
 from trellis.artifacts.snapshot import Snapshot
+from trellis.auth.ownership import acting_or_gateway, canceller, may_see, permit_on_job, within_scope
 from trellis.bus.documents import SIGNALS_READ_MAX, context_pointer, result_pointer
 from trellis.bus.documents import document as bus_document
-from trellis.bus.ends.requeueing import find_successor, requeue_as_new_job
 from trellis.bus.errors import BusRequestInvalid
+from trellis.bus.outcomes.requeue import find_successor, requeue_as_new_job
 from trellis.bus.pointers import PointerPart
 from trellis.bus.requests import JobRequest
+from trellis.documents.run_documents import timestamp
 from trellis.engine import tracing
 from trellis.engine.dead_letters import dead_letter, operator_reason_code
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition, JobNotFound
@@ -32,17 +35,15 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.ownership import acting_or_gateway, canceller, may_see, permit_on_job, within_scope
 from trellis.engine.records import Job, JobFilter, JobPlace, WorkerRecord
-from trellis.gateway.agent_scope import within_job_agent
-from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
-from trellis.gateway.nlm_jobs import RULE as NLM_RULE
-from trellis.gateway.nlm_jobs import list_nlm_jobs, nlm_job_events, show_nlm_job
+from trellis.gateway.callers import Caller, InstanceOf, requires, within_job_agent
+from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, cancel_once, mark_replayed, reserve
+from trellis.gateway.nlm import RULE as NLM_RULE
+from trellis.gateway.nlm import list_nlm_jobs, nlm_job_events, show_nlm_job
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
-from trellis.gateway.reserving import cancel_once, reserve
-from trellis.http.job_shapes import BusJob, EventShape, JobDocument, JobShape, JobWhole, QueueJob
-from trellis.instance import Instance
+from trellis.http.shapes import BusJob, EventShape, JobDocument, JobShape, JobWhole, QueueJob
+from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
@@ -55,16 +56,12 @@ from trellis.operations.job_documents import (
     short_document,
     whole_document,
 )
-from trellis.queue.context import snapshot_key
-from trellis.queue.documents import document as queue_document
-from trellis.queue.documents import snapshot_digest
-from trellis.queue.errors import RequestUnreadable
-from trellis.queue.requests import QueueRequest
-from trellis.runs.documents import timestamp
-from trellis.storage.documents import sha256
-from trellis.web.bodies import StrictRoute
-from trellis.web.problems import Problem
-from trellis.web.shapes import PROBLEMS
+from trellis.research.context import snapshot_key
+from trellis.research.documents import document as queue_document
+from trellis.research.documents import snapshot_digest
+from trellis.research.errors import RequestUnreadable
+from trellis.research.requests import QueueRequest
+from trellis.storage.objects.canonical_json import sha256
 from trellis.worker.kinds import JobRequestBody, make_job
 
 WORK = (LEASED_JOB.name, QUEUE_JOB.name, BUS_JOB.name, NLM_JOB.name)

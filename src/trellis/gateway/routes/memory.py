@@ -10,22 +10,27 @@ from typing import Annotated, Any, Literal
 import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
+from trellis.app.instance import Instance
 from trellis.engine.jobs import Actor
-from trellis.gateway.agent_scope import within_reach
-from trellis.gateway.callers import Caller, InstanceOf, requires
+from trellis.gateway.callers import Caller, InstanceOf, requires, within_reach
 from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.shapes import LogicProposed, MemoryChange, MemoryProposed, MemoryRead
-from trellis.instance import Instance
+from trellis.http_server.bodies import LargeBodyRoute
+from trellis.http_server.problems import PROBLEMS
 from trellis.lifecycles import Role
+from trellis.proposals.proposal import (
+    LOGIC_FILE,
+    LOGIC_UPDATE,
+    MEMORY_UPDATE,
+    TEXT_BYTES_MAX,
+    ProposalContent,
+    ProposalSource,
+)
+from trellis.proposals.service import OfferedProposal, ProposalOffer, ProposalService
 from trellis.runs.memory_access import MemoryAccess
-from trellis.runs.offering import OfferedProposal, ProposalOffer, ProposalService
-from trellis.runs.proposals import LOGIC_UPDATE, MEMORY_UPDATE, ProposalContent, ProposalSource
-from trellis.runs.targets import LOGIC_FILE, TEXT_BYTES_MAX
 from trellis.storage.memory import DeepPart, Operation, ReadMode
 from trellis.storage.memory.updates import CONTENT_BYTES_MAX, RESOLUTION_CHARS_MAX, SECTION_CHARS_MAX, UPDATES_MAX
-from trellis.web.bodies import LargeBodyRoute
-from trellis.web.shapes import PROBLEMS
 
 DEEP_LIMIT_DEFAULT = 5
 DEEP_LIMIT_MAX = 100

@@ -8,29 +8,26 @@ import pydantic
 from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.responses import JSONResponse
 
+from trellis.app.instance import Instance
+from trellis.app.wiring import SystemClock
 from trellis.bus import approvals
+from trellis.documents.errors import ProposalNotFound
 from trellis.engine.errors import InvalidTransition
 from trellis.engine.jobs import JobId, Moved, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
-from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
-from trellis.gateway.reserving import reserve
-from trellis.gateway.versions import etag, expected, is_known
+from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed, reserve
+from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, etag, expected, is_known, page_document
 from trellis.http.shapes import ProposalDiff, ProposalShape
-from trellis.instance import Instance
+from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
-from trellis.runs import proposals
-from trellis.runs.applying import APPLYING, FAILED, apply_until_settled
-from trellis.runs.errors import ProposalNotFound
-from trellis.runs.preview import conflict_of, conflicts_of, diff_of
-from trellis.runs.proposals import NOTE_CHARS_MAX
-from trellis.web.bodies import StrictRoute
-from trellis.web.problems import Problem
-from trellis.web.shapes import PROBLEMS
-from trellis.wiring import SystemClock
+from trellis.proposals import proposal as proposals
+from trellis.proposals.apply import APPLYING, FAILED, apply_until_settled
+from trellis.proposals.preview import conflict_of, conflicts_of, diff_of
+from trellis.proposals.proposal import NOTE_CHARS_MAX
 
 APPLY_PATIENCE_S = 5.0
 """Less than any client waits for one answer; who wants to know more asks again."""

@@ -5,13 +5,12 @@ from typing import Annotated, Any
 import pydantic
 from fastapi import APIRouter, Path
 
-from trellis.engine.matrices import RULES
+from trellis.auth.matrices import RULES
 from trellis.gateway.callers import Caller, requires
 from trellis.gateway.pages import Page, page_document
+from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles import LIFECYCLES, Lifecycle
-from trellis.web.bodies import StrictRoute
-from trellis.web.problems import Problem
-from trellis.web.shapes import PROBLEMS
 
 router = APIRouter(tags=["rules"], route_class=StrictRoute)
 

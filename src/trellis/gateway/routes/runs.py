@@ -12,28 +12,25 @@ import pydantic
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from trellis.app.instance import Instance
+from trellis.app.wiring import new_id
+from trellis.auth.ownership import owns
+from trellis.documents import ids
+from trellis.documents.errors import RunNotFound
+from trellis.documents.lookup import find_published, find_run, listed_runs
+from trellis.documents.run_documents import RunRequest
 from trellis.engine.jobs import CORRELATION_PATTERN, Actor, CancelMode, JobId
-from trellis.engine.ownership import owns
-from trellis.engine.recent import LruCache
+from trellis.engine.recent_entries import LruCache
 from trellis.engine.records import JobFilter, JobPlace
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
-from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
-from trellis.gateway.reserving import cancel_once
-from trellis.gateway.versions import etag, is_known
+from trellis.gateway.idempotency import IdempotentRequestOf, cancel_once, mark_replayed
+from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, etag, is_known, page_document
 from trellis.http.shapes import EXAMPLE_RUN, Begun, RunListed, RunManifest, RunStatus, StepFile, Stopped
-from trellis.instance import Instance
+from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles import Role
 from trellis.lifecycles.run import RUN
-from trellis.runs import ids
-from trellis.runs.documents import RunRequest
-from trellis.runs.errors import RunNotFound
-from trellis.runs.layer import TriggerKind
-from trellis.runs.lookup import find_published, find_run, listed_runs
-from trellis.web.bodies import StrictRoute
-from trellis.web.problems import Problem
-from trellis.web.shapes import PROBLEMS
-from trellis.wiring import new_id
+from trellis.runs.orchestration import TriggerKind
 
 READ = "runs.read"
 POLL_S = 5

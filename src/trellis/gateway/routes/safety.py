@@ -7,14 +7,14 @@ import pydantic
 from fastapi import APIRouter
 
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety import judging, simulating
+from trellis.bus.safety import evaluation
+from trellis.bus.safety.evaluation import JOBS_MAX
 from trellis.bus.safety.policy import FILE_BYTES_MAX, SafetyPolicy, read_policy
-from trellis.bus.safety.simulating import JOBS_MAX
 from trellis.engine.jobs import JOB_ID_PATTERN
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.http.safety_shapes import ExplanationShape, SimulationShape
-from trellis.web.bodies import StrictRoute
-from trellis.web.shapes import PROBLEMS
+from trellis.http.shapes import ExplanationShape, SimulationShape
+from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.problems import PROBLEMS
 
 REQUESTS_MAX = 200
 LAST_DEFAULT = 100
@@ -64,7 +64,7 @@ async def explain(
     """The decision about a request: which rules were looked at, why each did not fit, and which decided."""
     if body.policy is not None:
         policy = await _read(body.policy)
-        found = await asyncio.to_thread(judging.explain, policy, body.request)
+        found = await asyncio.to_thread(evaluation.explain, policy, body.request)
     else:
         found = await instance.kernel.explain(body.request)
     return found.to_dict()
@@ -77,9 +77,9 @@ async def simulate(
     """What a policy would say, beside what the one in force says about these requests, or said about the last jobs."""
     policy = await _read(body.policy)
     if body.requests is None:
-        found = await simulating.simulate_jobs(policy, instance.ledger, last=body.last)
+        found = await evaluation.simulate_jobs(policy, instance.ledger, last=body.last)
     else:
-        found = await simulating.simulate_requests(policy, body.requests, instance.kernel)
+        found = await evaluation.simulate_requests(policy, body.requests, instance.kernel)
     return {
         "policy_hash": policy.hash,
         "items": [one.to_dict() for one in found],

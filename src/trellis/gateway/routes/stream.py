@@ -7,14 +7,21 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials
 
 from trellis.gateway.callers import Caller, RequiresRule, authenticate, bearer, gateway_of, requires
+from trellis.gateway.event_stream import (
+    MEDIA_TYPE,
+    TICKET_CHARS_MAX,
+    TTL_S,
+    EventStream,
+    ListenPermit,
+    StreamPlan,
+    StreamServices,
+    streams_of,
+)
 from trellis.gateway.events import StreamFilter, StreamType, view_of
-from trellis.gateway.streaming import MEDIA_TYPE, EventStream, ListenPermit, StreamPlan, StreamServices, streams_of
-from trellis.gateway.tickets import TICKET_CHARS_MAX, TTL_S
 from trellis.http.shapes import EXAMPLE_RUN
+from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles import LIFECYCLES
-from trellis.web.bodies import StrictRoute
-from trellis.web.problems import Problem
-from trellis.web.shapes import PROBLEMS
 
 RULE = "events.read"
 FOR_S_MAX = 24 * 3600.0

@@ -5,8 +5,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from trellis.http.shapes import Health, Live
-from trellis.web.bodies import StrictRoute
-from trellis.web.health import INSTANCE_HEADER, ProcessHealth
+from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.health import INSTANCE_HEADER, ProcessHealth
 
 router = APIRouter(tags=["system"], route_class=StrictRoute)
 

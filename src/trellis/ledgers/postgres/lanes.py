@@ -26,7 +26,7 @@ from trellis.engine.errors import (
     Refused,
     TrellisError,
 )
-from trellis.engine.outages import Failures
+from trellis.engine.outage_log import Failures
 from trellis.ledgers.postgres.connection import (
     APPLICATION_NAME,
     CONFLICT_ERRORS,

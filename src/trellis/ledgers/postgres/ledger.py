@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from trellis.engine.admin_acts import AdminAct, NewAct, checked_act, reason
-from trellis.engine.authority import check_held_limit, require, require_home_issuer
-from trellis.engine.batching import Batcher, SingleFlight
+from trellis.auth.principals import check_held_limit, require, require_home_issuer
+from trellis.engine.admin_acts import AdminAct, NewAct, checked_act, reason, this_node
+from trellis.engine.batches import Batcher, SingleFlight
 from trellis.engine.errors import (
     JobNotFound,
     LedgerNotMigrated,
@@ -45,21 +45,20 @@ from trellis.engine.jobs import (
     Subscription,
     Turn,
     TurnResult,
+    TypeOptions,
 )
-from trellis.engine.nodes import this_node
-from trellis.engine.outages import Failures
+from trellis.engine.outage_log import Failures
 from trellis.engine.records import JobFilter, JobToRestore, RetentionOptions, RetentionReport, SweepOptions, SweepReport
 from trellis.engine.text import storable
-from trellis.engine.type_options import TypeOptions
-from trellis.ledgers.bounds import check_annotation, check_declared, check_signals
 from trellis.ledgers.postgres import moves, restore, rows, submit
 from trellis.ledgers.postgres import turn as turns
 from trellis.ledgers.postgres.connection import APPLICATION_NAME, PostgresConnection, PostgresRow, check_url
-from trellis.ledgers.postgres.doorbell import PostgresNotifier
 from trellis.ledgers.postgres.lanes import LaneOptions, PostgresLane
 from trellis.ledgers.postgres.migrate import schema_version, stored_version
+from trellis.ledgers.postgres.moves import requeue
+from trellis.ledgers.postgres.notifier import PostgresNotifier
 from trellis.ledgers.postgres.reads import PostgresReads, lifecycle_named
-from trellis.ledgers.postgres.requeue import requeue
+from trellis.ledgers.refusals import check_annotation, check_declared, check_signals
 from trellis.lifecycles import SIGNAL_TYPES, Trigger
 
 HOLDER_TIMEOUT_S = 5.0

@@ -11,18 +11,18 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal, LiteralString, cast
 
+from trellis.auth.matrices import RULES
+from trellis.auth.principals import ACTIONS, ADMINISTRATION
 from trellis.engine.admin_acts import GRANTED, NewAct
-from trellis.engine.authority import ACTIONS, ADMINISTRATION
-from trellis.engine.deaths import SHARED_DEATHS_MAX, UNBEGUN_LOSSES_MAX
 from trellis.engine.decide import Fact, decision_rows
 from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly, LedgerUnavailable
-from trellis.engine.matrices import RULES
-from trellis.engine.reserved_ids import DERIVING_ROLES, RESERVED_ID_PATTERN
+from trellis.engine.jobs import DERIVING_ROLES, RESERVED_ID_PATTERN
+from trellis.engine.retry_policy import SHARED_DEATHS_MAX, UNBEGUN_LOSSES_MAX
 from trellis.ledgers.migration import MigratedBy, migrated_by, migration_act
 from trellis.ledgers.postgres.connection import InsufficientPrivilege, LockNotAvailable, PostgresConnection, connect
 from trellis.lifecycles import EVENT_TYPES, LIFECYCLES, Role, event_code
-from trellis.lifecycles.causes import sql_cases
 from trellis.lifecycles.contract import lifecycle_rows, rank_bytes, state_rows, transition_bits, transition_rows
+from trellis.lifecycles.events import sql_cases
 from trellis.lifecycles.lifecycle import ROLES
 
 OWNER_ROLE = "trellis_owner"

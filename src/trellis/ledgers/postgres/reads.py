@@ -1,4 +1,4 @@
-"""What readers ask of PostgreSQL."""
+"""Reads on PostgreSQL: jobs, events, dead letters, and what `doctor` is told."""
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
@@ -6,7 +6,7 @@ from typing import LiteralString
 
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
-from trellis.engine.jobs import HEADS_MAX, HeldLease, JobId, Mismatch, Submitted
+from trellis.engine.jobs import DECLARED_MAX, HEADS_MAX, HeldLease, JobId, Mismatch, Submitted, TypeOptions
 from trellis.engine.records import (
     ChildPage,
     DeadLetter,
@@ -27,20 +27,98 @@ from trellis.engine.records import (
     UnpairedArtifact,
     WorkerRecord,
 )
-from trellis.engine.restoring import may_have_letter
-from trellis.engine.type_options import DECLARED_MAX, TypeOptions
-from trellis.ledgers.bounds import check_children, check_expiring, check_ids, check_peek_limit
+from trellis.engine.restoration import may_have_letter
 from trellis.ledgers.children import ChildMark, children_after
 from trellis.ledgers.postgres import restore, rows
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
-from trellis.ledgers.postgres.inspection import findings
 from trellis.ledgers.postgres.lanes import PostgresLane
 from trellis.ledgers.postgres.submit import CALLER_SCOPE
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.refusals import check_children, check_expiring, check_ids, check_peek_limit
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, event_code
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.leased_job import LEASED_JOB
+
+# What `doctor` says about a PostgreSQL ledger.
+
+SWEEP_AGE_S_MAX = 10.0
+OLD_TRANSACTION_S = 60.0
+UNSEQUENCED_MAX = 10_000
+
+
+def findings(row: PostgresRow) -> list[Finding]:
+    """One finding for each thing looked at."""
+    return [*_durability(row), _role(row), _sweep(row), _old_transaction(row), _feed(row)]
+
+
+def _durability(row: PostgresRow) -> list[Finding]:
+    found: list[Finding] = []
+    for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+        off = row[setting] == "off"
+        found.append(
+            Finding(
+                check=f"postgresql {setting}",
+                severity=FindingSeverity.ERROR if off else FindingSeverity.OK,
+                detail=f"{setting} = {row[setting]} on PostgreSQL {row['version']}",
+                remedy="set it on: acknowledged work can be lost in a crash" if off else "",
+            )
+        )
+    vacuum_off = row["autovacuum"] == "off"
+    return [
+        *found,
+        Finding(
+            check="postgresql autovacuum",
+            severity=FindingSeverity.WARNING if vacuum_off else FindingSeverity.OK,
+            detail=f"autovacuum = {row['autovacuum']}",
+            remedy="set it on: claims slow down as dead rows pile up" if vacuum_off else "",
+        ),
+    ]
+
+
+def _role(row: PostgresRow) -> Finding:
+    strong = row["is_superuser"] or row["is_owner"]
+    return Finding(
+        check="postgresql role",
+        severity=FindingSeverity.WARNING if strong else FindingSeverity.OK,
+        detail=f"connected as {row['db_role']}" + (", which may write past the ledger's functions" if strong else ""),
+        remedy="connect as a login role that is only a member of trellis_app" if strong else "",
+    )
+
+
+def _sweep(row: PostgresRow) -> Finding:
+    age = row["sweep_age_s"]
+    late = age is None or age > SWEEP_AGE_S_MAX
+    return Finding(
+        check="sweep",
+        severity=FindingSeverity.WARNING if late else FindingSeverity.OK,
+        detail="nobody has swept yet" if age is None else f"last sweep {age:.1f} s ago, {row['held']} jobs held",
+        remedy="start a worker or `trellis up`: nobody takes lost jobs back" if late else "",
+    )
+
+
+def _old_transaction(row: PostgresRow) -> Finding:
+    age = row["oldest_transaction_s"] or 0.0
+    old = age > OLD_TRANSACTION_S
+    return Finding(
+        check="postgresql oldest transaction",
+        severity=FindingSeverity.WARNING if old else FindingSeverity.OK,
+        detail=f"the oldest open transaction of the server is {age:.0f} s old",
+        remedy="find it in pg_stat_activity: it delays the feed and keeps dead rows" if old else "",
+    )
+
+
+def _feed(row: PostgresRow) -> Finding:
+    many = row["unsequenced"] > UNSEQUENCED_MAX
+    return Finding(
+        check="feed",
+        severity=FindingSeverity.WARNING if many else FindingSeverity.OK,
+        detail=f"{row['unsequenced']} transactions wait for their place in the feed",
+        remedy="a transaction that writes holds the feed back, or nobody sweeps" if many else "",
+    )
+
+
+# What readers ask of PostgreSQL.
 
 ID_MAX = 2**63 - 1
 VERSION_MAX = 2**31 - 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from trellis.engine.jobs import JobId, Priority
 from trellis.engine.records import DeadLetter, Event, IdempotencyKey, JobToRestore, RecordedEvent, Submission
-from trellis.engine.restoring import check_restorable, restored_place
+from trellis.engine.restoration import check_restorable, restored_place
 from trellis.ledgers.postgres import rows
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 from trellis.lifecycles import LIFECYCLES, event_code

@@ -4,12 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from trellis.engine.admin_acts import AdminAct, NewAct, facts_text, read_facts
+from trellis.engine.admin_acts import AdminAct, NewAct, facts_text, node_of, read_facts
 from trellis.engine.event_data import cancel_request_in, with_cancel_request_of
-from trellis.engine.jobs import Epoch, HeldLease, JobId, JobKey, Lease, Priority, ReasonCode, Stage
-from trellis.engine.nodes import node_of
+from trellis.engine.jobs import Epoch, HeldLease, JobId, JobKey, Lease, Priority, ReasonCode, Stage, TypeOptions
 from trellis.engine.records import DeadLetter, Event, Job, JobPlace, QueueDepth, Signal
-from trellis.engine.type_options import TypeOptions
 from trellis.ledgers.postgres.connection import PostgresRow
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, event_name
 from trellis.lifecycles.lifecycle import ROLES

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from trellis.engine.jobs import JobId, Mismatch, NewJob, Submitted
-from trellis.engine.type_options import TypeOptions
+from trellis.engine.jobs import JobId, Mismatch, NewJob, Submitted, TypeOptions
 from trellis.ledgers.postgres.connection import PostgresConnection
 from trellis.lifecycles import LIFECYCLES
 

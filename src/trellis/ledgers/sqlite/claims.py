@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import LiteralString, NamedTuple
 
-from trellis.engine.deaths import runs_alone
 from trellis.engine.errors import NotAllowed, UnknownLifecycle
 from trellis.engine.jobs import CLAIM_MAX, Actor, Claim, Claimed, Epoch, JobId, JobKey, Lease, Priority, TypeClaim
+from trellis.engine.retry_policy import runs_alone
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import HELD, STATE_NAMES, STEPS, US, ActorRef, StepWrite, lease_length_us

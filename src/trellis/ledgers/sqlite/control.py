@@ -1,8 +1,6 @@
-"""Pausing types, limiting rates and keys, and worker processes that say they are alive.
+"""What operators change in an SQLite ledger, and the administrative acts that record it."""
 
-Each change that somebody makes here is one administrative act; what is set as it was is none.
-"""
-
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import LiteralString
 
@@ -15,17 +13,97 @@ from trellis.engine.admin_acts import (
     PAUSED,
     RATE,
     RESUMED,
+    AdminAct,
     NewAct,
+    facts_text,
+    node_of,
     rate_text,
+    read_facts,
+    reason,
 )
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor, Epoch, Subscription
 from trellis.ledgers.queries import NamedQueries
-from trellis.ledgers.sqlite import acts
+from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.plan import US
+from trellis.ledgers.sqlite.plan import ROLE_CODES, US
 from trellis.ledgers.sqlite.steps import StepQueries as StepSql
 from trellis.ledgers.sqlite.steps import promote
+from trellis.lifecycles.lifecycle import ROLES
+
+# Administrative acts: recorded in the transaction of the change that they tell of, read by the projector, marked when published.
+
+
+class _ActQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/acts.sql"):
+    add: LiteralString
+    put_back: LiteralString
+    read: LiteralString
+    read_unpublished: LiteralString
+    mark_published: LiteralString
+
+
+def record(tx: Transaction, actor: Actor, act: NewAct) -> str:
+    """Write the act down, unless one of its id is there; its id."""
+    values = {
+        "at": tx.now,
+        "role": ROLE_CODES[actor.role],
+        "actor": tx.names.actor_id(actor.name),
+        "event": act.event,
+        "subject": act.subject,
+        "source": act.source,
+        "target": act.target,
+        "cause": reason(act.cause),
+        "correlation": act.correlation_id,
+        "job": act.job_id,
+        "facts": facts_text(act.facts),
+        "id": act.id,
+    }
+    tx.appended = True
+    added = tx.db.execute(_ActQueries.add, values).fetchall()
+    return added[0][0] if added else (act.id or "")
+
+
+def put_back(tx: Transaction, lost: Sequence[AdminAct]) -> None:
+    """Write acts down that this ledger lost, as they were; those that are there stay."""
+    for act in lost:
+        who = (ROLE_CODES[act.role], tx.names.actor_id(act.actor, act.node or ""))
+        about = (act.event, act.subject, act.source, act.target, act.cause, act.correlation_id, act.job_id)
+        tx.db.execute(_ActQueries.put_back, (act.id, rows.microseconds(act.at), *who, *about, facts_text(act.facts)))
+
+
+def read(tx: Transaction, after: int, limit: int, *, unpublished: bool) -> list[AdminAct]:
+    """The next acts after this number."""
+    query = _ActQueries.read_unpublished if unpublished else _ActQueries.read
+    return [_act(row) for row in tx.db.execute(query, (after, limit))]
+
+
+def mark_published(tx: Transaction, numbers: Sequence[int]) -> None:
+    tx.db.executemany(_ActQueries.mark_published, [(number,) for number in numbers])
+
+
+def _act(row: rows.SqliteRow) -> AdminAct:
+    no, id_, at, role, actor, node, event, subject, source, target, cause, correlation, job, facts = row
+    return AdminAct(
+        no=no,
+        id=id_,
+        at=rows.moment(at),
+        role=ROLES[int(role)],
+        actor=actor,
+        node=node_of(actor, node),
+        event=event,
+        subject=subject,
+        source=source,
+        target=target,
+        cause=cause,
+        correlation_id=correlation,
+        job_id=job,
+        facts=read_facts(facts),
+    )
+
+
+# Pausing types, limiting rates and keys, and worker processes that say they are alive.
+#
+# Each change that somebody makes here is one administrative act; what is set as it was is none.
 
 
 class _ControlQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/control.sql"):
@@ -65,7 +143,7 @@ def _note(
     """Record the act if it changed something: `change` is how it stood before and stands now."""
     if change[0] != change[1]:
         before, after = (None if one is None else str(one) for one in change)
-        acts.record(tx, actor, NewAct(event=event, subject=subject, source=before, target=after, cause=cause))
+        record(tx, actor, NewAct(event=event, subject=subject, source=before, target=after, cause=cause))
 
 
 def pause(tx: Transaction, actor: Actor, type_: str, *, paused: bool, cause: str | None) -> None:

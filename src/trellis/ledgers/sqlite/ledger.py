@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 from shutil import disk_usage
 
-from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct, checked_act
-from trellis.engine.authority import check_held_limit, require, require_home_issuer
+from trellis.auth.principals import check_held_limit, require, require_home_issuer
+from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct, checked_act, this_node
 from trellis.engine.errors import LedgerError, LedgerFull, LedgerUnavailable
 from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
@@ -34,8 +34,8 @@ from trellis.engine.jobs import (
     Subscription,
     Turn,
     TurnResult,
+    TypeOptions,
 )
-from trellis.engine.nodes import this_node
 from trellis.engine.records import (
     ChildPage,
     DeadLetter,
@@ -59,8 +59,7 @@ from trellis.engine.records import (
     UnpairedArtifact,
     WorkerRecord,
 )
-from trellis.engine.type_options import TypeOptions
-from trellis.ledgers.bounds import (
+from trellis.ledgers.refusals import (
     check_annotation,
     check_children,
     check_declared,
@@ -68,28 +67,18 @@ from trellis.ledgers.bounds import (
     check_ids,
     check_peek_limit,
 )
-from trellis.ledgers.sqlite import (
-    acts,
-    control,
-    holder,
-    inspection,
-    moves,
-    reads,
-    recorded,
-    restore,
-    retain,
-    rows,
-    submit,
-    sweep,
-    type_options,
-)
+from trellis.ledgers.sqlite import control, moves, reads, restore, rows, schema, submit, sweep
+from trellis.ledgers.sqlite import control as acts
+from trellis.ledgers.sqlite import reads as recorded
+from trellis.ledgers.sqlite import retention as retain
+from trellis.ledgers.sqlite import submit as type_options
+from trellis.ledgers.sqlite import turn as holder
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, SqliteTarget, connect, parse_url
-from trellis.ledgers.sqlite.lanes import SharedCall, SqliteLane, Transaction
-from trellis.ledgers.sqlite.migrate import prepare
-from trellis.ledgers.sqlite.outer import OuterConnection, submit_on
-from trellis.ledgers.sqlite.queue import WriterQueue
+from trellis.ledgers.sqlite.lanes import SharedCall, SqliteLane, Transaction, WriterQueue
+from trellis.ledgers.sqlite.notifier import CommitWatch, WorkNotifier
+from trellis.ledgers.sqlite.schema import prepare
+from trellis.ledgers.sqlite.submit import OuterConnection, submit_on
 from trellis.ledgers.sqlite.turn import turn as take_turn
-from trellis.ledgers.sqlite.wait import CommitWatch, WorkNotifier
 
 ROOM_BYTES_MIN = 2 * PAYLOAD_BYTES_MAX
 """With less room on its disk a ledger is full: the longest payload is written to the log and then to the file."""
@@ -448,4 +437,4 @@ class SqliteLedger:
         return await self._reader.run(reads.unpaired)
 
     async def inspect(self) -> list[Finding]:
-        return await self._reader.run(lambda tx: inspection.inspect(tx, self._target))
+        return await self._reader.run(lambda tx: schema.inspect(tx, self._target))

@@ -1,4 +1,4 @@
-"""Reading: short transactions on the reader's own connection."""
+"""Reads on SQLite: jobs, events and dead letters, and events with everything that makes them again."""
 
 import json
 from collections.abc import Sequence
@@ -8,12 +8,13 @@ from typing import LiteralString
 
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.event_data import cancel_request_in, with_cancel_request_of
-from trellis.engine.jobs import HEADS_MAX, HeldLease, JobId
+from trellis.engine.jobs import HEADS_MAX, HeldLease, JobId, Priority
 from trellis.engine.records import (
     ChildPage,
     DeadLetter,
     Event,
     FeedPage,
+    IdempotencyKey,
     Job,
     JobFilter,
     JobHistory,
@@ -21,11 +22,14 @@ from trellis.engine.records import (
     JobPlace,
     KeyOverLimit,
     QueueDepth,
+    RecordedEvent,
     Signal,
+    Submission,
     SubscriberRecord,
     UnpairedArtifact,
     WorkerRecord,
 )
+from trellis.engine.restoration import may_have_letter
 from trellis.ledgers.children import ChildMark, children_after
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows
@@ -44,6 +48,8 @@ from trellis.ledgers.sqlite.plan import (
 from trellis.lifecycles import BY_CODE, Phase, event_code
 from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.events import EVENT_TYPES
+
+# Reading: short transactions on the reader's own connection.
 
 PAGE_MAX = 10_000
 LAST = 2**62
@@ -389,3 +395,77 @@ def _position(text: str | None) -> int:
 
 def _text(position: int) -> str:
     return f"{position:0{POSITION_DIGITS}d}"
+
+
+# Events with everything that is known beside them: a few statements for a whole page of events.
+
+
+class _RecordQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/recorded.sql"):
+    beside: LiteralString
+    submissions: LiteralString
+    idempotency_keys: LiteralString
+    dead_letters_at: LiteralString
+
+
+def recorded(tx: Transaction, events: Sequence[Event]) -> list[RecordedEvent]:
+    """In the order of the events; a job that was removed meanwhile is left out."""
+    if not events:
+        return []
+    wanted = _pairs(events)
+    beside = {(job_id, version): rest for job_id, version, *rest in tx.db.execute(_RecordQueries.beside, (wanted,))}
+    asked = _submissions(tx, [event.job_id for event in events if event.version == 1])
+    letters = _dead_letters(tx, [event for event in events if may_have_letter(event)])
+    return [
+        RecordedEvent(
+            event=event,
+            type=beside[event.job_id, event.version][0],
+            submitted_at=rows.moment(beside[event.job_id, event.version][3]),
+            submission=asked.get(event.job_id) if event.version == 1 else None,
+            due_at=rows.moment_or_none(beside[event.job_id, event.version][1]),
+            request=beside[event.job_id, event.version][2],
+            dead_letter=letters.get(event.id),
+        )
+        for event in events
+        if (event.job_id, event.version) in beside
+    ]
+
+
+def _pairs(events: Sequence[Event]) -> str:
+    return json.dumps([(event.job_id, event.version) for event in events])
+
+
+def _submissions(tx: Transaction, job_ids: list[JobId]) -> dict[str, Submission]:
+    if not job_ids:
+        return {}
+    wanted = json.dumps(job_ids)
+    keys: dict[str, list[IdempotencyKey]] = {}
+    for job_id, scope, key, fingerprint in tx.db.execute(_RecordQueries.idempotency_keys, (wanted,)):
+        keys.setdefault(job_id, []).append(IdempotencyKey(scope=scope, key=key, fingerprint=fingerprint))
+    return {
+        row[0]: _submission(row, keys.get(row[0], [])) for row in tx.db.execute(_RecordQueries.submissions, (wanted,))
+    }
+
+
+def _submission(row: rows.SqliteRow, keys: list[IdempotencyKey]) -> Submission:
+    (_, type_, prio, max_attempts, max_deaths, payload, deadline, key, key_limit, trace, parent, compensates) = row
+    return Submission(
+        type=type_,
+        priority=Priority(prio),
+        max_attempts=max_attempts,
+        max_deaths=max_deaths,
+        payload=payload,
+        deadline_us=deadline,
+        concurrency_key=key,
+        concurrency_limit=key_limit,
+        trace=trace,
+        parent_id=parent,
+        compensates=compensates,
+        keys=tuple(keys),
+    )
+
+
+def _dead_letters(tx: Transaction, events: Sequence[Event]) -> dict[str, DeadLetter]:
+    if not events:
+        return {}
+    found = map(rows.dead_letter, tx.db.execute(_RecordQueries.dead_letters_at, (_pairs(events),)))
+    return {f"{letter.job_id}-{letter.version}": letter for letter in found}

@@ -14,7 +14,7 @@ from typing import LiteralString
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import RESTORE_MAX, JobId
 from trellis.engine.records import JobPlace, JobToRestore, RecordedEvent, Submission
-from trellis.engine.restoring import RestoredPlace, check_restorable, restored_place
+from trellis.engine.restoration import RestoredPlace, check_restorable, restored_place
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from trellis.engine.admin_acts import node_of
 from trellis.engine.jobs import Epoch, HeldLease, JobId, JobKey, Lease, Priority, ReasonCode, Stage
-from trellis.engine.nodes import node_of
 from trellis.engine.records import DeadLetter, Event, Job
 from trellis.ledgers.sqlite.plan import HELD, PLACES, STATE_NAMES, US
 from trellis.lifecycles import BY_CODE, event_name

@@ -13,7 +13,7 @@ from trellis.ledgers.refusals import check_death
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import READY, STEPS, ActorRef, JobRow, StepWrite, state_of
 from trellis.lifecycles import LIFECYCLES, Progress, Trigger
-from trellis.lifecycles.causes import Cause
+from trellis.lifecycles.events import Cause
 
 
 def array(numbers: Iterable[int]) -> str:

@@ -1,20 +1,126 @@
-"""Submitting: every answer is decided first, then all new jobs are written with one statement for each table."""
+"""Submitting to an SQLite ledger: in its own transaction or in the caller's, with the options of the job's type."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import LiteralString
+from typing import Any, LiteralString, Protocol
 
-from trellis.engine.errors import JobNotFound, NotAllowed, OptionInvalid, QueueFull, UnknownLifecycle
-from trellis.engine.jobs import SUBMIT_MAX, Actor, ChosenOptions, JobId, Mismatch, NewJob, Submitted
-from trellis.engine.reserved_ids import check_new_id
-from trellis.engine.type_options import ResolvedOptions, resolve_options
+from trellis.engine.admin_acts import TYPE_OPTIONS, NewAct, this_node
+from trellis.engine.errors import JobNotFound, LedgerNotMigrated, NotAllowed, OptionInvalid, QueueFull, UnknownLifecycle
+from trellis.engine.jobs import (
+    DECLARED,
+    DECLARED_MAX,
+    SUBMIT_MAX,
+    Actor,
+    ChosenOptions,
+    JobId,
+    Mismatch,
+    NewJob,
+    Priority,
+    ResolvedOptions,
+    Submitted,
+    TypeOptions,
+    check_new_id,
+    options_text,
+    resolve_options,
+)
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite import control
+from trellis.ledgers.sqlite.connection import Database, refuse_old_library
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.plan import ROLE_CODES, STEPS, US, ActorRef, StepWrite, StoredStep, target_place
+from trellis.ledgers.sqlite.names import NameNumbers
+from trellis.ledgers.sqlite.plan import (
+    ROLE_CODES,
+    STEPS,
+    US,
+    ActorRef,
+    StepWrite,
+    StoredStep,
+    lifecycle_code,
+    target_place,
+)
+from trellis.ledgers.sqlite.schema import SCHEMA_VERSION, stored_version
 from trellis.ledgers.sqlite.steps import array, promote, write_step
-from trellis.ledgers.sqlite.type_options import DeclaredOptions
-from trellis.lifecycles import LIFECYCLES, Trigger
+from trellis.lifecycles import BY_CODE, LIFECYCLES, Trigger
+
+# What applications declare about their job types: written by workers, read by every submit.
+
+
+class _TypeOptionQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/type_options.sql"):
+    declared: LiteralString
+    every_declared: LiteralString
+    declare: LiteralString
+
+
+def declare(tx: Transaction, actor: Actor, types: Sequence[TypeOptions], *, only_new: bool) -> None:
+    """Keep the options of types; each change is one administrative act. What is declared already is not written again."""
+    by = tx.names.actor_id(actor.name)
+    for one in types:
+        row = _row(one)
+        found = tx.db.execute(_TypeOptionQueries.declared, (row[1], one.type)).fetchall()
+        if not found or (not only_new and found[0] != row):
+            tx.db.execute(_TypeOptionQueries.declare, (*row, by, tx.now))
+            before = options_text(_options(found[0])) if found else None
+            act = NewAct(event=TYPE_OPTIONS, subject=one.type, source=before, target=options_text(one), cause=DECLARED)
+            control.record(tx, actor, act)
+
+
+def declared(tx: Transaction, lifecycle: int, type_: str) -> TypeOptions | None:
+    rows = tx.db.execute(_TypeOptionQueries.declared, (lifecycle, type_)).fetchall()
+    return _options(rows[0]) if rows else None
+
+
+def every_declared(tx: Transaction, type_: str | None) -> list[TypeOptions]:
+    rows = tx.db.execute(_TypeOptionQueries.every_declared, {"type": type_, "limit": DECLARED_MAX}).fetchall()
+    return [_options(row) for row in rows]
+
+
+class DeclaredOptions:
+    """The declared options of the jobs of one submit: each type is looked up once."""
+
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+        self._known: dict[tuple[str, str], TypeOptions | None] = {}
+
+    def of(self, job: NewJob) -> TypeOptions | None:
+        """What the job's type declares."""
+        name = (job.lifecycle, job.type)
+        if name not in self._known:
+            self._known[name] = declared(self._tx, LIFECYCLES[job.lifecycle].code, job.type)
+        return self._known[name]
+
+
+def _row(options: TypeOptions) -> tuple[str | int | float | None, ...]:
+    """The options in the order of the queries."""
+    return (
+        options.type,
+        lifecycle_code(options.lifecycle),
+        int(options.priority),
+        options.max_attempts,
+        options.max_deaths,
+        options.deadline_s,
+        options.concurrency_limit,
+        int(options.keyed),
+        options.compensation,
+    )
+
+
+def _options(row: Sequence[Any]) -> TypeOptions:
+    type_, lifecycle, prio, max_attempts, max_deaths, deadline_s, limit, keyed, compensation = row
+    return TypeOptions(
+        type=type_,
+        lifecycle=BY_CODE[lifecycle].name,
+        priority=Priority(prio),
+        max_attempts=max_attempts,
+        max_deaths=max_deaths,
+        deadline_s=deadline_s,
+        concurrency_limit=limit,
+        keyed=bool(keyed),
+        compensation=compensation,
+    )
+
+
+# Submitting: every answer is decided first, then all new jobs are written with one statement for each table.
 
 GIVEN_ID_SCOPE = "job_id"
 """The scope of ids that callers choose, beside callers' own scopes."""
@@ -247,3 +353,30 @@ def _write(tx: Transaction, new: _NewRows) -> None:
     for act, keys in new.acts.items():
         write_step(tx, act, keys)
     promote(tx, new.concurrency)
+
+
+# Submitting inside the caller's own transaction, on the caller's connection to the ledger's file.
+#
+# The job is there when the caller commits and never was when it rolls back. The caller's library must be one that does
+# not damage files (3.51.3); the standard library's `sqlite3` is often older.
+
+
+class OuterConnection(Database, Protocol):
+    """The caller's open connection, of any SQLite driver that has `execute` and `executemany`."""
+
+
+def submit_on(
+    connection: OuterConnection, actor: Actor, jobs: Sequence[NewJob], now: int
+) -> list[Submitted | Mismatch]:
+    """Submit in the transaction that is open on `connection`; the caller commits it or rolls it back."""
+    refuse_old_library(connection.execute("SELECT sqlite_version()").fetchall()[0][0])
+    if not _in_transaction(connection):
+        raise OptionInvalid(option="connection", value="not in a transaction", expected="begin one first")
+    found = stored_version(connection)
+    if found != SCHEMA_VERSION:
+        raise LedgerNotMigrated(found=found, needed=SCHEMA_VERSION, url="of this connection")
+    return submit(Transaction(connection, NameNumbers(connection, this_node()), now), actor, jobs)
+
+
+def _in_transaction(connection: OuterConnection) -> bool:
+    return bool(getattr(connection, "in_transaction", True))

@@ -6,10 +6,10 @@ What happens to each job is decided by `engine/decide.py`; the role that acts is
 import json
 from typing import LiteralString
 
-from trellis.engine.deaths import sparable
 from trellis.engine.decide import Decision, Fact, Occasion
 from trellis.engine.jobs import Actor, DeadLetterReason
 from trellis.engine.records import SWEEP_QUIET_S, SweepOptions, SweepReport
+from trellis.engine.retry_policy import sparable
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.moves import cancel_request_data, ended_otherwise

@@ -1,23 +1,32 @@
-"""What became of a memory over time: its commits, the difference of two versions, and a check of everything.
-
-History is followed along first parents, in bounded steps. It tells every commit that changed a memory, also one that
-no proposal explains.
-"""
+"""The history of a memory: its commits, differences of versions, and the check of a whole repository."""
 
 import difflib
+import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
 
 from dulwich.object_store import BaseObjectStore
-from dulwich.objects import Commit, ObjectID
+from dulwich.objects import Commit, ObjectID, ShaFile, Tree
 
 from trellis.engine.errors import OptionInvalid
-from trellis.storage.memory import messages
+from trellis.storage.memory import commit_plan
+from trellis.storage.memory.commit_plan import marker_of, version_of
 from trellis.storage.memory.errors import MemoryDamaged, MemoryOverLimit, MemoryVersionNotFound
 from trellis.storage.memory.layout import AgentId, CommitId, count_tokens, is_readable, layer
-from trellis.storage.memory.records import ChangeKind, CommittedFileChange, HistoryEntry, HistoryPage
-from trellis.storage.memory.trees import AgentFolder, damaged_at, load_commit
+from trellis.storage.memory.records import (
+    ChangeKind,
+    CommittedFileChange,
+    HistoryEntry,
+    HistoryPage,
+    MemoryVerifyReport,
+)
+from trellis.storage.memory.trees import AgentFolder, damaged_at, load, load_commit
+
+# What became of a memory over time: its commits, the difference of two versions, and a check of everything.
+#
+# History is followed along first parents, in bounded steps. It tells every commit that changed a memory, also one that
+# no proposal explains.
 
 SCAN_MAX = 5_000
 """Commits that one page of a history looks at."""
@@ -49,7 +58,7 @@ def parent(objects: BaseObjectStore, name: ObjectID) -> ObjectID | None:
 def find_proposal(objects: BaseObjectStore, head: ObjectID | None, agent_id: AgentId, proposal_id: str) -> ObjectID:
     """The commit that applied a proposal whose marker is in the tree. The newest are looked at first."""
     for name, commit in islice(walk(objects, head), SEARCH_MAX):
-        said = messages.parse(commit.message)
+        said = commit_plan.parse(commit.message)
         if said and said.agent_id == agent_id and said.proposal_id == proposal_id:
             return name
     raise MemoryDamaged(where=agent_id, reason=f"proposal {proposal_id} is marked as applied and no commit names it")
@@ -63,7 +72,7 @@ def find_version(
         return None
     if 0 < version <= newest:
         for name, commit in islice(walk(objects, head), SEARCH_MAX):
-            said = messages.parse(commit.message)
+            said = commit_plan.parse(commit.message)
             if said and said.agent_id == agent_id and said.version == version:
                 return name
     raise MemoryVersionNotFound(agent_id=agent_id, version=version, newest=newest)
@@ -108,7 +117,7 @@ def unified_diff(before: AgentFolder, after: AgentFolder, labels: tuple[str, str
 
 
 def _entry(name: CommitId, commit: Commit, before: AgentFolder, after: AgentFolder) -> HistoryEntry:
-    said = messages.parse(commit.message)
+    said = commit_plan.parse(commit.message)
     mine = said if said and said.agent_id == after.agent_id else None
     return HistoryEntry(
         commit=name,
@@ -144,3 +153,85 @@ def _line_counts(old: list[str], new: list[str]) -> tuple[int, int]:
 
 def _lines(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
+
+
+# Checks a whole memory repository: every object intact, every commit explained, every version in its place.
+
+FINDINGS_MAX = 100
+
+
+def verify(objects: BaseObjectStore, head: ObjectID | None, commits_max: int) -> MemoryVerifyReport:
+    """Look at up to `commits_max` commits from the newest back, and at everything they hold."""
+    findings: list[str] = []
+    seen: set[ObjectID] = set()
+    expected: dict[str, int] = {}
+    commits = 0
+    complete = True
+    try:
+        for name, commit in walk(objects, head):
+            if commits == commits_max or len(findings) >= FINDINGS_MAX:
+                complete = False
+                break
+            commits += 1
+            _check_object(objects, name)
+            findings += _explained(objects, head, name, commit.message, expected)
+            for problem in _broken(objects, commit.tree, seen):
+                findings.append(f"commit {name.decode()}: {problem}")
+    except MemoryDamaged as damage:
+        findings.append(str(damage))
+        complete = False
+    if complete:
+        findings += [f"{agent}: version {version} has no commit" for agent, version in expected.items() if version > 0]
+    return MemoryVerifyReport(
+        commits=commits, objects=commits + len(seen), findings=tuple(islice(findings, FINDINGS_MAX)), complete=complete
+    )
+
+
+def _explained(
+    objects: BaseObjectStore, head: ObjectID | None, name: ObjectID, message: bytes, expected: dict[str, int]
+) -> Iterator[str]:
+    """A commit names its proposal, makes the version before the one seen last, and left its marker."""
+    said = commit_plan.parse(message)
+    if said is None:
+        yield f"commit {name.decode()}: no proposal explains it"
+        return
+    if said.agent_id not in expected:
+        expected[said.agent_id] = version_of(AgentFolder(objects, head, AgentId(said.agent_id)))
+    if said.version != expected[said.agent_id]:
+        yield f"commit {name.decode()}: makes version {said.version}, {expected[said.agent_id]} was expected"
+    expected[said.agent_id] = said.version - 1
+    marker = marker_of(AgentFolder(objects, name, AgentId(said.agent_id)), said.proposal_id)
+    if marker is None or marker.version != said.version:
+        yield f"commit {name.decode()}: proposal {said.proposal_id} is not marked as applied in it"
+
+
+def _broken(objects: BaseObjectStore, tree: ObjectID, seen: set[ObjectID]) -> Iterator[str]:
+    """Objects under a tree that are missing, changed or malformed; each is looked at once."""
+    waiting = [tree]
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            found = _check_object(objects, name)
+        except MemoryDamaged as damage:
+            yield str(damage)
+            continue
+        if isinstance(found, Tree):
+            for entry in found.iteritems():
+                if stat.S_ISDIR(entry.mode) or stat.S_ISREG(entry.mode):
+                    waiting.append(entry.sha)
+                else:
+                    yield f"{entry.path!r} is no file and no folder"
+
+
+def _check_object(objects: BaseObjectStore, name: ObjectID) -> ShaFile:
+    """The object, read again from its bytes: its name must be their digest."""
+    found = load(objects, name, ShaFile)
+    with damaged_at(name):
+        again = ShaFile.from_raw_string(found.type_num, found.as_raw_string())
+        again.check()
+        if again.id != name:
+            raise MemoryDamaged(where=name.decode(), reason="its content is not what its name says")
+    return found

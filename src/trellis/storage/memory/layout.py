@@ -1,18 +1,20 @@
-"""What an agent's memory consists of: file names, limits and ids, as data.
-
-Layer 1 is what a run reads; Layer 2 is read on an explicit request only. Every name that becomes a path in the
-repository passes through here, and none of them can name anything outside `memory/{agentId}/`.
-"""
+"""What an agent's memory consists of, and how its tokens are counted."""
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import NewType
+from typing import Any, NewType, cast
 
-from trellis.engine.errors import OptionInvalid
+from trellis.engine.errors import OptionInvalid, SettingsInvalid
+from trellis.engine.extras import load_plugin
 from trellis.storage.memory.errors import AgentIdInvalid
+
+# What an agent's memory consists of: file names, limits and ids, as data.
+#
+# Layer 1 is what a run reads; Layer 2 is read on an explicit request only. Every name that becomes a path in the
+# repository passes through here, and none of them can name anything outside `memory/{agentId}/`.
 
 AgentId = NewType("AgentId", str)
 CommitId = NewType("CommitId", str)
@@ -133,3 +135,27 @@ def is_readable(file: str) -> bool:
 def layer(file: str) -> int:
     """1 for what a run may read by itself, else 2."""
     return 1 if file in LAYER_1 else 2
+
+
+# Which token counter a setting names (D50): `bytes`, the upper estimate, or one that an installed package brings.
+#
+# A package brings one by an entry point in the group `trellis.tokenizers`: a function of a text that returns how many tokens it has.
+
+BYTES = "bytes"
+PLUGINS = "trellis.tokenizers"
+SAMPLE = "Who made the violin?"
+
+
+def open_tokenizer(setting: str = BYTES) -> TokenCounter:
+    """The counter of this name, tried once on a sentence; raises SettingsInvalid."""
+    if setting == BYTES:
+        return count_tokens
+    try:
+        brought = load_plugin(PLUGINS, setting, ours=(BYTES,))
+    except SettingsInvalid as error:
+        raise SettingsInvalid(source=f"tokenizer {setting!r}", detail=str(error.data["detail"])) from error
+    tried: Any = brought(SAMPLE) if callable(brought) else None
+    if not isinstance(tried, int) or tried < 1:
+        detail = f"it must be a function that returns how many tokens a text has, and for {SAMPLE!r} it gave {tried!r}"
+        raise SettingsInvalid(source=f"tokenizer {setting!r}", detail=detail)
+    return cast("TokenCounter", brought)

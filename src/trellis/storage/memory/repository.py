@@ -1,23 +1,21 @@
-"""Agent memory in one bare git repository: read by anyone who may, changed by applied proposals only.
-
-Reads take no lock: they look at one commit, and the same commit always gives the same answer. A commit holds the
-writer's lock, moves the branch by compare-and-set, and returns when everything is on the disk. Applying a proposal a
-second time finds the first commit. Calls block for milliseconds; from an event loop, use a thread.
-"""
+"""The repository of agent memory: reading it, and changing it by applied proposals only."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 from dulwich.objects import ObjectID
 
 from trellis.engine.errors import OptionInvalid
-from trellis.storage.memory import applying, history, reading, verifying
-from trellis.storage.memory.applying import MemoryCommitOrder
-from trellis.storage.memory.bare import BareRepository, check_repository, make_repository
-from trellis.storage.memory.errors import MemoryBusy, ProposalReused
+from trellis.storage.memory import commit_plan, history, markdown
+from trellis.storage.memory import history as verifying
+from trellis.storage.memory.bare_repository import BareRepository, check_repository, make_repository
+from trellis.storage.memory.commit_plan import MemoryCommitOrder, meta_of, version_of
+from trellis.storage.memory.errors import MemoryBusy, MemoryOverLimit, ProposalReused
 from trellis.storage.memory.layout import (
+    DECISIONS,
     DEEP_TOKENS_MAX,
     READ_LIMITS,
     CommitId,
@@ -31,6 +29,7 @@ from trellis.storage.memory.layout import (
 from trellis.storage.memory.records import (
     AlreadyApplied,
     Committed,
+    DeepItem,
     DeepView,
     HistoryPage,
     MemoryVerifyReport,
@@ -39,6 +38,94 @@ from trellis.storage.memory.records import (
 )
 from trellis.storage.memory.trees import AgentFolder
 from trellis.storage.memory.updates import Update, digest
+
+# What is read of a memory at one commit: Layer 1 by mode, Layer 2 by explicit request.
+#
+# Nothing is ever cut. Content over its limit is refused with MemoryOverLimit; Layer 2 comes in pages of whole pieces.
+
+
+def view(folder: AgentFolder, mode: ReadMode, counter: TokenCounter, tokens_max: int | None) -> MemoryView:
+    """Layer 1 in this mode. With `tokens_max` None it is shown to a person, whatever its size."""
+    content = {name: folder.text(name) for name in READ_LIMITS[mode].files}
+    tokens = sum(counter(text) for text in content.values())
+    if tokens_max is not None and tokens > tokens_max:
+        raise MemoryOverLimit(what=f"The {mode} memory", agent_id=folder.agent_id, tokens=tokens, limit=tokens_max)
+    meta = meta_of(folder)
+    return MemoryView(
+        agent_id=folder.agent_id,
+        mode=mode,
+        version=0 if meta is None else meta.version,
+        commit=commit_id(folder),
+        content=content,
+        token_count=tokens,
+        last_update=None if meta is None else meta.last_update,
+        last_run_id=None if meta is None else meta.last_run_id,
+    )
+
+
+def deep_view(
+    folder: AgentFolder, part: DeepPart, counter: TokenCounter, *, before: str | None, limit: int, tokens_max: int
+) -> DeepView:
+    """One page of Layer 2, newest first. A single piece larger than `tokens_max` is refused, not cut."""
+    names, read = _pieces(folder, part)
+    if before is not None and before not in names:
+        raise OptionInvalid(option="before", value=before, expected=f"use the `more` of an earlier page of {part}")
+    start = 0 if before is None else names.index(before) + 1
+    items: list[DeepItem] = []
+    more = None
+    for item in _measured(names[start:], read, counter):
+        if item.token_count > tokens_max and not items:
+            what = f"{part} {item.name}"
+            raise MemoryOverLimit(what=what, agent_id=folder.agent_id, tokens=item.token_count, limit=tokens_max)
+        if len(items) == limit or sum(kept.token_count for kept in items) + item.token_count > tokens_max:
+            more = items[-1].name
+            break
+        items.append(item)
+    return DeepView(
+        agent_id=folder.agent_id,
+        part=part,
+        version=version_of(folder),
+        commit=commit_id(folder),
+        items=tuple(items),
+        token_count=sum(item.token_count for item in items),
+        more=more,
+    )
+
+
+def commit_id(folder: AgentFolder) -> CommitId | None:
+    """The commit a folder is read at, as text."""
+    return None if folder.commit is None else CommitId(folder.commit.decode())
+
+
+def _measured(names: Sequence[str], read: Callable[[str], str], counter: TokenCounter) -> Iterator[DeepItem]:
+    for name in names:
+        text = read(name)
+        yield DeepItem(name=name, text=text, token_count=counter(text))
+
+
+def _pieces(folder: AgentFolder, part: DeepPart) -> tuple[list[str], Callable[[str], str]]:
+    """The names of the pieces of a part, newest first, and how to read one."""
+    if part is DeepPart.DECISIONS:
+        decisions = _decisions(folder.text(DECISIONS))
+        return sorted(decisions, reverse=True), decisions.__getitem__
+    names = [name.removesuffix(".md") for name in folder.names(part) if name.endswith(".md")]
+    return sorted(names, reverse=True), lambda name: folder.text(f"{part}/{name}.md")
+
+
+def _decisions(text: str) -> dict[str, str]:
+    """Each `## ` section by its number in the file; what stands before the first one is number 0."""
+    lines = text.split("\n")
+    starts = [heading.line for heading in markdown.outline(lines).headings if heading.level == 2]
+    bounds = [0, *starts, len(lines)]
+    pieces = ("\n".join(lines[first:last]).strip("\n") for first, last in pairwise(bounds))
+    return {f"{number:06}": f"{piece}\n" for number, piece in enumerate(pieces) if piece.strip()}
+
+
+# Agent memory in one bare git repository: read by anyone who may, changed by applied proposals only.
+#
+# Reads take no lock: they look at one commit, and the same commit always gives the same answer. A commit holds the
+# writer's lock, moves the branch by compare-and-set, and returns when everything is on the disk. Applying a proposal a
+# second time finds the first commit. Calls block for milliseconds; from an event loop, use a thread.
 
 MOVE_ATTEMPTS_MAX = 8
 """How often a commit is built again because a git beside us moved the branch meanwhile."""
@@ -75,7 +162,7 @@ class MemoryRepository:
         agent, head = checked_agent_id(agent_id), self._bare.branch()
         with self._bare.objects() as objects:
             folder = AgentFolder(objects, head, agent)
-            return reading.view(folder, ReadMode(mode), self._counter, READ_LIMITS[mode].tokens_max)
+            return view(folder, ReadMode(mode), self._counter, READ_LIMITS[mode].tokens_max)
 
     def read_deep(
         self,
@@ -92,17 +179,15 @@ class MemoryRepository:
         tokens_max = checked_count(tokens_max, "tokens_max", DEEP_TOKENS_MAX)
         with self._bare.objects() as objects:
             folder = AgentFolder(objects, head, agent)
-            return reading.deep_view(
-                folder, DeepPart(part), self._counter, before=before, limit=limit, tokens_max=tokens_max
-            )
+            return deep_view(folder, DeepPart(part), self._counter, before=before, limit=limit, tokens_max=tokens_max)
 
     def show(self, agent_id: str, version: int) -> MemoryView:
         """All of Layer 1 as one version left it, for a person to look at; no limit refuses it."""
         agent, head = checked_agent_id(agent_id), self._bare.branch()
         with self._bare.objects() as objects:
-            newest = applying.version_of(AgentFolder(objects, head, agent))
+            newest = commit_plan.version_of(AgentFolder(objects, head, agent))
             commit = history.find_version(objects, head, agent, version, newest)
-            return reading.view(AgentFolder(objects, commit, agent), ReadMode.WIDE, self._counter, None)
+            return view(AgentFolder(objects, commit, agent), ReadMode.WIDE, self._counter, None)
 
     def history(self, agent_id: str, *, limit: int = 50, before: CommitId | None = None) -> HistoryPage:
         """The commits that changed a memory, newest first; `before` is the `more` of the page before."""
@@ -118,7 +203,7 @@ class MemoryRepository:
         """Unified text between two versions of Layer 1; with `deep`, of Layer 2 too."""
         agent, head = checked_agent_id(agent_id), self._bare.branch()
         with self._bare.objects() as objects:
-            newest = applying.version_of(AgentFolder(objects, head, agent))
+            newest = commit_plan.version_of(AgentFolder(objects, head, agent))
             before, after = (
                 AgentFolder(objects, history.find_version(objects, head, agent, version, newest), agent)
                 for version in (from_version, to_version)
@@ -129,7 +214,7 @@ class MemoryRepository:
         """What these updates would change in the memory as it is now, as unified text; raises UpdatesRefused."""
         agent, head = checked_agent_id(agent_id), self._bare.branch()
         with self._bare.objects() as objects:
-            return applying.preview(AgentFolder(objects, head, agent), updates, run_id, at, self._counter)
+            return commit_plan.preview(AgentFolder(objects, head, agent), updates, run_id, at, self._counter)
 
     def verify(self, commits_max: int = VERIFY_COMMITS_MAX) -> MemoryVerifyReport:
         """Check every object and every commit; what is found is listed, not repaired."""
@@ -156,7 +241,7 @@ class MemoryRepository:
         Raises UpdatesRefused when the updates do not fit the memory, ProposalReused when the proposal was applied
         with other updates. After MemoryUnavailable or a lost process, ask again: it is never applied twice.
         """
-        order = applying.checked_order(
+        order = commit_plan.checked_order(
             agent_id,
             updates,
             run_id=run_id,
@@ -180,17 +265,17 @@ class MemoryRepository:
         head = self._bare.branch()
         with self._bare.objects() as objects:
             folder = AgentFolder(objects, head, order.agent_id)
-            marker = applying.marker_of(folder, order.proposal_id)
+            marker = commit_plan.marker_of(folder, order.proposal_id)
             if marker is not None:
                 if marker.updates_digest != digest(order.updates):
                     raise ProposalReused(agent_id=order.agent_id, proposal_id=order.proposal_id)
                 found = history.find_proposal(objects, head, order.agent_id, order.proposal_id)
                 self._bare.sync_branch()
                 return AlreadyApplied(commit=CommitId(found.decode()), version=marker.version)
-            current = applying.version_of(folder)
+            current = commit_plan.version_of(folder)
             if current != expected_version:
                 return VersionConflict(expected=expected_version, current=current)
-            planned = applying.plan(objects, folder, order, self._counter)
+            planned = commit_plan.plan(objects, folder, order, self._counter)
         self._bare.write(planned.objects)
         if not self._bare.move_branch(head, planned.commit):
             return None

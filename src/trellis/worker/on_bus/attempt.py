@@ -1,12 +1,10 @@
-"""One order that this worker holds: what it was sent, how far it is, and whether it should stop.
-
-An order is in turn waiting for a slot, asking for its start, running, and reporting its result. It is mutable and belongs
-to the event loop; a handler's thread only reads its flags and leaves its progress here.
-"""
+"""Attempts of a worker on the bus: one order that it holds, and the orders that it has seen."""
 
 import asyncio
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, cast
 
 from trellis.bus.messages import (
@@ -18,14 +16,20 @@ from trellis.bus.messages import (
     Dispatch,
     JobOrder,
     JobProgress,
+    JobResult,
     Status,
 )
-from trellis.bus.requests import RETRY_ATTEMPT, JobRequest
-from trellis.bus.wire_ids import read_wire_id
+from trellis.bus.requests import RETRY_ATTEMPT, JobRequest, read_wire_id
 from trellis.engine import tracing
 from trellis.engine.event_data import ArtifactPointer
 from trellis.engine.jobs import Epoch, JobId
+from trellis.engine.recent_entries import LruCache
 from trellis.worker.held import StopCause
+
+# One order that this worker holds: what it was sent, how far it is, and whether it should stop.
+#
+# An order is in turn waiting for a slot, asking for its start, running, and reporting its result. It is mutable and belongs
+# to the event loop; a handler's thread only reads its flags and leaves its progress here.
 
 LEASE_S_DEFAULT = 30.0
 LEASE_S_MAX = 86_400.0
@@ -219,3 +223,59 @@ def _number(env: Mapping[str, str], name: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and value > 0 else None
+
+
+# Which orders a worker has seen, so that none is executed twice and none that is out of date is executed at all.
+#
+# Our own control plane gives every handing-out a wire id of its own. Other schedulers send the job's id with a dispatch: the same dispatch
+# and attempt again is a copy, the next attempt of a dispatch is a new order, and any other attempt of it is not executed. One that jumps
+# forward may follow attempts at other workers: it is given back, so that its scheduler goes on, and the attempt after it is a new order here.
+
+SEEN_MAX = 10_000
+"""How many orders are remembered."""
+
+
+class OrderKind(StrEnum):
+    """What an order is beside those that came before it."""
+
+    NEW = "new"
+    COPY = "copy"
+    STALE = "stale attempt"
+    """A lower attempt than the last one of its dispatch."""
+    FUTURE = "future attempt"
+    """An attempt that does not follow the last one of its dispatch here."""
+
+
+class SeenOrders:
+    """The orders of one worker."""
+
+    def __init__(self) -> None:
+        self._results: OrderedDict[str, JobResult | None] = OrderedDict()
+        self._last_attempts: LruCache[tuple[str, str], int] = LruCache(SEEN_MAX)
+
+    def note(self, attempt: OrderAttempt) -> OrderKind:
+        """What kind of order this is; it is remembered unless it is out of date."""
+        kind = OrderKind.NEW
+        if attempt.identity in self._results:
+            return OrderKind.COPY
+        dispatch = attempt.order.dispatch
+        if not attempt.asks and dispatch.dispatch_id and dispatch.attempt:
+            key = (attempt.wire_id, dispatch.dispatch_id)
+            last = self._last_attempts.get(key)
+            if last is not None and dispatch.attempt <= last:
+                return OrderKind.STALE
+            if last is not None and dispatch.attempt > last + 1:
+                kind = OrderKind.FUTURE
+            self._last_attempts[key] = dispatch.attempt
+        self._results[attempt.identity] = None
+        while len(self._results) > SEEN_MAX:
+            self._results.popitem(last=False)
+        return kind
+
+    def settle(self, attempt: OrderAttempt, result: JobResult) -> None:
+        """Remember what was reported of an order."""
+        self._results[attempt.identity] = result
+
+    def result(self, attempt: OrderAttempt) -> JobResult | None:
+        """What was reported of this order; None while nothing was."""
+        return self._results.get(attempt.identity)

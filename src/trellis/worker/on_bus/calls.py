@@ -13,7 +13,7 @@ from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import InputError, PermanentError, TransientError, TrellisError, ValidationError
 from trellis.engine.logs import log_of
-from trellis.engine.retries import error_text
+from trellis.engine.retry_policy import error_text
 from trellis.engine.text import error_message
 from trellis.worker.app import HandlerKind, JobSpec
 from trellis.worker.context import Context, Item

@@ -13,8 +13,7 @@ from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import PermanentError
 from trellis.engine.event_data import ArtifactPointer, add_artifact
 from trellis.engine.jobs import Epoch, JobId
-from trellis.worker.held import StopCause
-from trellis.worker.logs import JobLogger, LogBuffer
+from trellis.worker.held import JobLogger, LogBuffer, StopCause
 from trellis.worker.on_bus.attempt import OrderAttempt
 from trellis.worker.payloads import any_json_bytes
 

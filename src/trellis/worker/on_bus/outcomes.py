@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from trellis.bus.messages import NOT_BEGUN, ErrorCode, JobResult, Status, error_number
 from trellis.engine.errors import JobError, PermanentError, TransientError, ValidationError
-from trellis.engine.retries import storable
+from trellis.engine.retry_policy import storable
 from trellis.engine.text import error_message
 from trellis.worker.held import StopCause
 from trellis.worker.on_bus.attempt import OrderAttempt

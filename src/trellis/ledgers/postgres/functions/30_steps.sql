@@ -10,7 +10,7 @@ begin
   end if;
 end $$;
 
--- Some verbs are no transition of a lifecycle; engine/authority.py says who may use them, and `rule_grant` holds what it says.
+-- Some verbs are no transition of a lifecycle; auth/principals.py says who may use them, and `rule_grant` holds what it says.
 create or replace function _require(p_role smallint, p_verb text) returns void language plpgsql stable set search_path from current as $$
 begin
   if not exists (select from rule_grant g where g.rule = 'ledger.' || p_verb and g.role = p_role and g.reach = 'yes') then

@@ -8,7 +8,7 @@ begin
     using errcode = 'TR008', detail = of_type;
 end $$;
 
--- The options of a type as acts show them. engine/type_options.py words it the same.
+-- The options of a type as acts show them. engine/jobs.py words it the same.
 create or replace function _options_text(p_prio smallint, p_attempts int, p_deaths smallint, p_deadline float8, p_limit int, p_keyed boolean,
                                          p_compensation text) returns text language sql immutable set search_path from current as $$
   select concat_ws(', ', 'priority ' || p_prio, 'max_attempts ' || p_attempts, 'max_deaths ' || p_deaths, 'deadline_s ' || p_deadline,

@@ -6,7 +6,7 @@ $f$;
 create or replace function trellis._rank(p_lifecycle smallint, p_state smallint) returns int language sql immutable as $f$
   select get_byte('\x{ranks}'::bytea, p_lifecycle::int * 16 + p_state)
 $f$;
--- The texts that the engine records as causes of what is no decision of engine/decide.py; `lifecycles/causes.py` holds them all.
+-- The texts that the engine records as causes of what is no decision of engine/decide.py; `lifecycles/events.py` holds them all.
 create or replace function trellis._cause(p_name text) returns text language sql immutable as $f$
   select case p_name {causes} end
 $f$;
@@ -19,11 +19,11 @@ $f$;
 create or replace function trellis._facts({fact_names}) returns int language sql immutable as $f$
   select {fact_bits}
 $f$;
--- Whether so few attempts were lost that one more which never began costs none (engine/deaths.py).
+-- Whether so few attempts were lost that one more which never began costs none (engine/retry_policy.py).
 create or replace function trellis._sparable(p_attempt int) returns boolean language sql immutable as $f$
   select p_attempt < {unbegun_losses_max}
 $f$;
--- Whether a job must have its worker to itself; why, and the same for SQLite: engine/deaths.py.
+-- Whether a job must have its worker to itself; why, and the same for SQLite: engine/retry_policy.py.
 create or replace function trellis._runs_alone(p_deaths smallint, p_max_deaths smallint, p_attempt int, p_max_attempts int) returns boolean
 language sql immutable as $f$
   select p_deaths > 0 and (p_deaths >= {company_deaths_max} or p_max_deaths between 1 and p_deaths + 1 or p_attempt + 1 >= p_max_attempts)

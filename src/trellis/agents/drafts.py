@@ -1,0 +1,263 @@
+"""Whether what a model asks create-proposal for becomes a draft: a pure decision.
+
+What holds: the action is one that the agent's file allows; the target is a place that this action may touch, below the
+agent's own folder; sizes are bounded; text is what a person can see; citations are those that the sources read hold.
+Fields that the tool does not have are dropped and named, so nothing that a model writes can become a priority, a status
+or an id.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from trellis.agents.annotations import KINDS, Annotation
+from trellis.agents.definition import SafeOutput, Tool
+from trellis.agents.output import DraftChange, ProposalDraft, RefusalCode, ToolRefusal
+from trellis.engine.text import is_storable
+from trellis.nlm.citations import CITATIONS_MAX, EXCERPT_CHARS_MAX, FLAG_REF_CHARS_MAX, verify
+from trellis.nlm.provider import Citation, NlmAnswer, NlmSource
+from trellis.storage.memory import markdown
+from trellis.storage.memory.updates import AppliedUpdates, ProblemCode, RejectedUpdates, apply_updates
+from trellis.storage.objects.keys import checked_key
+from trellis.storage.objects.store import KeyInvalid
+
+SUMMARY_CHARS_MAX = 500
+REASONING_CHARS_MAX = 4_000
+TEXT_BYTES_MAX = 64 * 1024
+TARGET_CHARS_MAX = 200
+DETAIL_CHARS_MAX = 300
+DROPPED_MAX = 20
+DEFINITION_FILE = "_agent.md"
+
+FIELDS = (
+    "action",
+    "target",
+    "summary",
+    "text",
+    "reasoning",
+    "citations",
+    "operation",
+    "section",
+    "loop_id",
+    "resolution",
+)
+_ALIASES = {"file": "target", "content": "text"}
+"""How the memory's own vocabulary calls the same fields."""
+_NEEDS_FILES = frozenset({ProblemCode.SECTION_MISSING, ProblemCode.LOOP_MISSING, ProblemCode.NOTHING_CHANGED})
+_STAND_IN_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class _ActionRule:
+    """What an action may touch: new places below some folders, or one of the sources; and how."""
+
+    changes: tuple[DraftChange, ...]
+    folders: tuple[str, ...] = ()
+    on_source: bool = False
+
+
+_ACTION_RULES: Mapping[SafeOutput, _ActionRule] = {
+    SafeOutput.PROPOSE_EDIT: _ActionRule((DraftChange.APPEND, DraftChange.REPLACE), on_source=True),
+    SafeOutput.PROPOSE_TAG: _ActionRule((DraftChange.APPEND,), on_source=True),
+    SafeOutput.PROPOSE_COMMENT: _ActionRule((DraftChange.APPEND,), on_source=True),
+    SafeOutput.PROPOSE_NOTE: _ActionRule((DraftChange.CREATE,), folders=("notes", "sources")),
+    SafeOutput.PROPOSE_SUMMARY: _ActionRule((DraftChange.CREATE,), folders=("artifacts",)),
+    SafeOutput.PROPOSE_ARTIFACT: _ActionRule((DraftChange.CREATE,), folders=("artifacts",)),
+    SafeOutput.MEMORY_UPDATE: _ActionRule((DraftChange.APPEND, DraftChange.REPLACE, DraftChange.CLOSE)),
+    SafeOutput.LOGIC_UPDATE: _ActionRule((DraftChange.REPLACE, DraftChange.APPEND)),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftingContext:
+    """What a draft is judged against."""
+
+    run_id: str
+    safe_outputs: tuple[SafeOutput, ...]
+    sources: tuple[NlmSource, ...]
+    """Everything the agent may read."""
+    read: tuple[NlmSource, ...]
+    """What it has read so far."""
+    memory: Mapping[str, str]
+    drafts: Sequence[ProposalDraft]
+    proposals_max: int
+    annotations: Sequence[Annotation] = ()
+
+
+class _DraftRefused(Exception):
+    def __init__(self, code: RefusalCode, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+
+
+def check_draft(args: Mapping[str, Any], desktop: DraftingContext) -> ProposalDraft | ToolRefusal:
+    """The draft, or why there is none."""
+    given = {_ALIASES.get(name, name): value for name, value in args.items()}
+    try:
+        draft = _draft(given, desktop)
+    except _DraftRefused as no:
+        return ToolRefusal(
+            tool=Tool.CREATE_PROPOSAL.value,
+            code=no.code,
+            detail=no.detail[:DETAIL_CHARS_MAX],
+            action=_short_repr(given.get("action")),
+            target=_short_repr(given.get("target")),
+        )
+    return replace(draft, flags=(*draft.flags, *dropped_field_flags(given)))
+
+
+def dropped_field_flags(given: Mapping[str, Any], known: Sequence[str] = FIELDS) -> tuple[str, ...]:
+    """Flags that name the fields nobody asked for."""
+    unknown = [name for name in given if name not in known]
+    return tuple(f"{RefusalCode.FIELD_DROPPED}:{_short_repr(name)}" for name in unknown[:DROPPED_MAX])
+
+
+def _draft(given: Mapping[str, Any], desktop: DraftingContext) -> ProposalDraft:
+    action = _action(given.get("action"), desktop)
+    rule = _ACTION_RULES[action]
+    change = _change(given.get("operation"), action, rule)
+    closing = change is DraftChange.CLOSE
+    draft = ProposalDraft(
+        action=action,
+        target=_target(_text(given, "target", chars_max=TARGET_CHARS_MAX), action, rule, desktop),
+        change=change,
+        summary=" ".join(_text(given, "summary", chars_max=SUMMARY_CHARS_MAX).split()),
+        text=_text(given, "text", bytes_max=TEXT_BYTES_MAX, required=not closing),
+        reasoning=_text(given, "reasoning", chars_max=REASONING_CHARS_MAX, required=False),
+        section=_text(given, "section", chars_max=SUMMARY_CHARS_MAX, required=False) or None,
+        loop_id=_text(given, "loop_id", chars_max=TARGET_CHARS_MAX, required=False) or None,
+        resolution=_text(given, "resolution", chars_max=REASONING_CHARS_MAX, required=False) or None,
+    )
+    if action is SafeOutput.MEMORY_UPDATE:
+        _check_update(draft, desktop)
+    else:
+        draft = replace(draft, section=None, loop_id=None, resolution=None)
+    citations, flags = _citations(given.get("citations"), desktop.read)
+    draft = replace(draft, citations=citations, flags=flags)
+    same = [(one.action, one.target, one.change, one.text, one.loop_id) for one in desktop.drafts]
+    if (draft.action, draft.target, draft.change, draft.text, draft.loop_id) in same:
+        raise _DraftRefused(RefusalCode.DUPLICATE, "the same proposal was made in this run already")
+    if any(
+        (KINDS.get(action), draft.target, draft.text) == (one.kind, one.target, one.text) for one in desktop.annotations
+    ):
+        raise _DraftRefused(RefusalCode.DUPLICATE, "the same annotation stands beside that source already")
+    if len(desktop.drafts) >= desktop.proposals_max:
+        raise _DraftRefused(RefusalCode.TOO_MANY, f"a run makes at most {desktop.proposals_max} proposals; finish now")
+    return draft
+
+
+def _action(value: object, desktop: DraftingContext) -> SafeOutput:
+    allowed = ", ".join(desktop.safe_outputs)
+    if isinstance(value, str) and value in desktop.safe_outputs:
+        return SafeOutput(value)
+    raise _DraftRefused(
+        RefusalCode.ACTION_NOT_ALLOWED,
+        f"{_short_repr(value)!r} is not among the agent's safe_outputs; use one of {allowed}",
+    )
+
+
+def _change(value: object, action: SafeOutput, rule: _ActionRule) -> DraftChange:
+    if value is None:
+        return rule.changes[0]
+    if isinstance(value, str) and value in rule.changes:
+        return DraftChange(value)
+    allowed = ", ".join(rule.changes)
+    raise _DraftRefused(
+        RefusalCode.FIELD_INVALID, f"operation {_short_repr(value)!r} does not fit {action}; use {allowed}"
+    )
+
+
+def _target(target: str, action: SafeOutput, rule: _ActionRule, desktop: DraftingContext) -> str:
+    """The target as it was given, if this action may touch it. Nothing is repaired: what is odd is refused."""
+    if action is SafeOutput.MEMORY_UPDATE:
+        return target
+    if action is SafeOutput.LOGIC_UPDATE:
+        if target != DEFINITION_FILE:
+            raise _DraftRefused(
+                RefusalCode.TARGET_NOT_ALLOWED, f"a logic-update changes {DEFINITION_FILE} and nothing else"
+            )
+        return target
+    refs = [source.ref for source in desktop.sources]
+    if rule.on_source:
+        if target not in refs:
+            raise _DraftRefused(
+                RefusalCode.TARGET_NOT_ALLOWED, f"there is no source {target!r}; use one of {', '.join(refs)}"
+            )
+        return target
+    try:
+        checked_key(target)
+    except KeyInvalid as invalid:
+        raise _DraftRefused(RefusalCode.TARGET_NOT_ALLOWED, str(invalid)) from None
+    folder, slash, _ = target.partition("/")
+    if not slash or folder not in rule.folders:
+        places = " or ".join(f"{name}/…" for name in rule.folders)
+        raise _DraftRefused(RefusalCode.TARGET_NOT_ALLOWED, f"{action} makes {places}, not {target!r}")
+    if not target.isprintable() or not target.endswith((".md", ".txt", ".json")):
+        raise _DraftRefused(
+            RefusalCode.TARGET_NOT_ALLOWED, f"{target!r} is no name of a text; end it in .md, .txt or .json"
+        )
+    if target in refs:
+        raise _DraftRefused(RefusalCode.TARGET_NOT_ALLOWED, f"{target!r} is there already; choose another name")
+    return target
+
+
+def _text(given: Mapping[str, Any], name: str, *, chars_max: int = 0, bytes_max: int = 0, required: bool = True) -> str:
+    value = given.get(name)
+    if value is None or value == "":
+        if required:
+            raise _DraftRefused(RefusalCode.FIELD_MISSING, f"{name} is missing")
+        return ""
+    if not isinstance(value, str):
+        raise _DraftRefused(RefusalCode.FIELD_INVALID, f"{name} must be text")
+    text = value.replace("\r\n", "\n")
+    if problem := markdown.problem_in(text):
+        raise _DraftRefused(RefusalCode.TEXT_UNSAFE, f"{name} cannot be kept: {problem}")
+    if required and not text.strip():
+        raise _DraftRefused(RefusalCode.FIELD_MISSING, f"{name} is empty")
+    if chars_max and len(text) > chars_max:
+        raise _DraftRefused(RefusalCode.TOO_LARGE, f"{name} has {len(text)} characters and the limit is {chars_max}")
+    if bytes_max and len(text.encode()) > bytes_max:
+        raise _DraftRefused(
+            RefusalCode.TOO_LARGE, f"{name} has {len(text.encode())} bytes and the limit is {bytes_max}"
+        )
+    return text
+
+
+def _check_update(draft: ProposalDraft, desktop: DraftingContext) -> None:
+    """What memory itself would refuse, as far as that can be known from what the agent read."""
+    tried = apply_updates(desktop.memory, (draft.update(),), _STAND_IN_TIME, run_id=desktop.run_id)
+    match tried:
+        case AppliedUpdates():
+            return
+        case RejectedUpdates(problems=problems):
+            known = draft.target in desktop.memory
+            counted = [str(problem) for problem in problems if known or problem.code not in _NEEDS_FILES]
+            if counted:
+                raise _DraftRefused(RefusalCode.UPDATE_INVALID, "; ".join(counted))
+
+
+def _citations(value: object, read: tuple[NlmSource, ...]) -> tuple[tuple[Citation, ...], tuple[str, ...]]:
+    """The citations that stand in what was read, and what is to be known about the others."""
+    if value is None:
+        value = []
+    if not isinstance(value, list):
+        raise _DraftRefused(RefusalCode.FIELD_INVALID, "citations must be a list of {ref, excerpt}")
+    items = cast("list[object]", value)
+    claimed: list[Citation] = []
+    for item in items[: CITATIONS_MAX + 1]:
+        one = cast("dict[str, object]", item) if isinstance(item, dict) else {}
+        ref, excerpt = one.get("ref"), one.get("excerpt")
+        if not isinstance(ref, str) or not isinstance(excerpt, str) or not is_storable(ref + excerpt):
+            raise _DraftRefused(RefusalCode.FIELD_INVALID, "each citation needs ref and excerpt, both text")
+        claimed.append(Citation(ref[:FLAG_REF_CHARS_MAX], excerpt[: EXCERPT_CHARS_MAX + 1]))
+    verified = verify(NlmAnswer(text="", citations=tuple(claimed)), read)
+    return verified.citations, verified.flags
+
+
+def _short_repr(value: object) -> str | None:
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else type(value).__name__
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:80])

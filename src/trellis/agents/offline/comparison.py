@@ -1,0 +1,204 @@
+"""Whether two statements of two sources may not agree: figures that differ, or one that denies what the other does not.
+
+Words are compared, not meanings, so what is found here is a pair for a person to look at and never a verdict. Two
+statements are about one matter when they share enough words and name no different items (`TS-01` is not `TS-02`).
+Figures are compared in their unit only; years need more in common than measurements, because every story has several.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations, islice
+
+from trellis.agents.offline.phrases import WORDS
+from trellis.nlm.passages import passages
+from trellis.nlm.provider import NlmSource
+from trellis.nlm.words import stem, stems, words
+
+STATEMENTS_MAX = 300
+"""Of the sources together: pairs grow with the square."""
+SUBJECTS_MAX = 4
+YEAR = "year"
+_NAME_WEIGHT = 2
+
+_TABLE = WORDS["comparing"]
+_RANGE = "|".join(re.escape(word) for word in _TABLE["ranges"])
+_NUMBER = re.compile(
+    r"(?<![\w.,/-])(?P<first>\d{1,9}(?:[.,]\d{1,6})?)"
+    rf"(?:\s?(?:{_RANGE})\s?(?P<second>\d{{1,9}}(?:[.,]\d{{1,6}})?))?"
+    r"(?:\s?(?P<unit>%|°C|[^\W\d_]+))?",
+)
+_COMPOUND = re.compile(r"\w+(?:-\w+)*")
+_UNITS: dict[str, str] = {written: unit for unit, ways in _TABLE["units"].items() for written in ways}
+_PART = re.compile(r"[.;!?|]\s")
+_DENIALS = frozenset[str](_TABLE["denials"])
+
+
+class ConflictKind(StrEnum):
+    """How two statements may not agree."""
+
+    FIGURES = "figures"
+    DENIAL = "denial"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A piece of a source, and what it can be compared by."""
+
+    ref: str
+    excerpt: str
+    stems: frozenset[str]
+    names: frozenset[str]
+    figures: frozenset[tuple[str, str]]
+    denied: frozenset[str]
+    """The stems of those parts of it that deny."""
+    denials: int
+    """How many words of it deny."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatementConflict:
+    """Two statements that may not agree; the more they have in common, the greater the weight."""
+
+    kind: ConflictKind
+    first: Statement
+    second: Statement
+    weight: float
+
+
+def names_in(text: str) -> frozenset[str]:
+    """The items that a text names by a word with a letter and a digit, such as TS-03."""
+    return frozenset(match[0].lower() for match in _COMPOUND.finditer(text) if _is_name(match[0]))
+
+
+def _is_name(word: str) -> bool:
+    # Asked of the word that was found: a pattern that looks ahead from each of its parts takes the square of its length.
+    return any(letter.isalpha() for letter in word) and any(letter.isdigit() for letter in word)
+
+
+def _without_names(text: str) -> str:
+    return _COMPOUND.sub(lambda match: " " if _is_name(match[0]) else match[0], text)
+
+
+def statement(ref: str, excerpt: str) -> Statement:
+    """What a piece of text can be compared by."""
+    matter = frozenset(one for one in stems(_without_names(excerpt)) if not any(letter.isdigit() for letter in one))
+    return Statement(
+        ref=ref,
+        excerpt=excerpt,
+        stems=matter - {stem(unit.lower()) for unit in _UNITS},
+        names=names_in(excerpt),
+        figures=frozenset(_figures(_without_names(excerpt))),
+        denied=frozenset(one for part in _PART.split(excerpt) if _denials(part) for one in stems(part)),
+        denials=_denials(excerpt),
+    )
+
+
+def conflicts(statements: Sequence[Statement]) -> list[StatementConflict]:
+    """Pairs of different sources whose figures differ, the weightiest first; each statement once."""
+    found = [pair for first, second in combinations(statements, 2) if (pair := _differ(first, second))]
+    return _without_shared_statements(found)
+
+
+def conflicts_between(ours: Sequence[Statement], theirs: Sequence[Statement]) -> list[StatementConflict]:
+    """Pairs of one of ours and one of theirs whose figures differ, the weightiest first; each statement once."""
+    return _without_shared_statements([pair for first in ours for second in theirs if (pair := _differ(first, second))])
+
+
+def denials(question: str, answers: Sequence[Statement], others: Sequence[Statement]) -> list[StatementConflict]:
+    """Pairs of which one denies what the question asks about and the other does not.
+
+    One of the two must name an item that the question names: without that, a denial here and a statement there are
+    about two things more often than about one. An answer to another question needs more words in common.
+    """
+    asked = statement("", question)
+    found: list[StatementConflict] = []
+    for first, second in combinations(dict.fromkeys([*answers, *others]), 2):
+        contested = first.stems & second.stems & asked.stems & (first.denied ^ second.denied)
+        least = 1 if first in answers and second in answers else 2
+        named = (first.names | second.names) & asked.names
+        if first.ref != second.ref and named and len(contested) >= least and not _name_different_items(first, second):
+            emphasis = 0.1 * (first.denials + second.denials)
+            found.append(StatementConflict(ConflictKind.DENIAL, first, second, len(contested) + emphasis))
+    return _without_shared_statements(found)
+
+
+def subjects(sources: Mapping[str, str]) -> list[str]:
+    """The words that statements with different figures have in common: what is worth asking about."""
+    return [_shared_words(pair) for pair in conflicts(statements_with_figures(sources))[:SUBJECTS_MAX]]
+
+
+def statements_with_figures(sources: Mapping[str, str]) -> list[Statement]:
+    """The statements of the sources that hold a figure."""
+    return list(islice(_statements(sources), STATEMENTS_MAX))
+
+
+def _statements(sources: Mapping[str, str]) -> Iterable[Statement]:
+    for ref, text in sorted(sources.items()):
+        for passage in passages(NlmSource(ref, text)):
+            for sentence in passage.sentences:
+                one = statement(ref, text[sentence.start : sentence.end]) if sentence.citable else None
+                if one is not None and one.figures:
+                    yield one
+
+
+def _differ(first: Statement, second: Statement) -> StatementConflict | None:
+    if first.ref == second.ref or _name_different_items(first, second):
+        return None
+    shared = first.stems & second.stems
+    least = min(len(first.stems), len(second.stems))
+    weight = len(shared) + _NAME_WEIGHT * len(first.names & second.names)
+    if not shared or not least:
+        return None
+    share = len(shared) / least
+    for unit in sorted({unit for unit, _ in first.figures} & {unit for unit, _ in second.figures}):
+        ours = {value for kind, value in first.figures if kind == unit}
+        theirs = {value for kind, value in second.figures if kind == unit}
+        enough = (3, 0.5) if unit == YEAR or unit not in _UNITS.values() else (2, 0.25)
+        if ours.isdisjoint(theirs) and weight >= enough[0] and share >= enough[1]:
+            return StatementConflict(ConflictKind.FIGURES, first, second, weight + share)
+    return None
+
+
+def _denials(text: str) -> int:
+    return sum(word in _DENIALS for word in words(text))
+
+
+def _name_different_items(first: Statement, second: Statement) -> bool:
+    """Whether they name different items."""
+    return bool(first.names) and bool(second.names) and first.names.isdisjoint(second.names)
+
+
+def _without_shared_statements(found: list[StatementConflict]) -> list[StatementConflict]:
+    """The weightiest pairs of which no statement is in two."""
+    kept: list[StatementConflict] = []
+    seen: set[tuple[str, str]] = set()
+    order = sorted(
+        found, key=lambda one: (-one.weight, one.first.ref, one.first.excerpt, one.second.ref, one.second.excerpt)
+    )
+    for pair in order:
+        both = {(pair.first.ref, pair.first.excerpt), (pair.second.ref, pair.second.excerpt)}
+        if not both & seen:
+            seen |= both
+            kept.append(pair)
+    return kept
+
+
+def _figures(text: str) -> Iterable[tuple[str, str]]:
+    for match in _NUMBER.finditer(text):
+        word = match["unit"] or ""
+        values = [value.replace(",", ".") for value in (match["first"], match["second"]) if value]
+        unit = _UNITS.get(word) or _UNITS.get(word.lower())
+        if unit is None and all(len(value) == 4 and "1000" <= value <= "2100" for value in values):
+            unit = YEAR
+        if unit is None and len(word) > 2 and stems(word):
+            unit = f"of {stem(word.lower())}"
+        if unit is not None:
+            yield unit, " ".join(values)
+
+
+def _shared_words(pair: StatementConflict) -> str:
+    shared, names = pair.first.stems & pair.second.stems, pair.first.names & pair.second.names
+    kept = [word for word in words(pair.first.excerpt) if stem(word) in shared]
+    return " ".join(dict.fromkeys([*sorted(name.upper() for name in names), *kept])) + "?"

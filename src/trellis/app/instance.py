@@ -1,0 +1,524 @@
+"""One instance of the platform: ledger, object store, memory and answers, joined; and the services that work on them."""
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
+from typing import Any
+
+from trellis.agents.catalog import Catalog, agent_key
+from trellis.agents.garden import AGENTS, memory_seed, plant
+from trellis.agents.models import ModelOptions
+from trellis.agents.run_inputs import RunLimits
+from trellis.app.fleet import (
+    StorageLocations,
+    gateway_address,
+    kernel_of,
+    nlm_key,
+    reachable_host,
+    storage_locations,
+    topics_of,
+)
+from trellis.app.settings import Settings
+from trellis.app.wiring import (
+    ComponentToken,
+    SystemClock,
+    component_token,
+    elapsed_s,
+    new_id,
+    outgoing_tls,
+    process_name,
+)
+from trellis.artifacts.keys import project_id
+from trellis.artifacts.registry import ArtifactCollector, ArtifactRegistry
+from trellis.artifacts.rows import artifacts_of_run
+from trellis.auth.principals import Principal
+from trellis.bus.backlog import BacklogLimit
+from trellis.bus.collector import BusCollector, CollectOptions
+from trellis.bus.pointers import Pointers, make_pointers
+from trellis.bus.safety.kernel import SafetyKernel
+from trellis.bus.submitter import BusSubmitter as BusAsking
+from trellis.bus.topics import Topics
+from trellis.documents.publisher import DocumentPublisher, PublishedRuns
+from trellis.engine.admin_acts import NewAct
+from trellis.engine.jobs import Actor
+from trellis.engine.lease_runner import LeaseHeartbeat, LeaseRunnerOptions
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import SweepOptions
+from trellis.engine.service import Retention, Service, Sweeper, serve
+from trellis.inbox import InboxService, InboxSettler
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
+from trellis.nlm.open import open_provider
+from trellis.nlm.provider import NlmProvider
+from trellis.nlm.retrying_provider import RetryingProvider
+from trellis.proposals.apply import ApplyEngine, ApplyOptions
+from trellis.proposals.service import ProposalService
+from trellis.research.backend_client import READ_BYTES_MAX, NlmBackend
+from trellis.research.context import ContextAssembler
+from trellis.research.driver import QueueDriver, QueueDriverOptions
+from trellis.research.orchestrator import QueueOrchestrator
+from trellis.runs import finalization
+from trellis.runs.agent_acts import CREATED
+from trellis.runs.agent_gate import AgentGate
+from trellis.runs.health import AgentHealth
+from trellis.runs.orchestration import BuiltinLayer
+from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions
+from trellis.runs.pipeline import RunSteps
+from trellis.runs.projector import Projector, ProjectorOptions
+from trellis.runs.schedules import ScheduleFirer, ScheduleRegistrar
+from trellis.runs.timetable import Timetable
+from trellis.storage.memory import (
+    AlreadyApplied,
+    Committed,
+    MemoryRepository,
+    Operation,
+    TokenCounter,
+    Update,
+    count_tokens,
+    open_memory,
+)
+from trellis.storage.memory.bare_repository import check_belonging, repository_id
+from trellis.storage.memory.layout import open_tokenizer
+from trellis.storage.objects.address import s3_credentials
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore
+from trellis.worker.kinds import JobFactory, make_job_from_json
+
+PROBE_KEY = "agents/index.json"
+"""What the object store is asked for to see whether it answers."""
+SEED_RUN = "garden"
+JUDGED_PAGES_MAX = 1_000
+"""Pages of events that are judged before a command goes on; what is left is for the next process."""
+DAY_S = 24 * 3600.0
+
+
+HELPERS = {
+    "run-heartbeat": "orchestrator",
+    "agent-gate": "orchestrator",
+    "queue-orchestrator": "orchestrator",
+    "queue-heartbeat": "orchestrator",
+    "schedule-registrar": "schedules",
+    "bus-collector": "retention",
+}
+"""Services that belong to the part that is called by another one's name, and that name."""
+
+
+def role_of(service: str) -> str:
+    """What a person calls the part of the platform that this service belongs to."""
+    return HELPERS.get(service, service)
+
+
+def is_of_queue(service: Service[Any]) -> bool:
+    """Whether the service drives queue jobs."""
+    return service.name.startswith("queue-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """Everything open."""
+
+    places: StorageLocations
+    ledger: Ledger
+    objects: ObjectStore
+    memory: MemoryRepository
+    provider: NlmProvider
+    settings: Settings
+    name: str
+    counter: TokenCounter = field(default=count_tokens, compare=False)
+    """What counts tokens of memory and sources (D50)."""
+    schedulers: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]], compare=False)
+    """What wakes the schedulers of the bus in this process; none where it runs elsewhere, and finds what is new by itself."""
+
+    def probes(self) -> dict[str, Callable[[], Awaitable[object]]]:
+        """What this instance cannot do without, each with a question that comes back when it answers."""
+        return {"ledger": self.ledger.ping, "objects": partial(self.objects.head, PROBE_KEY)}
+
+    def wake_bus(self) -> None:
+        """A job on a topic is new here, or may go on."""
+        for wake in self.schedulers:
+            wake()
+
+    @property
+    def gateway_url(self) -> str:
+        """Where callbacks come in and snapshots are read."""
+        return gateway_address(self.settings)
+
+    @property
+    def nlm_url(self) -> str:
+        """Where queue jobs are executed: as configured, else where this machine's NLM backend listens."""
+        there = f"http://{reachable_host(self.settings.nlm_host)}:{self.settings.nlm_port}"
+        return (self.settings.nlm_backend or there).rstrip("/")
+
+    def actor(self, role: Role) -> Actor:
+        """This process in a role."""
+        return Actor(role=role, name=self.name)
+
+    @property
+    def catalog(self) -> Catalog:
+        """The agents."""
+        return Catalog(self.objects, counter=self.counter)
+
+    @property
+    def artifacts(self) -> ArtifactRegistry:
+        """What queue jobs left behind."""
+        return ArtifactRegistry(
+            ledger=self.ledger,
+            objects=self.objects,
+            cid=project_id(self.settings.project),
+            new_id=new_id,
+            keep_days=self.settings.artifact_days,
+        )
+
+    @property
+    def published(self) -> PublishedRuns:
+        """What readers see."""
+        return PublishedRuns(self.objects, SystemClock())
+
+    @property
+    def layer(self) -> BuiltinLayer:
+        """How runs are begun."""
+        return BuiltinLayer(
+            ledger=self.ledger,
+            gateway=self.actor(Role.GATEWAY),
+            orchestrator=self.actor(Role.ORCHESTRATOR),
+            catalog=self.catalog,
+            publisher=DocumentPublisher(self.objects),
+            timetable=Timetable(objects=self.objects),
+            random_text=lambda: new_id()[:8],
+            waiting_max=self.settings.runs_waiting,
+            cancel_grace_s=self.settings.cancel_grace_s,
+        )
+
+    def apply_engine(self) -> ApplyEngine:
+        """What applies approved proposals."""
+        return ApplyEngine(
+            ledger=self.ledger,
+            actor=self.actor(Role.APPLY_ENGINE),
+            objects=self.objects,
+            memory=self.memory,
+            new_id=new_id,
+            options=ApplyOptions(),
+        )
+
+    def proposal_service(self, gateway: Actor) -> ProposalService:
+        """How proposals are made from outside a run, in this actor's name."""
+        return ProposalService(
+            ledger=self.ledger,
+            gateway=gateway,
+            objects=self.objects,
+            catalog=self.catalog,
+            apply_engine=self.apply_engine(),
+            clock=SystemClock(),
+            random_text=new_id,
+        )
+
+    def inbox(self, gateway: Actor) -> InboxService:
+        """What takes entries, in this actor's name."""
+        return InboxService(
+            ledger=self.ledger,
+            gateway=gateway,
+            layer=replace(self.layer, gateway=gateway),
+            proposal_service=self.proposal_service(gateway),
+            new_job=lambda asked, by: make_job_from_json(
+                asked, self.job_factory(Principal(name=by, roles=frozenset({Role.GATEWAY}), by_token=True))
+            ),
+        )
+
+    def job_factory(self, principal: Principal) -> JobFactory:
+        """What new jobs are made with, and checked against, for this principal."""
+        return JobFactory(
+            new_id=new_id,
+            ledger=self.ledger,
+            catalog=self.catalog,
+            bus_submitter=self._bus_submitter,
+            principal=principal,
+        )
+
+    @cached_property
+    def topics(self) -> Topics:
+        """How topics, pools and tenants are configured; raises BusConfigInvalid."""
+        return topics_of(self.settings)
+
+    @cached_property
+    def pointers(self) -> Pointers:
+        """What can be behind the pointers of jobs on the bus."""
+        return make_pointers(self.objects, self.settings.redis_url)
+
+    @cached_property
+    def kernel(self) -> SafetyKernel:
+        """What judges jobs before they are handed out; asked about for the first time, it opens nothing."""
+        return kernel_of(self.settings, self.places.ledger, monotonic=elapsed_s)
+
+    @cached_property
+    def room(self) -> BacklogLimit:
+        """How much may wait on the topics."""
+        return BacklogLimit(ledger=self.ledger, clock=SystemClock())
+
+    def _bus_submitter(self) -> BusAsking:
+        """How jobs on topics are asked for."""
+        return BusAsking(topics=self.topics, pointers=self.pointers, room=self.room, new_id=new_id)
+
+    def _token_as(self, role: Role) -> Callable[[], str]:
+        """What this process shows in a role; made when it is needed: without a key to sign with a job fails, and not the process."""
+
+        @cache
+        def made() -> ComponentToken:
+            return component_token(self.places.ledger, self.settings, role)
+
+        def token() -> str:
+            return made()()
+
+        return token
+
+    @cached_property
+    def nlm_reader(self) -> NlmBackend:
+        """How the gateway reads jobs of the NLM backend."""
+        token, tls = self._token_as(Role.GATEWAY), outgoing_tls(self.settings)
+        return NlmBackend(self.nlm_url, token, tls, answer_bytes_max=READ_BYTES_MAX)
+
+    async def release(self) -> None:
+        """End connections that were made on the way."""
+        if "nlm_reader" in vars(self):
+            await self.nlm_reader.close()
+        if "pointers" in vars(self):
+            await self.pointers.close()
+        if "kernel" in vars(self):
+            await self.kernel.close()
+
+    def queue_orchestrator(self) -> QueueOrchestrator:
+        """What drives queue jobs."""
+        clock, actor = SystemClock(), self.actor(Role.ORCHESTRATOR)
+        rng = random.Random()  # noqa: S311 - spreads retries, nothing secret
+        artifacts = self.artifacts
+        driver = QueueDriver(
+            ledger=self.ledger,
+            actor=actor,
+            clock=clock,
+            objects=self.objects,
+            assembly=ContextAssembler(
+                objects=self.objects, memory=self.memory, cid=artifacts.cid, counter=self.counter
+            ),
+            artifacts=artifacts,
+            layer=self.layer,
+            backend=NlmBackend(self.nlm_url, self._token_as(Role.ORCHESTRATOR), outgoing_tls(self.settings)),
+            gateway=self.gateway_url,
+            draw=rng.random,
+            options=QueueDriverOptions(
+                execution_s=self.settings.job_timeout_s, operator_window_s=self.settings.operator_window_s
+            ),
+        )
+        return QueueOrchestrator(
+            ledger=self.ledger,
+            actor=actor,
+            clock=clock,
+            driver=driver,
+            new_id=new_id,
+            options=LeaseRunnerOptions(poll_s=0.2),
+        )
+
+    def _orchestrator(self, engine: ApplyEngine, publisher: DocumentPublisher) -> Orchestrator:
+        """What drives runs; `publisher` tells its driver what was published."""
+        clock = SystemClock()
+        work = RunSteps(
+            ledger=self.ledger,
+            orchestrator=self.actor(Role.ORCHESTRATOR),
+            gateway=self.actor(Role.GATEWAY),
+            objects=self.objects,
+            memory=self.memory,
+            asking=RetryingProvider(self.provider, clock=clock),
+            models=_models(self.settings),
+            apply_engine=engine,
+            clock=clock,
+            limits=RunLimits(),
+            counter=self.counter,
+        )
+        driver = RunDriver(
+            ledger=self.ledger,
+            actor=self.actor(Role.ORCHESTRATOR),
+            clock=clock,
+            steps=work.steps(),
+            published=PublishedRuns(self.objects, clock, publisher).reached,
+            artifacts=partial(artifacts_of_run, self.ledger),
+            options=RunDriverOptions(upstream_wait_s=self.settings.upstream_wait_s),
+        )
+        return Orchestrator(
+            ledger=self.ledger,
+            actor=self.actor(Role.ORCHESTRATOR),
+            clock=clock,
+            driver=driver,
+            new_id=new_id,
+            options=OrchestratorOptions(concurrency=self.settings.runs, poll_s=0.2),
+        )
+
+    def services(self) -> list[Service[Any]]:
+        """All that runs need, in one process."""
+        clock, engine, layer = SystemClock(), self.apply_engine(), self.layer
+        publisher = DocumentPublisher(self.objects)  # the driver hears from it what the projector has published
+        orchestrator = self._orchestrator(engine, publisher)
+        queue = self.queue_orchestrator()
+        projector = Projector(
+            ledger=self.ledger,
+            actor=self.actor(Role.PROJECTOR),
+            publisher=publisher,
+            clock=clock,
+            options=ProjectorOptions(alone=frozenset(self.settings.audit_objects)),
+        )
+        return [
+            orchestrator,
+            LeaseHeartbeat(holder=orchestrator, name="run-heartbeat"),
+            queue,
+            LeaseHeartbeat(holder=queue, name="queue-heartbeat"),
+            projector,
+            engine,
+            ScheduleRegistrar(layer=layer, catalog=self.catalog),
+            ScheduleFirer(ledger=self.ledger, layer=layer, timetable=layer.timetable),
+            AgentGate(ledger=self.ledger, actor=self.actor(Role.ORCHESTRATOR), catalog=self.catalog),
+            self.agent_health(),
+            InboxSettler(inbox=self.inbox(self.actor(Role.GATEWAY))),
+            ArtifactCollector(artifacts=self.artifacts, is_recorded=partial(finalization.is_recorded, self.objects)),
+            Sweeper(
+                ledger=self.ledger,
+                actor=self.actor(Role.SWEEPER),
+                options=SweepOptions(windows_s=self.settings.windows_s),
+            ),
+            Retention(ledger=self.ledger),
+            self.bus_collector(),
+        ]
+
+    def agent_health(self) -> AgentHealth:
+        """What stops agents that keep failing."""
+        return AgentHealth(
+            ledger=self.ledger,
+            actor=self.actor(Role.CONTROL_PLANE),
+            catalog=self.catalog,
+        )
+
+    async def judge_agents(self) -> None:
+        """Come back when every run that has ended by now is judged: an agent that failed three times in a row is stopped then.
+
+        Where another process does this, it is left to that one.
+        """
+        health = self.agent_health()
+        try:
+            for _ in range(JUDGED_PAGES_MAX):
+                if not (await health.run_once()).events:
+                    return
+        finally:
+            await health.release()
+
+    def bus_collector(self) -> BusCollector:
+        """What removes contexts and results of jobs on topics that retention has removed."""
+        return BusCollector(
+            ledger=self.ledger,
+            actor=self.actor(Role.CONTROL_PLANE),
+            objects=self.objects,
+            options=CollectOptions(keep_s=self.settings.bus_object_days * DAY_S),
+        )
+
+    async def serve(self, stop: asyncio.Event, roles: frozenset[str] | None = None, *, queue_jobs: bool = True) -> None:
+        """Run the services of these roles, or all, until `stop` is set; runs under way are left for another process to go on with.
+
+        Without `queue_jobs` those are left alone: a process that has no gateway beside it would only spend their attempts.
+        """
+        services = [service for service in self.services() if roles is None or role_of(service.name) in roles]
+        if not queue_jobs:
+            services = [service for service in services if not is_of_queue(service)]
+        if any(isinstance(service, Orchestrator) for service in services):
+            await self.ledger.limit_held(self.actor(Role.ORCHESTRATOR), TYPE, self.settings.runs, cause="TRELLIS_RUNS")
+        rng = random.Random()  # noqa: S311 - spreads retries, nothing secret
+        await asyncio.gather(*(serve(service, SystemClock(), rng, stop) for service in services))
+        for service in services:
+            if isinstance(service, Orchestrator | QueueOrchestrator):
+                await service.drain()
+            elif isinstance(service, Projector | AgentHealth | BusCollector):
+                await service.release()
+
+    async def plant(self) -> None:
+        """Put the demonstration agents there, with the first pages of their memory. Twice is as once."""
+        for slug in AGENTS:  # before it is there: no crash leaves an agent that nobody made
+            if await self.objects.head(agent_key(slug)) is None:
+                created = NewAct(event=CREATED, subject=slug, target="active", cause="the garden is planted")
+                await self.ledger.record_act(self.actor(Role.CONTROL_PLANE), created)
+        await plant(self.objects)
+        for slug in AGENTS:
+            if (await asyncio.to_thread(self.memory.read, slug)).version == 0:
+                await self._seed(slug)
+
+    async def _seed(self, slug: str) -> None:
+        files = memory_seed(slug).items()
+        answer = await asyncio.to_thread(
+            self.memory.commit,
+            slug,
+            [Update(file=file, operation=Operation.REPLACE, content=text) for file, text in files],
+            expected_version=0,
+            run_id=SEED_RUN,
+            proposal_id=f"seed-{slug}",
+            reason="the garden is planted",
+            auto_approved=False,
+            author="garden",
+            at=await self.ledger.now(),
+        )
+        # Another process that planted at the same moment is as good.
+        assert isinstance(answer, Committed | AlreadyApplied) or answer.current > 0, answer
+
+
+@asynccontextmanager
+async def open_instance(
+    settings: Settings,
+    ledger_url: str,
+    *,
+    name: str | None = None,
+    part: str | None = None,
+    uses_memory: bool = True,
+) -> AsyncGenerator[Instance]:
+    """Open everything, and prove that the object store keeps conditional writes. Closes what it opened.
+
+    Raises MemoryOfAnother where the memory is used and belongs to another instance.
+    """
+    found, counter = storage_locations(settings, ledger_url), open_tokenizer(settings.tokenizer)
+    ledger = await open_ledger(found.ledger, part=part)
+    try:
+        objects = await open_objects(found.objects, credentials=s3_credentials(os.environ))
+        try:
+            await objects.probe()
+            provider = open_provider(
+                settings.nlm,
+                clock=SystemClock(),
+                base_url=settings.nlm_base_url,
+                model=settings.nlm_model,
+                key=nlm_key(settings),
+            )
+            memory = await asyncio.to_thread(open_memory, found.memory, counter=counter)
+            if uses_memory:
+                repository = await asyncio.to_thread(repository_id, memory.path, new_id)
+                await check_belonging(objects, repository, memory.path)
+            try:
+                instance = Instance(
+                    places=found,
+                    ledger=ledger,
+                    objects=objects,
+                    memory=memory,
+                    provider=provider,
+                    settings=settings,
+                    counter=counter,
+                    name=name or process_name("trellis"),
+                )
+                try:
+                    yield instance
+                finally:
+                    await instance.release()
+            finally:
+                await provider.close()
+        finally:
+            await objects.close()
+    finally:
+        await ledger.close()
+
+
+def _models(settings: Settings) -> ModelOptions:
+    key = settings.key_for("model_base_url")
+    return ModelOptions(base_url=settings.model_base_url, key=None if key is None else key.get_secret_value())

@@ -1,0 +1,439 @@
+"""Settings: `TRELLIS_*` in the environment, or keys of `trellis.toml`; read once, at the edge, into a frozen value.
+
+The environment wins over the file. A key of the file that does not exist is refused with the nearest one that does, and
+such a variable is warned of: a setting that silently does nothing is found at three in the morning.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import pydantic
+
+from trellis.engine.errors import SettingsInvalid
+from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, TYPE_PATTERN
+from trellis.engine.logs import log_of
+from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.worker.options import (
+    CONCURRENCY_DEFAULT,
+    CONCURRENCY_MAX,
+    DRAIN_S_DEFAULT,
+    SWEEP_OF_WORKERS,
+    WorkerOptions,
+)
+
+PREFIX = "TRELLIS_"
+TESTS_PREFIX = "TRELLIS_TEST_"
+FILE_NAME = "trellis.toml"
+LEDGER_DEFAULT = "sqlite:///trellis.db"
+HOST_DEFAULT = "127.0.0.1"
+PORT_DEFAULT = 8420
+NLM_PORT_DEFAULT = 8421
+SAFETY_PORT_DEFAULT = 8422
+LOCAL_BUS = "local"
+BUILTIN = "builtin"
+BUS_SCHEMES = ("nats://", "tls://", "ws://", "wss://")
+PROJECT_DEFAULT = "trellis"
+OUTGOING_MAX = 50
+_SERVICE_NAMES = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+
+_SECRETS = ("key", "token", "ledger", "url", "bus", "redis")
+"""How the names of settings end whose value may be or hold a secret."""
+
+_ENVIRONMENT_ONLY = {
+    "token": "a token does not belong in this file; set TRELLIS_TOKEN, or token_file to a private file that holds it",
+    "gateway_plain_http": "this file does not decide whether a token goes unencrypted; set TRELLIS_GATEWAY_PLAIN_HTTP",
+}
+"""Settings that the file may not have, and what to do instead."""
+AUDIT_OBJECTS_MAX = 50
+
+
+def _as_list(value: Any) -> Any:
+    """A list as the environment writes it, or as the file does."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+NLM_LEDGER_FILE = "nlm.db"
+KEYS_OF = {"model_base_url": "model_key", "nlm_base_url": "nlm_key"}
+"""Which key goes to the server that a setting names."""
+
+
+class Settings(pydantic.BaseModel):
+    """Everything that can be set."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+    ledger: str = LEDGER_DEFAULT
+    """`sqlite:///path` or `postgresql://…`."""
+    concurrency: int = pydantic.Field(CONCURRENCY_DEFAULT, ge=1, le=CONCURRENCY_MAX)
+    """Handlers that run at the same time in one worker."""
+    prefetch: int | None = pydantic.Field(None, ge=0)
+    """Jobs a worker holds beyond those running; by default chosen by concurrency."""
+    threads: int | None = pydantic.Field(None, ge=1)
+    """Threads for sync handlers."""
+    hints: bool = True
+    """Whether workers listen for hints or only poll."""
+    drain_s: float = pydantic.Field(DRAIN_S_DEFAULT, ge=0)
+    """How long running handlers may go on after the first signal."""
+    objects: str | None = None
+    """`file:///path` or `s3://bucket/prefix?endpoint=…`; by default a folder beside an SQLite ledger."""
+    memory: Path | None = None
+    """The git repository of agents' memory; by default beside an SQLite ledger."""
+    nlm: str = "extractive"
+    """Who answers grounded questions: `extractive`, `openai`, or the name of a plug-in."""
+    nlm_base_url: str | None = None
+    nlm_model: str | None = None
+    nlm_key: pydantic.SecretStr | None = None
+    nlm_backend: str | None = None
+    """`http://host:port` of the NLM backend that queue jobs are given to; by default the one in the same process."""
+    nlm_host: str = pydantic.Field(HOST_DEFAULT, min_length=1, max_length=253)
+    """Where the NLM backend listens. Anything but this machine needs a configured key."""
+    nlm_port: int = pydantic.Field(NLM_PORT_DEFAULT, ge=0, le=65_535)
+    """0 takes a free one."""
+    nlm_ledger: str | None = None
+    """The NLM backend's own ledger, shared by those behind one address; by default `nlm.db` beside an SQLite ledger, else in the working folder."""
+    nlm_concurrency: int = pydantic.Field(4, ge=1, le=100)
+    """Jobs that the NLM backend works on at the same time."""
+    nlm_per_second: float | None = pydantic.Field(None, gt=0, le=1_000)
+    """How many questions a second the NLM backend asks its provider; None for any number."""
+    project: str = pydantic.Field(PROJECT_DEFAULT, min_length=1, max_length=200)
+    """The project whose artifacts these are; the first 16 hexadecimal digits of its SHA-256 stand in their keys."""
+    artifact_days: int = pydantic.Field(90, ge=1, le=36_500)
+    """How old a finalized artifact must be before a cleanup may remove it."""
+    job_timeout_s: float = pydantic.Field(600.0, gt=0, le=86_400)
+    """How long one execution of a queue job may take."""
+    operator_window_s: float = pydantic.Field(900.0, ge=0, le=30 * 86_400)
+    """How long a failed queue job waits for a person before it is dead."""
+    outgoing: Annotated[
+        tuple[Annotated[str, pydantic.Field(max_length=300)], ...], pydantic.BeforeValidator(_as_list)
+    ] = pydantic.Field((), max_length=OUTGOING_MAX)
+    """Origins (`https://host`, `http://host:port`) that snapshots may come from although they are not public; separated by commas. They get no token."""
+    bus: str = pydantic.Field(LOCAL_BUS, min_length=1, max_length=2_000)
+    """`local` for workers inside `trellis up`, or `nats://host:4222` for a fleet; several addresses of one cluster are separated by commas."""
+    bus_config: Path | None = None
+    """Topics, pools and tenants; by default `bus.toml` in the working folder, if there is one."""
+    bus_object_days: int = pydantic.Field(30, ge=1, le=36_500)
+    """How long what is kept behind a pointer stays after it was written last, though no job in the ledger names it any more."""
+    bus_sender: str = pydantic.Field("trellis", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")
+    """What the control plane calls itself in packets; the same in all its processes."""
+    bus_key_file: Path | None = None
+    """The private key (ECDSA P-256, PEM) that signs our packets; without one they are not signed."""
+    bus_keys_dir: Path | None = None
+    """Public keys of those who send us packets, `<sender id>.pem` each."""
+    bus_require_signatures: bool = False
+    """Whether packets without a good signature are refused; needs `bus_keys_dir`."""
+    bus_signature_window_s: float = pydantic.Field(300.0, ge=1.0, le=3600.0)
+    """How far the time in a signed packet may be from the time at which the bus took it: clocks that differ by more are refused."""
+    bus_creds_file: Path | None = None
+    """A NATS credentials file, or one with the seed of a user's nkey alone."""
+    bus_ca_file: Path | None = None
+    """The authority that signed the certificate of the NATS server; by default those the system trusts."""
+    policy: str | None = pydantic.Field(None, min_length=1, max_length=2_000)
+    """The safety policy: the path of a file, or `grpc://host:port` of a kernel. Without one everything on `job.>` may go on a local bus with SQLite, and nothing elsewhere."""
+    safety_host: str = pydantic.Field(HOST_DEFAULT, min_length=1, max_length=253)
+    """Where `trellis up --roles safety-kernel` listens."""
+    safety_port: int = pydantic.Field(SAFETY_PORT_DEFAULT, ge=0, le=65_535)
+    """0 takes a free one."""
+    redis: pydantic.SecretStr | None = None
+    """`redis://host:6379/0`: the server behind `redis://` pointers, for agents of the CAP SDK."""
+    model_base_url: str | None = None
+    """The server behind agents' `openai:` models."""
+    model_key: pydantic.SecretStr | None = None
+    runs: int = pydantic.Field(10, ge=1, le=1_000)
+    """Runs that may be running at the same time, over all processes."""
+    upstream_wait_s: float = pydantic.Field(86_400.0, gt=0, le=30 * 86_400)
+    """How long a run may wait in all for a projector or an object store that is away; after that it fails."""
+    audit_objects: Annotated[
+        tuple[Annotated[str, pydantic.Field(pattern=TYPE_PATTERN)], ...], pydantic.BeforeValidator(_as_list)
+    ] = pydantic.Field((), max_length=AUDIT_OBJECTS_MAX)
+    """Job types whose every event gets an audit record of its own, instead of a line in a segment; separated by commas."""
+    gateway: str | None = None
+    """`http://host:port` of a gateway that commands about runs, agents, proposals and jobs go through, instead of to the ledger."""
+    gateway_ca_file: Path | None = None
+    """The authority that signed the certificate of the gateway, and of the NLM backend; by default those the system trusts."""
+    gateway_plain_http: bool = False
+    """Whether a token may go unencrypted (`http://`) to a gateway on another machine; only from the environment."""
+    token: pydantic.SecretStr | None = None
+    """A token to act with, as text; only from the environment."""
+    token_file: Path | None = None
+    """A file that holds the token instead."""
+    token_key_file: Path | None = None
+    """The secret that signs and verifies tokens (HS256); by default the development key beside an SQLite ledger."""
+    token_jwks_file: Path | None = None
+    """Instead of a secret: the public keys (a JWK set, Ed25519 or ES256) that verify tokens of `token_issuer`."""
+    token_issuer: str | None = pydantic.Field(None, min_length=1, max_length=500)
+    """Who signs the tokens that the key set verifies, exactly as their `iss` says."""
+    token_signing_key_file: Path | None = None
+    """The private JWK with which `trellis token issue` signs; only where tokens are issued, not where they are verified."""
+    callback_key_file: Path | None = None
+    """The secret behind the signatures of callbacks; by default made from the development key of an SQLite ledger."""
+    host: str = pydantic.Field(HOST_DEFAULT, min_length=1, max_length=253)
+    """Where the gateway listens. Anything but this machine needs a configured key."""
+    port: int = pydantic.Field(PORT_DEFAULT, ge=0, le=65_535)
+    """0 takes a free one."""
+    tls_cert_file: Path | None = None
+    """The certificate chain of the gateway, PEM."""
+    tls_key_file: Path | None = None
+    """The private key of that certificate, PEM."""
+    health_address: str | None = pydantic.Field(
+        None, pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$", max_length=260
+    )
+    """`host:port` where any role and any worker answers `/system/live` and `/system/ready`, beside whatever else it serves; port 0 takes a free one."""
+    log_level: str = pydantic.Field("info", pattern="^(debug|info|warning|error)$")
+    log_format: str = pydantic.Field("text", pattern="^(text|json)$")
+
+    orchestrator: str = pydantic.Field(BUILTIN, min_length=1, max_length=2_000)
+    """What drives runs: `builtin`, the orchestrators of this instance. No other is available in this version."""
+    cancel_grace_s: float = pydantic.Field(CANCEL_GRACE_S_DEFAULT, ge=0, le=3_600)
+    """How long after a soft cancel a job or a run that goes on is ended; a request may name another time where it can."""
+    runs_waiting: int = pydantic.Field(100, ge=1, le=100_000)
+    """Runs of one agent that may wait; one more is refused with 429."""
+    body_bytes: int = pydantic.Field(1024 * 1024, ge=1024, le=16 * 1024 * 1024)
+    """The longest body of a request to the gateway."""
+    large_body_bytes: int = pydantic.Field(10 * 1024 * 1024, ge=1024, le=64 * 1024 * 1024)
+    """The same for artifacts and for proposals about memory and logic; at least `body_bytes`."""
+    tokenizer: str = pydantic.Field("bytes", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """What counts the tokens of memory and sources: `bytes`, an upper estimate, or the name of a plug-in."""
+
+    _file: Path | None = pydantic.PrivateAttr(None)
+    """The `trellis.toml` that was read."""
+    _from_file: frozenset[str] = pydantic.PrivateAttr(frozenset())
+    """The settings that it decides."""
+
+    @pydantic.field_validator("bus")
+    @classmethod
+    def _known_bus(cls, value: str) -> str:
+        """An address that nobody can connect to would only be found out while jobs wait."""
+        if value != LOCAL_BUS and not all(part.strip().startswith(BUS_SCHEMES) for part in value.split(",")):
+            raise ValueError(f"say {LOCAL_BUS} or an address such as nats://127.0.0.1:4222")
+        return value
+
+    @pydantic.field_validator("orchestrator")
+    @classmethod
+    def _known_orchestrator(cls, value: str) -> str:
+        """An orchestrator that is not there would leave every run waiting."""
+        if value != BUILTIN:
+            scheme = value.partition("://")[0]
+            raise ValueError(f"the orchestrator {scheme!r} is not available in this version; say {BUILTIN}")
+        return value
+
+    @pydantic.field_validator("nlm_base_url", "model_base_url")
+    @classmethod
+    def _no_password(cls, value: str | None) -> str | None:
+        """A password in an address would be shown wherever the address is."""
+        if value is not None and "@" in value.partition("//")[2].partition("/")[0]:
+            raise ValueError("credentials do not belong in it; set the key instead")
+        return value
+
+    @pydantic.model_validator(mode="after")
+    def _fits_together(self) -> "Settings":
+        """One half of a pair does nothing, and two answers to one question are none."""
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file belong together; set both or neither")
+        if self.token_jwks_file is not None and self.token_key_file is not None:
+            raise ValueError("token_jwks_file and token_key_file exclude each other; set one")
+        if (self.token_jwks_file or self.token_signing_key_file) and self.token_issuer is None:
+            raise ValueError("set token_issuer too: the `iss` of the tokens")
+        if self.large_body_bytes < self.body_bytes:
+            raise ValueError("large_body_bytes is less than body_bytes; raise it, or lower body_bytes")
+        if self.bus_require_signatures and self.bus_keys_dir is None:
+            raise ValueError("bus_require_signatures needs bus_keys_dir: the keys that the signatures are held against")
+        return self
+
+    @property
+    def shown_bus(self) -> str:
+        """The address of the bus without what is secret in it."""
+        return ",".join(re.sub(r"//.*@", "//***@", part) for part in self.bus.split(","))
+
+    @property
+    def redis_url(self) -> str | None:
+        """The address of the Redis server, with its password."""
+        return None if self.redis is None else self.redis.get_secret_value()
+
+    def shown_token(self) -> str | None:
+        """The token this process acts with, if it has one; raises SettingsInvalid."""
+        if self.token is not None or self.token_file is None:
+            return None if self.token is None else self.token.get_secret_value().strip()
+        try:
+            return self.token_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsInvalid(source="token_file", detail=f"{self.token_file} cannot be read: {error}") from error
+
+    def noting(self, file: Path, keys: frozenset[str]) -> Self:
+        """The same settings, of which this file decides these."""
+        self._file, self._from_file = file, keys
+        return self
+
+    def token_may_go_to(self, setting: str) -> bool:
+        """Whether the token may be sent to the address that this setting (`gateway`, `nlm_backend`) has, or to whoever this
+        setting (`gateway_ca_file`) lets pass for it.
+        """
+        return self._secret_may_go_to(setting, given=("token",), in_file="token_file")
+
+    def _secret_may_go_to(self, setting: str, *, given: tuple[str, ...], in_file: str | None = None) -> bool:
+        """Whether a secret (one of `given`, or the file `in_file`) may be sent where this setting says.
+
+        `trellis.toml` lies in the working folder, which may be a stranger's. An address in it gets no secret of the
+        environment, only one that the same file holds, or names and that lies in the same folder.
+        """
+        inline = [name for name in given if getattr(self, name) is not None]
+        path: Path | None = None if in_file is None else getattr(self, in_file)
+        if setting not in self._from_file or (not inline and path is None):
+            return True
+        if any(name not in self._from_file for name in inline):
+            return False
+        if path is None:
+            return True
+        if self._file is None or in_file not in self._from_file:
+            return False
+        folder = self._file.parent.resolve()
+        return (folder / path).resolve().is_relative_to(folder)
+
+    def check_gateway(self) -> None:
+        """Raise SettingsInvalid where the token may not go to the gateway of these settings."""
+        if not self.token_may_go_to("gateway"):
+            raise self._would_leak(f"the gateway {self.gateway}", "gateway", "token", " or give --gateway")
+
+    def check_gateway_authority(self) -> None:
+        """Raise SettingsInvalid where the token may not go to whoever the authority of these settings vouches for."""
+        if not self.token_may_go_to("gateway_ca_file"):
+            raise self._would_leak(f"the authority {self.gateway_ca_file}", "gateway_ca_file", "token")
+
+    def key_for(self, address: str) -> pydantic.SecretStr | None:
+        """The key for the server that this setting (`model_base_url`, `nlm_base_url`) names; raises SettingsInvalid where it may not go there."""
+        name = KEYS_OF[address]
+        if not self._secret_may_go_to(address, given=(name,)):
+            raise self._would_leak(f"the server {getattr(self, address)}", address, "key")
+        return getattr(self, name)
+
+    def _would_leak(self, named: str, setting: str, secret: str, otherwise: str = "") -> SettingsInvalid:
+        detail = (
+            f"it names {named}, and the {secret} does not lie in that folder: a file in the "
+            f"working folder does not decide where a {secret} goes. If you mean it, "
+            f"set {PREFIX}{setting.upper()}{otherwise}"
+        )
+        return SettingsInvalid(source=str(self._file), detail=detail)
+
+    def nlm_ledger_of(self, ledger_url: str) -> str:
+        """Where the NLM backend keeps its jobs: as set, else beside an SQLite ledger, else in the working folder."""
+        if self.nlm_ledger is not None:
+            return self.nlm_ledger
+        if ledger_url.startswith("sqlite:///"):
+            return f"sqlite:///{Path(ledger_url.removeprefix('sqlite:///')).parent / NLM_LEDGER_FILE}"
+        return f"sqlite:///{NLM_LEDGER_FILE}"
+
+    def worker_options(self, name: str) -> WorkerOptions:
+        """The part that workers get."""
+        return WorkerOptions(
+            name=name,
+            concurrency=self.concurrency,
+            prefetch=self.prefetch,
+            threads=self.threads,
+            hints=self.hints,
+            drain_s=self.drain_s,
+            sweep=replace(SWEEP_OF_WORKERS, windows_s=self.windows_s),
+        )
+
+    @property
+    def windows_s(self) -> dict[tuple[str, str], float]:
+        """How long jobs rest where a sweep puts them: it opens the operator window where no orchestrator is left to (D8)."""
+        return {(QUEUE_JOB.name, "FAILED"): self.operator_window_s}
+
+
+def read_settings(
+    environment: Mapping[str, str], folder: Path, *, warn: Callable[[str], None] | None = None
+) -> Settings:
+    """The settings in force; raises SettingsInvalid.
+
+    A variable that names no setting is a warning, since others write into the environment too; a line of the file is an error.
+    """
+    file = folder / FILE_NAME
+    values: dict[str, Any] = {}
+    if _exists(file):
+        try:
+            values = tomllib.loads(file.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            raise SettingsInvalid(source=str(file), detail=str(error)) from error
+        _refuse_unknown(values, source=str(file), written=str)
+        for key, detail in _ENVIRONMENT_ONLY.items():
+            if key in values:
+                raise SettingsInvalid(source=str(file), detail=detail)
+    named = _from_environment(environment, warn or _log_warning)
+    try:
+        settings = Settings.model_validate({**values, **named})
+    except pydantic.ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        # `from None`: pydantic's own message repeats the values, and some are secrets.
+        raise SettingsInvalid(**_problem_of(problem["loc"], problem["msg"], problem["input"], named, file)) from None
+    return settings.noting(file, frozenset(values) - frozenset(named))
+
+
+def _problem_of(
+    at: tuple[int | str, ...], message: str, value: Any, named: Mapping[str, str], file: Path
+) -> dict[str, str]:
+    """Where the mistake is and what it is; what may be a secret is not repeated."""
+    key = ".".join(str(part) for part in at)
+    message = message.removeprefix("Value error, ")
+    if not key:
+        return {"source": "settings", "detail": message}
+    source = f"{PREFIX}{key.upper()}" if key in named else f"{file}, {key}"
+    is_secret = str(at[0]).endswith(_SECRETS)
+    return {"source": source, "detail": message if is_secret else f"{message}, not {value!r}"}
+
+
+def _exists(file: Path) -> bool:
+    try:
+        return file.is_file()
+    except PermissionError:
+        return False  # a folder that may not be looked into
+
+
+def _refuse_unknown(values: Mapping[str, Any], *, source: str, written: Callable[[str], str]) -> None:
+    for key in values:
+        if key not in Settings.model_fields:
+            raise SettingsInvalid(source=source, detail=_unknown(key, written))
+
+
+def _unknown(key: str, written: Callable[[str], str]) -> str:
+    """That no setting has this name, and which one may be meant."""
+    known = list(Settings.model_fields)
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {written(near[0])}?" if near else f"known: {', '.join(written(k) for k in known)}"
+    return f"there is no setting {written(key)}; {hint}"
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """What is wrong with each variable that looks like a setting and is none."""
+    found: list[str] = []
+    _from_environment(environment, found.append)
+    return found
+
+
+def _from_environment(environment: Mapping[str, str], warn: Callable[[str], None]) -> dict[str, str]:
+    """The settings among the variables; what a cluster injects for a Service is passed over without a word."""
+    named: dict[str, str] = {}
+    for name, value in environment.items():
+        if not name.startswith(PREFIX) or name.startswith(TESTS_PREFIX) or _is_of_a_service(name, value):
+            continue
+        key = name.removeprefix(PREFIX).lower()
+        if key in Settings.model_fields:
+            named[key] = value
+        else:
+            warn(_unknown(key, lambda known: PREFIX + known.upper()) + " It is ignored.")
+    return named
+
+
+def _is_of_a_service(name: str, value: str) -> bool:
+    """Whether Kubernetes wrote this variable, about a Service whose name begins with `trellis`."""
+    return _SERVICE_NAMES.search(name) is not None or (
+        name.endswith("_PORT") and _SERVICE_ADDRESS.match(value) is not None
+    )
+
+
+def _log_warning(text: str) -> None:
+    log_of("trellis.app.settings").warning("unknown_variable", problem=text)

@@ -1,0 +1,517 @@
+"""The only place that joins parts, and where real time, ids and randomness come in."""
+
+import asyncio
+import os
+import random
+import re
+import secrets
+import socket
+import ssl
+import stat
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from trellis.app.settings import Settings, read_settings
+from trellis.auth.principals import Principal
+from trellis.auth.tokens import Identity, TrustedKey, issue, key_set, private_key, symmetric_key, verify
+from trellis.client import Trellis
+from trellis.engine.errors import KeyUnusable, NotAllowed, OptionInvalid, SettingsInvalid, TokenRefused
+from trellis.engine.jobs import Actor
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.private_files import check_owner, read_private, write_private
+from trellis.http.address import is_gateway_url
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
+from trellis.worker.app import App
+from trellis.worker.options import WorkerOptions
+from trellis.worker.worker import Worker, open_until_signalled, run_until_signalled
+
+if TYPE_CHECKING:  # HTTP and the bus are loaded by those who use them: importing HTTP takes as long as all the rest
+    from trellis.bus.backlog import BacklogLimit
+    from trellis.bus.submitter import BusSubmitter
+    from trellis.http.calls import CallOptions
+    from trellis.http.client import GatewayClient
+    from trellis.http.sync import SyncGatewayClient
+
+KEY_SUFFIX = ".key"
+KEY_BYTES = 32
+"""As many as HS256 needs; written in hexadecimal."""
+ISSUER = "trellis"
+"""Who signs with a key file of ours."""
+KEY_LINES_MAX = 4
+KEY_SET_LOOK_S = 1.0
+"""How often a key set's file is looked at, at most."""
+COMPONENT_TOKEN_S = 600.0
+"""How long a token is good that one component made for itself; it is renewed at half of that."""
+LOCAL_ROLES = frozenset({Role.WORKER, Role.SUBMITTER})
+
+_HEX = re.compile(f"(?:[0-9a-fA-F]{{2}}){{{KEY_BYTES},}}")
+_log = log_of("trellis.identity")
+
+
+if sys.platform == "linux":
+
+    def elapsed_s() -> float:
+        """This process's monotonic clock; Python's own stands still while a Linux machine sleeps, and leases do not."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+else:
+    elapsed_s = time.monotonic
+
+
+class SystemClock:
+    """This process's own clock."""
+
+    def monotonic(self) -> float:
+        """Seconds that only ever grow, also while the machine sleeps where the system counts them."""
+        return elapsed_s()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait that long."""
+        await asyncio.sleep(seconds)
+
+
+class RandomIds:
+    """Random uuids (version 4) cut from a page of random bytes: asking the kernel for each one costs far more than the
+    id, because the interpreter lock is given up around every such call.
+    """
+
+    PAGE_BYTES = 4096
+
+    def __init__(self, read: Callable[[int], bytes] = os.urandom) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._page, self._at = b"", 0
+        os.register_at_fork(after_in_child=self._forget)
+
+    def __call__(self) -> str:
+        with self._lock:
+            if self._at >= len(self._page):
+                self._page, self._at = self._read(self.PAGE_BYTES), 0
+            raw = bytearray(self._page[self._at : self._at + 16])
+            self._at += 16
+        raw[6] = raw[6] & 0x0F | 0x40
+        raw[8] = raw[8] & 0x3F | 0x80
+        text = raw.hex()
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+    def _forget(self) -> None:
+        """A forked child must not give out its parent's ids."""
+        self._lock = threading.Lock()
+        self._page, self._at = b"", 0
+
+
+new_id = RandomIds()
+
+
+def process_name(kind: str) -> str:
+    """A name people can find the process by."""
+    return f"{kind}@{socket.gethostname()}:{os.getpid()}"
+
+
+@overload
+def connect(
+    url: str | None = None,
+    *,
+    token: str | None = None,
+    app: App | None = None,
+    name: str | None = None,
+    operator: bool = False,
+) -> AbstractAsyncContextManager[Trellis]: ...
+
+
+@overload
+def connect(
+    *, gateway: str, token: str | None = None, ca_file: Path | None = None, options: "CallOptions | None" = None
+) -> "AbstractAsyncContextManager[GatewayClient]": ...
+
+
+def connect(
+    url: str | None = None,
+    *,
+    token: str | None = None,
+    app: App | None = None,
+    name: str | None = None,
+    operator: bool = False,
+    gateway: str | None = None,
+    ca_file: Path | None = None,
+    options: "CallOptions | None" = None,
+) -> "AbstractAsyncContextManager[Trellis] | AbstractAsyncContextManager[GatewayClient]":
+    """A ledger to submit to and to read, without an address the one of the settings; or a `gateway` (http://…) and all it offers.
+
+    With a `token` (or the settings' `TRELLIS_TOKEN`, `TRELLIS_TOKEN_FILE`) the caller has the roles and the name that the
+    token gives, and no others, until it expires; raises TokenRefused. Without one the caller is worker and submitter on a
+    local SQLite file, and `operator=True` adds the control plane if the file's development key can be read. On PostgreSQL the
+    database role decides: the ledger refuses what it may not do, and a token can only take away from that. A gateway is told
+    the token with every request; `ca_file` names the authority that signed its certificate, `options` how long to try.
+    """
+    if gateway is None and not is_gateway_url(url):
+        return _connect_ledger(url, token=token, app=app, name=name, operator=operator)
+    if (gateway and url) or app is not None or name is not None or operator:
+        expected = "with a gateway there is no ledger, app, name or operator: its token says who calls"
+        raise OptionInvalid(option="gateway", value=gateway or url, expected=expected)
+    return _connect_gateway(gateway or url or "", token=token, ca_file=ca_file, options=options)
+
+
+def connect_sync(
+    gateway: str, *, token: str | None = None, ca_file: Path | None = None, options: "CallOptions | None" = None
+) -> "AbstractContextManager[SyncGatewayClient]":
+    """The client of a gateway for scripts without `async`: the same methods, each of which waits for its answer."""
+    from trellis.http.sync import blocking
+
+    return blocking(_connect_gateway(gateway, token=token, ca_file=ca_file, options=options))
+
+
+@asynccontextmanager
+async def _connect_ledger(
+    url: str | None, *, token: str | None, app: App | None, name: str | None, operator: bool
+) -> AsyncGenerator[Trellis]:
+    settings = read_settings(os.environ, Path.cwd())
+    address = url or settings.ledger
+    identity = identify(address, settings, token)
+    principal = principal_for(address, name=name or process_name("client"), operator=operator, identity=identity)
+    ledger = await open_ledger(address)
+
+    @cache
+    def room() -> "BacklogLimit":
+        from trellis.bus.backlog import BacklogLimit  # nobody else here needs the bus
+
+        return BacklogLimit(ledger=ledger, clock=SystemClock())
+
+    try:
+        if identity is not None:
+            await check_home_issuer(ledger, settings)
+        asking = partial(_open_bus_submitter, settings, address, room)
+        yield Trellis(
+            ledger,
+            principal,
+            clock=SystemClock(),
+            new_id=new_id,
+            app=app,
+            asking=asking,
+            cancel_grace_s=settings.cancel_grace_s,
+        )
+    finally:
+        await ledger.close()
+
+
+@asynccontextmanager
+async def _open_bus_submitter(
+    settings: Settings, url: str, room: "Callable[[], BacklogLimit]"
+) -> "AsyncGenerator[BusSubmitter]":
+    """How jobs on topics are asked for here, for one of them."""
+    from trellis.app.fleet import open_bus_submitter
+
+    async with open_bus_submitter(settings, url, room(), new_id=new_id) as asking:
+        yield asking
+
+
+def _connect_gateway(
+    url: str, *, token: str | None, ca_file: Path | None, options: "CallOptions | None"
+) -> "AbstractAsyncContextManager[GatewayClient]":
+    from trellis.http.calls import CallOptions
+    from trellis.http.client import open_client
+
+    settings = read_settings(os.environ, Path.cwd())
+    if ca_file is None:
+        settings.check_gateway_authority()
+    chosen = options or CallOptions()
+    return open_client(
+        url,
+        token=settings.shown_token if token is None else lambda: token,
+        clock=SystemClock(),
+        rng=random.Random(),  # noqa: S311 - spreads retries, nothing secret
+        new_id=new_id,
+        ca_file=ca_file or settings.gateway_ca_file,
+        options=replace(chosen, plain_http=chosen.plain_http or settings.gateway_plain_http),
+    )
+
+
+def make_worker(app: App, ledger: Ledger, options: WorkerOptions) -> Worker:
+    """A worker on this process's clock."""
+    return Worker(app, ledger, options, clock=SystemClock(), rng=random.Random(), new_id=new_id)  # noqa: S311 - jitter
+
+
+async def open_when_available(url: str, *, part: str | None = None) -> Ledger | None:
+    """The ledger, waited for while it does not answer; None when SIGTERM or SIGINT came first."""
+    rng = random.Random()  # noqa: S311 - jitter
+    return await open_until_signalled(lambda: open_ledger(url, part=part), SystemClock(), rng)
+
+
+async def run_worker(app: App, ledger: Ledger, options: WorkerOptions | None = None) -> int:
+    """Run a worker until SIGTERM or SIGINT and drain it; the exit code of the process (see `ExitCode`)."""
+    worker = make_worker(app, ledger, options or WorkerOptions(name=process_name("worker")))
+    return int(await run_until_signalled(worker))
+
+
+# --- authority without HTTP ----------------------------------------------------------------------------------------
+
+
+def identify(url: str, settings: Settings, token: str | None = None) -> Identity | None:
+    """Whom the token names, given or of the settings; None without one. Raises TokenRefused."""
+    shown = settings.shown_token() if token is None else token
+    if shown is None:
+        return None
+    return verify(shown, _local_keys(url, settings), now=time.time(), home=home_issuer_of(settings))
+
+
+def home_issuer_of(settings: Settings) -> str:
+    """The instance's own issuer, whose subjects the ledger records as they are."""
+    return (settings.token_issuer if settings.token_jwks_file is not None else None) or ISSUER
+
+
+async def check_home_issuer(ledger: Ledger, settings: Settings, *, by: Actor | None = None) -> None:
+    """Raise SettingsInvalid when the plain names in the ledger are of another issuer; with `by`, record ours where none is recorded.
+
+    The names would else pass to the new issuer, and with them the jobs that others own.
+    """
+    home = home_issuer_of(settings)
+    known = await ledger.home_issuer() if by is None else await ledger.set_home_issuer(by, home)
+    if known not in {None, home}:
+        detail = (
+            f"{home} would take over the names, and so the jobs, of {known}, whose tokens this ledger was used with. Set the "
+            f"issuer back; if both name the same people, run: trellis token issuer {home} --replaces {known}"
+        )
+        raise SettingsInvalid(source="token_issuer", detail=detail)
+
+
+def principal_for(url: str, *, name: str, operator: bool, identity: Identity | None = None) -> Principal:
+    """Who a process is: what its token says, else what the place of the ledger gives."""
+    local = url.startswith("sqlite:")
+    if identity is not None:
+        limit = "" if local else ", and the database role decides about the rest"
+        return identity.principal(until=elapsed_s() + identity.expires_at - time.time(), limit=limit)
+    if not local:
+        return Principal(name=name, roles=frozenset(Role), because="the database role decides")
+    if not operator:
+        return Principal(name=name, roles=LOCAL_ROLES, because=f"a local file gives {_role_names(LOCAL_ROLES)}")
+    try:
+        read_key(development_key_path(url))
+    except KeyUnusable as error:
+        reason = str(error.data["reason"])
+        raise NotAllowed(role=Role.CONTROL_PLANE.value, action="be taken on this ledger", reason=reason) from error
+    return Principal(name=name, roles=LOCAL_ROLES | {Role.CONTROL_PLANE})
+
+
+def is_key_configured(settings: Settings) -> bool:
+    """Whether the operator chose who may sign; the development key is nobody's choice."""
+    return settings.token_jwks_file is not None or settings.token_key_file is not None
+
+
+def trusted_keys(url: str, settings: Settings) -> Sequence[TrustedKey]:
+    """The keys that verify tokens for a gateway: the configured ones, else the development key of an SQLite ledger.
+
+    Raises KeyUnusable: without any key there is nobody to trust, and nothing is let in.
+    """
+    if settings.token_jwks_file is not None:
+        return KeySetFile(settings.token_jwks_file, issuer=settings.token_issuer or "", monotonic=time.monotonic)
+    if settings.token_key_file is not None:
+        return [symmetric_key(read_key(settings.token_key_file), issuer=ISSUER)]
+    if url.startswith("sqlite:"):
+        return [development_key(url)]
+    reason = (
+        "none is configured; set TRELLIS_TOKEN_JWKS_FILE with TRELLIS_TOKEN_ISSUER, or TRELLIS_TOKEN_KEY_FILE. "
+        "Commands go without a token: on PostgreSQL the database role decides"
+    )
+    raise KeyUnusable(reason=reason)
+
+
+def token_key(url: str, settings: Settings) -> TrustedKey:
+    """The key that `token issue` signs with; raises KeyUnusable."""
+    if settings.token_signing_key_file is not None:
+        body = read_private(settings.token_signing_key_file)
+        return private_key(body, issuer=settings.token_issuer or "")
+    if settings.token_jwks_file is not None:
+        reason = f"tokens come from {settings.token_issuer}; TRELLIS_TOKEN_SIGNING_KEY_FILE names its private JWK"
+        raise KeyUnusable(reason=reason)
+    return next(iter(trusted_keys(url, settings)))
+
+
+class ComponentToken:
+    """Tokens that one component shows another: the configured one, else short-lived ones that are made as they are needed.
+
+    A made one can be for one job alone, and is then good for nothing else.
+    """
+
+    def __init__(self, settings: Settings, key: TrustedKey | None, role: Role, *, now: Callable[[], float]) -> None:
+        self._settings, self._key, self._role, self._now = settings, key, role, now
+        self._name = process_name(role.value)
+        self._made: tuple[float, str] | None = None
+
+    def __call__(self, job_id: str | None = None) -> str:
+        """A token that is good for some minutes at least, if it was made here."""
+        if self._key is None:
+            return self._settings.shown_token() or ""  # whoever needs one for a job has a key: see `job_token`
+        now = self._now()
+        if job_id is not None:
+            return self._issue(self._key, now, job_id)
+        if self._made is None or not 0 <= now - self._made[0] < COMPONENT_TOKEN_S / 2:
+            self._made = (now, self._issue(self._key, now, None))
+        return self._made[1]
+
+    def _issue(self, key: TrustedKey, now: float, job_id: str | None) -> str:
+        return issue(key, name=self._name, roles=[self._role], ttl_s=COMPONENT_TOKEN_S, now=now, job_id=job_id)
+
+
+def component_token(url: str, settings: Settings, role: Role) -> ComponentToken:
+    """What a component shows in this role: the configured token if it gives the role and may go there, else made ones.
+
+    Raises KeyUnusable.
+    """
+    may_go = all(map(settings.token_may_go_to, ("nlm_backend", "gateway_ca_file")))
+    shown = settings.shown_token() if may_go else None
+    if shown is not None:
+        with suppress(TokenRefused):  # made for something else than this gateway
+            if role in verify(shown, trusted_keys(url, settings), now=time.time()).roles:
+                return ComponentToken(settings, None, role, now=time.time)
+    return ComponentToken(settings, token_key(url, settings), role, now=time.time)
+
+
+def job_token(url: str, settings: Settings, role: Role) -> ComponentToken:
+    """Tokens that are signed here for one job each. A configured token is for all jobs, and never shown instead. Raises KeyUnusable."""
+    try:
+        return ComponentToken(settings, token_key(url, settings), role, now=time.time)
+    except KeyUnusable as error:
+        reason = f"{role.value} needs a key that signs a token for each job: {error.data['reason']}"
+        raise KeyUnusable(reason=reason) from error
+
+
+def outgoing_tls(settings: Settings) -> ssl.SSLContext | None:
+    """What verifies gateways and NLM backends of a private authority too; None where the system's authorities do. Raises SettingsInvalid."""
+    if settings.gateway_ca_file is None:
+        return None
+    context = ssl.create_default_context()
+    try:
+        context.load_verify_locations(settings.gateway_ca_file)
+    except (OSError, ssl.SSLError) as error:
+        detail = f"{settings.gateway_ca_file} cannot be used: {error.strerror or error}"
+        raise SettingsInvalid(source="gateway_ca_file", detail=detail) from error
+    return context
+
+
+def development_key(url: str) -> TrustedKey:
+    """The development key beside an SQLite ledger; raises KeyUnusable."""
+    return symmetric_key(read_key(development_key_path(url)), issuer=ISSUER)
+
+
+def _local_keys(url: str, settings: Settings) -> Sequence[TrustedKey]:
+    """What verifies the token of a program on this machine.
+
+    On SQLite not the configured one: whoever could name the key that verifies a token could sign any.
+    """
+    return [development_key(url)] if url.startswith("sqlite:") else trusted_keys(url, settings)
+
+
+class KeySetFile(Sequence[TrustedKey]):
+    """The public keys in a file, as it is now: a key that is added counts within a second, one that is removed counts no more.
+
+    A file that cannot be read any more, or is being written, leaves the last good keys in force and says so in the log.
+    """
+
+    def __init__(self, path: Path, *, issuer: str, monotonic: Callable[[], float]) -> None:
+        self._path, self._issuer, self._monotonic = path, issuer, monotonic
+        self._seen: object = None
+        self._looked = monotonic()
+        self._keys = self._read()
+
+    def __len__(self) -> int:
+        return len(self._now())
+
+    def __iter__(self) -> Iterator[TrustedKey]:
+        return iter(self._now())
+
+    @overload
+    def __getitem__(self, index: int) -> TrustedKey: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TrustedKey]: ...
+    def __getitem__(self, index: int | slice) -> TrustedKey | Sequence[TrustedKey]:
+        return self._now()[index]
+
+    def _now(self) -> tuple[TrustedKey, ...]:
+        if self._monotonic() - self._looked >= KEY_SET_LOOK_S:
+            self._looked = self._monotonic()
+            try:
+                if self._state() != self._seen:
+                    self._keys = self._read()
+                    _log.info("key_set_read", file=str(self._path), keys=[key.key_id for key in self._keys])
+            except KeyUnusable as error:
+                _log.error("key_set_unusable", error=str(error), keys=[key.key_id for key in self._keys])
+        return self._keys
+
+    def _read(self) -> tuple[TrustedKey, ...]:
+        seen = self._state()
+        try:
+            body = self._path.read_bytes()
+        except OSError as error:
+            raise KeyUnusable(reason=f"the key set {self._path} cannot be read: {error.strerror}") from error
+        try:
+            keys = key_set(body, issuer=self._issuer)
+        except KeyUnusable as error:
+            raise KeyUnusable(reason=f"{self._path}: {error.data['reason']}") from None
+        self._seen = seen
+        return keys
+
+    def _state(self) -> object:
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise KeyUnusable(reason=f"the key set {self._path} cannot be read: {error.strerror}") from error
+        check_owner(self._path, found)
+        if stat.S_IMODE(found.st_mode) & 0o022:
+            raise KeyUnusable(reason=f"others can write {self._path}; run: chmod go-w {self._path}")
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _role_names(roles: frozenset[Role]) -> str:
+    return " and ".join(sorted(role.value for role in roles))
+
+
+def development_key_path(url: str) -> Path:
+    """Where the development key of a SQLite ledger lies: next to the file."""
+    path = url.removeprefix("sqlite:///").partition("?")[0]
+    return Path(path + KEY_SUFFIX)
+
+
+def make_development_key(url: str) -> Path:
+    """Make the development key if there is none; only its owner can read it."""
+    path = development_key_path(url)
+    with suppress(FileExistsError):
+        write_private(path, secrets.token_hex(KEY_BYTES) + "\n")
+    return path
+
+
+def callback_secrets(url: str, settings: Settings) -> tuple[bytes, ...]:
+    """The secrets behind the signatures of callbacks, the present one first; none where none is configured.
+
+    A key file may hold several lines: the first one signs, all of them verify, so that a secret can be changed without a pause.
+    Raises KeyUnusable.
+    """
+    if settings.callback_key_file is not None:
+        return read_keys(settings.callback_key_file)
+    return (read_key(development_key_path(url)),) if url.startswith("sqlite:") else ()
+
+
+def read_key(path: Path) -> bytes:
+    """The one key in a private file; raises KeyUnusable. One that others can read proves nothing."""
+    found = read_keys(path)
+    if len(found) != 1:
+        raise KeyUnusable(reason=f"{path} holds {len(found)} keys; it must be one")
+    return found[0]
+
+
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """The keys in a private file, one in a line; raises KeyUnusable."""
+    try:
+        lines = read_private(path).decode("ascii").split()
+    except UnicodeDecodeError as error:
+        raise KeyUnusable(reason=f"{path} holds no key") from error
+    if not 1 <= len(lines) <= KEY_LINES_MAX or not all(_HEX.fullmatch(line) for line in lines):
+        raise KeyUnusable(reason=f"{path} holds no key: it must be {2 * KEY_BYTES} hexadecimal digits or more")
+    return tuple(bytes.fromhex(line) for line in lines)

@@ -1,0 +1,282 @@
+"""A brief: what the sources say about the things that somebody has in mind (BRIEF).
+
+The vision steers: what it names counts like the entities that are asked for, and what it shares words with is told first. The body is the
+sources' own sentences, thing by thing, as many as the style guide has room for; where the vision names nothing, it is what they say to it.
+Only where they say nothing at all the vision itself is the body. All sentences are whole, and none is ours but the one that says which
+entities no source speaks of.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from trellis.agents.definition import SLUG
+from trellis.agents.offline.comparison import names_in
+from trellis.agents.offline.phrases import language_of
+from trellis.artifacts.content import ITEMS_MAX, ArtifactDraft, ArtifactType
+from trellis.artifacts.drafts.entities import SURE_MIN, EntityFinder, NamedItems, with_unknown
+from trellis.artifacts.drafts.grounding import GroundedAnswer
+from trellis.artifacts.drafts.material import (
+    SourceMaterial,
+    SourceQuotes,
+    SourceSentence,
+    build_draft,
+    parts_of,
+    sentences_text,
+)
+from trellis.artifacts.drafts.phrases import ABOUT, clipped, filled_sentence
+from trellis.artifacts.drafts.task import StructuringPrompt, StructuringTask
+from trellis.artifacts.payloads import BriefPayload
+from trellis.artifacts.snapshot import SnapshotEntity
+from trellis.nlm.passages import passages
+from trellis.nlm.provider import Language, NlmSource
+from trellis.nlm.words import stems
+
+TITLE_CHARS_MAX = 60
+TITLE_CUT_CHARS_MAX = 40
+TITLE_WORDS_MAX = 6
+"""A first sentence of the vision up to this length, with others after it, is a title; a longer one only says what is wanted."""
+OWN_WORDS_SHARE = 0.4
+ENTITIES_TOLD_MAX = 20
+MENTION_SCORE = 2.0
+HEADING_SCORE = 1.0
+ROW_SHARE = 0.8
+OPEN_SHARE = 0.5
+ROWS_UNTIL = 0.85
+"""Items and rows are added until this much of the room is used: a brief is prose where there is prose."""
+CELLS_MIN = 2
+STEMS_MIN = 3
+LANGUAGE_BONUS = 1.25
+"""What it is worth that a sentence is in the brief's language."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EntitySentences:
+    """What the sources say about one entity, the best first."""
+
+    name: str
+    told: tuple[SourceSentence, ...]
+
+
+def build_brief(
+    task: StructuringTask, payload: BriefPayload, prompt: StructuringPrompt, grounded: GroundedAnswer
+) -> ArtifactDraft:
+    """The brief, never longer than its style guide wants."""
+    style = payload.style_guide
+    material = SourceMaterial(prompt.corpus(), exclude=style.avoid)
+    named = material.names(payload.vision_text, task.snapshot.entities)
+    entities = _entities(task, payload, named, material)
+    known = EntityFinder(entities)
+    slugs = _entity_slugs(payload, entities, known, named)
+    wanted = [entity for entity in entities if entity.slug in slugs][:ENTITIES_TOLD_MAX]
+    abouts = _sentences_by_entity(material, wanted, known, payload.vision_text, prompt.language)
+    if not any(about.told for about in abouts):
+        abouts += _answers(material, payload.vision_text, named)
+    room = style.words
+    told_of = any(about.told for about in abouts)
+    paragraphs = [] if told_of else [_sentences_within(_vision(payload), room)]
+    paragraphs += [
+        _sentences_within(_sentences(grounded.own_words), min(room - _words(paragraphs), int(room * OWN_WORDS_SHARE)))
+    ]
+    silent = [about.name for about in abouts if not about.told]
+    note = filled_sentence(prompt.language, "known_by_slug", names=", ".join(silent)) if silent else ""
+    note = note if len(note.split()) <= room - _words(paragraphs) else ""
+    chosen = _chosen(material, abouts, room - _words(paragraphs) - len(note.split()))
+    paragraphs += [_paragraph(about, told) for about, told in zip(abouts, chosen, strict=True) if told]
+    title = style.title or _title(payload.vision_text, _names(abouts))
+    body = "\n\n".join(paragraph for paragraph in (*paragraphs, note) if paragraph) or title
+    quotes = SourceQuotes()
+    quotes.cite(grounded.citations if grounded.by_model else ())
+    for told in (one for some in chosen for one in some):
+        quotes.add(told.ref, told.excerpt)
+    occurring = known.occurring(body)
+    content = {
+        "title": title,
+        "body": body,
+        "entity_map": {slug: known.written(slug, body) for slug in occurring[:ITEMS_MAX]},
+        "word_count": len(body.split()),
+    }
+    return build_draft(
+        ArtifactType.BRIEF,
+        content,
+        quotes,
+        tags=["brief", *(["sources-silent"] if silent or not told_of else []), *grounded.tags, prompt.language],
+        entity_refs=occurring,
+    )
+
+
+def _entities(
+    task: StructuringTask, payload: BriefPayload, named: NamedItems, material: SourceMaterial
+) -> tuple[SnapshotEntity, ...]:
+    """The entities that are asked for, those that are known, and what the vision names by a number that a source has."""
+    known = with_unknown(task.snapshot.entities, payload.entity_refs)
+    written = {
+        one for entity in known for form in (entity.name, entity.slug, *entity.aliases) for one in names_in(form)
+    }
+    numbers = sorted(number for number in named.numbers - written if SLUG.fullmatch(number))
+    there = [number for number in numbers if material.speaks_of(NamedItems(frozenset({number})))]
+    return (*known, *(SnapshotEntity(slug=number, name=number) for number in there))
+
+
+def _entity_slugs(
+    payload: BriefPayload, entities: Sequence[SnapshotEntity], known: EntityFinder, named: NamedItems
+) -> frozenset[str]:
+    """The slugs of what the brief is about."""
+    numbered = (entity.slug for entity in entities if entity.slug in named.numbers)
+    return frozenset((*payload.entity_refs, *known.occurring(payload.vision_text), *numbered))
+
+
+def _answers(material: SourceMaterial, vision: str, named: NamedItems) -> list[_EntitySentences]:
+    """What the sources say to a vision that names none of their things."""
+    found = [one for part in parts_of(vision) for one in material.find(_topic(part) or part, named).chosen]
+    best = [one.told for one in sorted(found, key=lambda one: one.order)]
+    around = (one for told in best for one in material.passage(told))
+    told = dict.fromkeys(one for one in (*best, *around) if not one.is_open)
+    return [_EntitySentences("", tuple(told))] if told else []
+
+
+def _topic(said: str) -> str:
+    """What a sentence says it is about; in Ukrainian with the word before it, which decides its case."""
+    about = ABOUT.search(said)
+    if about is None:
+        return ""
+    return said[about.end() if about[0].isascii() else about.start() :].strip(" .:,;")
+
+
+def _words(paragraphs: Sequence[str]) -> int:
+    return sum(len(paragraph.split()) for paragraph in paragraphs)
+
+
+def _title(vision: str, names: Sequence[str]) -> str:
+    """The vision's heading, or its first sentence if that is short and others follow; else what it is about, else its first words."""
+    found = next(iter(passages(NlmSource("vision", vision))), None)
+    first = vision if found is None else next(iter((*found.headings, found.sentences[0].shown)))
+    is_title = found is not None and (bool(found.headings) or len(found.sentences) > 1)
+    if is_title and len(first.split()) <= TITLE_WORDS_MAX:
+        return clipped(first, TITLE_CHARS_MAX).rstrip(".")
+    topic = _topic(first)
+    topic = topic if 1 < len(topic.split()) <= 2 * TITLE_WORDS_MAX else ", ".join(names)
+    short = topic if any(letter.isalnum() for letter in topic) else first
+    cut = clipped(short[:1].upper() + short[1:], TITLE_CHARS_MAX if short is topic else TITLE_CUT_CHARS_MAX)
+    return cut.rstrip(".") or clipped(vision, TITLE_CHARS_MAX)
+
+
+def _names(abouts: Sequence[_EntitySentences]) -> list[str]:
+    """What is told about: what has no name is called by the heading of the sentence that fits best."""
+    return [
+        name for about in abouts if about.told and (name := about.name or next(iter(about.told[0].headings[-1:]), ""))
+    ]
+
+
+def _sentences(text: str) -> list[str]:
+    return [sentence.shown for passage in passages(NlmSource("text", text)) for sentence in passage.sentences]
+
+
+def _vision(payload: BriefPayload) -> list[str]:
+    """The vision's sentences, without those that the style guide wants avoided."""
+    avoided = [frozenset(stems(topic)) for topic in payload.style_guide.avoid]
+    said = _sentences(payload.vision_text) or [payload.vision_text]
+    return [one for one in said if not any(topic and topic <= frozenset(stems(one)) for topic in avoided)]
+
+
+def _sentences_within(said: Sequence[str], words_max: int) -> str:
+    """The first sentences that fit; of a first one that does not fit, as many words as do."""
+    kept: list[str] = []
+    left = words_max
+    for sentence in said:
+        if len(sentence.split()) > left:
+            break
+        kept.append(sentence)
+        left -= len(sentence.split())
+    if said and not kept and words_max > 0:
+        return " ".join(said[0].split()[:words_max]).rstrip(" ,;:-") + "…"
+    return " ".join(kept)
+
+
+def _sentences_by_entity(
+    material: SourceMaterial, wanted: Sequence[SnapshotEntity], known: EntityFinder, vision: str, language: Language
+) -> list[_EntitySentences]:
+    """For each entity the sentences that name it or stand under a heading that does; each sentence for one entity."""
+    scored: dict[str, list[tuple[float, SourceSentence]]] = {entity.slug: [] for entity in wanted}
+    refs = {entity.slug: entity.ref for entity in wanted}
+
+    @cache
+    def under(heading: str) -> frozenset[str]:
+        return _named(known, heading, refs)
+
+    for told in material.all():
+        found = _relevance_by_entity(told, known, refs, under(" / ".join(told.headings[-1:])))
+        if not found or not _says_more_than_a_name(told):
+            continue
+        share = 1.0 + material.share(told, vision)
+        kind = (ROW_SHARE if told.sentence.row else 1.0) * (OPEN_SHARE if told.is_open else 1.0)
+        bonus = LANGUAGE_BONUS if language_of(told.shown) is language else 1.0
+        for slug, score in found.items():
+            scored[slug].append((score * share * kind * bonus, told))
+    taken: set[tuple[str, int]] = set()
+    made: list[_EntitySentences] = []
+    for entity in wanted:
+        best = sorted(scored[entity.slug], key=lambda pair: (-pair[0], pair[1].place))
+        mine = tuple({one.shown: one for _, one in reversed(best) if one.place not in taken}.values())[::-1]
+        taken |= {one.place for one in mine}
+        named = known.written(entity.slug, "\n".join((*mine[0].headings, mine[0].shown)) if mine else "")
+        made.append(_EntitySentences(named, mine))
+    return made
+
+
+def _relevance_by_entity(
+    told: SourceSentence, known: EntityFinder, refs: Mapping[str, str | None], headed: Collection[str]
+) -> dict[str, float]:
+    """How much a sentence is about each entity."""
+    found = dict.fromkeys(headed, HEADING_SCORE)
+    for slug, ref in refs.items():
+        # The text about an entity may have parts about others.
+        if ref == told.ref and not names_in(" ".join((*told.headings[-1:], told.shown))):
+            found[slug] = found.get(slug, 0.0) + HEADING_SCORE
+    for slug in _named(known, told.shown, refs):
+        found[slug] = found.get(slug, 0.0) + MENTION_SCORE
+    return found
+
+
+def _named(known: EntityFinder, text: str, slugs: Collection[str]) -> frozenset[str]:
+    """Which of these entities a text surely names."""
+    found = known.matches(text, fuzzy=False)
+    return frozenset(match.slug for match in found if match.slug in slugs and match.confidence >= SURE_MIN)
+
+
+def _chosen(material: SourceMaterial, abouts: Sequence[_EntitySentences], words_max: int) -> list[list[SourceSentence]]:
+    """Sentences in turn from each entity, each with those it leans on, as long as they fit; what does not fit is left out, not cut."""
+    chosen: list[list[SourceSentence]] = [[] for _ in abouts]
+    taken: set[tuple[str, int]] = set()
+    left = words_max - sum(len(about.name.split()) for about in abouts if about.told)
+    least = int(words_max * (1.0 - ROWS_UNTIL))
+    for rows in (False, True):
+        of_kind = [[told for told in about.told if told.sentence.row is rows] for about in abouts]
+        for rank in range(max(map(len, of_kind), default=0)):
+            for told, mine in (
+                (some[rank], mine) for some, mine in zip(of_kind, chosen, strict=True) if rank < len(some)
+            ):
+                run = [one for one in ([told] if rows else material.led(told)) if one.place not in taken]
+                # The mark of an item, or of what is left out before the run, counts as a word.
+                size = sum(len(one.shown.split()) + rows for one in run) + (not rows)
+                if told in run and size <= left and not (rows and left < least):
+                    mine.extend(run)
+                    taken |= {one.place for one in run}
+                    left -= size
+    return chosen
+
+
+def _says_more_than_a_name(told: SourceSentence) -> bool:
+    """Whether it says more than a name: a row more than its first cell, where a dash is no word; a sentence more than two words."""
+    if not told.sentence.row:
+        said = (word for word in told.shown.split() if not names_in(word))
+        return len([stem for stem in stems(" ".join(said)) if len(stem) > 1]) >= STEMS_MIN
+    cells = [cell.rpartition(": ")[2] for cell in told.shown.split("; ")]
+    return len(cells) == 1 or sum(any(letter.isalnum() for letter in cell) for cell in cells) >= CELLS_MIN
+
+
+def _paragraph(about: _EntitySentences, chosen: Sequence[SourceSentence]) -> str:
+    """What is said about one entity, prose before lists, each in the order of the sources."""
+    ordered = sorted(chosen, key=lambda one: (one.sentence.row, one.place))
+    gap = "\n" if ordered[0].sentence.row else " "
+    return f"{about.name}:{gap}{sentences_text(ordered)}" if about.name else sentences_text(ordered)

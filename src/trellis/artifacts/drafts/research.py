@@ -1,0 +1,348 @@
+"""A research brief: what the sources say to a query, what follows from it there, and what stays open (RESEARCH_BRIEF).
+
+Every sentence of a section, every conclusion and every quoted question is a source's own; only the title, the first sentence of the
+summary and the words around an unanswered part are ours, and they hold no fact. No sentence stands in two of sections, conclusions
+and open questions.
+"""
+
+# ruff: noqa: RUF001 - Ukrainian
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from trellis.agents.offline import comparison
+from trellis.agents.offline.phrases import language_of
+from trellis.artifacts.content import LINE_CHARS_MAX, TITLE_CHARS_MAX, ArtifactDraft, ArtifactType
+from trellis.artifacts.drafts.entities import EntityFinder, NamedItems, Nearness
+from trellis.artifacts.drafts.grounding import GroundedAnswer
+from trellis.artifacts.drafts.material import (
+    PartFindings,
+    RankedSentence,
+    SourceMaterial,
+    SourceQuotes,
+    SourceSentence,
+    build_draft,
+    is_about_another_item,
+    parts_of,
+    sentences_text,
+)
+from trellis.artifacts.drafts.phrases import clipped, filled_sentence
+from trellis.artifacts.drafts.task import StructuringPrompt, StructuringTask
+from trellis.artifacts.payloads import ResearchPayload
+from trellis.nlm.extractive import COVERAGE_CONFIDENT, HEADINGS_JOINED
+from trellis.nlm.provider import Language, NlmSource
+from trellis.nlm.words import stems
+from trellis.storage.memory.layout import OPEN_LOOPS
+
+TITLE_QUERY_CHARS = 120
+SENTENCES_EACH_MAX = 12
+SENTENCES_BESIDE_MAX = 6
+"""Of others, where a heading names what is asked about."""
+SECTION_SENTENCES_MAX = 10
+SENTENCES_MAX = 100
+"""Of all sections: with citations, conclusions and open questions every one of them has its place among the artifact's sources."""
+CONCLUSIONS_MAX = 6
+CONCLUSION_SHARE_MIN = 0.3
+"""How much of what was asked a conclusion holds itself."""
+CONCLUSION_STEMS_MIN = 2
+"""And how many words of it, where something is named that it does not name."""
+OPEN_MAX = 10
+DISPUTES_MAX = 4
+SUMMARY_SENTENCES = 3
+COMPARED_MAX = 60
+OPEN_SHARE_MIN = 0.3
+MISSING_WORDS_MAX = 8
+_PROPER = re.compile(r"(?<=[^\W\d_] )[^\W\d_a-zа-яєіїґ][^\W\d_]+(?!\w|-\d)")
+"""A name in the middle of a sentence: two statements that share nothing else are not about one matter."""
+
+
+@dataclass(slots=True)
+class _SourceSection:
+    """Sentences of one source under one path of headings."""
+
+    order: tuple[float, ...]
+    """Of the sentence that it is there for: the least comes first."""
+    best: tuple[str, int]
+    """The place of the sentence that it is there for, which may be told elsewhere."""
+    sentences: dict[tuple[str, int], SourceSentence] = field(default_factory=dict[tuple[str, int], SourceSentence])
+
+    @property
+    def has_best(self) -> bool:
+        return self.best in self.sentences
+
+
+def build_research_brief(
+    task: StructuringTask, payload: ResearchPayload, prompt: StructuringPrompt, grounded: GroundedAnswer
+) -> ArtifactDraft:
+    """The brief. Without anything in the sources it has no sections, and says so."""
+    material = SourceMaterial(prompt.corpus(), exclude=payload.constraints.exclude)
+    parts = [*parts_of(payload.query), *payload.constraints.focus]
+    named = material.names(payload.query, task.snapshot.entities)
+    by_part = {part: material.names(part, task.snapshot.entities) or named for part in parts}
+    found = [] if grounded.refused else [material.find(part, by_part[part]) for part in parts]
+    quotes = SourceQuotes()
+    quotes.cite(grounded.citations if grounded.by_model else ())
+    chosen = _chosen(material, found, named, grounded)
+    disputes = _disputes(found, [told for one in chosen for told in material.beside(one.told)])
+    disputed = [one for pair in disputes for one in (pair.first, pair.second)]
+    concluded = _conclusions(material, found, chosen, {one.place for one in disputed}, named)
+    sections = _sections(material, chosen, concluded, payload.constraints.max_sections)
+    told = {place for section in sections for place in section.sentences}
+    concluded = [one for one in concluded if one.place not in told]
+    opened = _open(material, [one.part for one in found], {*told, *(one.place for one in concluded)}, named)
+    unmet = _unanswered_parts(prompt, payload, parts, found, grounded)
+    loops = _loops(task, payload.query)
+    for one in (*_all_sentences(sections), *concluded, *disputed, *opened, *loops):
+        quotes.add(one.ref, one.excerpt)
+    content = {
+        "title": clipped(
+            filled_sentence(prompt.language, "research_title", query=clipped(payload.query, TITLE_QUERY_CHARS)),
+            TITLE_CHARS_MAX,
+        ),
+        "summary": _summary(prompt, sections, [*disputed[:2], *concluded[:1]], grounded),
+        "sections": [_shown(prompt, section) for section in sections],
+        "conclusions": [_quoted(prompt, one) for one in concluded],
+        "open_questions": _lines(
+            [
+                *unmet,
+                *(_dispute(prompt, pair) for pair in disputes),
+                *(_quoted(prompt, one) for one in (*opened, *loops)),
+            ]
+        ),
+    }
+    tags = ["research", *(["disputed"] if disputes else []), *(["partial"] if unmet and sections else [])]
+    return build_draft(
+        ArtifactType.RESEARCH_BRIEF,
+        content,
+        quotes,
+        tags=[*tags, *(["nothing-found"] if not sections else []), *grounded.tags, prompt.language.value],
+        entity_refs=EntityFinder(task.snapshot.entities).occurring(_whole(content)),
+    )
+
+
+def _whole(content: Mapping[str, object]) -> str:
+    return "\n".join(str(value) for value in content.values())
+
+
+def _chosen(
+    material: SourceMaterial, found: list[PartFindings], named: NamedItems, grounded: GroundedAnswer
+) -> list[RankedSentence]:
+    """What a model cited, then what the sources hold about each part; each sentence once."""
+    best = max((one.score for part in found for one in part.chosen), default=1.0)
+    told = material.cited(grounded.citations) if grounded.by_model else []
+    first: dict[tuple[str, int], RankedSentence] = {}
+    cited = [RankedSentence(one, best, material.nearness(one, named)) for one in told]
+    for one in (*cited, *(one for part in found for one in part.chosen[: _each_max(part)])):
+        known = first.get(one.told.place)
+        if known is None or known.order > one.order:
+            first[one.told.place] = one
+    return list(first.values())
+
+
+def _each_max(part: PartFindings) -> int:
+    """What stands under the headings of what is named is not counted away, within what an artifact holds."""
+    headed = sum(one.near is Nearness.HEADED for one in part.chosen)
+    return min(SENTENCES_MAX, max(SENTENCES_EACH_MAX, headed + SENTENCES_BESIDE_MAX))
+
+
+def _conclusions(
+    material: SourceMaterial,
+    found: list[PartFindings],
+    chosen: list[RankedSentence],
+    disputed: set[tuple[str, int]],
+    named: NamedItems,
+) -> list[SourceSentence]:
+    """Sentences that conclude, about what was asked, the best first. What another source denies is no conclusion."""
+    parts = [one.part for one in found]
+    fitting = [*chosen, *(one for part in found for one in part.chosen)]
+    fitting.sort(key=lambda one: one.order)
+    first = {
+        one.told.shown: one.told
+        for one in reversed(fitting)
+        if one.told.concludes
+        and one.told.place not in disputed
+        and any(_is_asked(material, one, part, named) for part in parts)
+    }
+    return list(reversed(first.values()))[:CONCLUSIONS_MAX]
+
+
+def _is_asked(material: SourceMaterial, one: RankedSentence, part: str, named: NamedItems) -> bool:
+    """Whether a conclusion is about what was asked: it says some of it about what is named, or enough of it by itself."""
+    others = named.others(stems(part))
+    shared = material.shared(one.told, others)
+    if one.near:
+        return bool(shared) or not others or named.stands_in(one.told.shown)
+    enough = material.weight(shared) >= CONCLUSION_SHARE_MIN * material.weight(others)
+    return enough and len(shared) >= (CONCLUSION_STEMS_MIN if named else 1)
+
+
+def _sections(
+    material: SourceMaterial, chosen: list[RankedSentence], concluded: list[SourceSentence], sections_max: int
+) -> list[_SourceSection]:
+    """What is told, by source and heading, the best section first. A section is not emptied for the sake of a conclusion."""
+    moved = {one.place for one in concluded}
+    left = SENTENCES_MAX
+    made: dict[tuple[str, tuple[str, ...]], _SourceSection] = {}
+    for one in sorted(chosen, key=lambda one: one.order):
+        section = made.setdefault((one.told.ref, one.told.headings), _SourceSection(one.order, one.told.place))
+        for told in material.beside(one.told):
+            new = told.place not in section.sentences and not told.is_open
+            if new and left and len(section.sentences) < SECTION_SENTENCES_MAX:
+                section.sentences[told.place] = told
+                left -= 1
+    made = {key: section for key, section in made.items() if section.sentences}
+    for section in made.values():
+        rest = {place: told for place, told in section.sentences.items() if place not in moved}
+        section.sentences = rest or section.sentences
+    ordered = sorted(made.values(), key=lambda section: section.order)
+    return ordered[:sections_max]
+
+
+def _all_sentences(sections: list[_SourceSection]) -> Iterable[SourceSentence]:
+    return (told for section in sections for told in section.sentences.values())
+
+
+def _shown(prompt: StructuringPrompt, section: _SourceSection) -> dict[str, object]:
+    told = sorted(section.sentences.values(), key=lambda one: one.sentence.start)
+    titles = {source.ref: source.title for source in prompt.sources}
+    heading = HEADINGS_JOINED.join(told[0].headings) or titles.get(told[0].ref) or told[0].ref
+    return {"heading": clipped(heading, TITLE_CHARS_MAX), "body": sentences_text(told), "sources": [told[0].ref]}
+
+
+def _summary(
+    prompt: StructuringPrompt, sections: list[_SourceSection], weighty: list[SourceSentence], grounded: GroundedAnswer
+) -> str:
+    """How much was found, and the sentences that say most: both sides where sources may not agree."""
+    if not sections and not grounded.own_words:
+        what = "nothing_summary" if prompt.sources else "no_sources_summary"
+        return filled_sentence(prompt.language, what, read=len(prompt.sources))
+    refs = {told.ref for told in (*_all_sentences(sections), *weighty)}
+    opening = filled_sentence(prompt.language, "found_summary", refs=len(refs), read=len(prompt.sources))
+    if len(weighty) > 1:
+        opening = f"{opening} {filled_sentence(prompt.language, 'disputed_summary')}"
+    if grounded.own_words:
+        return f"{opening} {grounded.own_words}"
+    nearest = [section for section in sections if section.order[:1] == sections[0].order[:1]]
+    best = [*weighty, *(section.sentences[section.best] for section in nearest if section.has_best)]
+    best = best or [one for section in sections for one in list(section.sentences.values())[:1]]
+    prose = [one for one in best if one in weighty or _reads_alone(one)] or best
+    shown = dict.fromkeys(sentences_text([one]) for one in prose)
+    return "\n\n".join((opening, *list(shown)[:SUMMARY_SENTENCES]))
+
+
+def _reads_alone(told: SourceSentence) -> bool:
+    """Whether a sentence is prose, and neither leads to others nor is a piece of one."""
+    whole = told.shown.count("(") == told.shown.count(")")
+    return whole and not told.sentence.row and not told.shown.endswith(":")
+
+
+def _unanswered_parts(
+    prompt: StructuringPrompt,
+    payload: ResearchPayload,
+    parts: list[str],
+    found: list[PartFindings],
+    grounded: GroundedAnswer,
+) -> list[str]:
+    """What was asked for and is not there: sources, parts, and words of parts."""
+    there = {source.ref for source in prompt.sources}
+    made = [filled_sentence(prompt.language, "missing_source", ref=ref) for ref in payload.sources if ref not in there]
+    if grounded.refused:
+        return [*made, *(filled_sentence(prompt.language, "unanswered", part=part) for part in parts)]
+    for one in found:
+        said = grounded.says(one.part)
+        if not one.answered and not said:
+            made.append(filled_sentence(prompt.language, "unanswered", part=one.part))
+        elif one.missing and one.covered < COVERAGE_CONFIDENT and not said:
+            words = ", ".join(one.missing[:MISSING_WORDS_MAX])
+            made.append(filled_sentence(prompt.language, "partly", part=one.part, words=words))
+    return made
+
+
+def _open(
+    material: SourceMaterial, parts: list[str], told: set[tuple[str, int]], named: NamedItems
+) -> list[SourceSentence]:
+    """The sources' own open questions about what was asked, the nearest first."""
+    opened = [
+        one for one in material.all() if one.is_open and one.place not in told and not is_about_another_item(one, named)
+    ]
+    near = [(_nearness(material, one, parts), one) for one in opened]
+    near = [(share, one) for share, one in near if share >= OPEN_SHARE_MIN]
+    near.sort(key=lambda pair: (-pair[0], pair[1].place))
+    return list({one.shown: one for _, one in reversed(near)}.values())[::-1][:OPEN_MAX]
+
+
+def _nearness(material: SourceMaterial, told: SourceSentence, parts: Sequence[str]) -> float:
+    """How near a sentence is to what was asked. Across languages words do not meet: there an item that both name is enough."""
+    shares = [material.share(told, part) for part in parts]
+    language, names = language_of(told.shown), comparison.names_in(told.shown)
+    for part in parts:
+        spoken, meant = _language_and_items(part)
+        if spoken is not language and not meant.isdisjoint(names):
+            shares.append(OPEN_SHARE_MIN)
+    return max(shares, default=0.0)
+
+
+@lru_cache(maxsize=64)
+def _language_and_items(part: str) -> tuple[Language, frozenset[str]]:
+    """The language of a part and the items it names: the same for every sentence that is held against it."""
+    return language_of(part), comparison.names_in(part)
+
+
+def _loops(task: StructuringTask, query: str) -> list[SourceSentence]:
+    """Open loops of the agent's memory about what was asked."""
+    files = [NlmSource(file.ref, file.text) for file in task.snapshot.memory.files if file.ref.endswith(OPEN_LOOPS)]
+    texts = {file.ref: file.text for file in files}
+    memory = SourceMaterial(tuple(files))
+    near = [(_nearness(memory, one, parts_of(query)), one) for one in memory.all() if one.sentence.row]
+    kept = [(share, one) for share, one in near if share >= OPEN_SHARE_MIN and not _is_closed(texts[one.ref], one)]
+    return [one for _, one in sorted(kept, key=lambda pair: (-pair[0], pair[1].place))][:OPEN_MAX]
+
+
+def _is_closed(text: str, told: SourceSentence) -> bool:
+    line = text.rfind("\n", 0, told.sentence.start) + 1
+    return "[x]" in text[line : told.sentence.start].lower()
+
+
+@dataclass(frozen=True, slots=True)
+class _ConflictingSentences:
+    """Two sentences that may not agree, and how."""
+
+    kind: comparison.ConflictKind
+    first: SourceSentence
+    second: SourceSentence
+
+
+def _disputes(found: list[PartFindings], near: Iterable[SourceSentence]) -> list[_ConflictingSentences]:
+    """Pairs of sentences about what was asked that may not agree."""
+    told = [one for one in {one.place: one for one in near}.values() if not one.is_open][:COMPARED_MAX]
+    by_excerpt = {(one.ref, one.excerpt): one for one in told}
+    statements = [comparison.statement(one.ref, one.excerpt) for one in told]
+    pairs = [pair for one in found for pair in comparison.denials(_PROPER.sub(" ", one.part), statements, ())]
+    pairs += comparison.conflicts([one for one in statements if one.figures])
+    first = {frozenset((pair.first.excerpt, pair.second.excerpt)): pair for pair in reversed(pairs)}
+    return [
+        _ConflictingSentences(pair.kind, *(by_excerpt[one.ref, one.excerpt] for one in (pair.first, pair.second)))
+        for pair in list(reversed(first.values()))[:DISPUTES_MAX]
+    ]
+
+
+def _dispute(prompt: StructuringPrompt, pair: _ConflictingSentences) -> str:
+    first, second = pair.first, pair.second
+    return filled_sentence(
+        prompt.language,
+        pair.kind.value,
+        first=first.shown,
+        first_ref=first.ref,
+        second=second.shown,
+        second_ref=second.ref,
+    )
+
+
+def _quoted(prompt: StructuringPrompt, told: SourceSentence) -> str:
+    return filled_sentence(prompt.language, "quoted", text=told.shown, ref=told.ref)
+
+
+def _lines(found: Iterable[str]) -> list[str]:
+    return [clipped(line, LINE_CHARS_MAX) for line in dict.fromkeys(found)]

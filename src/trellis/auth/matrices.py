@@ -1,0 +1,262 @@
+"""Who may do what: the three authority matrices of document 000 (4.1 to 4.3) and the rows beyond them, as one table.
+
+The data are columns (what can be done) and one row for each role (what that role may do). What a row does not name is refused. A role
+without a row stops the program where this module is imported, so that a new role cannot get in, or stay out, by being forgotten.
+HTTP, the Python API and the bus all ask `permit`; a refusal names the rule that refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from trellis.auth.principals import Principal
+from trellis.engine.errors import NotAllowed, TrellisError
+from trellis.engine.jobs import Actor
+from trellis.lifecycles import Role
+
+
+class Grant(StrEnum):
+    """How far a role's right reaches."""
+
+    NO = "no"
+    OWN = "own"
+    """Only the job it was given, or submitted itself."""
+    YES = "yes"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuthorityRule:
+    """One column of a matrix: an act on a kind of thing, and each role's right to it."""
+
+    name: str
+    action: str
+    source: str
+    grants: Mapping[Role, Grant]
+
+    @property
+    def holders(self) -> tuple[Role, ...]:
+        """The roles that may, at least for what is their own."""
+        return tuple(role for role in Role if self.grants[role] is not Grant.NO)
+
+
+class MatrixIncomplete(TrellisError):
+    """The authority data has {problem}: {names}; give every role of `Role` a row, and name rules only that are declared."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MatrixColumn:
+    """One act on a kind of thing, before anybody is granted it."""
+
+    name: str
+    action: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MatrixRow:
+    """What one role may do: to everything (`yes`), and to its own things only (`own`). Whatever is not named here is refused."""
+
+    yes: frozenset[str] = frozenset()
+    own: frozenset[str] = frozenset()
+
+    def grant(self, rule: str) -> Grant:
+        """How far this role's right by a rule reaches."""
+        if rule in self.yes:
+            return Grant.YES
+        return Grant.OWN if rule in self.own else Grant.NO
+
+
+def _columns(source: str, actions: Mapping[str, str]) -> tuple[MatrixColumn, ...]:
+    """The columns that one document or decision asks for: rule and what it is about."""
+    return tuple(MatrixColumn(name=name, action=action, source=source) for name, action in actions.items())
+
+
+def _row(yes: str, *, own: str = "") -> MatrixRow:
+    return MatrixRow(yes=frozenset(yes.split()), own=frozenset(own.split()))
+
+
+COLUMNS: tuple[MatrixColumn, ...] = (
+    *_columns(
+        "document 000, 4.1",
+        {
+            "jobs.create": "submit jobs",
+            "jobs.read": "read jobs",
+            "jobs.update": "change the status of jobs",
+            "jobs.delete": "delete jobs",
+        },
+    ),
+    *_columns("D43", {"jobs.cancel": "cancel jobs"}),
+    *_columns("D9", {"jobs.requeue": "requeue jobs"}),
+    *_columns("DJ-18", {"jobs.dead-letter": "dead-letter jobs"}),
+    *_columns("D45", {"jobs.approve": "decide about a job that the safety kernel held"}),
+    *_columns(
+        "document 000, 4.2",
+        {
+            "artifacts.write": "write new artifacts",
+            "artifacts.read": "read artifacts",
+            "artifacts.modify": "modify artifacts",
+            "artifacts.registry": "write registry metadata of artifacts",
+            "artifacts.cleanup": "clean up old artifacts",
+        },
+    ),
+    *_columns(
+        "document 000, 4.3",
+        {
+            "memory.read": "read layer 1 of a memory",
+            "memory.read-deep": "read layer 2 of a memory",
+            "memory.propose": "propose a change of memory or logic",
+            "memory.commit": "commit to a memory",
+        },
+    ),
+    # Beyond the matrices: runs, agents, proposals, the inbox, and what operators need.
+    *_columns("PIPE-1", {"runs.trigger": "begin a run"}),
+    *_columns("RUN-4", {"runs.read": "read runs"}),
+    *_columns("D43", {"runs.cancel": "cancel a run"}),
+    *_columns("D24", {"agents.read": "read agents", "agents.status": "change the status of an agent"}),
+    *_columns("RUN-4", {"proposals.read": "read proposals"}),
+    *_columns(
+        "D22", {"proposals.decide": "decide about a proposal", "proposals.apply": "have an approved proposal applied"}
+    ),
+    *_columns("D51", {"inbox.submit": "put an entry into the inbox"}),
+    *_columns("RUN-4", {"inbox.read": "read the inbox"}),
+    *_columns("RUN-5", {"events.read": "follow live events"}),
+    *_columns("DJ-12", {"dead-letters.read": "read dead letters"}),
+    *_columns("NLM-1", {"nlm.process": "give jobs to the NLM backend"}),
+    *_columns("D42", {"nlm.read": "read jobs of the NLM backend"}),
+    *_columns("NLM-7", {"nlm.query": "ask the NLM backend"}),
+    *_columns("BUS-4", {"safety.explain": "ask what the safety policy says", "safety.simulate": "try a safety policy"}),
+    *_columns("OBS-5", {"system.read": "see how the system is"}),
+    *_columns("AUTH-7", {"rules.read": "read lifecycles and this table"}),
+)
+
+ROWS: Mapping[Role, MatrixRow] = MappingProxyType(
+    {
+        # A person. D44: the owner reads what the agents remember; a frontend alone does not.
+        Role.OWNER: _row(
+            "jobs.create jobs.read jobs.approve artifacts.read memory.read memory.read-deep runs.trigger runs.read "
+            "runs.cancel agents.read agents.status proposals.read proposals.decide proposals.apply inbox.submit "
+            "inbox.read events.read dead-letters.read nlm.read nlm.query safety.explain safety.simulate system.read rules.read",
+            own="jobs.cancel",
+        ),
+        Role.FRONTEND: _row(
+            "jobs.read artifacts.read runs.read agents.read proposals.read inbox.read events.read rules.read"
+        ),
+        Role.GATEWAY: _row(
+            "jobs.create jobs.read artifacts.read runs.read agents.read proposals.read inbox.submit inbox.read "
+            "events.read nlm.read system.read rules.read"
+        ),
+        Role.ORCHESTRATOR: _row(
+            "jobs.create jobs.read jobs.update artifacts.read memory.read memory.propose runs.read agents.read "
+            "events.read nlm.process nlm.read nlm.query rules.read"
+        ),
+        Role.NLM_BACKEND: _row(
+            "artifacts.write artifacts.read memory.read rules.read", own="jobs.read jobs.update events.read"
+        ),
+        Role.AGENT_RUNTIME: _row(
+            "memory.read memory.read-deep memory.propose inbox.submit nlm.query rules.read",
+        ),
+        # An operator.
+        Role.CONTROL_PLANE: _row(
+            "jobs.read jobs.update jobs.cancel jobs.requeue jobs.dead-letter jobs.approve artifacts.read "
+            "artifacts.registry "
+            "artifacts.cleanup runs.read runs.cancel agents.read agents.status proposals.read inbox.read events.read "
+            "dead-letters.read nlm.process nlm.read safety.explain safety.simulate system.read rules.read"
+        ),
+        Role.MEMORY: _row("artifacts.read rules.read"),
+        Role.APPLY_ENGINE: _row(
+            "memory.read memory.read-deep memory.commit proposals.read proposals.apply events.read rules.read"
+        ),
+        # Engine jobs (003, 004): who submits and works them, and the services of ledger and bus.
+        Role.WORKER: _row("jobs.create jobs.read events.read rules.read", own="jobs.update"),
+        Role.SUBMITTER: _row("jobs.create rules.read", own="jobs.read jobs.cancel events.read"),
+        Role.SCHEDULER: _row("jobs.read jobs.update events.read safety.explain rules.read"),
+        Role.SAFETY_KERNEL: _row("jobs.read jobs.update events.read safety.explain safety.simulate rules.read"),
+        Role.RECONCILER: _row("jobs.read jobs.update events.read rules.read"),
+        Role.PROJECTOR: _row("jobs.read runs.read events.read rules.read"),
+        Role.SWEEPER: _row("jobs.read jobs.update events.read rules.read"),
+    }
+)
+
+WITHOUT_ENTRANCE: Mapping[str, str] = MappingProxyType(
+    {
+        "jobs.delete": "nobody deletes a job: retention removes ended ones by setting, and no request can ask for it",
+        "artifacts.modify": "nobody modifies an artifact: what is final never changes, and what is staged is replaced",
+    }
+)
+"""Rules that no request can be about, because there is nothing to ask: no route, command or call does this. With the reason."""
+
+
+def table(columns: Sequence[MatrixColumn], rows: Mapping[Role, MatrixRow]) -> Mapping[str, AuthorityRule]:
+    """The rules by name, each with a grant for every role; raises MatrixIncomplete, which stops whoever imports this."""
+    names = {column.name for column in columns}
+    missing = [role.value for role in Role if role not in rows]
+    if missing:
+        raise MatrixIncomplete(problem="no row for a role", names=", ".join(missing))
+    granted = frozenset[str]().union(*(row.yes | row.own for row in rows.values()))
+    for problem, found in {
+        "a grant of a rule that is not declared": granted - names,
+        "a rule that is granted to nobody and has an entrance": names - granted - set(WITHOUT_ENTRANCE),
+        "a role with both kinds of grant of a rule": {name for row in rows.values() for name in row.yes & row.own},
+    }.items():
+        if found:
+            raise MatrixIncomplete(problem=problem, names=", ".join(sorted(found)))
+    return MappingProxyType(
+        {
+            column.name: AuthorityRule(
+                name=column.name,
+                action=column.action,
+                source=column.source,
+                grants=MappingProxyType({role: rows[role].grant(column.name) for role in Role}),
+            )
+            for column in columns
+        }
+    )
+
+
+RULES: Mapping[str, AuthorityRule] = table(COLUMNS, ROWS)
+
+OF_TENANTS = frozenset({"jobs.create", "jobs.read", "jobs.cancel", "events.read", "rules.read"})
+"""The rules about what a tenant can have of its own. A token that is bound to a tenant is refused everything else (D62)."""
+OF_AGENTS = OF_TENANTS | {
+    *("memory.read", "memory.read-deep", "memory.propose", "inbox.submit", "nlm.query"),
+    *("artifacts.read", "artifacts.write"),
+}
+"""The same of an agent: its memory and logic, its artifacts, and jobs."""
+
+
+def permit(principal: Principal, rule: str, *, own: bool | None = None, among: Sequence[Role] | None = None) -> Actor:
+    """The principal in the first of its roles that may; raises NotAllowed. `among` says which roles to look at, and in which order.
+
+    `own` says whether the thing is the principal's own. None asks only whether it may do this to anything at all: what a role with
+    rights to its own things may see is decided when the thing is known. To a token that is bound to a tenant or an agent every right is one
+    to its own things.
+    """
+    asked = RULES[rule]
+    bound = principal.tenant is not None or principal.agent is not None
+    holders = asked.holders if among is None else tuple(role for role in among if role in asked.holders)
+    for role in holders:
+        whole = asked.grants[role] is Grant.YES and not bound
+        if role in principal.roles and (whole or own is not False):
+            _refuse_beyond(principal, asked)
+            return Actor(role=role, name=principal.name)
+    held = ", ".join(sorted(role.value for role in principal.roles)) or "no role"
+    needed = " or ".join(role.value for role in holders) or "no role at all"
+    limited = any(role in principal.roles for role in holders)
+    reason = f"rule {asked.name} gives it " + ("for its own only" if limited else f"to {needed}")
+    because = f"; {principal.because}" if principal.because else ""
+    raise NotAllowed(role=held, action=asked.action, reason=reason + because, rule=asked.name)
+
+
+def permit_actor(actor: Actor, rule: str) -> None:
+    """Raise NotAllowed when a rule does not give an actor's role the right; for components that act without a token."""
+    permit(Principal(name=actor.name, roles=frozenset({actor.role})), rule)
+
+
+def _refuse_beyond(principal: Principal, rule: AuthorityRule) -> None:
+    """Raise NotAllowed when a token is bound to what this rule knows nothing of: then nothing would hold it there."""
+    for word, value, rules in (("tenant", principal.tenant, OF_TENANTS), ("agent", principal.agent, OF_AGENTS)):
+        if value is not None and rule.name not in rules:
+            held = ", ".join(sorted(role.value for role in principal.roles)) or "no role"
+            reason = f"its token is bound to {word} {value}, and rule {rule.name} ({rule.source}) reaches beyond that"
+            raise NotAllowed(role=held, action=rule.action, reason=reason, rule=rule.name)

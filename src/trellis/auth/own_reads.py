@@ -1,0 +1,98 @@
+"""The reads of a ledger that are left to a token with a right to its own jobs: what is another's is refused as HTTP refuses it (D62).
+
+Entrances that read a ledger directly give this to commands in place of the ledger itself. A read that is not written here is about jobs of
+everybody, and is refused: a new one is out of reach until somebody adds it.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, NoReturn
+
+from trellis.auth.ownership import PrincipalReach, not_allowed_within
+from trellis.auth.principals import Principal
+from trellis.engine.errors import NotAllowed
+from trellis.engine.jobs import JobId
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, JobPage, Signal
+
+READ, FOLLOW = "jobs.read", "events.read"
+
+
+@dataclass(kw_only=True)
+class OwnReads:
+    """A ledger as this principal may read it."""
+
+    ledger: Ledger
+    principal: Principal
+    reach: PrincipalReach = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reach = PrincipalReach(principal=self.principal, ledger=self.ledger)
+        self.url, self.name_prefix = self.ledger.url, self.ledger.name_prefix
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """What is not written here."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise not_allowed_within(
+            self.principal, READ, "for its own jobs only, and this command reads those of everybody"
+        )
+
+    async def now(self) -> datetime:
+        """The ledger's time."""
+        return await self.ledger.now()
+
+    async def job(self, job_id: JobId) -> Job:
+        """One job; raises NotAllowed for another's, and for one that is not there."""
+        found = await self.ledger.job(job_id)
+        await self.reach.check(READ, job_id, found)
+        assert found is not None  # who has a right to its own alone is refused what is not there
+        return found
+
+    async def jobs(self, where: JobFilter, **how: Any) -> JobPage:
+        """Those of a page that are its own; a page may be short, or empty, and still have a next one."""
+        page = await self.ledger.jobs(where, **how)
+        own = await self._own([job.job_id for job in page.jobs])
+        return replace(page, jobs=tuple(job for job in page.jobs if job.job_id in own))
+
+    async def events(self, job_id: JobId) -> list[Event]:
+        """The events of a job of its own."""
+        await self.reach.check(READ, job_id)
+        return await self.ledger.events(job_id)
+
+    async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:
+        """Progress and log lines of a job of its own."""
+        await self.reach.check(READ, job_id)
+        return await self.ledger.signals(job_id, limit=limit)
+
+    async def result(self, job_id: JobId) -> bytes | None:
+        """The result of a job of its own."""
+        await self.reach.check(READ, job_id)
+        return await self.ledger.result(job_id)
+
+    async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
+        """The next dead letters of jobs of its own."""
+        while letters := await self.ledger.dead_letters(where, limit=limit, cursor=cursor):
+            own = await self._own([letter.job_id for letter in letters])
+            if own:
+                return [letter for letter in letters if letter.job_id in own]
+            cursor = letters[-1].job_id
+        return []
+
+    async def find_events(self, **what: Any) -> list[Event]:
+        """Those of the events found that are of jobs of its own."""
+        return await self.reach.events(FOLLOW, await self.ledger.find_events(**what))
+
+    async def feed(self, position: str | None, **how: Any) -> FeedPage:
+        """A page of the feed, with the events of jobs of its own."""
+        return await self.reach.page(FOLLOW, await self.ledger.feed(position, **how))
+
+    async def _own(self, job_ids: Sequence[JobId]) -> set[JobId]:
+        own: set[JobId] = set()
+        for job_id in job_ids:
+            with suppress(NotAllowed):
+                await self.reach.check(READ, job_id)
+                own.add(job_id)
+        return own

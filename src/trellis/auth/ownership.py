@@ -1,0 +1,288 @@
+"""Ownership: whose a job is, and which jobs and events of a ledger a principal may reach."""
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from trellis.auth.matrices import RULES, Grant, permit
+from trellis.auth.principals import BUS, Principal, party_of, sender_name
+from trellis.engine.errors import NotAllowed
+from trellis.engine.jobs import Actor, JobId, NewJob
+from trellis.engine.ledger import Ledger
+from trellis.engine.recent_entries import LruCache
+from trellis.engine.records import Event, FeedPage, Job, JobPlace
+from trellis.lifecycles import LIFECYCLES, Role, Trigger
+from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.lifecycles.leased_job import LEASED_JOB
+
+# Whose a job is, and who may reach it (D62). Every entrance asks here: HTTP, the command line, Python and the bus.
+#
+# An owner is who submitted a job, as the ledger recorded the name (`principal_names`). What holds:
+# - a right to its own reaches the jobs that were submitted under exactly this recorded name, or the one job that the token is for;
+# - a token that is bound to a tenant reaches no job of another tenant, whatever its roles are;
+# - a job that does another again or undoes it belongs to whom that one belongs;
+# - a job can be linked to another (as its child, step or compensation) only by the owner of that one, or by somebody of its tenant;
+# - without a token the store decides: who may open the SQLite file, or what the database role may do.
+
+LINKS_MAX = 2_000
+"""More than retries of a job and of its undoing can be."""
+_PROCESS = re.compile(r"@[^@]*:\d+$")
+"""Where a process runs, in the name that it gives itself."""
+
+
+# --- who owns a job ----------------------------------------------------------------------------------------------------
+
+
+def owner_name(principal: Principal) -> str:
+    """Whose jobs this principal submits: another process of the same person is the same owner, and a token names one exactly."""
+    return principal.name if principal.by_token else _PROCESS.sub("", principal.name)
+
+
+async def submitter_of(ledger: Ledger, job: Job) -> str:
+    """Who owns a job, as recorded; one that the reconciler made belongs to whom the job before it belongs. Empty when nobody knows.
+
+    Through a limited PostgreSQL login its own callers are named as they name themselves, and everybody else is not.
+    """
+    for _ in range(LINKS_MAX):
+        events = await ledger.events(job.job_id)
+        if not events or events[0].version != 1:
+            return ""
+        before = await ledger.job(job.parent_id) if events[0].role is Role.RECONCILER and job.parent_id else None
+        if before is None:
+            return events[0].actor.removeprefix(ledger.name_prefix)
+        job = before
+    return ""
+
+
+def sees_all(principal: Principal, rule: str) -> bool:
+    """Whether the rule gives one of its roles everything, and no tenant or agent narrows that."""
+    bound = principal.tenant is not None or principal.agent is not None
+    return not bound and any(RULES[rule].grants[role] is Grant.YES for role in principal.roles)
+
+
+def owns(principal: Principal, rule: str, job_id: str, submitter: str) -> bool:
+    """Whether a job with this submitter is within the principal's reach by this rule, where the rule gives it less than everything."""
+    if principal.job_id is not None or Role.NLM_BACKEND in principal.roles:
+        return job_id == principal.job_id
+    if not submitter:
+        return False
+    if not principal.by_token:
+        return True  # whoever can open the store
+    whole = principal.tenant is not None and any(RULES[rule].grants[role] is Grant.YES for role in principal.roles)
+    return submitter == principal.name or (whole and party_of(submitter) == party_of(principal.name))
+
+
+async def is_own(principal: Principal, rule: str, ledger: Ledger, job: Job) -> bool:
+    """As `owns`, of a job in the ledger."""
+    by_token_alone = principal.job_id is not None or Role.NLM_BACKEND in principal.roles
+    submitter = "" if by_token_alone else await submitter_of(ledger, job)
+    return owns(principal, rule, job.job_id, submitter)
+
+
+async def may_see(principal: Principal, rule: str, ledger: Ledger, job: Job) -> bool:
+    """Whether the principal reaches this job by this rule."""
+    return sees_all(principal, rule) or await is_own(principal, rule, ledger, job)
+
+
+async def permit_on_job(
+    principal: Principal, rule: str, ledger: Ledger, job: Job | None, *, among: Sequence[Role] | None = None
+) -> Actor:
+    """The principal in a role that may do this to the job; raises NotAllowed.
+
+    Whoever has a right to its own alone is refused what is not there as it is refused what is another's.
+    """
+    if sees_all(principal, rule):
+        return permit(principal, rule, among=among)
+    own = job is not None and await is_own(principal, rule, ledger, job)
+    return permit(principal, rule, own=own, among=among)
+
+
+# --- what a token is for -----------------------------------------------------------------------------------------------
+
+
+def within_scope(principal: Principal, rule: str, job_id: str) -> None:
+    """A token that is for one job gives no right to what is another's, and the NLM backend has no other (AUTH-3); raises NotAllowed."""
+    others = principal.roles - {Role.NLM_BACKEND}
+    for_all = principal.job_id is None and any(RULES[rule].grants[role] is Grant.YES for role in others)
+    if not for_all and principal.job_id != job_id:
+        raise not_allowed_within(principal, rule, "for the job of its token only")
+
+
+def bound_agent(principal: Principal, rule: str) -> str | None:
+    """The agent that a token is bound to, None for all; raises NotAllowed for one of an agent's runtime that names no agent."""
+    others = principal.roles - {Role.AGENT_RUNTIME}
+    by_runtime = principal.roles != others and all(RULES[rule].grants[role] is Grant.NO for role in others)
+    if principal.by_token and principal.agent is None and by_runtime:
+        raise not_allowed_within(
+            principal, rule, "for the agent of its token only, and it names none; issue one with --agent"
+        )
+    return principal.agent
+
+
+def within_agent(principal: Principal, rule: str, agent: str) -> None:
+    """A token that is bound to an agent gives no right to what is another's; raises NotAllowed."""
+    only = bound_agent(principal, rule)
+    if only is not None and only != agent:
+        raise not_allowed_within(principal, rule, f"for agent {principal.agent} of its token only")
+
+
+def within_tenant(principal: Principal, rule: str, *tenants: str) -> str | None:
+    """The tenant that a request is for, which names these (empty for none); raises NotAllowed. None: the request's own word counts."""
+    if principal.tenant is None:
+        return None
+    if any(tenant not in {"", principal.tenant} for tenant in tenants):
+        raise not_allowed_within(principal, rule, f"for tenant {principal.tenant} of its token only")
+    return principal.tenant
+
+
+def cancelling_roles(lifecycle: str) -> tuple[Role, ...]:
+    """The roles of `jobs.cancel` that may cancel a job of this lifecycle, those with a right to their own alone first (D43)."""
+    rule = RULES["jobs.cancel"]
+    declared = [one for one in LIFECYCLES[lifecycle].transitions if one.trigger == Trigger.CANCEL]
+    holders = sorted(rule.holders, key=lambda role: rule.grants[role] is Grant.YES)
+    known = tuple(role for role in holders if any(_canceller(role) in one.actors for one in declared))
+    return known or tuple(role for role in holders if rule.grants[role] is Grant.YES)
+
+
+async def canceller(principal: Principal, ledger: Ledger, job: Job) -> Actor:
+    """The principal in the role in which the ledger takes its cancel of this job; raises NotAllowed (D43)."""
+    roles = cancelling_roles(job.lifecycle)
+    own = await is_own(principal, "jobs.cancel", ledger, job)
+    if not principal.roles.intersection(roles):
+        actor = permit(principal, "jobs.cancel", own=own)
+        raise _refusal(actor.role.value, "jobs.cancel", f"for no {job.lifecycle}: an operator cancels that")
+    actor = permit(principal, "jobs.cancel", own=own, among=roles)
+    return replace(actor, role=_canceller(actor.role))
+
+
+def _canceller(role: Role) -> Role:
+    """An owner cancels what it submitted as its submitter."""
+    return Role.SUBMITTER if role is Role.OWNER else role
+
+
+def acting_or_gateway(actor: Actor, lifecycle: str, trigger: str = Trigger.SUBMIT) -> Actor:
+    """The actor itself where the lifecycle lets its role begin a job, else the gateway in its name: a person asks through it."""
+    declared = LIFECYCLES[lifecycle].pull(None, trigger)
+    known = declared is not None and actor.role in declared.actors
+    return actor if known else Actor(role=Role.GATEWAY, name=actor.name)
+
+
+def not_allowed_within(principal: Principal, rule: str, limit: str) -> NotAllowed:
+    """The refusal of what a rule gives within a limit only."""
+    held = ", ".join(sorted(role.value for role in principal.roles)) or "no role"
+    return _refusal(held, rule, limit)
+
+
+def _refusal(role: str, rule: str, limit: str) -> NotAllowed:
+    asked = RULES[rule]
+    return NotAllowed(role=role, action=asked.action, reason=f"rule {rule} gives it {limit}", rule=rule)
+
+
+# --- new jobs ----------------------------------------------------------------------------------------------------------
+
+
+async def admitted_submission(principal: Principal, ledger: Ledger, job: NewJob) -> NewJob:
+    """The job as this principal may submit it: linked to nothing of another, its keys apart from those of others. Raises NotAllowed."""
+    if not principal.by_token:
+        return job
+    await _check_links(principal, ledger, job)
+    key = job.concurrency_key
+    if key is None or job.lifecycle != LEASED_JOB.name or principal.tenant is None:
+        return job
+    return replace(job, concurrency_key=f"{party_of(principal.name)}{key}")
+
+
+async def _check_links(principal: Principal, ledger: Ledger, job: NewJob) -> None:
+    free = job.lifecycle != BUS_JOB.name and sees_all(principal, "jobs.read")
+    for link in (job.parent_id, job.compensates):
+        other = None if link is None else await ledger.job(link)
+        if other is None or free:
+            continue
+        if party_of(await submitter_of(ledger, other)) != party_of(principal.name):
+            raise not_allowed_within(
+                principal, "jobs.create", "below its own jobs only; leave the parent out, or name one of its own"
+            )
+
+
+async def may_link_on_bus(ledger: Ledger, sender_id: str, parent_id: JobId | None) -> bool:
+    """Whether a sender on the bus may hang a job below this one: its own, one that it works on, or one that is not there.
+
+    While a worker has the parent, the ledger need not know yet which one: its parts come from whoever has it.
+    """
+    parent = None if parent_id is None else await ledger.job(parent_id)
+    if parent is None or parent.place is JobPlace.LEASED or await is_of_sender(ledger, parent, sender_id):
+        return True
+    return has_worked_on(await ledger.events(parent.job_id), sender_name(sender_id))
+
+
+async def is_of_sender(ledger: Ledger, job: Job, sender_id: str) -> bool:
+    """Whether this sender on the bus submitted the job."""
+    return await submitter_of(ledger, job) == sender_name(sender_id)
+
+
+def has_worked_on(events: Sequence[Event], name: str) -> bool:
+    """Whether the owner of this recorded name was a worker of the job with these events."""
+    return any(event.role is Role.WORKER and event.actor == name.removeprefix(BUS) for event in events)
+
+
+async def scoped_key(ledger: Ledger, job: NewJob, owner: str) -> NewJob:
+    """The job under its idempotency key, which is its owner's alone: what others name the same is another key.
+
+    A key that the same owner used before keys were apart keeps its meaning. What undoes a job is made once, whoever asks for it
+    of those who may.
+    """
+    if job.idempotency_key is None or job.compensates is not None:
+        return job
+    earlier = await ledger.find_by_idempotency_key(job.idempotency_scope, job.idempotency_key, job.fingerprint)
+    there = None if earlier is None else await ledger.job(earlier.job_id)
+    if there is not None:
+        submitter = await submitter_of(ledger, there)
+        if owner in {submitter, _PROCESS.sub("", submitter), sender_name(submitter)}:
+            return job
+    return replace(job, idempotency_scope=f"{owner}\n{job.idempotency_scope}")
+
+
+# What one principal reaches of one ledger: jobs and events, for entrances that work on a ledger directly.
+
+REMEMBERED_MAX = 10_000
+
+
+@dataclass(kw_only=True)
+class PrincipalReach:
+    """Asks whose a job is, once: that never changes."""
+
+    principal: Principal
+    ledger: Ledger
+    _known: LruCache[tuple[str, JobId], None] = field(
+        default_factory=lambda: LruCache[tuple[str, JobId], None](REMEMBERED_MAX)
+    )
+
+    async def check(self, rule: str, job_id: JobId, job: Job | None = None) -> None:
+        """Raise NotAllowed when the rule does not give the principal this job; `job` where it was read already."""
+        permit(self.principal, rule)
+        if sees_all(self.principal, rule) or (rule, job_id) in self._known:
+            return
+        await permit_on_job(self.principal, rule, self.ledger, job or await self.ledger.job(job_id))
+        self._known[rule, job_id] = None
+
+    async def events(self, rule: str, events: list[Event]) -> list[Event]:
+        """Those of these events that the rule gives the principal."""
+        permit(self.principal, rule)
+        if sees_all(self.principal, rule):
+            return events
+        shown: list[Event] = []
+        for event in events:
+            with suppress(NotAllowed):
+                await self.check(rule, event.job_id)
+                shown.append(event)
+        return shown
+
+    async def page(self, rule: str, page: FeedPage) -> FeedPage:
+        """What the rule gives the principal of a page of the feed; raises NotAllowed when that is nothing of any page."""
+        permit(self.principal, rule)
+        if sees_all(self.principal, rule):
+            return page
+        shown = {event.id for event in await self.events(rule, list(page.events))}
+        kept = [one for one in zip(page.events, page.positions, strict=True) if one[0].id in shown]
+        return replace(page, events=tuple(event for event, _ in kept), positions=tuple(place for _, place in kept))

@@ -1,0 +1,316 @@
+"""Tells the bus what the ledger decided: every end of a job, to its client; every attempt that was taken back, to its worker (BUS-12).
+
+It follows the feed. While the bus is down it waits where it is, so nothing is lost; a packet whose answer was lost is sent again with the
+same message id. Where the bus keeps results, one counts as sent when it is kept. A client hears exactly of the end that the ledger has, under its own job id: workers only ever speak of wire ids.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trellis.bus.errors import BusError, BusUnavailable, NotKept, TooLargeToKeep
+from trellis.bus.messages import (
+    ALERT,
+    CANCEL,
+    DEAD_LETTERS,
+    NAME_CHARS_MAX,
+    POINTER_CHANGED,
+    RESULT,
+    AlertSeverity,
+    BusAlert,
+    ErrorCode,
+    JobCancel,
+    JobResult,
+    Status,
+    error_number,
+)
+from trellis.bus.outcomes.linked_jobs import next_id
+from trellis.bus.outcomes.subscription import FeedSubscriber, TakenOver
+from trellis.bus.port import Bus
+from trellis.bus.requests import wire_id
+from trellis.bus.results.reports import WorkerReport, attempt_in, report_in
+from trellis.bus.topics import Topics
+from trellis.bus.trigger import CoalescedTrigger
+from trellis.engine import tracing
+from trellis.engine.jobs import JobId
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.records import Event
+from trellis.lifecycles.bus_job import HELD
+
+SUBSCRIBER_NAME = "bus-publisher"
+CONCURRENCY = 32
+UNKEPT_RETRY_S_MAX = 30.0
+"""How long results wait for a stream that refuses them; from then on they are told only to those who listen, until it takes one again."""
+KEPT_SUBJECTS = frozenset({RESULT, DEAD_LETTERS})
+"""What counts as sent when a stream has kept it, where there are streams."""
+END_EVENTS = frozenset({"job_succeeded", "job_failed", "job_cancelled", "job_denied", "job_timed_out"})
+ATTEMPT_REVOKED_EVENTS = frozenset({"job_cancelled", "job_timed_out", "job_lease_expired"})
+"""Events that, out of a held state, end an attempt whose worker may still be at it."""
+DEAD_LETTER_STATES = frozenset({"FAILED", "TIMEOUT", "DENIED"})
+"""Ends of which `sys.job.dlq` is told too, unless the job is done again."""
+WORKER_STATUSES = frozenset({Status.FAILED_RETRYABLE, Status.FAILED_FATAL})
+"""What a worker may call a failure so that the client gets it as the status. In the ledger both are FAILED."""
+ENGINE_STATUS_NAMES = frozenset({Status.TIMEOUT.name, Status.DENIED.name, Status.CANCELLED.name})
+"""Ends that only the control plane decides. A worker that reports one ends its job badly, and no more: its word is kept in the text."""
+ENGINE_ERROR_CODES = frozenset({ErrorCode.SAFETY_DENIED, ErrorCode.TIMEOUT})
+"""What a client takes for such an end of ours."""
+ERROR_OF_STATE = {
+    "DENIED": ("SAFETY_DENIED", ErrorCode.SAFETY_DENIED),
+    "TIMEOUT": ("TIMEOUT", ErrorCode.TIMEOUT),
+    "CANCELLED": ("CANCELLED", ErrorCode.UNSPECIFIED),
+}
+
+_log = log_of("trellis.bus.outcomes.publisher")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BusPublishReport:
+    """What one pass did. `following` false: another process does the work."""
+
+    following: bool = False
+    events: int = 0
+    sent: int = 0
+    held_up: bool = False
+    """The bus did not take everything."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OutgoingMessage:
+    subject: str
+    body: JobResult | JobCancel | BusAlert
+    message_id: str
+
+
+@dataclass(kw_only=True)
+class BusPublisher:
+    """The service: a pass reads a page of the feed, sends what it tells, and remembers how far it came."""
+
+    ledger: Ledger
+    bus: Bus
+    topics: Topics
+    follower: FeedSubscriber
+    name: str = SUBSCRIBER_NAME
+    waits_for_events = True
+    _sent: set[str] = field(default_factory=set[str])
+    """Of what is not remembered yet: what the bus has taken."""
+    _not_kept_since: dict[str, float] = field(default_factory=dict[str, float])
+    """By subject: since when its stream refuses packets."""
+    _trigger: CoalescedTrigger[BusPublishReport] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._trigger = CoalescedTrigger(run=self._pass, more=lambda told: bool(told.events) and not told.held_up)
+
+    async def run_once(self) -> BusPublishReport:
+        """One page, as far as the bus takes it."""
+        return await self._trigger.once()
+
+    def wake(self) -> None:
+        """A job has ended: tell it now, if it is this process that tells."""
+        if self.follower.follows:
+            self._trigger.wake()
+
+    async def _pass(self) -> BusPublishReport:
+        page = await self.follower.page()
+        if page is None:
+            return BusPublishReport()
+        try:
+            if not page.events:
+                await self.follower.keep()
+                return BusPublishReport(following=True)
+            sent, done = await self._publish_events(page.events)
+            if done:
+                await self.follower.remember(page.positions[done - 1])
+                for event in page.events[:done]:
+                    self._sent -= {event.id, _stop_id(event), _alert_id(event), _dead_id(event)}
+            else:
+                await self.follower.keep()
+        except TakenOver:
+            self._sent.clear()
+            return BusPublishReport(events=len(page.events))
+        return BusPublishReport(following=True, events=len(page.events), sent=sent, held_up=done < len(page.events))
+
+    def pause_s(self, report: BusPublishReport) -> float:
+        """At once while there is more that the bus takes."""
+        options = self.follower.options
+        if not report.following:
+            return options.lease_s / 5
+        if report.held_up:
+            return options.held_up_s
+        return 0.0 if report.events else options.poll_s
+
+    async def release(self) -> None:
+        """Let another go on at once."""
+        await self._trigger.drain()
+        await self.follower.release()
+
+    async def _publish_events(self, events: Sequence[Event]) -> tuple[int, int]:
+        """How many packets were sent, and up to which event everything was."""
+        sent = 0
+        for start in range(0, len(events), CONCURRENCY):
+            group = events[start : start + CONCURRENCY]
+            answers = await asyncio.gather(*map(self._publish_event, group))
+            sent += sum(answer or 0 for answer in answers)
+            if None in answers:
+                return sent, start + answers.index(None)
+            await self.follower.keep()
+        return sent, len(events)
+
+    async def _publish_event(self, event: Event) -> int | None:
+        """How many packets went out now; None when the bus did not take them all."""
+        sent = 0
+        for note in await self._notes(event):
+            if note.message_id in self._sent:
+                continue
+            if not self.bus.connected:
+                return None
+            with await self._span(event, note) as span:
+                gone = await self._publish_message(event, note, span)
+            if not gone:
+                return None
+            self._sent.add(note.message_id)
+            sent += 1
+        return sent
+
+    async def _span(self, event: Event, note: _OutgoingMessage) -> tracing.Span:
+        """In the trace of the job's submitter; the ledger is asked for that only where spans are kept."""
+        job = await self.ledger.job(event.job_id) if tracing.is_on() else None
+        if job is None:
+            return tracing.Span()
+        what = "publish" if note.subject == RESULT else "stop"
+        about = {**tracing.of_job(job), "trellis.event_id": event.id, "trellis.status": event.target}
+        return tracing.carried(job.trace, f"job.{what} {job.type}", about, kind=tracing.PRODUCER)
+
+    async def _publish_message(self, event: Event, note: _OutgoingMessage, span: tracing.Span) -> bool:
+        """Whether the packet need not be sent again."""
+        kept = note.subject in KEPT_SUBJECTS
+        try:
+            await self.bus.publish(
+                note.subject, note.body, trace_id=_trace(event), message_id=note.message_id, kept=kept
+            )
+        except BusUnavailable as error:
+            span.fail(str(error))
+            _log.info("held_up", event_id=event.id, error=str(error))
+            return False
+        except TooLargeToKeep as error:
+            # Those who listen have heard it; the others' results must not wait for what waiting does not change.
+            span.fail(str(error))
+            _log.error("never_kept", event_id=event.id, error=str(error))
+            return True
+        except NotKept as error:
+            span.fail(str(error))
+            return self._goes_unkept(event, note.subject, error)
+        except BusError as error:
+            # No bus will ever take it: those behind it must not wait for that.
+            span.fail(str(error))
+            _log.error("cannot_be_told", event_id=event.id, error=str(error))
+            return True
+        if kept:
+            self._not_kept_since.pop(note.subject, None)
+        return True
+
+    def _goes_unkept(self, event: Event, subject: str, error: NotKept) -> bool:
+        """A stream that is full for a moment is waited for; one that refuses for good must not silence everything."""
+        now = self.follower.clock.monotonic()
+        if subject not in self._not_kept_since:
+            self._not_kept_since[subject] = now
+            _log.warning("not_kept", event_id=event.id, error=str(error))
+        return now >= self._not_kept_since[subject] + UNKEPT_RETRY_S_MAX
+
+    async def _notes(self, event: Event) -> list[_OutgoingMessage]:
+        notes: list[_OutgoingMessage] = []
+        if event.type in ATTEMPT_REVOKED_EVENTS and event.source in HELD:
+            notes += await self._stop(event)
+        if event.type in END_EVENTS:
+            again = await self._successor(event) if event.target in DEAD_LETTER_STATES else None
+            result = result_of(event, self.bus.sender_id, again=again)
+            notes.append(_OutgoingMessage(subject=RESULT, body=result, message_id=event.id))
+            if event.target in DEAD_LETTER_STATES and again is None:
+                notes.append(_OutgoingMessage(subject=DEAD_LETTERS, body=result, message_id=_dead_id(event)))
+            if result.error_code == POINTER_CHANGED:
+                notes.append(
+                    _OutgoingMessage(subject=ALERT, body=_payload_changed(result), message_id=_alert_id(event))
+                )
+        return notes
+
+    async def _successor(self, event: Event) -> JobId | None:
+        """The job that will do this one again."""
+        job = await self.ledger.job(event.job_id)
+        events = [one for one in await self.ledger.events(event.job_id) if one.version <= event.version]
+        stands = job is not None and job.version == event.version
+        return next_id(job, events, self.topics) if job is not None and stands else None
+
+    async def _stop(self, event: Event) -> list[_OutgoingMessage]:
+        before = [one for one in await self.ledger.events(event.job_id) if one.version < event.version]
+        dispatched = next((one for one in reversed(before) if one.type == "job_dispatched"), None)
+        attempt = None if dispatched is None else attempt_in(before, dispatched.epoch)
+        if attempt is None:
+            return []
+        cancel = JobCancel(
+            job_id=wire_id(event.job_id, attempt.epoch),
+            reason=event.cause or event.target,
+            requested_by=self.bus.sender_id,
+            dispatch=attempt.dispatch,
+        )
+        return [_OutgoingMessage(subject=CANCEL, body=cancel, message_id=_stop_id(event))]
+
+
+def _stop_id(event: Event) -> str:
+    return f"{event.id}:stop"
+
+
+def _alert_id(event: Event) -> str:
+    return f"{event.id}:alert"
+
+
+def _dead_id(event: Event) -> str:
+    return f"{event.id}:dlq"
+
+
+def _payload_changed(result: JobResult) -> BusAlert:
+    """Somebody wrote over a payload that was judged, and perhaps approved, as another one."""
+    return BusAlert(
+        message=f"the payload of job {result.job_id} was changed after it was submitted; it was not executed",
+        code=ErrorCode.SAFETY_DENIED,
+        severity=AlertSeverity.CRITICAL,
+        details={"job_id": result.job_id, "error": result.error_message[:NAME_CHARS_MAX]},
+    )
+
+
+def _trace(event: Event) -> str:
+    return event.correlation_id if 0 < len(event.correlation_id) <= NAME_CHARS_MAX else event.job_id
+
+
+def result_of(event: Event, sender_id: str, *, again: JobId | None = None) -> JobResult:
+    """What a client is told of a job's end, and as which job it is done again."""
+    report = report_in(event)
+    code, number = ERROR_OF_STATE.get(event.target, ("", ErrorCode.UNSPECIFIED))
+    if report is not None and event.target in {"SUCCEEDED", "FAILED"}:
+        code = report.error_code
+        number = report.error_code_enum or error_number(code)
+    message = report.error_message if report and report.error_message else event.cause or ""
+    if report is not None and event.target == "FAILED" and report.status in ENGINE_STATUS_NAMES:
+        number = ErrorCode.UNSPECIFIED if number in ENGINE_ERROR_CODES else number
+        message = f"{message} (its worker reported {report.status})".strip()
+    if again is not None:
+        message = f"{message}; it is done again as job {again}, unless that is cancelled".removeprefix("; ")
+    return JobResult(
+        job_id=event.job_id,
+        status=_status(event, report),
+        worker_id=sender_id,
+        result_ptr=report.result_ptr if report else "",
+        execution_ms=report.execution_ms if report else 0,
+        error_code=code,
+        error_message="" if event.target == "SUCCEEDED" else message,
+        artifact_ptrs=report.artifact_ptrs if report else (),
+        error_code_enum=int(number),
+        dispatch=report.dispatch if report else None,
+        result_ref=report.result_ref if report else None,
+        artifact_refs=report.artifact_refs if report else (),
+    )
+
+
+def _status(event: Event, report: WorkerReport | None) -> Status:
+    """The state of the job; of one that its worker ended badly, whether the worker calls it retryable or fatal."""
+    said = Status.__members__.get(report.status) if report is not None and event.target == "FAILED" else None
+    return said if said is not None and said in WORKER_STATUSES else Status[event.target]

@@ -1,0 +1,368 @@
+"""What follows from the end of a job: its retry as a linked job, its children's cancellation, its siblings' turn, its workflow's undoing.
+
+It follows the feed and writes to the ledger only. Each step is decided from where the jobs stand now and has an id of its own, so after a
+crash anywhere the same page is taken again and nothing happens twice. One process at a time follows; should two, for a moment, they do the
+same. What is remembered of workflows is kept up to date by the feed, and forgotten when another may have followed meanwhile.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from trellis.bus.documents import data_of
+from trellis.bus.outcomes.job_tree import (
+    CANCELLED,
+    DescendantJobs,
+    EffectiveJob,
+    JobTree,
+    StepState,
+    Workflow,
+    WorkflowKey,
+    WorkflowStep,
+)
+from trellis.bus.outcomes.linked_jobs import RETRY_ID, compensation_of, is_retry_due, retry_of, submit_under_free_id
+from trellis.bus.outcomes.publisher import END_EVENTS
+from trellis.bus.outcomes.subscription import FeedSubscriber, TakenOver
+from trellis.bus.outcomes.workflows import WorkflowReader
+from trellis.bus.requests import COMPENSATES, JobRequest
+from trellis.bus.topics import Topics
+from trellis.engine.jobs import Actor, CancelMode, JobId, Move, Moved, RequestId
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.records import Event, JobPlace
+from trellis.lifecycles import Role
+
+SUBSCRIBER_NAME = "bus-aftermath"
+CONCURRENCY = 16
+"""Families that are looked after at the same time."""
+TREE_MAX = 100_000
+"""Jobs of one tree that a cancellation looks at."""
+ANCESTORS_MAX = 16
+"""Jobs above a new one that have ended, of which it is asked whether they were cancelled."""
+
+_log = log_of("trellis.bus.outcomes.reconciler")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutcomeReport:
+    """What one pass did. `following` false: another process does the work."""
+
+    following: bool = False
+    events: int = 0
+    made: int = 0
+    """Steps that were taken: jobs submitted, cancelled or let go."""
+
+
+@dataclass(kw_only=True)
+class OutcomeReconciler:
+    """The service: a pass reads a page of the feed, does what follows from it, and remembers how far it came."""
+
+    ledger: Ledger
+    topics: Topics
+    follower: FeedSubscriber
+    wake: Callable[[], None] | None = None
+    """Called when a job may have become ready."""
+    name: str = SUBSCRIBER_NAME
+    waits_for_events = True
+    _families: JobTree = field(init=False)
+    _workflows: WorkflowReader = field(init=False)
+    _above: dict[tuple[str, str], str | None] = field(default_factory=dict[tuple[str, str], str | None])
+    """By parent and party of its children, for one page: the cancelled job above its children. A cancel that comes later finds them itself."""
+    _begun: int = 0
+    _made: int = 0
+
+    def __post_init__(self) -> None:
+        self._families = JobTree(ledger=self.ledger, topics=self.topics)
+        self._workflows = WorkflowReader(families=self._families, between=self.follower.keep)
+
+    async def run_once(self) -> OutcomeReport:
+        """One page."""
+        page = await self.follower.page()
+        if page is None:
+            return OutcomeReport()
+        if self._begun != self.follower.begun:
+            self._families.remembered.clear()
+            self._begun = self.follower.begun
+        self._made = 0
+        try:
+            if page.events:
+                await self._take(page.events)
+                await self.follower.remember(page.position)
+            else:
+                await self.follower.keep()
+        except TakenOver:
+            return OutcomeReport(events=len(page.events), made=self._made)
+        if self._made and self.wake is not None:
+            self.wake()
+        return OutcomeReport(following=True, events=len(page.events), made=self._made)
+
+    def pause_s(self, report: OutcomeReport) -> float:
+        """At once while there is more."""
+        options = self.follower.options
+        if not report.following:
+            return options.lease_s / 5
+        return 0.0 if report.events else options.poll_s
+
+    async def release(self) -> None:
+        """Let another go on at once."""
+        await self.follower.release()
+
+    # --- one page --------------------------------------------------------------------------------------------------
+
+    async def _take(self, events: Sequence[Event]) -> None:
+        self._above.clear()
+        accepted = [event for event in events if event.source is None]
+        for record in await self.ledger.recorded(accepted):
+            self._families.learn_party(record.event)
+            if record.submission is not None:
+                self._families.learn(record.event.job_id, record.submission.payload)
+        by_family: dict[str, list[tuple[Event, JobRequest]]] = {}
+        for event in events:
+            if event.source is None or event.type in END_EVENTS:
+                request = await self._families.request(event.job_id)
+                if request is not None and _has_consequences(event, request):
+                    by_family.setdefault(await self._family(event, request), []).append((event, request))
+                await self.follower.keep()
+        room = asyncio.Semaphore(CONCURRENCY)
+        await _gather_all(self._reconcile_family(family, room) for family in by_family.values())
+
+    async def _family(self, event: Event, request: JobRequest) -> str:
+        """What is looked after in order: the steps of one parent, and what undoes them."""
+        step = await self._step(request)
+        return (step.step_of if step is not None else "") or request.labels.get(COMPENSATES) or event.job_id
+
+    async def _reconcile_family(self, family: Sequence[tuple[Event, JobRequest]], room: asyncio.Semaphore) -> None:
+        """Each event by itself, then every workflow that they are about once."""
+        heard: dict[WorkflowKey, set[WorkflowStep]] = {}
+        async with room:
+            for event, request in family:
+                await self._follow_up(event, request, heard)
+                await self.follower.keep()
+            for key, ended in heard.items():
+                await self._reconcile_workflow(key, ended)
+                await self.follower.keep()
+
+    async def _follow_up(self, event: Event, request: JobRequest, heard: dict[WorkflowKey, set[WorkflowStep]]) -> None:
+        key = await self._workflow_of(request)
+        if event.source is None:
+            if key is not None and request.is_retry:
+                await self._workflows.again(key, request)
+            await self._not_after_cancel(event, request)
+            return
+        if event.type in {"job_failed", "job_timed_out"}:
+            await self._retry(event, request)
+        if event.type == "job_cancelled":
+            await self._cascade(event, request)
+        if key is not None:
+            ended = heard.setdefault(key, set())
+            if COMPENSATES not in request.labels:
+                first = (await self._families.incarnations(event.job_id, request))[-1]
+                ended.add(WorkflowStep(request.step_index, JobId(first)))
+
+    async def _workflow_of(self, request: JobRequest) -> WorkflowKey | None:
+        """The workflow that a job is a step of, or undoes a step of."""
+        step = await self._step(request)
+        if step is None or not step.step_of or not step.workflow_id:
+            return None
+        return await self._families.key_of(step)
+
+    async def _step(self, request: JobRequest) -> JobRequest | None:
+        """What was asked with this job, or with the one that it undoes."""
+        original = request.labels.get(COMPENSATES)
+        return request if original is None else await self._families.request(original)
+
+    # --- retries ---------------------------------------------------------------------------------------------------
+
+    async def _retry(self, event: Event, request: JobRequest) -> None:
+        topic = self.topics.of(request.topic)
+        job, events = await self.ledger.job(event.job_id), await self.ledger.events(event.job_id)
+        if job is None or not is_retry_due(job, request, events, topic):
+            return
+        if await self._families.is_cancelled(request, request.step_of):
+            return
+        retry = await submit_under_free_id(self.ledger, self._reconciler, retry_of(job, request, event, self.topics))
+        if retry is None:
+            return
+        name = retry.job_id
+        if retry.created:
+            self._made += 1
+            _log.info("retried_as", job_id=event.job_id, retry=name, state=event.target)
+        if topic.backoff_s:
+            pause = Move(
+                job_id=name, target="SCHEDULED", request_id=RequestId(f"validate:{name}"), delay_s=topic.backoff_s
+            )
+            await self.ledger.move(self._scheduler, pause)
+
+    # --- cancellation ----------------------------------------------------------------------------------------------
+
+    async def _cascade(self, event: Event, request: JobRequest) -> None:
+        """Cancel everything below a cancelled job, also below those of its retries that ended before; each tells of its own children."""
+        waiting = await self._families.incarnations(event.job_id, request)
+        before = set(waiting[1:])
+        seen = set(waiting)
+        tree = DescendantJobs(families=self._families, roots=frozenset(waiting))
+        while waiting and len(seen) < TREE_MAX:
+            parent = waiting.pop()
+            for child in await self._families.children(parent):
+                if child.job_id in seen or child.compensates is not None:
+                    continue
+                seen.add(child.job_id)
+                tree.add(child.job_id, parent)
+                if parent in before and await self._is_retry(child.job_id):
+                    continue  # somebody runs the same job again
+                if child.place is JobPlace.ENDED:
+                    waiting.append(child.job_id)
+                elif await tree.is_whole_to(child.job_id):
+                    await self._cancel(child.job_id, f"cascade:{event.job_id}", f"{event.job_id} was cancelled")
+                    await self.follower.keep()
+            await self.follower.keep()
+        if waiting:
+            _log.error("tree_too_large", job_id=event.job_id, looked_at=len(seen))
+
+    async def _is_retry(self, job_id: JobId) -> bool:
+        request = await self._families.request(job_id) if RETRY_ID.search(job_id) else None
+        return request is not None and request.is_retry
+
+    async def _not_after_cancel(self, event: Event, request: JobRequest) -> None:
+        """A child that came when what is above it was cancelled already."""
+        if COMPENSATES in request.labels:
+            return
+        place = request.step_of, await self._families.party(request)
+        if place not in self._above:
+            self._above[place] = await self._cancelled_above(request)
+        cancelled = self._above[place]
+        if cancelled is not None:
+            await self._cancel(event.job_id, f"cascade:{cancelled}", f"{cancelled} was cancelled")
+
+    async def _cancelled_above(self, request: JobRequest) -> str | None:
+        """The nearest job whose cancel would have reached this one: its parent or a retry of it, or above those that ended otherwise."""
+        for _ in range(ANCESTORS_MAX):
+            if not request.step_of or COMPENSATES in request.labels:
+                break
+            job = await self.ledger.job(JobId(request.step_of))
+            above = None if job is None else self._families.request_in(job)
+            if job is None or above is None or not await self._families.is_linked(job, request):
+                break
+            last = await self._families.effective_step(job, above, step_of=above.step_of)
+            if last.job.state == CANCELLED:
+                return last.job.job_id
+            if last.open:
+                break
+            request = above
+        return None
+
+    async def _cancel(self, job_id: JobId, request_id: str, cause: str) -> bool:
+        answer = await self.ledger.cancel(
+            self._reconciler, job_id, CancelMode.HARD, RequestId(f"{request_id}:{job_id}"), grace_s=0.0, cause=cause
+        )
+        self._made += isinstance(answer, Moved) and not answer.repeated
+        return isinstance(answer, Moved)
+
+    # --- workflows -------------------------------------------------------------------------------------------------
+
+    async def _reconcile_workflow(self, key: WorkflowKey, ended: set[WorkflowStep]) -> None:
+        """Let the steps of a workflow go, end or undo them, now that these have ended, or a compensation has."""
+        workflow = await self._workflows.workflow(key)
+        await self._workflows.ended(workflow, ended)
+        first = await self._workflows.first_open(workflow)
+        failed = workflow.lowest_failed()
+        if failed is not None and first is not None:
+            await self._end_doomed(workflow, failed)
+            first = await self._workflows.first_open(workflow)
+        if first is None:
+            if failed is not None:
+                await self._undo_next(workflow)
+        elif any(step.index < first.index for step in ended):
+            await self._release_steps(workflow, first)
+
+    async def _release_steps(self, workflow: Workflow, first: StepState) -> None:
+        """Steps of one number go together; nobody was waiting for one of the same or a higher number."""
+        for step in workflow.at(first.index):
+            standing = await self._workflows.look(workflow, step)
+            if standing is not None and standing.resting:
+                await self._release_step(standing)
+            await self.follower.keep()
+
+    async def _release_step(self, step: EffectiveJob) -> None:
+        """Only a step that rests because it was not its turn: what waits for a person or a time goes on waiting."""
+        last = (await self.ledger.events(step.job.job_id))[-1]
+        if last.type != "job_deferred" or data_of(last).get("hold") != "order":
+            return
+        said = {"hold": "none", "reason": "the steps before it have ended"}
+        move = Move(
+            job_id=step.job.job_id,
+            target="SCHEDULED",
+            request_id=RequestId(f"turn:{last.id}"),
+            version=last.version,
+            delay_s=0.0,
+            cause=said["reason"],
+            data=json.dumps(said).encode(),
+        )
+        moved = await self.ledger.move(self._scheduler, move)
+        self._made += isinstance(moved, Moved) and not moved.repeated
+
+    async def _end_doomed(self, workflow: Workflow, failed: StepState) -> None:
+        """Those above it that no worker has wait for it in vain."""
+        cause = f"step {failed.index} did not succeed"
+        for step in workflow.after(failed.index):
+            standing = await self._workflows.look(workflow, step)
+            if standing is not None and standing.waiting:
+                job_id = standing.job.job_id
+                cancelled = await self._cancel(job_id, f"doomed:{failed.job_id}", cause)
+                if cancelled and job_id == step.job_id:
+                    workflow.drop(step)
+                    workflow.fail(StepState(index=step.index, job_id=job_id, state=CANCELLED))
+            await self.follower.keep()
+
+    async def _undo_next(self, workflow: Workflow) -> None:
+        """Make the compensation whose turn it is; while one is under way it is nobody's."""
+        for one in await self._workflows.to_undo(workflow):
+            undoing = await self._families.compensation(one.job_id)
+            if undoing is None:
+                if await self._undo(one.job_id):
+                    workflow.undoing.add(one.job_id)
+                    return
+            elif undoing.open:
+                return
+            else:
+                if undoing.failed:
+                    ended = undoing.job
+                    _log.error("not_undone", job_id=one.job_id, compensation=ended.job_id, state=ended.state)
+                workflow.has_undone(one)
+            await self.follower.keep()
+
+    async def _undo(self, job_id: JobId) -> bool:
+        """Whether its compensation could be made."""
+        job = await self.ledger.job(job_id)
+        request = None if job is None else self._families.request_in(job)
+        if job is None or request is None:
+            return False
+        made = await submit_under_free_id(self.ledger, self._reconciler, compensation_of(job, request, self.topics))
+        if made is None:
+            return False
+        self._made += made.created
+        _log.info("undone_by", job_id=job_id, compensation=made.job_id)
+        return True
+
+    @property
+    def _reconciler(self) -> Actor:
+        return Actor(role=Role.RECONCILER, name=self.follower.actor.name)
+
+    @property
+    def _scheduler(self) -> Actor:
+        return Actor(role=Role.SCHEDULER, name=self.follower.actor.name)
+
+
+def _has_consequences(event: Event, request: JobRequest) -> bool:
+    """Whether something can follow from an event: nothing does from the success of a job that is nobody's step."""
+    if event.source is None:
+        return bool(request.step_of)
+    return event.type not in {"job_succeeded", "job_denied"} or bool(request.step_of) or COMPENSATES in request.labels
+
+
+async def _gather_all(work: Iterable[Awaitable[None]]) -> None:
+    """Do it side by side; an error is raised when all have come to an end."""
+    for answer in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(answer, BaseException):
+            raise answer

@@ -1,0 +1,225 @@
+"""The steps of workflows as the ledger has them now, read through what is remembered of them.
+
+What a look costs does not grow with the number of steps: the ledger says which steps are new, each new step is read once, and after that
+only steps that can still stand otherwise and on which the answer depends. So a chain of steps is read about once in the whole of its life.
+"""
+
+import asyncio
+from bisect import insort
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from trellis.bus.outcomes.job_tree import (
+    CHILDREN_MAX,
+    RETRYABLE_ENDS,
+    ChildJobs,
+    EffectiveJob,
+    JobTree,
+    StepState,
+    UndoableStep,
+    Workflow,
+    WorkflowFrontier,
+    WorkflowKey,
+    WorkflowStep,
+    step_state,
+)
+from trellis.bus.requests import COMPENSATES, JobRequest
+from trellis.engine.jobs import JobId
+from trellis.engine.logs import log_of
+from trellis.engine.records import ChildPage, Job
+
+T = TypeVar("T")
+
+PAGE = 1_000
+CONCURRENCY = 16
+"""Steps that are read at the same time."""
+
+_log = log_of("trellis.bus.outcomes.workflows")
+
+
+async def _no_op() -> None:
+    pass
+
+
+@dataclass(kw_only=True)
+class WorkflowReader:
+    """Reads them. What it remembers is kept with the families."""
+
+    families: JobTree
+    between: Callable[[], Awaitable[None]] = _no_op
+    """Called now and then while much is read."""
+
+    # --- for whoever hands steps out -------------------------------------------------------------------------------
+
+    async def front(self, key: WorkflowKey) -> WorkflowFrontier:
+        """Where a workflow stands: every step that is in the ledger now is counted."""
+        workflow = await self.workflow(key)
+        found = await self._first_unsettled(workflow)
+        if found is None:
+            return WorkflowFrontier(failed=workflow.failed)
+        step, standing = found
+        one = step_state(step, standing)
+        if not standing.failed:
+            return WorkflowFrontier(failed=workflow.failed, open=one)
+        return WorkflowFrontier(
+            failed=one if workflow.failed is None or one.index < workflow.failed.index else workflow.failed
+        )
+
+    # --- for whoever follows the feed, and hears of every end and of everything that is done again -----------------
+
+    async def ended(self, workflow: Workflow, steps: set[WorkflowStep]) -> None:
+        """Look at steps of which an end was heard, and at those that had failed before anybody heard of them."""
+        for step in sorted(steps):
+            workflow.take_up(step)
+            await self._look_if_unsettled(workflow, step)
+        while workflow.unseen:
+            await self._look_if_unsettled(workflow, workflow.unseen[-1])
+            workflow.unseen.pop()
+
+    async def look(self, workflow: Workflow, step: WorkflowStep) -> EffectiveJob | None:
+        """How an unsettled step stands; None when it is settled, or given up, now."""
+        standing = await self._look(workflow, step)
+        if standing is not None and standing.failed:
+            workflow.give_up(step, step_state(step, standing))
+            return None
+        return standing
+
+    async def first_open(self, workflow: Workflow) -> StepState | None:
+        """The lowest step that has not ended."""
+        while (found := await self._first_unsettled(workflow)) is not None:
+            step, standing = found
+            if not standing.failed:
+                return step_state(step, standing)
+            workflow.give_up(step, step_state(step, standing))
+        return None
+
+    async def again(self, key: WorkflowKey, request: JobRequest) -> None:
+        """Something of this workflow is done again by a job with this request."""
+        workflow = self.families.remembered.get(key)
+        if workflow is None:
+            return
+        undone = request.labels.get(COMPENSATES)
+        if undone is not None:
+            workflow.undo_again(JobId(undone))
+            return
+        first = (await self.families.incarnations(request.job_id, request))[-1]
+        if await self.families.request(first) is None:
+            self.families.remembered.drop(key[0])  # which step that was cannot be told any more
+        workflow.take_up(WorkflowStep(request.step_index, JobId(first)))
+
+    async def to_undo(self, workflow: Workflow) -> list[UndoableStep]:
+        """Steps that succeeded and are not undone: those first whose compensations are made, then those that are undone first."""
+        while workflow.undoable:
+            job_id = workflow.undoable[-1]
+            request, events = await self.families.request(job_id), await self.families.ledger.events(job_id)
+            success = next((event for event in events if event.type == "job_succeeded"), None)
+            if await self.families.compensation(job_id) is not None:
+                workflow.undoing.add(job_id)
+            if request is not None and success is not None:
+                insort(workflow.to_undo, UndoableStep(request.step_index, success.ts.timestamp(), job_id))
+            workflow.undoable.pop()
+            await self.between()
+        return sorted(workflow.to_undo, key=lambda one: one.job_id in workflow.undoing)[::-1]
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    async def workflow(self, key: WorkflowKey) -> Workflow:
+        """What is known of a workflow, with every step that is in the ledger now."""
+        parent, named = key[0], key[1:]
+        family = self.families.remembered.of(parent)
+        try:
+            await self._complete(parent, family)
+        finally:
+            self.families.remembered.measured(parent, family)
+        return family.workflows.setdefault(named, Workflow())
+
+    async def _complete(self, parent: str, family: ChildJobs) -> None:
+        """Take in every child that came since the last look."""
+        while not await self._read_on(parent, family):
+            family.forget()
+
+    async def _read_on(self, parent: str, family: ChildJobs) -> bool:
+        """Take in those that are new. False when some were removed, and what is known of the others may be wrong."""
+        since, mark, there = family.mark, family.mark, None
+        fits = more = True
+        while more:
+            page = await self.families.ledger.children(JobId(parent), since=since, limit=PAGE)
+            there = set[int]() if page.anew else there
+            if there is not None:
+                there.update(page.numbers)
+            fits = await self._take_in_all(family, page) and fits
+            since, mark = page.mark, page.mark if fits else mark
+            more = len(page.job_ids) == PAGE and (fits if there is None else len(there) < CHILDREN_MAX)
+        if there is not None and not family.lose(family.known.keys() - there):
+            return False
+        family.mark = mark
+        if not fits:
+            _log.error("too_many_children", job_id=parent, looked_at=len(family.known))
+        return True
+
+    async def _take_in_all(self, family: ChildJobs, page: ChildPage) -> bool:
+        """Whether there was room for all of them."""
+        new = [one for one in zip(page.numbers, page.job_ids, strict=True) if one[0] not in family.known]
+        room = CHILDREN_MAX - len(family.known)
+        for start in range(0, min(len(new), room), CONCURRENCY):
+            group = new[start : min(start + CONCURRENCY, room)]
+            jobs = await _gather_all(self.families.ledger.job(job_id) for _, job_id in group)
+            steps = [self._step_in(job) for job in jobs]
+            parties = await _gather_all(self.families.party_in(one.job) for one in steps if one is not None)
+            for one, party in zip([one for one in steps if one is not None], parties, strict=True):
+                self._take_in(family, one, party)
+            family.known.update(group)
+            await self.between()
+        return len(new) <= room
+
+    def _step_in(self, job: Job | None) -> EffectiveJob | None:
+        """A child that is a step of a workflow; None for any other."""
+        request = None if job is None else self.families.request_in(job, anew=True)
+        if job is None or request is None or not request.workflow_id:
+            return None
+        return None if request.is_retry or COMPENSATES in request.labels else EffectiveJob(job=job, request=request)
+
+    def _take_in(self, family: ChildJobs, one: EffectiveJob, party: str) -> None:
+        """Put a step where it belongs; what another tenant or party hung there is in nobody's way."""
+        named = (one.request.workflow_id, one.request.tenant, party)
+        workflow = family.workflows.setdefault(named, Workflow())
+        step = WorkflowStep(one.request.step_index, one.job.job_id)
+        if workflow.settle(step, one):
+            return
+        insort(workflow.unsettled, step)
+        if one.job.state in RETRYABLE_ENDS:
+            workflow.unseen.append(step)
+
+    async def _look_if_unsettled(self, workflow: Workflow, step: WorkflowStep) -> None:
+        if workflow.is_unsettled(step):
+            await self.look(workflow, step)
+            await self.between()
+
+    async def _first_unsettled(self, workflow: Workflow) -> tuple[WorkflowStep, EffectiveJob] | None:
+        while workflow.unsettled:
+            step = workflow.unsettled[0]
+            standing = await self._look(workflow, step)
+            if standing is not None:
+                return step, standing
+            await self.between()
+        return None
+
+    async def _look(self, workflow: Workflow, step: WorkflowStep) -> EffectiveJob | None:
+        """How a step stands; None when it is settled now, or is gone."""
+        job = await self.families.ledger.job(step.job_id)
+        request = None if job is None else self.families.request_in(job)
+        if job is None or request is None:
+            workflow.drop(step)
+            return None
+        standing = await self.families.effective_step(job, request, step_of=request.step_of)
+        return None if workflow.settle(step, standing) else standing
+
+
+async def _gather_all(reads: Iterable[Awaitable[T]]) -> list[T]:
+    """Every answer; when one raises, the others are finished first."""
+    answers = await asyncio.gather(*reads, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]

@@ -1,0 +1,1 @@
+"""What comes back from workers: results, progress and heartbeats."""

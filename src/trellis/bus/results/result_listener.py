@@ -1,0 +1,507 @@
+"""Hears what workers report, and writes it in their name (D28): the ledger says whether a report counts, never the order of arrival.
+
+A report costs one look at what is held (shared by reports that come together), one at the job's events when this process has not seen the
+attempt, and one turn. Whoever asked is answered after the ledger has answered. When the ledger does not, the error is raised: a durable
+bus brings the report again.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from trellis.bus.messages import (
+    ACCEPTED,
+    NOT_BEGUN,
+    PROGRESS,
+    REFUSED,
+    RESULT,
+    START_STEP,
+    STOP,
+    Dispatch,
+    JobProgress,
+    JobResult,
+    Status,
+)
+from trellis.bus.outcomes.linked_jobs import COMPENSATION_ID
+from trellis.bus.port import Bus, BusSubscription, ReceivedPacket
+from trellis.bus.requests import read_wire_id
+from trellis.bus.results.attempts import AttemptCache, StopNotifier, WorkerLiveness
+from trellis.bus.results.reports import (
+    GIVE_BACKS_MAX,
+    PROGRESS_STATUSES,
+    REQUEUING_VERDICTS,
+    DispatchedAttempt,
+    ReportRefusal,
+    ReportVerdict,
+    WorkerReport,
+    give_backs,
+    is_retryable,
+    refusal_of_stale,
+    report_of_result,
+    report_that_ended,
+    storable_text,
+    verdict_on,
+)
+from trellis.bus.topics import Topics
+from trellis.engine import tracing
+from trellis.engine.batches import Batcher
+from trellis.engine.clock import Clock
+from trellis.engine.jobs import (
+    CLAIM_MAX,
+    JOB_ID_PATTERN,
+    Actor,
+    Advance,
+    DeadLetterReason,
+    Epoch,
+    HeldLease,
+    JobId,
+    Lease,
+    LeaseLost,
+    Move,
+    Moved,
+    ReasonCode,
+    Renewed,
+    RequestId,
+    Stage,
+    StepApplied,
+    Turn,
+)
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.recent_entries import LruCache
+from trellis.engine.records import JobPlace
+from trellis.lifecycles import Role, Trigger
+from trellis.lifecycles.bus_job import BUS_JOB
+
+GROUP = "trellis"
+HEARTBEAT_EVERY_S = 2.0
+"""Signs of life of one job that come sooner after each other do not reach the ledger."""
+RESULT_REFUSED_SIGNAL = "job_result_refused"
+REMEMBERED_MAX = 20_000
+WORKER_ID_CHARS_MAX = 200
+LEDGER_CALLS_MAX = 64
+"""Reports that are carried out at the same time."""
+
+_JOB_ID = re.compile(JOB_ID_PATTERN)
+_log = log_of("trellis.bus.results.result_listener")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ReportedAttempt:
+    """Whose word it is, and about which attempt."""
+
+    job_id: JobId
+    epoch: Epoch
+    wire_id: str
+    worker_id: str
+    dispatch: Dispatch | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportAnswer:
+    """What whoever asked is told: where the job stands, and what became of the word."""
+
+    status: Status
+    message: str
+
+
+def refuse_report(status: Status, why: str) -> ReportAnswer:
+    """The word changes nothing, for this reason."""
+    return ReportAnswer(status=status, message=f"{REFUSED}: {why}")
+
+
+UNKNOWN_ATTEMPT = refuse_report(Status.UNSPECIFIED, "there is no such job here")
+
+
+@dataclass(kw_only=True)
+class ResultListener:
+    """The listener for results and progress; as many processes as one likes share the work."""
+
+    ledger: Ledger
+    bus: Bus
+    topics: Topics
+    workers: WorkerLiveness
+    clock: Clock
+    name: str
+    """Of this process, where it acts as scheduler or reconciler."""
+    attempts: AttemptCache
+    stopping: StopNotifier
+    wake: Callable[[], None] | None = None
+    """Called when a worker has room again or a job waits anew."""
+    _listening: list[BusSubscription] = field(default_factory=list[BusSubscription])
+    _remarked: LruCache[tuple[str, str, str, str], bool] = field(init=False)
+    _beaten: LruCache[str, float] = field(init=False)
+    _looks: Batcher[JobId, HeldLease | None] = field(init=False)
+    _renewals: Batcher[Lease, Renewed | LeaseLost] = field(init=False)
+    _room: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._remarked, self._beaten = LruCache(REMEMBERED_MAX), LruCache(REMEMBERED_MAX)
+        self._looks = Batcher(self._held, lambda _: 1, CLAIM_MAX)
+        self._renewals = Batcher(self._renew_all, lambda _: 1, CLAIM_MAX)
+        self._room = asyncio.Semaphore(LEDGER_CALLS_MAX)
+
+    async def start(self) -> None:
+        """Listen; results also those that came while nobody did."""
+        self._listening.append(await self.bus.listen(RESULT, self.handle_result, group=GROUP, durable=True))
+        self._listening.append(await self.bus.listen(PROGRESS, self.handle_progress, group=GROUP))
+
+    async def stop(self) -> None:
+        """Hear no more; what is under way is finished."""
+        while self._listening:
+            await self._listening.pop().stop()
+
+    async def handle_result(self, received: ReceivedPacket) -> None:
+        """One result. Raises LedgerError when the ledger does not answer."""
+        said = received.packet.body
+        if not isinstance(said, JobResult) or received.packet.sender_id == self.bus.sender_id:
+            return
+        if said.status in PROGRESS_STATUSES:
+            alive = JobProgress(
+                job_id=said.job_id, status=said.status, result_ptr=said.result_ptr, dispatch=said.dispatch
+            )
+            await self._handle_report(received, alive)
+            return
+        worker_id = said.worker_id or received.packet.sender_id
+        word = _reported_attempt(said.job_id, worker_id, said.dispatch)
+        async with self._room:
+            answer = await self._settle(word, said, forged=worker_id != received.packet.sender_id)
+        await _reply(received, said.job_id, answer)
+
+    async def handle_progress(self, received: ReceivedPacket) -> None:
+        """One sign of life, or one question whether to begin. Raises LedgerError when the ledger does not answer."""
+        said = received.packet.body
+        if isinstance(said, JobProgress) and received.packet.sender_id != self.bus.sender_id:
+            await self._handle_report(received, said)
+
+    async def _handle_report(self, received: ReceivedPacket, said: JobProgress) -> None:
+        word = _reported_attempt(said.job_id, received.packet.sender_id, said.dispatch)
+        async with self._room:
+            answer = await self._progress(word, said)
+        await _reply(received, said.job_id, answer)
+
+    async def works_on(self, wire_id: str, worker_id: str) -> None:
+        """A sender names this attempt, otherwise than by a report. That counts as a sign of life if the attempt was handed out to this
+        worker, or if it is a live worker of the topic: anybody can name a wire id.
+        """
+        word = _reported_attempt(wire_id, worker_id, None)
+        async with self._room:
+            hold = None if word is None else await self._looks.put(word.job_id)
+            if hold is None or not await self._may_have(hold, worker_id):
+                return
+            await self._progress(word, JobProgress(job_id=wire_id))
+
+    async def _may_have(self, hold: HeldLease, worker_id: str) -> bool:
+        """Whether this worker got the attempt, or serves the topic on which it went to whoever listens."""
+        attempt = await self.attempts.of(hold)
+        if attempt is not None and attempt.worker:
+            return attempt.worker == worker_id
+        return self.workers.serves(worker_id, hold.type, self.topics.of(hold.type))
+
+    # --- results ---------------------------------------------------------------------------------------------------
+
+    async def _settle(self, word: _ReportedAttempt | None, said: JobResult, *, forged: bool) -> ReportAnswer:
+        if word is None:
+            _log.warning(
+                "unknown_job",
+                job_id=storable_text(said.job_id),
+                worker_id=storable_text(said.worker_id),
+                said=said.status.name,
+            )
+            return UNKNOWN_ATTEMPT
+        report = report_of_result(said, said.dispatch.dispatch_id if said.dispatch else "")
+        job = await self.ledger.job(word.job_id) if tracing.is_on() else None
+        if job is None:
+            return await self._judge(word, report, forged=forged)
+        about = {**tracing.of_job(job), "trellis.epoch": word.epoch, "trellis.status": report.status}
+        with tracing.carried(job.trace, f"job.result {job.type}", about, kind=tracing.CONSUMER) as span:
+            answer = await self._judge(word, report, forged=forged)
+            span.note({"trellis.answer": answer.message})
+        return answer
+
+    async def _judge(self, word: _ReportedAttempt, report: WorkerReport, *, forged: bool) -> ReportAnswer:
+        hold = await self._looks.put(word.job_id)
+        if hold is None or hold.lease.epoch != word.epoch:
+            return await self._refuse(word, report, None)
+        attempt = await self.attempts.of(hold)
+        objection = ReportRefusal.FOREIGN if forged else ReportRefusal.STALE
+        if attempt is not None and not forged:
+            objection = attempt.objection(word.worker_id, word.dispatch)
+        if objection is not None:
+            return await self._refuse(word, report, objection)
+        return await self._apply_verdict(
+            word, hold, replace(report, dispatch=_finished_dispatch(attempt, word.worker_id))
+        )
+
+    async def _apply_verdict(self, word: _ReportedAttempt, hold: HeldLease, report: WorkerReport) -> ReportAnswer:
+        topic = self.topics.of(hold.type)
+        meant = verdict_on(report, topic, hold, await self._given_back(hold, report))
+        if meant is ReportVerdict.CANCEL:
+            made = await self._cancelled(hold, report)
+        elif meant in REQUEUING_VERDICTS:
+            step = Advance(
+                hold.lease,
+                hold.state,
+                Trigger.RETRY,
+                delay_s=topic.backoff_s,
+                spare_attempt=meant is ReportVerdict.GIVE_BACK,
+                cause=report.problem,
+                data=report.body,
+            )
+            made = await self._turn(Actor(role=Role.SCHEDULER, name=self.name), (step,))
+        else:
+            steps = (*_start(hold, word, {"seen_by": "result"}), await self._end(hold, meant, report))
+            made = await self._turn(Actor(role=Role.WORKER, name=word.worker_id), steps)
+        if not made:
+            return await self._on_refused_step(word, hold, report)
+        self._has_settled(word)
+        status = Status.SCHEDULED if meant in REQUEUING_VERDICTS else _STATUS_OF_VERDICT[meant]
+        return ReportAnswer(status=status, message=ACCEPTED)
+
+    async def _given_back(self, hold: HeldLease, report: WorkerReport) -> int:
+        """How often a worker did not begin it, where that can be too often: it was handed out as many times at least."""
+        if report.error_code != NOT_BEGUN or hold.lease.epoch <= GIVE_BACKS_MAX:
+            return 0
+        return give_backs(await self.ledger.events(hold.lease.job_id))
+
+    async def _on_refused_step(self, word: _ReportedAttempt, hold: HeldLease, report: WorkerReport) -> ReportAnswer:
+        """The attempt is not as it was seen: its start was told or its end wished meanwhile, which happens once, or it is over."""
+        now = await self._looks.put(word.job_id)
+        if now is not None and now.lease == hold.lease and (now.state, now.cancel) != (hold.state, hold.cancel):
+            return await self._judge(word, report, forged=False)
+        return await self._refuse(word, report, None, tried=True)
+
+    async def _end(self, hold: HeldLease, meant: ReportVerdict, report: WorkerReport) -> Advance:
+        if meant is ReportVerdict.SUCCEED:
+            return Advance(hold.lease, "RUNNING", Trigger.COMPLETE, data=report.body, result=report.body)
+        death = await self._dead_letter_reason(hold.lease.job_id, report)
+        again = is_retryable(report, self.topics.of(hold.type))
+        return Advance(
+            hold.lease,
+            "RUNNING",
+            Trigger.FAIL,
+            cause=report.problem,
+            data=report.judged(retryable=again),
+            death=death,
+            unless_cancelled=again,
+        )
+
+    async def _dead_letter_reason(self, job_id: JobId, report: WorkerReport) -> DeadLetterReason | None:
+        """What could not be undone is kept among the dead letters, for a person to look at (D36)."""
+        job = await self.ledger.job(job_id) if COMPENSATION_ID.search(job_id) else None
+        if job is None or job.compensates is None:
+            return None
+        error = report.problem or report.status
+        return DeadLetterReason(reason_code=ReasonCode.COMPENSATION_FAILED, stage=Stage.EXEC, last_error=error)
+
+    async def _cancelled(self, hold: HeldLease, report: WorkerReport) -> bool:
+        """The worker stopped because it was asked to: only while nobody else has moved the job."""
+        move = Move(
+            job_id=hold.lease.job_id,
+            target="CANCELLED",
+            request_id=RequestId(f"stopped:{hold.lease.job_id}@{hold.lease.epoch}"),
+            version=hold.version,
+            cause="soft cancel: the worker stopped",
+            data=report.body,
+        )
+        moved = await self.ledger.move(Actor(role=Role.RECONCILER, name=self.name), move)
+        return isinstance(moved, Moved) and not moved.repeated
+
+    async def _turn(self, actor: Actor, steps: tuple[Advance, ...]) -> bool:
+        """Whether all of it was made, and now: a repeated step may be another's."""
+        outcomes = (await self.ledger.turn(Turn(actor=actor, advances=steps))).outcomes
+        return all(isinstance(outcome, StepApplied) and not outcome.repeated for outcome in outcomes)
+
+    def _has_settled(self, word: _ReportedAttempt) -> None:
+        self.workers.settled(word.wire_id)
+        if self.wake is not None:
+            self.wake()
+
+    async def _refuse(
+        self, word: _ReportedAttempt, report: WorkerReport, why: ReportRefusal | None, *, tried: bool = False
+    ) -> ReportAnswer:
+        """Nothing changes; the job's readers can see what was said. The same word again, after its answer was lost, was accepted.
+
+        `tried`: this word itself may be what made the step, if the ledger had to ask twice for its answer.
+        """
+        job = await self.ledger.job(word.job_id)
+        if job is None or job.lifecycle != BUS_JOB.name:
+            _log.warning("unknown_job", job_id=word.job_id, worker_id=word.worker_id, said=report.status)
+            return UNKNOWN_ATTEMPT
+        events = await self.ledger.events(word.job_id)
+        ended = job.place is JobPlace.ENDED
+        kind = why or refusal_of_stale(events, word.epoch, report, ended=ended)
+        status = Status[job.state]
+        before = report_that_ended(events, word.epoch)
+        again = kind is ReportRefusal.DUPLICATE and before == report
+        if why is None:
+            self._has_settled(word)
+        if not (again and tried):
+            await self._annotate_refusal(word, report, kind, job.state, ended=ended)
+        return ReportAnswer(status=status, message=ACCEPTED) if again else refuse_report(status, kind.value)
+
+    async def _annotate_refusal(
+        self, word: _ReportedAttempt, report: WorkerReport, kind: ReportRefusal, state: str, *, ended: bool
+    ) -> None:
+        _log.warning(
+            "late_result" if ended else "result_refused",
+            job_id=word.job_id,
+            epoch=word.epoch,
+            kind=kind.value,
+            state=state,
+            said=report.status,
+            worker_id=word.worker_id,
+        )
+        once = (word.wire_id, word.worker_id, kind.value, report.status)
+        if self._remarked.get(once):
+            return
+        told = {
+            "kind": kind.value,
+            "status": report.status,
+            "state": state,
+            "worker_id": word.worker_id,
+            "epoch": word.epoch,
+            "execution_ms": report.execution_ms,
+            "error_code": report.error_code,
+            "error_message": report.error_message,
+            "result_ptr": report.result_ptr,
+        }
+        by = Actor(role=Role.RECONCILER, name=self.name)
+        await self.ledger.annotate(by, word.job_id, RESULT_REFUSED_SIGNAL, json.dumps(told).encode())
+        self._remarked[once] = True
+
+    # --- progress --------------------------------------------------------------------------------------------------
+
+    async def _progress(self, word: _ReportedAttempt | None, said: JobProgress) -> ReportAnswer:
+        if word is None:
+            return UNKNOWN_ATTEMPT
+        hold = await self._looks.put(word.job_id)
+        attempt = None if hold is None or hold.lease.epoch != word.epoch else await self.attempts.of(hold)
+        if hold is None or attempt is None:
+            return await self._answer_not_now(word)
+        objection = attempt.objection(word.worker_id, word.dispatch)
+        if objection is not None:
+            _log.info("progress_refused", job_id=word.job_id, kind=objection.value, worker_id=word.worker_id)
+            return refuse_report(Status[hold.state], objection.value)
+        if hold.cancel:
+            await self.stopping.tell(hold, attempt)
+        asks = said.step_id == START_STEP
+        if hold.state == "DISPATCHED" and (asks or said.status in {Status.RUNNING, Status.UNSPECIFIED}):
+            return await self._begin(word, hold, attempt, said.message if asks else None)
+        if asks:
+            return _may_go_on(attempt, word, said.message)
+        return await self._keep(word, hold, attempt, said)
+
+    async def _begin(
+        self, word: _ReportedAttempt, hold: HeldLease, attempt: DispatchedAttempt, token: str | None
+    ) -> ReportAnswer:
+        """The start that this word tells or, with a token, asks for. One that asks begins, whoever else asks at the same time."""
+        told = {"seen_by": "progress"} if token is None else {"token": storable_text(token)}
+        actor = Actor(role=Role.WORKER, name=word.worker_id)
+        outcome = (await self.ledger.turn(Turn(actor=actor, advances=_start(hold, word, told)))).outcomes[0]
+        if isinstance(outcome, LeaseLost):
+            return await self._answer_not_now(word)
+        if outcome.repeated:
+            started = await self.attempts.read(hold) or attempt
+        else:
+            started = self.attempts.began(hold, attempt, word.worker_id, told.get("token", ""))
+        return _may_go_on(started, word, started.token if token is None else token)
+
+    async def _keep(
+        self, word: _ReportedAttempt, hold: HeldLease, attempt: DispatchedAttempt, said: JobProgress
+    ) -> ReportAnswer:
+        """The lease runs on, as long as one attempt may take; signs that come often are not written."""
+        going = ReportAnswer(status=Status[hold.state], message=STOP if hold.cancel else ACCEPTED)
+        topic, now = self.topics.of(hold.type), self.clock.monotonic()
+        last = self._beaten.get(word.wire_id)
+        if last is not None and now < last + min(HEARTBEAT_EVERY_S, topic.lease_s / 3):
+            return going
+        longest_s = attempt.may_take_s(topic)
+        if (await self.ledger.now() - attempt.dispatched_at).total_seconds() > longest_s:
+            # Not the word that asks for an end by choice: nobody wishes it, and the job goes on with its next attempt.
+            return refuse_report(going.status, f"an attempt may take {longest_s:g} s")
+        self._beaten[word.wire_id] = now
+        renewed = await self._renewals.put(hold.lease)
+        if isinstance(renewed, LeaseLost):
+            return await self._answer_not_now(word)
+        if said.step_id or said.percent or said.message:
+            await self.ledger.signal(hold.lease, [("job_heartbeat", _progress_signal(word, said))])
+        return going
+
+    async def _answer_not_now(self, word: _ReportedAttempt) -> ReportAnswer:
+        """The attempt is not under way any more."""
+        job = await self.ledger.job(word.job_id)
+        if job is None or job.lifecycle != BUS_JOB.name:
+            return UNKNOWN_ATTEMPT
+        self._has_settled(word)
+        _log.info("progress_refused", job_id=word.job_id, epoch=word.epoch, state=job.state, worker_id=word.worker_id)
+        why = ReportRefusal.LATE if job.place is JobPlace.ENDED else ReportRefusal.STALE
+        return refuse_report(Status[job.state], why.value)
+
+    # --- the ledger, for several at once -----------------------------------------------------------------------------
+
+    async def _held(self, job_ids: Sequence[JobId]) -> list[HeldLease | None]:
+        found = {hold.lease.job_id: hold for hold in await self.ledger.holds(list(dict.fromkeys(job_ids)))}
+        return [found.get(job_id) for job_id in job_ids]
+
+    async def _renew_all(self, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
+        return await self.ledger.renew(Actor(role=Role.RECONCILER, name=self.name), leases)
+
+
+_STATUS_OF_VERDICT = {
+    ReportVerdict.SUCCEED: Status.SUCCEEDED,
+    ReportVerdict.FAIL: Status.FAILED,
+    ReportVerdict.CANCEL: Status.CANCELLED,
+}
+
+
+def _reported_attempt(job_id: str, worker_id: str, dispatch: Dispatch | None) -> _ReportedAttempt | None:
+    """Which attempt is meant; None when it cannot be one of ours."""
+    found = read_wire_id(job_id)
+    if (
+        found is None
+        or not _JOB_ID.match(found[0])
+        or not 0 < len(worker_id) <= WORKER_ID_CHARS_MAX
+        or storable_text(worker_id) != worker_id
+    ):
+        return None
+    return _ReportedAttempt(job_id=found[0], epoch=found[1], wire_id=job_id, worker_id=worker_id, dispatch=dispatch)
+
+
+def _finished_dispatch(attempt: DispatchedAttempt | None, worker_id: str) -> Dispatch | None:
+    """The handing-out that a report ends, with the worker that had it also when nobody was chosen."""
+    return None if attempt is None else replace(attempt.dispatch, worker_id=attempt.assigned or worker_id)
+
+
+def _start(hold: HeldLease, word: _ReportedAttempt, told: dict[str, str]) -> tuple[Advance, ...]:
+    """The start of an attempt that nobody has told of, in its worker's name."""
+    if hold.state != "DISPATCHED":
+        return ()
+    said = {"status": Status.RUNNING.name, "worker_id": word.worker_id, **told}
+    if word.dispatch is not None and word.dispatch.dispatch_id:
+        said["dispatch_id"] = word.dispatch.dispatch_id
+    return (Advance(hold.lease, "DISPATCHED", Trigger.START, data=json.dumps(said).encode()),)
+
+
+def _may_go_on(attempt: DispatchedAttempt, word: _ReportedAttempt, token: str) -> ReportAnswer:
+    """Whether a started attempt was started by this very word: one that asked has a token, and no two have the same."""
+    if attempt.starter == word.worker_id and attempt.token == storable_text(token):
+        return ReportAnswer(status=Status.RUNNING, message=ACCEPTED)
+    return refuse_report(Status.RUNNING, "started already")
+
+
+def _progress_signal(word: _ReportedAttempt, said: JobProgress) -> bytes:
+    told = {
+        "percent": min(100, max(0, said.percent)),
+        "step_id": storable_text(said.step_id),
+        "message": storable_text(said.message),
+        "worker_id": word.worker_id,
+    }
+    return json.dumps(told).encode()
+
+
+async def _reply(received: ReceivedPacket, job_id: str, answer: ReportAnswer) -> None:
+    if received.wants_answer:
+        await received.answer(JobProgress(job_id=job_id, status=answer.status, message=answer.message))

@@ -1,0 +1,54 @@
+"""Passes of a service out of turn: something has changed, and waiting for the next one would cost time for nothing."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from trellis.engine.errors import LedgerError
+from trellis.engine.outage_log import Failures
+
+ReportT = TypeVar("ReportT")
+
+
+@dataclass(kw_only=True)
+class CoalescedTrigger(Generic[ReportT]):
+    """No pass runs beside another, and one serves all that call meanwhile."""
+
+    run: Callable[[], Awaitable[ReportT]]
+    more: Callable[[ReportT], bool]
+    """Whether there may be more after such a pass."""
+    _one_pass: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _woken: "asyncio.Task[None] | None" = None
+    _again: bool = False
+    _stopped: bool = False
+    _failures: Failures = field(default_factory=lambda: Failures("woken pass"))
+
+    async def once(self) -> ReportT:
+        """One pass; raises what it raises."""
+        async with self._one_pass:
+            return await self.run()
+
+    def wake(self) -> None:
+        """Look now."""
+        self._again = True
+        if not self._stopped and (self._woken is None or self._woken.done()):
+            self._woken = asyncio.get_running_loop().create_task(self._run_while_woken())
+
+    async def drain(self) -> None:
+        """Finish what was woken; nothing wakes it any more."""
+        self._stopped = True
+        if self._woken is not None:
+            await asyncio.gather(self._woken, return_exceptions=True)
+
+    async def _run_while_woken(self) -> None:
+        while self._again and not self._stopped:
+            self._again = False
+            try:
+                report = await self.once()
+            except LedgerError as error:
+                # The next pass of the service tries again.
+                self._failures.failed(error, now=asyncio.get_running_loop().time())
+                return
+            self._failures.succeeded(now=asyncio.get_running_loop().time())
+            self._again = self._again or self.more(report)

@@ -1,0 +1,70 @@
+"""Opens the bus that the settings name: `local` for one process, or the addresses of NATS servers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trellis.bus.wire.local import URL as LOCAL
+from trellis.bus.wire.local import LocalBus
+from trellis.engine.clock import Clock
+from trellis.engine.extras import Extra, extra_needed
+
+if TYPE_CHECKING:
+    from trellis.bus.wire.nats import NatsBus
+
+SENDER_DEFAULT = "trellis"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BusOptions:
+    """Which bus, and who we are on it."""
+
+    url: str = LOCAL
+    """`local`, or `nats://[user:password@|token@]host:port`, several with commas between them; `tls://` for TLS."""
+    sender_id: str = SENDER_DEFAULT
+    key_file: Path | None = None
+    """Our private key (PEM, P-256); packets are signed when there is one."""
+    keys_dir: Path | None = None
+    """Public keys of others, `<sender id>.pem`."""
+    require_signatures: bool = False
+    signature_window_s: float = 300.0
+    """How far the time in a signed packet may be from the time at which the bus took it."""
+    creds_file: Path | None = None
+    """A NATS credentials file, or one with the seed of a user's nkey alone."""
+    ca_file: Path | None = None
+    """Certificates that the server's is checked against, instead of the system's."""
+
+
+async def open_bus(
+    options: BusOptions, *, clock: Clock, now: Callable[[], datetime], new_id: Callable[[], str]
+) -> "LocalBus | NatsBus":
+    """The bus. One that does not answer yet is opened all the same and connects when it can; raises SettingsInvalid."""
+    if options.url == LOCAL:
+        return LocalBus(options.sender_id, clock=clock, now=now)
+    with extra_needed(Extra.BUS, "A bus on NATS"):
+        from trellis.bus.wire.cap import load
+        from trellis.bus.wire.connection import NatsConnection, NatsOptions, servers_of
+        from trellis.bus.wire.nats import NatsBus
+        from trellis.bus.wire.signatures import read_keys
+    load()
+    keys = read_keys(
+        sender_id=options.sender_id,
+        key_file=options.key_file,
+        keys_dir=options.keys_dir,
+        required=options.require_signatures,
+        window_s=options.signature_window_s,
+    )
+    connection = NatsConnection(
+        NatsOptions(
+            servers=servers_of(options.url),
+            name=options.sender_id,
+            creds_file=options.creds_file,
+            ca_file=options.ca_file,
+        ),
+        clock=clock,
+        new_id=new_id,
+    )
+    await connection.open()
+    return NatsBus(connection, sender_id=options.sender_id, keys=keys, clock=clock, now=now, new_id=new_id)

@@ -1,0 +1,78 @@
+"""Reads that several commands share."""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from trellis.engine.jobs import JobId
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Job, JobFilter, JobPlace, Signal
+from trellis.lifecycles.run import RUN
+from trellis.operations.dead_letters import letter_of
+from trellis.operations.explain import JobSurroundings
+
+if TYPE_CHECKING:
+    from trellis.runs.waits import UpstreamWait
+
+HOLDERS_PAGE = 100
+HOLDERS_MAX = 5
+KINDS = {"job_heartbeat": "progress", "job_lease_renewed": "renewed"}
+"""Signals that are no log lines, in a word."""
+
+
+async def surroundings(ledger: Ledger, job: Job) -> JobSurroundings:
+    """What `explain` needs to know beside the job itself."""
+    queues = [queue for queue in await ledger.queues() if queue.type == job.type and queue.lifecycle == job.lifecycle]
+    return JobSurroundings(
+        now=await ledger.now(),
+        queue=queues[0] if queues else None,
+        workers=tuple(await ledger.workers()),
+        key_holders=await _holders(ledger, job),
+        letter=await letter_of(ledger, job),
+    )
+
+
+async def open_wait(ledger: Ledger, job: Job) -> "UpstreamWait | None":
+    """What a run waits for whose projector or object store is away, or whose agent is stopped; None for every other job.
+
+    Of a stopped agent the run that began first says it for those behind it.
+    """
+    if job.lifecycle != RUN.name or job.place is JobPlace.ENDED:
+        return None
+    from trellis.runs.waits import open_of  # no other job needs the parts that runs have
+
+    wait = open_of(await ledger.read_journal(job.job_id))
+    if wait is None and job.place is JobPlace.BLOCKED and job.concurrency_key is not None:
+        where = JobFilter(lifecycle=RUN.name, state="running", concurrency_key=job.concurrency_key)
+        for begun in (await ledger.jobs(where, limit=1)).jobs:
+            wait = open_of(await ledger.read_journal(begun.job_id))
+        return None if wait is None or wait.is_bounded else wait
+    return wait
+
+
+async def _holders(ledger: Ledger, job: Job) -> tuple[JobId, ...]:
+    if job.place is not JobPlace.BLOCKED or job.concurrency_key is None:
+        return ()
+    page = await ledger.jobs(JobFilter(concurrency_key=job.concurrency_key), limit=HOLDERS_PAGE)
+    held = [other.job_id for other in page.jobs if other.place in {JobPlace.LEASED, JobPlace.READY}]
+    return tuple(held[:HOLDERS_MAX])
+
+
+def signal_lines(signal: Signal) -> Iterator[str]:
+    """A captured log line or a sign of progress as people read it; a traceback on lines of its own."""
+    said: Any = json.loads(signal.data) if signal.data else None
+    if not isinstance(said, dict) or "event" not in said:
+        told = "" if said is None else f" {json.dumps(said, ensure_ascii=False)}"
+        yield f"{signal.ts:%H:%M:%S} {KINDS.get(signal.type, signal.type):<8}{told}".rstrip()
+        return
+    line = cast("dict[str, Any]", said)
+    fields: dict[str, Any] = {**line.get("fields", {}), **({"dropped": line["dropped"]} if "dropped" in line else {})}
+    traceback = str(fields.pop("traceback", ""))
+    told = "".join(f" {name}={_value(value)}" for name, value in fields.items())
+    yield f"{signal.ts:%H:%M:%S} {line.get('level', ''):<8} {line['event']}{told}"
+    yield from (f"    {one}" for one in traceback.splitlines())
+
+
+def _value(value: Any) -> str:
+    plain = isinstance(value, str) and value != "" and not any(c.isspace() or c in '="' for c in value)
+    return value if plain else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,248 @@
+"""`trellis submit`: one job of whichever kind, and what came of it."""
+
+import json as json_
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+
+from trellis.app.wiring import SystemClock
+from trellis.bus.submit_options import TopicSubmitOptions
+from trellis.cli import values
+from trellis.cli.applications import load_app
+from trellis.cli.bus_jobs import ContextOption, LabelOption, RequestOption, TenantOption, TopicOption, TopicOptions
+from trellis.cli.commands import at_gateway, command
+from trellis.cli.invocation import Cli
+from trellis.cli.queue_jobs import (
+    AgentOption,
+    EntityOption,
+    QueueJobOptions,
+    RunOption,
+    is_queue_job,
+    print_how_to_read,
+    submit_queue_job,
+    warn_undriven,
+)
+from trellis.client import JobHandle, Trellis
+from trellis.engine.jobs import JobId
+from trellis.engine.ledger import Ledger
+from trellis.operations.explain import SERVICE_SLOW_S, duration, is_alive, served_types
+from trellis.worker.requests import SubmitSettings
+
+SECTION = "Jobs"
+
+TypeArgument = Annotated[
+    str | None, typer.Argument(metavar="TYPE", help="The job type, such as index.document; none with --topic.")
+]
+KeyOfRequestOption = Annotated[
+    str | None, typer.Option("--key", help="Idempotency key: the same again is the same job.")
+]
+IdOption = Annotated[str | None, typer.Option("--id", help="Choose the job's id.")]
+PriorityOption = Annotated[
+    str | None,
+    typer.Option("--priority", help="critical, interactive or batch; batch unless its handler says otherwise."),
+]
+DelayOption = Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Not before this long: 30s, 2h.")]
+RunAtOption = Annotated[str | None, typer.Option("--run-at", metavar="TIME", help="Not before: ISO 8601 with zone.")]
+DeadlineOption = Annotated[
+    str | None, typer.Option("--deadline", metavar="TIME", help="Must have ended this long after now.")
+]
+AttemptsOption = Annotated[int | None, typer.Option("--max-attempts", metavar="N", help="Executions at most.")]
+CorrelationOption = Annotated[str | None, typer.Option("--correlation", help="What the job belongs to.")]
+ParentOption = Annotated[str | None, typer.Option("--parent", metavar="ID", help="The job that caused this one.")]
+LifecycleOption = Annotated[str | None, typer.Option("--lifecycle", metavar="NAME", help="Default: leased-job.")]
+AppOption = Annotated[
+    str | None,
+    typer.Option("--app", metavar="MODULE:APP", help="Check type and payload against it, take its options."),
+]
+PayloadArgument = Annotated[
+    str | None, typer.Argument(metavar="PAYLOAD", help="JSON as text, @file, or - for standard input; else null.")
+]
+WaitOption = Annotated[
+    str | None, typer.Option("--wait", metavar="TIME", help="Wait so long for the end and print the result.")
+]
+KeyOption = Annotated[str | None, typer.Option("--concurrency-key", help="Jobs with the same key take turns.")]
+KeyLimitOption = Annotated[
+    int | None, typer.Option("--concurrency-limit", metavar="N", help="How many of the key may run at once.")
+]
+
+
+def add_to(program: typer.Typer) -> None:
+    """Put this command into the program."""
+    command(program, "submit", section=SECTION, over_http=at_gateway("submit"))(submit)
+
+
+async def submit(
+    cli: Cli,
+    type_: TypeArgument = None,
+    payload: PayloadArgument = None,
+    *,
+    key: KeyOfRequestOption = None,
+    id_: IdOption = None,
+    priority: PriorityOption = None,
+    delay: DelayOption = None,
+    run_at: RunAtOption = None,
+    deadline: DeadlineOption = None,
+    max_attempts: AttemptsOption = None,
+    concurrency_key: KeyOption = None,
+    concurrency_limit: KeyLimitOption = None,
+    correlation: CorrelationOption = None,
+    parent: ParentOption = None,
+    lifecycle: LifecycleOption = None,
+    app: AppOption = None,
+    wait: WaitOption = None,
+    agent: AgentOption = None,
+    entity: EntityOption = None,
+    run: RunOption = None,
+    topic: TopicOption = None,
+    label: LabelOption = None,
+    tenant: TenantOption = None,
+    context: ContextOption = None,
+    request: RequestOption = None,
+) -> int:
+    """Submit one job and print its id.
+
+    RESEARCH, BRIEF and PROPOSAL_PREPROCESS are jobs of the job queue: they need --agent, `trellis up` works on them, and an artifact comes of them.
+    docs/how-to/submit-queue-jobs.md has the fields of their payloads. With --topic it is a job for the bus: docs/how-to/run-the-bus.md.
+    """
+    settings: dict[str, Any] = {
+        "idempotency_key": key,
+        "job_id": id_,
+        "priority": priority,
+        "delay_s": values.seconds("--delay", delay),
+        "run_at": values.moment("--run-at", run_at),
+        "deadline_s": values.seconds("--deadline", deadline),
+        "max_attempts": max_attempts,
+        "concurrency_key": concurrency_key,
+        "concurrency_limit": concurrency_limit,
+        "correlation_id": correlation,
+        "parent_id": parent,
+        "lifecycle": values.lifecycle(lifecycle),
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    on_bus = TopicOptions(topic=topic, label=label, tenant=tenant, context=context, request=request)
+    about = QueueJobOptions(agent=agent, entity=entity, run=run)
+    return await _submit(cli, (type_, payload), given, about, on_bus, app=app, wait=wait)
+
+
+async def _submit(
+    cli: Cli,
+    words: tuple[str | None, str | None],
+    given: dict[str, Any],
+    about: QueueJobOptions,
+    on_bus: TopicOptions,
+    *,
+    app: str | None,
+    wait: str | None,
+) -> int:
+    """Submit the job of whichever kind these words and wishes mean."""
+    lifecycle = given.get("lifecycle")
+    on_bus, type_, text = on_bus.named(*words, lifecycle)
+    wait_s, body = values.seconds("--wait", wait), values.payload(type_, text)
+    if on_bus.topic is not None:
+        about.refuse()
+        return await _on_topic(cli, on_bus.asked(given | {"app": app}), body, given, wait_s)
+    on_bus.refuse()
+    if is_queue_job(type_, lifecycle):
+        return await _for_agent(
+            cli, about.asked(type_, body, given | {"app": app}), given.get("idempotency_key"), wait_s
+        )
+    about.refuse()
+    async with cli.connect(app=load_app(app) if app else None) as trellis:
+        handle = await trellis.submit(type_, body, returns=Any, **SubmitSettings(**given))
+        if wait_s is None:
+            return await _submitted(cli, trellis, handle, type_)
+        return await _waited(cli, handle, wait_s)
+
+
+async def _on_topic(
+    cli: Cli, asked: dict[str, Any], payload: Any, given: Mapping[str, Any], wait_s: float | None
+) -> int:
+    async with cli.connect() as trellis:
+        handle = await trellis.submit_topic(
+            asked.pop("topic"),
+            payload,
+            returns=Any,
+            idempotency_key=given.get("idempotency_key"),
+            correlation_id=given.get("correlation_id"),
+            **TopicSubmitOptions(**asked),
+        )
+        if wait_s is None:
+            return await _submitted(cli, trellis, handle, None)
+        return await _waited_for_work(cli, trellis, handle, wait_s)
+
+
+async def _waited_for_work(cli: Cli, trellis: Trellis, handle: JobHandle, wait_s: float) -> int:
+    """Wait over retries that are other jobs; what came of the last one is what came of it."""
+    from trellis.cli.bus_wait import last_retry, look_in_ledger  # what a gateway tells is loaded with it
+
+    last, left_s = await last_retry(cli, look_in_ledger(cli, trellis), handle.id, wait_s, SystemClock())
+    if last != handle.id:
+        handle = JobHandle(trellis, JobId(last), type_=handle.type, created=handle.created, returns=Any)
+    return await _waited(cli, handle, left_s, of_s=wait_s)
+
+
+async def _for_agent(cli: Cli, asked: dict[str, Any], key: str | None, wait_s: float | None) -> int:
+    answer = await submit_queue_job(cli, asked, key)
+    async with cli.connect() as trellis:
+        handle = JobHandle(trellis, answer.job_id, type_=None, created=answer.created, returns=Any)
+        if wait_s is not None:
+            return await _waited_for_queue(cli, trellis, handle, wait_s)
+        return await _submitted(cli, trellis, handle, None)
+
+
+async def _waited_for_queue(cli: Cli, trellis: Trellis, handle: JobHandle, wait_s: float) -> int:
+    """Wait; say early when nobody drives queue jobs: whoever does accepts one within a moment."""
+    soon_s = min(wait_s, SERVICE_SLOW_S)
+    with suppress(TimeoutError):
+        await trellis.wait(handle.id, soon_s)
+    warn_undriven(cli, (await trellis.job(handle.id)).state)
+    return await _waited(cli, handle, wait_s - soon_s, of_s=wait_s, done=print_how_to_read)
+
+
+async def _submitted(cli: Cli, trellis: Trellis, handle: JobHandle, type_: str | None) -> int:
+    if cli.out.as_json:
+        job = await trellis.job(handle.id)
+        short = {"job_id": job.job_id, "lifecycle": job.lifecycle, "status": job.state}
+        cli.out.record({**short, "created": handle.created})
+    else:
+        cli.out.line(handle.id)
+    if not handle.created:
+        cli.out.note("this job was there already: nothing new was written")
+    elif type_ is not None and cli.out.console.is_terminal:
+        await _warn_if_unserved(cli, trellis.ledger, type_)
+    return 0
+
+
+async def _warn_if_unserved(cli: Cli, ledger: Ledger, type_: str) -> None:
+    """A mistyped type would wait for ever; a job whose worker is merely down will not."""
+    now = await ledger.now()
+    served = {one for worker in await ledger.workers() if is_alive(worker, now) for one in served_types(worker)}
+    if type_ not in served:
+        hint = values.did_you_mean(type_, served) or ": the job waits until one does (trellis worker MODULE:APP)"
+        cli.out.note(f"no living worker serves {type_}{hint}")
+
+
+async def _waited(
+    cli: Cli,
+    handle: JobHandle,
+    wait_s: float,
+    *,
+    of_s: float | None = None,
+    done: Callable[[Cli, Any], None] | None = None,
+) -> int:
+    """Wait so long for the end, print the result and say what `done` says of it; `of_s` is how long it was meant to be in all."""
+    try:
+        result = await handle.result(timeout_s=wait_s)
+    except TimeoutError:
+        told = duration(wait_s if of_s is None else of_s)
+        cli.out.error(f"job {handle.id} has not ended after {told}", f"trellis job explain {handle.id}")
+        return 1
+    if cli.out.as_json:
+        cli.out.record({"job_id": handle.id, "created": handle.created, "result": result})
+    else:
+        cli.out.line(json_.dumps(result, indent=2, ensure_ascii=False))
+    if done is not None:
+        done(cli, result)
+    return 0

@@ -1,0 +1,138 @@
+"""The telemetry of a process: how its log looks, and where its spans go."""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry import trace
+
+from trellis.app.settings import Settings
+from trellis.app.wiring import process_name
+from trellis.cli.output import Output, escape_terminal_codes, json_line
+from trellis.engine import tracing
+from trellis.engine.errors import ExtraMissing, SettingsInvalid
+from trellis.engine.extras import Extra, extra_needed
+from trellis.engine.logs import log_of
+
+# How the log of a process looks: lines for people or JSON for machines, always on standard error.
+
+LOGGER = "trellis"
+
+
+class _Lines(logging.Formatter):
+    """One line per record, times in UTC."""
+
+    converter = time.gmtime
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+    def __init__(self) -> None:
+        super().__init__("{asctime} {levelname:<7} {name}: {message}", style="{")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line, and a traceback as more; what cannot be seen is escaped."""
+        return escape_terminal_codes(super().format(record))
+
+
+class _Json(_Lines):
+    """One JSON object per record; an event's fields keep their names."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        line = {
+            **fields,
+            "ts": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": getattr(record, "event", record.getMessage()),
+        }
+        if (trace_id := tracing.trace_id(tracing.here())) is not None:
+            line["trace_id"] = trace_id
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json_line(line)
+
+
+class _StandardError(logging.StreamHandler[Any]):
+    """Writes to whatever standard error is when a line is logged: a program that embeds us may change it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr  # not setStream, which flushes the one before: that may be closed
+        super().emit(record)
+
+
+def configure_logging(settings: Settings) -> None:
+    """Send the program's own log to standard error as the settings want it; other loggers stay as they are."""
+    handler = _StandardError()
+    handler.setFormatter(_Json() if settings.log_format == "json" else _Lines())
+    logger = logging.getLogger(LOGGER)
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel(settings.log_level.upper())
+    root = logging.getLogger()
+    if settings.log_format == "json" and not root.handlers:  # what libraries warn of must not break the format
+        root.addHandler(handler)
+
+
+def log_only(settings: Settings, out: Output) -> None:
+    """Configure the log of a process that runs on; where it is for machines, everything the command says goes there."""
+    configure_logging(settings)
+    if settings.log_format == "json":
+        out.log_to(log_of("trellis.process"))
+
+
+# Where the spans of a process go: as the standard OTEL_* variables of OpenTelemetry say, and nowhere without them (OBS-6).
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+TIMEOUTS = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+EXPORT_S = 3.0
+"""How long a batch of spans may take, where the environment does not say; so long a process that ends waits for its last one."""
+EXPORTER = "OTEL_TRACES_EXPORTER"
+OTLP, NONE = "otlp", "none"
+SERVICE = "trellis"
+
+_log = log_of("trellis.tracing")
+
+
+def configure_tracing(environment: Mapping[str, str] = os.environ) -> None:
+    """Send spans over OTLP, if that is asked for and nobody has done so before; raises SettingsInvalid."""
+    if not _is_asked_for(environment) or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return
+    try:
+        with extra_needed(Extra.OTEL, "Tracing"):
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ExtraMissing as error:
+        _log.warning("tracing_off", reason=str(error))
+        return
+    try:
+        provider = TracerProvider(resource=Resource.create(_about(environment)))
+        timeout_s = None if any(environment.get(name) for name in TIMEOUTS) else EXPORT_S
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=timeout_s)))
+    except ValueError as error:
+        raise SettingsInvalid(source="OTEL_*", detail=str(error)) from error
+    told = logging.getLogger("opentelemetry")
+    told.handlers[:], told.propagate = logging.getLogger(LOGGER).handlers, False
+    trace.set_tracer_provider(provider)
+
+
+def _is_asked_for(environment: Mapping[str, str]) -> bool:
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    asked = environment.get(EXPORTER, "").strip().lower()
+    if asked not in {"", NONE, OTLP}:
+        raise SettingsInvalid(source=EXPORTER, detail=f"spans go over OTLP alone; set it to {OTLP} or {NONE}")
+    return asked == OTLP or (not asked and any(environment.get(name) for name in ENDPOINTS))
+
+
+def _about(environment: Mapping[str, str]) -> dict[str, str]:
+    """Who this process is, where the environment does not say."""
+    named = environment.get("OTEL_SERVICE_NAME") or "service.name=" in environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    own = {"service.instance.id": process_name(SERVICE)}
+    return own if named else {"service.name": SERVICE, **own}

@@ -1,0 +1,199 @@
+"""The part of `trellis up` that has a gateway: its address is taken first, then everything begins, and all of it ends together."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from trellis.app.instance import Instance, is_of_queue, open_instance, role_of
+from trellis.app.settings import Settings
+from trellis.app.wiring import (
+    callback_secrets,
+    check_home_issuer,
+    is_key_configured,
+    new_id,
+    process_name,
+    trusted_keys,
+)
+from trellis.auth.tokens import TrustedKey
+from trellis.cli.applications import load_app
+from trellis.cli.invocation import Cli, program_name, sqlite_path
+from trellis.cli.up_bus import (
+    BusProcess,
+    bus_probe,
+    bus_roles,
+    check_app,
+    serve_safety_kernel,
+    serve_services,
+    wants_kernel,
+)
+from trellis.cli.up_nlm import LOCAL, NlmEndpoint, bind_nlm_endpoint, open_embedded, why_no_queue, with_own_addresses
+from trellis.cli.up_process import (
+    GATEWAY,
+    ORCHESTRATOR,
+    UpOptions,
+    print_ready,
+    print_services,
+    process_part_name,
+    run_together,
+    uses_memory,
+)
+from trellis.cli.wait import announce_gateway
+from trellis.engine.errors import KeyUnusable
+from trellis.engine.jobs import Actor
+from trellis.gateway import create_app
+from trellis.http_server.health import ProcessHealth
+from trellis.http_server.server import BoundSockets, ServerOptions, listen, serve_gateway
+from trellis.lifecycles import Role
+from trellis.nlm_backend import BackendProcess
+from trellis.worker.app import App
+
+
+async def serve_all(
+    cli: Cli, roles: frozenset[str] | None, stop: asyncio.Event, choices: UpOptions, health: ProcessHealth
+) -> None:
+    """Serve these roles, or all, until `stop` is set."""
+    loaded = _loaded(cli, roles, choices.app)
+    options = ServerOptions(
+        host=cli.settings.host if choices.host is None else choices.host,
+        port=cli.settings.port if choices.port is None else choices.port,
+        tls_cert_file=cli.settings.tls_cert_file,
+        tls_key_file=cli.settings.tls_key_file,
+    )
+    listening, keys = _listening(cli, roles, options)
+    nlm: NlmEndpoint | None = None
+    try:
+        nlm = bind_nlm_endpoint(cli, roles, keys)
+        settings = with_own_addresses(cli.settings, listening, nlm)
+        async with AsyncExitStack() as stack:
+            name = process_name("up")
+            instance = await stack.enter_async_context(
+                open_instance(
+                    settings, cli.url, name=name, part=process_part_name(roles), uses_memory=uses_memory(roles)
+                )
+            )
+            if listening is not None:
+                await check_home_issuer(instance.ledger, cli.settings, by=Actor(role=Role.GATEWAY, name=name))
+            if choices.demo:
+                await instance.plant()
+            cli.out.line(f"objects   {instance.objects.url}")
+            cli.out.line(f"memory    {instance.places.memory}")
+            backend = await open_embedded(cli, settings, nlm, stack, asked_for=roles is not None)
+            queue_jobs = _drives_queue_jobs(cli, roles, settings, backend)
+            names = [service.name for service in instance.services() if queue_jobs or not is_of_queue(service)]
+            print_services(cli, [name for name in names if roles is None or role_of(name) in roles])
+            part = _bus(instance, roles, loaded)
+            on_bus = None if part is None else await stack.enter_async_context(part.opened(cli))
+            parts = [instance.serve(stop, roles, queue_jobs=queue_jobs)]
+            health.needs(**instance.probes())
+            if nlm is not None and backend is not None:
+                parts.append(nlm.serve(backend, stop))
+            if on_bus is not None:
+                health.needs(bus=bus_probe(on_bus))
+                parts.append(serve_services(on_bus, stop))
+            if wants_kernel(roles):
+                parts.append(serve_safety_kernel(cli, stop, alone=False))
+            if listening is None:
+                _print_no_gateway(cli, roles)
+            else:
+                parts.append(_gateway(cli, instance, listening, options, keys, stop))
+            await run_together(stop, *parts)
+    finally:
+        for place in (listening, None if nlm is None else nlm.listening):
+            if place is not None:
+                place.close()
+
+
+def _loaded(cli: Cli, roles: frozenset[str] | None, app: str | None) -> App | None:
+    """The application whose topics are served here, before anything begins; raises OptionInvalid."""
+    if app is None:
+        return None
+    check_app(cli.settings, roles)
+    return load_app(app)
+
+
+def _bus(instance: Instance, roles: frozenset[str] | None, app: App | None) -> BusProcess | None:
+    """What this process does on the bus."""
+    on_bus = bus_roles(roles)
+    if not on_bus:
+        return None
+    return BusProcess(
+        settings=instance.settings,
+        ledger=instance.ledger,
+        topics=instance.topics,
+        kernel=instance.kernel,
+        roles=on_bus,
+        app=app,
+        pointers=instance.pointers,
+        schedulers=instance.schedulers,
+    )
+
+
+def _drives_queue_jobs(
+    cli: Cli, roles: frozenset[str] | None, settings: Settings, backend: BackendProcess | None
+) -> bool:
+    """Whether this process drives queue jobs; if it was to and cannot, a line says why."""
+    if roles is not None and ORCHESTRATOR not in roles:
+        return False
+    reason = why_no_queue(cli, settings, backend)
+    if reason is not None:
+        cli.out.line(f"queue     none, jobs stay PENDING: {reason}")
+    return reason is None
+
+
+async def _gateway(
+    cli: Cli,
+    instance: Instance,
+    listening: BoundSockets,
+    options: ServerOptions,
+    keys: Sequence[TrustedKey],
+    stop: asyncio.Event,
+) -> None:
+    secrets = callback_secrets(cli.url, cli.settings)
+    app = create_app(instance, keys, monotonic=time.monotonic, new_id=new_id, callback_secrets=secrets)
+    with announce_gateway(cli, listening.url, app.state.instance_name):
+        await serve_gateway(
+            app,
+            listening,
+            options,
+            stop,
+            end_streams=app.state.streams.hub.close,
+            ready=lambda: _print_gateway(cli, listening),
+        )
+
+
+def _listening(
+    cli: Cli, roles: frozenset[str] | None, options: ServerOptions
+) -> tuple[BoundSockets | None, Sequence[TrustedKey]]:
+    """The gateway's address, taken before anything else begins, and the keys it trusts."""
+    if roles is not None and GATEWAY not in roles:
+        return None, ()
+    try:
+        keys = trusted_keys(cli.url, cli.settings)
+    except KeyUnusable:
+        if roles is not None or is_key_configured(cli.settings) or options.host not in LOCAL:
+            raise
+        # Nobody could show who they are, and nobody asked for a gateway: the services run without one.
+        return None, ()
+    return listen(options, key_configured=is_key_configured(cli.settings)), keys
+
+
+def _print_gateway(cli: Cli, listening: BoundSockets) -> None:
+    """Where it is, and how to be let in."""
+    cli.out.line(f"gateway   {listening.url}")
+    cli.out.line(f"docs      {listening.url}/docs")
+    if not listening.is_local and listening.tls is None:
+        cli.out.note("tokens travel unencrypted: set TRELLIS_TLS_CERT_FILE, or keep it behind a proxy that has TLS")
+    settings = cli.settings
+    if settings.token_jwks_file is not None and settings.token_signing_key_file is None:
+        cli.out.line(f"tokens    of {settings.token_issuer}")
+    else:
+        place = f" --ledger {cli.url}" if sqlite_path(cli.url) is not None else ""
+        cli.out.line(f"tokens    {program_name()} token issue --role owner{place}")
+    print_ready(cli)
+
+
+def _print_no_gateway(cli: Cli, roles: frozenset[str] | None) -> None:
+    if roles is None:
+        cli.out.line("gateway   none: set TRELLIS_TOKEN_JWKS_FILE or TRELLIS_TOKEN_KEY_FILE")
+    print_ready(cli)

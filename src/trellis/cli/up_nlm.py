@@ -1,0 +1,164 @@
+"""The part of `trellis up` that is the NLM backend: inside the process that has the gateway, or alone.
+
+Embedded it is there for this process: its address is its own business, so another free port does as well, and without a key that it needs
+it is left out with a word. Asked for by name it starts as it is set, or not at all. Queue jobs that could get nowhere from this process are
+left as they are: an attempt that can only fail is not begun.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+
+from trellis.app.settings import Settings
+from trellis.app.wiring import component_token, is_key_configured, make_development_key, process_name, trusted_keys
+from trellis.auth.tokens import TrustedKey
+from trellis.cli.invocation import Cli, sqlite_path
+from trellis.cli.problems import without_password
+from trellis.cli.up_process import NLM, print_ready, run_together
+from trellis.engine.errors import KeyUnusable
+from trellis.http_server.health import ProcessHealth
+from trellis.http_server.server import BoundSockets, ListenRefused, ServerOptions, listen, serve_gateway
+from trellis.lifecycles import Role
+from trellis.net.targets import read_target
+from trellis.nlm_backend import BackendProcess, open_backend
+
+LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
+NO_ADDRESS = "set TRELLIS_GATEWAY to the address that the gateway's certificate names"
+NO_GATEWAY = "set TRELLIS_GATEWAY to the address where the NLM backend finds the gateway"
+NO_BACKEND = "there is no NLM backend here; set TRELLIS_NLM_BACKEND, or what the line above names"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NlmEndpoint:
+    """Where the backend listens, and whom it lets in."""
+
+    options: ServerOptions
+    listening: BoundSockets
+    keys: Sequence[TrustedKey]
+
+    async def serve(self, backend: BackendProcess, stop: asyncio.Event, *, alone: Cli | None = None) -> None:
+        """Answer and work until `stop` is set."""
+        app = backend.app(self.keys)
+        ready = None if alone is None else lambda: print_ready(alone)
+        answering = serve_gateway(app, self.listening, self.options, stop, ready=ready)
+        await run_together(stop, answering, backend.serve(stop))
+
+
+async def serve_nlm_alone(cli: Cli, stop: asyncio.Event, health: ProcessHealth) -> None:
+    """The backend and nothing else. The main ledger is not opened: only the key beside it may be needed."""
+    settings = cli.settings
+    if sqlite_path(cli.url) is not None and not (is_key_configured(settings) and settings.callback_key_file):
+        make_development_key(cli.url)
+    place = _place(settings, trusted_keys(cli.url, settings))
+    try:
+        async with open_backend(settings, cli.url, name=process_name(NLM)) as backend:
+            health.needs(ledger=backend.ledger.ping)
+            url = settings.nlm_ledger_of(cli.url)
+            cli.out.line(f"ledger    {without_password(url, url)}")
+            cli.out.line(f"nlm       {place.listening.url}")
+            _note_own_ledger(cli)
+            if not place.listening.is_local and place.listening.tls is None:
+                cli.out.note(
+                    "tokens travel unencrypted: set TRELLIS_TLS_CERT_FILE, or keep it behind a proxy that has TLS"
+                )
+            await place.serve(backend, stop, alone=cli)
+    finally:
+        place.listening.close()
+
+
+def bind_nlm_endpoint(cli: Cli, roles: frozenset[str] | None, keys: Sequence[TrustedKey]) -> NlmEndpoint | None:
+    """The address of a backend in this process, taken before anything begins; None when there is to be none."""
+    if roles is not None:
+        return _place(cli.settings, keys or trusted_keys(cli.url, cli.settings)) if NLM in roles else None
+    if not keys or cli.settings.nlm_backend is not None:
+        return None
+    try:
+        return _place(cli.settings, keys)
+    except ListenRefused:
+        if "nlm_port" in cli.settings.model_fields_set:
+            raise
+        return _place(cli.settings.model_copy(update={"nlm_port": 0}), keys)
+
+
+def with_own_addresses(settings: Settings, gateway: BoundSockets | None, nlm: NlmEndpoint | None) -> Settings:
+    """The settings with the addresses that this process has, where none are set: its parts find each other by them.
+
+    A gateway with a certificate has the address that the certificate names, and only the settings can say that.
+    """
+    found = {
+        "gateway": settings.gateway or (None if gateway is None or gateway.tls is not None else _own_address(gateway)),
+        "nlm_backend": settings.nlm_backend or (None if nlm is None else _own_address(nlm.listening)),
+    }
+    return settings.model_copy(update=found)
+
+
+async def open_embedded(
+    cli: Cli, settings: Settings, place: NlmEndpoint | None, stack: AsyncExitStack, *, asked_for: bool
+) -> BackendProcess | None:
+    """The backend of this process, closed with the stack; None, and a line that says why, when a key for it is missing."""
+    if place is None:
+        return None
+    if settings.gateway is None and not asked_for:
+        return _warn_left_out(cli, place, NO_ADDRESS)
+    try:
+        backend = await stack.enter_async_context(open_backend(settings, cli.url, name=process_name(NLM)))
+    except KeyUnusable as error:
+        if asked_for:
+            raise
+        return _warn_left_out(cli, place, str(error.data["reason"]))
+    cli.out.line(f"nlm       {place.listening.url}")
+    _note_own_ledger(cli)
+    return backend
+
+
+def why_no_queue(cli: Cli, settings: Settings, backend: BackendProcess | None) -> str | None:
+    """Why no queue job could get anywhere from this process, and what to set; None when it can. `settings` are the addressed ones."""
+    if settings.gateway is None:
+        return NO_ADDRESS if settings.tls_cert_file is not None else NO_GATEWAY
+    if backend is None:
+        elsewhere = cli.settings.nlm_backend
+        if elsewhere is None:
+            return NO_BACKEND
+        if cli.settings.gateway is None and read_target(elsewhere).host not in LOCAL:
+            return NO_GATEWAY
+    try:
+        component_token(cli.url, settings, Role.ORCHESTRATOR)
+    except KeyUnusable as error:
+        return f"the NLM backend would not know us: {error.data['reason']}; or set TRELLIS_TOKEN with role orchestrator"
+    return None
+
+
+def _warn_left_out(cli: Cli, place: NlmEndpoint, reason: str) -> None:
+    place.listening.close()  # whoever comes learns at once that nobody is there
+    cli.out.line(f"nlm       none: {reason}")
+
+
+def _note_own_ledger(cli: Cli) -> None:
+    """A ledger of files is one machine's; which is all it takes for one backend, and not enough for two behind one address."""
+    if sqlite_path(cli.url) is None and cli.settings.nlm_ledger is None:
+        place = cli.settings.nlm_ledger_of(cli.url).removeprefix("sqlite:///")
+        cli.out.note(
+            f"this NLM backend keeps its jobs in {place} in the working folder: set TRELLIS_NLM_LEDGER where several share one address"
+        )
+
+
+def _place(settings: Settings, keys: Sequence[TrustedKey]) -> NlmEndpoint:
+    options = ServerOptions(host=settings.nlm_host, port=settings.nlm_port)
+    if settings.nlm_host not in LOCAL:  # a certificate is for a name that others use
+        options = replace(options, tls_cert_file=settings.tls_cert_file, tls_key_file=settings.tls_key_file)
+    return NlmEndpoint(
+        options=options, listening=listen(options, key_configured=is_key_configured(settings)), keys=keys
+    )
+
+
+def _own_address(listening: BoundSockets) -> str:
+    """How this process itself reaches what it listens on: every address of the machine is also this one."""
+    scheme, _, rest = listening.url.partition("://")
+    host, _, port = rest.rpartition(":")
+    try:
+        anywhere = ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        anywhere = False
+    return f"{scheme}://127.0.0.1:{port}" if anywhere else listening.url

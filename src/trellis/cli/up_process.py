@@ -1,0 +1,82 @@
+"""The process of `trellis up`: its roles, and parts that end together."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from trellis.cli.invocation import Cli, program_name
+
+# What `trellis up` can be, and the lines in which every part of it says that it is there.
+
+GATEWAY = "gateway"
+ORCHESTRATOR = "orchestrator"
+NLM = "nlm"
+SAFETY_KERNEL = "safety-kernel"
+ON_BUS = ("scheduler", "reconciler")
+ROLES = (
+    GATEWAY,
+    ORCHESTRATOR,
+    NLM,
+    "projector",
+    "apply-engine",
+    "schedules",
+    "agent-health",
+    "inbox-keeper",
+    "artifact-collector",
+    "sweeper",
+    "retention",
+    *ON_BUS,
+    SAFETY_KERNEL,
+)
+
+USES_MEMORY = frozenset({GATEWAY, ORCHESTRATOR, "apply-engine"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpOptions:
+    """What the command line says beside the roles."""
+
+    host: str | None
+    port: int | None
+    demo: bool
+    app: str | None
+
+
+def uses_memory(roles: frozenset[str] | None) -> bool:
+    """Whether one of these roles reads or changes the memory of agents."""
+    return roles is None or not roles.isdisjoint(USES_MEMORY)
+
+
+def process_part_name(roles: frozenset[str] | None) -> str:
+    """What this process is called in the lists of servers: by its roles, `up` with all of them."""
+    return "up" if roles is None else "+".join(sorted(roles))
+
+
+def print_health(cli: Cli, address: str | None) -> None:
+    """Where a worker answers about its health, if it does."""
+    if address is not None:
+        cli.out.note(f"health at {address}/system/ready")
+
+
+def print_services(cli: Cli, names: list[str]) -> None:
+    """What runs here."""
+    cli.out.line(f"services  {', '.join(names) or 'none in this process'}")
+    cli.out.line(f"workers   none for jobs of the ledger in this process: {program_name()} worker MODULE:APP")
+
+
+def print_ready(cli: Cli) -> None:
+    """The last line: everything is up."""
+    cli.out.line("Ctrl-C stops it")
+
+
+# Parts of one process that end together.
+
+
+async def run_together(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:
+    """Until all have ended; when one fails, the others stop in good order and its error is raised."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    stop.set()
+    for task in tasks:
+        await task

@@ -1,0 +1,155 @@
+"""`trellis wait`: come back when an instance can be used, with the address of its gateway.
+
+`trellis up` writes the address of its gateway into a file beside an SQLite ledger, since port 0 takes any free one. The file is a hint
+alone: its process must be alive, and whoever answers at the address must name the instance that the file names. So neither a file that a
+killed process left behind nor another program on the same port deceives anybody.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trellis.app.wiring import elapsed_s, outgoing_tls
+from trellis.cli import values
+from trellis.cli.commands import command
+from trellis.cli.invocation import Cli, sqlite_path
+from trellis.engine.errors import OptionInvalid, Refused
+from trellis.engine.private_files import open_beside
+from trellis.http_server.health import INSTANCE_HEADER
+from trellis.operations.explain import duration
+
+if TYPE_CHECKING:  # HTTP is loaded when it is used
+    import httpx2
+
+READY_PATH = "/system/ready"
+LOOK_S = 0.1
+ANSWER_S = 2.0
+"""How long one question may take."""
+PATIENCE = "60s"
+HINT_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _GatewayLocation:
+    """A gateway: where it is and, if it was not named by a person, which instance must answer there."""
+
+    address: str
+    instance: str | None = None
+
+
+def add_to(program: typer.Typer) -> None:
+    """Put these commands into the program."""
+    command(program, "wait", section="Workers", over_http=wait)(wait)
+
+
+async def wait(
+    cli: Cli,
+    patience: Annotated[
+        str, typer.Option("--for", metavar="DURATION", help="How long at most; after that exit code 1.")
+    ] = PATIENCE,
+) -> None:
+    """Wait until the gateway of `trellis up` answers, and print its address.
+
+    It is the gateway of --gateway or TRELLIS_GATEWAY, else that of the `trellis up` on this SQLite ledger.
+    """
+    patience_s = values.seconds("--for", patience) or 0.0
+    address = await _answering(cli, patience_s)
+    if cli.out.as_json:
+        cli.out.record({"gateway": address, "ready": True})
+    else:
+        cli.out.line(address)
+
+
+async def _answering(cli: Cli, patience_s: float) -> str:
+    import httpx2
+
+    named = cli.gateway_url
+    hint = None if named is not None else _hint_file(cli)
+    ends = elapsed_s() + patience_s
+    tls = outgoing_tls(cli.settings)
+    async with httpx2.AsyncClient(verify=tls or True, trust_env=False, timeout=ANSWER_S) as client:
+        while True:
+            where = _hinted(hint) if hint is not None else None if named is None else _GatewayLocation(address=named)
+            if where is not None and await _is_ready(client, where):
+                return where.address
+            if elapsed_s() >= ends:
+                which = f"of {cli.url}" if where is None else where.address
+                detail = f"No gateway {which} answered in {duration(patience_s)}; `trellis up` starts one."
+                raise Refused(detail=detail)
+            await asyncio.sleep(LOOK_S)
+
+
+async def _is_ready(client: "httpx2.AsyncClient", where: _GatewayLocation) -> bool:
+    import httpx2
+
+    try:
+        answer = await client.get(f"{where.address.rstrip('/')}{READY_PATH}")
+    except httpx2.HTTPError:
+        return False
+    is_it = where.instance is None or answer.headers.get(INSTANCE_HEADER) == where.instance
+    return is_it and answer.status_code == 200
+
+
+# --- where it is -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def announce_gateway(cli: Cli, address: str, instance: str) -> Generator[None]:
+    """Say beside an SQLite ledger where its gateway is, and how that names itself, as long as this lasts; elsewhere nothing is written."""
+    path = sqlite_path(cli.url)
+    if path is None:
+        yield
+        return
+    hint = _hint_path_beside(path)
+    mine = json.dumps({"gateway": address, "pid": os.getpid(), "instance": instance}).encode()
+    with os.fdopen(open_beside(hint, path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
+        file.write(mine)
+    try:
+        yield
+    finally:
+        # Another process may have taken over the name meanwhile.
+        with suppress(OSError):
+            if hint.read_bytes() == mine:
+                hint.unlink()
+
+
+def _hint_file(cli: Cli) -> Path:
+    path = sqlite_path(cli.url)
+    if path is None:
+        expected = "name the gateway: only beside an SQLite ledger `trellis up` writes down where it is"
+        raise OptionInvalid(option="--gateway", value=None, expected=expected)
+    return _hint_path_beside(path)
+
+
+def _hint_path_beside(ledger: Path) -> Path:
+    return ledger.with_name(f"{ledger.name}.up")
+
+
+def _hinted(hint: Path) -> _GatewayLocation | None:
+    """The gateway in the file; None while there is none that can be read, and for one whose process is gone."""
+    try:
+        with hint.open("rb") as file:
+            told = json.loads(file.read(HINT_BYTES_MAX))
+        where = _GatewayLocation(address=str(told["gateway"]), instance=str(told["instance"]))
+        return where if _is_alive(int(told["pid"])) else None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+
+
+def _is_alive(pid: int) -> bool:
+    if pid <= 0:  # those name groups of processes
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

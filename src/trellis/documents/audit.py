@@ -1,0 +1,348 @@
+"""Audit records: what the ledger knows of one event, as a document and back (OBS-1, D14, D35).
+
+A record is a function of the ledger alone, so that a lost one is made again byte for byte. All records of a job hold enough to make the
+job again: the first one says what was asked. Only the white space inside an event's data is not kept.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from trellis.documents.errors import RecordInvalid
+from trellis.documents.run_documents import encode
+from trellis.engine.admin_acts import RECORD_FIELDS, AdminAct, node_of
+from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
+from trellis.engine.records import DeadLetter, Event, IdempotencyKey, RecordedEvent, Submission
+from trellis.lifecycles import Role
+
+FORMAT = 2
+"""What records look like; one more when that changes. The first ones did not say."""
+READABLE = frozenset({1, FORMAT})
+"""Formats that a job can be made of again. In the first one `node` was taken from the name of the actor."""
+ORCHESTRATOR_NAME = "orchestration-layer"
+"""What document 000 calls the orchestrator."""
+DEPTH_MAX = 100
+"""JSON that is nested deeper than this is carried as bytes."""
+
+
+def document(record: RecordedEvent) -> dict[str, Any]:
+    """The fields of document 000 first, then the whole event and what is known beside it."""
+    event = record.event
+    made: dict[str, Any] = {
+        "ts": timestamp(event.ts),
+        "event": event.type,
+        "actor": _actor_name(event.role),
+        "job_id": event.job_id,
+        "from": event.source,
+        "to": event.target,
+        "node": event.node,
+        "format": FORMAT,
+        "event_id": event.id,
+        "lifecycle": event.lifecycle,
+        "type": record.type,
+        "role": event.role.value,
+        "actor_name": event.actor,
+        "correlation_id": event.correlation_id,
+        "cause": event.cause,
+        "generation": event.generation,
+        "attempt": event.attempt,
+        "epoch": event.epoch,
+        "version": event.version,
+        "submitted_at": timestamp(record.submitted_at),
+        "data": None,
+    }
+    if event.data is not None:
+        made |= _data(event.data)
+    if record.due_at is not None:
+        made["due_at"] = timestamp(record.due_at)
+    if record.request is not None:
+        made["request"] = record.request
+    if record.dead_letter is not None:
+        made["dead_letter"] = _letter(record.dead_letter)
+    if record.submission is not None:
+        made["job"] = _job(record.submission)
+    return made
+
+
+def to_bytes(record: RecordedEvent) -> bytes:
+    """As an object of its own."""
+    return encode(document(record))
+
+
+def to_line(record: RecordedEvent) -> bytes:
+    """As a line of a segment, without its end."""
+    return _dumps(document(record))
+
+
+def act_to_bytes(act: AdminAct) -> bytes:
+    """The record of an administrative act, as an object of its own: the fields of document 000 first, the act's facts last."""
+    fields = (
+        *(timestamp(act.at), act.event, _actor_name(act.role), act.job_id, act.source, act.target, act.node, FORMAT),
+        *(act.id, act.subject, act.role.value, act.actor, act.correlation_id, act.cause),
+    )
+    return encode({**dict(zip(RECORD_FIELDS, fields, strict=True)), **act.facts})
+
+
+def _actor_name(role: Role) -> str:
+    return ORCHESTRATOR_NAME if role is Role.ORCHESTRATOR else role.value
+
+
+def line_to_bytes(line: bytes) -> bytes:
+    """The line of a segment as an object of its own."""
+    return encode(json.loads(line))
+
+
+def timestamp(at: datetime) -> str:
+    """A moment to the microsecond: the ledger's own precision."""
+    return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def is_older(body: bytes, event_id: str) -> bool:
+    """Whether these bytes are a record of that event in another format than ours."""
+    known, made = _value(body)
+    if not known or not isinstance(made, dict):
+        return False
+    record = cast("dict[str, Any]", made)
+    return record.get("event_id") == event_id and is_of_event(record) and record.get("format") != FORMAT
+
+
+def is_readable(made: Mapping[str, Any]) -> bool:
+    """Whether a record of an event has a format that a job can be made of again."""
+    return made.get("format") in READABLE
+
+
+def is_of_event(made: Mapping[str, Any]) -> bool:
+    """Whether a record is one of a job's event; other acts are recorded too."""
+    return "lifecycle" in made and "version" in made
+
+
+def is_of_act(made: Mapping[str, Any]) -> bool:
+    """Whether a record is one of an administrative act. Rebuilds, refusals and stopped agents of before name no subject: they stay as they are."""
+    return "subject" in made and not is_of_event(made) and made.get("format") in READABLE
+
+
+def read_act(made: Mapping[str, Any]) -> AdminAct:
+    """The act back; raises RecordInvalid."""
+    try:
+        return AdminAct(
+            no=0,
+            id=made["event_id"],
+            at=_known_moment(made["ts"]),
+            role=Role(made["role"]),
+            actor=made["actor_name"],
+            node=made["node"],
+            event=made["event"],
+            subject=made["subject"],
+            source=made["from"],
+            target=made["to"],
+            cause=made["cause"],
+            correlation_id=made["correlation_id"],
+            job_id=made["job_id"],
+            facts={name: value for name, value in made.items() if name not in RECORD_FIELDS},
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise RecordInvalid(event=str(made.get("event_id")), problem=problem) from error
+
+
+def read_record(made: Mapping[str, Any]) -> RecordedEvent:
+    """The record back; raises RecordInvalid."""
+    try:
+        event = _event(made)
+        return RecordedEvent(
+            event=event,
+            type=made["type"],
+            submitted_at=_known_moment(made["submitted_at"]),
+            submission=_submission(made["type"], made["job"]) if "job" in made else None,
+            due_at=_moment(made.get("due_at")),
+            request=made.get("request"),
+            dead_letter=_read_letter(event, made["type"], made["dead_letter"]) if "dead_letter" in made else None,
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise RecordInvalid(event=str(made.get("event_id")), problem=problem) from error
+
+
+# --- there ---------------------------------------------------------------------------------------------------------------
+
+
+def _data(body: bytes) -> dict[str, Any]:
+    known, value = _value(body)
+    return {"data": value} if known else {"data": None, "data_base64": _base64(body)}
+
+
+def _letter(letter: DeadLetter) -> dict[str, Any]:
+    until = letter.last_lease_expires_at
+    return {
+        "reason_code": letter.reason_code.value,
+        "stage": letter.stage.value,
+        "last_error": letter.last_error,
+        "attempts": letter.attempts,
+        "last_owner": letter.last_owner,
+        "last_lease_expires_at": None if until is None else timestamp(until),
+    }
+
+
+def _job(asked: Submission) -> dict[str, Any]:
+    return {
+        "priority": asked.priority.name.lower(),
+        "max_attempts": asked.max_attempts,
+        "max_deaths": asked.max_deaths,
+        "deadline_us": asked.deadline_us,
+        "concurrency_key": asked.concurrency_key,
+        "concurrency_limit": asked.concurrency_limit,
+        "trace": asked.trace,
+        "parent_id": asked.parent_id,
+        "compensates": asked.compensates,
+        "keys": [{"scope": k.scope, "key": k.key, "fingerprint": _base64(k.fingerprint)} for k in asked.keys],
+        "payload": _payload(asked.payload),
+    }
+
+
+def _payload(body: bytes) -> dict[str, Any]:
+    """JSON for people where it is JSON, and how to get the very same bytes from it."""
+    known, value = _value(body)
+    if not known:
+        return {"base64": _base64(body)}
+    form = next((name for name, write in _FORMS.items() if write(value) == body), None)
+    return {"json": value, "base64": _base64(body)} if form is None else {"json": value, "form": form}
+
+
+def _value(body: bytes) -> tuple[bool, Any]:
+    """Whether these bytes are JSON that can be written again, and what they say."""
+    try:
+        value = json.loads(body, parse_constant=_refuse)
+        _dumps(value)
+    except (ValueError, RecursionError):
+        return False, None
+    return (True, value) if _is_flat(body, value) else (False, None)
+
+
+def _is_flat(body: bytes, value: Any) -> bool:
+    """Whether no writer of JSON runs out of depth with it."""
+    level = [value] if body.count(b"[") + body.count(b"{") > DEPTH_MAX else []
+    for _ in range(DEPTH_MAX):
+        if not level:
+            return True
+        level = [inner for outer in level for inner in _children(outer)]
+    return not level
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(cast("dict[str, Any]", value).values())
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+_COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_SPACED = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
+def _dumps(value: Any) -> bytes:
+    return _COMPACT.encode(value).encode()
+
+
+_FORMS: Mapping[str, Callable[[Any], bytes]] = {
+    "compact": _dumps,
+    "spaced": lambda value: _SPACED.encode(value).encode(),
+    "document": encode,
+}
+"""How JSON may have been written: a record says which, so that the very same bytes come back."""
+
+
+def _base64(body: bytes) -> str:
+    return base64.b64encode(body).decode()
+
+
+# --- and back ------------------------------------------------------------------------------------------------------------
+
+
+def _event(made: Mapping[str, Any]) -> Event:
+    return Event(
+        id=made["event_id"],
+        job_id=JobId(made["job_id"]),
+        lifecycle=made["lifecycle"],
+        type=made["event"],
+        ts=_known_moment(made["ts"]),
+        role=Role(made["role"]),
+        actor=made["actor_name"],
+        correlation_id=made["correlation_id"],
+        cause=made["cause"],
+        source=made["from"],
+        target=made["to"],
+        generation=int(made["generation"]),
+        attempt=int(made["attempt"]),
+        epoch=Epoch(int(made["epoch"])),
+        version=int(made["version"]),
+        data=_read_data(made),
+        node=made["node"] if made["format"] == FORMAT else node_of(made["actor_name"], None),
+    )
+
+
+def _read_data(made: Mapping[str, Any]) -> bytes | None:
+    if "data_base64" in made:
+        return base64.b64decode(made["data_base64"], validate=True)
+    return None if made["data"] is None else _dumps(made["data"])
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else _known_moment(text)
+
+
+def _known_moment(text: str) -> datetime:
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
+        raise ValueError(f"{text} names no time zone")
+    return at.astimezone(UTC)
+
+
+def _submission(type_: str, job: Mapping[str, Any]) -> Submission:
+    return Submission(
+        type=type_,
+        priority=Priority[job["priority"].upper()],
+        max_attempts=int(job["max_attempts"]),
+        max_deaths=int(job["max_deaths"]),
+        payload=_read_payload(job["payload"]),
+        deadline_us=job["deadline_us"],
+        concurrency_key=job["concurrency_key"],
+        concurrency_limit=int(job["concurrency_limit"]),
+        trace=job["trace"],
+        parent_id=job["parent_id"],
+        compensates=job["compensates"],
+        keys=tuple(_key(key) for key in job["keys"]),
+    )
+
+
+def _key(key: Mapping[str, Any]) -> IdempotencyKey:
+    return IdempotencyKey(
+        scope=key["scope"], key=key["key"], fingerprint=base64.b64decode(key["fingerprint"], validate=True)
+    )
+
+
+def _read_payload(payload: Mapping[str, Any]) -> bytes:
+    if "base64" in payload:
+        return base64.b64decode(payload["base64"], validate=True)
+    return _FORMS[payload["form"]](payload["json"])
+
+
+def _read_letter(event: Event, type_: str, letter: Mapping[str, Any]) -> DeadLetter:
+    return DeadLetter(
+        job_id=event.job_id,
+        type=type_,
+        state=event.target,
+        reason_code=ReasonCode(letter["reason_code"]),
+        stage=Stage(letter["stage"]),
+        last_error=letter["last_error"],
+        attempts=int(letter["attempts"]),
+        last_owner=letter["last_owner"],
+        last_lease_expires_at=_moment(letter["last_lease_expires_at"]),
+        correlation_id=event.correlation_id,
+        at=event.ts,
+        version=event.version,
+    )

@@ -1,0 +1,177 @@
+"""Audit records of many events in one object: immutable JSON-lines segments, each event in exactly one of them (D35).
+
+How that is kept without a lock. The events of a day are a sequence: the order in which the feed gives them. A segment is named by its
+first event and put create-only, and the next one begins with the first event that no segment has. So whoever goes on from the same
+place, also one who does not know that another was there before, comes to the same name; finds it taken; takes over what is in it; and
+goes on behind it. Where something else has the name, the event of that name gets an object of its own. A place in the feed may be remembered only when `settled`: everything before it is in a segment, and no segment
+reaches beyond it.
+"""
+
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import Any
+
+from trellis.documents import audit, ids
+from trellis.documents.errors import RecordInvalid
+from trellis.engine.records import RecordedEvent
+from trellis.storage.objects.store import ObjectStore
+
+EVENTS_MAX = 5_000
+BYTES_MAX = 8 * 1024 * 1024
+"""A segment is closed before it has more than this; one line alone may be longer."""
+SUFFIX = ".jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLine:
+    """The record of one event, as it stands in a segment."""
+
+    event_id: str
+    at: datetime
+    body: bytes
+
+
+OnConflict = Callable[[str, SegmentLine], Awaitable[None]]
+"""Told of a segment that is not ours, and of the line that was to be its first."""
+
+
+def line_of(record: RecordedEvent) -> SegmentLine:
+    """The record of an event as a line."""
+    return SegmentLine(record.event.id, record.event.ts, audit.to_line(record))
+
+
+class SegmentWriter:
+    """Lines that wait for their segment. `create` puts bytes where nothing is and says what is there now."""
+
+    def __init__(self, create: Callable[[str, bytes], Awaitable[bytes]], aside: OnConflict) -> None:
+        self._create = create
+        self._aside = aside
+        self._days: dict[date, deque[SegmentLine]] = {}
+        self._ahead: set[str] = set()
+        self.waiting = 0
+        self.bytes_waiting = 0
+
+    @property
+    def settled(self) -> bool:
+        """Nothing waits, and nothing that was found in a segment is still to come in the feed."""
+        return not self.waiting and not self._ahead
+
+    @property
+    def full(self) -> bool:
+        """Enough waits for a segment."""
+        return self.waiting >= EVENTS_MAX or self.bytes_waiting >= BYTES_MAX
+
+    def is_recorded(self, event_id: str) -> bool:
+        """Whether this event was found in a segment of another; asked once for each event, in the order of the feed."""
+        if event_id not in self._ahead:
+            return False
+        self._ahead.discard(event_id)
+        return True
+
+    def add(self, line: SegmentLine) -> None:
+        """Let a line wait; in the order of the feed."""
+        self._days.setdefault(line.at.astimezone(UTC).date(), deque()).append(line)
+        self.waiting += 1
+        self.bytes_waiting += len(line.body)
+
+    async def write(self) -> int:
+        """Put everything that waits into segments; how many segments were written. Raises StoreUnavailable."""
+        written = 0
+        for day in sorted(self._days):
+            lines = self._days[day]
+            while lines:
+                written += await self._write_one(lines)
+            del self._days[day]
+        return written
+
+    async def _write_one(self, lines: deque[SegmentLine]) -> bool:
+        piece = _next_segment(lines)
+        key = ids.segment_key(piece[0].at, piece[0].event_id)
+        body = b"".join(line.body + b"\n" for line in piece)
+        there = await self._create(key, body)
+        recorded = [line.event_id for line in piece] if there is body else _ours(key, there, piece[0])
+        if not recorded:
+            await self._aside(key, piece[0])
+            recorded = [piece[0].event_id]
+        self._pass_over(lines, set(recorded))
+        return there is body
+
+    def _pass_over(self, lines: deque[SegmentLine], recorded: set[str]) -> None:
+        """Take lines out that are in a segment; what it has beyond them is known when the feed comes to it."""
+        while lines and lines[0].event_id in recorded:
+            line = lines.popleft()
+            recorded.discard(line.event_id)
+            self.waiting -= 1
+            self.bytes_waiting -= len(line.body)
+        self._ahead |= recorded
+
+
+def _ours(key: str, there: bytes, first: SegmentLine) -> list[str]:
+    """Whose records are in a segment that begins as it must; of nobody when it does not, or is none."""
+    try:
+        found = event_ids(key, there)
+    except RecordInvalid:
+        return []
+    return found if found[:1] == [first.event_id] else []
+
+
+def _next_segment(lines: deque[SegmentLine]) -> list[SegmentLine]:
+    """The lines of the next segment."""
+    piece: list[SegmentLine] = []
+    size = 0
+    for line in lines:
+        size += len(line.body) + 1
+        if piece and (len(piece) >= EVENTS_MAX or size > BYTES_MAX):
+            break
+        piece.append(line)
+    return piece
+
+
+# --- reading -----------------------------------------------------------------------------------------------------------
+
+
+def lines(key: str, body: bytes) -> list[dict[str, Any]]:
+    """The records of a segment; raises RecordInvalid."""
+    try:
+        made = [json.loads(line) for line in body.split(b"\n") if line]
+    except ValueError as error:
+        raise RecordInvalid(event=key, problem=str(error)) from error
+    if not all(isinstance(one, dict) for one in made):
+        raise RecordInvalid(event=key, problem="a line is no record")
+    return made
+
+
+def event_ids(key: str, body: bytes) -> list[str]:
+    """Whose records are in a segment, in order; raises RecordInvalid."""
+    return [str(made.get("event_id")) for made in lines(key, body)]
+
+
+async def find_audit(objects: ObjectStore, event_id: str, at: datetime) -> dict[str, Any] | None:
+    """The record of an event of that moment: its own object, or its line in one of the day's segments. None when there is none."""
+    own = await objects.get(ids.audit_key(at, event_id))
+    if own is not None:
+        return json.loads(own.body)
+    async for key in _nearest(objects, at):
+        segment = await objects.get(key)
+        for made in lines(key, segment.body) if segment is not None else ():
+            if made.get("event_id") == event_id:
+                return made
+    return None
+
+
+async def _nearest(objects: ObjectStore, at: datetime) -> AsyncGenerator[str]:
+    """The day's segments, the likeliest first: from the last that began by then back to the first, then those that follow."""
+    folder, after = ids.segment_folder(at) + "/", None
+    keys: list[str] = []
+    while True:
+        page = await objects.list(folder, after=after)
+        keys += [info.key for info in page.items]
+        if not page.more:
+            break
+        after = keys[-1]
+    begun = ids.segment_key(at, "\N{LATIN SMALL LETTER Z WITH CARON}")
+    for key in [*reversed([key for key in keys if key <= begun]), *(key for key in keys if key > begun)]:
+        yield key

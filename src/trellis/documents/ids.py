@@ -1,0 +1,117 @@
+"""Names: run ids (D12), proposal ids (D21) and the keys of everything a run publishes (D11). The only place that builds them."""
+
+import hashlib
+import re
+from datetime import UTC, datetime
+
+from trellis.agents.definition import checked_slug
+from trellis.documents.errors import RunIdInvalid
+from trellis.engine.jobs import JobId
+
+RUN_ID = re.compile(r"run_(\d{4}-\d{2}-\d{2})_(?:\d{6}_)?([a-z0-9]{6})")
+RANDOM_CHARS = 6
+AUDIT_FOLDER = "audit"
+ALERT_FOLDER = "alerts/projector"
+STEPS = ("load-context", "execute-agent", "persist-results", "finalize")
+
+
+def make_run_id(at: datetime, random_text: str) -> JobId:
+    """`run_YYYY-MM-DD_HHMMSS_xxxxxx`; the last part from random hexadecimal text."""
+    return JobId(f"run_{at.astimezone(UTC):%Y-%m-%d_%H%M%S}_{random_text[:RANDOM_CHARS]}")
+
+
+def run_date(run_id: str) -> str:
+    """The day in a run id of either form, or RunIdInvalid."""
+    matched = RUN_ID.fullmatch(run_id)
+    if matched is None:
+        raise RunIdInvalid(run_id=run_id)
+    return matched.group(1)
+
+
+def short_form(run_id: str) -> str | None:
+    """A run id without its time of day, None for what is no run id."""
+    matched = RUN_ID.fullmatch(run_id)
+    return None if matched is None else f"run_{matched.group(1)}_{matched.group(2)}"
+
+
+def proposal_id(run_id: str, ordinal: int, action: str, target: str, content: bytes) -> JobId:
+    """The same proposal of the same run always has the same id, so that a step done again makes no second one."""
+    parts = (run_id.encode(), str(ordinal).encode(), action.encode(), target.encode(), content)
+    digest = hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
+    return JobId(f"prop_{run_date(run_id)}_{digest[:12]}")
+
+
+def make_proposal_id(at: datetime, random_text: str) -> JobId:
+    """The id of a proposal that no run's step makes: `prop_YYYY-MM-DD_xxxxxxxxxxxx`, from random hexadecimal text."""
+    return JobId(f"prop_{at.astimezone(UTC):%Y-%m-%d}_{random_text.replace('-', '')[:12]}")
+
+
+def entry_proposal_id(entry: str, at: datetime) -> JobId:
+    """The one proposal that an entry of the inbox makes, sent in at this moment."""
+    return make_proposal_id(at, hashlib.sha256(entry.encode()).hexdigest())
+
+
+def make_entry_id(at: datetime, random_text: str) -> JobId:
+    """`inbox_YYYY-MM-DD_xxxxxxxxxxxx`, from random hexadecimal text (D51)."""
+    return JobId(f"inbox_{at.astimezone(UTC):%Y-%m-%d}_{random_text.replace('-', '')[:12]}")
+
+
+def run_folder(slug: str, run_id: str) -> str:
+    """Where a run publishes."""
+    run_date(run_id)
+    return f"agents/{checked_slug(slug)}/runs/{run_id}"
+
+
+def status_key(slug: str, run_id: str) -> str:
+    """The run's status.json."""
+    return f"{run_folder(slug, run_id)}/status.json"
+
+
+def manifest_key(slug: str, run_id: str) -> str:
+    """The run's manifest.json."""
+    return f"{run_folder(slug, run_id)}/manifest.json"
+
+
+def output_key(slug: str, run_id: str) -> str:
+    """What the agent proposed, in order."""
+    return f"{run_folder(slug, run_id)}/output/proposal.json"
+
+
+def step_file(number: int) -> str:
+    """The file of a step inside the run folder; steps count from 1."""
+    return f"steps/{number:02}-{STEPS[number - 1]}.json"
+
+
+def step_key(slug: str, run_id: str, number: int) -> str:
+    """The result of a step."""
+    return f"{run_folder(slug, run_id)}/{step_file(number)}"
+
+
+def proposal_key(slug: str, proposal: str) -> str:
+    """A proposal with its state."""
+    return f"agents/{checked_slug(slug)}/proposals/{proposal}.json"
+
+
+def audit_folder(at: datetime) -> str:
+    """Where everything of that day is recorded."""
+    return f"{AUDIT_FOLDER}/{at.astimezone(UTC):%Y%m%d}"
+
+
+def audit_key(at: datetime, event_id: str) -> str:
+    """The audit record of one event (OBS-1)."""
+    return f"{audit_folder(at)}/{event_id}.json"
+
+
+def alert_key(job_id: JobId) -> str:
+    """What the projector could not publish of a job."""
+    return f"{ALERT_FOLDER}/{job_id}.json"
+
+
+def segment_folder(at: datetime) -> str:
+    """Where the day's segments are; a `/` follows."""
+    return f"{audit_folder(at)}/segments"
+
+
+def segment_key(at: datetime, event_id: str) -> str:
+    """The segment that begins with this event; the names of a day sort by the time of that event (D35)."""
+    return f"{segment_folder(at)}/{at.astimezone(UTC):%H%M%S%f}-{event_id}.jsonl"

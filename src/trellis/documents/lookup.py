@@ -1,0 +1,95 @@
+"""Finding a run by what a person typed: its id, or the short form without the time of day (D12).
+
+A run that retention has removed from the ledger is found by its id in what was published: the audit record of its first event says whose
+it was (D61).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from trellis.documents import audit, ids, run_documents
+from trellis.documents.errors import RecordInvalid, RunIdAmbiguous, RunIdInvalid, RunNotFound
+from trellis.documents.run_documents import RunRequest
+from trellis.engine.jobs import JobId
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Job, JobFilter
+from trellis.lifecycles.run import RUN
+from trellis.storage.objects.store import ObjectStore
+
+PAGE = 500
+PAGES_MAX = 100
+"""How many runs are looked through for a short form; beyond that the long one is needed."""
+AROUND_MIDNIGHT = timedelta(minutes=5)
+"""An id is made a moment before its run is stored."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedRun:
+    """What the record of a run's first event says: which agent it was of, and who asked for it."""
+
+    run_id: JobId
+    agent_slug: str
+    submitter: str
+
+
+async def find_published(objects: ObjectStore, run_id: str) -> PublishedRun | None:
+    """The run with this id, in its long form, that was published; None when no record of it can be read. Raises RunIdInvalid."""
+    begun = _day(run_id)
+    for day in (begun, begun + timedelta(days=1)):  # an id is made a moment before its run is stored
+        found = await objects.get(ids.audit_key(day, f"{run_id}-1"))
+        if found is None:
+            continue
+        try:
+            record = audit.read_record(json.loads(found.body))
+            asked = record.submission
+            if record.event.job_id == run_id and record.event.lifecycle == RUN.name and asked is not None:
+                slug = RunRequest.read(asked.payload).agent_slug
+                return PublishedRun(run_id=record.event.job_id, agent_slug=slug, submitter=record.event.actor)
+        except (RecordInvalid, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+async def find_run(ledger: Ledger, text: str) -> JobId:
+    """The id of the run that is meant; raises RunIdInvalid, RunNotFound, RunIdAmbiguous."""
+    day = _day(text)
+    job = await ledger.job(JobId(text))
+    if job is not None and job.lifecycle == RUN.name:
+        return job.job_id
+    found = await _of_day(ledger, text, day - AROUND_MIDNIGHT) if ids.short_form(text) == text else []
+    if not found:
+        raise RunNotFound(run_id=text)
+    if len(found) > 1:
+        raise RunIdAmbiguous(run_id=text, found=" or ".join(found))
+    return found[0]
+
+
+async def listed_runs(ledger: Ledger, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Runs as listings show them, with two queries for all of them. A run that retention removes meanwhile is left out."""
+    run_ids = [job.job_id for job in jobs]
+    payloads, events = await ledger.payloads(run_ids), await ledger.events_of(run_ids)
+    whole = [replace(job, payload=payloads[job.job_id]) for job in jobs if job.job_id in payloads]
+    return [run_documents.listing_document(job, events[job.job_id]) for job in whole if job.job_id in events]
+
+
+async def _of_day(ledger: Ledger, short: str, begins: datetime) -> list[JobId]:
+    """The runs with this short form, looked for from the newest run back to the first of that day."""
+    found: list[JobId] = []
+    cursor: str | None = None
+    for _ in range(PAGES_MAX):
+        page = await ledger.jobs(JobFilter(lifecycle=RUN.name), limit=PAGE, cursor=cursor)
+        found += [job.job_id for job in page.jobs if ids.short_form(job.job_id) == short]
+        cursor = page.cursor
+        if cursor is None or page.jobs[-1].created_at < begins:
+            break
+    return found
+
+
+def _day(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(ids.run_date(text)).replace(tzinfo=UTC)
+    except ValueError:  # the form of a day, but none of the calendar
+        raise RunIdInvalid(run_id=text) from None

@@ -1,0 +1,236 @@
+"""What a run publishes, as pure functions of what the ledger recorded (D14, RUN-3, PIPE-15, OBS-1).
+
+Every document of a run at version v follows from the run's request and its events 1 to v, and the bytes of step files are
+in the ledger. So a lost object is made again byte for byte, and two projectors can only write the same thing.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trellis.documents import ids
+from trellis.engine.records import Event, Job
+from trellis.lifecycles import Phase
+from trellis.lifecycles.events import Cause
+from trellis.lifecycles.run import RUN
+from trellis.storage.objects.canonical_json import encode, sha256, timestamp
+
+__all__ = [
+    "FAILED",
+    "OUTPUT_ENTRY",
+    "PERSIST_STEP",
+    "STARTED",
+    "STEP_DONE",
+    "STEP_ENTRY",
+    "Publication",
+    "RunFacts",
+    "RunRequest",
+    "encode",
+    "has_ended",
+    "is_archived",
+    "listing_document",
+    "manifest",
+    "sha256",
+    "state_publications",
+    "status",
+    "step_publications",
+    "timestamp",
+]
+
+STARTED = "run.started"
+STEP_DONE = "run.step.completed"
+FAILED = "run.failed"
+STEP_ENTRY = "step/{number:02}"
+"""The journal entry that holds the bytes of a step's file."""
+OUTPUT_ENTRY = "output"
+"""The journal entry that holds the bytes of output/proposal.json."""
+EXTRA_FIELDS = ("already_proposed", "refused_actions")
+"""What a step tells of proposals that the agent wanted and that were not made."""
+PERSIST_STEP = ids.STEPS.index("persist-results") + 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What a run was asked to do; the payload of its job."""
+
+    agent_slug: str
+    trigger: str
+    params: dict[str, Any]
+    retry_of: str | None = None
+    """The run that this one repeats, because a job of it was requeued after its end (D20)."""
+
+    @classmethod
+    def read(cls, payload: bytes) -> "RunRequest":
+        """From the job's payload."""
+        data = json.loads(payload)
+        return cls(data["agent_slug"], data["trigger"], data["params"], data.get("retry_of"))
+
+    def to_bytes(self) -> bytes:
+        """The job's payload."""
+        asked = {"agent_slug": self.agent_slug, "trigger": self.trigger, "params": self.params}
+        return encode(asked | self.repeats)
+
+    @property
+    def repeats(self) -> dict[str, str]:
+        """What documents say of it; nothing of a run that repeats none."""
+        return {} if self.retry_of is None else {"retry_of": self.retry_of}
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What the ledger knows of one run: its request and its events, oldest first."""
+
+    run_id: str
+    request: RunRequest
+    events: tuple[Event, ...]
+
+    def until(self, version: int) -> "RunFacts":
+        """As it was right after the event of that version."""
+        return RunFacts(self.run_id, self.request, self.events[:version])
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One object to put. `version` None: it is made once and never changes; else the number that rises with it."""
+
+    key: str
+    body: bytes
+    version: int | None = None
+
+
+def status(facts: RunFacts) -> bytes:
+    """status.json after the last of these events."""
+    last = facts.events[-1]
+    done = _steps(facts)
+    begun = any(event.type == STARTED for event in facts.events)
+    return encode(
+        {
+            "run_id": facts.run_id,
+            "agent_slug": facts.request.agent_slug,
+            "status": last.target,
+            "trigger": facts.request.trigger,
+            "started_at": timestamp(facts.events[0].ts),
+            "finished_at": timestamp(last.ts) if has_ended(last) else None,
+            "current_step": ids.STEPS[min(len(done), len(ids.STEPS) - 1)] if begun else None,
+            "steps_total": len(ids.STEPS),
+            "steps_completed": len(done),
+            "proposals_created": _proposals(done),
+            "error": _error(last),
+            "version": last.version,
+            **_extra_fields(done),
+        }
+    )
+
+
+def manifest(facts: RunFacts) -> bytes:
+    """manifest.json of a run that ended."""
+    last, done = facts.events[-1], _steps(facts)
+    told = _data(last)
+    return encode(
+        {
+            "run_id": facts.run_id,
+            "agent_slug": facts.request.agent_slug,
+            "trigger": facts.request.trigger,
+            "status": last.target,
+            "started_at": timestamp(facts.events[0].ts),
+            "finished_at": timestamp(last.ts),
+            "steps": [
+                {key: step[key] for key in ("name", "file", "sha256", "started_at", "finished_at")} for step in done
+            ],
+            "proposals_created": _proposals(done),
+            "artifacts": _artifacts(done, told),
+            "summary": told.get("summary"),
+            "error": _error(last),
+            **facts.request.repeats,
+            **_extra_fields(done),
+        }
+    )
+
+
+def step_publications(facts: RunFacts, journal: Mapping[str, bytes]) -> list[Publication]:
+    """What the last of these events counts: there before its audit record, so that whatever is recorded can be read."""
+    slug, run_id = facts.request.agent_slug, facts.run_id
+    if facts.events[-1].type != STEP_DONE:
+        return []
+    number = len(_steps(facts))
+    step = Publication(ids.step_key(slug, run_id, number), journal[STEP_ENTRY.format(number=number)])
+    output = Publication(ids.output_key(slug, run_id), journal[OUTPUT_ENTRY]) if number == PERSIST_STEP else None
+    return [step] if output is None else [output, step]
+
+
+def state_publications(facts: RunFacts) -> list[Publication]:
+    """How the run stands after the last of these events: there after its audit record, so that whatever is shown is recorded."""
+    last, slug, run_id = facts.events[-1], facts.request.agent_slug, facts.run_id
+    puts = [Publication(ids.manifest_key(slug, run_id), manifest(facts))] if has_ended(last) else []
+    return [*puts, Publication(ids.status_key(slug, run_id), status(facts), last.version)]
+
+
+def has_ended(event: Event) -> bool:
+    """Whether this event of a run is its end."""
+    return is_archived(event.target)
+
+
+def is_archived(state: str) -> bool:
+    """Whether a run in this state is archived: it has ended, so nothing of it changes any more and nobody polls it (document 002, 1.3)."""
+    return RUN.by_name[state].phase is Phase.ENDED
+
+
+def _data(event: Event) -> dict[str, Any]:
+    return json.loads(event.data) if event.data is not None else {}
+
+
+def _steps(facts: RunFacts) -> list[dict[str, Any]]:
+    return [_data(event) for event in facts.events if event.type == STEP_DONE]
+
+
+def proposals_created(events: Sequence[Event]) -> list[str]:
+    """The proposals that the counted steps of a run created, in their order."""
+    return _proposals([_data(event) for event in events if event.type == STEP_DONE])
+
+
+def _proposals(done: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [proposal for step in done for proposal in step.get("proposals_created", ())]
+
+
+def _extra_fields(done: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the agent wanted and no proposal came of: already proposed, or refused. Documents of runs without such are as before."""
+    told: dict[str, Any] = {}
+    for step in done:
+        told.update({name: step[name] for name in EXTRA_FIELDS if name in step})
+    return told
+
+
+def listing_document(job: Job, events: Sequence[Event]) -> dict[str, Any]:
+    """A run in a listing: how it stands, how many proposals it made, and how many of its agent's wishes came to none."""
+    done = [_data(event) for event in events if event.type == STEP_DONE]
+    told = _extra_fields(done)
+    return {
+        "run_id": job.job_id,
+        "agent_slug": (job.concurrency_key or "").removeprefix("run:"),
+        "status": job.state,
+        "trigger": None if job.payload is None else RunRequest.read(job.payload).trigger,
+        "archived": is_archived(job.state),
+        "created_at": timestamp(job.created_at),
+        "updated_at": timestamp(job.updated_at),
+        "proposals": len(_proposals(done)),
+        "already_proposed": len(told.get("already_proposed", ())),
+        "refused_actions": int(told.get("refused_actions", 0)),
+    }
+
+
+def _artifacts(done: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> list[str]:
+    """What jobs of the run had made when its last step was counted, or when it failed (PIPE-15)."""
+    return list(dict.fromkeys([made for one in (*done, told) for made in one.get("artifacts", ())]))
+
+
+def _error(event: Event) -> str | None:
+    """As RUN-7 says, CODE: message. What the engine itself ended was cancelled, or had passed its deadline."""
+    if event.type != FAILED:
+        return None
+    told = _data(event)
+    if "error_text" in told:
+        return told["error_text"]
+    if event.cause == Cause.DEADLINE_PASSED:
+        return "AGENT_TIMEOUT: the run's deadline passed"
+    return f"CANCELLED: {told.get('reason') or event.cause or 'no reason given'}"

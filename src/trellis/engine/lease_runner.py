@@ -1,0 +1,305 @@
+"""Takes up jobs and drives them under their leases, as many processes of it as one likes.
+
+Who drives a job is kept by the ledger (its lease). A holder only claims, drives, renews, and lets go of what is no longer its own:
+a job whose lease it cannot renew in time is stopped here before anybody else can have it, also while a renewal hangs.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from trellis.engine.clock import Clock, within
+from trellis.engine.errors import LedgerError, LedgerUnavailable
+from trellis.engine.jobs import (
+    Actor,
+    Claim,
+    Claimed,
+    ClaimId,
+    Lease,
+    LeaseLost,
+    Turn,
+    TypeClaim,
+    lease_length_s,
+)
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import correlated, log_of
+from trellis.engine.outage_log import Failures
+
+RENEW_RETRY_S_MIN = 0.5
+FENCE_LOOK_S_MAX = 1.0
+"""A timer stands still while the machine sleeps: fences are looked at so often."""
+
+_log = log_of("trellis.holding")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaseRunnerOptions:
+    """How much this process takes on."""
+
+    concurrency: int = 10
+    lease_s: float = 30.0
+    heartbeat_s: float = 10.0
+    poll_s: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaseRunnerReport:
+    """What one pass did."""
+
+    accepted: int = 0
+    claimed: int = 0
+    driving: int = 0
+
+
+class StepExecutor(Protocol):
+    """What takes one claimed job as far as it goes."""
+
+    cancel_requests: set[str]
+    """Jobs that somebody asked to stop; their drive is cancelled after they were put here."""
+
+    def drive(self, claimed: Claimed, /) -> Coroutine[Any, Any, object]:
+        """Until the job has ended or is another's. Cancelled, it lets go; or, with a wish, ends the job."""
+        ...
+
+
+StepExecutorT = TypeVar("StepExecutorT", bound=StepExecutor)
+EndT = TypeVar("EndT")
+
+
+def consume_cancel(cancel_requests: set[str], job_id: str) -> bool:
+    """Whether a cancellation of this task was a wish, meant for what was under way; what follows must not be cut by it."""
+    if job_id not in cancel_requests:
+        return False
+    cancel_requests.discard(job_id)
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()
+    return True
+
+
+async def shield_final_step(cancel_requests: set[str], job_id: str, ending: Coroutine[Any, Any, EndT]) -> EndT:
+    """Make the last transition. A wish that comes now is too late: the first of both wins. Whatever else cuts it, cuts it."""
+    making = asyncio.ensure_future(ending)
+    while True:
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            if consume_cancel(cancel_requests, job_id):
+                continue
+            making.cancel()
+            await asyncio.gather(making, return_exceptions=True)
+            raise
+
+
+class DriveStopped(Exception):
+    """The job is not this driver's any more: its lease is lost, or the process drains."""
+
+
+async def journal_once(ledger: Ledger, lease: Lease, entry: str, body: bytes) -> bytes:
+    """What is kept in the job's journal under this name now: whoever kept something first is believed. Raises Stopped."""
+    answer = await ledger.journal(lease, entry, body)
+    if isinstance(answer, LeaseLost):
+        raise DriveStopped
+    return answer
+
+
+@dataclass(slots=True)
+class _DrivenJob:
+    claimed: Claimed
+    fence: float
+    task: "asyncio.Task[None]"
+    cancelled: bool = False
+    cut: bool = False
+
+
+@dataclass(kw_only=True)
+class LeaseRunner(Generic[StepExecutorT]):
+    """Claims jobs of one lifecycle and drives them. One pass takes in what waits to be accepted, then claims for the free room."""
+
+    ledger: Ledger
+    actor: Actor
+    clock: Clock
+    driver: StepExecutorT
+    new_id: Callable[[], str]
+    options: LeaseRunnerOptions
+    type: str
+    lifecycle: str
+    name: str
+    also: tuple[str, ...] = ()
+    """More types of the same lifecycle."""
+    claiming: bool = True
+    waits_for_events = True
+    _driving: dict[str, _DrivenJob] = field(default_factory=dict[str, _DrivenJob])
+    _looking: "asyncio.Task[None] | None" = None
+    _look_again: bool = False
+    _fencing: "asyncio.Task[None] | None" = None
+    _claims: Failures = field(default_factory=lambda: Failures("claims", _log))
+    _renewals: Failures = field(default_factory=lambda: Failures("renewals", _log))
+
+    async def run_once(self) -> LeaseRunnerReport:
+        """Accept and claim. Raises LedgerError when the ledger does not answer."""
+        accepted = await self.accept()
+        claimed = await self._claim()
+        return LeaseRunnerReport(accepted=accepted, claimed=claimed, driving=len(self._driving))
+
+    def pause_s(self, report: LeaseRunnerReport) -> float:
+        """At once while there is more to take and room for it."""
+        return 0.0 if report.claimed and len(self._driving) < self.options.concurrency else self.options.poll_s
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is driven."""
+        return not self._driving
+
+    async def accept(self) -> int:
+        """Make claimable what only waits for that; how many. A kind of job that needs it says how."""
+        return 0
+
+    async def _claim(self) -> int:
+        room = self.options.concurrency - len(self._driving)
+        if not self.claiming or room <= 0:
+            return 0
+        sent_at = self.clock.monotonic()
+        claim = Claim(claim_id=ClaimId(self.new_id()), types=self._terms(), start=room, lifecycle=self.lifecycle)
+        answer = await self.ledger.turn(Turn(actor=self.actor, claim=claim))
+        if answer.claimed and self._fence(sent_at) <= self.clock.monotonic():
+            _log.warning("claim_too_late", jobs=[claimed.lease.job_id for claimed in answer.claimed])
+            return 0
+        for claimed in answer.claimed:
+            task = asyncio.get_running_loop().create_task(self._drive(claimed))
+            self._driving[claimed.lease.job_id] = _DrivenJob(claimed, self._fence(sent_at), task)
+        if self._driving and (self._fencing is None or self._fencing.done()):
+            self._fencing = asyncio.get_running_loop().create_task(self._keep_fences())
+        return len(answer.claimed)
+
+    def _terms(self) -> tuple[TypeClaim, ...]:
+        lease_s, heartbeat_s = self.options.lease_s, self.options.heartbeat_s
+        return tuple(
+            TypeClaim(type=type_, lease_s=lease_s, heartbeat_s=heartbeat_s) for type_ in (self.type, *self.also)
+        )
+
+    def _fence(self, sent_at: float) -> float:
+        return sent_at + lease_length_s(self.options.lease_s, self.options.heartbeat_s)
+
+    async def _drive_logged(self, claimed: Claimed) -> None:
+        job_id = claimed.lease.job_id
+        try:
+            await self.driver.drive(claimed)
+        except asyncio.CancelledError:
+            _log.info("let_go", job_id=job_id, epoch=claimed.lease.epoch)
+            raise
+        except LedgerError as error:
+            # The job stays held; when the lease is over somebody takes it up where it stands.
+            _log.warning("left", job_id=job_id, error=str(error))
+        except Exception:  # noqa: BLE001 - as above: the job is left, and the others go on
+            _log.exception("drive_failed", job_id=job_id)
+
+    async def _drive(self, claimed: Claimed) -> None:
+        job_id = claimed.lease.job_id
+        given = claimed.correlation_id if claimed.correlation_id != job_id else None
+        try:
+            with correlated(given):
+                await self._drive_logged(claimed)
+        finally:
+            mine = self._driving.get(job_id)
+            if mine is not None and mine.claimed is claimed:
+                del self._driving[job_id]
+            if not self._driving and self._fencing is not None:
+                self._fencing.cancel()
+                self._fencing = None
+            self._look()
+
+    def _look(self) -> None:
+        """A drive has ended: there is room here, and its key may have a next job. One claim serves all that end meanwhile."""
+        self._look_again = True
+        if self.claiming and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.get_running_loop().create_task(self._claim_while_any_ended())
+
+    async def _claim_while_any_ended(self) -> None:
+        while self._look_again and self.claiming:
+            self._look_again = False
+            try:
+                await self._claim()
+            except LedgerError as error:
+                self._claims.failed(error, now=self.clock.monotonic())  # the next pass claims
+            else:
+                self._claims.succeeded(now=self.clock.monotonic())
+
+    async def renew(self) -> int:
+        """One heartbeat for every job driven here; how many are still this process's. Past its fence a drive is cut."""
+        self._fence_off()
+        driving, sent_at = self._uncut(), self.clock.monotonic()
+        if not driving:
+            return 0
+        patience_s = min(mine.fence for mine in driving) - sent_at
+        try:
+            renewal = self.ledger.renew(self.actor, [mine.claimed.lease for mine in driving])
+            answers = await within(self.clock, patience_s, renewal)
+        except (LedgerError, TimeoutError) as error:
+            late = LedgerUnavailable(reason=f"no answer to a renewal within {patience_s:g} s")
+            self._renewals.failed(error if str(error) else late, now=self.clock.monotonic())
+            self._fence_off()
+            return 0
+        self._renewals.succeeded(now=self.clock.monotonic())
+        for mine, answer in zip(driving, answers, strict=True):
+            if isinstance(answer, LeaseLost):
+                self._cut(mine)
+                continue
+            mine.fence = self._fence(sent_at)
+            if answer.cancel and not (mine.cancelled or mine.cut):
+                mine.cancelled = True
+                self.driver.cancel_requests.add(mine.claimed.lease.job_id)
+                mine.task.cancel()
+        self._fence_off()
+        return len(self._driving)
+
+    async def _keep_fences(self) -> None:
+        """Cut each drive at its fence, whatever a renewal or a claim is doing meanwhile; until there is none to cut."""
+        while driving := self._uncut():
+            next_fence = min(mine.fence for mine in driving)
+            await self.clock.sleep(min(FENCE_LOOK_S_MAX, next_fence - self.clock.monotonic()))
+            self._fence_off()
+
+    def _fence_off(self) -> None:
+        now = self.clock.monotonic()
+        for mine in self._uncut():
+            if mine.fence <= now:
+                self._cut(mine)
+
+    def _uncut(self) -> list[_DrivenJob]:
+        return [mine for mine in self._driving.values() if not mine.cut]
+
+    def _cut(self, job: _DrivenJob) -> None:
+        """The drive ends here, whatever somebody wished before: it may be another's now."""
+        job.cut = True
+        self.driver.cancel_requests.discard(job.claimed.lease.job_id)
+        job.task.cancel()
+
+    async def drain(self) -> None:
+        """Let go of everything; another process goes on where each job stands."""
+        self.claiming = False
+        if self._looking is not None:
+            await asyncio.wait({self._looking})  # what it claims is let go of below
+        await asyncio.sleep(0)  # a drive that has not begun could not tell anybody that it lets go
+        driving = list(self._driving.values())
+        for mine in driving:
+            self._cut(mine)
+        await asyncio.gather(*(mine.task for mine in driving), return_exceptions=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseHeartbeat:
+    """Renews the jobs of one holder."""
+
+    holder: LeaseRunner[Any]
+    name: str
+
+    async def run_once(self) -> int:
+        """One heartbeat."""
+        return await self.holder.renew()
+
+    def pause_s(self, report: int) -> float:
+        """The heartbeat interval, also while nothing is driven; a failed one is tried again soon."""
+        heartbeat_s = self.holder.options.heartbeat_s
+        return heartbeat_s if report or self.holder.is_idle else min(heartbeat_s, RENEW_RETRY_S_MIN)

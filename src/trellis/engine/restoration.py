@@ -1,0 +1,174 @@
+"""How a lost job comes back: judged by its events, and put where they say it stood. Pure; every ledger does as it says.
+
+What holds: a job comes back only if its whole history replays. Whatever its holders had is over: a held job's lease has ended, and the
+epoch of every job lies far above any recorded one, because somebody may still hold an epoch that was never recorded.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from trellis.engine.errors import HistoryBroken
+from trellis.engine.jobs import PAYLOAD_BYTES_MAX, Epoch
+from trellis.engine.records import Event, JobPlace, JobToRestore, RecordedEvent
+from trellis.engine.retry_policy import releasable, sparable
+from trellis.engine.verify import recorded_step
+from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Phase, Trigger
+from trellis.lifecycles.events import Cause
+from trellis.lifecycles.replay import ReplayViolation, replay
+
+EPOCHS_ABOVE = 1_000
+"""How far above the highest recorded epoch a job comes back."""
+SPARING_TRIGGERS = frozenset({Trigger.SNOOZE, Trigger.RELEASE})
+"""Steps that close an attempt without counting it."""
+
+RELEASED_CAUSE = "the holder was stopped and let go"
+"""What a holder gives as the cause when it closes an attempt as if it had failed, and without counting it."""
+GIVEN_BACK_PREFIX = "given back: "
+"""How the cause begins when a job that reached nobody is given back, and the attempt does not count."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestoredPlace:
+    """Where a job stands again. READY means claimable: a keyed one is parked and gets its slot from the sweep."""
+
+    place: JobPlace
+    epoch: Epoch
+    max_attempts: int
+    deaths: int
+    due_at: datetime | None
+    deadline_at: datetime | None
+    held_by: Event | None
+    """The last event of this generation that left somebody with a lease."""
+    held_until: datetime | None
+
+
+def check_restorable(job: JobToRestore) -> Lifecycle:
+    """The lifecycle of a job whose history can have been; raises HistoryBroken."""
+    reason = next(_problems(job), None)
+    if reason is not None:
+        raise HistoryBroken(job_id=job.job_id if job.records else None, reason=reason)
+    return LIFECYCLES[job.records[0].event.lifecycle]
+
+
+def may_have_letter(event: Event) -> bool:
+    """Whether a dead letter can lie beside this event."""
+    state = LIFECYCLES[event.lifecycle].by_name[event.target]
+    return state.phase is Phase.ENDED and not state.success
+
+
+def restored_place(job: JobToRestore, now: datetime) -> RestoredPlace:
+    """Where a checked job stands now."""
+    lifecycle = LIFECYCLES[job.records[0].event.lifecycle]
+    first, last = job.records[0], job.records[-1]
+    assert first.submission is not None, "a checked job says what was asked"
+    own = [one.event for one in job.records if one.event.generation == last.event.generation]
+    length = first.submission.deadline_us
+    held_by, held_until = _holder(lifecycle, own)
+    place, due_at = _place_after(lifecycle, last, now)
+    return RestoredPlace(
+        place=place,
+        epoch=Epoch(last.event.epoch + EPOCHS_ABOVE),
+        max_attempts=first.submission.max_attempts + sum(_spares(lifecycle, event) for event in own[1:]),
+        deaths=sum(_killed(lifecycle, event) for event in own[1:]),
+        due_at=due_at,
+        deadline_at=None if length is None else own[0].ts + timedelta(microseconds=length),
+        held_by=held_by,
+        held_until=None if held_until is None else min(held_until, now),
+    )
+
+
+def _problems(job: JobToRestore) -> Iterator[str]:
+    if not job.records:
+        yield "nothing is recorded of it"
+        return
+    first = job.records[0].event
+    lifecycle = LIFECYCLES.get(first.lifecycle)
+    if lifecycle is None:
+        yield f"there is no lifecycle {first.lifecycle}"
+        return
+    if job.records[0].submission is None:
+        yield "the record of its first event does not say what was asked"
+        return
+    if len(job.records[0].submission.payload) > PAYLOAD_BYTES_MAX:
+        yield f"its payload has more than {PAYLOAD_BYTES_MAX} bytes"
+    told = replay(lifecycle, [recorded_step(one.event) for one in job.records])
+    if isinstance(told, ReplayViolation):
+        yield f"version {told.version}: {told.detail}"
+    epoch = 0
+    for one in job.records:
+        yield from _event_problems(lifecycle, first, one)
+        if one.event.epoch < epoch:
+            yield f"version {one.event.version}: the epoch falls from {epoch} to {one.event.epoch}"
+        epoch = one.event.epoch
+
+
+def _event_problems(lifecycle: Lifecycle, first: Event, one: RecordedEvent) -> Iterator[str]:
+    event, letter = one.event, one.dead_letter
+    same = (event.job_id, event.lifecycle, event.correlation_id) == (
+        first.job_id,
+        first.lifecycle,
+        first.correlation_id,
+    )
+    if not same or event.id != f"{first.job_id}-{event.version}":
+        yield f"version {event.version} is of another job"
+    if one.submitted_at != first.ts:
+        yield f"version {event.version} is of another job of the same id"
+    state = lifecycle.by_name.get(event.target)
+    if state is not None and state.dead_letter and letter is None:
+        yield f"version {event.version}: it was dead-lettered and the dead letter is not recorded"
+    if letter is not None and (letter.version != event.version or not letter.last_error):
+        yield f"version {event.version}: its dead letter is of another event or says nothing"
+    if letter is not None and (letter.last_owner is None) != (letter.last_lease_expires_at is None):
+        yield f"version {event.version}: its dead letter names a last owner without a lease, or a lease without an owner"
+
+
+def _place_after(lifecycle: Lifecycle, last: RecordedEvent, now: datetime) -> tuple[JobPlace, datetime | None]:
+    state = lifecycle.by_name[last.event.target]
+    if state.phase is Phase.ENDED:
+        return JobPlace.ENDED, None
+    if state.phase is Phase.HELD:
+        return JobPlace.LEASED, None
+    if state.claimable and (last.due_at is None or last.due_at <= now):
+        return JobPlace.READY, None
+    return JobPlace.SCHEDULED, last.due_at
+
+
+def _holder(lifecycle: Lifecycle, own: list[Event]) -> tuple[Event | None, datetime | None]:
+    """Who held the job last in this generation, and when that was over at the latest."""
+    held = [n for n, event in enumerate(own) if lifecycle.by_name[event.target].phase is Phase.HELD]
+    if not held:
+        return None, None
+    last = held[-1]
+    return own[last], own[min(last + 1, len(own) - 1)].ts
+
+
+def _spares(lifecycle: Lifecycle, event: Event) -> bool:
+    """Whether a step closed an attempt without counting it."""
+    made_by, cause = _triggers(lifecycle, event), event.cause or ""
+    source = lifecycle.by_name[event.source] if event.source is not None else None
+    if (
+        source is not None
+        and made_by == frozenset({Trigger.EXPIRE})
+        and releasable(lifecycle, source)
+        and sparable(event.attempt - 1)
+    ):
+        return True
+    return made_by <= SPARING_TRIGGERS or (
+        Trigger.RETRY in made_by and (cause == RELEASED_CAUSE or cause.startswith(GIVEN_BACK_PREFIX))
+    )
+
+
+def _triggers(lifecycle: Lifecycle, event: Event) -> frozenset[str]:
+    """What can have made this step; never nothing in a history that replays."""
+    step = (event.source, event.target, event.type)
+    return frozenset(
+        t.trigger for t in lifecycle.transitions if (t.source, t.target, t.event) == step and event.role in t.actors
+    )
+
+
+def _killed(lifecycle: Lifecycle, event: Event) -> bool:
+    """Whether a worker was lost while it ran the job's code."""
+    source = lifecycle.by_name[event.source] if event.source is not None else None
+    lost = source is not None and source.runs_code and source.lease_loss is LeaseLoss.EXPIRE
+    return lost and event.cause != Cause.DEADLINE_PASSED and Trigger.EXPIRE in _triggers(lifecycle, event)

@@ -1,0 +1,264 @@
+"""Streams of events: what one sends and when it ends, and the tickets that open one without a header."""
+
+import asyncio
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from trellis.auth.tokens import Identity, TrustedKey, is_trusted, verify
+from trellis.engine.errors import LedgerError, Refused, TokenRefused
+from trellis.engine.logs import log_of
+from trellis.gateway.events import StreamView, closing_frame, first_frame, keep_alive_frame
+from trellis.gateway.hub import EventBatch, EventHub, StreamListener
+from trellis.lifecycles import Role
+from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, if_match
+
+# Tickets: how a browser's EventSource, which can send no header, shows who it is without a token in the address.
+#
+# A ticket is random text that is good for one stream and for half a minute. What it stands for lies in the object store, under its
+# digest: any replica can take it, and of those that try at once exactly one gets it, because the store replaces one etag only once.
+# Nobody needs a key that signs, and who reads the store or a log can use nothing of it. It is worth no more than the token that got it:
+# once that token's key is not trusted any more, neither is the ticket.
+
+FOLDER = "tickets"
+TTL_S = 30
+KEPT_S = 60
+"""How much longer the object stays: nothing is taken away that somebody may just be using."""
+REMOVED_AT_ONCE = 20
+TICKET_CHARS_MAX = 100
+
+_FORM = re.compile(r"(\d{10})\.[0-9a-f]{64}")
+
+
+class TicketRefused(Refused):
+    """The ticket is refused: {problem}; get another one with POST /events/tickets."""
+
+    code = "AUTH_REQUIRED"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tickets:
+    """Gives tickets out and takes them back."""
+
+    objects: ObjectStore
+    keys: Sequence[TrustedKey]
+    now: Callable[[], float]
+    new_id: Callable[[], str]
+
+    async def issue(self, identity: Identity) -> str:
+        """A ticket for whom this token names. Takes away a few that are over, so that they do not gather."""
+        await self.clean()
+        expires_at = math.floor(self.now()) + TTL_S
+        ticket = f"{expires_at:010d}.{(self.new_id() + self.new_id()).replace('-', '')[:64]}"
+        body = {
+            "name": identity.name,
+            "roles": sorted(identity.roles),
+            "issuer": identity.issuer,
+            "expires_at": identity.expires_at,
+            "job_id": identity.job_id,
+            "key_id": identity.key_id,
+            "tenant": identity.tenant,
+            "agent": identity.agent,
+        }
+        answer = await self.objects.put(_key(ticket), json.dumps(body).encode(), when=CREATE)
+        assert isinstance(answer, PutStored), "random text came twice"
+        return ticket
+
+    async def take(self, ticket: str) -> Identity:
+        """Whom it stands for, once; raises TicketRefused."""
+        if len(ticket) > TICKET_CHARS_MAX or (form := _FORM.fullmatch(ticket)) is None:
+            raise TicketRefused(problem="it does not look like one")
+        if int(form.group(1)) <= self.now():
+            raise TicketRefused(problem=f"it was good for {TTL_S} s")
+        there = await self.objects.get(_key(ticket))
+        if there is None:
+            raise TicketRefused(problem="nobody gave it out here")
+        told = json.loads(there.body)
+        if not told or not isinstance(await self.objects.put(there.key, b"{}", when=if_match(there.etag)), PutStored):
+            raise TicketRefused(problem="it has been used")
+        identity = _identity(told)
+        if not is_trusted(identity, self.keys):
+            raise TicketRefused(problem="the key of the token that got it is not trusted any more")
+        return identity
+
+    async def clean(self) -> int:
+        """Take away some that are over, oldest first; how many."""
+        found = await self.objects.list(f"{FOLDER}/", limit=REMOVED_AT_ONCE)
+        over = [info.key for info in found.items if _ends(info.key) + KEPT_S <= self.now()]
+        for key in over:
+            await self.objects.delete(key)
+        return len(over)
+
+
+def _identity(told: dict[str, Any]) -> Identity:
+    rest = {name: value for name, value in told.items() if name != "roles"}
+    return Identity(roles=frozenset(Role(role) for role in told["roles"]), **rest)
+
+
+def _key(ticket: str) -> str:
+    """By the second in which it ends, so that the oldest are listed first."""
+    digest = hashlib.sha256(ticket.encode()).hexdigest()
+    return f"{FOLDER}/{ticket.partition('.')[0]}-{digest}"
+
+
+def _ends(key: str) -> int:
+    return int(key.removeprefix(f"{FOLDER}/").partition("-")[0])
+
+
+# One open stream of events: what it sends, and when it ends.
+#
+# It ends when its listener is gone or takes nothing for too long, when the token is over or no longer trusted, when the server stops or
+# the ledger does not answer, and when the time is over that was asked for. Whatever ends it, its listener can go on after the last `id`.
+
+MEDIA_TYPE = "text/event-stream"
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+EXPIRED = "the token has expired; connect again with a new one"
+UNTRUSTED = "the token is not trusted any more; connect again with a new one"
+STOPPING = "the server stops; connect again"
+OUTAGE = "the ledger does not answer; connect again"
+TIME_OVER = "the time that was asked for is over"
+
+_log = log_of("trellis.gateway")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamServices:
+    """What the routes of live events work with; in the app's state."""
+
+    hub: EventHub
+    tickets: Tickets
+    now: Callable[[], float]
+    """Seconds since 1970, for the end of tokens."""
+
+
+async def streams_of(request: Request) -> StreamServices:
+    """What this app works with."""
+    return request.app.state.streams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListenPermit:
+    """Why a listener may listen: a token, looked at again while it does, or what a ticket stood for."""
+
+    identity: Identity
+    keys: Sequence[TrustedKey]
+    token: str | None = None
+
+    def problem(self, now: float, *, again: bool) -> str | None:
+        """Why it is not good any more; None while it is. `again` looks also whether its key is still trusted."""
+        if self.identity.expires_at <= now:
+            return EXPIRED
+        if not again:
+            return None
+        if self.token is None:
+            return None if is_trusted(self.identity, self.keys) else UNTRUSTED
+        try:
+            verify(self.token, self.keys, now=now)
+        except TokenRefused:
+            return UNTRUSTED
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamPlan:
+    """What a stream gives, from where, and until when."""
+
+    view: StreamView
+    begins: str
+    first: EventBatch
+    """What comes after `begins`: read before the answer starts, so that a refusal can still be one."""
+    allowed: ListenPermit
+    for_s: float | None = None
+    """How long at most; 0 gives what there is."""
+
+
+class EventStream(Response):
+    """The answer. There are no tasks for a listener but its own and one that hears it leave."""
+
+    media_type = MEDIA_TYPE
+    charset = "utf-8"
+
+    def __init__(self, streams: StreamServices, plan: StreamPlan) -> None:
+        self._streams, self._hub, self._course = streams, streams.hub, plan
+        super().__init__(headers=HEADERS)
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - the shape of an application
+        """Send until the end; raises TooManyListeners before anything is sent."""
+        with self._hub.joined(self._course.allowed.identity.name) as listener:
+            leaving = asyncio.create_task(_until_gone(receive, listener))
+            try:
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await self._give(send, listener)
+            except TimeoutError:
+                # The rest of the answer cannot be sent; the server closes the connection.
+                _log.info("listener_too_slow", caller=listener.name)
+            finally:
+                leaving.cancel()
+                await asyncio.gather(leaving, return_exceptions=True)
+
+    async def _give(self, send: Send, listener: StreamListener) -> None:
+        course, hub, clock = self._course, self._hub, self._hub.clock
+        ends_at = None if course.for_s is None else clock.monotonic() + course.for_s
+        # Apart from the signs of life: where there is always something to send, none is ever due.
+        sign_at = check_at = clock.monotonic() + hub.options.keep_alive_s
+        batch = course.first
+        body = first_frame(course.begins, hub.rng.randint(*hub.options.retry_ms)) + batch.body
+        while not listener.gone:
+            due, again = clock.monotonic() >= sign_at, clock.monotonic() >= check_at
+            why = STOPPING if hub.closed else course.allowed.problem(self._streams.now(), again=again)
+            if again:
+                check_at = clock.monotonic() + hub.options.keep_alive_s
+            if why is None and (body or due):
+                await self._send(send, body + keep_alive_frame(batch.position) if due else body)
+                sign_at = clock.monotonic() + hub.options.keep_alive_s
+            is_all = batch.caught_up or batch.is_held
+            if why is None and is_all and ends_at is not None and clock.monotonic() >= ends_at:
+                why = TIME_OVER
+            if why is None:
+                batch, why = await self._next(listener, batch, self._wake_at(min(sign_at, check_at), ends_at))
+            if why is not None:
+                await self._send(send, closing_frame(why), more=False)
+                return
+            body = batch.body
+
+    async def _next(self, listener: StreamListener, batch: EventBatch, wake_at: float) -> tuple[EventBatch, str | None]:
+        """What comes after this batch, as soon as there is something or at `wake_at`; or why there is nothing more."""
+        if batch.is_held:
+            await self._hub.wait_until_shown(listener, batch, wake_at)
+        elif batch.caught_up:
+            await self._hub.wait(listener, batch.position, wake_at)
+        else:
+            await asyncio.sleep(0)  # a long way to catch up must not keep the others waiting
+        if listener.gone or self._hub.closed:
+            return replace(batch, body=b""), None
+        try:
+            return await self._hub.read(self._course.view, batch.position), None
+        except LedgerError as error:
+            _log.warning("stream_ended", caller=listener.name, error=str(error))
+            return batch, OUTAGE
+
+    def _wake_at(self, due_at: float, ends_at: float | None) -> float:
+        now = self._hub.clock.monotonic()
+        expires_at = now + self._course.allowed.identity.expires_at - self._streams.now()
+        return min(due_at, expires_at, due_at if ends_at is None else ends_at)
+
+    async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
+        """Raises TimeoutError when the listener takes nothing for too long; until then at most one piece waits for it."""
+        async with asyncio.timeout(self._hub.options.send_timeout_s):
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def _until_gone(receive: Receive, listener: StreamListener) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    listener.gone = True
+    listener.wake()

@@ -1,0 +1,241 @@
+"""The gateway's side of the NLM backend: callbacks it brings, and its jobs for operators."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+from urllib.parse import quote, urlencode
+
+import pydantic
+from fastapi import APIRouter, Path, Request, Response, Security
+from fastapi.exceptions import RequestValidationError
+from fastapi.security import APIKeyHeader
+
+from trellis.app.instance import Instance
+from trellis.auth.matrices import permit
+from trellis.auth.principals import Principal
+from trellis.documents import run_documents
+from trellis.engine.errors import JobNotFound
+from trellis.engine.jobs import JOB_ID_PATTERN, Actor, JobId
+from trellis.engine.records import Job
+from trellis.gateway.callers import Caller, InstanceOf, record_refusal
+from trellis.gateway.idempotency import mark_replayed
+from trellis.http_server.bodies import StrictRoute, parse, sender_of
+from trellis.http_server.problems import PROBLEMS, Problem
+from trellis.lifecycles import Role
+from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.net.signatures import (
+    SIGNATURE_HEADER,
+    CallbackSignature,
+    SignatureRefused,
+    check_headers,
+    check_signature,
+    job_key,
+)
+from trellis.research.callbacks import EXAMPLE_JOB, Callback, callback_key
+from trellis.research.errors import StageError, StageHopeless
+from trellis.storage.objects.store import CREATE, PutStored
+
+# Results that the NLM backend brings by itself: a signed callback about one job (D26, NLM-4).
+#
+# What holds:
+# - the signature is the credential, and nothing of the body is believed before it fits: it makes the sender the NLM backend, for this
+# job. What the headers alone refuse, or the lack of a secret, is refused before any of the body has come. Until the
+# signature fits the body has the small bounds of senders that are not authenticated (`web.bodies`);
+# - one effect for each id, over all replicas and for good: the callback is an object that can be made only once. The same one again
+# gets the same answer; another body under its id is refused;
+# - only the attempt that is waiting for it is answered: another epoch has lost its lease, another state expects nothing;
+# - what is refused changes nothing and leaves one audit record, with a bound on how many one sender can cause.
+
+EXPECTED_STATE = "NOTEBOOKLM_CALL"
+CAUSE_CHARS_MAX = 500
+REFUSED, REPEATED = "callback.refused", "callback.repeated"
+
+router = APIRouter(tags=["jobs"], route_class=StrictRoute)
+_signature = APIKeyHeader(
+    name=SIGNATURE_HEADER,
+    scheme_name="CallbackSignature",
+    auto_error=False,
+    description="`v1,BASE64` of HMAC-SHA256 over `webhook-id.webhook-timestamp.body`, with the key of this job.",
+)
+
+
+class CallbackAccepted(pydantic.BaseModel):
+    """The callback is kept."""
+
+    job_id: str
+    id: str
+    status: Literal["taken"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallbackKeys:
+    """The secrets, and the time; in the app's state."""
+
+    secrets: Sequence[bytes]
+    now: Callable[[], float]
+
+    def admit(self, request: Request) -> None:
+        """Raise SignatureRefused for what no body could make good."""
+        if not self.secrets:
+            raise SignatureRefused(problem="no secret for callbacks is configured here")
+        check_headers(request.headers, now=self.now())
+
+    def check(self, request: Request, job_id: str, body: bytes) -> CallbackSignature:
+        """Who signed what; raises SignatureRefused."""
+        keys = [job_key(secret, Role.NLM_BACKEND.value, job_id) for secret in self.secrets]
+        return check_signature(request.headers, body, keys, now=self.now())
+
+
+@router.post(
+    "/jobs/{job_id}/result",
+    status_code=202,
+    response_model=CallbackAccepted,
+    responses=PROBLEMS,
+    openapi_extra={
+        "requestBody": {"required": True, "content": {"application/json": {"schema": Callback.model_json_schema()}}}
+    },
+)
+async def result(
+    job_id: Annotated[str, Path(pattern=JOB_ID_PATTERN, examples=[EXAMPLE_JOB])],
+    request: Request,
+    response: Response,
+    instance: InstanceOf,
+    _: Annotated[str | None, Security(_signature)],
+) -> dict[str, Any]:
+    """The NLM backend brings the result of a job. It signs `webhook-id.webhook-timestamp.body` with the key of that job."""
+    keys: CallbackKeys = request.app.state.callbacks
+    try:
+        keys.admit(request)
+        signed = keys.check(request, job_id, body := await request.body())
+        backend = Principal(name=Role.NLM_BACKEND.value, roles=frozenset({Role.NLM_BACKEND}))
+        actor = permit(backend, "jobs.update", own=True)
+        repeated = await _keep_callback(instance, actor, job_id, signed, body)
+    except (SignatureRefused, JobNotFound, Problem, RequestValidationError) as refusal:
+        is_invalid = isinstance(refusal, RequestValidationError)
+        await _record(request, job_id, REFUSED, "the body does not fit" if is_invalid else str(refusal))
+        raise
+    if repeated:
+        await _record(request, job_id, REPEATED, f"{signed.id} came again")
+    mark_replayed(response, replayed=repeated)
+    return {"job_id": job_id, "id": signed.id, "status": "taken"}
+
+
+async def _keep_callback(instance: Instance, actor: Actor, job_id: str, signed: CallbackSignature, body: bytes) -> bool:
+    """Keep it; whether it was kept before. Raises Problem, JobNotFound, RequestValidationError."""
+    key = callback_key(job_id, signed.id)
+    digest = hashlib.sha256(body).hexdigest()
+    there = await instance.objects.get(key)
+    if there is None:
+        callback = _read(body, job_id)
+        job = await instance.ledger.job(JobId(job_id))
+        if job is None:
+            raise JobNotFound(job_id=job_id)
+        _check_expected(job, callback)
+        kept = {
+            "id": signed.id,
+            "actor": actor.role.value,
+            "received_at": run_documents.timestamp(await instance.ledger.now()),
+            "body_sha256": digest,
+            "callback": callback.model_dump(),
+        }
+        if isinstance(await instance.objects.put(key, run_documents.encode(kept), when=CREATE), PutStored):
+            return False
+        there = await instance.objects.get(key)
+    if there is None or json.loads(there.body)["body_sha256"] != digest:
+        raise Problem(
+            "DUPLICATE_ENTRY", f"Another callback came as {signed.id}; use a new webhook-id for another body."
+        )
+    return True
+
+
+def _read(body: bytes, job_id: str) -> Callback:
+    if not body:
+        raise Problem("VALIDATION_FAILED", "The callback has no body; send how the job ended, as JSON.")
+    try:
+        callback = Callback.model_validate(parse(body))
+    except pydantic.ValidationError as error:
+        found = [
+            {**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False, include_context=False)
+        ]
+        raise RequestValidationError(found) from None
+    if callback.job_id != job_id:
+        raise Problem("VALIDATION_FAILED", f"The body is about {callback.job_id} and was sent to {job_id}.")
+    return callback
+
+
+def _check_expected(job: Job, callback: Callback) -> None:
+    if job.lifecycle != QUEUE_JOB.name:
+        raise Problem(
+            "INVALID_TRANSITION", f"Job {job.job_id} is a {job.lifecycle}; only a queue-job takes a callback."
+        )
+    if callback.epoch != job.epoch:
+        detail = f"Job {job.job_id} has epoch {job.epoch}; the attempt of epoch {callback.epoch} has lost it."
+        raise Problem("LEASE_LOST", detail)
+    if job.state != EXPECTED_STATE:
+        detail = f"Job {job.job_id} is in {job.state} and expects no callback."
+        raise Problem("INVALID_TRANSITION", detail, status_now=job.state)
+
+
+async def _record(request: Request, job_id: str, event: str, cause: str) -> None:
+    """By where it came from: whoever cannot sign has no other name, and shall not make records without end."""
+    sender = Principal(name=f"callback from {sender_of(request)}", roles=frozenset())
+    await record_refusal(request, sender, event=event, subject=job_id, cause=cause[:CAUSE_CHARS_MAX], job_id=job_id)
+
+
+# Jobs of the NLM backend, for operators: they lie in its own ledger (D42), and the gateway asks it for them.
+#
+# Nothing here is kept, and nothing but these reads depends on the backend: while it is away they are answered with 502.
+
+RULE = "nlm.read"
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*@[0-9]+")
+CURSOR = "nlm:"
+"""How the cursor of a listing begins that the backend goes on with."""
+
+
+async def list_nlm_jobs(
+    instance: Instance, caller: Caller, *, limit: int, cursor: str | None, **where: str | None
+) -> dict[str, Any]:
+    """A page of NLM jobs, newest first; raises Problem, NotAllowed."""
+    caller.permit(RULE)
+    asked = {**where, "limit": str(limit), "cursor": None if cursor is None else cursor.removeprefix(CURSOR)}
+    given = {name: value for name, value in asked.items() if value is not None}
+    page: Any = await _nlm_jobs_read(instance, caller, f"/jobs?{urlencode(given)}") or {
+        "items": [],
+        "next_cursor": None,
+    }
+    following: str | None = page["next_cursor"]
+    return {"items": page["items"], "next_cursor": None if following is None else f"{CURSOR}{following}"}
+
+
+async def show_nlm_job(instance: Instance, caller: Caller, job_id: str) -> dict[str, Any] | None:
+    """One NLM job; None when the backend knows none of that id. Raises Problem."""
+    return (
+        await _nlm_jobs_read(instance, caller, f"/jobs/{quote(job_id, safe='')}") if _may_be(caller, job_id) else None
+    )
+
+
+async def nlm_job_events(
+    instance: Instance, caller: Caller, job_id: str, *, limit: int, cursor: int | None
+) -> dict[str, Any] | None:
+    """A page of its events, oldest first; None when the backend knows none of that id. Raises Problem."""
+    if not _may_be(caller, job_id):
+        return None
+    given = {"limit": str(limit), **({} if cursor is None else {"cursor": str(cursor)})}
+    return await _nlm_jobs_read(instance, caller, f"/jobs/{quote(job_id, safe='')}/events?{urlencode(given)}")
+
+
+def _may_be(caller: Caller, job_id: str) -> bool:
+    """Whether the backend is asked at all: its ids are `<job>@<epoch>`, and only operators see them."""
+    return _ID.fullmatch(job_id) is not None and caller.may(RULE)
+
+
+async def _nlm_jobs_read(instance: Instance, caller: Caller, path: str) -> Any:
+    try:
+        return await instance.nlm_reader.read(path, correlation_id=caller.correlation_id)
+    except StageHopeless as error:
+        raise Problem("VALIDATION_FAILED", str(error)) from error
+    except StageError as error:
+        raise Problem("NLM_UNAVAILABLE", f"The NLM backend has these jobs and was asked: {error}") from error

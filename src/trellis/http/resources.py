@@ -1,0 +1,482 @@
+"""The resources of a gateway as typed calls: runs, agents, proposals, artifacts, memory, dead letters, inbox, safety."""
+
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypedDict, Unpack
+
+from trellis.bus.topics import HELD_ACTION
+from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
+from trellis.http.errors import NotFound
+from trellis.http.shapes import (
+    AgentShape,
+    Artifact,
+    ArtifactListed,
+    ArtifactStaged,
+    Begun,
+    CleanedUpShape,
+    DeadLetterShape,
+    ExplanationShape,
+    InboxEntry,
+    InboxStats,
+    InboxTaken,
+    LogicProposed,
+    MemoryChange,
+    MemoryProposed,
+    MemoryRead,
+    Page,
+    ProposalDiff,
+    ProposalShape,
+    Requeued,
+    RunListed,
+    RunManifest,
+    RunStatus,
+    SimulationShape,
+    StepFile,
+    Stopped,
+)
+from trellis.http.streams import changes, follow, wait_for_last
+
+# Agents: which there are, and whether they may run.
+
+
+class Agents:
+    """The agents: `client.agents`."""
+
+    def __init__(self, calls: GatewayCalls) -> None:
+        self._calls = calls
+
+    async def list(self, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[AgentShape]:
+        """The agents, by name."""
+        return await listed(self._calls, AgentShape, "/agents", limit, cursor)
+
+    async def get(self, agent: str) -> AgentShape:
+        """One agent."""
+        return await self._calls.get(AgentShape, path_of("agents", agent))
+
+    async def activate(self, agent: str, *, reason: str | None = None) -> AgentShape:
+        """Let an agent run."""
+        return await self._change(agent, "active", reason)
+
+    async def pause(self, agent: str, *, reason: str | None = None) -> AgentShape:
+        """Let no further run of it begin."""
+        return await self._change(agent, "paused", reason)
+
+    async def _change(self, agent: str, status: str, reason: str | None) -> AgentShape:
+        body = {"status": status, "reason": reason}
+        path = path_of("agents", agent, "status")
+        return await self._calls.asked(
+            AgentShape, GatewayRequest(method="PATCH", path=path, body=body, key=self._calls.key(None))
+        )
+
+
+# Artifacts: what queue jobs left behind. They are read; only the NLM backend makes them, and only an operator's cleanup removes them.
+
+
+class Artifacts:
+    """What queue jobs left behind: `client.artifacts`."""
+
+    def __init__(self, calls: GatewayCalls) -> None:
+        self._calls = calls
+
+    async def list(
+        self,
+        *,
+        type_: str | None = None,
+        job_id: str | None = None,
+        limit: int = LIMIT_DEFAULT,
+        cursor: str | None = None,
+    ) -> Page[ArtifactListed]:
+        """Finalized artifacts, newest first, without their content."""
+        return await listed(self._calls, ArtifactListed, "/artifacts", limit, cursor, type=type_, job_id=job_id)
+
+    async def get(self, artifact_id: str) -> Artifact:
+        """One finalized artifact."""
+        return await self._calls.get(Artifact, path_of("artifacts", artifact_id))
+
+    async def stage(
+        self,
+        job_id: str,
+        type_: str,
+        content: Mapping[str, Any],
+        *,
+        epoch: int | None = None,
+        entity_refs: Sequence[str] = (),
+        tags: Sequence[str] = (),
+        sources: Sequence[Mapping[str, str]] = (),
+        idempotency_key: str | None = None,
+    ) -> ArtifactStaged:
+        """Stage the artifact of a job that waits for it, as the NLM backend; the one that is there already is the answer."""
+        body: dict[str, Any] = {
+            "job_id": job_id,
+            "epoch": epoch,
+            "type": type_,
+            "entity_refs": [*entity_refs],
+            "tags": [*tags],
+            "content": dict(content),
+            "sources": [dict(source) for source in sources],
+        }
+        return await self._calls.post(ArtifactStaged, "/artifacts", body, key=idempotency_key)
+
+    async def discard(self, artifact_id: str, *, reason: str | None = None) -> ArtifactListed:
+        """Discard a staged artifact that no job waits for, as an operator."""
+        return await self._calls.post(ArtifactListed, path_of("artifacts", artifact_id, "discard"), {"reason": reason})
+
+    async def cleanup(
+        self,
+        *,
+        older_than_days: int | None = None,
+        dry_run: bool = False,
+        limit: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> CleanedUpShape:
+        """Remove artifacts that are old enough, as an operator; with `dry_run` only say which those are."""
+        wish = {"older_than_days": older_than_days, "dry_run": dry_run, "limit": limit}
+        given = {name: value for name, value in wish.items() if value is not None}
+        return await self._calls.post(CleanedUpShape, "/artifacts/cleanup", given, key=idempotency_key)
+
+
+# Dead letters: jobs that need a person.
+
+
+class DeadLetters:
+    """Dead letters: `client.dead_letters`."""
+
+    def __init__(self, calls: GatewayCalls) -> None:
+        self._calls = calls
+
+    async def list(
+        self,
+        *,
+        type_: str | None = None,
+        reason: str | None = None,
+        lifecycle: str | None = None,
+        limit: int = LIMIT_DEFAULT,
+        cursor: str | None = None,
+    ) -> Page[DeadLetterShape]:
+        """The dead letters, newest first; with `lifecycle` only those of leased-jobs or of queue-jobs."""
+        chosen = {"type": type_, "reason_code": reason, "lifecycle": lifecycle}
+        return await listed(self._calls, DeadLetterShape, "/dlq", limit, cursor, **chosen)
+
+    async def get(self, job_id: str) -> DeadLetterShape:
+        """The dead letter of one job."""
+        return await self._calls.get(DeadLetterShape, path_of("dlq", job_id))
+
+    async def requeue(
+        self, job_ids: Sequence[str], *, reason: str | None = None, idempotency_key: str | None = None
+    ) -> Requeued:
+        """Run these jobs again; an operator's act. Each is answered for."""
+        body = {"job_ids": list(job_ids), "reason": reason}
+        return await self._calls.post(Requeued, "/dlq/requeue", body, key=idempotency_key)
+
+
+# The inbox: wishes from outside, which the gate takes or refuses.
+
+
+class Inbox:
+    """The inbox: `client.inbox`."""
+
+    def __init__(self, calls: GatewayCalls) -> None:
+        self._calls = calls
+
+    async def submit(
+        self,
+        action: str,
+        target: str,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        entry_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> InboxTaken:
+        """Put a wish in, such as `run` of an agent; the same entry again is the same entry."""
+        entry: dict[str, Any] = {
+            "intent": {"action": action, "target": target, "payload": dict(payload or {})},
+            "metadata": dict(metadata or {}),
+            **({} if entry_id is None else {"id": entry_id}),
+        }
+        return await self._calls.post(InboxTaken, "/inbox/submit", entry, key=idempotency_key)
+
+    async def entries(
+        self, *, status: str | None = None, limit: int = LIMIT_DEFAULT, cursor: str | None = None
+    ) -> Page[InboxEntry]:
+        """Entries, newest first."""
+        return await listed(self._calls, InboxEntry, "/inbox/entries", limit, cursor, status=status)
+
+    async def stats(self) -> InboxStats:
+        """How much lies there, and what became of today's."""
+        return await self._calls.get(InboxStats, "/inbox/stats")
+
+
+# What agents remember, and proposing a change of it.
+
+
+class Backing(TypedDict, total=False):
+    """What can be said for a proposal."""
+
+    reasoning: str
+    """Why."""
+    run_id: str
+    """The run of this agent that it comes from."""
+    priority: Literal["normal", "high"]
+    """Of high priority a person decides, also about memory."""
+
+
+class Memory:
+    """What agents remember: `client.memory`."""
+
+    def __init__(self, calls: GatewayCalls) -> None:
+        self._calls = calls
+
+    async def read(self, agent: str, *, mode: Literal["basic", "wide"] = "basic") -> MemoryRead:
+        """Layer 1 of an agent's memory; wide adds its facts."""
+        return await self._calls.get(MemoryRead, path_of("memory", agent, "read"), mode=mode)
+
+    async def history(self, agent: str, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[MemoryChange]:
+        """The changes of a memory, newest first."""
+        return await listed(self._calls, MemoryChange, path_of("memory", agent, "history"), limit, cursor)
+
+    async def propose(
+        self,
+        agent: str,
+        summary: str,
+        updates: Sequence[Mapping[str, Any]],
+        *,
+        expected_version: int | None = None,
+        idempotency_key: str | None = None,
+        **backing: Unpack[Backing],
+    ) -> MemoryProposed:
+        """Propose changes that belong together, each {file, operation, content, …}; of normal priority they are applied at once."""
+        body: dict[str, Any] = {"summary": summary, "updates": [dict(update) for update in updates], **backing}
+        if expected_version is not None:
+            body["expected_version"] = expected_version
+        return await self._calls.post(MemoryProposed, path_of("memory", agent, "propose"), body, key=idempotency_key)
+
+
+# What agents go by: proposing another text of it. Nothing is changed before a person approves.
+
+
+class Logic:
+    """What agents go by: `client.logic`."""
+
+    def __init__(self, calls: GatewayCalls) -> None:
+        self._calls = calls
+
+    async def propose(
+        self,
+        agent: str,
+        summary: str,
+        text: str,
+        *,
+        change: Literal["replace", "append"] = "replace",
+        idempotency_key: str | None = None,
+        **backing: Unpack[Backing],
+    ) -> LogicProposed:
+        """Propose another text of an agent's logic; a person decides, always."""
+        body: dict[str, Any] = {"summary": summary, "text": text, "change": change, **backing}
+        return await self._calls.post(LogicProposed, path_of("logic", agent, "propose"), body, key=idempotency_key)
+
+
+# Proposals: what agents want changed, and what a person decides.
+
+OPEN = frozenset({"approved", "auto_approved", "applying"})
+"""Approved, and neither applied nor failed yet."""
+AGAIN_S = 1.0
+
+
+class Proposals:
+    """What agents propose: `client.proposals`."""
+
+    def __init__(self, calls: GatewayCalls) -> None:
+        self._calls = calls
+
+    async def list(
+        self,
+        *,
+        status: str | None = None,
+        limit: int = LIMIT_DEFAULT,
+        cursor: str | None = None,
+        conflicts: bool = False,
+    ) -> Page[ProposalShape]:
+        """Proposals, newest first; with `conflicts` those that can no longer be applied say why."""
+        told = {"conflicts": "true"} if conflicts else {}
+        return await listed(self._calls, ProposalShape, "/proposals", limit, cursor, status=status, **told)
+
+    async def pending(self, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[ProposalShape]:
+        """Those that wait for a person."""
+        return await listed(self._calls, ProposalShape, "/proposals/pending", limit, cursor)
+
+    async def get(self, proposal_id: str) -> ProposalShape:
+        """One proposal."""
+        return await self._calls.get(ProposalShape, path_of("proposals", proposal_id))
+
+    async def diff(self, proposal_id: str) -> ProposalDiff:
+        """What applying it would change now, as a unified diff; for those who may decide."""
+        return await self._calls.get(ProposalDiff, path_of("proposals", proposal_id, "diff"))
+
+    async def approve(
+        self,
+        proposal_id: str,
+        note: str | None = None,
+        *,
+        version: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> ProposalShape:
+        """Approve a proposal, which is then applied; with `version` only as it was seen, else VersionDiffers."""
+        return await self._decide(proposal_id, "approve", note, version, idempotency_key)
+
+    async def reject(
+        self, proposal_id: str, note: str, *, version: int | None = None, idempotency_key: str | None = None
+    ) -> ProposalShape:
+        """Reject a proposal and say why."""
+        return await self._decide(proposal_id, "reject", note, version, idempotency_key)
+
+    async def apply(self, proposal_id: str, *, idempotency_key: str | None = None) -> ProposalShape:
+        """Have an approved proposal applied now. While another engine is at it, ask again for as long as one call may take."""
+        calls, key = self._calls, self._calls.key(idempotency_key)
+        ends_at = calls.clock.monotonic() + calls.options.timeout_s
+        ask = GatewayRequest(method="POST", path=path_of("proposals", proposal_id, "apply"), key=key)
+        found = await calls.asked(ProposalShape, ask)
+        while (
+            found.status in OPEN
+            and found.action != HELD_ACTION
+            and (left_s := ends_at - calls.clock.monotonic() - AGAIN_S) > 0
+        ):
+            await calls.clock.sleep(AGAIN_S)
+            found = await calls.asked(ProposalShape, replace(ask, timeout_s=left_s))
+        return found
+
+    async def _decide(
+        self, proposal_id: str, decision: str, note: str | None, version: int | None, key: str | None
+    ) -> ProposalShape:
+        ask = GatewayRequest(
+            method="PATCH",
+            path=path_of("proposals", proposal_id),
+            body={"decision": decision, "note": note},
+            key=self._calls.key(key),
+            headers={} if version is None else {"If-Match": f'"{version}"'},
+        )
+        return await self._calls.asked(ProposalShape, ask)
+
+
+# Runs of agents: begin, look, wait, watch, cancel.
+
+ENDED = frozenset({"completed", "failed"})
+NOT_MODIFIED = 304
+CHANGES = ("run.status.changed", "run.step.completed")
+"""Events after which status.json is another."""
+
+
+class Runs:
+    """Runs of agents: `client.runs`."""
+
+    def __init__(self, calls: GatewayCalls) -> None:
+        self._calls = calls
+
+    async def start(
+        self,
+        agent: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        idempotency_key: str | None = None,
+        correlation_id: str | None = None,
+    ) -> Begun:
+        """Begin a run of an agent. The same key and request again is the same run.
+
+        `correlation_id` is your own name for what the run belongs to; its events, proposals and audit records carry it.
+        """
+        body = {"agent_slug": agent, "params": dict(params or {})}
+        body |= {} if correlation_id is None else {"correlation_id": correlation_id}
+        return await self._calls.post(Begun, "/agents/run", body, key=idempotency_key)
+
+    async def get(self, run_id: str) -> RunStatus:
+        """One run, as its status.json says."""
+        return await self._calls.get(RunStatus, path_of("runs", run_id))
+
+    async def status(self, run_id: str, *, unless: RunStatus | None = None) -> RunStatus | None:
+        """The same; None when it is still as `unless` says."""
+        headers = {} if unless is None else {"If-None-Match": f'"{unless.version}"'}
+        path = path_of("runs", run_id, "status")
+        ask = GatewayRequest(method="GET", path=path, headers=headers, takes=frozenset({NOT_MODIFIED}))
+        answer = await self._calls.ask(ask)
+        return None if answer.status == NOT_MODIFIED else read_shape(RunStatus, answer, ask)
+
+    async def list(
+        self,
+        *,
+        agent: str | None = None,
+        status: str | None = None,
+        archived: bool = False,
+        limit: int = LIMIT_DEFAULT,
+        cursor: str | None = None,
+    ) -> Page[RunListed]:
+        """Runs, newest first; with `archived` only those that have ended."""
+        only = "true" if archived else None
+        return await listed(self._calls, RunListed, "/runs", limit, cursor, agent=agent, status=status, archived=only)
+
+    async def steps(self, run_id: str) -> Sequence[StepFile]:
+        """The files of the steps that are done, in order."""
+        return (await self._calls.get(Page[StepFile], path_of("runs", run_id, "steps"))).items
+
+    async def manifest(self, run_id: str) -> RunManifest:
+        """What a run that ended left; raises NotFound before."""
+        return await self._calls.get(RunManifest, path_of("runs", run_id, "manifest"))
+
+    async def wait(self, run_id: str, timeout_s: float | None = None) -> RunStatus:
+        """The run once it has completed or failed; raises TimeoutError."""
+        return await wait_for_last(self.watch(run_id), self._calls.clock, timeout_s, f"run {run_id}")
+
+    async def watch(self, run_id: str) -> AsyncGenerator[RunStatus]:
+        """How the run stands, each time it has changed, until it has ended; never an older state after a newer one."""
+        hints = follow(self._calls, {"run": run_id, "type": list(CHANGES)}, None)
+        async with contextlib.aclosing(
+            changes(lambda last: self._look(run_id, last), hints, ended=has_ended, clock=self._calls.clock)
+        ) as states:
+            async for state in states:
+                yield state
+
+    async def cancel(
+        self, run_id: str, *, mode: str = "soft", reason: str | None = None, idempotency_key: str | None = None
+    ) -> Stopped:
+        """End a run: soft asks it to stop, hard ends it now. Raises WrongState once it has ended."""
+        body = {"mode": mode, "reason": reason}
+        return await self._calls.post(Stopped, path_of("runs", run_id, "cancel"), body, key=idempotency_key)
+
+    async def _look(self, run_id: str, last: RunStatus | None) -> RunStatus | None:
+        try:
+            return await self.status(run_id, unless=last)
+        except NotFound as error:
+            if error.retry_after_s is None:
+                raise
+            return None  # written down, and not published yet
+
+
+def has_ended(run: RunStatus) -> bool:
+    """Whether nothing more happens to it."""
+    return run.status in ENDED
+
+
+# What the safety policy says about a job, why, and what another policy would say.
+
+
+class Safety:
+    """The safety policy: `client.safety`."""
+
+    def __init__(self, calls: GatewayCalls) -> None:
+        self._calls = calls
+
+    async def explain(self, request: Mapping[str, Any], *, policy: str | None = None) -> ExplanationShape:
+        """What the policy in force, or the one given as text, decides about a job request, and how it comes to that."""
+        body = {"request": dict(request), "policy": policy}
+        return await self._calls.post(ExplanationShape, "/safety/explain", body)
+
+    async def simulate(
+        self, policy: str, *, requests: Sequence[Mapping[str, Any]] | None = None, last: int = 100
+    ) -> SimulationShape:
+        """What a policy, given as text, would decide about these requests, or would have decided about the last jobs on the bus."""
+        body = {
+            "policy": policy,
+            "requests": None if requests is None else [dict(one) for one in requests],
+            "last": last,
+        }
+        return await self._calls.post(SimulationShape, "/safety/simulate", body)

@@ -1,0 +1,355 @@
+"""Request bodies, read strictly: a bound on bytes, time, depth and values, UTF-8 JSON without NaN, and no name twice in one object.
+
+What two readers could understand differently is refused before anybody reads it; and who may not, has nothing of it read at all.
+A large body is read beside the event loop, and all bodies together have a bound too: no request makes others wait.
+A body that is read before its sender is authenticated, as a signed one is, has small bounds of its own: strangers take
+nothing of what the others may have.
+"""
+
+import asyncio
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, TypeVar, cast, runtime_checkable
+
+import pydantic
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from trellis.engine.text import is_storable
+from trellis.http_server.problems import Problem
+from trellis.net.targets import one_sender
+
+BODY_BYTES_MAX = 1024 * 1024
+LARGE_BODY_BYTES_MAX = 10 * 1024 * 1024
+BODY_S = 30.0
+"""How long a body may take to arrive."""
+DEPTH_MAX = 32
+PIECES_MAX = 50_000
+"""Commas and opening brackets outside of texts: about as many as there are values."""
+NUMBER_CHARS_MAX = 100
+INLINE_BYTES_MAX = 64 * 1024
+"""A body up to this size is read in the event loop, a larger one in a thread."""
+ERRORS_TOLD_MAX = 1_000
+"""A large body that is wrong in more places is told how many there are, and not where."""
+UNDER_WAY_BYTES_MAX = 128 * 1024 * 1024
+"""Of the bodies of all requests that one process works on."""
+UNAUTHENTICATED_BYTES_MAX = 64 * 1024
+"""Of one body whose sender is not authenticated yet."""
+UNAUTHENTICATED_S = 5.0
+"""How long such a body may take to arrive."""
+UNAUTHENTICATED_MAX = 64
+"""Such bodies that may be arriving at the same time."""
+UNAUTHENTICATED_OF_ADDRESS_MAX = 16
+"""Of them, those from one IPv4 address, or from one /64 of IPv6."""
+
+Made = TypeVar("Made")
+
+# A text whose end is missing goes to the end of the body: every character is looked at once, whatever is wrong.
+_PIECE = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[,\[{\]}]', re.DOTALL)
+
+
+@runtime_checkable
+class AdmissionCheck(Protocol):
+    """A dependency of a route that can say no before anything of the body is read."""
+
+    async def admit(self, request: Request) -> None:
+        """Raise what asking would raise."""
+        ...
+
+
+class UnauthenticatedBodies:
+    """Bodies that are arriving from senders that are not authenticated yet: their number in all and by sender (`sender_of`)."""
+
+    def __init__(self) -> None:
+        self._arriving: Counter[str] = Counter()
+
+    @contextmanager
+    def arriving(self, address: str) -> Generator[None]:
+        """Count one until its last byte has come; raises Problem 503."""
+        if self._arriving.total() >= UNAUTHENTICATED_MAX or self._arriving[address] >= UNAUTHENTICATED_OF_ADDRESS_MAX:
+            detail = "Too many bodies without a token are arriving; send it again in a while, and all of it at once."
+            raise Problem("OVERLOADED", detail, headers={"Retry-After": "1"})
+        self._arriving[address] += 1
+        try:
+            yield
+        finally:
+            self._arriving[address] -= 1
+            if not self._arriving[address]:
+                del self._arriving[address]
+
+
+class BodiesUnderWay:
+    """How many bytes of bodies are held now; in the app's state."""
+
+    def __init__(self, bytes_max: int = UNDER_WAY_BYTES_MAX) -> None:
+        self.bytes, self.bytes_max = 0, bytes_max
+        self.unauthenticated = UnauthenticatedBodies()
+
+    def take(self, count: int) -> None:
+        """Hold so many more; raises Problem 503."""
+        if self.bytes + count > self.bytes_max:
+            detail = (
+                f"The bodies of the requests that are being read have {self.bytes_max} bytes; send it again in a while."
+            )
+            raise Problem("OVERLOADED", detail, headers={"Retry-After": "1"})
+        self.bytes += count
+
+    def give_back(self, count: int) -> None:
+        """Hold so many less."""
+        self.bytes -= count
+
+
+def sender_of(request: Request) -> str:
+    """Where a request comes from, as far as a sender without authentication is told from another."""
+    return one_sender(request.client.host) if request.client else "unknown"
+
+
+class StrictRequest(Request):
+    """A request whose body is bounded and whose JSON means one thing only.
+
+    `authenticated` says that its sender is known before anything of the body is read.
+    """
+
+    def __init__(self, request: Request, bytes_max: int, body_s: float = BODY_S, *, authenticated: bool) -> None:
+        super().__init__(request.scope, request.receive)
+        self._bytes_max = bytes_max if authenticated else min(bytes_max, UNAUTHENTICATED_BYTES_MAX)
+        self._body_s = body_s if authenticated else min(body_s, UNAUTHENTICATED_S)
+        self._authenticated = authenticated
+        self._under_way: BodiesUnderWay = request.app.state.bodies
+        self._held = 0
+
+    async def body(self) -> bytes:
+        """The whole body; raises Problem 408, 413, 415, 503, ClientDisconnect."""
+        if not hasattr(self, "_body"):
+            media = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+            announced = self.headers.get("content-length", "")
+            if announced.isdigit() and int(announced) > self._bytes_max:
+                raise too_large(self._bytes_max)
+            body = await self._bounded()
+            if body and media != "application/json" and not media.endswith("+json"):
+                sent = f"The content type is {media[:100]}" if media else "The body has no content type"
+                raise Problem("UNSUPPORTED_MEDIA_TYPE", f"{sent}; send application/json.")
+            self._body = bytes(body)
+        return self._body
+
+    async def _bounded(self) -> bytearray:
+        body = bytearray()
+        arriving = nullcontext() if self._authenticated else self._under_way.unauthenticated.arriving(sender_of(self))
+        try:
+            with arriving:
+                async with asyncio.timeout(self._body_s):
+                    async for part in self.stream():
+                        if len(body) + len(part) > self._bytes_max:
+                            raise too_large(self._bytes_max)
+                        self._hold(len(part))
+                        body += part
+        except TimeoutError:
+            detail = f"The body did not arrive within {self._body_s:g} s; send it at once."
+            raise Problem("REQUEST_TIMEOUT", detail) from None
+        return body
+
+    def _hold(self, count: int) -> None:
+        if self._authenticated:
+            self._under_way.take(count)
+            self._held += count
+
+    async def json(self) -> Any:
+        """The value of the body; raises Problem 422."""
+        if not hasattr(self, "_json"):
+            body = await self.body()
+            self._json = await in_thread_if_large(len(body), parse, body)
+        return self._json
+
+    def release(self) -> None:
+        """The request is answered: its body counts no longer."""
+        self._under_way.give_back(self._held)
+        self._held = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BodyLimits:
+    """The longest bodies that an application takes; in its state as `body_limits`, where they are not these."""
+
+    bytes_max: int = BODY_BYTES_MAX
+    large_bytes_max: int = LARGE_BODY_BYTES_MAX
+
+
+LIMITS_DEFAULT = BodyLimits()
+
+
+class StrictRoute(APIRoute):
+    """A route whose body is read strictly."""
+
+    is_large = False
+    """Whether it takes the large bodies (D25)."""
+    body_s = BODY_S
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's own handler, on a strict request."""
+        handle, takes_body = super().get_route_handler(), self.body_field is not None
+        rules = [one.call for one in self.dependant.dependencies if isinstance(one.call, AdmissionCheck)]
+
+        async def strictly(request: Request) -> Response:
+            _check_address(request)
+            strict = StrictRequest(request, self._bytes_max(request), self.body_s, authenticated=bool(rules))
+            for rule in rules if takes_body else ():
+                await rule.admit(strict)
+            try:
+                if takes_body and (body := await strict.body()):
+                    value = await strict.json()  # here, because FastAPI would hide what is wrong with it
+                    if len(body) > INLINE_BYTES_MAX:
+                        await asyncio.to_thread(self._check_errors, value)
+                return await handle(strict)
+            finally:
+                strict.release()
+
+        return strictly
+
+    def _bytes_max(self, request: Request) -> int:
+        limits: BodyLimits = getattr(request.app.state, "body_limits", LIMITS_DEFAULT)
+        return limits.large_bytes_max if self.is_large else limits.bytes_max
+
+    def _check_errors(self, value: Any) -> None:
+        """Raise Problem when there are so many errors that telling them would take long; FastAPI tells the others."""
+        assert self.body_field is not None
+        form: Any = self.body_field.field_info.annotation
+        try:
+            pydantic.TypeAdapter[Any](form).validate_python(value)
+        except pydantic.ValidationError as error:
+            if error.error_count() > ERRORS_TOLD_MAX:
+                detail = f"The body does not fit in {error.error_count()} places; GET /openapi.json says what fits."
+                raise Problem("VALIDATION_FAILED", detail) from None
+
+
+class LargeBodyRoute(StrictRoute):
+    """For artifacts and for proposals of memory and logic (D25)."""
+
+    is_large = True
+
+
+def too_large(bytes_max: int) -> Problem:
+    """The refusal of a body over the limit."""
+    return Problem(
+        "PAYLOAD_TOO_LARGE", f"The body has more than {bytes_max} bytes; store the data elsewhere and refer to it."
+    )
+
+
+async def in_thread_if_large(size: int, make: Callable[..., Made], *given: Any) -> Made:
+    """What `make` makes of a body of this size: here when it is small, else in a thread."""
+    return make(*given) if size <= INLINE_BYTES_MAX else await asyncio.to_thread(make, *given)
+
+
+def parse(body: bytes) -> Any:
+    """The JSON value; raises Problem, which says where."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Problem("VALIDATION_FAILED", f"The body is not UTF-8 (byte {error.start}).") from None
+    _check_pieces(text)
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique_names,
+            parse_constant=_refuse_constant,
+            parse_int=_whole,
+            parse_float=_finite,
+        )
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise Problem("VALIDATION_FAILED", f"The body is no JSON: {error.msg} at {where}.") from None
+    except RecursionError:
+        raise _too_deep() from None
+    _check_tree(value)
+    return value
+
+
+def _check_address(request: Request) -> None:
+    if "\0" in request.scope["path"] or b"%00" in request.scope["query_string"]:
+        raise Problem("VALIDATION_FAILED", "The address holds a zero character (%00), which no name here has.")
+
+
+def _check_pieces(text: str) -> None:
+    """Refuse what would become too many values, before there is any of them."""
+    if sum(map(text.count, ",[{")) <= PIECES_MAX:
+        return
+    pieces = depth = 0
+    for found in _PIECE.finditer(text):
+        match text[found.start()]:
+            case "]" | "}":
+                depth -= 1
+            case "[" | "{":
+                pieces, depth = pieces + 1, depth + 1
+            case ",":
+                pieces += 1
+            case _:
+                continue
+        if depth > DEPTH_MAX:
+            raise _too_deep()
+        if pieces > PIECES_MAX:
+            many = f"The body has more than {PIECES_MAX} commas and opening brackets outside of its texts"
+            raise Problem("VALIDATION_FAILED", f"{many}; send fewer values, or refer to them.")
+        if depth < 0:
+            return  # no JSON, as its reader says at once
+
+
+def _check_tree(value: Any) -> None:
+    """Depth and texts, level by level: no recursion that a body could exhaust."""
+    level: list[Any] = [value]
+    for _ in range(DEPTH_MAX + 1):
+        for one in level:
+            _check_texts(one)
+        level = [inner for one in level for inner in _inside(one)]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _check_texts(one: Any) -> None:
+    texts: Iterable[Any] = (
+        (one,) if isinstance(one, str) else cast("dict[str, Any]", one) if isinstance(one, dict) else ()
+    )
+    for text in texts:
+        if not is_storable(text):
+            detail = f"The text {text[:50]!r} holds a character that cannot be stored: U+0000 or half of a pair."
+            raise Problem("VALIDATION_FAILED", detail)
+
+
+def _inside(one: Any) -> Iterable[Any]:
+    if isinstance(one, dict):
+        return cast("dict[str, Any]", one).values()
+    return cast("list[Any]", one) if isinstance(one, list) else ()
+
+
+def _too_deep() -> Problem:
+    return Problem("VALIDATION_FAILED", f"The body is nested deeper than {DEPTH_MAX} levels.")
+
+
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise Problem("VALIDATION_FAILED", f"The name {twice[:100]!r} comes twice in one object.")
+    return made
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise Problem("VALIDATION_FAILED", f"{text} is no JSON number.")
+
+
+def _finite(text: str) -> float:
+    number = float(text) if len(text) <= NUMBER_CHARS_MAX else math.inf
+    if not math.isfinite(number):
+        raise Problem("VALIDATION_FAILED", f"The number {text[:NUMBER_CHARS_MAX]} is too large or too long.")
+    return number
+
+
+def _whole(text: str) -> int:
+    if len(text) > NUMBER_CHARS_MAX:
+        raise Problem("VALIDATION_FAILED", f"A number has {len(text)} digits; the limit is {NUMBER_CHARS_MAX}.")
+    return int(text)

@@ -1,0 +1,161 @@
+"""Whether a process lives, and whether what it needs answers: two questions, for two kinds of askers.
+
+`live` is for whoever restarts processes: it looks at nothing else, since no restart mends a database. `ready` is for whoever
+sends requests: it asks everything this process needs, at the same time, and answers in under a second whatever is down.
+Both need no token and say nothing that a stranger may not know.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from trellis.engine.errors import SettingsInvalid, TrellisError
+from trellis.engine.outage_log import Failures
+
+PROBE_S = 0.8
+"""How long one dependency may take; all are asked at the same time, and the whole answer takes no longer."""
+HEAD_BYTES_MAX = 8 * 1024
+HEAD_S = 2.0
+CONNECTIONS_MAX = 50
+OK = "ok"
+INSTANCE_HEADER = "X-Trellis-Instance"
+"""Which process answered `/system/ready`: a random name that it takes when it starts."""
+NO_ANSWER = "UPSTREAM_UNAVAILABLE"
+
+Probe = Callable[[], Awaitable[object]]
+"""Comes back when the dependency answers, and raises when it does not."""
+
+
+class NotAnswering(TrellisError):
+    """{dependency} does not answer: {reason}."""
+
+    code = "UPSTREAM_UNAVAILABLE"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Readiness:
+    """What each dependency said: `ok`, or the code of an error."""
+
+    status: str
+    checks: Mapping[str, str]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests can be served."""
+        return self.status == OK
+
+
+class ProcessHealth:
+    """The health of this process. Calls at the same time share one round of questions."""
+
+    def __init__(self, probes: Mapping[str, Probe] | None = None) -> None:
+        self._probes: dict[str, Probe] | None = None if probes is None else dict(probes)
+        self._round: asyncio.Task[Readiness] | None = None
+        self._failures: dict[str, Failures] = {}
+
+    def needs(self, **probes: Probe) -> None:
+        """The process is up, and needs this too. Before the first call it is starting, and not ready."""
+        self._probes = {**(self._probes or {}), **probes}
+
+    async def ready(self) -> Readiness:
+        """Ask everything."""
+        if self._round is None or self._round.done():
+            self._round = asyncio.ensure_future(self._ask())
+        return await asyncio.shield(self._round)
+
+    async def _ask(self) -> Readiness:
+        if self._probes is None:
+            return Readiness(status="starting", checks={})
+        results = await asyncio.gather(*(self._result(name, probe) for name, probe in self._probes.items()))
+        checks = dict(zip(self._probes, results, strict=True))
+        return Readiness(status=OK if set(checks.values()) <= {OK} else "degraded", checks=checks)
+
+    async def _result(self, name: str, probe: Probe) -> str:
+        """`ok`, or the code. A probe that does not even end when it is cancelled is not waited for."""
+        asking = asyncio.ensure_future(probe())
+        await asyncio.wait({asking}, timeout=PROBE_S)
+        now = asyncio.get_running_loop().time()
+        failures = self._failures.setdefault(name, Failures(f"health of {name}"))
+        if not asking.done():
+            asking.cancel()
+            asking.add_done_callback(_forget)
+            failures.failed(NotAnswering(dependency=name, reason=f"nothing for {PROBE_S:g} s"), now=now)
+            return NO_ANSWER
+        error = None if asking.cancelled() else asking.exception()
+        if error is None:
+            failures.succeeded(now=now)
+            return OK
+        failures.failed(error, now=now)
+        return error.code if isinstance(error, TrellisError) else NO_ANSWER
+
+
+def _forget(task: "asyncio.Future[object]") -> None:
+    """Nobody asks any more how it ended."""
+    if not task.cancelled():
+        task.exception()
+
+
+@asynccontextmanager
+async def health_listener(address: str | None, health: ProcessHealth) -> AsyncGenerator[str | None]:
+    """Answer about the health of this process at `host:port`, if one is given; the address taken. Raises SettingsInvalid."""
+    if address is None:
+        yield None
+        return
+    host, _, port = address.rpartition(":")
+    listener = _HealthServer(health)
+    try:
+        server = await asyncio.start_server(listener.serve, host.strip("[]"), int(port), limit=HEAD_BYTES_MAX)
+    except (OSError, OverflowError) as error:
+        detail = f"nobody can listen on {address}: {getattr(error, 'strerror', None) or error}"
+        raise SettingsInvalid(source="health_address", detail=detail) from error
+    async with server:
+        taken = server.sockets[0].getsockname()[1]
+        yield f"http://{host}:{taken}"
+
+
+class _HealthServer:
+    """The smallest HTTP server that a load balancer is content with: one GET, one answer, and the connection ends."""
+
+    def __init__(self, health: ProcessHealth) -> None:
+        self._health, self._open = health, 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        self._open += 1
+        try:
+            async with asyncio.timeout(HEAD_S):
+                if self._open <= CONNECTIONS_MAX:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(await self._answer(head))
+                    await writer.drain()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # whoever asks like that gets no answer
+        finally:
+            self._open -= 1
+            writer.close()
+
+    async def _answer(self, head: bytes) -> bytes:
+        method, _, rest = head.partition(b" ")
+        path = rest.partition(b" ")[0].partition(b"?")[0]
+        if method not in {b"GET", b"HEAD"}:
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED, {"status": "only GET is answered here"}, method)
+        if path == b"/system/live":
+            return _response(HTTPStatus.OK, {"status": OK}, method)
+        if path not in {b"/system/ready", b"/system/health"}:
+            return _response(HTTPStatus.NOT_FOUND, {"status": "there are /system/live and /system/ready"}, method)
+        found = await self._health.ready()
+        status = HTTPStatus.OK if found.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return _response(status, {"status": found.status, "checks": dict(found.checks)}, method)
+
+
+def _response(status: HTTPStatus, document: dict[str, Any], method: bytes) -> bytes:
+    body = json.dumps(document).encode()
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\ncache-control: no-store\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + (b"" if method == b"HEAD" else body)

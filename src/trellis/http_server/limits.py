@@ -1,0 +1,130 @@
+"""Limits of an HTTP server: what one caller may cost, and how much strangers may write into the log."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from fastapi import Request
+
+from trellis.auth.principals import Principal
+from trellis.engine.logs import Log
+from trellis.http_server.problems import Problem
+
+# What one caller may cost: requests, by a bucket of tokens that RateLimit headers tell of, and records of refusals.
+#
+# Both count in this process alone: every replica counts for itself.
+
+BUCKETS_MAX = 10_000
+REFUSALS_PER_MINUTE_MAX = 10
+REFUSED_MAX = 1_000
+MINUTE_S = 60.0
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    at: float
+
+
+class RateLimits:
+    """`per_second` requests on average and `burst` at once; `name` tells one policy from another."""
+
+    def __init__(self, per_second: float, burst: int, monotonic: Callable[[], float], name: str = "default") -> None:
+        self._per_second, self._burst, self._monotonic, self._name = per_second, burst, monotonic, name
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+
+    def take(self, request: Request, principal: Principal) -> None:
+        """Count one request; raises Problem 429 with the time to wait."""
+        now = self._monotonic()
+        bucket = self._buckets.pop(principal.name, None) or _Bucket(float(self._burst), now)
+        bucket.left = min(float(self._burst), bucket.left + (now - bucket.at) * self._per_second)
+        bucket.at = now
+        self._buckets[principal.name] = bucket
+        if len(self._buckets) > BUCKETS_MAX:
+            self._buckets.popitem(last=False)
+        wait_s = ceil(max(0.0, 1.0 - bucket.left) / self._per_second)
+        headers = {
+            "RateLimit-Policy": f'"{self._name}";q={self._burst};w={ceil(self._burst / self._per_second)}',
+            "RateLimit": f'"{self._name}";r={max(0, int(bucket.left) - 1)};t={max(1, wait_s)}',
+        }
+        if bucket.left < 1.0:
+            detail = f"{principal.name} asks faster than {self._per_second:g} times a second; wait {wait_s} s."
+            raise Problem("RATE_LIMITED", detail, headers={**headers, "Retry-After": str(max(1, wait_s))})
+        bucket.left -= 1.0
+        request.scope["trellis.headers"] = headers
+
+
+@dataclass(slots=True)
+class _Minute:
+    began_at: float
+    recorded: int = 0
+    left_out: int = 0
+
+
+class RefusalBounds:
+    """Who may still have a refusal recorded this minute; how many were not since the last record."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._minutes: OrderedDict[str, _Minute] = OrderedDict()
+
+    def take(self, name: str) -> int | None:
+        """How many refusals of this caller were left out before this one; None when this one is left out too."""
+        now = self._monotonic()
+        minute = self._minutes.pop(name, None) or _Minute(now)
+        if now - minute.began_at >= MINUTE_S:
+            minute = _Minute(now, left_out=minute.left_out)
+        self._minutes[name] = minute
+        if len(self._minutes) > REFUSED_MAX:
+            self._minutes.popitem(last=False)
+        if minute.recorded >= REFUSALS_PER_MINUTE_MAX:
+            minute.left_out += 1
+            return None
+        minute.recorded += 1
+        left_out, minute.left_out = minute.left_out, 0
+        return left_out
+
+
+# Keeps strangers from filling the log: the first of many like events is logged at once, the others as one count.
+
+EVERY_S = 60.0
+
+
+class LogLimit:
+    """Warnings of one server, limited by event and `code`. `call_later` is the event loop's."""
+
+    def __init__(self, log: Log, call_later: Callable[..., Any], *, every_s: float = EVERY_S) -> None:
+        self._log, self._call_later, self._every_s = log, call_later, every_s
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def warning(self, event: str, *, code: str, **fields: Any) -> None:
+        """Log the first event of this name and code; count those that follow within the interval."""
+        key = (event, code)
+        if key in self._counts:
+            self._counts[key] += 1
+            return
+        self._log.warning(event, code=code, **fields)
+        self._watch(key)
+
+    def flush(self) -> None:
+        """Log the counts that no summary has named yet."""
+        for key in list(self._counts):
+            self._summarize(key)
+
+    def _watch(self, key: tuple[str, str]) -> None:
+        self._counts[key] = 0
+        self._call_later(self._every_s, self._look, key)
+
+    def _look(self, key: tuple[str, str]) -> None:
+        """Go on counting while events come; silence ends the interval, so that the next event is logged at once."""
+        if self._summarize(key):
+            self._watch(key)
+
+    def _summarize(self, key: tuple[str, str]) -> bool:
+        """Log one line for all that came since the last one; whether any did."""
+        (event, code), count = key, self._counts.pop(key, 0)
+        if count:
+            self._log.warning(f"{event}_again", code=code, count=count, within_s=self._every_s)
+        return count > 0

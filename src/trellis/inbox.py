@@ -1,0 +1,352 @@
+"""The inbox: what somebody sends in passes one gate and becomes a run, a job or a proposal, once (D51, JQ-12).
+
+What holds:
+- an entry is a job of lifecycle `inbox-entry`; its payload holds the gate's verdict, which is made once and before the entry is stored;
+- what an accepted entry makes, it makes under the key `inbox:<id>` (a proposal: under an id that follows from the entry's), so whoever
+  settles it, and however often, makes one; and of equal proposals that come at once, one waits for a person;
+- an entry that cannot be served now (its agent has too many runs waiting) stays pending, is tried again, and expires when its time is over.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
+
+from trellis.agents.definition import AgentDefinition
+from trellis.agents.errors import AgentError
+from trellis.documents import ids
+from trellis.documents.errors import AgentNotRunnable, EntryNotFound, RunError, TooManyWaiting
+from trellis.documents.run_documents import encode, timestamp
+from trellis.engine import tracing
+from trellis.engine.errors import IdempotencyMismatch, InputError, NotAllowed, QueueFull
+from trellis.engine.jobs import Actor, JobId, Mismatch, Move, NewJob, RequestId, Submitted
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Event, IdempotencyKey, Job, JobFilter
+from trellis.lifecycles import Role
+from trellis.lifecycles.inbox_entry import INBOX_ENTRY
+from trellis.proposals.proposal import CONTENT_ACTIONS, ProposalSource
+from trellis.proposals.service import ProposalOffer, ProposalService
+from trellis.runs.orchestration import OrchestrationLayer, TriggerKind
+
+TYPE = "inbox-entry"
+RUN = "run"
+JOB = "job"
+ACTIONS = (RUN, JOB, *sorted(CONTENT_ACTIONS))
+RULES: Mapping[str, str] = MappingProxyType({RUN: "runs.trigger", JOB: "jobs.create"})
+"""What an entry makes needs the right to make it; a proposal changes nothing and needs none beyond the inbox's own."""
+KEY_SCOPE = "inbox"
+ENTRY = b"entry"
+"""The fingerprint of what an entry makes: under its key there is only one request."""
+SETTLE_BATCH_MAX = 100
+SETTLE_POLL_S = 5.0
+SETTLED_EVENTS = ("inbox.processed", "inbox.rejected", "inbox.expired")
+TRIGGERS: Mapping[str, TriggerKind] = MappingProxyType(
+    {"cron": TriggerKind.CRON, "webhook": TriggerKind.EVENT, "agent": TriggerKind.EVENT}
+)
+"""What began a run that an entry asks for, by where the entry came from; a person's entry is manual (RUN-9)."""
+RELAYS: Mapping[str, frozenset[Role]] = MappingProxyType(
+    {
+        "cron": frozenset({Role.GATEWAY, Role.ORCHESTRATOR}),
+        "webhook": frozenset({Role.GATEWAY}),
+        "agent": frozenset({Role.GATEWAY, Role.ORCHESTRATOR, Role.AGENT_RUNTIME}),
+    }
+)
+"""Who passes on what a clock, another system or an agent began: from a sender with none of these roles an entry is a person's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewInboxEntry:
+    """What was sent in. `identity` is the caller's, whatever the entry says of itself."""
+
+    id: JobId
+    source_type: str
+    identity: str
+    at: datetime
+    action: str
+    target: str
+    payload: Mapping[str, Any]
+    correlation_id: str
+    priority: str
+    ttl_hours: float
+    roles: frozenset[Role] = frozenset()
+    """The sender's, as its token says."""
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether its sender is one of those who pass on what the entry says began it."""
+        return not self.roles.isdisjoint(RELAYS.get(self.source_type, frozenset()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As D51 writes it."""
+        return {
+            "id": self.id,
+            "source": {"type": self.source_type, "identity": self.identity, "timestamp": timestamp(self.at)},
+            "intent": {"action": self.action, "target": self.target, "payload": dict(self.payload)},
+            "metadata": {
+                "correlation_id": self.correlation_id,
+                "priority": self.priority,
+                "ttl_hours": self.ttl_hours,
+            },
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InboxEntryState:
+    """An entry and what became of it; `made` names what it made, `rejection` says why it made nothing."""
+
+    entry: Mapping[str, Any]
+    status: str
+    created_at: datetime
+    updated_at: datetime
+    version: int
+    made: Mapping[str, str] | None = None
+    rejection: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InboxCounts:
+    """How much lies in the inbox, and what became of what today (by UTC)."""
+
+    pending: int
+    processed_today: int
+    rejected_today: int
+    expired_today: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class InboxService:
+    """Takes entries in the gateway's name. `new_job` makes the job that an entry asks for in its sender's name, or raises an InputError."""
+
+    ledger: Ledger
+    gateway: Actor
+    layer: OrchestrationLayer
+    proposal_service: ProposalService
+    new_job: Callable[[Mapping[str, Any], str], Awaitable[NewJob]]
+
+    async def submit(
+        self, entry: NewInboxEntry, *, key: IdempotencyKey | None, fingerprint: bytes = b"", given: bool = False
+    ) -> Submitted:
+        """Judge an entry and store it with its verdict; raises IdempotencyMismatch.
+
+        With a key, a second one is the first. `given`: its sender chose its id, which then is a key, too.
+        """
+        refusal = await self._judge(entry)
+        job = NewJob(
+            job_id=entry.id,
+            type=TYPE,
+            lifecycle=INBOX_ENTRY.name,
+            payload=encode({**entry.to_dict(), "refusal": refusal, "relayed": entry.is_relayed}),
+            delay_s=entry.ttl_hours * 3600.0,
+            idempotency_key=None if key is None else key.key,
+            idempotency_scope="" if key is None else key.scope,
+            fingerprint=fingerprint,
+            id_is_given=given,
+            correlation_id=entry.correlation_id,
+            trace=tracing.here(),
+        )
+        (answer,) = await self.ledger.submit(self.gateway, [job])
+        if isinstance(answer, Mismatch):
+            raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
+        return answer
+
+    async def settle(self, entry: JobId) -> InboxEntryState:
+        """Do what the verdict says, once; how the entry stands then. Raises EntryNotFound."""
+        job = await self.found(entry)
+        if job.state == "pending":
+            with tracing.carried(job.trace, "inbox.settle", {"trellis.job_id": entry}):
+                await self._settle(job)
+        return await self.entry_state(entry)
+
+    async def found(self, entry: str) -> Job:
+        """The entry's job; raises EntryNotFound."""
+        job = await self.ledger.job(JobId(entry))
+        if job is None or job.lifecycle != INBOX_ENTRY.name or job.payload is None:
+            raise EntryNotFound(entry=entry)
+        return job
+
+    async def entry_state(self, entry: str) -> InboxEntryState:
+        """How it stands; raises EntryNotFound."""
+        job = await self.found(entry)
+        return _entry_state(job, await self.ledger.events(job.job_id))
+
+    async def entry_states(self, jobs: Sequence[Job]) -> list[InboxEntryState]:
+        """How several entries stand, with two queries for all of them; those that are gone meanwhile are left out."""
+        entries = [job.job_id for job in jobs]
+        payloads, events = await self.ledger.payloads(entries), await self.ledger.events_of(entries)
+        whole = [replace(job, payload=payloads[job.job_id]) for job in jobs if job.job_id in payloads]
+        return [_entry_state(job, events[job.job_id]) for job in whole if job.job_id in events]
+
+    async def stats(self) -> InboxCounts:
+        """Counted from what is stored."""
+        now = await self.ledger.now()
+        midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        today = await self.ledger.count_events(SETTLED_EVENTS, since=midnight)
+        depth = [queue.resting for queue in await self.ledger.queues() if queue.lifecycle == INBOX_ENTRY.name]
+        return InboxCounts(
+            pending=sum(depth),
+            processed_today=today["inbox.processed"],
+            rejected_today=today["inbox.rejected"],
+            expired_today=today["inbox.expired"],
+        )
+
+    # --- the gate ----------------------------------------------------------------------------------------------------
+
+    async def _judge(self, entry: NewInboxEntry) -> dict[str, str] | None:
+        """None, or why this entry makes nothing: kind not listed, target not there, or the same waits already."""
+        try:
+            if entry.action == JOB:
+                await self._job(entry.to_dict())
+            elif entry.action == RUN:
+                _refuse_trigger(
+                    await self.proposal_service.agent(entry.target), entry.source_type, relayed=entry.is_relayed
+                )
+            else:
+                offer = await self._offer(entry.to_dict())
+                await self.proposal_service.check(offer)
+                await self.proposal_service.refuse_duplicate(offer)
+        except QueueFull:
+            return None  # it waits here until there is room
+        except (AgentError, RunError, InputError, NotAllowed) as error:
+            return {"code": error.code, "reason": str(error)}
+        return None
+
+    # --- what an entry makes -------------------------------------------------------------------------------------------
+
+    async def _settle(self, job: Job) -> None:
+        told = json.loads(job.payload or b"{}")
+        if told["refusal"] is not None:
+            await self._move(job.job_id, "rejected", {"rejection": told["refusal"]})
+            return
+        try:
+            made = await self._make(told)
+        except (TooManyWaiting, QueueFull):
+            return
+        except (AgentError, RunError, InputError, NotAllowed) as error:
+            await self._move(job.job_id, "rejected", {"rejection": {"code": error.code, "reason": str(error)}})
+            return
+        await self._move(job.job_id, "processed", {"made": made})
+
+    async def _make(self, told: Mapping[str, Any]) -> dict[str, str]:
+        key, intent = f"inbox:{told['id']}", told["intent"]
+        if intent["action"] == RUN:
+            kind = _trigger_kind(told["source"]["type"], relayed=told.get("relayed", False))
+            run = await self.layer.trigger(
+                intent["target"],
+                intent["payload"],
+                kind=kind,
+                key=key,
+                correlation_id=told["metadata"]["correlation_id"],
+            )
+            return {"run_id": run}
+        if intent["action"] == JOB:
+            sender = Actor(role=self.gateway.role, name=told["source"]["identity"])
+            (job,) = await self.ledger.submit(sender, [await self._job(told, key)])
+            return {"job_id": job.job_id}
+        proposal = ids.entry_proposal_id(told["id"], datetime.fromisoformat(told["source"]["timestamp"]))
+        made = await self.ledger.job(proposal)
+        if made is not None and made.parent_id == told["id"]:  # also when its target is not what it was any more
+            return {"proposal_id": proposal}
+        return {"proposal_id": (await self.proposal_service.make_first(await self._offer(told), proposal)).id}
+
+    async def _job(self, told: Mapping[str, Any], key: str | None = None) -> NewJob:
+        asked = await self.new_job(told["intent"]["payload"], told["source"]["identity"])
+        target = told["intent"]["target"]
+        if asked.type != target:
+            raise InputError(detail=f"the target is {target!r} and the job would be a {asked.type!r}; name the same")
+        return replace(
+            asked,
+            idempotency_key=key,
+            idempotency_scope=KEY_SCOPE,
+            fingerprint=ENTRY,
+            id_is_given=False,
+            correlation_id=told["metadata"]["correlation_id"],
+            parent_id=JobId(told["id"]),
+        )
+
+    async def _offer(self, told: Mapping[str, Any]) -> ProposalOffer:
+        slug, _, target = str(told["intent"]["target"]).partition("/")
+        await self.proposal_service.agent(slug)
+        return ProposalOffer(
+            agent_slug=slug,
+            draft=await self.proposal_service.about_file(
+                slug, told["intent"]["action"], target, told["intent"]["payload"]
+            ),
+            source=ProposalSource(
+                type=told["source"]["type"],
+                identity=told["source"]["identity"],
+                run_id=None,
+                inbox_entry_id=told["id"],
+            ),
+            priority=told["metadata"]["priority"],
+            correlation_id=told["metadata"]["correlation_id"],
+        )
+
+    async def _move(self, entry: JobId, target: str, told: Mapping[str, Any]) -> None:
+        data = json.dumps(told, ensure_ascii=False).encode()
+        request = RequestId(f"settle:{entry}")
+        await self.ledger.move(self.gateway, Move(job_id=entry, target=target, request_id=request, data=data))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InboxReport:
+    """What one pass did."""
+
+    settled: int = 0
+    more: bool = False
+
+
+@dataclass(kw_only=True)
+class InboxSettler:
+    """The service: settles what a gateway left pending, because it died or because there was no room for what it makes."""
+
+    inbox: InboxService
+    name: str = "inbox-keeper"
+    _cursor: str | None = None
+
+    async def run_once(self) -> InboxReport:
+        """A page of the pending entries, the whole of them in turn."""
+        where = JobFilter(lifecycle=INBOX_ENTRY.name, state="pending")
+        page = await self.inbox.ledger.jobs(where, limit=SETTLE_BATCH_MAX, cursor=self._cursor)
+        self._cursor = page.cursor
+        standings = [await self.inbox.settle(job.job_id) for job in page.jobs]
+        return InboxReport(settled=sum(one.status != "pending" for one in standings), more=page.cursor is not None)
+
+    def pause_s(self, report: InboxReport) -> float:
+        """At once while there is more to look at."""
+        return 0.0 if report.more else SETTLE_POLL_S
+
+
+def _trigger_kind(source: str, *, relayed: bool) -> TriggerKind:
+    """What began the run that an entry asks for; what the entry says of it counts from those alone who pass such things on."""
+    return TRIGGERS.get(source, TriggerKind.MANUAL) if relayed else TriggerKind.MANUAL
+
+
+def _refuse_trigger(agent: AgentDefinition, source: str, *, relayed: bool) -> None:
+    """Raise AgentNotRunnable for an agent that nobody may begin by hand and that has no trigger of the kind an entry is of."""
+    own = {"cron": agent.triggers.cron is not None, "webhook": bool(agent.triggers.events)}.get(source, False)
+    if source in TRIGGERS and not agent.triggers.manual and not (own and relayed):
+        why = "it names no trigger for" if relayed else "the sender has no role that passes on"
+        reason = f"its file says `triggers.manual: false`, and {why} an entry of {source}"
+        raise AgentNotRunnable(slug=agent.slug, reason=reason)
+
+
+def _entry_state(job: Job, events: Sequence[Event]) -> InboxEntryState:
+    told = json.loads(job.payload or b"{}")
+    del told["refusal"]
+    told.pop("relayed", None)
+    last = _data(events[-1])
+    return InboxEntryState(
+        entry=told,
+        status=job.state,
+        created_at=job.created_at,
+        updated_at=job.updated_at,
+        version=job.version,
+        made=last.get("made"),
+        rejection=last.get("rejection"),
+    )
+
+
+def _data(event: Event) -> dict[str, Any]:
+    return json.loads(event.data) if event.data is not None else {}

@@ -1,0 +1,270 @@
+"""The schema of an SQLite ledger: its migrations, the lifecycles loaded into it, and what `doctor` is told of it."""
+
+import hashlib
+import re
+from dataclasses import astuple
+from functools import cache
+from importlib import resources
+from typing import LiteralString
+
+import apsw
+
+from trellis.engine.errors import LedgerNotMigrated
+from trellis.engine.records import Finding, FindingSeverity
+from trellis.ledgers.migration import OPENED, MigratedBy, migrated_by, migration_act
+from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite import control
+from trellis.ledgers.sqlite.connection import Database, SqliteTarget, connect, to_ledger_error
+from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.names import NameNumbers
+from trellis.ledgers.sqlite.plan import CLAIMABLE, ENDED_OTHERWISE, ENDED_WELL, HELD, RESTING, US
+from trellis.lifecycles import EVENT_TYPES, Role, Trigger
+from trellis.lifecycles.contract import StateRow, TransitionRow, lifecycle_rows, state_rows, transition_rows
+
+# Loads the lifecycles into the tables the triggers read, when they differ from what is there. Additive only (DJ-22).
+
+_WAITING, _HELD = 0, 1
+ArrowRow = tuple[int, int, int, int, int, int, int]
+FinalizerRow = tuple[int, int, int, int, int, int]
+
+
+class _ContractQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/contract.sql"):
+    read_hash: LiteralString
+    write_hash: LiteralString
+    begin_loading: LiteralString
+    end_loading: LiteralString
+    stored_states: LiteralString
+    stored_event_types: LiteralString
+    put_lifecycle: LiteralString
+    put_role: LiteralString
+    put_event_type: LiteralString
+    put_state: LiteralString
+    put_finalizer: LiteralString
+    put_arrow: LiteralString
+
+
+def load_contract(connection: Database, url: str) -> None:
+    """Bring the contract tables up to this program's lifecycles; the caller holds a write transaction."""
+    wanted = contract_hash()
+    if connection.execute(_ContractQueries.read_hash).fetchall() == [(wanted,)]:
+        return
+    _refuse_other_meanings(connection, url)
+    connection.execute(_ContractQueries.begin_loading)
+    connection.executemany(
+        _ContractQueries.put_lifecycle,
+        [(row.lifecycle, row.name, row.version, row.swept_by) for row in lifecycle_rows()],
+    )
+    connection.executemany(_ContractQueries.put_role, [(role.code, role.value) for role in Role])
+    connection.executemany(_ContractQueries.put_event_type, list(enumerate(EVENT_TYPES, start=1)))
+    connection.executemany(_ContractQueries.put_state, [_state(row) for row in state_rows()])
+    connection.executemany(_ContractQueries.put_arrow, arrow_rows())
+    connection.executemany(_ContractQueries.put_finalizer, finalizer_rows())
+    connection.execute(_ContractQueries.end_loading)
+    connection.execute(_ContractQueries.write_hash, (wanted,))
+
+
+@cache
+def contract_hash() -> str:
+    """What tells one set of lifecycles from another. Asked at every opening, the same for the whole life of a process."""
+    rows = [repr(astuple(row)) for source in (lifecycle_rows(), state_rows(), transition_rows()) for row in source]
+    return hashlib.sha256("\n".join([*rows, *EVENT_TYPES, *Role]).encode()).hexdigest()
+
+
+@cache
+def arrow_rows() -> tuple[ArrowRow, ...]:
+    """One row for each (lifecycle, source, target, event type); the roles of transitions that share it are joined."""
+    states = {(row.lifecycle, row.state): row for row in state_rows()}
+    arrows: dict[int, ArrowRow] = {}
+    for t in transition_rows():
+        row = _arrow(t, states.get((t.lifecycle, t.source)), states[t.lifecycle, t.target])
+        known = arrows.get(row[0], row)
+        assert known[2] == row[2], f"two transitions share an event and differ in what they open: {t}"
+        arrows[row[0]] = (row[0], known[1] | row[1], *row[2:])
+    return tuple(arrows.values())
+
+
+@cache
+def finalizer_rows() -> tuple[FinalizerRow, ...]:
+    """The completion of a job with an artifact and the finalization of one; what tells them must not need the lifecycle."""
+    rows: dict[int, FinalizerRow] = {}
+    for t in transition_rows():
+        if t.finalizes or t.trigger == Trigger.FINALIZE:
+            step = (t.source * 16 + t.target) * 256 + t.event
+            assert step not in rows, f"another lifecycle has a step of the same numbers: {t}"
+            rows[step] = (step, t.lifecycle, t.source, t.target, t.event, int(t.finalizes))
+    return tuple(rows.values())
+
+
+def arrow_code(lifecycle: int, source: int, target: int, event: int) -> int:
+    return ((lifecycle * 16 + source) * 16 + target) * 256 + event
+
+
+def _arrow(t: TransitionRow, source: StateRow | None, target: StateRow) -> ArrowRow:
+    came_held = source is not None and source.phase == _HELD
+    entered = 1 << HELD if target.phase == _HELD else _places(target)
+    return (
+        arrow_code(t.lifecycle, t.source, t.target, t.event),
+        t.roles,
+        t.opens,
+        target.rank - (source.rank if source else 0),
+        entered,
+        int(target.dead_letter),
+        int(target.phase == _HELD and not came_held),
+    )
+
+
+def _places(row: StateRow) -> int:
+    """The places a job may be in while it has this state; one whose lease was lost may be claimed where it stays."""
+    if row.phase == _WAITING:
+        return 1 << RESTING | (CLAIMABLE if row.claimable else 0)
+    if row.phase == _HELD:
+        return 1 << HELD | (CLAIMABLE if row.stays else 0)
+    return 1 << (ENDED_WELL if row.success else ENDED_OTHERWISE)
+
+
+def _state(row: StateRow) -> tuple[int, int, str, int, int, int, int]:
+    code = row.lifecycle * 16 + row.state
+    return (code, row.lifecycle, row.name, row.phase, row.rank, _places(row), int(row.dead_letter))
+
+
+def _refuse_other_meanings(connection: Database, url: str) -> None:
+    """A stored number that means something else here was written by a program this one cannot share a ledger with."""
+    ours = {(row.lifecycle * 16 + row.state): row.name for row in state_rows()}
+    states = connection.execute(_ContractQueries.stored_states).fetchall()
+    types = connection.execute(_ContractQueries.stored_event_types).fetchall()
+    clash = [name for code, name in states if ours.get(code, name) != name]
+    clash += [name for code, name in types if code <= len(EVENT_TYPES) and EVENT_TYPES[code - 1] != name]
+    if clash:
+        raise LedgerNotMigrated(found=f"another meaning of {', '.join(clash)}", needed="this program's", url=url)
+
+
+# Brings a file to this program's schema: numbered `.sql` files, applied in order, each once, in one transaction.
+
+_NUMBERED = re.compile(r"^(\d{4})_[a-z0-9_]+\.sql$")
+
+
+class _SchemaQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/migrate.sql"):
+    has_meta: LiteralString
+    read_version: LiteralString
+    write_version: LiteralString
+    nothing_is_restored: LiteralString
+    nobody_restores: LiteralString
+
+
+@cache
+def migrations() -> dict[int, str]:
+    """The text of every migration by its number; the numbers are 1, 2, 3, … without a gap."""
+    folder = resources.files("trellis.ledgers.sqlite").joinpath("migrations")
+    found = {
+        int(match[1]): entry.read_text(encoding="utf-8")
+        for entry in folder.iterdir()
+        if (match := _NUMBERED.match(entry.name))
+    }
+    assert sorted(found) == list(range(1, len(found) + 1)), "migrations are numbered without a gap"
+    return found
+
+
+SCHEMA_VERSION = len(migrations())
+
+
+def migrate(target: SqliteTarget, *, by: MigratedBy | None = None) -> int:
+    """Make or upgrade the schema and load the lifecycles; returns the version that was there before."""
+    connection = connect(target)
+    try:
+        return prepare(connection, target.url, by=by)
+    finally:
+        connection.close()
+
+
+def prepare(connection: Database, url: str, *, by: MigratedBy | None = None) -> int:
+    """`migrate` on an open connection: processes that open one file at once wait here for each other.
+
+    A change of the schema is one administrative act in the same transaction; only a new file that nobody is named for has none.
+    """
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            found = _apply(connection, url)
+            load_contract(connection, url)
+            connection.execute(_SchemaQueries.nothing_is_restored)
+            connection.execute(_SchemaQueries.nobody_restores)
+            if found != SCHEMA_VERSION and (by is not None or found):
+                _record(connection, by or migrated_by(cause=OPENED), found)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+    except apsw.Error as error:
+        raise to_ledger_error(error, url) from error
+    return found
+
+
+def _record(connection: Database, by: MigratedBy, before: int) -> None:
+    tx = Transaction(connection, NameNumbers(connection, by.node), int(by.at * US))
+    control.record(tx, by.actor, migration_act(by, before, SCHEMA_VERSION))
+
+
+def stored_version(connection: Database) -> int:
+    """The schema version of a file; 0 when it holds no ledger."""
+    if not connection.execute(_SchemaQueries.has_meta).fetchall():
+        return 0
+    rows = connection.execute(_SchemaQueries.read_version).fetchall()
+    return rows[0][0] if rows else 0
+
+
+def _apply(connection: Database, url: str) -> int:
+    found = stored_version(connection)
+    if found > SCHEMA_VERSION:
+        raise LedgerNotMigrated(found=f"{found} (made by a newer program)", needed=SCHEMA_VERSION, url=url)
+    for number, sql in sorted(migrations().items()):
+        if number > found:
+            connection.execute(sql)
+            connection.execute(_SchemaQueries.write_version, (number,))
+    return found
+
+
+# What `doctor` should know about an SQLite ledger.
+
+WAL_BYTES_WARN = 256 * 1024 * 1024
+
+
+def inspect(tx: Transaction, target: SqliteTarget) -> list[Finding]:
+    """The library, the schema, the file's own check and the size of its write-ahead log."""
+    findings = [
+        Finding(check="sqlite", severity=FindingSeverity.OK, detail=f"SQLite {apsw.sqlite_lib_version()}"),
+        Finding(
+            check="schema",
+            severity=FindingSeverity.OK,
+            detail=f"version {stored_version(tx.db)} of {SCHEMA_VERSION}",
+        ),
+        _integrity(tx),
+    ]
+    if target.path is not None:
+        findings.append(_wal(target))
+    return findings
+
+
+def _integrity(tx: Transaction) -> Finding:
+    answer = [row[0] for row in tx.db.execute("PRAGMA quick_check(1)")]
+    if answer == ["ok"]:
+        return Finding(check="file", severity=FindingSeverity.OK, detail="quick_check finds nothing wrong")
+    return Finding(
+        check="file",
+        severity=FindingSeverity.ERROR,
+        detail=f"quick_check: {answer[0]}",
+        remedy="stop every process of this ledger, keep the file, restore the last backup",
+    )
+
+
+def _wal(target: SqliteTarget) -> Finding:
+    assert target.path is not None
+    wal = target.path.with_name(f"{target.path.name}-wal")
+    size = wal.stat().st_size if wal.exists() else 0
+    if size < WAL_BYTES_WARN:
+        return Finding(check="write-ahead log", severity=FindingSeverity.OK, detail=f"{size} bytes")
+    return Finding(
+        check="write-ahead log",
+        severity=FindingSeverity.WARNING,
+        detail=f"{size} bytes: it cannot be folded back while a reader keeps a transaction open",
+        remedy="find the process that reads this file and holds a transaction open",
+    )

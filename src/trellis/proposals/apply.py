@@ -1,0 +1,315 @@
+"""The apply engine: does what an approved proposal says, exactly once, or says why not (D22, AUTH-6).
+
+It alone writes memory and agents' files, and only for proposals that were approved. An engine that dies in between leaves a
+proposal that another takes up when its lease is over, without asking anybody again: a memory knows the proposals it holds, and
+of a file the digest it was going to have is noted in the ledger before it is written; where the note was lost with the ledger,
+the file itself tells. A proposal that was refused, that raised whatever error, or that loses one engine after the other, waits for a
+person.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from trellis.agents import annotations
+from trellis.auth.matrices import permit_actor
+from trellis.documents.errors import ApplyRefused
+from trellis.engine import tracing
+from trellis.engine.clock import Clock
+from trellis.engine.errors import LedgerError, TrellisError
+from trellis.engine.jobs import (
+    Actor,
+    Advance,
+    Claim,
+    ClaimId,
+    JobId,
+    Lease,
+    LeaseLost,
+    Move,
+    Moved,
+    RequestId,
+    StepApplied,
+    Turn,
+    TypeClaim,
+)
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.records import Event, Job, JobFilter
+from trellis.lifecycles import Trigger
+from trellis.lifecycles.proposal import PROPOSAL
+from trellis.proposals import proposal as proposals
+from trellis.proposals.proposal import AgentFileChange, apply_change, file_change, is_changed
+from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, Operation, Update, VersionConflict
+from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreUnavailable, if_match
+
+APPLYING = "applying"
+FAILED = "failed"
+INTENT = "apply"
+"""The journal entry with the digest that a file is going to have."""
+ERROR_CHARS_MAX = 1_000
+LOST_MAX = 5
+"""So many engines may be lost with one proposal before a person must look at it."""
+LOOK_MAX = 100
+KNOWN_MAX = 10_000
+WAIT_S = 0.05
+
+_log = log_of("trellis.apply")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApplyOptions:
+    """How much one pass takes, and how long it may take."""
+
+    batch: int = 10
+    lease_s: float = 30.0
+    heartbeat_s: float = 10.0
+    poll_s: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApplyReport:
+    """What one pass did."""
+
+    applied: int = 0
+    failed: int = 0
+
+
+@dataclass(kw_only=True)
+class ApplyEngine:
+    """The service; one pass applies what was approved."""
+
+    ledger: Ledger
+    actor: Actor
+    objects: ObjectStore
+    memory: MemoryRepository
+    new_id: Callable[[], str]
+    options: ApplyOptions
+    name: str = "apply-engine"
+    waits_for_events = True
+    _known: dict[JobId, int] = field(default_factory=dict[JobId, int])
+    """Failed proposals that wait for a person, with the version at which they do."""
+    _cursor: str | None = None
+
+    async def run_once(self) -> ApplyReport:
+        """Take up what another engine was lost with, then apply what is approved, oldest first, each under its own lease.
+
+        Raises NotAllowed for an actor that may not commit: then nothing is taken up.
+        """
+        permit_actor(self.actor, "memory.commit")
+        done = await self._take_up()
+        terms = TypeClaim(type=proposals.TYPE, lease_s=self.options.lease_s, heartbeat_s=self.options.heartbeat_s)
+        for _ in range(self.options.batch):
+            claim = Claim(claim_id=ClaimId(self.new_id()), types=(terms,), lifecycle=PROPOSAL.name)
+            claimed = (await self.ledger.turn(Turn(actor=self.actor, claim=claim))).claimed
+            if not claimed:
+                break
+            done += [await self._apply(one.lease, one.payload, one.trace) for one in claimed]
+        return ApplyReport(applied=done.count(True), failed=done.count(False))
+
+    async def _take_up(self) -> list[bool | None]:
+        """Look at a page of the proposals that failed, the whole of them in turn, and go on with those whose engine was lost."""
+        where = JobFilter(lifecycle=PROPOSAL.name, state=FAILED)
+        page = await self.ledger.jobs(where, limit=LOOK_MAX, cursor=self._cursor)
+        self._cursor = page.cursor
+        done: list[bool | None] = []
+        for job in page.jobs:
+            if self._known.get(job.job_id) == job.version:
+                continue
+            if is_open(await self.ledger.events(job.job_id)):
+                done.append(await self._again(job.job_id, RequestId(self.new_id()), version=job.version))
+            else:
+                self._remember(job)
+        return done
+
+    def _remember(self, job: Job) -> None:
+        if len(self._known) >= KNOWN_MAX:
+            self._known.clear()
+        self._known[job.job_id] = job.version
+
+    def pause_s(self, report: ApplyReport) -> float:
+        """At once while there may be more."""
+        return 0.0 if report.applied or report.failed else self.options.poll_s
+
+    async def apply_again(self, proposal: JobId, request_id: RequestId) -> str:
+        """A person asks once more for a proposal that failed; its state afterwards. Raises NotAllowed."""
+        permit_actor(self.actor, "memory.commit")
+        await self._again(proposal, request_id)
+        job = await self.ledger.job(proposal)
+        return "" if job is None else job.state
+
+    async def _again(self, proposal: JobId, request_id: RequestId, *, version: int | None = None) -> bool | None:
+        """Whether it was applied; None when somebody else was faster."""
+        move = Move(
+            job_id=proposal,
+            target=APPLYING,
+            request_id=request_id,
+            version=version,
+            lease_s=self.options.lease_s,
+            heartbeat_s=self.options.heartbeat_s,
+        )
+        answer = await self.ledger.move(self.actor, move)
+        job = await self.ledger.job(proposal)
+        if not isinstance(answer, Moved) or answer.lease is None or job is None or job.payload is None:
+            return None
+        return await self._apply(answer.lease, job.payload, job.trace)
+
+    async def _apply(self, lease: Lease, payload: bytes, trace: str | None) -> bool | None:
+        """Whether it was applied; None when it is another engine's now."""
+        with tracing.carried(trace, "proposal.apply", {"trellis.job_id": lease.job_id}) as span:
+            applied = await self._applied(lease, payload)
+            span.note({"trellis.applied": bool(applied)})
+            return applied
+
+    async def _applied(self, lease: Lease, payload: bytes) -> bool | None:
+        try:
+            told = await self._do(lease, json.loads(payload))
+        except (StoreUnavailable, LedgerError):
+            raise  # nothing is wrong with the proposal: it is taken up again
+        except _LeaseGone:
+            return None
+        except TrellisError as error:
+            return await self._settle(lease, Trigger.FAIL, {"error": str(error)[:ERROR_CHARS_MAX]})
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one proposal, it is told, and the others go on
+            _log.exception("apply_broke", proposal=lease.job_id)
+            told = {"error": f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]}
+            return await self._settle(lease, Trigger.FAIL, told)
+        return await self._settle(lease, Trigger.COMPLETE, told)
+
+    async def _settle(self, lease: Lease, trigger: str, told: Mapping[str, Any]) -> bool | None:
+        advance = Advance(lease, APPLYING, trigger, data=json.dumps(told, ensure_ascii=False).encode())
+        outcome = (await self.ledger.turn(Turn(actor=self.actor, advances=(advance,)))).outcomes[0]
+        if isinstance(outcome, LeaseLost):
+            _log.warning("apply_refused", proposal=lease.job_id, trigger=trigger, reason="lease lost")
+        return trigger == Trigger.COMPLETE if isinstance(outcome, StepApplied) else None
+
+    async def _do(self, lease: Lease, body: Mapping[str, Any]) -> dict[str, Any]:
+        if body["action"] == proposals.MEMORY_UPDATE:
+            return await self._update_memory(lease.job_id, body)
+        if body["action"] in annotations.KINDS:
+            return await self._annotate(lease.job_id, dict(body))
+        return await self._change_file(lease, file_change(body["agent_slug"], body), body["target_hash"])
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    async def _update_memory(self, proposal: JobId, body: Mapping[str, Any]) -> dict[str, Any]:
+        events = await self.ledger.events(proposal)
+        decision = _decision(events)
+        content = body["content"]
+        answer = await asyncio.to_thread(
+            self.memory.commit,
+            body["agent_slug"],
+            [update_of(one) for one in content["updates"]],
+            expected_version=content["expected_version"],
+            run_id=body["source"]["run_id"] or proposal,  # what no run proposed is known by its own name
+            proposal_id=proposal,
+            reason=content.get("summary") or "no reason given",
+            auto_approved=decision.target == "auto_approved",
+            author=decision.actor,
+            at=_decided_at(events),
+        )
+        match answer:
+            case Committed(commit=commit) | AlreadyApplied(commit=commit):
+                return {"git_commit": commit}
+            case VersionConflict(expected=expected, current=current):
+                raise ApplyRefused(
+                    reason=f"conflict: the memory was at version {expected} when this was proposed and is at {current} now"
+                )
+
+    # --- annotations -------------------------------------------------------------------------------------------------
+
+    async def _annotate(self, proposal: JobId, body: dict[str, Any]) -> dict[str, Any]:
+        """Store a comment or a tag beside the text that it is about. Trying again stores the same bytes."""
+        change = file_change(body["agent_slug"], body)
+        decision = _decision(await self.ledger.events(proposal))
+        annotation = annotations.annotation_of(body, approved_by=decision.actor, approved_at=decision.ts)
+        key, bytes_ = annotations.annotation_key(body["agent_slug"], annotation), annotation.to_bytes()
+        if not await self._shows(key, bytes_):
+            about = await self.objects.get(change.key)
+            if about is None or _digest(about.body) != body["target_hash"]:
+                raise ApplyRefused(reason=f"conflict: {change.key} has changed since this was proposed")
+            stored = await self.objects.put(key, bytes_, when=CREATE)
+            if not isinstance(stored, PutStored) and not await self._shows(key, bytes_):
+                raise ApplyRefused(reason=f"conflict: {key} holds something else")
+        return {"object_key": key}
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    async def _change_file(self, lease: Lease, change: AgentFileChange, expected: str | None) -> dict[str, Any]:
+        there = await self.objects.get(change.key)
+        before = None if there is None else there.body
+        noted = (await self.ledger.read_journal(lease.job_id)).get(INTENT)
+        was_written = before is not None and noted is not None and _digest(before) == noted.decode()
+        if was_written or (before is not None and is_changed(change, expected, before)):
+            return {"object_key": change.key}
+        if (None if before is None else _digest(before)) != expected:
+            raise ApplyRefused(reason=f"conflict: {change.key} has changed since this was proposed")
+        after = apply_change(change, before)
+        if isinstance(await self.ledger.journal(lease, INTENT, _digest(after).encode()), LeaseLost):
+            raise _LeaseGone
+        when = CREATE if there is None else if_match(there.etag)
+        stored = await self.objects.put(change.key, after, when=when)
+        if not isinstance(stored, PutStored) and not await self._shows(change.key, after):
+            raise ApplyRefused(reason=f"conflict: {change.key} was changed at the same moment")
+        return {"object_key": change.key}
+
+    async def _shows(self, key: str, body: bytes) -> bool:
+        """Whether an engine whose lease is over put the very same, or this one did and was not told so."""
+        there = await self.objects.get(key)
+        return there is not None and there.body == body
+
+
+class _LeaseGone(Exception):
+    """The lease is another's."""
+
+
+def update_of(said: Mapping[str, Any]) -> Update:
+    """One update of a memory, as a proposal's body has it."""
+    return Update(
+        file=said["file"],
+        operation=Operation(said["operation"]),
+        content=said.get("content") or "",
+        section=said.get("section"),
+        loop_id=said.get("loop_id"),
+        resolution=said.get("resolution"),
+    )
+
+
+def _decision(events: list[Event]) -> Event:
+    return [event for event in events if event.target in {"approved", "auto_approved"}][-1]
+
+
+def _decided_at(events: list[Event]) -> datetime:
+    """When it was decided: the same for every engine that tries, so that the commit is the same."""
+    return _decision(events).ts
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def is_open(events: Sequence[Event]) -> bool:
+    """Whether an engine is at it, or will be, without anybody being asked."""
+    last, lost = events[-1], sum(map(_was_lost, events))
+    return last.target in {"approved", "auto_approved", APPLYING} or (_was_lost(last) and lost < LOST_MAX)
+
+
+def _was_lost(event: Event) -> bool:
+    """An engine that fails says why; one that is lost says nothing, and the sweep ends its lease."""
+    return event.target == FAILED and event.data is None
+
+
+async def apply_until_settled(engine: ApplyEngine, clock: Clock, proposal: JobId, patience_s: float) -> str:
+    """Have the engine at it until the proposal is applied or refused; its state then.
+
+    Another engine may have it, or may have died with it: then it takes until that one's lease is over.
+    """
+    ends_at = clock.monotonic() + patience_s
+    while is_open(events := await engine.ledger.events(proposal)) and clock.monotonic() < ends_at:
+        report = await engine.run_once()
+        if not report.applied and not report.failed:
+            await clock.sleep(WAIT_S)
+    return events[-1].target

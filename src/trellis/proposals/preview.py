@@ -1,0 +1,91 @@
+"""What applying a proposal would change now: a unified diff of the current target against the proposed one.
+
+A comment or a tag becomes an annotation, an object of its own, so its diff shows that object and leaves the text it is about alone.
+Lines end at a newline only: what else Unicode calls a line break stays in its line, where whoever prints the diff can make it visible.
+"""
+
+import asyncio
+import difflib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from trellis.agents import annotations
+from trellis.documents.errors import TargetRefused
+from trellis.proposals import proposal
+from trellis.proposals.apply import update_of
+from trellis.proposals.proposal import apply_change, file_change, is_changed
+from trellis.storage.memory import MemoryRepository
+from trellis.storage.objects.canonical_json import sha256
+from trellis.storage.objects.store import ObjectStore
+
+ENDED = frozenset({"applied", "rejected", "expired"})
+READS_AT_ONCE = 8
+"""Targets that are read at the same time for a list of proposals."""
+
+
+async def diff_of(
+    document: Mapping[str, Any], *, objects: ObjectStore, memory: MemoryRepository, now: datetime
+) -> str | None:
+    """The difference; None for what changes no text or will not be applied any more.
+
+    Raises TargetRefused, UpdatesRefused.
+    """
+    content = document["content"]
+    if document["status"] in ENDED or not ({"change", "updates"} & content.keys()):
+        return None
+    if document["action"] == proposal.MEMORY_UPDATE:
+        updates = [update_of(one) for one in content["updates"]]
+        run_id = document["source"]["run_id"] or document["id"]
+        return await asyncio.to_thread(memory.preview, document["agent_slug"], updates, run_id=run_id, at=now)
+    change = file_change(document["agent_slug"], document)
+    if document["action"] in annotations.KINDS:
+        annotation = annotations.annotation_of(dict(document), approved_by="", approved_at=now)
+        return unified(annotations.annotation_key(document["agent_slug"], annotation), None, change.text)
+    there = await objects.get(change.key)
+    before = None if there is None else there.body
+    return unified(change.key, None if before is None else _text(before), _text(apply_change(change, before)))
+
+
+async def conflict_of(document: Mapping[str, Any], *, objects: ObjectStore) -> str | None:
+    """Why applying it would be refused now; None when its target is still what it was proposed for. Raises TargetRefused."""
+    if document["status"] in ENDED or "change" not in document["content"]:
+        return None
+    change = file_change(document["agent_slug"], document)
+    there = await objects.get(change.key)
+    if there is not None and is_changed(change, document["target_hash"], there.body):
+        return None
+    if (None if there is None else sha256(there.body)) == document["target_hash"]:
+        return None
+    return f"{change.key} has changed since this was proposed, so it can no longer be applied: reject it and run the agent again"
+
+
+async def conflicts_of(documents: Sequence[Mapping[str, Any]], *, objects: ObjectStore) -> dict[str, str]:
+    """Why those of these proposals that can no longer be applied would be refused, by id."""
+    gate = asyncio.Semaphore(READS_AT_ONCE)
+
+    async def look(document: Mapping[str, Any]) -> str | None:
+        async with gate:
+            try:
+                return await conflict_of(document, objects=objects)
+            except TargetRefused as error:
+                return str(error)
+
+    found = await asyncio.gather(*(look(document) for document in documents))
+    return {document["id"]: told for document, told in zip(documents, found, strict=True) if told is not None}
+
+
+def unified(name: str, before: str | None, after: str) -> str:
+    """The difference of two texts; `before` is None where the file is new."""
+    lines = difflib.unified_diff(
+        _lines(before or ""), _lines(after), "/dev/null" if before is None else name, name, lineterm=""
+    )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _lines(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _text(body: bytes) -> str:
+    return body.decode("utf-8", "backslashreplace")

@@ -1,0 +1,463 @@
+"""A proposal: what it holds, what it may touch, and what was decided about it."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from trellis.documents import ids
+from trellis.documents.errors import DuplicateProposal, NoteTooShort, ProposalConflict, ProposalNotFound, TargetRefused
+from trellis.documents.run_documents import Publication, encode, timestamp
+from trellis.engine import tracing
+from trellis.engine.errors import NotAllowed, QueueFull
+from trellis.engine.jobs import Actor, JobId, Mismatch, Move, Moved, NewJob, NotMoved, RequestId
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Event, Job, JobFilter
+from trellis.lifecycles import Role
+from trellis.lifecycles.proposal import PROPOSAL
+from trellis.storage.objects.keys import object_key
+
+# Proposals: what an agent wants changed, and what a person decided (D21, D22, PIPE-7, AUTH-6).
+#
+# A proposal is a job of lifecycle `proposal`. Its body is the job's payload and never changes; everything else about it follows from
+# its events. What kind of proposal it is, and whether a person must look at it, is decided here from its action and by nothing that a
+# model wrote.
+#
+# Nobody is asked twice for the same. Of equal proposals that wait for a person the ledger takes one: they share a concurrency key, behind
+# which one may wait, so the rule holds for runs, HTTP and the inbox, also when they come at the same moment. What a person rejected is
+# not proposed by a run again until the sources that it stands on have changed.
+
+TYPE = "proposal"
+MEMORY_UPDATE = "memory-update"
+LOGIC_UPDATE = "logic-update"
+NEVER_AUTOMATIC = frozenset({LOGIC_UPDATE, "logic-rollback"})
+NOTE_CHARS_MIN = 10
+NOTE_CHARS_MAX = 2_000
+UNDECIDED = frozenset({"pending", "approved", "auto_approved", "applying", "failed"})
+"""States of proposals that a person or the apply engine has still to deal with."""
+REJECTED = "rejected"
+EQUALS_MAX = 20
+"""How many earlier proposals that would do the same are looked at, the newest first."""
+STORE_TRIES_MAX = 5
+"""How often a proposal is tried to be stored while equal ones come and are decided about."""
+TTL_S = next(state.timer_s for state in PROPOSAL.states if state.name == "pending") or 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProposalContent:
+    """What an agent asked for. `content` is its own words; `action` was checked against the agent's safe outputs."""
+
+    action: str
+    target: str
+    content: Mapping[str, Any]
+    target_hash: str | None = None
+    """The sha256 of the target as the agent saw it; None for what is made new."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProposalSource:
+    """Where a proposal comes from."""
+
+    type: str
+    identity: str
+    run_id: str | None
+    inbox_entry_id: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the body has it; an entry only where there is one."""
+        told: dict[str, Any] = {"type": self.type, "identity": self.identity, "run_id": self.run_id}
+        return told if self.inbox_entry_id is None else {**told, "inbox_entry_id": self.inbox_entry_id}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """The body of one proposal, with the id that follows from it."""
+
+    id: JobId
+    agent_slug: str
+    run_id: str
+    body: bytes
+
+    @property
+    def action(self) -> str:
+        """What it would do."""
+        return json.loads(self.body)["action"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EqualProposal:
+    """A proposal that would do the same as a new one, and keeps that from being made."""
+
+    id: JobId
+    status: str
+
+
+def make_proposal(
+    run_id: str,
+    agent_slug: str,
+    ordinal: int,
+    draft: ProposalContent,
+    *,
+    priority: str = "normal",
+    sources: Mapping[str, str] | None = None,
+) -> Proposal:
+    """The proposal of a draft; the same draft of the same run is always the same proposal.
+
+    `sources` are the sources that the run read, with their sha256.
+    """
+    content = json.dumps(draft.content, ensure_ascii=False, sort_keys=True).encode()
+    proposal = ids.proposal_id(run_id, ordinal, draft.action, draft.target, content)
+    source = ProposalSource(type="agent", identity=f"agent:{agent_slug}", run_id=run_id)
+    body = body_of(proposal, agent_slug, source, draft, priority=priority, sources=sources)
+    return Proposal(id=proposal, agent_slug=agent_slug, run_id=run_id, body=body)
+
+
+def body_of(
+    proposal: JobId,
+    agent_slug: str,
+    source: ProposalSource,
+    draft: ProposalContent,
+    *,
+    priority: str,
+    sources: Mapping[str, str] | None = None,
+) -> bytes:
+    """The body under this id; whether a person must look at it follows from its action and its priority."""
+    body = {
+        "id": proposal,
+        "agent_slug": agent_slug,
+        "source": source.to_dict(),
+        "action": draft.action,
+        "target": draft.target,
+        "content": dict(draft.content),
+        "target_hash": draft.target_hash,
+        "priority": priority,
+        "requiresHumanReview": draft.action in NEVER_AUTOMATIC or priority != "normal",
+    }
+    return encode(body if sources is None else {**body, "sources_read": dict(sources)})
+
+
+def may_auto_approve(body: Mapping[str, Any]) -> bool:
+    """Memory updates at normal priority, and nothing else, need no person."""
+    return body["action"] == MEMORY_UPDATE and body["priority"] == "normal" and not body["requiresHumanReview"]
+
+
+# --- nobody is asked twice for the same ------------------------------------------------------------------------------
+
+
+def duplicate_digest(body: Mapping[str, Any]) -> str:
+    """The same for proposals of an agent that would do the same to their target, as it was when they were made.
+
+    Why something is proposed, and in which words, makes no difference. A proposal for another version of the target is another
+    one: the earlier can no longer be applied.
+    """
+    content: Mapping[str, Any] = body["content"]
+    does = content.get("change") or content.get("updates") or content
+    seen = [body["target_hash"], content.get("expected_version")]
+    told = json.dumps(
+        [body["agent_slug"], body["action"], body["target"], does, seen],
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+    )
+    return f"proposal:{hashlib.sha256(told.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+async def find_equal(
+    ledger: Ledger, body: Mapping[str, Any], *, own: str | None, rejected_too: bool
+) -> EqualProposal | None:
+    """What keeps this from being proposed: an equal proposal that is not decided, or with `rejected_too` one that was rejected.
+
+    `own` is the proposal itself, or what makes it: neither keeps it from being made.
+    """
+    if may_auto_approve(body):  # it waits for nobody
+        return None
+    where = JobFilter(lifecycle=PROPOSAL.name, concurrency_key=duplicate_digest(body))
+    equals = (await ledger.jobs(where, limit=EQUALS_MAX)).jobs
+    if any(own is not None and own in {job.job_id, job.parent_id} for job in equals):
+        return None
+    for job in equals:
+        if job.state in UNDECIDED or (
+            rejected_too and job.state == REJECTED and await _still_rejected(ledger, job, body)
+        ):
+            return EqualProposal(id=job.job_id, status=job.state)
+    return None
+
+
+async def find_applied_equal(ledger: Ledger, body: Mapping[str, Any]) -> EqualProposal:
+    """What made the file that this would make again; its id is empty where no proposal that is known did."""
+    where = JobFilter(
+        lifecycle=PROPOSAL.name, state="applied", concurrency_key=duplicate_digest({**body, "target_hash": None})
+    )
+    found = (await ledger.jobs(where, limit=1)).jobs
+    return EqualProposal(id=found[0].job_id if found else JobId(""), status="applied")
+
+
+async def _still_rejected(ledger: Ledger, rejected: Job, body: Mapping[str, Any]) -> bool:
+    """Whether this stands on the sources that a person knew who rejected the same."""
+    whole = await ledger.job(rejected.job_id)
+    before: dict[str, Any] = json.loads(whole.payload) if whole is not None and whole.payload is not None else {}
+    return bool(before) and not sources_changed(before, body)
+
+
+def sources_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a source that one of two equal proposals cites has another text now, is new or is gone; of all, where none is cited.
+
+    A proposal that no run made names no sources: nothing is known to have changed.
+    """
+    seen, sees = before.get("sources_read"), now.get("sources_read")
+    if seen is None or sees is None:
+        return False
+    cited = _cited(before) | _cited(now) or {*seen, *sees}
+    return any(seen.get(ref) != sees.get(ref) for ref in cited)
+
+
+def _cited(body: Mapping[str, Any]) -> set[str]:
+    content: Mapping[str, Any] = body["content"]
+    grounds: Sequence[Mapping[str, Any]] = content.get("grounds") or [content]
+    return {citation["ref"] for ground in grounds for citation in ground.get("citations") or ()}
+
+
+def as_job(proposal: JobId, body: bytes, *, parent_id: str | None, correlation_id: str | None) -> NewJob:
+    """A proposal as the ledger stores it. It raises QueueFull on submit where an equal one waits for a person."""
+    told: dict[str, Any] = json.loads(body)
+    return NewJob(
+        job_id=proposal,
+        type=TYPE,
+        lifecycle=PROPOSAL.name,
+        payload=body,
+        # Equal proposals are found by this, and are applied one after the other.
+        concurrency_key=duplicate_digest(told),
+        waiting_max=None if may_auto_approve(told) else 1,
+        parent_id=None if parent_id is None else JobId(parent_id),
+        correlation_id=correlation_id,
+        trace=tracing.here(),
+    )
+
+
+async def store_proposals(
+    ledger: Ledger, actor: Actor, proposals: Sequence[Proposal], *, correlation_id: str | None = None
+) -> list[JobId | EqualProposal]:
+    """Put a run's proposals into the ledger as pending, all or none; for each its id, or the equal one that makes it needless.
+
+    Those that are there already stay as they are. `correlation_id` is that of their run; by default the run's id.
+    """
+    jobs = {proposal.id: _run_job(proposal, correlation_id) for proposal in proposals}
+    for _ in range(STORE_TRIES_MAX):
+        answers = [await _equal(ledger, proposal, list(jobs.values())) or proposal.id for proposal in proposals]
+        try:
+            await _submit(ledger, actor, [jobs[answer] for answer in answers if isinstance(answer, str)])
+        except QueueFull:  # an equal one came in between
+            continue
+        return answers
+    raise DuplicateProposal(proposal=proposals[0].id, status="pending")
+
+
+async def _equal(ledger: Ledger, proposal: Proposal, jobs: Sequence[NewJob]) -> EqualProposal | None:
+    """The equal proposal in the ledger, or before it among these jobs of the same run."""
+    body = json.loads(proposal.body)
+    if not may_auto_approve(body):
+        first = next(job.job_id for job in jobs if job.concurrency_key == duplicate_digest(body))
+        if first != proposal.id:
+            return EqualProposal(id=first, status="pending")
+    return await find_equal(ledger, body, own=proposal.id, rejected_too=True)
+
+
+def _run_job(proposal: Proposal, correlation_id: str | None) -> NewJob:
+    job = as_job(
+        proposal.id, proposal.body, parent_id=proposal.run_id, correlation_id=correlation_id or proposal.run_id
+    )
+    return replace(job, id_is_given=True, fingerprint=hashlib.sha256(proposal.body).digest())
+
+
+async def _submit(ledger: Ledger, actor: Actor, jobs: Sequence[NewJob]) -> None:
+    for answer in await ledger.submit(actor, jobs) if jobs else []:
+        if isinstance(answer, Mismatch):
+            raise ProposalConflict(proposal=answer.job_id)
+
+
+# --- decided ---------------------------------------------------------------------------------------------------------
+
+
+async def auto_approve(ledger: Ledger, actor: Actor, proposal: JobId, body: Mapping[str, Any]) -> bool:
+    """Let a proposal through that needs no person; False when it does need one, or somebody was faster."""
+    if not may_auto_approve(body):
+        return False
+    move = Move(job_id=proposal, target="auto_approved", request_id=RequestId(f"auto:{proposal}"))
+    return isinstance(await ledger.move(actor, move), Moved)
+
+
+async def decide_proposal(
+    ledger: Ledger,
+    actor: Actor,
+    proposal: JobId,
+    *,
+    approve: bool,
+    note: str | None,
+    request_id: RequestId,
+    version: int | None = None,
+) -> Moved | NotMoved:
+    """A person's decision, about this version if one is given. Rejecting says why. The same decision again is answered as the first."""
+    if actor.role is not Role.OWNER:
+        raise NotAllowed(role=actor.role.value, action="decide about a proposal", reason="a person does that")
+    note = note.strip() if note else None
+    if not approve and (note is None or len(note) < NOTE_CHARS_MIN):
+        raise NoteTooShort(least=NOTE_CHARS_MIN)
+    await get_proposal_job(ledger, proposal)
+    data = json.dumps({"note": note[:NOTE_CHARS_MAX]}, ensure_ascii=False).encode() if note else None
+    target = "approved" if approve else "rejected"
+    return await ledger.move(
+        actor,
+        Move(
+            job_id=proposal,
+            target=target,
+            request_id=request_id,
+            version=version,
+            data=data,
+            cause=note and note[:200],
+        ),
+    )
+
+
+async def get_proposal_job(ledger: Ledger, proposal: str) -> Job:
+    """The proposal's job; raises ProposalNotFound."""
+    job = await ledger.job(JobId(proposal))
+    if job is None or job.lifecycle != PROPOSAL.name or job.payload is None:
+        raise ProposalNotFound(proposal=proposal)
+    return job
+
+
+def document(body: bytes, events: Sequence[Event]) -> bytes:
+    """The published proposal after the last of these events."""
+    told, first, last = json.loads(body), events[0], events[-1]
+    return encode(
+        {
+            "id": told["id"],
+            "status": last.target,
+            "created_at": timestamp(first.ts),
+            "updated_at": timestamp(last.ts),
+            "expires_at": timestamp(first.ts + timedelta(seconds=TTL_S)),
+            "agent_slug": told["agent_slug"],
+            "source": told["source"],
+            "action": told["action"],
+            "target": told["target"],
+            "content": told["content"],
+            "target_hash": told["target_hash"],
+            "priority": told["priority"],
+            "requiresHumanReview": told["requiresHumanReview"],
+            "approval": _approval(events),
+            "apply_result": _applied(events),
+            "version": last.version,
+        }
+    )
+
+
+def publication(body: bytes, events: Sequence[Event]) -> Publication:
+    """What the last of these events publishes."""
+    told = json.loads(body)
+    key = ids.proposal_key(told["agent_slug"], told["id"])
+    return Publication(key, document(body, events), events[-1].version)
+
+
+def _approval(events: Sequence[Event]) -> dict[str, Any] | None:
+    decisions = [event for event in events if event.target in {"approved", "auto_approved", "rejected"}]
+    if not decisions:
+        return None
+    last = decisions[-1]
+    by = "auto" if last.target == "auto_approved" else last.actor
+    return {"decided_by": by, "decided_at": timestamp(last.ts), "decision_note": _data(last).get("note")}
+
+
+def _applied(events: Sequence[Event]) -> dict[str, Any] | None:
+    tries = [event for event in events if event.target in {"applied", "failed"}]
+    if not tries:
+        return None
+    told = _data(tries[-1])
+    return {name: told.get(name) for name in ("git_commit", "object_key", "error")}
+
+
+def _data(event: Event) -> dict[str, Any]:
+    return json.loads(event.data) if event.data is not None else {}
+
+
+# What a proposal may touch, and what it makes of it. Pure.
+#
+# A proposal changes a memory, the agent's logic, or a text in the agent's own folder, and nothing else: not the agent's
+# definition, not a run, not another proposal, not another agent.
+
+LOGIC_FILE = "pseudocode.md"
+TEXT_BYTES_MAX = 1024 * 1024
+CONTENT_FILE = re.compile(r"(sources|notes|artifacts|comments)(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){1,5}")
+CONTENT_ACTIONS = frozenset(
+    {"propose-edit", "propose-summary", "propose-tag", "propose-artifact", "propose-note", "propose-comment"}
+)
+NEWLINES_MAX = 100
+"""A text with more of them at its end is not recognized in what was appended to it."""
+CHANGES = frozenset({"create", "append", "replace"})
+_EMPTY = hashlib.sha256().hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFileChange:
+    """A change of one text in an agent's folder."""
+
+    key: str
+    kind: str
+    text: str
+
+
+def checked_target(action: str, target: str) -> str:
+    """The target, if this action may touch it; raises TargetRefused."""
+    if action == MEMORY_UPDATE:
+        return target
+    if action == LOGIC_UPDATE:
+        fits = target == LOGIC_FILE
+    else:
+        fits = action in CONTENT_ACTIONS and CONTENT_FILE.fullmatch(target) is not None
+    if not fits:
+        raise TargetRefused(action=action, target=target)
+    return target
+
+
+def file_change(slug: str, body: Mapping[str, Any]) -> AgentFileChange:
+    """What a proposal about a file asks for; raises TargetRefused."""
+    target = checked_target(body["action"], body["target"])
+    change: dict[str, Any] = body["content"].get("change") or {}
+    kind, text = change.get("type"), change.get("text")
+    if kind not in CHANGES or not isinstance(text, str) or len(text.encode()) > TEXT_BYTES_MAX:
+        raise TargetRefused(action=body["action"], target=target)
+    return AgentFileChange(object_key("agents", slug, *target.split("/")), kind, text)
+
+
+def apply_change(change: AgentFileChange, before: bytes | None) -> bytes:
+    """The file after the change."""
+    if change.kind != "append" or not before:
+        return _change_bytes(change)
+    return before.rstrip(b"\n") + b"\n\n" + _change_bytes(change)
+
+
+def is_changed(change: AgentFileChange, expected: str | None, there: bytes) -> bool:
+    """Whether the file is what the change makes of the one with the expected sha256, None for no file."""
+    end = b"\n\n" + _change_bytes(change)
+    if change.kind != "append" or expected in {None, _EMPTY}:
+        return there == _change_bytes(change)
+    if not there.endswith(end):
+        return False
+    # What it was appended to ended in any number of newlines, and only the digest still tells in how many.
+    before = hashlib.sha256(there.removesuffix(end))
+    for _ in range(NEWLINES_MAX):
+        if before.hexdigest() == expected:
+            return True
+        before.update(b"\n")
+    return False
+
+
+def changes_nothing(change: AgentFileChange, there: str | None) -> bool:
+    """Whether the file with this sha256, None for no file, is already what the change makes of it."""
+    return change.kind != "append" and there == hashlib.sha256(_change_bytes(change)).hexdigest()
+
+
+def _change_bytes(change: AgentFileChange) -> bytes:
+    return (change.text if change.text.endswith("\n") else change.text + "\n").encode()

@@ -1,0 +1,210 @@
+"""Proposals that come from outside a run's steps: over HTTP, and by the inbox (D22, D25, D51, AUTH-6).
+
+They are proposals like any other: the agent's file must list their kind, a memory update of normal priority approves itself, everything
+else waits for a person, and the apply engine alone changes anything. What waits for a person already is not proposed again; what was
+rejected may be, because somebody asks for it. Their ids are random; asked twice under one key, the ledger answers with the first.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trellis.agents import annotations
+from trellis.agents.catalog import AgentMissing, Catalog
+from trellis.agents.definition import AgentDefinition, AgentMalformed
+from trellis.agents.errors import AgentNotFound, DefinitionMalformed
+from trellis.documents import ids
+from trellis.documents.errors import (
+    DuplicateProposal,
+    OutputRefused,
+    ProposalConflict,
+    RunNotFound,
+    RunOfAnother,
+    TargetRefused,
+)
+from trellis.documents.run_documents import RunRequest, sha256
+from trellis.engine.clock import Clock
+from trellis.engine.errors import IdempotencyMismatch, QueueFull
+from trellis.engine.jobs import Actor, JobId, Mismatch, NewJob, Submitted
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Event, IdempotencyKey
+from trellis.proposals import proposal as proposals
+from trellis.proposals import proposal as targets
+from trellis.proposals.apply import APPLYING, FAILED, ApplyEngine, apply_until_settled
+from trellis.proposals.proposal import ProposalContent, ProposalSource
+from trellis.storage.objects.keys import object_key
+from trellis.storage.objects.store import ObjectStore
+
+PATIENCE_S = 5.0
+"""How long a caller waits for a memory update that approved itself; then it is told that it is pending, and it goes on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProposalOffer:
+    """What is proposed, by whom, and under which key."""
+
+    agent_slug: str
+    draft: ProposalContent
+    source: ProposalSource
+    priority: str = "normal"
+    key: IdempotencyKey | None = None
+    correlation_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfferedProposal:
+    """The proposal, and whether this offer made it."""
+
+    id: JobId
+    status: str
+    created: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposalService:
+    """Takes offers in the gateway's name."""
+
+    ledger: Ledger
+    gateway: Actor
+    objects: ObjectStore
+    catalog: Catalog
+    apply_engine: ApplyEngine
+    clock: Clock
+    random_text: Callable[[], str]
+
+    async def make(self, offer: ProposalOffer) -> OfferedProposal:
+        """Store the proposal, and see it applied if it needs no person.
+
+        Raises AgentNotFound, OutputRefused, IdempotencyMismatch, and DuplicateProposal while an equal one waits.
+        """
+        await self.check(offer)
+        made = await self._store(offer)
+        return OfferedProposal(id=made.job_id, status=await self._status(made.job_id), created=made.created)
+
+    async def make_first(self, offer: ProposalOffer, proposal: JobId) -> OfferedProposal:
+        """The same under this id, which is the offer's key: asked again, the answer is the first."""
+        made = await self.ledger.job(proposal)
+        if made is not None and made.parent_id != offer.source.inbox_entry_id:
+            raise ProposalConflict(proposal=proposal)
+        if made is not None:  # also when it could not be proposed any more
+            return await self.again(proposal)
+        await self.check(offer)
+        answer = await self._submit(offer, proposal, id_is_given=True)
+        return OfferedProposal(id=proposal, status=await self._status(proposal), created=answer.created)
+
+    async def again(self, proposal: JobId) -> OfferedProposal:
+        """The answer to an offer that came before; raises ProposalNotFound."""
+        return OfferedProposal(id=proposal, status=await self._status(proposal), created=False)
+
+    async def check(self, offer: ProposalOffer) -> None:
+        """Nothing, when this may be proposed now; raises what `make` would raise."""
+        definition = await self.agent(offer.agent_slug)
+        if offer.draft.action not in {output.value for output in definition.safe_outputs}:
+            raise OutputRefused(slug=offer.agent_slug, action=offer.draft.action)
+        if offer.draft.action != proposals.MEMORY_UPDATE:
+            targets.checked_target(offer.draft.action, offer.draft.target)
+        if offer.source.run_id is not None:
+            await self._check_run(offer.agent_slug, offer.source.run_id)
+
+    async def agent(self, slug: str) -> AgentDefinition:
+        """The agent; raises SlugInvalid, AgentNotFound, DefinitionMalformed."""
+        found = await self.catalog.load(slug)
+        match found:
+            case AgentMissing():
+                raise AgentNotFound(slug=slug)
+            case AgentMalformed():
+                raise DefinitionMalformed(problems=str(found))
+            case _:
+                return found
+
+    async def about_file(self, slug: str, action: str, target: str, content: Mapping[str, Any]) -> ProposalContent:
+        """A draft about a file of the agent as it is now; raises TargetRefused when the change does not fit what is there."""
+        change = targets.file_change(slug, {"action": action, "target": target, "content": content})
+        there = await self.objects.get(object_key("agents", slug, *target.split("/")))
+        needs_text = change.kind != "create" or action in annotations.KINDS
+        if action != proposals.LOGIC_UPDATE and (there is not None) is not needs_text:
+            raise TargetRefused(action=f"{action} ({change.kind})", target=target)
+        known = None if there is None else sha256(there.body)
+        return ProposalContent(action=action, target=target, content=content, target_hash=known)
+
+    async def refuse_duplicate(self, offer: ProposalOffer) -> None:
+        """Nothing, unless the same waits already; raises DuplicateProposal."""
+        body = json.loads(self._body(offer, JobId("")))
+        equal = await proposals.find_equal(self.ledger, body, own=offer.source.inbox_entry_id, rejected_too=False)
+        if equal is not None:
+            raise DuplicateProposal(proposal=equal.id, status=equal.status)
+
+    async def _check_run(self, slug: str, run_id: str) -> None:
+        ids.run_date(run_id)
+        job = await self.ledger.job(JobId(run_id))
+        if job is None or job.payload is None:
+            raise RunNotFound(run_id=run_id)
+        found = RunRequest.read(job.payload).agent_slug
+        if found != slug:
+            raise RunOfAnother(run_id=run_id, found=found, slug=slug)
+
+    async def _store(self, offer: ProposalOffer) -> Submitted:
+        proposal = ids.make_proposal_id(await self.ledger.now(), self.random_text())
+        run = None if offer.source.run_id is None else await self.ledger.job(JobId(offer.source.run_id))
+        if run is not None:  # what a run makes belongs to what the run belongs to
+            offer = replace(offer, correlation_id=run.correlation_id)
+        return await self._submit(offer, proposal)
+
+    async def _submit(self, offer: ProposalOffer, proposal: JobId, *, id_is_given: bool = False) -> Submitted:
+        """Store it unless the same waits already; of many at once the ledger takes one. Raises DuplicateProposal, IdempotencyMismatch."""
+        for _ in range(proposals.STORE_TRIES_MAX):
+            try:
+                await self.refuse_duplicate(offer)
+                (answer,) = await self.ledger.submit(self.gateway, [self._job(offer, proposal, given=id_is_given)])
+            except DuplicateProposal:
+                earlier = await self._earlier(offer)  # the same request, a moment before
+                if earlier is None:
+                    raise
+                return earlier
+            except QueueFull:  # an equal one came in between
+                continue
+            if isinstance(answer, Mismatch):
+                raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
+            return answer
+        raise DuplicateProposal(proposal=proposal, status="pending")
+
+    async def _earlier(self, offer: ProposalOffer) -> Submitted | None:
+        """What this very request made before; raises IdempotencyMismatch."""
+        key = offer.key
+        found = None if key is None else await self.ledger.find_by_idempotency_key(key.scope, key.key, key.fingerprint)
+        if isinstance(found, Mismatch):
+            raise IdempotencyMismatch(key=found.key, job_id=found.job_id)
+        return found
+
+    def _job(self, offer: ProposalOffer, proposal: JobId, *, given: bool) -> NewJob:
+        job = proposals.as_job(
+            proposal,
+            self._body(offer, proposal),
+            parent_id=offer.source.run_id or offer.source.inbox_entry_id,
+            correlation_id=offer.correlation_id or offer.source.run_id,
+        )
+        if offer.key is None:
+            return replace(job, id_is_given=given)
+        key, scope, fingerprint = offer.key.key, offer.key.scope, offer.key.fingerprint
+        return replace(job, id_is_given=given, idempotency_key=key, idempotency_scope=scope, fingerprint=fingerprint)
+
+    def _body(self, offer: ProposalOffer, proposal: JobId) -> bytes:
+        return proposals.body_of(proposal, offer.agent_slug, offer.source, offer.draft, priority=offer.priority)
+
+    async def _status(self, proposal: JobId) -> str:
+        """`auto_applied`, `pending`, or `failed` when it approved itself and could not be applied: the first answer, however often asked."""
+        body: dict[str, Any] = json.loads((await proposals.get_proposal_job(self.ledger, proposal)).payload or b"{}")
+        if not proposals.may_auto_approve(body):
+            return "pending"
+        await proposals.auto_approve(self.ledger, self.gateway, proposal, body)
+        await apply_until_settled(self.apply_engine, self.clock, proposal, PATIENCE_S)
+        return first_apply_outcome(await self.ledger.events(proposal))
+
+
+def first_apply_outcome(events: Sequence[Event]) -> str:
+    """What came of the first try to apply a proposal that needed no person."""
+    tries = [event.target for event in events if event.source == APPLYING and event.data is not None]
+    if not tries or all(event.target != "auto_approved" for event in events):
+        return "pending"
+    return FAILED if tries[0] == FAILED else "auto_applied"

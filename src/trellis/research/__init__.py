@@ -1,0 +1,1 @@
+"""Research: queue jobs take an agent's question to the NLM backend and bring an artifact back."""

@@ -1,0 +1,306 @@
+"""The NLM backend as the orchestration layer asks it: one request for one execution (NLM-9), and what its answer means (D8).
+
+An execution is asked for once. When its callback does not come one looks how it stands, which begins nothing: a request that came again
+just after the execution had failed would be another one, and cost another answer of the model. Nothing is tried again here, no redirect
+is followed, and bytes and time have a bound.
+"""
+
+import json
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, Protocol, TypeVar, cast
+
+import pydantic
+
+from trellis.engine import tracing
+from trellis.engine.errors import KeyUnusable
+from trellis.net.errors import AnswerRefused, OutgoingError
+from trellis.net.guard import FetchedResponse, GuardedClient, OutgoingPolicy, guarded_client
+from trellis.net.targets import read_target
+from trellis.research.errors import (
+    BackendRefused,
+    BackendUnavailable,
+    ExecutionForgotten,
+    NlmAnswerInvalid,
+    NlmFailed,
+    RateLimited,
+    StageError,
+    StageHopeless,
+)
+from trellis.research.requests import QueueRequest
+from trellis.storage.objects.canonical_json import timestamp
+
+PROCESS_PATH = "/jobs/process"
+EXECUTION_PATH = "/jobs/{job_id}/executions/{epoch}"
+HEALTH_PATH = "/health"
+UNKNOWN = "unknown"
+PERMANENT_CODE = "VALIDATION_ERROR"
+"""What a backend calls an error that no other try would mend."""
+ANSWER_BYTES_MAX = 64 * 1024
+READ_BYTES_MAX = 4 * 1024 * 1024
+"""The longest answer to a read of jobs: one payload, or a page of jobs without theirs."""
+CONNECT_S = 5.0
+ANSWER_S = 10.0
+SAID_CHARS_MAX = 300
+WORTH_ANOTHER_TRY = frozenset({408, 409, 425, 429})
+"""Refusals that say something about this moment."""
+CREDENTIAL_STATUSES = frozenset({401, 403})
+"""Refusals of our credential. Any other 4xx says something about the request."""
+CANCEL_ACCEPTED_STATUSES = frozenset({202, 404})
+
+ShapeT = TypeVar("ShapeT", bound=pydantic.BaseModel)
+BackendEndT = TypeVar("BackendEndT", "BackendFinished", "BackendFailed")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecutionRequest:
+    """What the backend is asked for: exactly the eight fields of NLM-9."""
+
+    job_id: str
+    epoch: int
+    request: QueueRequest
+    context_snapshot_url: str
+    callback_url: str
+    deadline: datetime
+    correlation_id: str
+    """Travels in a header, for logs and traces."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The body."""
+        return {
+            "job_id": self.job_id,
+            "job_type": self.request.job_type.value,
+            "agent_slug": self.request.agent_slug,
+            "payload": dict(self.request.payload),
+            "context_snapshot_url": self.context_snapshot_url,
+            "callback_url": self.callback_url,
+            "deadline": timestamp(self.deadline),
+            "epoch": self.epoch,
+        }
+
+
+class ExecutionUnderWay(pydantic.BaseModel):
+    """202: the backend has it."""
+
+    accepted: Literal[True]
+    job_id: str
+    estimated_seconds: float | None = None
+
+
+class BackendFinished(pydantic.BaseModel):
+    """200: the backend has finished it, and what came of it is staged."""
+
+    job_id: str
+    epoch: int
+    status: Literal["COMPLETE"]
+    artifact_id: str = pydantic.Field(max_length=200)
+    artifact_url: str | None = pydantic.Field(None, max_length=2_048)
+    sha256: str = pydantic.Field(pattern=r"^[0-9a-f]{64}$")
+    size: int = pydantic.Field(ge=0, lt=2**53)
+
+
+class BackendFailure(pydantic.BaseModel):
+    """Why there is no artifact."""
+
+    code: str = pydantic.Field(min_length=1, max_length=100)
+    message: str = pydantic.Field(max_length=2_000)
+
+
+class BackendFailed(pydantic.BaseModel):
+    """200: the backend has ended it without a result."""
+
+    job_id: str
+    epoch: int
+    status: Literal["FAILED"]
+    error: BackendFailure
+
+
+class ExecutionBackend(Protocol):
+    """Whoever executes."""
+
+    async def process(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished:
+        """Have it executed; raises a StageError."""
+        ...
+
+    async def look(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished | BackendFailed:
+        """How it stands; raises ExecutionForgotten when the backend does not know it, and another StageError when it does not say."""
+        ...
+
+    async def stop(self, execution: ExecutionRequest, /) -> None:
+        """Say that nobody waits for it any more; raises a StageError when that could not be said."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what is open."""
+        ...
+
+
+class NlmBackend:
+    """The backend at an address of the operator's: no other is ever asked. `token` gives a credential for each request anew, and
+    `tls` verifies its certificate where the system's authorities do not.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: Callable[[], str],
+        tls: ssl.SSLContext | None = None,
+        *,
+        answer_bytes_max: int = ANSWER_BYTES_MAX,
+    ) -> None:
+        self._url, self._token, self._tls = url.rstrip("/"), token, tls
+        self._answer_bytes_max = answer_bytes_max
+        self._client: GuardedClient | None = None
+
+    async def process(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished:
+        """Have it executed; raises a StageError."""
+        body = json.dumps(execution.to_dict(), ensure_ascii=False).encode()
+        return read_answer(await self._asked(execution, "POST", PROCESS_PATH, body), execution)
+
+    async def look(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished | BackendFailed:
+        """How it stands; raises a StageError."""
+        path = EXECUTION_PATH.format(job_id=execution.job_id, epoch=execution.epoch)
+        answer = await self._asked(execution, "GET", path)
+        if answer.status == 404 and _problem(answer.body).get("execution") == UNKNOWN:
+            raise ExecutionForgotten(detail=f"the NLM backend knows nothing of epoch {execution.epoch} any more")
+        if answer.status == 200 and _problem(answer.body).get("status") == "FAILED":
+            return _checked_identity(_read(BackendFailed, answer.body), execution)
+        return read_answer(answer, execution)
+
+    async def stop(self, execution: ExecutionRequest, /) -> None:
+        """202: it is being stopped; 404: there is nothing to stop. Raises a StageError."""
+        path = EXECUTION_PATH.format(job_id=execution.job_id, epoch=execution.epoch)
+        answer = await self._asked(execution, "DELETE", path)
+        if answer.status not in CANCEL_ACCEPTED_STATUSES:
+            raise error_of_refusal(answer.status, answer.body)
+
+    async def read(self, path: str, *, correlation_id: str) -> Any:
+        """What the backend shows there, as JSON; None for what it does not know. Raises a StageError."""
+        headers = {"authorization": f"Bearer {self._token_now()}", "x-correlation-id": correlation_id}
+        answer = await self._sent("GET", path, headers | tracing.headers())
+        if answer.status == 404:
+            return None
+        if answer.status != 200:
+            raise error_of_refusal(answer.status, answer.body)
+        try:
+            return json.loads(answer.body)
+        except ValueError as error:
+            raise NlmAnswerInvalid(detail="the answer of the NLM backend is not JSON") from error
+
+    async def health(self) -> str:
+        """What it says of itself: `ok`, `degraded`, or nothing when it is another program; raises a StageError when it cannot serve."""
+        answer = await self._sent("GET", HEALTH_PATH, {})
+        if answer.status >= 500:
+            raise error_of_refusal(answer.status, answer.body)
+        return str(_problem(answer.body).get("status", ""))[:SAID_CHARS_MAX] if answer.status == 200 else ""
+
+    async def _asked(
+        self, execution: ExecutionRequest, method: str, path: str, body: bytes | None = None
+    ) -> FetchedResponse:
+        headers = {"authorization": f"Bearer {self._token_now()}", "x-correlation-id": execution.correlation_id}
+        if body is not None:
+            headers["content-type"] = "application/json"
+        with tracing.span(f"nlm_backend.{method}", {"trellis.job_id": execution.job_id}, kind=tracing.CLIENT):
+            return await self._sent(method, path, headers | tracing.headers(), body)
+
+    async def _sent(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
+    ) -> FetchedResponse:
+        try:
+            return await self._opened().send(method, self._url + path, headers=headers, content=body)
+        except AnswerRefused as error:
+            raise NlmAnswerInvalid(detail=str(error)) from error
+        except OutgoingError as error:
+            raise BackendUnavailable(detail=str(error)) from error
+
+    def _token_now(self) -> str:
+        try:
+            return self._token()
+        except KeyUnusable as error:
+            raise BackendUnavailable(detail=f"the NLM backend cannot be asked: {error}") from error
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    def _opened(self) -> GuardedClient:
+        """The client, made when it is first needed; raises UrlRefused."""
+        if self._client is None:
+            policy = OutgoingPolicy(
+                origins=(read_target(self._url).origin,),
+                public=False,
+                answer_bytes_max=self._answer_bytes_max,
+                connect_s=CONNECT_S,
+                total_s=ANSWER_S,
+            )
+            self._client = guarded_client(policy, tls=self._tls)
+        return self._client
+
+
+def read_answer(answer: FetchedResponse, execution: ExecutionRequest) -> ExecutionUnderWay | BackendFinished:
+    """What an answer means; raises a StageError."""
+    if answer.status == 202:
+        under_way = _read(ExecutionUnderWay, answer.body)
+        if under_way.job_id != execution.job_id:
+            raise NlmAnswerInvalid(detail=f"the NLM backend answered about job {under_way.job_id[:SAID_CHARS_MAX]}")
+        return under_way
+    if answer.status == 200:
+        return _checked_identity(_read(BackendFinished, answer.body), execution)
+    raise error_of_refusal(answer.status, answer.body)
+
+
+def error_of_failure(code: str, message: str) -> StageError:
+    """What the backend says of its own failure (D8)."""
+    if code == PERMANENT_CODE:
+        return StageHopeless(detail=message)
+    return NlmFailed(said=code, detail=message)
+
+
+def _checked_identity(told: BackendEndT, execution: ExecutionRequest) -> BackendEndT:
+    if (told.job_id, told.epoch) != (execution.job_id, execution.epoch):
+        detail = f"the NLM backend answered about job {told.job_id[:SAID_CHARS_MAX]} in epoch {told.epoch}"
+        raise NlmAnswerInvalid(detail=detail)
+    return told
+
+
+def error_of_refusal(status: int, body: bytes) -> StageError:
+    """What an answer that is no result means for the job (D8)."""
+    detail = f"the NLM backend answered {status}{_problem_detail(body)}"
+    if status == 429:
+        return RateLimited(detail=detail)
+    if status >= 500 or status in WORTH_ANOTHER_TRY:
+        return BackendUnavailable(detail=detail)
+    if status in CREDENTIAL_STATUSES:
+        return BackendRefused(detail=detail)
+    if 400 <= status < 500:
+        return StageHopeless(detail=detail)
+    return NlmAnswerInvalid(detail=detail)
+
+
+def _read(shape: type[ShapeT], body: bytes) -> ShapeT:
+    try:
+        return shape.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = "/".join(map(str, first["loc"])) or "the body"
+        raise NlmAnswerInvalid(
+            detail=f"the answer of the NLM backend cannot be read: {where}: {first['msg']}"
+        ) from None
+
+
+def _problem_detail(body: bytes) -> str:
+    """The reason in a problem+json body, if that is what it is."""
+    detail = _problem(body).get("detail")
+    return f": {detail[:SAID_CHARS_MAX]}" if isinstance(detail, str) else ""
+
+
+def _problem(body: bytes) -> Mapping[str, Any]:
+    try:
+        found: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}

@@ -1,0 +1,158 @@
+"""The context of one execution: what the agent remembers, what it reads and which entities are meant, as they are at this moment.
+
+The snapshot is made once for each epoch and never changes: whoever executes this attempt reads the same. Layer 2 is never looked at
+(AUTH-4). A text is taken whole or not at all, and a source that is asked for by name and cannot be had fails the job.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from trellis.agents.catalog import AgentMissing, Catalog
+from trellis.agents.definition import AgentDefinition, AgentMalformed
+from trellis.agents.errors import AgentError
+from trellis.agents.sources import AgentSource, AgentSources
+from trellis.artifacts.content import TITLE_CHARS_MAX, JobType
+from trellis.artifacts.keys import PROJECTS
+from trellis.artifacts.payloads import BriefPayload, ResearchPayload, read_payload
+from trellis.artifacts.snapshot import ENTITIES_MAX, NAME_CHARS_MAX, Snapshot
+from trellis.engine.errors import InputError, Refused
+from trellis.research.errors import ContextUnavailable, StageHopeless
+from trellis.research.requests import QueueRequest
+from trellis.storage.memory import MemoryRepository, ReadMode, TokenCounter, count_tokens
+from trellis.storage.memory.errors import RepositoryError
+from trellis.storage.objects.canonical_json import sha256
+from trellis.storage.objects.keys import object_key
+from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreError
+
+MEMORY_FOLDER = "memory"
+HEADING = "# "
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredSnapshot:
+    """A snapshot that is in the object store."""
+
+    key: str
+    sha256: str
+
+
+def snapshot_key(cid: str, job_id: str, epoch: int) -> str:
+    """Where the snapshot of one attempt lies."""
+    return object_key(PROJECTS, cid, "snapshots", job_id, f"{epoch}.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextAssembler:
+    """Makes snapshots from the agents' files and memories."""
+
+    objects: ObjectStore
+    memory: MemoryRepository
+    cid: str
+    counter: TokenCounter = count_tokens
+    """What counts the tokens of sources (D50)."""
+
+    async def assemble(self, request: QueueRequest, job_id: str, epoch: int) -> StoredSnapshot:
+        """Write the snapshot of this attempt; raises a StageError."""
+        try:
+            return await self._kept(snapshot_key(self.cid, job_id, epoch), await self._snapshot(request, job_id, epoch))
+        except StoreError as error:
+            raise ContextUnavailable(detail=str(error)) from error
+        except (InputError, Refused, AgentError) as error:
+            raise StageHopeless(detail=str(error)) from error
+
+    async def check(self, request: QueueRequest) -> AgentDefinition:
+        """The agent, if it is there and may run; raises StageHopeless, StoreError."""
+        agent = await Catalog(self.objects).load(request.agent_slug)
+        if isinstance(agent, AgentMissing | AgentMalformed):
+            raise StageHopeless(detail=f"agent {request.agent_slug} cannot run: {agent}")
+        if not agent.may_run:
+            detail = f"agent {request.agent_slug} is {agent.status.value}; only an active agent runs"
+            raise StageHopeless(detail=detail)
+        return agent
+
+    async def _snapshot(self, request: QueueRequest, job_id: str, epoch: int) -> bytes:
+        """What it is made of comes from stores; making it takes processor time, so it is made beside the loop that renews leases."""
+        agent = await self.check(request)
+        read = await Catalog(self.objects, counter=self.counter).sources(request.agent_slug, agent)
+        memory = await self._memory(request.agent_slug)
+        return await asyncio.to_thread(_snapshot, request, job_id, epoch, memory, read)
+
+    async def _memory(self, slug: str) -> dict[str, Any]:
+        """Layer 1, basic: what every execution is given."""
+        try:
+            view = await asyncio.to_thread(self.memory.read, slug, ReadMode.BASIC)
+        except RepositoryError as error:
+            raise ContextUnavailable(detail=str(error)) from error
+        files = [{"ref": f"{MEMORY_FOLDER}/{name}", "text": text} for name, text in view.content.items() if text]
+        return {"version": str(view.version) if view.version else None, "files": files}
+
+    async def _kept(self, key: str, body: bytes) -> StoredSnapshot:
+        """What lies there under this epoch is this attempt's own: its answer was lost, and it is as good as now."""
+        if isinstance(await self.objects.put(key, body, when=CREATE), PutStored):
+            return StoredSnapshot(key=key, sha256=sha256(body))
+        there = await self.objects.get(key)
+        if there is None:
+            raise ContextUnavailable(detail=f"the snapshot {key} was there and is gone")
+        return StoredSnapshot(key=key, sha256=sha256(there.body))
+
+
+def _snapshot(request: QueueRequest, job_id: str, epoch: int, memory: dict[str, Any], read: AgentSources) -> bytes:
+    payload = read_payload(request.job_type, request.payload)
+    asked = payload.sources if isinstance(payload, ResearchPayload) else ()
+    meant = (*request.entity_refs, *(payload.entity_refs if isinstance(payload, BriefPayload) else ()))
+    return Snapshot.of(
+        job_id=job_id,
+        epoch=epoch,
+        agent_slug=request.agent_slug,
+        memory=memory,
+        entities=_entities(meant, read.items, also_known=request.job_type is JobType.PROPOSAL_PREPROCESS),
+        sources=[
+            {"ref": one.ref, "text": one.text, "title": title_of(one.text)} for one in _citable_sources(read, asked)
+        ],
+    ).to_bytes()
+
+
+def _citable_sources(read: AgentSources, asked: Sequence[str]) -> tuple[AgentSource, ...]:
+    """What may be cited: what is asked for by name, else everything that the agent reads."""
+    if not asked:
+        return read.items
+    known = {one.ref: one for one in read.items}
+    left_out = {one.ref: f"{one.reason.value}: {one.detail}" for one in read.left_out}
+    missing = [ref for ref in asked if ref not in known]
+    if missing:
+        why = left_out.get(missing[0], "the agent has no such source")
+        raise StageHopeless(detail=f"source {missing[0]!r} cannot be read: {why}")
+    return tuple(known[ref] for ref in dict.fromkeys(asked))
+
+
+def _entities(meant: Sequence[str], sources: Sequence[AgentSource], *, also_known: bool) -> list[dict[str, Any]]:
+    """What is known of each: a source whose file has the entity's slug for a name is the text about it, and its heading the name.
+
+    A draft may name any entity that the agent knows, so for a draft all of them are there.
+    """
+    about: dict[str, AgentSource] = {}
+    for one in sources:
+        about.setdefault(PurePosixPath(one.ref).stem, one)
+    slugs = list(dict.fromkeys((*meant, *(about if also_known else ()))))[:ENTITIES_MAX]
+    return [_entity(slug, about.get(slug)) for slug in slugs]
+
+
+def _entity(slug: str, source: AgentSource | None) -> dict[str, Any]:
+    if source is None:
+        return {"slug": slug, "name": slug}
+    title, spelt = title_of(source.text), " ".join(re.split(r"[-_]+", slug)).strip()
+    name = (title or spelt or slug)[:NAME_CHARS_MAX]
+    aliases = [spelt] if spelt and spelt.casefold() != name.casefold() else []
+    return {"slug": slug, "name": name, "aliases": aliases, "ref": source.ref}
+
+
+def title_of(text: str) -> str | None:
+    """The first heading of a Markdown text that says something."""
+    for line in text.splitlines():
+        if line.startswith(HEADING) and (title := line[len(HEADING) :].strip().rstrip("#").rstrip()):
+            return title[:TITLE_CHARS_MAX]
+    return None

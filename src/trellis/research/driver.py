@@ -1,0 +1,490 @@
+"""The driver of queue jobs: takes one through its stages, to its end, and back after a requeue."""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from trellis.agents.errors import AgentError
+from trellis.artifacts.content import ARTIFACT_TYPE_OF_JOB_TYPE
+from trellis.artifacts.keys import journal_entry
+from trellis.artifacts.registry import ArtifactRegistry
+from trellis.artifacts.rows import STAGED, ArtifactRow
+from trellis.documents.errors import AgentNotRunnable, TooManyWaiting
+from trellis.documents.run_documents import RunRequest
+from trellis.engine import tracing
+from trellis.engine.clock import Clock, within
+from trellis.engine.errors import InvalidTransition, LedgerError
+from trellis.engine.jobs import (
+    Actor,
+    Advance,
+    Claimed,
+    JobId,
+    Lease,
+    LeaseLost,
+    Move,
+    Moved,
+    RequestId,
+    StepApplied,
+    Turn,
+)
+from trellis.engine.lease_runner import DriveStopped, consume_cancel, journal_once, shield_final_step
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.restoration import RELEASED_CAUSE
+from trellis.engine.retry_policy import storable
+from trellis.lifecycles import Phase, Trigger
+from trellis.lifecycles.run import RUN
+from trellis.research import errors
+from trellis.research.backend_client import (
+    BackendFailed,
+    BackendFinished,
+    ExecutionBackend,
+    ExecutionRequest,
+    error_of_failure,
+)
+from trellis.research.callbacks import Callback, KeptCallbacks
+from trellis.research.context import ContextAssembler
+from trellis.research.documents import callback_url, run_of, snapshot_url
+from trellis.research.errors import ContextUnavailable, StageError, StageHopeless
+from trellis.research.requests import QueueRequest
+from trellis.research.retry_policy import FailForGood, on_stage_error
+from trellis.runs.orchestration import OrchestrationLayer, TriggerKind
+from trellis.storage.objects.canonical_json import timestamp
+from trellis.storage.objects.store import ObjectStore, StoreError
+
+# The last step of a job that has failed for good: out of its backoff into FAILED, where a person has a window to look (D8).
+#
+# Whoever scheduled the backoff makes this step too, and may die in between. The backoff then lasts far longer than any other, so no timer
+# gives the job another attempt, and whoever looks next makes the step in its place. Twice is as once.
+
+FAILED = "FAILED"
+CAUSE_CHARS_MAX = 200
+
+
+async def fail_for_good(
+    ledger: Ledger, actor: Actor, job_id: JobId, version: int, facts: Mapping[str, Any], *, window_s: float
+) -> str:
+    """Move a job out of the backoff that has this version; the state it is in then."""
+    error = facts["error"]
+    move = Move(
+        job_id=job_id,
+        target=FAILED,
+        request_id=RequestId(f"final:{job_id}:{version}"),
+        version=version,
+        delay_s=window_s,
+        cause=f"{error['code']}: {error['message']}"[:CAUSE_CHARS_MAX],
+        data=json.dumps(dict(facts), ensure_ascii=False).encode(),
+    )
+    answer = await ledger.move(actor, move)
+    return answer.target if isinstance(answer, Moved) else answer.state
+
+
+# The run that a requeued job belongs to (D20).
+#
+# A run that has ended stays closed. When a job of such a run is requeued, a new run of the same agent is begun, with the same parameters
+# and with `retry_of` in its manifest; the job keeps its id, and what was recorded before keeps the old run. It is begun once for each
+# generation, however often the job is taken up in it. A job that was never a run's keeps the run id that was made for it.
+
+
+async def run_of_generation(
+    ledger: Ledger, layer: OrchestrationLayer, job_id: JobId, generation: int, request: QueueRequest
+) -> str:
+    """The run that this generation belongs to, begun now if it has to be; raises StageError."""
+    if generation == 0:
+        return request.run_id
+    events = await ledger.events(job_id)
+    before, now = run_of(request, events, generation=generation - 1), run_of(request, events)
+    if now != before:
+        return now
+    run = await ledger.job(JobId(before))
+    if run is None or run.payload is None or run.lifecycle != RUN.name:
+        return before
+    if RUN.by_name[run.state].phase is not Phase.ENDED:
+        return before
+    try:
+        return await layer.trigger(
+            request.agent_slug,
+            RunRequest.read(run.payload).params,
+            kind=TriggerKind.EVENT,
+            key=f"requeue:{job_id}:{generation}",
+            retry_of=before,
+            correlation_id=None if run.correlation_id == run.job_id else run.correlation_id,
+        )
+    except TooManyWaiting as error:
+        raise ContextUnavailable(detail=str(error)) from error
+    except (AgentNotRunnable, AgentError) as error:
+        raise StageHopeless(detail=str(error)) from error
+
+
+# Drives one queue job through its four stages, under a lease (document 000 §1; JQ-5, JQ-9, D7, D8, D15, D38, D41).
+#
+# What holds: each stage leaves something that is there before the step that counts it: the snapshot before NOTEBOOKLM_CALL, a callback for
+# this very attempt before ARTIFACT_WRITE, verified bytes in the journal before COMPLETE, which finalizes the artifact in the same
+# transaction. Whatever goes wrong becomes one error, and `retrying` says what it means. A driver that dies anywhere leaves a job whose
+# lease is lost: the next attempt begins anew with the next epoch, and whatever this one still does is refused. One that is told to leave
+# gives its job back together with the attempt. Whoever ends without a result says so to the backend, which need not go on then.
+
+CONTEXT, CALL, WRITE = "CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE"
+STAGE_LEFT = "left"
+"""What a span says of a drive that ended because the job is another's."""
+ERROR_CHARS_MAX = 2_000
+NOT_EXECUTING_ERRORS = (
+    errors.RateLimited,
+    errors.BackendRefused,
+    errors.StageHopeless,
+    errors.NlmFailed,
+    errors.ExecutionForgotten,
+)
+"""Errors that say that the backend has not begun an execution, or has ended it."""
+
+_log = log_of("trellis.queue")
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueDriverOptions:
+    """How long things may take."""
+
+    execution_s: float = 600.0
+    """One execution, from its claim to COMPLETE (D41)."""
+    context_s: float = 30.0
+    write_s: float = 30.0
+    look_s: float = 0.25
+    """Between the first looks for a callback; later ones come less often."""
+    look_s_max: float = 1.0
+    ask_again_s: float = 10.0
+    """When no callback came for so long, one looks how the backend stands."""
+    operator_window_s: float = 900.0
+    """How long a failed job waits for a person (D8)."""
+    let_go_s: float = 2.0
+    """How long a process that leaves tries to give a job back; then the job is left to its lease."""
+    stop_s: float = 2.0
+    """How long one tries to tell the backend that nobody waits any more."""
+
+
+@dataclass(kw_only=True)
+class QueueDriver:
+    """Makes drives. `draw` gives numbers in [0, 1) for the jitter."""
+
+    ledger: Ledger
+    actor: Actor
+    clock: Clock
+    objects: ObjectStore
+    assembly: ContextAssembler
+    artifacts: ArtifactRegistry
+    layer: OrchestrationLayer
+    backend: ExecutionBackend
+    gateway: str
+    """Where snapshots are read and callbacks come in: `http://host:port`."""
+    draw: Callable[[], float]
+    options: QueueDriverOptions
+    cancel_requests: set[str] = field(default_factory=set[str])
+    """Jobs that somebody asked to stop; their drive is cancelled after they were put here."""
+    leaving: bool = False
+    """Whether this process lets go of everything; drives are cancelled after it was set."""
+
+    async def drive(self, claimed: Claimed) -> str | None:
+        """Take the job as far as it goes: the state it leaves it in, None when it is another's."""
+        with tracing.attempt_span(claimed, "queue.drive") as span:
+            state = await self._drive(claimed)
+            span.note({"trellis.state": state or STAGE_LEFT})
+            return state
+
+    async def _drive(self, claimed: Claimed) -> str | None:
+        drive, job_id = _QueueDrive(self, claimed), claimed.lease.job_id
+        try:
+            return await self._driven(drive, job_id)
+        except DriveStopped:
+            _log.info("job_left", job_id=job_id, epoch=claimed.lease.epoch, reason="the lease is another's")
+            return None
+        except asyncio.CancelledError:
+            if self.leaving:
+                await drive.give_back()
+            raise
+        finally:
+            self.cancel_requests.discard(job_id)
+            await drive.dismiss()
+
+    async def _driven(self, drive: "_QueueDrive", job_id: str) -> str | None:
+        try:
+            ending = drive.complete(await drive.until_verified())
+        except asyncio.CancelledError:
+            if not consume_cancel(self.cancel_requests, job_id):
+                raise
+            ending = drive.stop()
+        except StageError as error:
+            ending = drive.fail(error)
+        return await shield_final_step(self.cancel_requests, job_id, ending)
+
+
+class _QueueDrive:
+    """One attempt of one job in the hands of one driver."""
+
+    def __init__(self, driver: QueueDriver, claimed: Claimed) -> None:
+        self._driver, self._claimed = driver, claimed
+        self._lease: Lease = claimed.lease
+        self._job_id = claimed.lease.job_id
+        self._stage = claimed.state
+        began, options = driver.clock.monotonic(), driver.options
+        self._ends_at = began + options.execution_s
+        self._deadline_at = None if claimed.deadline_s is None else began + claimed.deadline_s
+        self._unfinished: ExecutionRequest | None = None
+        """What the backend may be at."""
+
+    # --- the stages --------------------------------------------------------------------------------------------------
+
+    async def until_verified(self) -> tuple[ArtifactRow, datetime]:
+        """Everything up to the artifact that was checked and kept, and when its writing began; raises StageError, Stopped."""
+        request, options = self._request(), self._driver.options
+        execution = await self._in_time(self._assemble(request), options.context_s, errors.ContextTimeout)
+        callback = await self._in_time(self._called(execution), 0.0, errors.CallbackMissing)
+        began = await self._driver.ledger.now()
+        row = await self._in_time(self._verified(request, callback), options.write_s, errors.ArtifactUnwritten)
+        return row, began
+
+    def _request(self) -> QueueRequest:
+        try:
+            return QueueRequest.read(self._job_id, self._claimed.payload)
+        except errors.RequestUnreadable as error:
+            raise errors.StageHopeless(detail=str(error)) from error
+
+    async def _assemble(self, request: QueueRequest) -> ExecutionRequest:
+        """The snapshot, and what the backend is told."""
+        driver, epoch = self._driver, self._lease.epoch
+        began = await driver.ledger.now()
+        made = await driver.assembly.assemble(request, self._job_id, epoch)
+        run_id = await run_of_generation(driver.ledger, driver.layer, self._job_id, self._claimed.generation, request)
+        now, url = await driver.ledger.now(), snapshot_url(driver.gateway, self._job_id, epoch)
+        facts = {"run_id": run_id, "snapshot_url": url, "sha256": made.sha256, **_times(began, now)}
+        await self._step("snapshot_ready", CALL, facts)
+        return ExecutionRequest(
+            job_id=self._job_id,
+            epoch=epoch,
+            request=request,
+            context_snapshot_url=url,
+            callback_url=callback_url(driver.gateway, self._job_id),
+            deadline=now + timedelta(seconds=self._left_s()),
+            correlation_id=self._claimed.correlation_id,
+        )
+
+    async def _called(self, execution: ExecutionRequest) -> Callback | BackendFinished:
+        """Have the backend do it, and wait for what it brings."""
+        began = await self._driver.ledger.now()
+        result = await self._executed(execution)
+        if isinstance(result, Callback) and result.error is not None and result.status == "FAILED":
+            raise error_of_failure(result.error.code, result.error.message)
+        facts = {"artifact_id": result.artifact_id, "sha256": result.sha256, "size": result.size}
+        await self._step("response_received", WRITE, {**facts, **_times(began, await self._driver.ledger.now())})
+        return result
+
+    async def _executed(self, execution: ExecutionRequest) -> Callback | BackendFinished:
+        """What the execution came to. Until something says otherwise the backend may be at it, also when its answer was lost."""
+        self._unfinished = execution
+        try:
+            answer = await self._driver.backend.process(execution)
+            result = answer if isinstance(answer, BackendFinished) else await self._awaited(execution)
+        except NOT_EXECUTING_ERRORS:
+            self._unfinished = None
+            raise
+        self._unfinished = None
+        return result
+
+    async def _awaited(self, execution: ExecutionRequest) -> Callback | BackendFinished:
+        """The callback of this attempt; when none comes for a while one looks what the backend has come to."""
+        driver, options = self._driver, self._driver.options
+        kept = KeptCallbacks(objects=driver.objects, job_id=self._job_id, epoch=self._lease.epoch)
+        seen, look_s = set[str](), options.look_s
+        ask_at = driver.clock.monotonic() + options.ask_again_s
+        while True:
+            callback = await self._looked(kept, seen)
+            if callback is not None:
+                return callback
+            if driver.clock.monotonic() >= ask_at:
+                finished = await self._looked_up(execution)
+                if finished is not None:
+                    return finished
+                ask_at = driver.clock.monotonic() + options.ask_again_s
+            await driver.clock.sleep(look_s)
+            look_s = min(options.look_s_max, look_s * 1.5)
+
+    async def _looked(self, kept: KeptCallbacks, seen: set[str]) -> Callback | None:
+        try:
+            return await kept.first(seen)
+        except StoreError as error:  # the execution's end bounds how long it may go on
+            _log.warning("callbacks_unreadable", job_id=self._job_id, error=str(error))
+            return None
+
+    async def _looked_up(self, execution: ExecutionRequest) -> BackendFinished | None:
+        """What the backend has come to, None when it is at it or does not say; raises what the execution failed with, or that it is lost."""
+        try:
+            answer = await self._driver.backend.look(execution)
+        except errors.ExecutionForgotten:
+            raise
+        except StageError as error:
+            _log.warning("nlm_backend_unclear", job_id=self._job_id, code=error.shown_code, error=str(error))
+            return None
+        if isinstance(answer, BackendFailed):
+            raise error_of_failure(answer.error.code, answer.error.message)
+        return answer if isinstance(answer, BackendFinished) else None
+
+    async def _verified(self, request: QueueRequest, result: Callback | BackendFinished) -> ArtifactRow:
+        """The staged artifact, if it is what was announced; its bytes are in the ledger's journal then (JQ-5)."""
+        try:
+            row = await self._driver.artifacts.row(result.artifact_id or "")
+            body = None if row is None else await self._driver.artifacts.staged_bytes(row.artifact_id)
+        except StoreError as error:
+            raise errors.ArtifactUnwritten(detail=str(error)) from error
+        if row is None or body is None:
+            raise errors.ArtifactMismatch(detail=f"artifact {result.artifact_id} is not staged")
+        problem = self._mismatch(request, result, row, body)
+        if problem is not None:
+            raise errors.ArtifactMismatch(detail=f"artifact {row.artifact_id} {problem}")
+        await journal_once(self._driver.ledger, self._lease, journal_entry(row.artifact_id), body)
+        return row
+
+    def _mismatch(
+        self, request: QueueRequest, result: Callback | BackendFinished, row: ArtifactRow, body: bytes
+    ) -> str | None:
+        if (row.job_id, row.epoch) != (self._job_id, self._lease.epoch):
+            return f"is of job {row.job_id} in epoch {row.epoch}"
+        if row.state != STAGED:
+            return f"is {row.state}"
+        if row.type is not ARTIFACT_TYPE_OF_JOB_TYPE[request.job_type]:
+            return f"is a {row.type.value}, and a {request.job_type.value} yields a {ARTIFACT_TYPE_OF_JOB_TYPE[request.job_type].value}"
+        if (row.sha256, row.size) != (result.sha256, result.size) or not row.is_of(body):
+            return "has other bytes than were announced"
+        return None
+
+    # --- the ends ----------------------------------------------------------------------------------------------------
+
+    async def complete(self, verified: tuple[ArtifactRow, datetime]) -> str | None:
+        """The artifact becomes final and the job COMPLETE, together or not at all."""
+        row, began = verified
+        made = {"artifact_id": row.artifact_id, "type": row.type.value, "sha256": row.sha256, "size": row.size}
+        facts = {**made, **_times(began, await self._driver.ledger.now())}
+        try:
+            await self._advance(Trigger.COMPLETE, facts, result=_json(made), finalizes=row)
+        except InvalidTransition as error:  # nothing was written: the artifact is not staged any more
+            return await self.fail(errors.ArtifactUnwritten(detail=str(error)))
+        return "COMPLETE"
+
+    async def stop(self) -> str | None:
+        """Obey a soft cancel: the ledger makes the cancel that was asked for out of the holder's letting go."""
+        await self._advance(Trigger.RETRY, {"stage": self._stage}, cause="stopped on request")
+        return "FAILED"
+
+    async def give_back(self) -> None:
+        """Let another process have the job at once, with as many attempts as before; if that cannot be said in time, its lease runs out."""
+        options, about = self._driver.options, {"job_id": self._job_id, "stage": self._stage}
+        letting_go = self._advance(Trigger.RETRY, {"stage": self._stage}, cause=RELEASED_CAUSE, spare_attempt=True)
+        try:
+            await within(self._driver.clock, options.let_go_s, letting_go)
+        except DriveStopped:
+            return  # it has ended, or is another's
+        except (LedgerError, TimeoutError) as error:
+            _log.warning("not_given_back", error=str(error) or f"no answer within {options.let_go_s:g} s", **about)
+
+    async def dismiss(self) -> None:
+        """Tell the backend that nobody waits for what it may be at. Nothing depends on it."""
+        execution, driver = self._unfinished, self._driver
+        if execution is None:
+            return
+        try:
+            await within(driver.clock, driver.options.stop_s, driver.backend.stop(execution))
+        except (StageError, TimeoutError) as error:
+            problem = str(error) or f"no answer within {driver.options.stop_s:g} s"
+            _log.warning("nlm_backend_not_told", job_id=self._job_id, epoch=execution.epoch, error=problem)
+
+    async def fail(self, error: StageError) -> str | None:
+        """Back off, or end in FAILED at once."""
+        verdict = on_stage_error(error, self._claimed.attempt, self._claimed.max_attempts, self._driver.draw())
+        code, text = error.shown_code, storable(str(error))[:ERROR_CHARS_MAX]
+        final = isinstance(verdict, FailForGood)
+        facts = {"error": {"code": code, "message": text}, "stage": self._stage, "permanent": not error.retries}
+        delay_s = verdict.rest_s if isinstance(verdict, FailForGood) else verdict.delay_s
+        about = {"job_id": self._job_id, "stage": self._stage, "attempt": self._claimed.attempt, "code": code}
+        _log.warning("stage_failed", error=text, final=final, again_in_s=None if final else delay_s, **about)
+        version = await self._advance(Trigger.RETRY, facts, cause=f"{code}: {text}"[:CAUSE_CHARS_MAX], delay_s=delay_s)
+        if not final:
+            return "RETRY_BACKOFF"
+        driver = self._driver
+        return await fail_for_good(
+            driver.ledger, driver.actor, self._job_id, version, facts, window_s=driver.options.operator_window_s
+        )
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    async def _in_time(self, work: Coroutine[Any, Any, ResultT], limit_s: float, late: type[StageError]) -> ResultT:
+        """What the work gives, cut by its own limit if it has one, by the execution's end and by the job's deadline."""
+        left_s = max(0.0, self._left_s())
+        patience_s = min(limit_s, left_s) if limit_s else left_s
+        stage = self._stage
+        with tracing.span(f"queue.stage {stage}"):
+            try:
+                return await within(self._driver.clock, patience_s, work)
+            except TimeoutError:
+                raise self._too_late(stage, limit_s, late) from None
+            except (StageError, DriveStopped, LedgerError):
+                raise
+            except Exception as error:
+                _log.exception("stage_raised", job_id=self._job_id, stage=self._stage)
+                detail = f"{self._stage}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
+                raise errors.StageFailed(detail=detail) from error
+
+    def _too_late(self, stage: str, limit_s: float, late: type[StageError]) -> StageError:
+        now, options = self._driver.clock.monotonic(), self._driver.options
+        if self._deadline_at is not None and self._deadline_at <= now:
+            return errors.DeadlinePassed(detail=f"the job's deadline was over in {stage}")
+        if self._ends_at <= now:
+            return late(detail=f"{stage} was not over when the execution had taken {options.execution_s:g} s")
+        return late(detail=f"{stage} took more than {limit_s:g} s")
+
+    def _left_s(self) -> float:
+        ends = self._ends_at if self._deadline_at is None else min(self._ends_at, self._deadline_at)
+        return ends - self._driver.clock.monotonic()
+
+    async def _step(self, trigger: str, stage: str, facts: Mapping[str, Any]) -> None:
+        """Into the next stage."""
+        await self._advance(trigger, facts)
+        self._stage = stage
+
+    async def _advance(
+        self,
+        trigger: str,
+        facts: Mapping[str, Any],
+        *,
+        cause: str | None = None,
+        delay_s: float = 0.0,
+        spare_attempt: bool = False,
+        result: bytes | None = None,
+        finalizes: ArtifactRow | None = None,
+    ) -> int:
+        """One fenced step; the job's version after it. Raises Stopped, and InvalidTransition when it finalizes what cannot be."""
+        advance = Advance(
+            self._lease,
+            self._stage,
+            trigger,
+            delay_s=delay_s,
+            spare_attempt=spare_attempt,
+            cause=cause,
+            data=_json(facts),
+            result=result,
+            finalizes=None if finalizes is None else finalizes.artifact_id,
+        )
+        (outcome,) = (await self._driver.ledger.turn(Turn(actor=self._driver.actor, advances=(advance,)))).outcomes
+        match outcome:
+            case StepApplied(version=version):
+                return version
+            case LeaseLost():
+                raise DriveStopped
+
+
+def _times(began: datetime, ended: datetime) -> dict[str, str]:
+    return {"started_at": timestamp(began), "finished_at": timestamp(max(began, ended))}
+
+
+def _json(facts: Mapping[str, Any]) -> bytes:
+    return json.dumps(facts, ensure_ascii=False).encode()

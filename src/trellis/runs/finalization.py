@@ -1,0 +1,160 @@
+"""A completed job and its artifact: how both are published, and how both come back into a lost ledger (D14, D15, JQ-5, ART-6).
+
+The ledger completes a job and finalizes its artifact in one transaction; the object store cannot. So their order there says enough:
+first the artifact's bytes, then the record of the completion, then the record of the finalization. Whatever a crash leaves of these
+three, a rebuild makes the same pair of it: a recorded completion has readable bytes, and tells the finalization that was not recorded.
+An artifact that was removed by a cleanup is not published again. The bytes of one that has ended go after the record of its end, and with
+it: whoever recorded it and died before is completed by the next projector, or by a rebuild.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from trellis.artifacts.keys import ArtifactLost, journal_entry
+from trellis.artifacts.registry import FINALIZED_EVENT, delete_bytes, stored_bytes
+from trellis.artifacts.rows import ENDED_STATES, FINALIZED, STAGED, ArtifactRow
+from trellis.documents import ids
+from trellis.documents.errors import DocumentDiffers
+from trellis.documents.run_documents import Publication
+from trellis.engine.errors import HistoryBroken
+from trellis.engine.jobs import JobId
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Event, JobToRestore, RecordedEvent
+from trellis.lifecycles.artifact import ARTIFACT
+from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.runs.spool import RecordSpool
+from trellis.storage.objects.store import ObjectStore
+
+COMPLETE = next(state.name for state in QUEUE_JOB.states if state.success)
+
+
+# --- published ---------------------------------------------------------------------------------------------------------
+
+
+async def publications(ledger: Ledger, objects: ObjectStore, row: ArtifactRow) -> list[Publication]:
+    """The bytes of an artifact that became final, unless they are there or it was removed since. Raises DocumentDiffers."""
+    now = await ledger.job(row.artifact_id) if row.state == FINALIZED else None
+    if now is None or now.state != FINALIZED:
+        return []
+    there = await objects.get(row.key)
+    if there is not None and row.is_of(there.body):
+        return []
+    try:
+        return [Publication(row.key, await stored_bytes(ledger, objects, row))]
+    except ArtifactLost as error:
+        raise DocumentDiffers(key=row.key) from error
+
+
+async def completion(ledger: Ledger, row: ArtifactRow) -> list[RecordedEvent]:
+    """The completion that made this artifact final, while the ledger knows its job; nothing in another state."""
+    if row.state != FINALIZED:
+        return []
+    found = [event for event in await ledger.events(row.job_id) if _completes(event, row.artifact_id)]
+    return await ledger.recorded(found)
+
+
+async def is_recorded(objects: ObjectStore, event: Event) -> bool:
+    """Whether an event of an artifact, which has an audit record of its own, has it."""
+    return await objects.head(ids.audit_key(event.ts, event.id)) is not None
+
+
+async def delete_published(objects: ObjectStore, row: ArtifactRow) -> None:
+    """Take the bytes of an artifact away whose end is recorded now; the published ones of a discarded one, too.
+
+    Those are of a completion that was lost with its ledger after they were published.
+    """
+    if row.state in ENDED_STATES:
+        await delete_bytes(objects, row)
+
+
+# --- put back ----------------------------------------------------------------------------------------------------------
+
+
+def with_finalization(job: JobToRestore, spool: RecordSpool) -> JobToRestore:
+    """The job as it is recorded; a staged artifact whose job's completion is recorded also with the step that this was for it."""
+    last, asked = job.records[-1], job.records[0].submission
+    if last.event.lifecycle != ARTIFACT.name or last.event.target != STAGED or asked is None or asked.parent_id is None:
+        return job
+    for event in (one.event for one in _recorded(spool, asked.parent_id)):
+        if _completes(event, last.event.job_id):
+            return replace(job, records=(*job.records, _finalization(last, event)))
+    return job
+
+
+async def artifact_journal(
+    objects: ObjectStore, spool: RecordSpool, job: JobToRestore
+) -> tuple[dict[str, bytes], bool]:
+    """What a completed job's journal held of its artifact, and whether the artifact's own object is not as recorded; raises HistoryBroken.
+
+    It is missing, or it is still there of one that has ended.
+    """
+    row = _row_of(spool, job)
+    if row is not None and row.state in ENDED_STATES:
+        return {}, job.job_id == row.artifact_id and await objects.head(row.key) is not None
+    if row is None or row.state != FINALIZED:
+        return {}, False
+    for key in (row.key, row.staged_key):
+        found = await objects.get(key)
+        if found is not None and row.is_of(found.body):
+            entry = {} if job.job_id == row.artifact_id else {journal_entry(row.artifact_id): found.body}
+            return entry, key != row.key
+    raise HistoryBroken(job_id=job.job_id, reason=f"{row.key} is missing, or is not what was recorded")
+
+
+def _row_of(spool: RecordSpool, job: JobToRestore) -> ArtifactRow | None:
+    """The artifact that this job is, or was completed with; raises HistoryBroken."""
+    last = job.records[-1].event
+    if last.lifecycle == ARTIFACT.name:
+        return _row(job.records)
+    artifact_id = _artifact_of(last)
+    if artifact_id is None:
+        return None
+    records = _recorded(spool, artifact_id)
+    if not records:
+        raise HistoryBroken(job_id=job.job_id, reason=f"its artifact {artifact_id} is not recorded")
+    return _row(with_finalization(JobToRestore(records=tuple(records)), spool).records)
+
+
+def _row(records: Sequence[RecordedEvent]) -> ArtifactRow | None:
+    first, last = records[0], records[-1].event
+    return ArtifactRow.of_payload(
+        last.job_id, first.submission.payload if first.submission else b"", last.target, last.ts
+    )
+
+
+def _recorded(spool: RecordSpool, job_id: JobId) -> list[RecordedEvent]:
+    life = spool.last_life(job_id)
+    return [] if life is None else spool.records(life.job_id, life.submitted_at)
+
+
+def _finalization(staged: RecordedEvent, completed: Event) -> RecordedEvent:
+    before = staged.event
+    event = replace(
+        before,
+        id=f"{before.job_id}-{before.version + 1}",
+        type=FINALIZED_EVENT,
+        ts=completed.ts,
+        role=completed.role,
+        actor=completed.actor,
+        cause=f"finalized by {completed.job_id}",
+        source=STAGED,
+        target=FINALIZED,
+        version=before.version + 1,
+        data=None,
+    )
+    return RecordedEvent(event=event, type=staged.type, submitted_at=staged.submitted_at)
+
+
+def _completes(event: Event, artifact_id: JobId) -> bool:
+    return _artifact_of(event) == artifact_id
+
+
+def _artifact_of(event: Event) -> JobId | None:
+    """The artifact that a job was completed with; None for every other event."""
+    if event.lifecycle != QUEUE_JOB.name or event.target != COMPLETE or event.data is None:
+        return None
+    told: dict[str, Any] = json.loads(event.data)
+    found = told.get("artifact_id")
+    return JobId(found) if isinstance(found, str) else None

@@ -1,0 +1,295 @@
+"""The orchestration layer as its callers see it, and the built-in one (PIPE-1, PIPE-2, PIPE-3, D13, D17, D25).
+
+A layer is replaceable: it takes a trigger, says how a run stands, cancels, and keeps schedules. Whatever layer it is, the ledger decides
+and status.json tells; what the layer itself remembers is nobody's truth. `tests/layers` holds every layer to the same.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from trellis.agents.catalog import AgentMissing, Catalog
+from trellis.agents.cron import EXPECTED as CRON_EXPECTED
+from trellis.agents.cron import cron_problem
+from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus
+from trellis.documents import audit, ids, run_documents
+from trellis.documents.errors import AgentNotRunnable, CronInvalid, DocumentDiffers, RunNotFound, TooManyWaiting
+from trellis.documents.publisher import DocumentPublisher
+from trellis.documents.run_documents import Publication, RunFacts, RunRequest
+from trellis.engine import tracing
+from trellis.engine.errors import IdempotencyMismatch, LedgerError, OptionInvalid, QueueFull
+from trellis.engine.jobs import (
+    CANCEL_GRACE_S_DEFAULT,
+    CORRELATION_PATTERN,
+    Actor,
+    CancelMode,
+    CancelRequested,
+    JobId,
+    Mismatch,
+    Moved,
+    NewJob,
+    NotMoved,
+    RequestId,
+)
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.records import Event, Job, JobFilter
+from trellis.lifecycles.run import RUN
+from trellis.runs.health import last_failure
+from trellis.runs.orchestrator import TYPE, accept
+from trellis.runs.timetable import Schedule, Timetable
+from trellis.storage.objects.store import StoreUnavailable
+
+WAITING_MAX = 100
+WAITING_STATES = ("queued", "requested")
+KEY_SCOPE = "runs"
+CRON_SCOPE = "schedules"
+"""What an instant's key is unique in: nobody who begins a run himself can have taken it."""
+
+_log = log_of("trellis.runs")
+
+
+class TriggerKind(StrEnum):
+    """What began a run."""
+
+    MANUAL = "manual"
+    CRON = "cron"
+    EVENT = "event"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunState:
+    """How a run stands. `position` counts the runs of its agent that come first; None once it runs."""
+
+    run_id: JobId
+    agent_slug: str
+    status: str
+    steps_completed: int
+    position: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerHealth:
+    """Whether the layer would take a trigger now."""
+
+    healthy: bool
+    vendor: str
+
+
+class OrchestrationLayer(Protocol):
+    """The adapter: what gateway and command line know of an orchestration layer."""
+
+    async def trigger(
+        self,
+        agent_slug: str,
+        params: Mapping[str, Any],
+        *,
+        kind: TriggerKind,
+        key: str | None = None,
+        retry_of: str | None = None,
+        correlation_id: str | None = None,
+    ) -> JobId:
+        """Begin a run and return its id; the same `key` again returns the same run. `retry_of` goes into its manifest (D20).
+
+        `correlation_id` is the caller's own: the run's events and proposals carry it. Without one it is the run's id.
+
+        Raises AgentNotRunnable, TooManyWaiting, and IdempotencyMismatch for a key that meant something else before.
+        """
+        ...
+
+    async def run_state(self, run_id: JobId) -> RunState:
+        """How it stands; raises RunNotFound."""
+        ...
+
+    async def cancel(self, run_id: JobId, *, mode: CancelMode, request_id: RequestId, cause: str | None) -> str:
+        """Ask for its end; the state it has then, which for a soft cancel may still be `running`."""
+        ...
+
+    async def register_schedule(self, agent_slug: str, cron: str | None) -> None:
+        """Begin a run at every instant of the expression from now on, in UTC; None takes the schedule back.
+
+        The same expression again changes nothing. Raises CronInvalid.
+        """
+        ...
+
+    async def schedules(self) -> list[Schedule]:
+        """What is registered, by agent."""
+        ...
+
+    async def health(self) -> LayerHealth:
+        """Whether it answers."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltinLayer:
+    """Runs are jobs of the ledger; orchestrator processes claim them, and fire what the timetable says."""
+
+    ledger: Ledger
+    gateway: Actor
+    orchestrator: Actor
+    catalog: Catalog
+    publisher: DocumentPublisher
+    timetable: Timetable
+    random_text: Callable[[], str]
+    waiting_max: int = WAITING_MAX
+    cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
+    """How long after a soft cancel a run that goes on is ended (D19)."""
+
+    async def trigger(
+        self,
+        agent_slug: str,
+        params: Mapping[str, Any],
+        *,
+        kind: TriggerKind,
+        key: str | None = None,
+        retry_of: str | None = None,
+        correlation_id: str | None = None,
+    ) -> JobId:
+        """Check the agent, write the run down, publish `requested`, and have it queued. Nothing is stored for a refusal."""
+        if correlation_id is not None and not re.fullmatch(CORRELATION_PATTERN, correlation_id):
+            expected = "1 to 100 letters, digits, or . _ : -"
+            raise OptionInvalid(option="correlation_id", value=correlation_id[:100], expected=expected)
+        request = RunRequest(agent_slug, kind.value, dict(params), retry_of)
+        asked, scope = run_documents.sha256(request.to_bytes()).encode(), _scope_of(kind)
+        earlier = None if key is None else await self.ledger.find_by_idempotency_key(scope, key, asked)
+        if isinstance(earlier, Mismatch):
+            raise IdempotencyMismatch(key=key, job_id=earlier.job_id)
+        if earlier is not None:  # also when the agent could not run any more
+            return earlier.job_id
+        await self._check(agent_slug, kind, again=retry_of is not None)
+        run_id = ids.make_run_id(await self.ledger.now(), self.random_text())
+        with tracing.span("job.submit", {"trellis.job_id": run_id, "trellis.type": TYPE}, kind=tracing.PRODUCER):
+            job = NewJob(
+                job_id=run_id,
+                type=TYPE,
+                lifecycle=RUN.name,
+                payload=request.to_bytes(),
+                concurrency_key=f"run:{agent_slug}",
+                waiting_max=self.waiting_max,
+                idempotency_key=key,
+                idempotency_scope=scope,
+                fingerprint=asked,
+                correlation_id=correlation_id,
+                trace=tracing.here(),
+            )
+            try:
+                (answer,) = await self.ledger.submit(self.gateway, [job])
+            except QueueFull as full:
+                waiting, limit = full.data["waiting"], full.data["limit"]
+                raise TooManyWaiting(slug=agent_slug, waiting=waiting, limit=limit) from full
+        if isinstance(answer, Mismatch):
+            raise IdempotencyMismatch(key=key, job_id=answer.job_id)
+        await self._take_in(answer.job_id, request)
+        return answer.job_id
+
+    async def _take_in(self, run_id: JobId, request: RunRequest) -> None:
+        """Publish `requested` and have the run queued.
+
+        It is in the ledger, so it is begun, and nobody may be told otherwise: what fails here, as if this process died here, the projector
+        and the orchestrators do.
+        """
+        try:
+            first = (await self.ledger.events(run_id))[:1]
+            try:
+                await self.publisher.publish(await self._first_documents(run_id, request, first))
+            except (StoreUnavailable, DocumentDiffers) as error:
+                _log.warning("status_left_to_projector", run_id=run_id, error=str(error))
+            await accept(self.ledger, self.orchestrator, run_id)
+        except LedgerError as error:
+            _log.warning("run_left_to_orchestrators", run_id=run_id, error=str(error))
+
+    async def _first_documents(self, run_id: JobId, request: RunRequest, first: list[Event]) -> list[Publication]:
+        """What the first event publishes: its audit record, then what it shows, as the projector does it."""
+        records = [
+            Publication(ids.audit_key(record.event.ts, record.event.id), audit.to_bytes(record))
+            for record in await self.ledger.recorded(first)
+        ]
+        return [*records, *run_documents.state_publications(RunFacts(run_id, request, tuple(first)))]
+
+    async def _check(self, slug: str, kind: TriggerKind, *, again: bool) -> None:
+        agent = await self.catalog.load(slug)
+        match agent:
+            case AgentMissing():
+                raise AgentNotRunnable(slug=slug, reason=f"{agent}; `trellis agents` lists those there are")
+            case AgentMalformed():
+                raise AgentNotRunnable(slug=slug, reason=str(agent))
+            case _ if not agent.may_run:
+                raise AgentNotRunnable(slug=slug, reason=await self._why_not(agent))
+            case _ if kind is TriggerKind.MANUAL and not agent.triggers.manual:
+                raise AgentNotRunnable(slug=slug, reason="its file says `triggers.manual: false`")
+            case _ if not again and not agent.triggers.manual and not _has_trigger(agent, kind):
+                reason = f"its file says `triggers.manual: false` and names no trigger of the kind {kind.value}"
+                raise AgentNotRunnable(slug=slug, reason=reason)
+            case _:
+                pass
+
+    async def _why_not(self, agent: AgentDefinition) -> str:
+        """Why an agent that is not active does not run, and the way out if there is one."""
+        why = f"it is {agent.status.value}; only an active agent runs"
+        if agent.status is AgentStatus.ERROR:
+            failure = await last_failure(self.ledger, agent.slug)
+            why += f"; its last run {failure.run_id} ended with {failure.error.rstrip('.')}" if failure else ""
+        if agent.status is not AgentStatus.ARCHIVED:
+            why += f"; `trellis agents activate {agent.slug}` lets it run"
+        return why
+
+    async def _waiting(self, slug: str) -> list[JobId]:
+        """Runs of an agent that have not begun, in the order in which they will."""
+        found: list[Job] = []
+        for state in WAITING_STATES:
+            where = JobFilter(lifecycle=RUN.name, state=state, concurrency_key=f"run:{slug}")
+            found += reversed((await self.ledger.jobs(where, limit=self.waiting_max + 1)).jobs)
+        # The sort is stable: of runs that came in the same moment the ledger knows which was first, and the name does not.
+        return [job.job_id for job in sorted(found, key=lambda job: job.created_at)]
+
+    async def run_state(self, run_id: JobId) -> RunState:
+        """From the ledger, which decides."""
+        job = await self.ledger.job(run_id)
+        if job is None or job.payload is None or job.lifecycle != RUN.name:
+            raise RunNotFound(run_id=run_id)
+        slug = RunRequest.read(job.payload).agent_slug
+        done = sum(event.type == run_documents.STEP_DONE for event in await self.ledger.events(run_id))
+        waiting = await self._waiting(slug) if job.state in WAITING_STATES else []
+        position = waiting.index(run_id) if run_id in waiting else None
+        return RunState(run_id=run_id, agent_slug=slug, status=job.state, steps_completed=done, position=position)
+
+    async def cancel(self, run_id: JobId, *, mode: CancelMode, request_id: RequestId, cause: str | None) -> str:
+        """First of cancel and complete wins."""
+        await self.run_state(run_id)
+        answer = await self.ledger.cancel(
+            self.orchestrator, run_id, mode, request_id, grace_s=self.cancel_grace_s, cause=cause
+        )
+        match answer:
+            case Moved(target=state) | NotMoved(state=state):
+                return state
+            case CancelRequested():
+                return "running"
+
+    async def register_schedule(self, agent_slug: str, cron: str | None) -> None:
+        """Keep it in the timetable; the registration counts from the ledger's present moment."""
+        problem = None if cron is None else cron_problem(cron)
+        if problem is not None:
+            raise CronInvalid(slug=agent_slug, cron=cron, problem=problem, expected=CRON_EXPECTED)
+        wanted = None if cron is None else " ".join(cron.split())
+        await self.timetable.register(agent_slug, wanted, at=await self.ledger.now())
+
+    async def schedules(self) -> list[Schedule]:
+        """From the timetable."""
+        return [found.schedule for found in await self.timetable.all()]
+
+    async def health(self) -> LayerHealth:
+        """The ledger answers, so a run would be taken."""
+        await self.ledger.now()
+        return LayerHealth(healthy=True, vendor="builtin")
+
+
+def _scope_of(kind: TriggerKind) -> str:
+    return CRON_SCOPE if kind is TriggerKind.CRON else KEY_SCOPE
+
+
+def _has_trigger(agent: AgentDefinition, kind: TriggerKind) -> bool:
+    """Whether the agent's file names a trigger of this kind."""
+    return agent.triggers.cron is not None if kind is TriggerKind.CRON else bool(agent.triggers.events)

@@ -1,0 +1,335 @@
+"""The four steps of a run: what each of them really does (PIPE-4 to PIPE-8).
+
+`load-context` takes a snapshot of everything the agent may see; `execute-agent` works from that snapshot alone, so that it gives the
+same drafts when it is done again; `persist-results` turns drafts into proposals, whose kind and priority it decides itself; `finalize`
+has nothing left to do but to say so.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from trellis.agents.annotations import KINDS, Annotation, read_annotations
+from trellis.agents.catalog import Catalog, agent_key
+from trellis.agents.definition import AgentDefinition, AgentMalformed, SafeOutput, read_definition
+from trellis.agents.errors import AgentRunError
+from trellis.agents.models import ModelOptions
+from trellis.agents.output import AgentOutput
+from trellis.agents.output import ProposalDraft as AgentDraft
+from trellis.agents.run_inputs import AgentContext, DeepMemoryPage, RunLimits, ToolServices
+from trellis.agents.runtime import run_agent
+from trellis.agents.sources import AgentSource
+from trellis.artifacts.rows import artifacts_of_run
+from trellis.documents.errors import AgentStopped, AgentTimeout, NlmDown, StepFailed, StepHopeless, UpstreamUnavailable
+from trellis.documents.run_documents import encode, sha256
+from trellis.engine.clock import Clock
+from trellis.engine.errors import TrellisError
+from trellis.engine.jobs import Actor
+from trellis.engine.ledger import Ledger
+from trellis.nlm.errors import NlmError
+from trellis.nlm.retrying_provider import RetryingProvider
+from trellis.proposals import proposal
+from trellis.proposals.apply import ApplyEngine, apply_until_settled
+from trellis.runs.steps import RunStep, StepContext, StepResult
+from trellis.storage.memory import DeepPart, MemoryRepository, ReadMode, TokenCounter, count_tokens
+from trellis.storage.memory.errors import RepositoryError
+from trellis.storage.objects.keys import object_key
+from trellis.storage.objects.store import ObjectStore
+
+PRIORITY = "normal"
+"""What a run's proposals get. A person can say otherwise; a model cannot."""
+APPLY_PATIENCE_S = 60.0
+"""How long a step waits for its memory update: longer than an engine that died in the middle of it keeps it."""
+KEPT_PROPOSALS = "proposals"
+"""The journal entry with the bodies of a run's proposals, so that a repeated step stores the same ones."""
+STORED = "proposals/stored"
+"""The journal entry that says which of them were stored, and which equal one made each of the others needless."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSteps:
+    """What the steps use."""
+
+    ledger: Ledger
+    orchestrator: Actor
+    gateway: Actor
+    objects: ObjectStore
+    memory: MemoryRepository
+    asking: RetryingProvider
+    models: ModelOptions
+    apply_engine: ApplyEngine
+    clock: Clock
+    limits: RunLimits
+    counter: TokenCounter = count_tokens
+    """What counts the tokens of sources (D50)."""
+
+    def steps(self) -> dict[str, RunStep]:
+        """The four, by name."""
+        return {
+            "load-context": self.load_context,
+            "execute-agent": self.execute_agent,
+            "persist-results": self.persist_results,
+            "finalize": self.finalize,
+        }
+
+    # --- 1 -----------------------------------------------------------------------------------------------------------
+
+    async def load_context(self, context: StepContext, /) -> StepResult:
+        """The agent's file, its sources and its memory, as they are now."""
+        slug = context.request.agent_slug
+        found = await self.objects.get(agent_key(slug))
+        if found is None:
+            raise StepHopeless(detail=f"there is no agent {slug}")
+        definition = _runnable(found.body, slug)
+        sources = await Catalog(self.objects, counter=self.counter).sources(slug, definition)
+        view = await self._memory(slug, definition.context.mode)
+        notes = await read_annotations(self.objects, slug)
+        logic = await self.objects.get(object_key("agents", slug, proposal.LOGIC_FILE))
+        return StepResult(
+            result={
+                "agent": {"slug": slug, "version": definition.version, "sha256": definition.sha256},
+                "definition": found.body.decode(),
+                "logic": None if logic is None else logic.body.decode(errors="replace"),
+                "sources": [{"ref": one.ref, "sha256": one.sha256, "text": one.text} for one in sources.items],
+                "annotations": [asdict(one) for one in notes],
+                "left_out": [{"ref": one.ref, "reason": one.reason.value} for one in sources.left_out],
+                "memory": view,
+            }
+        )
+
+    async def _memory(self, slug: str, mode: ReadMode) -> dict[str, Any]:
+        try:
+            view = await asyncio.to_thread(self.memory.read, slug, mode)
+        except RepositoryError as error:
+            raise UpstreamUnavailable(detail=str(error)) from error
+        except TrellisError as error:
+            raise StepHopeless(detail=str(error)) from error
+        return {
+            "mode": view.mode.value,
+            "version": view.version,
+            "commit": view.commit,
+            "token_count": view.token_count,
+            "content": dict(view.content),
+        }
+
+    # --- 2 -----------------------------------------------------------------------------------------------------------
+
+    async def execute_agent(self, context: StepContext, /) -> StepResult:
+        """The agent at work; what it asked and was answered is kept in the ledger."""
+        loaded = context.before["load-context"]
+        slug = context.request.agent_slug
+        definition = _with_logic(_runnable(loaded["definition"].encode(), slug), loaded["logic"])
+        seen = AgentContext(
+            run_id=context.run_id,
+            sources=tuple(AgentSource(**one) for one in loaded["sources"]),
+            annotations=tuple(Annotation(**one) for one in loaded.get("annotations", ())),
+            memory=loaded["memory"]["content"],
+            params=context.request.params,
+        )
+        try:
+            output = await run_agent(
+                definition,
+                seen,
+                desk=self._desk(slug),
+                once=context.once,
+                limits=self.limits,
+                left_s=context.left_s,
+                models=self.models,
+            )
+        except NlmError as error:
+            raise NlmDown(detail=str(error)) from error
+        except AgentRunError as error:
+            raise _failed(error) from error
+        return StepResult(result=output.to_dict(), told=_if_any("refused_actions", len(output.refused)))
+
+    def _desk(self, slug: str) -> ToolServices:
+        async def deep(part: DeepPart, before: str | None, limit: int) -> DeepMemoryPage:
+            view = await asyncio.to_thread(self.memory.read_deep, slug, part, before=before, limit=limit)
+            return DeepMemoryPage(items={item.name: item.text for item in view.items}, more=view.more)
+
+        async def read(mode: ReadMode) -> Mapping[str, str]:
+            return (await asyncio.to_thread(self.memory.read, slug, mode)).content
+
+        return ToolServices(
+            ask=lambda question, deadline_s: self.asking.ask(question, agent=slug, deadline_s=deadline_s),
+            read_memory=read,
+            read_memory_deep=deep,
+        )
+
+    # --- 3 -----------------------------------------------------------------------------------------------------------
+
+    async def persist_results(self, context: StepContext, /) -> StepResult:
+        """Drafts become proposals; a memory update of normal priority is applied at once.
+
+        What is proposed already, was rejected and stands on the same sources, or is in the file, is not proposed again, and told
+        with its status.
+        """
+        loaded, output = context.before["load-context"], AgentOutput.from_dict(context.before["execute-agent"])
+        bodies: list[dict[str, Any]] = json.loads(
+            await context.once(KEPT_PROPOSALS, lambda: self._bodies(context, loaded, output.proposals))
+        )
+        equals: dict[str, dict[str, str]] = json.loads(
+            await context.once(STORED, lambda: self._stored(context, bodies))
+        )
+        made = [body for body in bodies if body["id"] not in equals]
+        told = [
+            {"id": body["id"], "action": body["action"], "target": body["target"], "status": await self._settle(body)}
+            for body in made
+        ]
+        already = [
+            {**equals[body["id"]], "action": body["action"], "target": body["target"]}
+            for body in bodies
+            if body["id"] in equals
+        ]
+        return StepResult(
+            result={"proposals": told, **_if_any("already_proposed", already)},
+            told={"proposals_created": [body["id"] for body in made], **_if_any("already_proposed", already)},
+            output=encode({"proposals": made, "summary": output.summary}),
+        )
+
+    async def _bodies(self, context: StepContext, loaded: Mapping[str, Any], drafts: Sequence[AgentDraft]) -> bytes:
+        """The proposals of a run, as they are handed in."""
+        slug, sources = context.request.agent_slug, {one["ref"]: one["sha256"] for one in loaded["sources"]}
+        made = [
+            proposal.make_proposal(context.run_id, slug, number, draft, priority=PRIORITY, sources=sources)
+            for number, draft in enumerate(await self._drafts(slug, loaded, drafts), 1)
+        ]
+        return json.dumps([json.loads(one.body) for one in made], ensure_ascii=False).encode()
+
+    async def _stored(self, context: StepContext, bodies: Sequence[Mapping[str, Any]]) -> bytes:
+        """Store the proposals; by id the equal one of each that was not stored."""
+        new = [
+            proposal.Proposal(
+                id=body["id"], agent_slug=body["agent_slug"], run_id=context.run_id, body=encode(dict(body))
+            )
+            for body in bodies
+        ]
+        done = {body["id"]: await proposal.find_applied_equal(self.ledger, body) for body in bodies if _is_done(body)}
+        new = [one for one in new if one.id not in done]
+        answers = await proposal.store_proposals(
+            self.ledger, self.orchestrator, new, correlation_id=context.correlation_id
+        )
+        answered = {one.id: answer for one, answer in zip(new, answers, strict=True)} | done
+        equals = {
+            id_: {"id": answer.id, "status": answer.status}
+            for id_, answer in answered.items()
+            if isinstance(answer, proposal.EqualProposal)
+        }
+        return json.dumps(equals).encode()
+
+    async def _settle(self, body: Mapping[str, Any]) -> str:
+        if not await proposal.auto_approve(self.ledger, self.gateway, body["id"], body):
+            return "pending"
+        state = await apply_until_settled(self.apply_engine, self.clock, body["id"], APPLY_PATIENCE_S)
+        return "auto_applied" if state == "applied" else state
+
+    async def _drafts(
+        self, slug: str, loaded: Mapping[str, Any], drafts: Sequence[AgentDraft]
+    ) -> list[proposal.ProposalContent]:
+        """One proposal for each draft about a file, and one for all that change the memory together."""
+        seen = {one["ref"]: one["sha256"] for one in loaded["sources"]}
+        made: list[proposal.ProposalContent] = []
+        updates = [draft for draft in drafts if draft.action is SafeOutput.MEMORY_UPDATE]
+        for draft in drafts:
+            if draft.action is not SafeOutput.MEMORY_UPDATE:
+                target = _target(draft)
+                known = seen.get(target) or await self._digest(slug, target)
+                content = {"summary": draft.summary, "change": _change(draft), **_grounds(draft)}
+                made.append(
+                    proposal.ProposalContent(
+                        action=draft.action.value, target=target, content=content, target_hash=known
+                    )
+                )
+        if updates:
+            made.append(_memory_draft(updates, loaded["memory"]["version"]))
+        return made
+
+    async def _digest(self, slug: str, target: str) -> str | None:
+        found = await self.objects.get(object_key("agents", slug, *target.split("/")))
+        return None if found is None else sha256(found.body)
+
+    # --- 4 -----------------------------------------------------------------------------------------------------------
+
+    async def finalize(self, context: StepContext, /) -> StepResult:
+        """Everything is stored; the manifest and the last status follow from it."""
+        persisted = context.before["persist-results"]["proposals"]
+        made = await artifacts_of_run(self.ledger, context.run_id, context.request.agent_slug)
+        return StepResult(
+            result={"proposals": len(persisted), "summary": context.before["execute-agent"]["summary"]},
+            told={"artifacts": made} if made else {},
+        )
+
+
+def _is_done(body: Mapping[str, Any]) -> bool:
+    """Whether the file that a proposal would make is there as it would make it."""
+    if body["action"] == proposal.MEMORY_UPDATE or body["action"] in KINDS:
+        return False
+    return proposal.changes_nothing(proposal.file_change(body["agent_slug"], body), body["target_hash"])
+
+
+def _if_any(name: str, value: Any) -> dict[str, Any]:
+    """What documents say of it; nothing where there is none."""
+    return {name: value} if value else {}
+
+
+def _runnable(body: bytes, slug: str) -> AgentDefinition:
+    definition = read_definition(body, slug=slug)
+    if isinstance(definition, AgentMalformed):
+        raise StepHopeless(detail=f"agent {slug} is malformed: {definition}")
+    if not definition.may_run:
+        raise AgentStopped(slug=slug, status=definition.status.value)
+    return definition
+
+
+def _with_logic(definition: AgentDefinition, logic: str | None) -> AgentDefinition:
+    """Approved logic is part of the agent's instructions."""
+    return definition if not logic else replace(definition, instructions=f"{definition.instructions}\n\n{logic}")
+
+
+def _failed(error: AgentRunError) -> Exception:
+    if error.code == "AGENT_TIMEOUT":
+        return AgentTimeout(detail=str(error))
+    if error.code == "UPSTREAM_UNAVAILABLE" and error.retries:
+        return UpstreamUnavailable(detail=str(error))
+    return (StepFailed if error.retries else StepHopeless)(detail=str(error))
+
+
+def _target(draft: AgentDraft) -> str:
+    """Where a draft goes. Logic has one place, whatever the draft calls it: the definition itself is its owner's."""
+    if draft.action is SafeOutput.LOGIC_UPDATE:
+        return proposal.LOGIC_FILE
+    return proposal.checked_target(draft.action.value, draft.target)
+
+
+def _change(draft: AgentDraft) -> dict[str, str]:
+    return {"type": draft.change.value, "text": draft.text}
+
+
+def _grounds(draft: AgentDraft) -> dict[str, Any]:
+    told = draft.to_dict()
+    return {name: told[name] for name in ("reasoning", "citations", "flags")}
+
+
+def _memory_draft(drafts: Sequence[AgentDraft], version: int) -> proposal.ProposalContent:
+    updates = [
+        {
+            "file": update.file,
+            "operation": update.operation.value,
+            "content": update.content,
+            "section": update.section,
+            "loop_id": update.loop_id,
+            "resolution": update.resolution,
+        }
+        for update in (draft.update() for draft in drafts)
+    ]
+    summary = "; ".join(dict.fromkeys(draft.summary for draft in drafts))[:1_000]
+    content = {
+        "summary": summary,
+        "updates": updates,
+        "expected_version": version,
+        "grounds": [_grounds(draft) for draft in drafts],
+    }
+    files = "+".join(sorted({update["file"] for update in updates if update["file"]}))
+    return proposal.ProposalContent(action=proposal.MEMORY_UPDATE, target=files, content=content)

@@ -1,0 +1,278 @@
+"""The bare git repository that holds the memory of an instance."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+
+from dulwich.errors import NotGitRepository
+from dulwich.object_store import DiskObjectStore
+from dulwich.objects import Blob, ObjectID, ShaFile
+from dulwich.refs import DiskRefsContainer, Ref
+from dulwich.repo import Repo, UnsupportedExtension, UnsupportedVersion
+
+from trellis.engine.private_files import PRIVATE_FOLDER, file_mode, folder_mode, open_beside
+from trellis.storage.memory.errors import MemoryBusy, MemoryMissing, MemoryOfAnother, MemoryUnavailable
+from trellis.storage.memory.layout import FILE_BYTES_MAX
+from trellis.storage.objects.store import CREATE, ObjectStore
+
+# A bare repository on a disk that may lose its power: one writer at a time, durable before it is acknowledged.
+#
+# Objects are complete and on the disk before the branch names them, and the branch is on the disk before the caller
+# hears of it. A writer that is killed leaves nothing that stops the next one. dulwich's own writers do not give this:
+# they leave `<object>.lock` and `<branch>.lock` behind when killed, and never sync a folder. Reading is dulwich's.
+#
+# The order is kept by a lock of the operating system, which ends with its holder. The branch itself moves by git's own
+# protocol (`main.lock`, compare, rename), so that a git beside us is neither overwritten nor surprised.
+
+BRANCH = "refs/heads/main"
+OBJECT_BYTES_MAX = 16 * FILE_BYTES_MAX
+"""Trees can be larger than files; an object past this is not inflated."""
+LOCK_WAIT_S = 15.0
+LOCK_PAUSE_S = 0.005
+
+_LOCK = "trellis.lock"
+_CANDIDATE = "trellis.ref"
+_TEMPORARY = "tmp_obj_trellis_"  # git ignores and prunes files that begin with tmp_obj_
+# Whoever pushes with git: objects are synced there too, and history is only added to.
+_SETTINGS = {
+    (b"core", b"fsync"): b"all",
+    (b"receive", b"denyNonFastForwards"): b"true",
+    (b"receive", b"denyDeletes"): b"true",
+    (b"receive", b"fsckObjects"): b"true",
+}
+
+
+class BareRepository:
+    """One branch of one bare repository, for any number of threads and processes."""
+
+    def __init__(self, path: Path, pause: Callable[[float], None]) -> None:
+        self.path = path
+        self._pause = pause
+
+    def branch(self) -> ObjectID | None:
+        """The commit that the branch names now; None before the first one."""
+        refs = DiskRefsContainer(self.path)
+        name = Ref(BRANCH.encode())
+        with unavailable_on_os_error():
+            found = refs.read_loose_ref(name) or refs.get_packed_refs().get(name)
+        return ObjectID(found) if found else None
+
+    @contextlib.contextmanager
+    def objects(self) -> Generator[DiskObjectStore]:
+        """The objects, for reading. Opened for each use: packs may change under us."""
+        store = DiskObjectStore(self.path / "objects", loose_object_size_limit=OBJECT_BYTES_MAX)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    @contextlib.contextmanager
+    def locked(self) -> Generator[None]:
+        """While this is held nobody else of us writes; what a killed writer left is cleared first."""
+        with unavailable_on_os_error():
+            handle = open_beside(self.path / _LOCK, self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._acquire(handle)
+            with unavailable_on_os_error():
+                self._clear_leftovers()
+            yield
+        finally:
+            os.close(handle)
+
+    def write(self, objects: Iterable[ShaFile]) -> None:
+        """Make objects durable. Under the lock. An object that is there is written again: it may not be on the disk yet."""
+        folder = self.path / "objects"
+        with unavailable_on_os_error(), contextlib.ExitStack() as cleanup:
+            top = self.path.stat().st_mode
+            placed: list[tuple[Path, Path]] = []
+            for item in objects:
+                handle, made = tempfile.mkstemp(prefix=_TEMPORARY, dir=folder)
+                temporary = Path(made)
+                cleanup.callback(temporary.unlink, missing_ok=True)
+                with os.fdopen(handle, "wb") as file:
+                    file.write(item.as_legacy_object())
+                    file.flush()
+                    os.fchmod(file.fileno(), file_mode(top) & 0o444)
+                    os.fsync(file.fileno())
+                name = item.id.decode()
+                placed.append((temporary, folder / name[:2] / name[2:]))
+            for temporary, place in placed:
+                _make_folder(place.parent, top)
+                temporary.replace(place)
+            for shard in sorted({place.parent for _, place in placed}):
+                sync_folder(shard)
+            sync_folder(folder)
+
+    def move_branch(self, old: ObjectID | None, new: ObjectID) -> bool:
+        """Let the branch name `new` if it names `old` now, durably. Under the lock. False: it names something else."""
+        place = self.path / BRANCH
+        lock, candidate = place.with_name(f"{place.name}.lock"), self.path / _CANDIDATE
+        with unavailable_on_os_error():
+            _make_folder(place.parent, top := self.path.stat().st_mode)
+            with candidate.open("xb") as file:
+                os.fchmod(file.fileno(), file_mode(top))
+                file.write(new + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                lock.hardlink_to(candidate)
+            except FileExistsError:
+                candidate.unlink()
+                raise MemoryBusy(reason=f"{BRANCH}.lock exists; another git works there, or was killed") from None
+            if self.branch() != old:
+                lock.unlink()
+                candidate.unlink()
+                return False
+            lock.replace(place)
+            candidate.unlink()
+            self.sync_branch()
+        return True
+
+    def sync_branch(self) -> None:
+        """Make durable what the branch names; needed before an answer rests on another writer's move."""
+        with unavailable_on_os_error():
+            sync_folder((self.path / BRANCH).parent)
+
+    def _acquire(self, handle: int) -> None:
+        for _ in range(int(LOCK_WAIT_S / LOCK_PAUSE_S)):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._pause(LOCK_PAUSE_S)
+            else:
+                return
+        raise MemoryBusy(reason=f"no turn within {LOCK_WAIT_S:g} s")
+
+    def _clear_leftovers(self) -> None:
+        """A branch lock is ours only if it is the very file of our candidate; any other belongs to a git beside us."""
+        place = self.path / BRANCH
+        lock, candidate = place.with_name(f"{place.name}.lock"), self.path / _CANDIDATE
+        with contextlib.suppress(FileNotFoundError):
+            if candidate.samefile(lock):
+                lock.unlink()
+        candidate.unlink(missing_ok=True)
+        for temporary in (self.path / "objects").glob(f"{_TEMPORARY}*"):
+            temporary.unlink(missing_ok=True)
+
+
+def make_repository(path: Path) -> None:
+    """Make an empty bare repository unless one is there. It appears whole or not at all, also in a race."""
+    with unavailable_on_os_error():
+        if path.exists() and any(path.iterdir()):
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent))
+        top = path.stat().st_mode if path.exists() else PRIVATE_FOLDER  # an empty folder says who shares it
+        try:
+            with contextlib.closing(Repo.init_bare(made, default_branch=BRANCH.rsplit("/", 1)[-1].encode())) as repo:
+                config = repo.get_config()
+                for (section, name), value in _SETTINGS.items():
+                    config.set((section,), name, value)
+                config.write_to_path()
+            restrict_tree(made, top)
+            _sync_tree(made)
+            _rename_unless_taken(made, path)
+            sync_folder(path.parent)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+def check_repository(path: Path) -> None:
+    """Raise MemoryMissing unless a bare repository that we can use is there."""
+    try:
+        with contextlib.closing(Repo(path, bare=True)) as repo:
+            usable = (path / "objects").is_dir() and (path / "HEAD").is_file() and repo.object_format.name == "sha1"
+    except (NotGitRepository, UnsupportedExtension, UnsupportedVersion, OSError, ValueError) as error:
+        raise MemoryMissing(path=path, reason=str(error) or type(error).__name__) from error
+    if not usable:
+        raise MemoryMissing(path=path, reason="it is no bare git repository with SHA-1 names")
+
+
+@contextlib.contextmanager
+def unavailable_on_os_error() -> Generator[None]:
+    """An error of the file system, as MemoryUnavailable."""
+    try:
+        yield
+    except OSError as error:
+        raise MemoryUnavailable(reason=error.strerror or str(error)) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _make_folder(folder: Path, top: int) -> None:
+    try:
+        folder.mkdir(folder_mode(top), parents=True)
+    except FileExistsError:
+        return
+    folder.chmod(folder_mode(top))
+
+
+def restrict_tree(made: Path, top: int) -> None:
+    """Give a folder and everything in it the modes of a repository whose top folder has the mode `top`."""
+    for folder, _, names in os.walk(made):
+        Path(folder).chmod(folder_mode(top))
+        for name in names:
+            (Path(folder) / name).chmod(file_mode(top))
+
+
+def _sync_tree(top: Path) -> None:
+    for folder, _, names in os.walk(top, topdown=False):
+        for name in names:
+            with (Path(folder) / name).open("rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(Path(folder))
+
+
+def _rename_unless_taken(made: Path, path: Path) -> None:
+    try:
+        made.replace(path)
+    except OSError as error:
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise
+
+
+# Which memory repository belongs to an instance: recorded once in its object store, and compared at every start.
+#
+# A gateway with another path would make an empty repository there and answer from it, and nobody would notice. A repository's
+# id is a ref in it, so that a mirrored clone, moved or restored, is still the same repository.
+
+KEY = "system/memory.json"
+REF = Ref(b"refs/trellis/id")
+
+
+def repository_id(path: Path, new_id: Callable[[], str]) -> str:
+    """The id of the repository at this path; one that has none gets one, the same for all that ask at once."""
+    with unavailable_on_os_error(), contextlib.closing(Repo(path, bare=True)) as repo:
+        if REF not in repo.refs:
+            blob = Blob.from_string(new_id().encode())
+            repo.object_store.add_object(blob)
+            repo.refs.add_if_new(REF, blob.id)
+            top, name = path.stat().st_mode, blob.id.decode()
+            restrict_tree(path / "refs" / "trellis", top)
+            shard = path / "objects" / name[:2]
+            shard.chmod(folder_mode(top))
+            (shard / name[2:]).chmod(file_mode(top) & 0o444)
+        return repo.refs[REF].decode()
+
+
+async def check_belonging(objects: ObjectStore, repository: str, path: Path) -> None:
+    """Record that this repository is the instance's, if none is recorded; raises MemoryOfAnother where it is another."""
+    found = await objects.get(KEY)
+    if found is None:
+        await objects.put(KEY, json.dumps({"repository": repository}).encode(), when=CREATE)
+        found = await objects.get(KEY)  # another process may have been first
+    if found is not None and json.loads(found.body).get("repository") != repository:
+        raise MemoryOfAnother(path=path, key=KEY)

@@ -1,0 +1,345 @@
+"""The plan of a commit: every file that applying a proposal would write, and the commit's message."""
+
+import difflib
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import count
+from typing import TypeVar
+
+from dulwich.object_store import BaseObjectStore
+from dulwich.objects import Commit, ObjectID, ShaFile
+from pydantic import BaseModel, ValidationError
+
+from trellis.engine.errors import OptionInvalid
+from trellis.storage.memory import markdown
+from trellis.storage.memory.errors import MemoryDamaged, UpdatesRefused
+from trellis.storage.memory.layout import (
+    AGENT_ID,
+    APPLIED,
+    FACTS,
+    FOLDER_FILES_MAX,
+    LAYER_1,
+    META,
+    NAME,
+    OPEN_LOOPS,
+    ROOT,
+    RUNS,
+    SNAPSHOT,
+    TIMELINE,
+    TIMELINE_TOKENS_MAX,
+    AgentId,
+    TokenCounter,
+    checked_agent_id,
+    checked_name,
+    checked_time,
+    tokens_max,
+)
+from trellis.storage.memory.records import AppliedMarker, MemoryMeta
+from trellis.storage.memory.trees import AgentFolder, load_commit, with_changes
+from trellis.storage.memory.updates import AppliedUpdates, RejectedUpdates, Update, apply_updates, digest
+
+# The commit message of an applied proposal, written and read back.
+#
+# Only the subject and the last paragraph are believed, and no free text reaches either: ids have a fixed alphabet, and
+# a reason is kept in a paragraph of its own with every further line indented.
+
+SUBJECT = re.compile(
+    rf"memory-update: (?P<agent>{AGENT_ID.pattern}) / (?P<run>{NAME.pattern}) / (?P<proposal>{NAME.pattern})"
+)
+TRAILER = re.compile(r"(?P<key>[A-Z][A-Za-z-]+): (?P<value>.+)")
+REASON = "Reason: "
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitMessage:
+    """What a commit of the apply engine says about itself."""
+
+    agent_id: str
+    run_id: str
+    proposal_id: str
+    version: int
+    auto_approved: bool
+    reason: str
+    files: Sequence[str] = ()
+    evicted: Sequence[str] = ()
+
+    def to_bytes(self) -> bytes:
+        """The commit message."""
+        body = [f"Files: {', '.join(self.files)}"]
+        if self.evicted:
+            body.append(f"Evicted: {', '.join(self.evicted)}")
+        lines = [line.strip() for line in self.reason.split("\n") if line.strip()]
+        body.append(REASON + "\n  ".join(lines))
+        trailers = [
+            f"Proposal-Id: {self.proposal_id}",
+            f"Run-Id: {self.run_id}",
+            f"Auto-approved: {'true' if self.auto_approved else 'false'}",
+            f"Memory-Version: {self.version}",
+        ]
+        subject = f"memory-update: {self.agent_id} / {self.run_id} / {self.proposal_id}"
+        return "\n\n".join([subject, "\n".join(body), "\n".join(trailers)]).encode() + b"\n"
+
+
+def parse(raw: bytes) -> CommitMessage | None:
+    """The message of a commit of the apply engine; None for any other commit."""
+    paragraphs = raw.decode("utf-8", "replace").rstrip("\n").split("\n\n")
+    subject = SUBJECT.fullmatch(paragraphs[0])
+    if subject is None or len(paragraphs) < 3:
+        return None
+    found = [TRAILER.fullmatch(line) for line in paragraphs[-1].split("\n")]
+    trailers = {match["key"]: match["value"] for match in found if match}
+    version = trailers.get("Memory-Version", "")
+    if trailers.get("Proposal-Id") != subject["proposal"] or not re.fullmatch(r"[1-9][0-9]{0,15}", version):
+        return None
+    return CommitMessage(
+        agent_id=subject["agent"],
+        run_id=subject["run"],
+        proposal_id=subject["proposal"],
+        version=int(version),
+        auto_approved=trailers.get("Auto-approved") == "true",
+        reason=_reason("\n\n".join(paragraphs[1:-1])),
+    )
+
+
+def _reason(body: str) -> str:
+    _, found, rest = f"\n{body}".partition(f"\n{REASON}")
+    return "\n".join(line.strip() for line in rest.split("\n")) if found else ""
+
+
+# Decides what applying a proposal would write: every file, and the commit over them. Nothing here writes.
+#
+# One applied proposal is one commit, with meta.json, the day's timeline and the proposal's marker in it. The same
+# memory, proposal, author and time give the same bytes.
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+COMMITTER = b"apply-engine <>"
+AUTHOR_CHARS_MAX = 100
+REASON_CHARS_MAX = 2_000
+TIMELINE_REASON_CHARS = 160
+TIMELINE_PARTS_MAX = 999
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryCommitOrder:
+    """An approved proposal, checked: who wants what done to which memory, and when."""
+
+    agent_id: AgentId
+    updates: tuple[Update, ...]
+    run_id: str
+    proposal_id: str
+    reason: str
+    auto_approved: bool
+    author: str
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitPlan:
+    """What to write: objects first, then the branch."""
+
+    objects: tuple[ShaFile, ...]
+    commit: ObjectID
+    version: int
+
+
+def checked_order(
+    agent_id: str,
+    updates: Sequence[Update],
+    *,
+    run_id: str,
+    proposal_id: str,
+    reason: str,
+    auto_approved: bool,
+    author: str,
+    at: datetime,
+) -> MemoryCommitOrder:
+    """The order, or what is wrong with it."""
+    return MemoryCommitOrder(
+        agent_id=checked_agent_id(agent_id),
+        updates=tuple(updates),
+        run_id=checked_name(run_id, "run_id"),
+        proposal_id=checked_name(proposal_id, "proposal_id"),
+        reason=_checked_text(reason, "reason", REASON_CHARS_MAX),
+        auto_approved=auto_approved,
+        author=_checked_text(author, "author", AUTHOR_CHARS_MAX, forbidden="<>\n\t"),
+        at=checked_time(at),
+    )
+
+
+def meta_of(folder: AgentFolder) -> MemoryMeta | None:
+    """What meta.json says; None before the first proposal."""
+    return _parsed(folder, META, MemoryMeta)
+
+
+def version_of(folder: AgentFolder) -> int:
+    """How many proposals were applied to this memory."""
+    meta = meta_of(folder)
+    return 0 if meta is None else meta.version
+
+
+def marker_of(folder: AgentFolder, proposal_id: str) -> AppliedMarker | None:
+    """The trace of an applied proposal; None if it was not applied."""
+    return _parsed(folder, _marker_file(proposal_id), AppliedMarker)
+
+
+def preview(folder: AgentFolder, updates: Sequence[Update], run_id: str, at: datetime, counter: TokenCounter) -> str:
+    """What the updates would change, as unified text, or UpdatesRefused with every problem."""
+    before = {name: folder.text(name) for name in {*LAYER_1, *_touched(updates)}}
+    outcome = apply_updates(before, updates, at, run_id=run_id, counter=counter)
+    if isinstance(outcome, RejectedUpdates):
+        raise _refused(folder.agent_id, "a preview", outcome)
+    parts: list[str] = []
+    for name in outcome.changed:
+        old, new = before[name], outcome.files[name]
+        parts += difflib.unified_diff(_lines(old), _lines(new), name if old else "/dev/null", name, lineterm="")
+    return "".join(f"{line}\n" for line in parts)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines end at a newline only: what else Unicode calls a line break must stay visible to whoever reviews."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _refused(agent_id: AgentId, proposal_id: str, outcome: RejectedUpdates) -> UpdatesRefused:
+    detail = "; ".join(str(problem) for problem in outcome.problems)
+    return UpdatesRefused(agent_id=agent_id, proposal_id=proposal_id, detail=detail, problems=outcome.problems)
+
+
+def plan(objects: BaseObjectStore, folder: AgentFolder, order: MemoryCommitOrder, counter: TokenCounter) -> CommitPlan:
+    """The next commit of this memory, or UpdatesRefused with every problem."""
+    before = {name: folder.text(name) for name in {*LAYER_1, *_touched(order.updates)}}
+    outcome = apply_updates(before, order.updates, order.at, run_id=order.run_id, counter=counter)
+    if isinstance(outcome, RejectedUpdates):
+        raise _refused(order.agent_id, order.proposal_id, outcome)
+    version = version_of(folder) + 1
+    changes, evicted = _changes(folder, order, outcome, version, counter)
+    message = CommitMessage(
+        agent_id=order.agent_id,
+        run_id=order.run_id,
+        proposal_id=order.proposal_id,
+        version=version,
+        auto_approved=order.auto_approved,
+        reason=order.reason,
+        files=outcome.changed,
+        evicted=evicted,
+    )
+    root = None if folder.commit is None else load_commit(objects, folder.commit).tree
+    tree, made = with_changes(objects, root, changes)
+    commit = _commit(tree, folder.commit, order, message)
+    return CommitPlan(objects=(*made, commit), commit=commit.id, version=version)
+
+
+def _changes(
+    folder: AgentFolder, order: MemoryCommitOrder, outcome: AppliedUpdates, version: int, counter: TokenCounter
+) -> tuple[dict[str, bytes | None], tuple[str, ...]]:
+    """Every file the commit changes, by its path from the root, and the names of what it evicts."""
+    files = outcome.files
+    meta = MemoryMeta(
+        agent_id=order.agent_id,
+        version=version,
+        last_update=order.at,
+        last_run_id=order.run_id,
+        snapshot_token_count=counter(files[SNAPSHOT]),
+        open_loops_token_count=counter(files[OPEN_LOOPS]),
+        facts_token_count=counter(files[FACTS]),
+        open_loops_count=sum(not loop.closed for loop in markdown.loops(files[OPEN_LOOPS])),
+    )
+    changes: dict[str, bytes | None] = {name: files[name].encode() for name in outcome.changed}
+    changes[META] = meta.to_bytes()
+    changes[_marker_file(order.proposal_id)] = AppliedMarker(
+        version=version, updates_digest=digest(order.updates)
+    ).to_bytes()
+    day, text = _timeline(folder, order, version, counter)
+    changes[day] = text.encode()
+    gone = [file for part in (RUNS, TIMELINE) for file in _overflow(folder, part, changes)]
+    changes.update(dict.fromkeys(gone))
+    evicted = (*outcome.evicted, *gone)
+    return {f"{ROOT}/{order.agent_id}/{file}": content for file, content in changes.items()}, evicted
+
+
+def _timeline(folder: AgentFolder, order: MemoryCommitOrder, version: int, counter: TokenCounter) -> tuple[str, str]:
+    """The file of the day with one more line. A full file is followed by a second part of the day."""
+    day = order.at.date().isoformat()
+    steps = ", ".join(f"{update.file} {update.operation}" for update in order.updates[:5])
+    more = f" and {len(order.updates) - 5} more" if len(order.updates) > 5 else ""
+    approval = "auto-approved" if order.auto_approved else f"approved by {order.author}"
+    reason = " ".join(order.reason.split())
+    if len(reason) > TIMELINE_REASON_CHARS:
+        reason = reason[: TIMELINE_REASON_CHARS - 1] + "…"
+    line = (
+        f"- {order.at:%H:%M:%S}Z v{version} {order.run_id} / {order.proposal_id}, {approval}: {steps}{more} — {reason}"
+    )
+    parts = [name for name in folder.names(TIMELINE) if name.startswith(day)]
+    if (
+        parts
+        and counter(longer := markdown.append(folder.text(f"{TIMELINE}/{parts[-1]}"), line)) <= TIMELINE_TOKENS_MAX
+    ):
+        return f"{TIMELINE}/{parts[-1]}", longer
+    number = next(n for n in count(1) if _part_name(day, n) not in parts)
+    if number > TIMELINE_PARTS_MAX:
+        detail = f"the timeline of {day} is full; go on tomorrow"
+        raise UpdatesRefused(agent_id=order.agent_id, proposal_id=order.proposal_id, detail=detail, problems=())
+    return f"{TIMELINE}/{_part_name(day, number)}", f"# {day}\n\n{line}\n"
+
+
+def _part_name(day: str, number: int) -> str:
+    """`2026-11-15.md`, then `2026-11-15.p002.md`: in the order of time also when sorted by name."""
+    return f"{day}.md" if number == 1 else f"{day}.p{number:03}.md"
+
+
+def _overflow(folder: AgentFolder, part: str, changes: dict[str, bytes | None]) -> list[str]:
+    """The oldest files of a folder that would have too many. What this commit writes stays."""
+    written = {file for file in changes if file.startswith(f"{part}/")}
+    kept = [f"{part}/{name}" for name in folder.names(part)]
+    surplus = len({*kept, *written}) - FOLDER_FILES_MAX[part]
+    return [file for file in kept if file not in written][: max(surplus, 0)]
+
+
+def _commit(tree: ObjectID, parent: ObjectID | None, order: MemoryCommitOrder, message: CommitMessage) -> Commit:
+    commit = Commit()
+    commit.tree = tree
+    commit.parents = [] if parent is None else [parent]
+    commit.author = f"{order.author} <>".encode()
+    commit.committer = COMMITTER
+    commit.author_time = commit.commit_time = int(order.at.timestamp())
+    commit.author_timezone = commit.commit_timezone = 0
+    commit.encoding = b"UTF-8"
+    commit.message = message.to_bytes()
+    return commit
+
+
+def _touched(updates: Sequence[Update]) -> list[str]:
+    """The files to read: only names that can be files of a memory."""
+    return [update.file for update in updates if tokens_max(update.file) is not None]
+
+
+def _marker_file(proposal_id: str) -> str:
+    """Spread over 256 folders, so that a commit rewrites two small trees and not one of every proposal ever."""
+    return f"{APPLIED}/{hashlib.sha256(proposal_id.encode()).hexdigest()[:2]}/{proposal_id}.json"
+
+
+def _parsed(folder: AgentFolder, file: str, model: type[_Model]) -> _Model | None:
+    content = folder.read(file)
+    if content is None:
+        return None
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        where = f"{ROOT}/{folder.agent_id}/{file}"
+        raise MemoryDamaged(where=where, reason=f"it does not fit ({error.error_count()} errors)") from error
+
+
+def _checked_text(text: str, option: str, most: int, forbidden: str = "") -> str:
+    """Text without surrounding space that may stand in a commit and in the timeline."""
+    text = text.replace("\r\n", "\n").strip()
+    if not 1 <= len(text) <= most:
+        raise OptionInvalid(option=option, value=text[:100], expected=f"give 1 to {most} characters")
+    if problem := markdown.problem_in(text):
+        raise OptionInvalid(option=option, value=text[:100], expected=f"this text cannot be kept, because {problem}")
+    if any(character in forbidden for character in text):
+        raise OptionInvalid(option=option, value=text[:100], expected="use one line without < and >")
+    return text

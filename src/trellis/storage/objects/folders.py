@@ -1,0 +1,413 @@
+"""Durable files below one folder: writing them, and walking through them in the order of their keys."""
+
+import bisect
+import contextlib
+import errno
+import fcntl
+import hashlib
+import heapq
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+from pathlib import Path
+
+from trellis.engine.private_files import PRIVATE_FOLDER, file_mode, folder_mode, share
+from trellis.storage.objects.keys import NameKind, read_name
+from trellis.storage.objects.store import PAGE_MAX
+
+# Durable files below one folder, by file descriptor: the system calls of the local object store.
+#
+# - Every step down is taken without following links, so nothing outside the folder is reached whatever lies in it.
+# - A file becomes visible only when its bytes are on the disk: it is written under a scratch name, synced, and then linked or
+# renamed; the folder is synced after it. Killed between any two calls, the old file or the new one is there.
+# - Whoever writes into a folder, or says what is in it, has synced it and every folder above it: what a process that was killed
+# has left unsynced is not built upon.
+# - A scratch file is locked by its writer as long as that lives; what nobody holds any more can be swept.
+# - Locks are `flock`s on a fixed set of files, so they hold across threads and processes and end with their owner.
+
+OWN_FOLDER = b".trellis"
+SCRATCH = b"scratch"
+LOCKS = b"locks"
+LOCK_FILES = 256
+LOCK_WAIT_S = 10.0
+LOCK_POLL_S = (0.001, 0.02)
+SCRATCH_TRIES = 8
+SWEEP_MAX = 10_000
+SYNCED_MAX = 10_000
+
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAKE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Folders:
+    """A folder, and the hidden one in it that holds scratch files and locks."""
+
+    def __init__(self, path: Path, new_name: Callable[[], str]) -> None:
+        path = path.absolute()
+        made = [above for above in path.parents if not above.exists()]
+        path.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
+        self._new_name = new_name
+        self._above = (path.parent, *(above.parent for above in made))
+        """What must be synced before the first write, so that the folder itself is not lost."""
+        self._synced: dict[tuple[bytes, ...], tuple[int, int]] = {}
+        """Folders that are on the disk, with all above them, and their inodes: another process may remove one and make it again."""
+        self._root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        top = os.fstat(self._root).st_mode
+        self._file_mode, self._folder_mode = file_mode(top), folder_mode(top)
+        try:
+            own = self._made(self._root, OWN_FOLDER)
+            try:
+                self._scratch = self._made(own, SCRATCH)
+                self._locks = self._made(own, LOCKS)
+            finally:
+                os.close(own)
+        except OSError:
+            os.close(self._root)
+            raise
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        for fd in (self._root, self._scratch, self._locks):
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def folder(self, names: Sequence[bytes]) -> Generator[int]:
+        """A folder below, by its names; raises FileNotFoundError."""
+        fd = self._open(names)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def synced(self, names: Sequence[bytes], *, make: bool) -> Generator[int]:
+        """A folder that is itself on the disk, for a write; raises FileNotFoundError unless it is to be made."""
+        fd = self._open_synced(tuple(names), make=make)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _open(self, names: Sequence[bytes]) -> int:
+        # Opened afresh: a duplicate would share its place in the listing with every other one.
+        fd = os.open(names[0] if names else b".", _OPEN_FOLDER, dir_fd=self._root)
+        for name in names[1:]:
+            above = fd
+            try:
+                fd = os.open(name, _OPEN_FOLDER, dir_fd=above)
+            finally:
+                os.close(above)
+        return fd
+
+    def _open_synced(self, names: tuple[bytes, ...], *, make: bool) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            fd = self._open(names)
+            if self._synced.get(names) == _identity(fd):
+                return fd
+            os.close(fd)
+        for above in self._above:
+            _sync_path(above)
+        self._above = ()
+        fd = self._open(())
+        for depth in range(1, len(names) + 1):
+            above = fd
+            try:
+                fd = self._step(above, names[:depth], make=make)
+            finally:
+                os.close(above)
+        if not names:
+            self._keep(names, fd)
+        return fd
+
+    def _step(self, above: int, names: tuple[bytes, ...], *, make: bool) -> int:
+        """One folder further down, after its entry in the one above is on the disk."""
+        try:
+            fd = os.open(names[-1], _OPEN_FOLDER, dir_fd=above)
+        except FileNotFoundError:
+            if not make:
+                raise
+            self._synced.pop(names, None)  # a new folder may get the inode of one that was removed
+            fd = self._made(above, names[-1])
+        try:
+            if self._synced.get(names) != _identity(fd):
+                os.fsync(above)
+                self._keep(names, fd)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _made(self, above: int, name: bytes) -> int:
+        """The folder of this name, made unless it is there."""
+        try:
+            os.mkdir(name, self._folder_mode, dir_fd=above)
+        except FileExistsError:
+            return os.open(name, _OPEN_FOLDER, dir_fd=above)
+        fd = os.open(name, _OPEN_FOLDER, dir_fd=above)
+        share(fd, self._folder_mode)
+        return fd
+
+    def _keep(self, names: tuple[bytes, ...], fd: int) -> None:
+        if len(self._synced) >= SYNCED_MAX:
+            self._synced.clear()
+        self._synced[names] = _identity(fd)
+
+    @contextlib.contextmanager
+    def scratch(self, body: bytes) -> Generator[bytes]:
+        """The name of a synced file with these bytes, for `link` and `replace`; gone at the end unless renamed."""
+        for _ in range(SCRATCH_TRIES):
+            name = self._new_name().encode()
+            fd = os.open(name, _MAKE_FILE, self._file_mode, dir_fd=self._scratch)
+            try:
+                share(fd, self._file_mode)
+                if not _try_lock(fd) or not os.fstat(fd).st_nlink:
+                    continue  # a sweep got hold of it before its lock
+                _write(fd, body)
+                os.fsync(fd)
+                yield name
+                return
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=self._scratch)
+                os.close(fd)
+        raise OSError(errno.EBUSY, "scratch files are swept faster than they are made")
+
+    def link(self, scratch: bytes, folder: int, name: bytes) -> None:
+        """Make the file visible where nothing is; raises FileExistsError."""
+        os.link(scratch, name, src_dir_fd=self._scratch, dst_dir_fd=folder, follow_symlinks=False)
+        os.fsync(folder)
+
+    def replace(self, scratch: bytes, folder: int, name: bytes) -> None:
+        """Make the file visible in place of what is there."""
+        os.replace(scratch, name, src_dir_fd=self._scratch, dst_dir_fd=folder)
+        os.fsync(folder)
+
+    @contextlib.contextmanager
+    def lock(self, key: str) -> Generator[None]:
+        """Nobody else holds the lock of this key, here or in another process; raises TimeoutError."""
+        number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:2]) % LOCK_FILES
+        fd = os.open(b"%02x" % number, _OPEN_LOCK, self._file_mode, dir_fd=self._locks)
+        try:
+            with contextlib.suppress(PermissionError):  # another of the group made it
+                share(fd, self._file_mode)
+            _wait_for(fd)
+            yield
+        finally:
+            os.close(fd)
+
+    def prune(self, names: Sequence[bytes]) -> None:
+        """Remove the folder if it is empty, and then those above it."""
+        with contextlib.suppress(OSError):  # not empty, or somebody else was quicker: both end it here
+            for depth in reversed(range(len(names))):
+                with self.folder(names[:depth]) as above:
+                    os.rmdir(names[depth], dir_fd=above)
+
+    def sweep(self) -> int:
+        """Remove the scratch files of writers that died; how many."""
+        swept = 0
+        with os.scandir(self._scratch) as entries:
+            names = [entry.name for entry in islice(entries, SWEEP_MAX)]
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._scratch)
+                try:
+                    if _try_lock(fd):
+                        os.unlink(name, dir_fd=self._scratch)
+                        swept += 1
+                finally:
+                    os.close(fd)
+        return swept
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+def _sync_path(path: Path) -> None:
+    with contextlib.suppress(PermissionError):  # a folder that we may not read is not ours to sync
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _write(fd: int, body: bytes) -> None:
+    rest = memoryview(body)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _wait_for(fd: int) -> None:
+    """Poll, because a blocking `flock` has no time limit and its holder may be a stopped process."""
+    deadline = time.monotonic() + LOCK_WAIT_S
+    pause, longest = LOCK_POLL_S
+    while not _try_lock(fd):
+        if time.monotonic() > deadline:
+            raise TimeoutError(errno.ETIMEDOUT, f"another writer has held the lock of this key for {LOCK_WAIT_S:g} s")
+        time.sleep(pause)
+        pause = min(pause * 2, longest)
+
+
+# The files of the local object store in the order of their keys, from any key on: what its listings are made of.
+#
+# A page of a listing begins where the last one ended, and a folder has no order on disk: to go on in it, all of it must be read. So
+# the walk keeps the next names of a large folder while that stays the same, and a whole listing reads the folder once for each
+# `WINDOW` names and not once for each page.
+
+FOLDER_SETTLED_NS = 2_000_000_000
+"""What is younger than this may change again within one tick of its time stamps; nothing about it is kept."""
+WINDOW = 20_000
+WINDOWS_KEPT = 16
+WORTH_KEEPING = 64
+"""A folder with fewer names is read again as fast."""
+
+_key = attrgetter("key")
+
+
+@dataclass(frozen=True, slots=True)
+class WalkEntry:
+    """Something in the folder that a listing still has to look at; `key` is all of its key that is known."""
+
+    path: tuple[bytes, ...]
+    key: str
+    kind: NameKind
+
+
+@dataclass(frozen=True, slots=True)
+class _FolderWindow:
+    """The first places of a folder that may hold keys from `low` on, in their order; `whole` if none follow."""
+
+    identity: tuple[int, ...]
+    low: str
+    places: list[WalkEntry]
+    whole: bool
+
+    def serves(self, low: str) -> bool:
+        """Whether it says what comes first from there on."""
+        return self.low <= low and (self.whole or low < self.places[-1].key)
+
+    def since(self, low: str) -> Iterator[WalkEntry]:
+        """The places from there on."""
+        start = bisect.bisect_left(self.places, low, key=_key)
+        # A folder whose keys begin as `low` does is at most one, and right before it: no other name shares all of its beginning.
+        if start and _reaches(self.places[start - 1], low):
+            start -= 1
+        return (self.places[index] for index in range(start, len(self.places)))
+
+
+class FolderWalk:
+    """Walks the folder, from several threads if need be."""
+
+    def __init__(self, folders: Folders, now_ns: Callable[[], int]) -> None:
+        self._folders = folders
+        self._now_ns = now_ns
+        self._kept: OrderedDict[tuple[bytes, ...], _FolderWindow] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def places(self, prefix: str, after: str | None) -> Iterator[WalkEntry]:
+        """Every file whose key begins so and is greater: depth first, each folder in the order of its pieces."""
+        walks = [self._below(WalkEntry((), "", NameKind.FOLDER), prefix, after)]
+        while walks:
+            place = next(walks[-1], None)
+            if place is None:
+                walks.pop()
+            elif place.kind is NameKind.FILE:
+                yield place
+            else:
+                walks.append(self._below(place, prefix, after))
+
+    def _below(self, folder: WalkEntry, prefix: str, after: str | None) -> Iterator[WalkEntry]:
+        low = prefix if after is None else max(prefix, after)
+        last: str | None = None
+        while True:
+            window = self._window(folder, low)
+            for place in window.since(low):
+                if place.key > prefix and not place.key.startswith(prefix):
+                    return
+                if place.key != last and _is_wanted(place, prefix, after):
+                    yield place
+            if window.whole:
+                return
+            low = last = window.places[-1].key
+
+    def _window(self, folder: WalkEntry, low: str) -> _FolderWindow:
+        now = self._now_ns()
+        try:
+            with self._folders.folder(folder.path) as fd:
+                identity, changed_at = _state(fd)
+                kept = self._kept_for(folder.path, identity)
+                if kept is not None and kept.serves(low):
+                    return kept
+                settled = now - changed_at > FOLDER_SETTLED_NS
+                size = WINDOW if settled else PAGE_MAX
+                places = heapq.nsmallest(size + 1, _read(fd, folder, low), key=_key)
+        except FileNotFoundError:
+            return _FolderWindow((), low, [], whole=True)  # it was emptied and removed meanwhile
+        window = _FolderWindow(identity, low, places[:size], whole=len(places) <= size)
+        if settled and len(places) >= WORTH_KEEPING:
+            self._keep(folder.path, window)
+        return window
+
+    def _kept_for(self, path: tuple[bytes, ...], identity: tuple[int, ...]) -> _FolderWindow | None:
+        with self._lock:
+            window = self._kept.get(path)
+            if window is None or window.identity != identity:
+                return None
+            self._kept.move_to_end(path)
+            return window
+
+    def _keep(self, path: tuple[bytes, ...], window: _FolderWindow) -> None:
+        with self._lock:
+            self._kept[path] = window
+            self._kept.move_to_end(path)
+            while len(self._kept) > WINDOWS_KEPT:
+                self._kept.popitem(last=False)
+
+
+def _state(fd: int) -> tuple[tuple[int, ...], int]:
+    """What changes whenever the names in a folder do, and when they last did."""
+    found = os.fstat(fd)
+    identity = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+    return identity, max(found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _read(fd: int, folder: WalkEntry, low: str) -> Iterator[WalkEntry]:
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            raw = os.fsencode(entry.name)
+            name = read_name(raw)
+            if name is None:
+                continue
+            place = WalkEntry((*folder.path, raw), folder.key + name.piece, name.kind)
+            is_right = entry.is_file if name.kind is NameKind.FILE else entry.is_dir
+            if (place.key >= low or _reaches(place, low)) and is_right(follow_symlinks=False):
+                yield place
+
+
+def _reaches(place: WalkEntry, low: str) -> bool:
+    """Whether it is a folder in which `low` lies."""
+    return place.kind is not NameKind.FILE and low.startswith(place.key)
+
+
+def _is_wanted(place: WalkEntry, prefix: str, after: str | None) -> bool:
+    """Whether the listing needs this object, or anything in this folder."""
+    if place.kind is NameKind.FILE:
+        return place.key.startswith(prefix) and (after is None or place.key > after)
+    reaches = place.key.startswith(prefix) or prefix.startswith(place.key)
+    return reaches and (after is None or place.key > after or after.startswith(place.key))

@@ -1,0 +1,329 @@
+"""The object store in a folder: every object is a file whose bytes are the object's.
+
+The etag is the hash of the bytes. So people may read the folder, and edit a file of it, with any tool: what they wrote has
+another etag. Files and folders with names that this store would not give are not objects and are left alone.
+Of the system calls, `folders` says what holds when a process dies between them.
+"""
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+from itertools import groupby, islice
+from pathlib import Path
+from typing import TypeVar
+
+from trellis.storage.objects.folders import FOLDER_SETTLED_NS, Folders, FolderWalk, WalkEntry
+from trellis.storage.objects.keys import checked_key, checked_page, file_path, is_key
+from trellis.storage.objects.probe import prove_conditional_writes
+from trellis.storage.objects.store import (
+    OBJECT_BYTES_MAX,
+    OVERWRITE,
+    PAGE_MAX,
+    Create,
+    IfMatch,
+    ObjectInfo,
+    ObjectPage,
+    ObjectTooLarge,
+    PutCondition,
+    PutRefused,
+    PutStored,
+    StoredObject,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
+
+THREADS = 4
+PLACE_TRIES = 16
+ETAGS_KEPT = 20_000
+READ_AT_ONCE_MAX = 1024 * 1024
+"""A longer file is hashed piece by piece."""
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_REFUSALS = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+}
+
+T = TypeVar("T")
+
+
+class LocalObjects:
+    """Objects in a folder. Any number of processes may use the same one."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        new_name: Callable[[], str],
+        now_ns: Callable[[], int],
+        object_bytes_max: int = OBJECT_BYTES_MAX,
+    ) -> None:
+        self._folders = Folders(path, new_name)
+        self._folders.sweep()
+        self._new_name = new_name
+        self._bytes_max = object_bytes_max
+        self._etags = _Etags(now_ns)
+        self._walk = FolderWalk(self._folders, now_ns)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="objects")
+        self._url = path.absolute().as_uri()
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self._url
+
+    async def get(self, key: str) -> StoredObject | None:
+        """The object, or None."""
+        return await self._run("get", checked_key(key), partial(self._get, key))
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        """The object without its bytes, or None."""
+        return await self._run("head", checked_key(key), partial(self._info, file_path(key), key))
+
+    async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
+        """Write the whole object if the condition holds."""
+        checked_key(key)
+        if len(body) > self._bytes_max:
+            raise ObjectTooLarge(key=key, size=len(body), limit=self._bytes_max)
+        return await self._run("put", key, partial(self._put, key, body, when))
+
+    async def list(self, prefix: str, *, after: str | None = None, limit: int = PAGE_MAX) -> ObjectPage:
+        """A page of the objects whose keys begin with `prefix`, in the order of their keys."""
+        checked_page(prefix, after, limit)
+        return await self._run("list", prefix, partial(self._list, prefix, after, limit))
+
+    async def delete(self, key: str) -> bool:
+        """Remove the object; whether there was one."""
+        return await self._run("delete", checked_key(key), partial(self._delete, key))
+
+    async def probe(self) -> None:
+        """Prove that conditional writes hold in this folder: not every file system has links and locks."""
+        await prove_conditional_writes(self, self._new_name())
+
+    async def close(self) -> None:
+        """Wait for what is under way and let go of the folder."""
+        await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
+        self._folders.close()
+
+    async def _run(self, verb: str, key: str, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except OSError as error:
+            raise _store_error(error, verb, key) from error
+
+    # -- in a thread ---------------------------------------------------------------------------------------------
+
+    def _get(self, key: str) -> StoredObject | None:
+        path = file_path(key)
+        try:
+            with self._folders.folder(path[:-1]) as folder:
+                fd, found = _open(folder, path[-1])
+        except FileNotFoundError:
+            return None
+        try:
+            if found.st_size > self._bytes_max:
+                raise ObjectTooLarge(key=key, size=found.st_size, limit=self._bytes_max)
+            body = _read(fd, found.st_size, self._bytes_max)
+        finally:
+            os.close(fd)
+        if len(body) > self._bytes_max:  # it grew meanwhile
+            raise ObjectTooLarge(key=key, size=len(body), limit=self._bytes_max)
+        return StoredObject(key=key, body=body, etag=_digest(body), size=len(body), modified_at=_time(found))
+
+    def _info(self, path: tuple[bytes, ...], key: str) -> ObjectInfo | None:
+        try:
+            with self._folders.folder(path[:-1]) as folder:
+                return self._look(folder, path[-1], key)
+        except FileNotFoundError:
+            return None
+
+    def _look(self, folder: int, name: bytes, key: str) -> ObjectInfo:
+        fd, found = _open(folder, name)
+        try:
+            etag = self._etags.of(fd, found)
+        finally:
+            os.close(fd)
+        return ObjectInfo(key=key, etag=etag, size=found.st_size, modified_at=_time(found))
+
+    def _etag(self, folder: int, name: bytes, key: str) -> str | None:
+        try:
+            return self._look(folder, name, key).etag
+        except FileNotFoundError:
+            return None
+
+    def _put(self, key: str, body: bytes, when: PutCondition) -> PutStored | PutRefused:
+        path = file_path(key)
+        for _ in range(PLACE_TRIES):
+            try:
+                with self._folders.synced(path[:-1], make=not isinstance(when, IfMatch)) as folder:
+                    return self._put_into(folder, path[-1], key, body, when)
+            except FileNotFoundError:
+                if isinstance(when, IfMatch):
+                    return PutRefused(None)
+                # a deletion emptied the folder and removed it
+        raise StoreUnavailable(verb="put", key=key, reason="its folder is removed as often as it is made")
+
+    def _put_into(self, folder: int, name: bytes, key: str, body: bytes, when: PutCondition) -> PutStored | PutRefused:
+        if isinstance(when, Create):  # asked first, because what is there already needs no scratch file
+            there = self._etag(folder, name, key)
+            if there is not None:
+                return self._refused(folder, name, there)
+        with self._folders.scratch(body) as scratch:
+            return self._place(scratch, folder, name, key, when) or PutStored(_digest(body))
+
+    def _place(self, scratch: bytes, folder: int, name: bytes, key: str, when: PutCondition) -> PutRefused | None:
+        if isinstance(when, Create):
+            try:
+                self._folders.link(scratch, folder, name)
+            except FileExistsError:
+                return self._refused(folder, name, self._etag(folder, name, key))
+            return None
+        with self._folders.lock(key):
+            if isinstance(when, IfMatch):
+                there = self._etag(folder, name, key)
+                if there != when.etag:
+                    return self._refused(folder, name, there)
+            self._folders.replace(scratch, folder, name)
+        return None
+
+    def _refused(self, folder: int, name: bytes, etag: str | None) -> PutRefused:
+        """Whoever is refused relies on what is there, and its writer may have died before it was synced."""
+        with contextlib.suppress(FileNotFoundError):
+            fd, _ = _open(folder, name)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        os.fsync(folder)
+        return PutRefused(etag)
+
+    def _delete(self, key: str) -> bool:
+        path = file_path(key)
+        was_there = True
+        try:
+            with self._folders.folder(path[:-1]) as folder, self._folders.lock(key):
+                try:
+                    os.unlink(path[-1], dir_fd=folder)
+                except FileNotFoundError:
+                    was_there = False
+                os.fsync(folder)
+        except FileNotFoundError:
+            return False
+        if was_there:
+            self._folders.prune(path[:-1])
+        return was_there
+
+    def _list(self, prefix: str, after: str | None, limit: int) -> ObjectPage:
+        found = tuple(islice(self._listed(prefix, after), limit + 1))
+        return ObjectPage(found[:limit], more=len(found) > limit)
+
+    def _listed(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
+        places = (place for place in self._walk.places(prefix, after) if is_key(place.key))
+        for path, files in groupby(places, key=lambda place: place.path[:-1]):
+            with contextlib.suppress(FileNotFoundError), self._folders.folder(path) as folder:
+                for file in files:
+                    with contextlib.suppress(FileNotFoundError):
+                        yield self._look_at(folder, file)
+
+    def _look_at(self, folder: int, file: WalkEntry) -> ObjectInfo:
+        """As `_look`, without opening a file whose hash is known."""
+        found = os.stat(file.path[-1], dir_fd=folder, follow_symlinks=False)
+        etag = self._etags.known(found)
+        if etag is None:
+            return self._look(folder, file.path[-1], file.key)
+        return ObjectInfo(key=file.key, etag=etag, size=found.st_size, modified_at=_time(found))
+
+
+class _Etags:
+    """The hash of a file, remembered while its inode, size and times stay the same."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._kept: OrderedDict[tuple[int, ...], str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def known(self, found: os.stat_result) -> str | None:
+        """The etag of a file that is still as it was."""
+        identity = _identity(found)
+        with self._lock:
+            if identity in self._kept:
+                self._kept.move_to_end(identity)
+            return self._kept.get(identity)
+
+    def of(self, fd: int, found: os.stat_result) -> str:
+        """The etag of an open file."""
+        known = self.known(found)
+        if known is not None:
+            return known
+        settled = self._now_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > FOLDER_SETTLED_NS
+        etag = _digest_of(fd, found.st_size)
+        if settled:
+            with self._lock:
+                self._kept[_identity(found)] = etag
+                while len(self._kept) > ETAGS_KEPT:
+                    self._kept.popitem(last=False)
+        return etag
+
+
+def _open(folder: int, name: bytes) -> tuple[int, os.stat_result]:
+    fd = os.open(name, _READ, dir_fd=folder)
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(fd)
+        raise OSError(errno.EISDIR, "what is there is no regular file")
+    return fd, found
+
+
+def _read(fd: int, size: int, most: int) -> bytes:
+    """All of a file that had this size; one that grew meanwhile, because a person writes to it, is read to its end.
+
+    A read may give less than was asked for, and only an empty one says that nothing follows. At most one byte over `most` is read.
+    """
+    body = b""
+    while len(body) <= most and (piece := os.read(fd, min(most, max(size, 2 * len(body))) + 1 - len(body))):
+        body += piece
+        if len(body) == size:
+            break
+    if len(body) < size:
+        raise OSError(errno.EIO, f"it ends after {len(body)} of {size} bytes")
+    return body
+
+
+def _digest_of(fd: int, size: int) -> str:
+    if size <= READ_AT_ONCE_MAX:
+        return _digest(_read(fd, size, OBJECT_BYTES_MAX))
+    with os.fdopen(os.dup(fd), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def _identity(found: os.stat_result) -> tuple[int, ...]:
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _time(found: os.stat_result) -> datetime:
+    return datetime.fromtimestamp(found.st_mtime, UTC)
+
+
+def _store_error(error: OSError, verb: str, key: str) -> StoreError:
+    reason = f"{error.strerror or error}"
+    kind = StoreRefused if error.errno in _REFUSALS else StoreUnavailable
+    return kind(verb=verb, key=key, reason=reason)

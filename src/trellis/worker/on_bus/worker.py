@@ -1,0 +1,379 @@
+"""A worker on the bus: the handlers of an application, for jobs that come as CAP packets.
+
+    async with BusWorker(app, bus, options, clock=clock, new_id=new_id, resolver=pointers) as worker:
+        ...                               # serves its topics until the block ends, then drains
+
+It listens on the subject of every topic of its application, in the group of that name as every CAP worker does, and on its own
+subject. Each order is executed at most once by this process, however often it comes. One of our own control plane begins only after
+its ledger said yes, and its result is repeated until it is answered; one of any other scheduler begins at once and its result is
+sent once.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, suppress
+from typing import Any, Self
+
+from trellis.bus.errors import BusError
+from trellis.bus.messages import (
+    CANCEL,
+    RESULT,
+    Dispatch,
+    ErrorCode,
+    JobCancel,
+    JobOrder,
+    JobResult,
+    Status,
+    direct_subject,
+)
+from trellis.bus.port import Bus, BusSubscription, ReceivedPacket
+from trellis.bus.requests import TOPIC_PATTERN, JobRequest
+from trellis.engine.clock import Clock, sleep_or_stop
+from trellis.engine.errors import OptionInvalid
+from trellis.engine.logs import log_of
+from trellis.worker.app import App, JobSpec
+from trellis.worker.held import StopCause
+from trellis.worker.on_bus.attempt import OrderAttempt, OrderKind, SeenOrders
+from trellis.worker.on_bus.calls import HandlerCalls
+from trellis.worker.on_bus.options import BusWorkerOptions, PointerAccess, check_introduction, checked_worker_id
+from trellis.worker.on_bus.outcomes import not_run_result, result_of
+from trellis.worker.on_bus.presence import BusPresence
+from trellis.worker.on_bus.reports import BusReporter, ControlAnswer
+from trellis.worker.threads import Threads
+from trellis.worker.worker import Drained
+
+_log = log_of("trellis.worker")
+
+
+class BusWorker:
+    """Serves the topics of one application. Its id is the sender id of its bus."""
+
+    def __init__(
+        self,
+        app: App,
+        bus: Bus,
+        options: BusWorkerOptions,
+        *,
+        clock: Clock,
+        new_id: Callable[[], str],
+        resolver: PointerAccess,
+        cpu_load: Callable[[], float] | None = None,
+    ) -> None:
+        app.check()
+        self.worker_id = checked_worker_id(bus.sender_id)
+        self.topics = tuple(_topic(spec) for spec in app)
+        check_introduction("the topics of the application", self.topics)
+        self.app = app
+        self.bus = bus
+        self.options = options
+        self.clock = clock
+        self.loop = asyncio.get_running_loop()
+        self.stopping = False
+        self.drained: Drained | None = None
+        self.attempts: dict[str, OrderAttempt] = {}
+        """What is held, by its identity."""
+        self._seen = SeenOrders()
+        self._tasks: dict[asyncio.Task[None], OrderAttempt] = {}
+        self._changed = asyncio.Event()
+        self._slots = asyncio.Semaphore(options.max_parallel_jobs)
+        self._room = asyncio.Semaphore(options.max_parallel_jobs + options.unanswered_max)
+        self._held_max = options.max_parallel_jobs + options.unanswered_max + options.backlog_max
+        self._orders: list[BusSubscription] = []
+        self._cancels: BusSubscription | None = None
+        self._threads = Threads(options.threads_max)
+        self._reports = BusReporter(bus=bus, clock=clock, new_id=new_id, ask_s=options.ask_s, result_s=options.result_s)
+        self._calls = HandlerCalls(
+            resolver=resolver,
+            clock=clock,
+            threads=self._threads,
+            worker_id=self.worker_id,
+            stopping=lambda: self.stopping,
+            keep_s=options.result_s,
+        )
+        self.presence = BusPresence(
+            bus=bus,
+            clock=clock,
+            options=options,
+            new_id=new_id,
+            topics=self.topics,
+            active=lambda: self.options.max_parallel_jobs if self.stopping else self.running,
+            cpu_load=cpu_load or (lambda: 0.0),
+            held=lambda: [one.wire_id for one in self.attempts.values() if one.begun_at is not None],
+        )
+        self._present: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> int:
+        """Handlers under way, and those that have returned and whose result is being stored."""
+        return sum(attempt.begun_at is not None and attempt.busy for attempt in self.attempts.values())
+
+    @property
+    def waiting(self) -> int:
+        """Orders that wait for a slot."""
+        return sum(attempt.waiting for attempt in self.attempts.values())
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.drain()
+
+    async def start(self) -> None:
+        """Begin to serve; raises BusUnavailable."""
+        self._cancels = await self.bus.listen(CANCEL, self._cancel_heard)
+        for topic in self.topics:
+            self._orders.append(await self.bus.listen(topic, self._ordered, group=topic))
+        self._orders.append(await self.bus.listen(direct_subject(self.worker_id), self._ordered))
+        self._present = self.loop.create_task(self.presence.run(), name="presence")
+
+    async def until_stopped(self, stop: asyncio.Event) -> None:
+        """Come back when `stop` is set."""
+        await stop.wait()
+
+    async def drain(self, hurry: asyncio.Event | None = None) -> Drained:
+        """Stop as gently as there is time for. `hurry` (a second signal) ends the wait for running handlers."""
+        if self.drained is not None:
+            return self.drained
+        self.stopping = True
+        self.presence.changed.set()
+        for listening in self._orders:
+            await listening.stop()
+        not_begun = self._give_back_waiting()
+        await self._until(
+            lambda: not any(one.busy for one in self.attempts.values()), self.options.drain_s, hurry or asyncio.Event()
+        )
+        cut_short = self._give_back_running()
+        await self._until(lambda: not self._tasks, self.options.settle_s, asyncio.Event())
+        self.drained = Drained(not_begun=not_begun, cut_short=cut_short, unsettled=len(self._tasks))
+        await self._close()
+        _log.info("worker_drained", not_begun=not_begun, cut_short=cut_short, unsettled=self.drained.unsettled)
+        return self.drained
+
+    # -- what comes in --------------------------------------------------------------------------------------------
+
+    async def _ordered(self, received: ReceivedPacket) -> None:
+        """Take an order. The job runs in a task of its own: the bus is not kept waiting."""
+        order = _order_of_body(received.packet.body)
+        if order is None:
+            _log.warning("packet_not_understood", subject=received.subject, body=type(received.packet.body).__name__)
+            return
+        if order.dispatch.worker_id not in {"", self.worker_id}:
+            _log.warning("order_of_another", job_id=order.request.job_id, worker_id=order.dispatch.worker_id)
+            return
+        sender = received.packet.sender_id
+        if self.options.orders_from and sender not in self.options.orders_from:
+            _log.warning("order_of_a_stranger", job_id=order.request.job_id, sender_id=sender)
+            return
+        attempt = OrderAttempt(order, received.packet.trace_id, sender)
+        kind = self._seen.note(attempt)
+        if kind not in {OrderKind.NEW, OrderKind.FUTURE}:
+            await self._not_again(attempt, kind)
+            return
+        if len(self._tasks) >= self._held_max:
+            _log.warning("order_dropped", job_id=attempt.wire_id, held=len(self._tasks))
+            return
+        if kind is OrderKind.NEW:
+            for older in [one for one in self.attempts.values() if _is_superseded(one, attempt)]:
+                self._let_go(older)
+        self.attempts[attempt.identity] = attempt
+        refusal = self._refusal(attempt) if kind is OrderKind.NEW else self._out_of_turn(attempt)
+        if refusal is None:
+            self._spawn(attempt, self._execute(attempt, self.app.spec(order.request.topic)))
+        else:
+            self._withdraw(attempt, refusal)
+
+    async def _cancel_heard(self, received: ReceivedPacket) -> None:
+        cancel = received.packet.body
+        if not isinstance(cancel, JobCancel):
+            return
+        for attempt in [one for one in self.attempts.values() if one.wire_id == cancel.job_id]:
+            if not attempt.is_meant(cancel.dispatch, self.worker_id):
+                _log.info("cancel_of_another_attempt", job_id=attempt.wire_id, sender_id=received.packet.sender_id)
+                continue
+            attempt.tell(cancel.reason or f"cancelled by {cancel.requested_by}")
+            if attempt.waiting:
+                self._withdraw(attempt, self._cancelled(attempt))
+
+    async def _not_again(self, attempt: OrderAttempt, kind: OrderKind) -> None:
+        """An order that is not executed. A scheduler that never answers gets the result of a copy again: it may have missed it."""
+        _log.info("order_not_executed", job_id=attempt.wire_id, why=kind.value)
+        known = self._seen.result(attempt)
+        if kind is OrderKind.COPY and known is not None and not attempt.asks:
+            with suppress(BusError):
+                await self.bus.publish(RESULT, known, trace_id=attempt.trace_id)
+
+    def _let_go(self, attempt: OrderAttempt) -> None:
+        """Its scheduler has handed the job out anew: nobody waits for this attempt any more, and it reports nothing."""
+        _log.warning("attempt_superseded", job_id=attempt.wire_id)
+        attempt.cut(StopCause.LOST)
+        if attempt.waiting:
+            attempt.waiting, attempt.ended = False, True
+            self._cancel_tasks(attempt)
+
+    def _refusal(self, attempt: OrderAttempt) -> JobResult | None:
+        """Why an order cannot be taken here; somebody else may have it."""
+        options = self.options
+        busy = sum(one.busy for one in self.attempts.values())
+        if attempt.request.topic not in self.app:
+            known = ", ".join(self.topics)
+            code, why = (
+                ErrorCode.WORKER_UNAVAILABLE,
+                f"this worker does not serve {attempt.request.topic}, only {known}",
+            )
+        elif self.stopping:
+            code, why = ErrorCode.WORKER_UNAVAILABLE, "the worker drains"
+        elif self.waiting + busy > options.max_parallel_jobs + options.backlog_max:
+            code, why = ErrorCode.RESOURCE_EXHAUSTED, f"{options.backlog_max} jobs wait here already"
+        else:
+            return None
+        return not_run_result(attempt, Status.FAILED_RETRYABLE, code.name, why, worker_id=self.worker_id)
+
+    def _out_of_turn(self, attempt: OrderAttempt) -> JobResult:
+        """A jump forward is not executed; its scheduler is told, so that it does not wait for nothing."""
+        _log.info("order_not_executed", job_id=attempt.wire_id, why=OrderKind.FUTURE.value)
+        why = f"attempt {attempt.order.dispatch.attempt} does not follow the last one here; send the next attempt"
+        code = ErrorCode.WORKER_UNAVAILABLE.name
+        return not_run_result(attempt, Status.FAILED_RETRYABLE, code, why, worker_id=self.worker_id)
+
+    # -- one job --------------------------------------------------------------------------------------------------
+
+    async def _execute(self, attempt: OrderAttempt, spec: JobSpec) -> None:
+        async with self._room:
+            async with self._slots:
+                attempt.waiting = False
+                try:
+                    result, beats = await self._run(attempt, spec)
+                finally:
+                    attempt.ended = True
+                    self._changed.set()
+            try:
+                if result is not None:
+                    await self._settle(attempt, result)
+            finally:
+                attempt.settled.set()
+                if beats is not None:
+                    beats.cancel()
+
+    async def _run(self, attempt: OrderAttempt, spec: JobSpec) -> "tuple[JobResult | None, asyncio.Task[None] | None]":
+        """The job's result, and the task that says meanwhile that it is alive; None when it is not this worker's to report."""
+        said = await self._reports.may_start(attempt, lambda: self.stopping) if attempt.asks else ControlAnswer.YES
+        if said is ControlAnswer.STOP:
+            attempt.tell("it was cancelled before it began")
+        if said in {ControlAnswer.NO, ControlAnswer.NOTHING}:
+            _log.info("not_begun", job_id=attempt.wire_id, answer=said.value)
+            return None, None
+        if attempt.cancel_requested:
+            return self._cancelled(attempt), None
+        if self.stopping:
+            return self._given_back(attempt), None
+        attempt.begun_at = self.clock.monotonic()
+        beats = self.loop.create_task(self._reports.beats(attempt), name=f"beats {attempt.wire_id}")
+        with ExitStack() as broken:
+            broken.callback(beats.cancel)  # whatever is raised here, nobody reports this attempt: its lease must end
+            ending = await self._calls.run(attempt, spec, self.options.cancel_grace_s)
+            result = result_of(attempt, ending, worker_id=self.worker_id, now=self.clock.monotonic())
+            broken.pop_all()
+        if attempt.fate is StopCause.LOST:
+            _log.warning("outcome_dropped", job_id=attempt.wire_id, reason=attempt.fate.value)
+            return None, beats
+        return result, beats
+
+    async def _settle(self, attempt: OrderAttempt, result: JobResult) -> None:
+        self._seen.settle(attempt, result)
+        await self._reports.settle(attempt, result)
+
+    def _cancelled(self, attempt: OrderAttempt) -> JobResult:
+        return not_run_result(attempt, Status.CANCELLED, "", attempt.reason, worker_id=self.worker_id)
+
+    def _given_back(self, attempt: OrderAttempt) -> JobResult:
+        code = ErrorCode.WORKER_UNAVAILABLE.name
+        return not_run_result(attempt, Status.FAILED_RETRYABLE, code, "the worker drains", worker_id=self.worker_id)
+
+    def _withdraw(self, attempt: OrderAttempt, result: JobResult) -> None:
+        """Report an order that will not begin, and take it back if it waits for a slot."""
+        attempt.waiting, attempt.ended = False, True
+        self._cancel_tasks(attempt)
+        self._spawn(attempt, self._settle(attempt, result))
+
+    def _cancel_tasks(self, attempt: OrderAttempt) -> None:
+        for task, whose in list(self._tasks.items()):
+            if whose is attempt:
+                task.cancel()
+
+    def _spawn(self, attempt: OrderAttempt, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work, name=f"job {attempt.wire_id}")
+        self._tasks[task] = attempt
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        attempt = self._tasks.pop(task)
+        if attempt not in self._tasks.values():
+            self.attempts.pop(attempt.identity, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("job_broken", job_id=attempt.wire_id, error=repr(error), exc_info=error)
+        self._changed.set()
+
+    # -- draining -------------------------------------------------------------------------------------------------
+
+    def _give_back_waiting(self) -> int:
+        waiting = [attempt for attempt in self.attempts.values() if attempt.waiting]
+        for attempt in waiting:
+            self._withdraw(attempt, self._given_back(attempt))
+        return len(waiting)
+
+    def _give_back_running(self) -> int:
+        running = [one for one in self.attempts.values() if one.begun_at is not None and not one.ended]
+        for attempt in running:
+            attempt.cut(StopCause.GIVEN_BACK)
+        for attempt in self.attempts.values():
+            attempt.stop_keeping()  # that it is done is told: else its lease ends, and it is done again
+        return len(running)
+
+    async def _until(self, reached: Callable[[], bool], seconds: float, hurry: asyncio.Event) -> None:
+        """Wait until `reached`, for so long, unless there is hurry."""
+        limit = asyncio.ensure_future(sleep_or_stop(self.clock, hurry, seconds))
+        try:
+            while not reached() and not limit.done():
+                self._changed.clear()
+                changed = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait({changed, limit}, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+        finally:
+            limit.cancel()
+            await asyncio.gather(limit, return_exceptions=True)
+
+    async def _close(self) -> None:
+        left = list(self._tasks)
+        if self._present is not None:
+            left.append(self._present)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        if self._cancels is not None:
+            await self._cancels.stop()
+        self._threads.close()
+
+
+def _topic(spec: JobSpec) -> str:
+    if not re.fullmatch(TOPIC_PATTERN, spec.type):
+        raise OptionInvalid(
+            option="job type",
+            value=spec.type,
+            expected="on the bus it is a topic: words of letters, digits, - and _ with dots between",
+        )
+    return spec.type
+
+
+def _order_of_body(body: object) -> JobOrder | None:
+    """An order; a scheduler that names no dispatch sends the bare request."""
+    if isinstance(body, JobRequest):
+        return JobOrder(request=body, dispatch=Dispatch())
+    return body if isinstance(body, JobOrder) else None
+
+
+def _is_superseded(older: OrderAttempt, newer: OrderAttempt) -> bool:
+    """Whether the same scheduler has handed out the same job anew. Under our own control plane the ledger says so."""
+    same = older.wire_id == newer.wire_id and older.sender_id == newer.sender_id
+    return same and not older.asks and not newer.asks

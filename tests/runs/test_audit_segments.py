@@ -1,0 +1,340 @@
+"""Records of many events in segments: each event in exactly one record, whoever dies when."""
+
+import asyncio
+import itertools
+import json
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs.conftest import ORCHESTRATOR, Stand, is_of_rebuild
+from tests.runs.test_projector import Press, press
+from trellis.documents import audit, audit_segments, ids
+from trellis.documents.audit_segments import find_audit
+from trellis.documents.publisher import DocumentPublisher
+from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, JobId, NewJob, Turn, TypeClaim
+from trellis.engine.records import Event
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
+from trellis.runs.projector import Projector, ProjectorOptions, ProjectorPosition
+from trellis.runs.rebuild import rebuild_objects
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore, StoreUnavailable
+from trellis.testing import FakeClock
+
+__all__ = ["press"]
+
+SUBMITTER = Actor(role=Role.SUBMITTER, name="someone")
+WORKER = Actor(role=Role.WORKER, name="worker@host")
+WAIT_S = ProjectorOptions().segment_s
+
+
+async def work(stand: Stand, n: int, type_: str = "work", **options: Any) -> list[JobId]:
+    """So many jobs, done: four events each."""
+    jobs = [NewJob(job_id=JobId(f"{type_}-{next(stand._numbers)}"), type=type_, **options) for _ in range(n)]
+    await stand.ledger.submit(SUBMITTER, jobs)
+    claim = Claim(claim_id=ClaimId(f"claim-{next(stand._numbers)}"), types=(TypeClaim(type=type_),), start=n)
+    held = (await stand.ledger.turn(Turn(actor=WORKER, claim=claim))).claimed
+    done = tuple(Advance(one.lease, "running", "complete") for one in held)
+    await stand.ledger.turn(Turn(actor=WORKER, advances=done))
+    return [job.job_id for job in jobs]
+
+
+async def all_events(stand: Stand) -> list[Event]:
+    return [event async for history in stand.ledger.histories() for event in history.events]
+
+
+async def record(objects: ObjectStore) -> tuple[dict[str, bytes], dict[str, list[str]]]:
+    """Records with an object of their own, and segments with whose records are in them."""
+    alone: dict[str, bytes] = {}
+    shared: dict[str, list[str]] = {}
+    after = None
+    while True:
+        page = await objects.list("audit/", after=after)
+        for info in [info for info in page.items if not is_of_rebuild(info.key)]:
+            found = await objects.get(info.key)
+            assert found is not None
+            if info.key.endswith(audit_segments.SUFFIX):
+                shared[info.key] = audit_segments.event_ids(info.key, found.body)
+            else:
+                alone[info.key.rpartition("/")[2].removesuffix(".json")] = found.body
+        if not page.more:
+            return alone, shared
+        after = page.items[-1].key
+
+
+async def recorded_once(stand: Stand, objects: ObjectStore) -> None:
+    alone, shared = await record(objects)
+    counted = Counter([*alone, *itertools.chain.from_iterable(shared.values())])
+    assert counted == Counter(event.id for event in await all_events(stand))
+
+
+@pytest.mark.requirement("D35", "OBS-1")
+async def test_records_of_jobs_wait_for_each_other_and_documents_do_not_wait_for_them(press: Press):
+    projector = press.projector()
+    await work(press.stand, 3)
+    await press.stand.run_of()
+    await press.all(projector)
+    alone, shared = await record(press.store)
+    assert (len(alone), shared) == (2, {})
+    press.stand.clock.advance(WAIT_S - 0.1)
+    await work(press.stand, 1)
+    await press.all(projector)
+    assert (await record(press.store))[1] == {}
+    press.stand.clock.advance(0.1)
+    await projector.run_once()
+    _, shared = await record(press.store)
+    assert [len(found) for found in shared.values()] == [16]
+    await recorded_once(press.stand, press.store)
+    assert (await projector.run_once()).written == 0
+
+
+@pytest.mark.requirement("D35")
+async def test_a_segment_is_written_when_it_is_full(press: Press, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(audit_segments, "EVENTS_MAX", 10)
+    await work(press.stand, 7)
+    await press.all(press.projector())
+    _, shared = await record(press.store)
+    assert sorted(map(len, shared.values())) == [8, 10, 10]
+
+
+@pytest.mark.requirement("D35")
+async def test_a_segment_holds_no_more_bytes_than_it_may(press: Press, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(audit_segments, "BYTES_MAX", 5_000)
+    await work(press.stand, 2, payload=json.dumps("x" * 6_000).encode())
+    projector = press.projector()
+    await press.all(projector)
+    await projector.release()
+    sizes = [info.size for info in (await press.store.list("audit/")).items]
+    assert len(sizes) > 2
+    assert sum(size > 5_000 for size in sizes) == 2, "only a line that is longer by itself"
+    await recorded_once(press.stand, press.store)
+
+
+@pytest.mark.requirement("D35")
+async def test_a_record_is_found_by_its_event(press: Press, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(audit_segments, "EVENTS_MAX", 4)
+    for _ in range(3):
+        await work(press.stand, 2)
+        press.stand.clock.advance(1.0)
+    await press.stand.run_of()
+    projector = press.projector()
+    await press.all(projector)
+    await projector.release()
+    events = await all_events(press.stand)
+    for event in events:
+        found = await find_audit(press.store, event.id, event.ts)
+        assert found is not None
+        assert (found["event_id"], found["to"]) == (event.id, event.target)
+    assert await find_audit(press.store, "nobody-1", events[0].ts) is None
+
+
+@pytest.mark.requirement("D35")
+async def test_a_segment_holds_events_of_one_day(press: Press):
+    late = datetime(2026, 1, 1, 23, 59, 59, tzinfo=UTC)
+    press.stand.clock.advance(late.timestamp() - press.stand.clock())
+    await work(press.stand, 2)
+    press.stand.clock.advance(2.0)
+    await work(press.stand, 1)
+    projector = press.projector()
+    await press.all(projector)
+    await projector.release()
+    _, shared = await record(press.store)
+    assert {key.split("/")[1]: len(found) for key, found in shared.items()} == {"20260101": 8, "20260102": 4}
+
+
+@pytest.mark.requirement("D35")
+async def test_a_type_can_have_records_of_its_own_and_a_changed_choice_records_nothing_twice(press: Press):
+    def projector(name: str, *alone: str) -> Projector:
+        made = press.projector(name)
+        made.options = ProjectorOptions(alone=frozenset(alone))
+        return made
+
+    first = projector("one", "special")
+    await work(press.stand, 1)
+    await work(press.stand, 1, "special")
+    await press.all(first)
+    assert len((await record(press.store))[0]) == 4
+    await first._recorder.segments.write()  # and dies before it remembers
+    press.stand.clock.advance(first.options.lease_s + 1)
+    second = projector("two", "work")
+    await work(press.stand, 1)
+    await press.all(second)
+    await second.release()
+    await recorded_once(press.stand, press.store)
+    await work(press.stand, 1)
+    await work(press.stand, 1, "special")
+    await press.all(second)
+    await second.release()
+    await recorded_once(press.stand, press.store)
+    alone, _ = await record(press.store)
+    assert {event_id.partition("-")[0] for event_id in list(alone)[-4:]} == {"work"}
+    assert len(alone) == 8
+
+
+def test_a_place_says_where_to_go_on_and_what_was_chosen_there():
+    chosen = frozenset({"a.b", "c"})
+    for ahead in (None, "0002"):
+        for position, alone in ((None, chosen), (None, frozenset[str]()), ("0001", chosen), ("0001", frozenset[str]())):
+            place = ProjectorPosition(position, alone, ahead)
+            assert ProjectorPosition.read(place.to_text(), frozenset({"x"})) == place
+    assert ProjectorPosition.read(None, frozenset({"x"})) == ProjectorPosition(None, frozenset({"x"}))
+
+
+class Deadly:
+    """An object store in which the projector dies at its nth put, before it happens or after."""
+
+    def __init__(self, objects: ObjectStore, at: int, *, after: bool) -> None:
+        self._objects = objects
+        self._left = at
+        self._after = after
+
+    async def put(self, key: str, body: bytes, **options: Any) -> Any:
+        self._left -= 1
+        if self._left == 0 and not self._after:
+            raise asyncio.CancelledError
+        answer = await self._objects.put(key, body, **options)
+        if self._left == 0:
+            raise asyncio.CancelledError
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._objects, name)
+
+
+async def _publish_until_dead(stand: Stand, objects: Any, name: str) -> bool:
+    """Whether it outlived everything there was to do."""
+    made = Projector(
+        ledger=stand.ledger,
+        actor=Actor(role=Role.PROJECTOR, name=name),
+        publisher=DocumentPublisher(objects),
+        clock=stand.clock,
+        options=ProjectorOptions(batch=7),
+    )
+    try:
+        while (await made.run_once()).events:
+            pass
+        await made.release()
+    except asyncio.CancelledError:
+        stand.clock.advance(made.options.lease_s + 1)
+        return False
+    return True
+
+
+@pytest.mark.requirement("D35", "OBS-1", "D14")
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_a_projector_that_dies_at_any_put_records_every_event_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+):
+    """Two die one after the other, each at any of its puts, while work goes on; the third ends it."""
+    monkeypatch.setattr(audit_segments, "EVENTS_MAX", 5)
+    deaths, ended, first = 0, False, 0
+    while not ended:
+        first += 1
+        clock, folder, second = FakeClock(), tmp_path / str(first), 1 + first % 3
+        stand = Stand(await open_ledger(":memory:", clock=clock), clock)
+        objects = await open_objects(f"file://{folder}")
+        await work(stand, 3)
+        await stand.run_of()
+        await work(stand, 2)
+        ended = await _publish_until_dead(stand, Deadly(objects, first, after=after), "one")
+        await work(stand, 2)
+        deaths += not await _publish_until_dead(stand, Deadly(objects, second, after=after), "two")
+        await work(stand, 1)
+        assert await _publish_until_dead(stand, objects, "three")
+        await recorded_once(stand, objects)
+        await stand.ledger.close()
+        await objects.close()
+    assert first > 8, "it was let die at each of its puts"
+    assert deaths > 4
+
+
+@pytest.mark.requirement("D35", "D14")
+@pytest.mark.parametrize("later", [0, 2])
+async def test_a_projector_that_slept_through_its_own_end_records_nothing_twice(press: Press, later: int):
+    """It wakes with lines in its hands that another has written since, in fewer or in more lines."""
+    sleeper, other = press.projector("sleeper"), press.projector("other")
+    await work(press.stand, 2)
+    await press.all(sleeper)
+    press.stand.clock.advance(sleeper.options.lease_s + 1)
+    await work(press.stand, later)
+    await press.all(other)
+    await other._write_segments()
+    await sleeper._write_segments()
+    assert not (await sleeper.run_once()).following
+    press.stand.clock.advance(sleeper.options.lease_s + 1)
+    await work(press.stand, 1)
+    await press.all(sleeper)
+    await sleeper.release()
+    await recorded_once(press.stand, press.store)
+
+
+@pytest.mark.requirement("D35", "D14")
+async def test_lines_that_only_the_sleeper_had_are_taken_over_by_the_other(press: Press):
+    sleeper, other = press.projector("sleeper"), press.projector("other")
+    await work(press.stand, 2)
+    await press.all(sleeper)
+    press.stand.clock.advance(sleeper.options.lease_s + 1)
+    other.options = ProjectorOptions(batch=3)
+    await other.run_once()
+    await sleeper._write_segments()
+    await other._write_segments()
+    assert not other._recorder.segments.settled, "the segment reaches beyond what it has read"
+    press.stand.clock.advance(other.options.lease_s + 1)
+    third = press.projector("third")
+    await work(press.stand, 1)
+    await press.all(third)
+    await third.release()
+    await recorded_once(press.stand, press.store)
+
+
+async def test_while_the_store_is_away_no_more_is_read_than_fits(press: Press, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(audit_segments, "EVENTS_MAX", 8)
+    projector = press.projector()
+    projector.options = ProjectorOptions(batch=4)
+    await work(press.stand, 6)
+    press.objects.down = 10
+    for _ in range(10):
+        try:
+            await projector.run_once()
+        except StoreUnavailable:
+            assert projector._recorder.segments.waiting <= 8
+    press.objects.down = 0
+    await press.all(projector)
+    await projector.release()
+    await recorded_once(press.stand, press.store)
+
+
+@pytest.mark.requirement("D35", "OBS-1")
+@pytest.mark.parametrize("body", [b'{"event_id": "somebody-1"}\n', b"[1]\n", b"no JSON", b""])
+async def test_an_event_whose_segments_name_is_taken_gets_an_object_of_its_own(press: Press, body: bytes):
+    await work(press.stand, 2)
+    (first, *_) = events = await all_events(press.stand)
+    key = ids.segment_key(first.ts, first.id)
+    await press.store.put(key, body)
+    projector = press.projector()
+    await press.all(projector)
+    await projector.release()
+    assert projector._recorder.segments.settled
+    found = await press.folder()
+    assert found.pop(key) == body
+    assert json.loads(found.pop(ids.alert_key(first.job_id)))["key"] == key
+    (known,) = await press.stand.ledger.recorded([first])
+    assert found.pop(ids.audit_key(first.ts, first.id)) == audit.to_bytes(known)
+    (rest,) = found
+    assert len(audit_segments.event_ids(rest, found[rest])) == len(events) - 1
+    await press.store.delete(key)
+    await rebuild_objects(press.stand.ledger, press.store, Actor(role=Role.CONTROL_PLANE, name="admin"))
+    assert len(await press.folder()) == 2, "its record is not made twice, and no alert is left"
+    await recorded_once(press.stand, press.store)
+
+
+@pytest.mark.requirement("D35", "OBS-1")
+async def test_jobs_of_other_lifecycles_have_records_of_their_own(press: Press):
+    await press.stand.ledger.submit(ORCHESTRATOR, [NewJob(job_id=JobId("q"), type="inbox", lifecycle="queue-job")])
+    await press.all(press.projector())
+    alone, shared = await record(press.store)
+    assert (list(alone), shared) == (["q-1"], {})
