@@ -55,6 +55,7 @@ MOCKS = ("unittest.mock", "mock", "pytest_mock")
 
 OUR_IMPORT = re.compile(r"\s*(?:from|import)\s+((?:trellis|tests|bench)(?:\.\w+)*)\b")
 
+CLASS_DEFINED = re.compile(r"^class (\w+)", re.MULTILINE)
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
 SQL_START = re.compile(
     r"^\s*(SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTER|DROP|MERGE|TRUNCATE)\b.*\b(FROM|INTO|SET|AS|TABLE|INDEX|VIEW|FUNCTION|TRIGGER|ROLE|SCHEMA|USING)\b",
@@ -179,6 +180,15 @@ def test_functions_are_short():
         if (function.end_lineno or 0) - function.lineno + 1 > FUNCTION_LINES_MAX
     ]
     report(long, f"Functions of more than {FUNCTION_LINES_MAX} lines decide and apply at once; take them apart:")
+
+
+def test_a_class_name_means_one_thing_in_the_package():
+    places: dict[str, list[str]] = {}
+    for path in python_files(PACKAGE):
+        for match in CLASS_DEFINED.finditer(text_of(path) or ""):
+            places.setdefault(match[1], []).append(relative(path))
+    twice = [f"{name}: {', '.join(where)}" for name, where in sorted(places.items()) if len(where) > 1]
+    report(twice, "These class names are defined more than once; name each for what it is")
 
 
 def test_nothing_is_left_unfinished():
