@@ -91,11 +91,11 @@ class GatewayRefused(GatewayError):
         super().__init__(detail=detail)
         self.status = status
         self.correlation_id = correlation_id
-        """What the gateway's log has it under."""
+        """The id of the request in the gateway's log."""
         self.retry_after_s = retry_after_s
-        """When the gateway wants to be asked again, if it says so."""
+        """After how many seconds to retry, if the gateway says so."""
         self.problem: Mapping[str, Any] = MappingProxyType(dict(problem or {}))
-        """The whole document; its `code` may be narrower than this class."""
+        """The whole problem document; its `code` may be more specific than this class."""
 
 
 class RequestInvalid(GatewayRefused, InputError):
@@ -204,7 +204,7 @@ _SERVER_ERROR = 500
 
 
 def refusal(status: int, problem: Mapping[str, Any], headers: Mapping[str, str]) -> GatewayRefused:
-    """The error for an answer that is no; `problem` is empty when something else than a gateway answered."""
+    """The error for a refusal; `problem` is empty if the response did not come from a gateway."""
     fallback = _BY_STATUS.get(status, RequestInvalid) if status < _SERVER_ERROR else GatewayFailed
     kind = _BY_CODE.get(str(problem.get("code")), fallback)
     return kind(
