@@ -155,7 +155,7 @@ async def instance_of(request: Request) -> Instance:
 InstanceOf = Annotated[Instance, Depends(instance_of)]
 
 
-# Which agent a caller may reach; the rule itself is in `runs.agent_reach` (D62, AUTH-3).
+# Which agent a caller may reach; the rule itself is in `runs.memory_access` (D62, AUTH-3).
 
 
 async def agent_within_reach(instance: Instance, caller: Caller, rule: str) -> str | None:

@@ -1,27 +1,28 @@
-"""What can go wrong between a client and its gateway. The code in a problem picks the class; its detail is the message.
+"""Errors between a client and its gateway. A problem's code determines the class, its detail is the message.
 
-A refusal that the Python API knows too is also that error of `trellis.engine.errors`: `except NotAllowed` works for both.
+A refusal that the Python API also knows is a subclass of that error in `trellis.engine.errors`, so `except NotAllowed`
+works for both.
 
 GatewayError
-├── GatewayUrlInvalid       no address of a gateway
+├── GatewayUrlInvalid       not a gateway URL
 ├── TokenUnprotected        the token would go unencrypted to another machine
-├── GatewayUnavailable      no answer, or none but 502, 503 and 504, until the time was over
-├── GatewayUntrusted        its certificate is not one that is trusted here
-├── AnswerInvalid           an answer that this client cannot read
-└── GatewayRefused          the gateway's answer is no; `status`, `correlation_id` and `problem` say more
+├── GatewayUnavailable      no response, or only 502, 503 and 504, until the timeout
+├── GatewayUntrusted        its certificate is not trusted here
+├── AnswerInvalid           a response that this client cannot parse
+└── GatewayRefused          the gateway refused; see `status`, `correlation_id` and `problem`
     ├── RequestInvalid      422, 405, 415, and any other 4xx
     ├── TokenNotTaken       401
-    │   └── TokenIsOver     401, it has expired
+    │   └── TokenIsOver     401, the token has expired
     ├── Forbidden           403
     ├── NotFound            404
     ├── Conflict            409
-    │   ├── WrongState      the lifecycle has no such step now
+    │   ├── WrongState      the lifecycle does not allow this transition now
     │   ├── AlreadyThere
     │   └── LeaseGone
     ├── VersionDiffers      412
     ├── TooLarge            413
     ├── KeyTaken            422, the idempotency key was used for another request
-    ├── TooFast             429 until the time was over
+    ├── TooFast             429 until the timeout
     └── GatewayFailed       500
 """
 

@@ -1,4 +1,4 @@
-"""The resources of a gateway as typed calls: runs, agents, proposals, artifacts, memory, dead letters, inbox, safety."""
+"""The gateway's resources as typed calls: runs, agents, proposals, artifacts, memory, dead letters, inbox, safety."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence

@@ -38,7 +38,7 @@ ADDRESSES_MAX = 8
 BACKLOG = 2_048
 DATE_HEADER_S = 1.0
 LINGER_S = 2.0
-"""How long a refused client may keep sending, in seconds, so that it can still read the refusal."""
+"""How long the unread rest of a request may keep arriving, in seconds, so that the client can read the answer."""
 
 
 class ListenRefused(TrellisError):
