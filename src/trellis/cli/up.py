@@ -105,7 +105,7 @@ async def _served(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions, h
 
 
 async def _served_alone(cli: Cli, wanted: frozenset[str] | None, health: ProcessHealth) -> bool:
-    """Serve roles that need no main ledger; returns whether they were all that was requested."""
+    """Serve the one requested role if it needs no main ledger; returns whether it did."""
     if wanted == frozenset({NLM}):
         from trellis.cli.up_nlm import serve_nlm_alone
 
@@ -146,7 +146,7 @@ def _wanted_roles(roles: str | None) -> frozenset[str] | None:
 async def _serve_jobs(
     cli: Cli, roles: frozenset[str] | None, stop: asyncio.Event, *, app: str | None, health: ProcessHealth
 ) -> None:
-    """Serve jobs without runs, which need a store for documents."""
+    """Serve jobs only: without TRELLIS_OBJECTS and TRELLIS_MEMORY there are no runs."""
     from trellis.cli.up_bus import bus_probe, bus_roles, open_part, serve_safety_kernel, serve_services, wants_kernel
 
     if app is not None:
