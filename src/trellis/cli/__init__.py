@@ -1,4 +1,4 @@
-"""The command line: `trellis`. One module per noun; `program` joins them, `problems` says what went wrong."""
+"""The command line `trellis`: one module per noun. `program` combines them, `problems` explains errors."""
 
 from trellis.cli.program import main
 

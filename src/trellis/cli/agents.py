@@ -1,4 +1,4 @@
-"""`trellis agents`: what agents there are, and which of them may run."""
+"""`trellis agents`: list, create, activate and pause agents."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from trellis.lifecycles import Role
 from trellis.runs.agent_acts import recorded_creation, set_status
 from trellis.runs.health import RunFailure, last_failure
 
-if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
+if TYPE_CHECKING:  # loads the whole platform, so only commands that open an instance import it
     from trellis.app.instance import Instance
 
 AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's slug.")]
@@ -43,7 +43,7 @@ _STYLES = {AgentStatus.ACTIVE: "green", AgentStatus.ERROR: "red"}
 
 @dataclass(frozen=True, slots=True)
 class _AgentRow:
-    """An agent, and for one in error what its last run failed of."""
+    """An agent, and for one in error the error of its last run."""
 
     agent: Agent
     failure: RunFailure | None
@@ -167,7 +167,7 @@ async def create(
 
 
 def _read_sources(files: Sequence[Path]) -> dict[str, bytes]:
-    """The files by the names that they get as sources; raises SourceRefused."""
+    """The files by their names as sources; raises SourceRefused."""
     found: dict[str, bytes] = {}
     for file in files:
         try:
@@ -182,7 +182,7 @@ def _read_sources(files: Sequence[Path]) -> dict[str, bytes]:
 
 
 def _missing_settings(instance: "Instance", model: str) -> str | None:
-    """What a run of this model still needs to be set; raises ModelUnknown for a model that nobody can open."""
+    """The settings that this model still needs; raises ModelUnknown for an unknown model."""
     key = instance.settings.model_key
     options = ModelOptions(
         base_url=instance.settings.model_base_url, key=None if key is None else key.get_secret_value()

@@ -1,4 +1,4 @@
-"""Finding the user's application: MODULE:APP, imported from the folder the command runs in."""
+"""Imports the user's application MODULE:APP from the working folder."""
 
 import importlib
 import sys
@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def load_app(spec: str) -> App:
-    """The application behind `module:attribute`; raises OptionInvalid with the place where its import failed."""
+    """The application `module:attribute`; raises OptionInvalid with the place where its import failed."""
     module_name, colon, attribute = spec.partition(":")
     if not (module_name and colon and attribute):
         raise _unusable(spec, "write MODULE:APP, such as shop.jobs:app")
@@ -25,7 +25,7 @@ def load_app(spec: str) -> App:
             raise _unusable(spec, f"there is no module {error.name} in {Path.cwd()} or installed") from error
         raise _broken(spec, error) from error
     except Exception as error:
-        # The application's own code may raise anything while it is imported.
+        # The application's own code may raise anything during the import.
         raise _broken(spec, error) from error
     found = getattr(module, attribute, None)
     if not isinstance(found, App):
@@ -41,14 +41,14 @@ def _unusable(spec: str, expected: str) -> OptionInvalid:
 
 
 def _broken(spec: str, error: BaseException) -> OptionInvalid:
-    """Where the application's own code failed; --debug shows the whole traceback."""
+    """The error with the place where the application's code failed; --debug shows the whole traceback."""
     where = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else _own_line(error)
     told = str(error).rstrip(".") if isinstance(error, TrellisError) else f"{type(error).__name__}: {error}"
     return _unusable(spec, f"importing it failed at {where}: {told} (--debug shows all)")
 
 
 def _own_line(error: BaseException) -> str:
-    """The last line before the error that is not ours: what the application wrote is what can be mended."""
+    """The last traceback line in the application's own code, because that is what its author can fix."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not (Path(frame.filename).is_relative_to(PACKAGE) or _is_machinery(frame))]
     last = (theirs or frames)[-1]

@@ -1,4 +1,4 @@
-"""`trellis job approve` and `trellis job deny`: what a person decides about a job that the safety kernel held."""
+"""`trellis job approve` and `trellis job deny`: decide about a job that the safety kernel held."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ NoteOption = Annotated[str | None, typer.Option("--note", help="Why, for the rec
 
 
 def add_to(job: typer.Typer) -> None:
-    """Put these verbs beside the others of a job."""
+    """Add these commands to `trellis job`."""
     command(job, "approve", over_http=approve_over_http)(approve)
     command(job, "deny", over_http=deny_over_http)(deny)
 
@@ -32,14 +32,14 @@ async def deny(cli: Cli, id_: JobArgument, note: NoteOption = None) -> None:
 
 
 async def _decide(cli: Cli, id_: str, *, approve: bool, note: str | None) -> None:
-    from trellis.bus import approvals  # takes a while to import, and the other commands about jobs do not need it
+    from trellis.bus import approvals  # slow to import, and not needed by the other commands about jobs
 
     refuse_missing(cli.url)
     actor = owner(cli, "decide about a held job")
     ledger = await open_ledger(cli.url)
     try:
         job_id = JobId(id_)
-        if await ledger.job(job_id) is None:  # perhaps as the inbox calls it; a job may be called so itself
+        if await ledger.job(job_id) is None:  # perhaps an inbox id; a job may have such an id itself
             job_id = approvals.job_id_of_inbox_id(id_) or job_id
         answer = await approvals.decide(
             ledger, actor, job_id, approve=approve, note=note, request_id=RequestId(new_id())
@@ -50,14 +50,14 @@ async def _decide(cli: Cli, id_: str, *, approve: bool, note: str | None) -> Non
 
 
 async def approve_over_http(cli: Cli, id_: str, note: str | None) -> None:
-    """Let a held job go."""
+    """Approve a held job over HTTP."""
     async with cli.client() as client:
         job = await client.jobs.approve(id_, note)
     _print_decision(cli, job.job_id, job.status, approve=True)
 
 
 async def deny_over_http(cli: Cli, id_: str, note: str | None) -> None:
-    """Refuse a held job."""
+    """Deny a held job over HTTP."""
     async with cli.client() as client:
         job = await client.jobs.deny(id_, note or "")
     _print_decision(cli, job.job_id, job.status, approve=False)

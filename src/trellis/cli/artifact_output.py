@@ -1,4 +1,4 @@
-"""What the commands about artifacts ask and say, on a ledger and through a gateway alike."""
+"""Prompts and output of the artifact commands, for a ledger and for a gateway."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from trellis.operations.explain import counted
 
 
 def print_discarded(cli: Cli, artifact_id: str) -> None:
-    """That an artifact was discarded."""
+    """Report that an artifact was discarded."""
     if cli.out.as_json:
         cli.out.record({"artifact_id": artifact_id, "status": "discarded"})
     else:
@@ -22,7 +22,7 @@ def print_discarded(cli: Cli, artifact_id: str) -> None:
 
 
 def print_cleanup(cli: Cli, ids: Sequence[str], *, days: int, dry_run: bool, more: bool) -> None:
-    """What a cleanup removed, or would remove."""
+    """Report what a cleanup removed, or would remove."""
     if cli.out.as_json:
         cli.out.record({"older_than_days": days, "dry_run": dry_run, "artifacts": list(ids), "more": more})
         return
@@ -37,7 +37,7 @@ def print_cleanup(cli: Cli, ids: Sequence[str], *, days: int, dry_run: bool, mor
 
 
 def show_page(cli: Cli, document: dict[str, Any]) -> None:
-    """An artifact as people read it, or the whole document for programs."""
+    """Print an artifact as a page, or with --json as the whole document."""
     if cli.out.as_json:
         cli.out.record(document)
         return
@@ -89,7 +89,7 @@ _PAGES = {
 
 
 def confirm(count: int, *, yes: bool) -> None:
-    """Ask before something is removed for good; raises InputError where nobody can answer."""
+    """Ask for confirmation before a permanent removal; raises InputError if there is no terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -100,7 +100,7 @@ def confirm(count: int, *, yes: bool) -> None:
 
 
 def artifact_type(text: str | None) -> ArtifactType | None:
-    """A type of artifacts; raises OptionInvalid."""
+    """Parse an artifact type; raises OptionInvalid."""
     if text is None:
         return None
     try:
@@ -111,6 +111,6 @@ def artifact_type(text: str | None) -> ArtifactType | None:
 
 
 def check_days(days: int | None) -> None:
-    """Nothing for a number of days that can be; raises OptionInvalid."""
+    """Validate a number of days; raises OptionInvalid."""
     if days is not None and days < 1:
         raise OptionInvalid(option="--older-than-days", value=days, expected="1 or more")

@@ -1,4 +1,4 @@
-"""`trellis artifacts`: what queue jobs left behind, and removing what is old."""
+"""`trellis artifacts`: list and show the artifacts of queue jobs, and remove old ones."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,7 @@ from trellis.cli.instances import open_for_command, operator
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age
 
-if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
+if TYPE_CHECKING:  # loads the whole platform, so only commands that open an instance import it
     from trellis.app.instance import Instance
 
 PAGE = 200

@@ -1,4 +1,4 @@
-"""What `doctor` says about the bus: its configuration, the safety policy, the servers. Nothing when nothing about it is set."""
+"""Checks of `trellis doctor` for the bus: configuration, safety policy, servers. None if nothing about it is set."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ NOT_THERE = f"{REDIS}://trellis:doctor"
 
 
 async def bus_findings(settings: Settings, url: str) -> list[Finding]:
-    """What is wrong with the bus, or fine; only what is set is looked at."""
+    """Findings about the bus; only what is configured is checked."""
     file = config_file(settings)
     found = [] if file is None else [_config(settings, file)]
     if settings.bus != LOCAL_BUS:
@@ -96,7 +96,7 @@ async def _server(settings: Settings) -> Finding:
 
 
 def _keys(settings: Settings) -> list[Finding]:
-    """Whether packets can be signed, and whose signatures are known; nothing when no keys are set."""
+    """Findings about signing keys and known signers; none if no keys are set."""
     if settings.bus_key_file is None and settings.bus_keys_dir is None:
         return []
     try:
@@ -109,7 +109,7 @@ def _keys(settings: Settings) -> list[Finding]:
             required=settings.bus_require_signatures,
         )
     except ImportError:
-        return []  # said of the server already
+        return []  # already reported by the server check
     except TrellisError as error:
         return [error_finding("bus keys", str(error), "correct the setting; nothing that uses the bus starts before")]
     others = counted(keys.known, "key") + " of others"
@@ -121,7 +121,7 @@ def _keys(settings: Settings) -> list[Finding]:
 
 
 async def _keeps(client: Any) -> bool:
-    """Whether the server has JetStream for us."""
+    """Whether JetStream is enabled for this account."""
     from nats.errors import Error as NatsError
 
     try:

@@ -1,4 +1,4 @@
-"""The part of the command line that is about jobs on topics: asking for one, and saying in words how it stands."""
+"""Jobs on topics in the command line: build a request, and describe a job's state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from trellis.engine.records import Event, Job, Signal
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.operations.explain import JobExplanation, approval_of
 
-if TYPE_CHECKING:  # loaded by those who have a failed job
+if TYPE_CHECKING:  # imported only for failed jobs
     from trellis.bus.outcomes.requeue import Successor
 
 TopicOption = Annotated[str | None, typer.Option("--topic", help="The topic, instead of TYPE: a job for the bus.")]
@@ -43,7 +43,7 @@ RequestOption = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopicOptions:
-    """What only a job on a topic is told."""
+    """The options that only jobs on topics have."""
 
     topic: str | None = None
     label: list[str] | None = None
@@ -54,7 +54,10 @@ class TopicOptions:
     def named(
         self, type_: str | None, payload: str | None, lifecycle: str | None
     ) -> tuple["TopicOptions", str, str | None]:
-        """This, the name of the job and its payload: with --topic the only argument is the payload. Raises OptionInvalid."""
+        """These options, the job's name, and its payload. With --topic the only argument is the payload.
+
+        Raises OptionInvalid.
+        """
         if self.topic is None:
             if type_ is None:
                 raise OptionInvalid(option="TYPE", value=None, expected="name the job type, or a topic with --topic")
@@ -74,7 +77,7 @@ class TopicOptions:
         return self, self.topic, type_
 
     def asked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of the request beside its payload; raises OptionInvalid for what nobody can choose there."""
+        """The fields of the request except its payload; raises OptionInvalid for options that the topic decides."""
         for name, option in _OPTION_OF_FIELD.items():
             if given.get(name) is not None:
                 raise OptionInvalid(
@@ -95,7 +98,7 @@ class TopicOptions:
         return more | {name: value for name, value in said.items() if value is not None}
 
     def _more(self) -> dict[str, Any]:
-        """The fields that --request says; an option beside it counts more."""
+        """The fields given with --request. Separate options take precedence."""
         more = values.payload("--request", self.request)
         if more is not None and not isinstance(more, dict):
             raise OptionInvalid(option="--request", value=self.request, expected="give a JSON object")
@@ -109,7 +112,7 @@ class TopicOptions:
         return {name: value for name, value in found.items() if value is not None}
 
     def refuse(self) -> None:
-        """Raise OptionInvalid for what another kind of job has not."""
+        """Raise OptionInvalid if one of these options was given for another kind of job."""
         beside = {"--label": self.label, "--tenant": self.tenant, "--context": self.context, "--request": self.request}
         for option, value in beside.items():
             if value:
@@ -127,7 +130,7 @@ _OPTION_OF_FIELD = {
 
 
 def _merged_field(more: Mapping[str, Any], name: str, options: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What the options say of a field that has names inside, over what --request says of it."""
+    """An object field with the values of options merged over those of --request."""
     if not options:
         return None
     said: Any = more.get(name, {})
@@ -149,7 +152,7 @@ def _pairs(texts: list[str] | None) -> dict[str, str] | None:
 
 
 def with_retry(told: JobExplanation, again: "Successor") -> JobExplanation:
-    """What is said of a failed job, with the job that did it again: while that may come to something, it is what happens next."""
+    """The explanation of a failed job, with the job that retries it as the next step while that one may succeed."""
     sentence = f"{again.words[0].upper()}{again.words[1:]}."
     look = () if again.last is None else (f"trellis job explain {again.last.job_id}\tsee how that stands",)
     if again.in_vain:
@@ -159,14 +162,14 @@ def with_retry(told: JobExplanation, again: "Successor") -> JobExplanation:
 
 
 def print_context_hint(cli: Cli, told: Mapping[str, Any]) -> None:
-    """How to see what the worker of a job is given, beside a document that only says where it is."""
+    """Print how to see the worker's input, which the document only points to."""
     job_id = told.get("job_id")
     if job_id and told.get("context_ptr") and not cli.out.as_json:
         cli.out.note(f"what its worker is given: trellis job context {job_id}")
 
 
 def bus_job_facts(job: Job, events: Sequence[Event], signals: Sequence[Signal]) -> list[tuple[str, str | Text]]:
-    """What `job show` says of a job on a topic beside what it says of any."""
+    """The facts of `job show` that only jobs on topics have."""
     report, hold, decision = report_of(job, events), hold_of(job, events), decision_of(events)
     sent, worker = dispatch_of(events), worker_of(job, events)
     given = context_pointer(job, events)

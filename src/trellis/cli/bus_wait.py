@@ -1,4 +1,4 @@
-"""Waiting for work on a topic, over the retries that are jobs of their own: who waits, waits for the work and not for one job."""
+"""Waits for work on a topic, including its retries, which are separate jobs."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,31 +10,31 @@ from trellis.client import Trellis
 from trellis.engine.clock import Clock
 from trellis.http.shapes import BusJob
 
-if TYPE_CHECKING:  # HTTP is loaded when it is used
+if TYPE_CHECKING:  # HTTP is imported only when it is used
     from trellis.http.client import GatewayClient
 
 LOOK_S = 0.2
-"""How often a retry is looked for that is about to be made."""
+"""How often to check for a retry that is about to be created, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndedBusJob:
-    """A job as it ended, and what comes after it."""
+    """An ended job, and its retry."""
 
     state: str
     error: str = ""
     retry: str | None = None
-    """The job that does it again, the last of them."""
+    """The last job that retries it."""
     due: bool = False
-    """Whether one is about to be made."""
+    """Whether a retry is about to be created."""
 
 
 LookForEnd = Callable[[str, float], Awaitable[EndedBusJob]]
-"""Wait so long for the end of this job; raises TimeoutError."""
+"""Waits up to a number of seconds for the end of a job; raises TimeoutError."""
 
 
 async def last_retry(cli: Cli, look: LookForEnd, job_id: str, wait_s: float, clock: Clock) -> tuple[str, float]:
-    """The job in which the work ends, or stands when the time is over, and how much of the time is left."""
+    """The last job of the work when it ended or the time was over, and the seconds that are left."""
     until = clock.monotonic() + wait_s
     while (left_s := until - clock.monotonic()) > 0:
         try:
@@ -56,8 +56,8 @@ async def last_retry(cli: Cli, look: LookForEnd, job_id: str, wait_s: float, clo
 
 
 def look_in_ledger(cli: Cli, trellis: Trellis) -> LookForEnd:
-    """Look into the ledger."""
-    from trellis.app.fleet import topics_of  # nobody else here needs the bus
+    """Wait for jobs in the ledger."""
+    from trellis.app.fleet import topics_of  # only this function needs the bus
     from trellis.bus.outcomes.requeue import find_successor
 
     topics = topics_of(cli.settings)
@@ -76,7 +76,7 @@ def look_in_ledger(cli: Cli, trellis: Trellis) -> LookForEnd:
 
 
 def look_at_gateway(client: "GatewayClient") -> LookForEnd:
-    """Ask a gateway."""
+    """Wait for jobs over a gateway."""
 
     async def look(job_id: str, left_s: float) -> EndedBusJob:
         job = await client.jobs.wait(job_id, left_s)
@@ -89,5 +89,5 @@ def look_at_gateway(client: "GatewayClient") -> LookForEnd:
 
 
 def error_text_of(code: str | None, message: str | None) -> str:
-    """What went wrong, in one piece."""
+    """Error code and message as one text."""
     return ": ".join(filter(None, (code, message)))

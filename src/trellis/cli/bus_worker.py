@@ -29,12 +29,12 @@ from trellis.worker.on_bus.worker import BusWorker
 from trellis.worker.worker import run_until_signalled
 
 LOOK_S = 0.5
-"""How often a worker looks whether the bus is there that it waits for."""
+"""How often a worker checks whether the bus answers, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PointerResolver:
-    """Payloads wherever they are; results where this worker can put them."""
+    """Reads payloads from any known store, and writes results to the store of this worker."""
 
     pointers: Pointers
     scheme: str
@@ -49,7 +49,7 @@ class PointerResolver:
 
 
 class ProcessLoad:
-    """How much of the machine this process has used since it was last asked, in percent."""
+    """CPU use of this process since the last call, in percent of the machine."""
 
     def __init__(
         self,
@@ -72,9 +72,10 @@ class ProcessLoad:
 def chosen_options(
     settings: Settings, given: Mapping[str, Any], capabilities: Sequence[str], labels: Sequence[str]
 ) -> BusWorkerOptions:
-    """The options of the command line over those of the settings; raises OptionInvalid.
+    """Worker options: those of the command line over those of the settings; raises OptionInvalid.
 
-    Where packets must be signed, a valid signature says who sent an order: then only our control plane's are taken.
+    If signatures are required, the signature proves the sender of a dispatch: then only those of our control plane are
+    accepted.
     """
     known: dict[str, Any] = {
         "orders_from": (settings.bus_sender,) if settings.bus_require_signatures else (),
@@ -87,7 +88,7 @@ def chosen_options(
 
 
 async def run_on_bus(cli: Cli, app: App, url: str, name: str | None, options: BusWorkerOptions) -> int:
-    """Serve the topics of an application until a signal comes; the exit code."""
+    """Serve the topics of an application until a signal arrives; returns the exit code."""
     settings = cli.settings
     bus_options = BusOptions(
         url=checked_url(url),
@@ -121,7 +122,7 @@ async def run_on_bus(cli: Cli, app: App, url: str, name: str | None, options: Bu
 
 
 async def print_served(cli: Cli, bus: Bus, serves: str, clock: Clock) -> None:
-    """Say what this worker does once the bus answers; before that, that it waits."""
+    """Print that the worker waits for the bus, and what it serves once the bus answers."""
     if not bus.connected:
         cli.out.note(f"waiting for {bus.url}, which does not answer; Ctrl-C ends it")
     while not bus.connected:
@@ -130,7 +131,7 @@ async def print_served(cli: Cli, bus: Bus, serves: str, clock: Clock) -> None:
 
 
 def checked_url(url: str) -> str:
-    """An address of a bus that other processes can reach; raises OptionInvalid."""
+    """A bus URL that other processes can reach; raises OptionInvalid."""
     if url == LOCAL_BUS:
         expected = (
             "the local bus is inside one process; serve the application there with `trellis up --app MODULE:APP`, "
@@ -144,7 +145,7 @@ def checked_url(url: str) -> str:
 
 @asynccontextmanager
 async def _places(settings: Settings, ledger_url: str) -> AsyncGenerator[PointerResolver]:
-    """The stores that pointers can name here: those of the settings, or the folder beside an embedded ledger that is there."""
+    """The stores that pointers may name: from the settings, or the folder of an existing embedded ledger."""
     address = settings.objects or _folder_beside_ledger(settings, ledger_url)
     if address is None and settings.redis_url is None:
         detail = (
@@ -164,7 +165,7 @@ async def _places(settings: Settings, ledger_url: str) -> AsyncGenerator[Pointer
 
 
 def _folder_beside_ledger(settings: Settings, ledger_url: str) -> str | None:
-    """A folder made here would be one that nobody else looks into, so there must be a ledger."""
+    """The object folder of an existing ledger. Without a ledger no other process would read that folder."""
     path = sqlite_path(ledger_url)
     return storage_locations(settings, ledger_url).objects if path is not None and path.exists() else None
 

@@ -1,4 +1,4 @@
-"""How a command is declared: a function that takes a `Cli` and its own parameters; the shared options are added here."""
+"""Declares commands: functions that take a `Cli` and their own parameters. The shared options are added here."""
 
 import contextlib
 import inspect
@@ -14,11 +14,11 @@ from typer.core import TyperGroup
 
 from trellis.engine.errors import TrellisError
 
-if TYPE_CHECKING:  # the engine is loaded by a command that runs: telling the version needs none of it
+if TYPE_CHECKING:  # imported only when a command runs: printing the version does not need the engine
     from trellis.cli.invocation import Cli
 
 PIPE_CLOSED = 141
-"""128 + SIGPIPE: whoever read the output had enough."""
+"""128 + SIGPIPE: the reader closed the pipe."""
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 1_000_000
 
@@ -41,16 +41,19 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 class ListByDefault(TyperGroup):
-    """A noun with verbs; the noun alone lists."""
+    """A command group that runs `list` when no verb is given."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """`trellis dlq --json` is `trellis dlq list --json`. A shell that completes `trellis dlq` asks for the verbs."""
+        """Treat `trellis dlq --json` as `trellis dlq list --json`.
+
+        Shell completion of `trellis dlq` still offers the verbs.
+        """
         bare = (not args and not ctx.resilient_parsing) or (bool(args) and args[0][0:1] == "-" and args[0] != "--help")
         return super().parse_args(ctx, ["list", *args] if bare else args)
 
 
 def group(parent: typer.Typer, name: str, *, section: str, help_: str, lists: bool = False) -> typer.Typer:
-    """A noun with verbs under it."""
+    """Add a command group."""
     made = typer.Typer(
         cls=ListByDefault if lists else TyperGroup, help=help_, rich_markup_mode=None, no_args_is_help=not lists
     )
@@ -66,7 +69,7 @@ def command(
     json: bool = True,
     over_http: Callable[..., Any] | None = None,
 ) -> Callable[[FunctionT], FunctionT]:
-    """Register `function(cli, …)`, sync or async, as a command; what it returns is the exit code.
+    """Register `function(cli, …)`, sync or async, as a command; its return value is the exit code.
 
     `over_http` takes the same parameters and is called instead when the settings or `--gateway` name a gateway.
     """
@@ -99,7 +102,7 @@ def command(
 
 
 def at_gateway(name: str) -> Callable[..., Any]:
-    """The command of this name in `over_http`, which is loaded when a gateway is meant: it brings what all gateways tell."""
+    """The command of this name in `over_http`. That module is slow to import, so it is loaded on the first call."""
 
     def call(cli: "Cli", **given: Any) -> Any:
         from trellis.cli import over_http
@@ -136,7 +139,7 @@ def _invoke(
             traceback.print_exc()
         code = _report(cli, error)
     except BrokenPipeError:
-        # What is still buffered has no reader; without this the interpreter complains about it at its end.
+        # The buffered output has no reader; without this the interpreter reports an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = PIPE_CLOSED
     if code:

@@ -1,4 +1,4 @@
-"""`trellis completion`: a script for the shell that completes commands and options with the Tab key."""
+"""`trellis completion`: prints a shell script that completes commands and options."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -30,7 +30,7 @@ def completion(cli: Cli, shell: Annotated[Shell, typer.Argument(help="Your shell
     bash: add `eval "$(trellis completion bash)"` to ~/.bashrc; zsh: the same with zsh to ~/.zshrc, after compinit;
     fish: `trellis completion fish > ~/.config/fish/completions/trellis.fish`.
     """
-    # The library exports both names for its own `--show-completion` alone; there is no other way to a program's own command.
+    # The library uses both names only for its own `--show-completion`; a custom command has no other access.
     made = shells.get_completion_script(  # pyright: ignore[reportPrivateImportUsage]
         prog_name=PROGRAM, complete_var=COMPLETING, shell=shell.value
     )
@@ -38,5 +38,5 @@ def completion(cli: Cli, shell: Annotated[Shell, typer.Argument(help="Your shell
 
 
 def prepare() -> None:
-    """Let the program answer the scripts; called when a shell asks."""
+    """Enable completion in the program; called when a completing shell runs it."""
     shells.completion_init()  # pyright: ignore[reportPrivateImportUsage]

@@ -1,4 +1,4 @@
-"""`trellis dlq`: the dead letters, and running them again."""
+"""`trellis dlq`: list and requeue dead letters."""
 
 import sys
 from dataclasses import replace
@@ -27,7 +27,7 @@ PAGE_MAX = 500
 REQUEUE_CHUNK = 200
 REQUEUE_MAX = 100_000
 COUNTED_MAX = 100
-"""How far queue jobs are counted that have no dead letter."""
+"""Counting limit for failed queue jobs without a dead letter."""
 
 TypeOption = Annotated[str | None, typer.Option("--type", help="Only this job type.")]
 ReasonOption = Annotated[
@@ -171,7 +171,7 @@ def _ask(count: int) -> None:
 
 
 async def _without_letter(ledger: Ledger, where: JobFilter) -> list[tuple[str, str, int]]:
-    """Queue jobs that failed and wait for a person: lifecycle, state, and how many there are."""
+    """Failed queue jobs that wait for an operator: lifecycle, state and number."""
     page = await ledger.jobs(replace(where, lifecycle=QUEUE_JOB.name, state="FAILED"), limit=COUNTED_MAX)
     waiting = len(without_cancelled(page.jobs))
     return [(QUEUE_JOB.name, "FAILED", waiting)] if waiting else []
@@ -186,7 +186,7 @@ def _filter(type_: str | None, reason: str | None, correlation: str | None, life
 async def _letters(
     ledger: Ledger, where: JobFilter, wanted: int, cursor: str | None
 ) -> tuple[list[DeadLetter], str | None]:
-    """So many letters, and the cursor of those that follow them."""
+    """Up to `wanted` letters, and the cursor of the next ones."""
     found: list[DeadLetter] = []
     while True:
         page = await dead_letters(ledger, where, limit=min(PAGE_MAX, wanted - len(found)), cursor=cursor)

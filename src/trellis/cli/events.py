@@ -1,4 +1,4 @@
-"""`trellis events`: what happened, to one job or to all."""
+"""`trellis events`: the events of one job or of all."""
 
 import asyncio
 from collections.abc import Sequence
@@ -105,7 +105,7 @@ def _line(event: Event) -> str:
 
 
 def print_events(out: Output, found: Sequence[Event], columns: Sequence[ListingColumn[Event]]) -> None:
-    """A table of events; times count from the first one, because what matters is how long things took."""
+    """A table of events. Times are relative to the first one, to show how long things took."""
     if found and not out.as_json:
         first = found[0].ts
         out.line(f"from {first:%Y-%m-%d %H:%M:%S} UTC", style="dim")

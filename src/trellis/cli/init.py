@@ -1,4 +1,4 @@
-"""`trellis init`: everything that an embedded instance needs, in one folder."""
+"""`trellis init`: creates an embedded instance in one folder."""
 
 from pathlib import Path
 
@@ -62,14 +62,14 @@ async def init(cli: Cli) -> None:
 
 
 def _folders(cli: Cli) -> list[Path]:
-    """Where objects and memory lie, as far as that is on this machine."""
+    """The local folders of objects and memory."""
     where = storage_locations(cli.settings, cli.url)
     objects = [Path(where.objects.removeprefix("file://"))] if where.objects.startswith("file://") else []
     return [*objects, where.memory]
 
 
 async def _open_once(cli: Cli) -> None:
-    """Opening an instance makes what it lacks, and says what is wrong with what is there."""
+    """Open the instance once, which creates what is missing and reports what is invalid."""
     from trellis.app.instance import open_instance
 
     async with open_instance(cli.settings, cli.url):

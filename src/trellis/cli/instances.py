@@ -1,4 +1,4 @@
-"""How the commands about agents open the instance they are about, and who they act for."""
+"""Opens the instance for commands about agents, and determines who they act for."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -11,13 +11,13 @@ from trellis.cli.invocation import Cli, refuse_missing
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
 
-if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
+if TYPE_CHECKING:  # loads the whole platform, so only commands that open an instance import it
     from trellis.app.instance import Instance
 
 
 @asynccontextmanager
 async def open_for_command(cli: Cli) -> "AsyncGenerator[Instance]":
-    """Ledger, object store and memory of this call. Reading needs no token, but one that is shown must be good."""
+    """The instance of this call. Reading needs no token, but a token that is given must be valid."""
     from trellis.app.instance import open_instance
 
     refuse_missing(cli.url)
@@ -27,12 +27,12 @@ async def open_for_command(cli: Cli) -> "AsyncGenerator[Instance]":
 
 
 def owner(cli: Cli, action: str) -> Actor:
-    """The person at this keyboard: whoever can read the ledger's key, or has a token that says so. Raises NotAllowed."""
+    """The local owner, proven by read access to the ledger's key or by a token. Raises NotAllowed."""
     return Actor(role=Role.OWNER, name=person(cli, action).name)
 
 
 def person(cli: Cli, action: str) -> Principal:
-    """The same, as a principal: what its token is bound to counts, too. Raises NotAllowed."""
+    """The local owner as a principal, with the restrictions of the token. Raises NotAllowed."""
     identity = identify(cli.url, cli.settings)
     principal = principal_for(cli.url, name=cli.person, operator=identity is None, identity=identity)
     principal.acting(Role.OWNER, Role.CONTROL_PLANE, action=action)
@@ -40,7 +40,10 @@ def person(cli: Cli, action: str) -> Principal:
 
 
 def reader(cli: Cli, action: str) -> Principal:
-    """Who reads what not everybody may: as the token says, else the owner of this ledger, who can read its key. Raises NotAllowed."""
+    """The principal for restricted reads: from the token, otherwise the local owner.
+
+    The local owner is proven by read access to the ledger's key. Raises NotAllowed.
+    """
     identity = identify(cli.url, cli.settings)
     if identity is not None:
         return principal_for(cli.url, name=identity.name, operator=False, identity=identity)
@@ -49,7 +52,7 @@ def reader(cli: Cli, action: str) -> Principal:
 
 
 def operator(cli: Cli, action: str) -> Actor:
-    """The operator at this keyboard: whoever can read the ledger's key, or has a token that says so. Raises NotAllowed."""
+    """The local operator, proven by read access to the ledger's key or by a token. Raises NotAllowed."""
     identity = identify(cli.url, cli.settings)
     principal = principal_for(cli.url, name=cli.person, operator=identity is None, identity=identity)
     return principal.acting(Role.CONTROL_PLANE, action=action)

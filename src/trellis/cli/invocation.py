@@ -1,4 +1,4 @@
-"""One call of the command line: where its ledger is, who calls, and where the answer goes."""
+"""One invocation of the command line: its ledger, its caller, and its output."""
 
 import getpass
 import os
@@ -30,16 +30,16 @@ from trellis.lifecycles import Role
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.worker.app import App
 
-if TYPE_CHECKING:  # HTTP is loaded when it is used
+if TYPE_CHECKING:  # HTTP is imported only when it is used
     from trellis.http.client import GatewayClient
 
 LEDGER_FILE = "trellis.db"
-"""The ledger inside a `--data` folder."""
+"""File name of the ledger in a `--data` folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cli:
-    """What every command gets."""
+    """The context that every command gets."""
 
     ledger: str | None
     data: Path | None
@@ -48,7 +48,7 @@ class Cli:
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings in force; raises SettingsInvalid."""
+        """The effective settings; raises SettingsInvalid."""
         warnings: list[str] = []
         settings = read_settings(os.environ, Path.cwd(), warn=warnings.append)
         for text in warnings:
@@ -56,7 +56,7 @@ class Cli:
         return settings
 
     def _warn(self, settings: Settings, text: str) -> None:
-        """Beside the answer, for people; a line of the log where logs are for machines."""
+        """Print a warning on standard error, or log it if the log format is JSON."""
         if settings.log_format == "json":
             configure_logging(settings)
             log_of("trellis.app.settings").warning("unknown_variable", problem=text)
@@ -65,7 +65,7 @@ class Cli:
 
     @property
     def url(self) -> str:
-        """The ledger meant: `--ledger`, else the one under `--data`, else the settings'."""
+        """The ledger URL: from `--ledger`, else under `--data`, else from the settings."""
         if self.ledger is not None:
             return self.ledger
         return ledger_url(self.data) if self.data is not None else self.settings.ledger
@@ -77,7 +77,7 @@ class Cli:
 
     @property
     def gateway_url(self) -> str | None:
-        """The gateway meant: `--gateway`, else the settings' unless a ledger is named.
+        """The gateway URL: from `--gateway`, else from the settings unless a ledger is named.
 
         Raises OptionInvalid, SettingsInvalid.
         """
@@ -90,12 +90,12 @@ class Cli:
         return self.settings.gateway
 
     def client(self) -> "AbstractAsyncContextManager[GatewayClient]":
-        """That gateway, for the holder of the settings' token."""
+        """A client of that gateway with the token of the settings."""
         return connect(gateway=self.gateway_url or "")
 
     @property
     def person(self) -> str:
-        """Who the ledger's events will name."""
+        """The name under which the ledger records events."""
         try:
             user = getpass.getuser()
         except (KeyError, OSError):
@@ -103,14 +103,17 @@ class Cli:
         return process_name(user)
 
     def require(self, *roles: Role, action: str) -> None:
-        """Refuse, before anything begins, what a token does not allow; without a token the ledger decides."""
+        """Refuse early what a token does not allow; without a token the ledger decides."""
         identity = identify(self.url, self.settings)
         if identity is not None:
             principal_for(self.url, name=identity.name, operator=False, identity=identity).acting(*roles, action=action)
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Ledger]:
-        """The ledger, for reading. Reading needs no token; one that is shown must be good, and gives what it gives over HTTP."""
+        """The ledger, for reading.
+
+        Reading needs no token. A token that is given must be valid, and allows the same reads as over HTTP.
+        """
         refuse_missing(self.url, unused_gateway=None if self._is_named else self.settings.gateway)
         identity = identify(self.url, self.settings)
         ledger = await open_ledger(self.url)
@@ -123,7 +126,7 @@ class Cli:
 
     @asynccontextmanager
     async def open_having(self, *, lifecycle: str | None = None, job_id: str | None = None) -> AsyncGenerator[Ledger]:
-        """The ledger that has jobs of this lifecycle, or this job: the NLM backend keeps its jobs in one of its own (D42)."""
+        """The ledger that has this job, or jobs of this lifecycle. NLM jobs are in the backend's own ledger (D42)."""
         async with self.open() as ledger:
             elsewhere = self.settings.nlm_ledger_of(self.url)
             there = sqlite_path(elsewhere)
@@ -141,19 +144,19 @@ class Cli:
 
     @asynccontextmanager
     async def connect(self, *, operator: bool = False, app: App | None = None) -> AsyncGenerator[Trellis]:
-        """The ledger, for acting in the caller's name."""
+        """The ledger, for changes in the caller's name."""
         refuse_missing(self.url, unused_gateway=None if self._is_named else self.settings.gateway)
         async with connect(self.url, app=app, name=self.person, operator=operator) as trellis:
             yield trellis
 
 
 def readable(ledger: Ledger, principal: Principal) -> Ledger:
-    """What a token gives to read of a ledger: all of it, or the jobs that are its own."""
+    """The ledger as this principal may read it: all jobs, or only its own."""
     return ledger if sees_all(principal, "jobs.read") else cast("Ledger", OwnReads(ledger=ledger, principal=principal))
 
 
 def program_name() -> str:
-    """What to type to get this program again, from any folder."""
+    """The command that runs this program from any folder."""
     called = Path(sys.argv[0])
     found = shutil.which("trellis")
     if found is not None and (called.name != "trellis" or Path(found).resolve() == called.resolve()):
@@ -162,12 +165,12 @@ def program_name() -> str:
 
 
 def ledger_url(folder: Path) -> str:
-    """The embedded ledger of a data folder."""
+    """The URL of the embedded ledger in a data folder."""
     return f"sqlite:///{folder / LEDGER_FILE}"
 
 
 def sqlite_path(url: str) -> Path | None:
-    """The file of an SQLite ledger, None for any other; one in memory would end with the command that made it."""
+    """The file of an SQLite ledger; None for any other. Raises LedgerUrlInvalid for a ledger in memory."""
     if not url.startswith(("sqlite:", ":memory:")):
         return None
     path = parse_url(url).path
@@ -177,7 +180,10 @@ def sqlite_path(url: str) -> Path | None:
 
 
 def refuse_missing(url: str, *, unused_gateway: str | None = None) -> None:
-    """A mistyped path must not become a new, empty ledger that nobody works on. `unused_gateway` is set where a command does not use it."""
+    """Raise if an SQLite ledger does not exist, so that a mistyped path does not create an empty one.
+
+    `unused_gateway` is the configured gateway of a command that does not use it.
+    """
     path = sqlite_path(url)
     if path is None or path.exists():
         return
@@ -190,7 +196,7 @@ def refuse_missing(url: str, *, unused_gateway: str | None = None) -> None:
 
 
 def make_folder(url: str) -> Path | None:
-    """The folder of an SQLite file that is to be made, if it had to be made too."""
+    """Create the folder of an SQLite file if it is missing; returns it if it was created."""
     path = sqlite_path(url)
     if path is None or path.parent.is_dir():
         return None

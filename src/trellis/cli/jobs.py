@@ -1,4 +1,4 @@
-"""`trellis jobs`, `trellis job …`: work, one by one."""
+"""`trellis jobs` and `trellis job …`: list, show, explain, cancel and requeue jobs."""
 
 import json as json_
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ from trellis.lifecycles.run import RUN
 from trellis.operations.dead_letters import letter_of
 from trellis.operations.explain import HOLD_PHRASES, JobExplanation, duration, explain, timer_phrase, waits_for
 
-if TYPE_CHECKING:  # nobody else here needs the bus
+if TYPE_CHECKING:  # the bus is imported only when it is used
     from trellis.bus.outcomes.requeue import Successor
 
 SECTION = "Jobs"
@@ -70,7 +70,7 @@ def add_to(program: typer.Typer) -> None:
     approvals.add_to(job)
 
 
-# --- look ------------------------------------------------------------------------------------------------------------
+# --- reads -----------------------------------------------------------------------------------------------------------
 
 
 async def list_jobs(  # noqa: PLR0917 - the options of one command
@@ -121,12 +121,12 @@ def _namespaced(key: str) -> str:
 
 
 def _listed(job: Job) -> dict[str, Any]:
-    """A listing has no payloads; leaving the names out says so."""
+    """A job without payload and progress, which listings do not read."""
     return {name: value for name, value in as_record(job).items() if name not in {"payload", "progress"}}
 
 
 async def _holds(ledger: Ledger, jobs: list[Job]) -> dict[JobId, str]:
-    """What jobs on topics wait for: only their events say it, so of a long list the first are looked up."""
+    """What jobs on topics wait for. Only their events tell it, so only the first jobs of a long list are looked up."""
     found: dict[JobId, str] = {}
     waiting = [
         job for job in jobs if job.lifecycle == BUS_JOB.name and job.place in {JobPlace.SCHEDULED, JobPlace.READY}
@@ -152,7 +152,7 @@ def _columns(now: datetime, holds: Mapping[JobId, str]) -> list[ListingColumn[Jo
 
 
 def _waits_for(job: Job, now: datetime) -> str:
-    """What keeps a job from going on; nothing for one that is ready, runs or has ended."""
+    """What a job waits for; empty if it is ready, running or ended."""
     match job.place:
         case JobPlace.SCHEDULED:
             left, who = None if job.due_at is None else (job.due_at - now).total_seconds(), waits_for(job)
@@ -208,7 +208,7 @@ async def show(cli: Cli, id_: JobArgument) -> None:
 
 
 def _print_failure(cli: Cli, events: Sequence[Event]) -> None:
-    """The traceback of the handler's last failure, as its attempt left it."""
+    """Print the traceback of the last failure, as the attempt recorded it."""
     if (failure := last_traceback(events)) is not None:
         cli.out.line("\nLast failure", style="bold")
         for line in failure.rstrip().splitlines():
@@ -275,7 +275,7 @@ async def result(cli: Cli, id_: JobArgument) -> None:
         pointer = result_pointer(await ledger.events(job.job_id)) if job.lifecycle == BUS_JOB.name else None
         body = await ledger.result(job.job_id)
     if pointer is not None:
-        from trellis.app.fleet import open_pointers  # nobody else here needs the bus
+        from trellis.app.fleet import open_pointers  # only these functions need the bus
         from trellis.bus.pointers import PointerPart
 
         async with open_pointers(cli.settings, cli.url) as pointers:
@@ -296,7 +296,7 @@ async def context(cli: Cli, id_: JobArgument) -> None:
             "has none" if job.lifecycle == BUS_JOB.name else f"is a {job.lifecycle}; `trellis job show` has its payload"
         )
         raise Refused(detail=f"Only a job on a topic has a context: {job.job_id} {where}.")
-    from trellis.app.fleet import open_pointers  # nobody else here needs the bus
+    from trellis.app.fleet import open_pointers  # only these functions need the bus
     from trellis.bus.pointers import PointerPart
 
     async with open_pointers(cli.settings, cli.url) as pointers:
@@ -315,7 +315,7 @@ async def explain_job(cli: Cli, id_: JobArgument) -> None:
             told = with_retry(told, again)
         wait = await open_wait(ledger, job)
         if wait is not None:
-            from trellis.operations.run_waits import with_wait  # no other job needs the parts that runs have
+            from trellis.operations.run_waits import with_wait  # only runs need this
 
             told = with_wait(told, wait, await ledger.followers(), await ledger.now())
     told = await _with_agent(cli, job, told)
@@ -335,11 +335,11 @@ async def explain_job(cli: Cli, id_: JobArgument) -> None:
 
 
 async def _with_agent(cli: Cli, job: Job, told: JobExplanation) -> JobExplanation:
-    """The explanation, with what is to be known of a stopped agent whose job or run this is; as it is where no agent is meant."""
+    """The explanation, extended if the job's agent is stopped; unchanged for jobs without an agent."""
     slug = _agent_of(job)
     if slug is None:
         return told
-    from trellis.cli.instances import open_for_command  # no other job needs what agents have
+    from trellis.cli.instances import open_for_command  # only jobs of agents need this
     from trellis.operations.stopped_agents import stopped_agent, with_stopped_agent
 
     try:
@@ -352,7 +352,7 @@ async def _with_agent(cli: Cli, job: Job, told: JobExplanation) -> JobExplanatio
 
 
 def _agent_of(job: Job) -> str | None:
-    """The agent that a run or a queue job is of, if it has something left to do."""
+    """The agent of a run or queue job that has not ended or may be requeued."""
     if job.lifecycle not in {RUN.name, QUEUE_JOB.name} or (job.place is JobPlace.ENDED and not _may_be_requeued(job)):
         return None
     payload: dict[str, Any] = json_.loads(job.payload or b"{}")
@@ -363,7 +363,7 @@ def _may_be_requeued(job: Job) -> bool:
     return LIFECYCLES[job.lifecycle].pull(job.state, Trigger.REQUEUE) is not None
 
 
-# --- steer -----------------------------------------------------------------------------------------------------------
+# --- changes ---------------------------------------------------------------------------------------------------------
 
 
 async def cancel(
@@ -416,7 +416,7 @@ def _short(job: Job) -> dict[str, Any]:
 
 
 async def _print_already_ended(cli: Cli, job: Job) -> Refused:
-    """There is nothing to cancel any more; say since when."""
+    """The error for cancelling an ended job; it tells since when it has ended."""
     async with cli.open() as ledger:
         ago = duration((await ledger.now() - job.updated_at).total_seconds())
         again = await _done_again(cli, ledger, job)
@@ -425,10 +425,10 @@ async def _print_already_ended(cli: Cli, job: Job) -> Refused:
 
 
 async def _done_again(cli: Cli, ledger: Ledger, job: Job) -> "Successor | None":
-    """What came after a job on a topic that failed; None for every other."""
+    """The job that retries a failed job on a topic; None for other jobs."""
     if job.lifecycle != BUS_JOB.name or job.place is not JobPlace.ENDED:
         return None
-    from trellis.app.fleet import topics_of  # nobody else here needs the bus
+    from trellis.app.fleet import topics_of  # only these functions need the bus
     from trellis.bus.outcomes.requeue import find_successor
 
     return await find_successor(ledger, job, topics_of(cli.settings))
@@ -451,7 +451,7 @@ async def requeue(
 
 
 async def _requeue(cli: Cli, trellis: Trellis, job: Job, cause: str | None) -> int:
-    from trellis.app.fleet import topics_of  # nobody else here needs the bus
+    from trellis.app.fleet import topics_of  # only these functions need the bus
     from trellis.bus.outcomes.requeue import requeue_as_new_job
 
     actor = permit(trellis.principal, "jobs.requeue")
@@ -467,7 +467,7 @@ async def _requeue(cli: Cli, trellis: Trellis, job: Job, cause: str | None) -> i
 
 
 def report_requeued(cli: Cli, answers: list[Moved | NotMoved], *, why: str | None = None) -> int:
-    """Say which jobs run again; 1 when one does not, for the reason `why` where there is a better one than its state."""
+    """Print which jobs were requeued; returns 1 if one was not. `why` replaces the default reason."""
     for answer in answers:
         moved = isinstance(answer, Moved)
         state = answer.target if isinstance(answer, Moved) else answer.state

@@ -239,7 +239,7 @@ async def doctor(
             found += _token(url, settings)
             found += _exposed(url, settings)
             found += await _aside(url, settings)
-            from trellis.cli.bus_checks import bus_findings  # nobody else here needs the bus
+            from trellis.cli.bus_checks import bus_findings  # only this check needs the bus
 
             found += await bus_findings(settings, url)
             found += await _nlm(settings)
@@ -261,7 +261,7 @@ def _show_settings(cli: Cli, settings: Settings | None) -> None:
 
 
 async def _ledger_findings(url: str) -> list[Finding]:
-    """What the ledger says about itself, or why it says nothing. A ledger that is not there is not made."""
+    """Findings of the ledger, or why it cannot be opened. A missing ledger is not created."""
     try:
         refuse_missing(url)
         ledger = await open_ledger(url)
@@ -289,7 +289,7 @@ async def _queue_jobs(ledger: Ledger) -> list[Finding]:
 
 
 def _operator(url: str) -> list[Finding]:
-    """Whether this user could requeue and pause, before it is needed at night."""
+    """Whether this user can requeue and pause, checked before it is needed."""
     if sqlite_path(url) is None:
         return []
     try:
@@ -302,7 +302,7 @@ def _operator(url: str) -> list[Finding]:
 
 
 def _token(url: str, settings: Settings) -> list[Finding]:
-    """Whether the token that programs started here would show is any good, and for what."""
+    """Whether the token in the settings is valid, and for which roles."""
     try:
         identity = identify(url, settings)
     except TrellisError as error:
@@ -314,8 +314,8 @@ def _token(url: str, settings: Settings) -> list[Finding]:
 
 
 def _exposed(url: str, settings: Settings) -> list[Finding]:
-    """What others on this machine can read; files of an earlier version keep the mode that the umask gave them."""
-    from trellis.app.instance import storage_locations  # all of the platform: the doctor alone asks for it
+    """Files that other users of this machine can read. Files of earlier versions keep their umask mode."""
+    from trellis.app.instance import storage_locations  # imports the whole platform, only for the doctor
     from trellis.storage.objects.address import read_address
 
     try:
@@ -323,7 +323,7 @@ def _exposed(url: str, settings: Settings) -> list[Finding]:
         objects = read_address(where.objects)
         paths = (sqlite_path(url), sqlite_path(settings.nlm_ledger_of(url)), objects, where.memory)
     except TrellisError:
-        return []  # what is wrong with them is told elsewhere
+        return []  # errors in them are reported by other checks
     found = [str(path) for path in paths if isinstance(path, Path) and is_open_to_others(path)]
     if not found:
         return []
@@ -333,8 +333,8 @@ def _exposed(url: str, settings: Settings) -> list[Finding]:
 
 
 async def _aside(url: str, settings: Settings) -> list[Finding]:
-    """What the projector could not publish. A store that is not there is not made."""
-    from trellis.app.instance import storage_locations  # all of the platform: the doctor alone asks for it
+    """Documents that the projector could not publish. A missing store is not created."""
+    from trellis.app.instance import storage_locations  # imports the whole platform, only for the doctor
     from trellis.documents import ids
     from trellis.storage.objects.address import read_address, s3_credentials
     from trellis.storage.objects.open import open_objects
@@ -360,10 +360,10 @@ async def _aside(url: str, settings: Settings) -> list[Finding]:
 
 
 async def _nlm(settings: Settings) -> list[Finding]:
-    """Whether the NLM backend answers that queue jobs are sent to; one inside `trellis up` comes and goes with it."""
+    """Whether the configured NLM backend answers. An embedded one runs only inside `trellis up` and is not checked."""
     if settings.nlm_backend is None:
         return []
-    from trellis.research.backend_client import NlmBackend  # the doctor alone asks for it
+    from trellis.research.backend_client import NlmBackend  # only the doctor needs it
 
     check, remedy = "nlm backend", f"start it there (trellis up --roles nlm) or correct {PREFIX}NLM_BACKEND; {NO_NLM}"
     address = without_password(settings.nlm_backend, settings.nlm_backend)
@@ -390,7 +390,7 @@ def _failed(check: str, error: TrellisError, url: str | None) -> Finding:
 
 
 def _in_force(cli: Cli, settings: Settings | None) -> list[tuple[str, Any, str]]:
-    """Each setting with where its value comes from."""
+    """Each setting with its value and where the value comes from."""
     if settings is None:
         return []
     written: dict[str, Any] = {}
@@ -413,7 +413,7 @@ def _in_force(cli: Cli, settings: Settings | None) -> list[tuple[str, Any, str]]
 
 
 def _plain(value: Any) -> Any:
-    """A setting as it may be shown: a token is covered."""
+    """A setting in printable form; secrets are masked."""
     return str(value) if isinstance(value, Path | pydantic.SecretStr) else value
 
 
@@ -425,7 +425,7 @@ MARKS = {
 
 
 _ORDER = (FindingSeverity.ERROR, FindingSeverity.WARNING, FindingSeverity.OK)
-"""What has to be looked at comes first."""
+"""Order of the findings: errors first."""
 
 
 def _told(finding: Finding) -> Text:

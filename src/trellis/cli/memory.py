@@ -1,6 +1,6 @@
-"""`trellis memory`: what agents remember, and how it came to be; the same from the stores and over HTTP.
+"""`trellis memory`: agents' memory and its history, from the stores or over HTTP.
 
-Only whoever may read a memory sees it: locally the owner of the ledger or a token that says so, over HTTP the token's roles.
+Reading needs permission: locally as the owner of the ledger or by token, over HTTP by the token's roles.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from trellis.operations.explain import counted
 from trellis.runs.memory_access import MemoryAccess
 from trellis.storage.memory.layout import ReadMode
 
-if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
+if TYPE_CHECKING:  # loads the whole platform, so only commands that open an instance import it
     from trellis.app.instance import Instance
 
 ACTION = "read an agent's memory"
@@ -67,7 +67,7 @@ async def history(cli: Cli, agent: AgentArgument, limit: LimitOption = LIMIT_DEF
 
 
 async def list_over_http(cli: Cli, limit: int) -> None:
-    """As `list_memories`, from a gateway."""
+    """`list_memories` over HTTP."""
     wanted = values.limit(limit, LIMIT_MAX)
     async with cli.client() as client:
         agents = (await client.agents.list(limit=wanted)).items
@@ -77,19 +77,19 @@ async def list_over_http(cli: Cli, limit: int) -> None:
 
 
 async def read_over_http(cli: Cli, agent: str, wide: bool) -> None:  # noqa: FBT001 - as its namesake
-    """As `read`, from a gateway."""
+    """`read` over HTTP."""
     async with cli.client() as client:
         _show(cli, (await client.memory.read(agent, mode="wide" if wide else "basic")).model_dump(mode="json"))
 
 
 async def history_over_http(cli: Cli, agent: str, limit: int) -> None:
-    """As `history`, from a gateway."""
+    """`history` over HTTP."""
     async with cli.client() as client:
         found = (await client.memory.history(agent, limit=values.limit(limit, LIMIT_MAX))).items
     _show_history(cli, [one.model_dump(mode="json") for one in found])
 
 
-# --- how it is shown -------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
 def _access(instance: "Instance") -> MemoryAccess:

@@ -1,4 +1,4 @@
-"""What goes to the terminal: tables, JSON Lines, messages, and the progress of long commands."""
+"""Terminal output: tables, JSON Lines, messages, and the progress of long commands."""
 
 import json
 import re
@@ -22,34 +22,33 @@ from trellis.engine.logs import Log
 from trellis.engine.records import Event, Job
 from trellis.lifecycles import LIFECYCLES, Phase
 
-# What goes to the terminal. Tables for people, JSON Lines for programs, everything else to standard error.
-#
-# On a terminal a table fits its width; in a pipe nothing is cut, coloured or wrapped. JSON is one object per line, so that
-# a listing of any length can be read as it comes.
+# Tables are for people, JSON Lines for programs; everything else goes to standard error.
+# On a terminal a table fits its width; in a pipe nothing is cut, coloured or wrapped. JSON is one object per line, so a
+# listing of any length can be read as it arrives.
 
 T = TypeVar("T")
 GAP = 2
 """Spaces between two columns."""
 WRAP_ROOM = 20
-"""What a column that wraps is left at least, if it needs it."""
+"""Minimum width of a column that wraps, if it needs that much."""
 _WORDS = {"state": "status"}
-"""What the engine and the gateway call differently of a job."""
+"""Field names that differ between the engine and the gateway."""
 YIELD_ROOM = 8
-"""What a column that gives way is left at least."""
+"""Minimum width of a column that gives way."""
 _UNSEEN = re.compile(
-    # Control characters; a return alone writes over its line.
+    # Control characters; a lone carriage return overwrites its line.
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)"
-    # The direction and the order of writing.
+    # Direction and order of text.
     r"|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029\ufff9-\ufffb]"
-    # What is shown as nothing.
+    # Invisible characters.
     r"|[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200d\u2060-\u2065\u206a-\u206f\u2800\u3164]"
     r"|[\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
-    # Half of a pair.
+    # Lone surrogates.
     r"|[\ud800-\udfff]"
 )
-"""What commands a terminal, and what nobody sees: Unicode's controls, and the code points that are shown as nothing."""
+"""Characters that control a terminal or are invisible: Unicode controls, and code points without a glyph."""
 UNLIMITED_WIDTH = 10_000
-"""Wider than any row: in a pipe a row is a line."""
+"""Wider than any row, so that in a pipe each row is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +59,9 @@ class ListingColumn(Generic[T]):
     cell: Callable[[T], str | Text]
     right: bool = False
     gives_way: bool = False
-    """Cut with an ellipsis when the terminal is narrow."""
+    """Cut with an ellipsis if the terminal is narrow."""
     wraps: bool = False
-    """Continued on the next line when the terminal is narrow."""
+    """Wrapped to the next line if the terminal is narrow."""
 
 
 class Output:
@@ -75,34 +74,34 @@ class Output:
         self._log: Log | None = None
 
     def log_to(self, log: Log) -> None:
-        """From now on lines, notes and errors are events of this log: whoever reads it reads nothing else."""
+        """Send lines, notes and errors to this log from now on, so that the log is the only output."""
         self._log = log
 
     def line(self, text: str = "", style: str | None = None) -> None:
-        """One line for people, as it is."""
+        """Print one line for people, unchanged."""
         if self._log is not None:
             self._log.info("status", text=escape_terminal_codes(text))
             return
         self.console.print(escape_terminal_codes(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
     def prose(self, text: str, style: str | None = None) -> None:
-        """A sentence for people, wrapped at words."""
+        """Print a sentence for people, wrapped at words."""
         self.console.print(escape_terminal_codes(text), style=style, markup=False, highlight=False)
 
     def note(self, text: str) -> None:
-        """Something beside the answer: it never mixes with what a program reads."""
+        """Print a message on standard error, apart from the output that programs read."""
         if self._log is not None:
             self._log.warning("note", text=escape_terminal_codes(text))
             return
         self.errors.print(escape_terminal_codes(text), style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def record(self, record: dict[str, Any]) -> None:
-        """One JSON object, on one line; what would command a terminal or is not seen is escaped, as JSON allows."""
+        """Print one JSON object on one line, with control and invisible characters escaped as JSON allows."""
         sys.stdout.write(json_line(record) + "\n")
         sys.stdout.flush()
 
     def content(self, job_id: str, name: str, body: bytes) -> None:
-        """The bytes as they are for a file or a pipe, harmless on a terminal; with --json in a record, by this name."""
+        """Print bytes: unchanged to a file or pipe, escaped on a terminal, with --json in a record under `name`."""
         if not self.as_json:
             if self.console.is_terminal:
                 self.line(body.decode("utf-8", "replace"))
@@ -116,19 +115,19 @@ class Output:
             self.record({"job_id": job_id, name: body.decode("utf-8", "replace")})
 
     def diff(self, text: str) -> None:
-        """A unified diff; what is removed and what is added have colours on a terminal."""
+        """Print a unified diff, coloured on a terminal."""
         styles = {"-": "red", "+": "green", "@": "cyan"}
         for line in text.removesuffix("\n").split("\n") if text else []:
             self.line(line, style=styles.get(line[:1]))
 
     def ids_alone(self, wanted: bool, ids: Iterable[str]) -> bool:  # noqa: FBT001 - the flag as it was given
-        """Print ids alone, one per line, where that is wanted; whether it was."""
+        """Print the ids, one per line, if `wanted`; returns `wanted`."""
         for id_ in ids if wanted else ():
             self.line(id_)
         return wanted
 
     def listing(self, items: Iterable[T], columns: Sequence[ListingColumn[T]], *, empty: str) -> None:
-        """A table, or one JSON object per item."""
+        """Print a table, or one JSON object per item."""
         if self.as_json:
             for item in items:
                 self.record(as_record(item))
@@ -140,7 +139,7 @@ class Output:
             self.note(empty)
 
     def show(self, made: Table) -> None:
-        """A table; in a pipe without the spaces that fill its last column."""
+        """Print a table; in a pipe without trailing spaces."""
         if self.console.is_terminal:
             self.console.print(made)
             return
@@ -149,7 +148,7 @@ class Output:
         self.console.file.write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))
 
     def facts(self, pairs: Iterable[tuple[str, str | Text]]) -> None:
-        """Names and values, one pair per line."""
+        """Print names and values, one pair per line."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(overflow="fold")
@@ -158,7 +157,7 @@ class Output:
         self.show(grid)
 
     def error(self, message: str, remedy: str = "") -> None:
-        """The cause and the way out."""
+        """Print an error and its remedy."""
         if self._log is not None:
             self._log.error("failed", error=escape_terminal_codes(message), remedy=escape_terminal_codes(remedy))
             return
@@ -172,9 +171,9 @@ class Output:
 
 
 def table(rows: Sequence[T], columns: Sequence[ListingColumn[T]], width: int) -> Table:
-    """A table without lines: less ink, and every cell can be copied.
+    """A table without borders, so that every cell can be copied.
 
-    Ids and other short cells are never cut; what gives way gets the room that they leave.
+    Ids and other short cells are never cut. Columns that give way share the remaining width.
     """
     cells = [[_text(column.cell(row)) for column in columns] for row in rows]
     natural = [
@@ -191,7 +190,7 @@ def table(rows: Sequence[T], columns: Sequence[ListingColumn[T]], width: int) ->
 
 
 def _widths(columns: Sequence[ListingColumn[Any]], natural: Sequence[int], width: int) -> list[int]:
-    """How wide each column may be."""
+    """The maximum width of each column."""
     fixed = sum(
         min(size, WRAP_ROOM) if column.wraps else size
         for column, size in zip(columns, natural, strict=True)
@@ -203,24 +202,24 @@ def _widths(columns: Sequence[ListingColumn[Any]], natural: Sequence[int], width
 
 
 def _text(cell: str | Text) -> Text:
-    """Plain text: what a job says in brackets is not our markup. What would command a terminal loses its colours."""
+    """The cell as plain text without markup. A styled cell with control characters loses its style."""
     words = escape_terminal_codes(str(cell))
     return cell if isinstance(cell, Text) and cell.plain == words else Text(words)
 
 
 def escape_terminal_codes(text: str) -> str:
-    """With whatever would command a terminal, or would not be seen, written out: the words may be a stranger's."""
+    """The text with control and invisible characters escaped, because it may come from an untrusted source."""
     return _UNSEEN.sub(lambda found: _written_out(ord(found[0])), text)
 
 
 def json_line(record: Mapping[str, Any]) -> str:
-    """A record as one line of JSON; what would command a terminal or is not seen is escaped, as JSON allows."""
+    """A record as one line of JSON, with control and invisible characters escaped as JSON allows."""
     text = json.dumps(record, default=str, ensure_ascii=False, separators=(", ", ": "))
     return _UNSEEN.sub(_escaped, text)
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """As JSON writes a character that it escapes."""
+    """The JSON escape of a character."""
     units = found[0].encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
@@ -230,9 +229,9 @@ def _written_out(code: int) -> str:
 
 
 def as_record(item: Any) -> dict[str, Any]:
-    """A value of the engine as JSON, in the words of the gateway: a state is a status, attempts count from 1 as people do.
+    """An engine value as JSON, in the gateway's terms: `status` for state, and attempts counted from 1.
 
-    What is a record already stays as it is.
+    A mapping is returned unchanged.
     """
     if isinstance(item, Mapping):
         return dict(cast("Mapping[str, Any]", item))
@@ -244,7 +243,7 @@ def as_record(item: Any) -> dict[str, Any]:
 
 
 def _counted(job: Job) -> Job:
-    """With those attempts alone that count."""
+    """The job with only those attempts that count."""
     return replace(job, attempt=job.attempts_spent, max_attempts=job.attempts_allowed)
 
 
@@ -261,7 +260,7 @@ def state_text(lifecycle: str, state: str) -> Text:
 
 
 def age(moment: datetime, now: datetime) -> str:
-    """How long ago, in four characters."""
+    """The age in the largest fitting unit, such as `5m`."""
     seconds = max(0, int((now - moment).total_seconds()))
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= size:
@@ -270,7 +269,7 @@ def age(moment: datetime, now: datetime) -> str:
 
 
 def age_column(title: str, now: datetime | None) -> ListingColumn[Mapping[str, Any]]:
-    """How long ago a record was created; where the ledger's time is not known, when, under this title."""
+    """A column with the age of records; with their creation time, under this title, if the ledger's time is unknown."""
     if now is None:
         return ListingColumn(title=title, cell=lambda record: record["created_at"])
     return ListingColumn(
@@ -279,10 +278,10 @@ def age_column(title: str, now: datetime | None) -> ListingColumn[Mapping[str, A
 
 
 class _Console(Console):
-    """A console that lets a closed pipe be handled where the exit code is decided."""
+    """A console that lets the caller handle a closed pipe, because it decides the exit code."""
 
     def on_broken_pipe(self) -> None:
-        """Pass it on."""
+        """Raise BrokenPipeError."""
         raise BrokenPipeError
 
 
@@ -292,7 +291,7 @@ def _console(stream: Any) -> Console:
 
 
 def event_record(event: Event, trace: str | None = None) -> dict[str, Any]:
-    """The nine fields of an event; what moved is in its payload, and the trace of its job where that is known."""
+    """The nine fields of an event. Its payload holds the transition and, if known, the job's trace."""
     payload = {
         "lifecycle": event.lifecycle,
         "from": event.source,
@@ -333,21 +332,21 @@ def _plain(name: str, value: Any) -> Any:
             return value
 
 
-# How far a long command is: a line that counts on a terminal; elsewhere, such as in a job's log, a line every ten seconds.
+# Progress of a long command: a live counter on a terminal, otherwise a line every ten seconds.
 
 EVERY_S = 10.0
 
 Report: TypeAlias = Callable[[str, int], None]
-"""What is counted, and how many there are by now."""
+"""Takes what is counted, and the count so far."""
 
 
 @contextmanager
 def counting(out: Output, monotonic: Callable[[], float] = time.monotonic) -> Generator[Report]:
-    """What to call as the work goes on. It writes to standard error, beside the answer."""
+    """Yields the function to report progress to. It writes to standard error."""
     if not out.errors.is_terminal:
         yield _notes(out, monotonic)
         return
-    from rich.progress import Progress, SpinnerColumn, TextColumn  # loaded by those who look on
+    from rich.progress import Progress, SpinnerColumn, TextColumn  # imported only on a terminal
 
     columns = (SpinnerColumn(), TextColumn("{task.completed:,} {task.description}"))
     with Progress(*columns, console=out.errors, transient=True) as bars:

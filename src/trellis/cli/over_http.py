@@ -1,6 +1,6 @@
-"""The commands that can go through a gateway: each takes what its namesake on the ledger takes, and asks the client instead.
+"""Commands that go through a gateway. Each takes the parameters of the ledger command of the same name.
 
-What a gateway does not offer is refused with the option's name, never left out in silence.
+An option that a gateway does not support is refused by name, never ignored.
 """
 
 import json
@@ -53,7 +53,7 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.operations.explain import SERVICE_SLOW_S, duration
 
-if TYPE_CHECKING:  # HTTP is loaded when it is used
+if TYPE_CHECKING:  # HTTP is imported only when it is used
     from trellis.http.client import GatewayClient
 
 NOT_HERE = "it is not for a gateway; give --ledger, or leave it out"
@@ -70,13 +70,13 @@ def _listing(cli: Cli, items: Sequence[ShapeT], columns: Sequence[ListingColumn[
 
 
 def _record(item: pydantic.BaseModel) -> dict[str, Any]:
-    """What a gateway told as the command line tells it from a ledger: attempts count from 1 as people do (D38)."""
+    """A gateway's document in the form that commands print for a ledger: attempts count from 1 (D38)."""
     made = item.model_dump(mode="json")
     for where in (made, made.get("payload") if isinstance(item, EventShape) else None):
         if where is not None and isinstance(where.get("attempt"), int):
             where["attempt"] += 1
     if isinstance(item, JobDocument) and item.lifecycle == QUEUE_JOB.name:
-        made["max_attempts"] += 1  # a queue job's document counts its retries, people count executions
+        made["max_attempts"] += 1  # the document of a queue job counts retries, commands count executions
     return {"job_id": made["id"], **made} if isinstance(item, ProposalShape) else made
 
 
@@ -229,7 +229,7 @@ async def show_proposal(cli: Cli, id_: str) -> None:
         try:
             preview = await client.proposals.diff(id_)
             diff, conflict = preview.diff, preview.conflict
-        except GatewayRefused as error:  # who may not decide sees what is proposed, and not what is there
+        except GatewayRefused as error:  # a caller who may not decide sees the proposal, but not the target
             cli.out.note(f"no diff: {error}")
     show_proposal_page(cli, found.model_dump(mode="json"), diff, conflict)
 
@@ -363,13 +363,13 @@ async def submit(  # noqa: PLR0917 - as its namesake
 
 
 def _on_topic(on_bus: TopicOptions, given: Mapping[str, Any], payload: Any) -> dict[str, Any]:
-    """The request as a gateway takes it."""
+    """The request body for the gateway."""
     beside = {"payload": payload, "correlation_id": given.get("correlation_id")}
     return on_bus.asked(given) | {name: value for name, value in beside.items() if value is not None}
 
 
 async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wait_s: float | None) -> int:
-    """Say which job it is; or wait for its end, and print its result."""
+    """Print the job's id; or wait for its end, and print its result."""
     if wait_s is None:
         _print_record(cli, {**_short(job), "created": job.created}, job.job_id)
         if not job.created:

@@ -1,4 +1,4 @@
-"""`trellis policy`: whether a safety policy fits, what it says about a job and why, and what it would change."""
+"""`trellis policy`: check a safety policy, explain its decision about a job, and simulate another policy."""
 
 import json
 from pathlib import Path
@@ -109,17 +109,17 @@ async def _request(cli: Cli, topic: str | None, job: str | None, said: dict[str,
 
 
 def _stored(job: JobWhole) -> JobRequest:
-    """What a job on a topic was asked as, as a gateway tells it; raises JobNotFound for any other."""
+    """The request of a job on a topic, from a gateway's document; raises JobNotFound for any other job."""
     if not isinstance(job, BusJob):
         raise JobNotFound(job_id=job.job_id)
     told = job.model_dump(mode="json", include=set(JobRequest.model_fields))
     request = JobRequest.read(json.dumps(told).encode())
-    unsaid = request.model_copy(update={"priority": None})  # a job has a priority even if its request says none
+    unsaid = request.model_copy(update={"priority": None})  # a job has a priority even if its request has none
     return unsaid if unsaid.hash == (job.decision or {}).get("job_hash") else request
 
 
 async def _explained(cli: Cli, request: JobRequest, policy: Path | None) -> dict[str, Any]:
-    """By the policy that is given, the gateway's, or that of the settings."""
+    """The explanation by the given policy, the gateway's, or the one in the settings."""
     if policy is None and cli.gateway_url is not None:
         async with cli.client() as client:
             told = await client.safety.explain(request.model_dump(mode="json", exclude_defaults=True))

@@ -1,4 +1,4 @@
-"""What a person reads when something went wrong: the cause, then a way out. And the exit code that says it to scripts.
+"""Error messages for people, with a remedy, and the exit codes for scripts.
 
 0 done · 1 refused or failed · 2 the command was not understood, nothing was tried · 130 stopped by Ctrl-C
 """
@@ -31,7 +31,7 @@ USAGE = 2
 INTERRUPTED = 130
 
 _FAILED_INPUT = (JobNotFound, IdempotencyMismatch)
-"""Well-formed requests that the ledger's content answers with no."""
+"""Valid requests that fail because of the ledger's content."""
 
 _REMEDIES: tuple[tuple[type[TrellisError], str], ...] = (
     (GatewayUnavailable, "Check the address (--gateway, TRELLIS_GATEWAY) and that `trellis up` runs there."),
@@ -60,14 +60,14 @@ _DOCTOR_KNOWS: tuple[tuple[type[TrellisError], str], ...] = (
 
 
 def exit_code(error: TrellisError) -> int:
-    """What the process says about this error."""
+    """The exit code of the process for this error."""
     if isinstance(error, _FAILED_INPUT):
         return REFUSED
     return USAGE if isinstance(error, InputError | LedgerUrlInvalid) else REFUSED
 
 
 def message_for_person(error: TrellisError) -> str:
-    """The message in the words of the command line: what a program would do with the key, a person does with an option."""
+    """The message with command line options in place of API parameters."""
     key = error.data.get("idempotency_key") if isinstance(error, GatewayUnavailable) else None
     if key is None:
         return str(error)
@@ -76,7 +76,7 @@ def message_for_person(error: TrellisError) -> str:
 
 
 def remedy_for(error: TrellisError, *, in_doctor: bool = False) -> str:
-    """What a person can do about it; nothing where the message says so itself. The doctor does not send to the doctor."""
+    """What to do about the error; empty if its message says so. The doctor does not refer to itself."""
     if isinstance(error, KeyUnusable) and f"set {PREFIX}" in str(error):
         return ""
     ways = [next((text for kind, text in _REMEDIES if isinstance(error, kind)), "")]
@@ -88,8 +88,8 @@ def remedy_for(error: TrellisError, *, in_doctor: bool = False) -> str:
 
 
 def _example(type_: str) -> str:
-    """A submit of this type that works; of a type that is not the job queue's, nobody here knows the fields."""
-    from trellis.artifacts.content import JobType  # whoever makes no mistake needs no example
+    """A working submit command for this type. The payload fields are known only for types of the job queue."""
+    from trellis.artifacts.content import JobType  # imported only for an error message
     from trellis.artifacts.payloads import EXAMPLES
 
     if type_.startswith("job."):
@@ -101,7 +101,7 @@ def _example(type_: str) -> str:
 
 
 def without_password(text: str, url: str | None) -> str:
-    """The text with the ledger's password covered: errors end up in terminals, logs and tickets."""
+    """The text with the ledger's password masked, because errors end up in terminals, logs and tickets."""
     try:
         parts = urlsplit(url or "")
         password, asked = parts.password, dict(parse_qsl(parts.query))

@@ -1,4 +1,4 @@
-"""The program: every command under its heading, and what happens when the command line itself is wrong."""
+"""The program: every command under its heading, and the handling of command line mistakes."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ PROGRAM = "trellis"
 PACKAGE = "trellis-engine"
 VERSION = "--version"
 COMPLETING = "_TRELLIS_COMPLETE"
-"""Set by a shell that asks how a line may go on."""
+"""Set by a shell that requests completion."""
 
 LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
@@ -61,21 +61,22 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         ),
     }
 )
-"""Every command, in the order of the help: its module, its heading, and its line in the help. Only the module of the command
-that is asked for is imported, which is half of the time a command takes; the help of the program needs none. A test compares
-the headings and the lines with the commands.
+"""Every command, in the order of the help: its module, its heading, and its line in the help.
+
+Only the module of the requested command is imported, which halves a command's start time; the program's help imports
+none. A test compares the headings and lines with the commands.
 """
 
 
 def commands_of(module: str) -> Mapping[str, Any]:
-    """The commands that a module brings, by name."""
+    """The commands that a module defines, by name."""
     part = typer.Typer(rich_markup_mode=None)
     import_module(f"trellis.cli.{module}").add_to(part)
     return typer.main.get_group(part).commands
 
 
 class Commands(Mapping[str, Any]):
-    """The commands by name; the module of one is imported when that command is asked for."""
+    """The commands by name. The module of a command is imported on first access."""
 
     def __init__(self) -> None:
         self._made: dict[str, Any] = {}
@@ -93,18 +94,18 @@ class Commands(Mapping[str, Any]):
 
 
 class Program(TyperGroup):
-    """The program; its help has the commands under headings, in the order in which a person meets them."""
+    """The program. Its help lists the commands under headings, in the order in which a user meets them."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.commands = Commands()  # pyright: ignore[reportIncompatibleVariableOverride, reportAttributeAccessIssue]
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the library's signature
-        """Their names."""
+        """The names of the commands."""
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the library's signature
-        """One list per heading."""
+        """Write one list per heading."""
         for heading, names in groupby(LISTED, lambda name: LISTED[name][1]):
             with formatter.section(heading):
                 formatter.write_dl([(name, LISTED[name][2]) for name in names])
@@ -136,7 +137,7 @@ def root(
 
 
 def make_program() -> typer.Typer:
-    """The program with all of its commands."""
+    """The program with all its commands."""
     program = typer.Typer(
         cls=Program,
         name=PROGRAM,
@@ -170,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _misused(error: typer.TyperException) -> int:
-    """Help where nothing was asked, else the mistake and where to read about the command."""
+    """Print the help if nothing was given, otherwise the mistake and where to read about the command."""
     context: typer.Context | None = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         typer.echo(error.format_message())

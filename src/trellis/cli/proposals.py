@@ -1,4 +1,4 @@
-"""`trellis proposals`: what agents propose, and what a person decides about it."""
+"""`trellis proposals`: list and show proposals, and decide about them."""
 
 import json
 from collections.abc import Sequence
@@ -64,7 +64,10 @@ async def list_proposals(
 
 
 async def _with_conflicts(cli: Cli, found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same, each with why it can no longer be applied; without, and with a note, where the object store is not there."""
+    """The proposals, each with the reason why it can no longer be applied.
+
+    Without these reasons, and with a note, if the object store is missing.
+    """
     open_ = [one for one in found if one["status"] not in ENDED and "change" in one["content"]]
     conflicts: dict[str, str] = {}
     try:
@@ -112,7 +115,7 @@ async def show_proposal(cli: Cli, id_: ProposalArgument) -> None:
 
 
 async def _preview(cli: Cli, document: dict[str, Any]) -> tuple[str | None, str | None]:
-    """What it would change now, and why that would be refused; None, with a note, where the stores that would tell are not there."""
+    """The diff it would apply now, and why that would be refused; None, with a note, if a needed store is missing."""
     if document["status"] in ENDED or approvals.job_id_of_inbox_id(document["id"]) is not None:
         return None, None
     try:

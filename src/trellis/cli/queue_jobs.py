@@ -1,4 +1,7 @@
-"""The part of `trellis submit` that is about the job queue: RESEARCH, BRIEF and PROPOSAL_PREPROCESS are an agent's, and become an artifact."""
+"""Jobs of the job queue in `trellis submit`: RESEARCH, BRIEF and PROPOSAL_PREPROCESS.
+
+They belong to an agent, and their result is an artifact.
+"""
 
 import hashlib
 import json
@@ -31,14 +34,17 @@ RunOption = Annotated[str | None, typer.Option("--run", metavar="ID", help="The 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueJobOptions:
-    """What only a job of the job queue is told."""
+    """The options that only jobs of the job queue have."""
 
     agent: str | None
     entity: list[str] | None
     run: str | None
 
     def asked(self, type_: str, payload: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The request as a gateway takes it; raises an InputError for what is missing and what nobody can choose there."""
+        """The request body for a gateway.
+
+        Raises an InputError for a missing agent, and for options that the job queue decides.
+        """
         if self.agent is None:
             raise InputError(
                 detail=f"A {type_} job is an agent's: say whose with --agent SLUG; `trellis agents` lists them."
@@ -57,7 +63,7 @@ class QueueJobOptions:
         }
 
     def refuse(self) -> None:
-        """Raise OptionInvalid for what another kind of job has not."""
+        """Raise OptionInvalid if one of these options was given for another kind of job."""
         for option, value in (("--agent", self.agent), ("--entity", self.entity), ("--run", self.run)):
             if value:
                 kinds = ", ".join(kind.value for kind in JobType)
@@ -77,24 +83,24 @@ _OPTION_OF_FIELD = {
 
 
 def is_queue_job(type_: str, lifecycle: str | None) -> bool:
-    """Whether this type is the job queue's; `--lifecycle leased-job` says that a worker's of the same name is meant."""
+    """Whether the job queue handles this type. `--lifecycle leased-job` selects a worker's type of the same name."""
     return lifecycle in {None, QUEUE_JOB.name} and type_ in {kind.value for kind in JobType}
 
 
 def warn_undriven(cli: Cli, state: str) -> None:
-    """That nobody drives queue jobs, when one is still where it was submitted."""
+    """Warn that no orchestrator drives queue jobs, if the job is still in its initial state."""
     if state == QUEUE_JOB.initial.name:
         cli.out.note("no orchestrator has taken it up yet: `trellis up` drives queue jobs; start one on this ledger")
 
 
 def print_how_to_read(cli: Cli, result: Any) -> None:
-    """How to read its result."""
+    """Print the command that shows the result."""
     cli.out.note(f"trellis artifacts show {result['artifact_id']}")
 
 
 async def submit_queue_job(cli: Cli, asked: Mapping[str, Any], key: str | None) -> Submitted:
-    """Check the request as a gateway does, and submit it; raises an InputError, NotAllowed, IdempotencyMismatch."""
-    from trellis.worker.kinds import make_job_from_json  # agents and their memory: loaded by those who have a queue job
+    """Validate the request as a gateway does, and submit it; raises an InputError, NotAllowed, IdempotencyMismatch."""
+    from trellis.worker.kinds import make_job_from_json  # agents and memory: only queue jobs need it
 
     principal = person(cli, "submit a job of the job queue")
     async with open_for_command(cli) as instance:

@@ -1,4 +1,4 @@
-"""`trellis queues`: how much of each type is where; pause and resume a type."""
+"""`trellis queues`: job counts per type; pause and resume a type."""
 
 from typing import Annotated
 
@@ -69,7 +69,7 @@ async def _set(cli: Cli, type_: str, *, paused: bool, force: bool, reason: str |
 
 
 async def _refuse_unknown(ledger: Ledger, type_: str) -> None:
-    """A mistyped name would be paused for nothing while the one that was meant goes on."""
+    """Raise for an unknown type: pausing a mistyped name would leave the intended one running."""
     known = {queue.type for queue in await ledger.queues()}
     known |= {served for worker in await ledger.workers() for served in served_types(worker)}
     if type_ in known or (await ledger.jobs(JobFilter(type=type_), limit=1)).jobs:

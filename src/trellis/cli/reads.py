@@ -1,4 +1,4 @@
-"""Reads that several commands share."""
+"""Ledger reads that several commands share."""
 
 import json
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 HOLDERS_PAGE = 100
 HOLDERS_MAX = 5
 KINDS = {"job_heartbeat": "progress", "job_lease_renewed": "renewed"}
-"""Signals that are no log lines, in a word."""
+"""Short names of signals that are not log lines."""
 
 
 async def surroundings(ledger: Ledger, job: Job) -> JobSurroundings:
-    """What `explain` needs to know beside the job itself."""
+    """What `explain` needs to know in addition to the job."""
     queues = [queue for queue in await ledger.queues() if queue.type == job.type and queue.lifecycle == job.lifecycle]
     return JobSurroundings(
         now=await ledger.now(),
@@ -33,13 +33,14 @@ async def surroundings(ledger: Ledger, job: Job) -> JobSurroundings:
 
 
 async def open_wait(ledger: Ledger, job: Job) -> "UpstreamWait | None":
-    """What a run waits for whose projector or object store is away, or whose agent is stopped; None for every other job.
+    """What an open run waits for: its projector, its object store, or its stopped agent. None for other jobs.
 
-    Of a stopped agent the run that began first says it for those behind it.
+    For a stopped agent, the wait is recorded on the run that started first, and also holds for the runs queued behind
+    it.
     """
     if job.lifecycle != RUN.name or job.place is JobPlace.ENDED:
         return None
-    from trellis.runs.waits import open_of  # no other job needs the parts that runs have
+    from trellis.runs.waits import open_of  # only runs need this
 
     wait = open_of(await ledger.read_journal(job.job_id))
     if wait is None and job.place is JobPlace.BLOCKED and job.concurrency_key is not None:
@@ -59,7 +60,7 @@ async def _holders(ledger: Ledger, job: Job) -> tuple[JobId, ...]:
 
 
 def signal_lines(signal: Signal) -> Iterator[str]:
-    """A captured log line or a sign of progress as people read it; a traceback on lines of its own."""
+    """A log line or progress signal in readable form; a traceback on separate lines."""
     said: Any = json.loads(signal.data) if signal.data else None
     if not isinstance(said, dict) or "event" not in said:
         told = "" if said is None else f" {json.dumps(said, ensure_ascii=False)}"

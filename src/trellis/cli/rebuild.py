@@ -1,4 +1,4 @@
-"""`trellis rebuild`: makes what was lost again, documents from the ledger or the ledger from the audit records."""
+"""`trellis rebuild`: restores documents from the ledger, or the ledger from the audit records."""
 
 import os
 from collections.abc import AsyncGenerator
@@ -93,7 +93,7 @@ def _print_differing(cli: Cli, done: ObjectsRebuildReport) -> None:
 async def _from_objects(cli: Cli, objects: ObjectStore, reason: str | None) -> int:
     if not (await objects.list(f"{ids.AUDIT_FOLDER}/", limit=1)).items:
         raise RebuildError(detail=f"There is no audit record in {objects.url}; set TRELLIS_OBJECTS to where they are.")
-    from trellis.bus.outcomes.publisher import SUBSCRIBER_NAME as TELLS_CLIENTS  # the other side does not need the bus
+    from trellis.bus.outcomes.publisher import SUBSCRIBER_NAME as TELLS_CLIENTS  # only this direction needs it
 
     _make_missing(cli)
     actor, alone = operator(cli, "rebuild"), frozenset(cli.settings.audit_objects)
@@ -110,7 +110,7 @@ async def _from_objects(cli: Cli, objects: ObjectStore, reason: str | None) -> i
 
 
 def _make_missing(cli: Cli) -> None:
-    """The key of an SQLite ledger that is to be made: whoever makes the file is its operator."""
+    """Create the folder and key of a missing SQLite ledger: the user who creates the file is its operator."""
     file = sqlite_path(cli.url)
     if file is not None and not file.exists():
         make_folder(cli.url)
@@ -119,11 +119,11 @@ def _make_missing(cli: Cli) -> None:
 
 @asynccontextmanager
 async def _objects(cli: Cli) -> AsyncGenerator[ObjectStore]:
-    from trellis.app.instance import storage_locations  # all of the platform, for those who rebuild
+    from trellis.app.instance import storage_locations  # imports the whole platform, only for a rebuild
 
     settings = cli.settings
     if settings.memory is None:
-        settings = settings.model_copy(update={"memory": Path()})  # a rebuild does not touch it
+        settings = settings.model_copy(update={"memory": Path()})  # a rebuild does not touch memory
     objects = await open_objects(storage_locations(settings, cli.url).objects, credentials=s3_credentials(os.environ))
     try:
         await objects.probe()

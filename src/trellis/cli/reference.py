@@ -1,4 +1,4 @@
-"""The reference of the command line, from its own help: `python -m trellis.cli.reference > docs/reference/cli.md`."""
+"""Generates the command line reference from its help: `python -m trellis.cli.reference > docs/reference/cli.md`."""
 
 import io
 import os
@@ -32,7 +32,7 @@ COLUMNS = "100"
 
 
 def pages(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every command in the order of the help, those without verbs first."""
+    """Every command in the order of the help, commands without subcommands first."""
     children: dict[str, Any] = getattr(command, "commands", {})
     for name, child in sorted(children.items(), key=lambda item: hasattr(item[1], "commands")):
         yield (*path, name)

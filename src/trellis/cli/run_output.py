@@ -1,4 +1,4 @@
-"""How runs, proposals and decisions are shown."""
+"""Output of runs, proposals and decisions, for a ledger and for a gateway."""
 
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ from trellis.engine.errors import OptionInvalid, Refused
 from trellis.lifecycles.run import RUN
 from trellis.operations.explain import counted, duration
 
-# How a run and a decision about a proposal are shown; the same from the ledger and over HTTP.
+# --- runs and decisions ---
 
 
 @contextmanager
 def step_bar(cli: Cli) -> Generator[Callable[[Mapping[str, Any]], None]]:
-    """A bar on the terminal that moves with each status.json it is given."""
+    """A progress bar that follows each status.json it is given."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, console=cli.out.errors, disable=not cli.out.errors.is_terminal) as bars:
         bar = bars.add_task("queued", total=len(ids.STEPS))
@@ -37,7 +37,7 @@ def step_bar(cli: Cli) -> Generator[Callable[[Mapping[str, Any]], None]]:
 
 
 def print_ended(cli: Cli, status: dict[str, Any]) -> int:
-    """The last status.json for people or programs; the exit code."""
+    """Print the final status.json; returns the exit code."""
     if cli.out.as_json:
         cli.out.record(status)
     else:
@@ -55,25 +55,28 @@ def print_ended(cli: Cli, status: dict[str, Any]) -> int:
 
 
 def _already_proposed_text(equal: Mapping[str, Any]) -> str:
-    """That nothing new was proposed, and what stands in its place."""
+    """The text for an agent that proposed nothing new, with the equal proposal that exists."""
     why = {"rejected": ", and its sources are as they were", "applied": ": the file is as it would be"}
     told = f"{equal['status']}{why.get(equal['status'], '')}"
     return f"{equal['id'] or 'done'} ({told}): {equal['action']} {equal['target']} was not proposed again"
 
 
 def _refused(refusal: Mapping[str, Any]) -> str:
-    """What the model wanted and may not do."""
+    """The text for a tool call that was refused to the model."""
     what = " ".join(str(refusal[name]) for name in ("tool", "action", "target") if refusal.get(name))
     return f"{what}: {refusal['detail']}"
 
 
 def refusals(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What was refused to the agent's model, from the files of a run's steps."""
+    """The tool calls that were refused to the agent's model, from the step files of a run."""
     return [refusal for step in steps for refusal in step["result"].get("refused") or ()]
 
 
 def show_runs(cli: Cli, runs: Sequence[Mapping[str, Any]], now: datetime | None) -> None:
-    """Runs as a listing, from the ledger or, without its time, over HTTP; what a run has none of is left empty."""
+    """Print runs as a listing.
+
+    `now` is None over HTTP, where the ledger's time is unknown. Zero counts are left empty.
+    """
     columns = [
         ListingColumn[Mapping[str, Any]](title="RUN", cell=lambda run: run["run_id"]),
         ListingColumn[Mapping[str, Any]](title="AGENT", cell=lambda run: run["agent_slug"]),
@@ -93,14 +96,14 @@ def _number(count: int) -> str:
 
 
 def wait_s(wait: str | None, *, watch: bool) -> float | None:
-    """How long --wait waits; raises OptionInvalid beside --watch, which does not leave the run to others."""
+    """The duration of --wait in seconds; raises OptionInvalid together with --watch."""
     if wait is not None and watch:
         raise OptionInvalid(option="--wait", value=wait, expected="give it or --watch, not both")
     return values.seconds("--wait", wait)
 
 
 def still_at_work(run_id: str, patience_s: float) -> Refused:
-    """The refusal when a run has not ended in time."""
+    """The error for a run that has not ended in time."""
     return Refused(
         detail=f"Run {run_id} has not ended in {duration(patience_s)}; it goes on. `trellis runs show {run_id}` tells"
         " its status; if it is queued, start `trellis up`."
@@ -108,7 +111,7 @@ def still_at_work(run_id: str, patience_s: float) -> Refused:
 
 
 def run_facts(record: dict[str, Any]) -> list[tuple[str, str | Text]]:
-    """What people want to know of a run; what is not known here is left out."""
+    """The facts of `runs show`; unknown ones are left out."""
     asked = ", asked to stop" if record.get("cancel_requested") else ""
     facts: list[tuple[str, str | Text]] = [
         ("run", record["run_id"]),
@@ -138,13 +141,16 @@ def run_facts(record: dict[str, Any]) -> list[tuple[str, str | Text]]:
 
 
 def took(step: dict[str, Any]) -> str:
-    """How long a step was at work."""
+    """How long a step took."""
     began, ended = (datetime.fromisoformat(step[name]) for name in ("started_at", "finished_at"))
     return f"{(ended - began).total_seconds():.1f}s"
 
 
 def print_decision(cli: Cli, proposal: str, state: str, *, decided: bool) -> int:
-    """Print how a proposal stands after a decision; the exit code. An approved change that could not be applied is a failure."""
+    """Print the state of a proposal after a decision.
+
+    Returns the exit code. An approved change that could not be applied is a failure.
+    """
     failed = state == "failed"
     if cli.out.as_json:
         cli.out.record({"job_id": proposal, "id": proposal, "proposal": proposal, "status": state, "decided": decided})
@@ -157,29 +163,28 @@ def print_decision(cli: Cli, proposal: str, state: str, *, decided: bool) -> int
     return 0 if decided and not failed else 1
 
 
-# How a proposal is shown to whoever decides about it; the same from the ledger and over HTTP.
-#
-# Nothing is cut: a person decides about all of it. Characters that cannot be seen, or that change the order of writing, are written
-# out as `\u202e`, and a line says that there are some.
+# How a proposal is shown to the person who decides about it.
+# Nothing is cut, because the decision is about all of it. Characters that are invisible or reorder the text are escaped
+# as `\u202e`, and a line says that there are some.
 
 GROUNDS = frozenset({"reasoning", "citations", "flags"})
-"""What a proposal gives as its reasons, of its content."""
+"""Fields of the content that give a proposal's reasons."""
 SHOWN = GROUNDS | {"summary", "change", "updates", "grounds", "expected_version"}
-"""What of a content has a place of its own on the page; the rest is listed by name."""
+"""Fields of the content that have their own place on the page; the others are listed by name."""
 
 
 def record_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A proposal for programs: `id` as the gateway calls it, `job_id` as every other listing does."""
+    """A proposal as JSON: `id` as in the gateway's API, `job_id` as in every other listing."""
     return {"job_id": document["id"], **document}
 
 
 def what(document: Mapping[str, Any]) -> str:
-    """One line: whose it is, what it would do and why."""
+    """One line: the agent, the action and the reason."""
     return f"{document['agent_slug']}: {document['action']} {document['target']}: {document['content'].get('summary')}"
 
 
 def show_proposals(cli: Cli, documents: Sequence[Mapping[str, Any]], now: datetime | None) -> None:
-    """Proposals as a listing, from the ledger or, without its time, over HTTP. What must be known before deciding has a column."""
+    """Print proposals as a listing. `now` is None over HTTP, where the ledger's time is unknown."""
     columns = [
         ListingColumn[Mapping[str, Any]](title="PROPOSAL", cell=lambda one: one["id"]),
         ListingColumn[Mapping[str, Any]](title="STATUS", cell=lambda one: one["status"]),
@@ -191,18 +196,18 @@ def show_proposals(cli: Cli, documents: Sequence[Mapping[str, Any]], now: dateti
 
 
 def _flags(document: Mapping[str, Any]) -> Text:
-    """`conflict` where it can no longer be applied, then the kinds of its flags; `proposals show` has them in full."""
+    """`conflict` if it can no longer be applied, then the kinds of its flags; `proposals show` prints them in full."""
     kinds = dict.fromkeys(str(flag).partition(":")[0] for flag in flags_of(document["content"]))
     return Text(" ".join((["conflict"] if document.get("conflict") else []) + list(kinds)), "yellow")
 
 
 def flags_of(content: Mapping[str, Any]) -> list[Any]:
-    """What was found odd about a proposal when it was made."""
+    """The anomalies that were found when a proposal was made."""
     return [flag for ground in content.get("grounds") or [content] for flag in ground.get("flags") or ()]
 
 
 def show_proposal_page(cli: Cli, document: Mapping[str, Any], diff: str | None, conflict: str | None) -> None:
-    """The proposal as a page: what it is, what it would change now, its sources with their words, how to decide."""
+    """Print a proposal as a page: what it is, what it would change now, its quoted sources, how to decide."""
     if cli.out.as_json:
         cli.out.record({**record_of(document), "diff": diff, "conflict": conflict})
         return
@@ -265,7 +270,7 @@ def _outcome(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _show_change(cli: Cli, content: Mapping[str, Any]) -> None:
-    """What was proposed, where it is not compared with what is there now."""
+    """Print the proposed content, if there is no diff against the present target."""
     change = content.get("change")
     if change is not None:
         cli.out.line(f"What it proposed ({change['type']})", style="bold")
@@ -276,7 +281,7 @@ def _show_change(cli: Cli, content: Mapping[str, Any]) -> None:
 
 
 def _show_sources(cli: Cli, ground: Mapping[str, Any]) -> None:
-    """Each source with the words that are quoted from it."""
+    """Print each source with the words quoted from it."""
     if ground.get("citations"):
         cli.out.line()
         cli.out.line("Sources", style="bold")
@@ -287,13 +292,13 @@ def _show_sources(cli: Cli, ground: Mapping[str, Any]) -> None:
 
 
 def _unseen(value: Any) -> list[str]:
-    """The characters of a document that cannot be seen, as they are written out, each once and in order."""
+    """The invisible characters of a document in escaped form, each once and in order."""
     characters = (character for text in _texts(value) for character in text.replace("\r\n", "\n"))
     return list(dict.fromkeys(shown for one in characters if (shown := escape_terminal_codes(one)) != one))
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text inside a JSON value."""
+    """Every string inside a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""`trellis run` and `runs`: begin a run, see what runs do, and end one."""
+"""`trellis run` and `trellis runs`: start, list, show and cancel runs."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ from trellis.lifecycles.run import RUN
 from trellis.operations.explain import duration
 from trellis.runs.orchestration import TriggerKind
 
-if TYPE_CHECKING:  # an instance brings all of the platform with it, and is loaded by those who open one
+if TYPE_CHECKING:  # loads the whole platform, so only commands that open an instance import it
     from trellis.app.instance import Instance
 
 ENDED = frozenset({"completed", "failed"})
@@ -92,7 +92,7 @@ async def run(
 
 
 async def _waited(cli: Cli, instance: "Instance", slug: str, run_id: JobId, patience_s: float) -> dict[str, Any]:
-    """The last status.json of a run that another process executes; raises Refused when it takes longer."""
+    """The last status.json of a run that another process executes; raises Refused if it takes too long."""
     try:
         async with asyncio.timeout(patience_s):
             return await _until_ended(cli, instance, slug, run_id, None)
@@ -101,7 +101,7 @@ async def _waited(cli: Cli, instance: "Instance", slug: str, run_id: JobId, pati
 
 
 async def watched(cli: Cli, instance: "Instance", slug: str, run_id: JobId) -> dict[str, Any]:
-    """Work on runs in this process until this one has ended and its agent is judged by it; its last status.json."""
+    """Execute runs in this process until this one has ended, then evaluate agent health; its last status.json."""
     stop = asyncio.Event()
     serving = asyncio.ensure_future(instance.serve(stop, queue_jobs=False))
     try:
@@ -119,7 +119,7 @@ async def _watch(cli: Cli, instance: "Instance", slug: str, run_id: JobId) -> in
 async def _until_ended(
     cli: Cli, instance: "Instance", slug: str, run_id: JobId, serving: "asyncio.Future[None] | None"
 ) -> dict[str, Any]:
-    """The last status.json, with a bar that moves with each published step."""
+    """The last status.json, with a progress bar over the published steps."""
     published, status = instance.published, dict[str, Any]()
     with step_bar(cli) as show:
         while status.get("status") not in ENDED:
@@ -192,7 +192,7 @@ async def show_run(cli: Cli, id_: RunArgument) -> None:
 
 
 async def _record(instance: "Instance", run_id: JobId) -> dict[str, Any]:
-    """The run as the ledger has it now: its status.json may be a moment behind."""
+    """The run as the ledger has it now, because its status.json may be a moment behind."""
     job = await instance.ledger.job(run_id)
     if job is None or job.payload is None:
         raise RunNotFound(run_id=run_id)

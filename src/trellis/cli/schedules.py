@@ -1,4 +1,4 @@
-"""`trellis schedules`: which agents run by themselves, when next, and what became of the last time."""
+"""`trellis schedules`: agents that run on a schedule, their next run, and the outcome of the last one."""
 
 from dataclasses import dataclass
 from datetime import datetime

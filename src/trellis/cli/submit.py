@@ -1,4 +1,4 @@
-"""`trellis submit`: one job of whichever kind, and what came of it."""
+"""`trellis submit`: submits one job of any kind, and prints its id or result."""
 
 import json as json_
 from collections.abc import Callable, Mapping
@@ -136,7 +136,7 @@ async def _submit(
     app: str | None,
     wait: str | None,
 ) -> int:
-    """Submit the job of whichever kind these words and wishes mean."""
+    """Submit a job of the kind that the arguments and options determine."""
     lifecycle = given.get("lifecycle")
     on_bus, type_, text = on_bus.named(*words, lifecycle)
     wait_s, body = values.seconds("--wait", wait), values.payload(type_, text)
@@ -174,8 +174,8 @@ async def _on_topic(
 
 
 async def _waited_for_work(cli: Cli, trellis: Trellis, handle: JobHandle, wait_s: float) -> int:
-    """Wait over retries that are other jobs; what came of the last one is what came of it."""
-    from trellis.cli.bus_wait import last_retry, look_in_ledger  # what a gateway tells is loaded with it
+    """Wait for the work including its retries, which are separate jobs. The outcome is that of the last one."""
+    from trellis.cli.bus_wait import last_retry, look_in_ledger  # imports the gateway's documents
 
     last, left_s = await last_retry(cli, look_in_ledger(cli, trellis), handle.id, wait_s, SystemClock())
     if last != handle.id:
@@ -193,7 +193,7 @@ async def _for_agent(cli: Cli, asked: dict[str, Any], key: str | None, wait_s: f
 
 
 async def _waited_for_queue(cli: Cli, trellis: Trellis, handle: JobHandle, wait_s: float) -> int:
-    """Wait; say early when nobody drives queue jobs: whoever does accepts one within a moment."""
+    """Wait for a queue job. Warns early if no orchestrator accepts it, which normally takes a moment."""
     soon_s = min(wait_s, SERVICE_SLOW_S)
     with suppress(TimeoutError):
         await trellis.wait(handle.id, soon_s)
@@ -216,7 +216,7 @@ async def _submitted(cli: Cli, trellis: Trellis, handle: JobHandle, type_: str |
 
 
 async def _warn_if_unserved(cli: Cli, ledger: Ledger, type_: str) -> None:
-    """A mistyped type would wait for ever; a job whose worker is merely down will not."""
+    """Warn if no living worker serves the type: a mistyped type would wait forever."""
     now = await ledger.now()
     served = {one for worker in await ledger.workers() if is_alive(worker, now) for one in served_types(worker)}
     if type_ not in served:
@@ -232,7 +232,7 @@ async def _waited(
     of_s: float | None = None,
     done: Callable[[Cli, Any], None] | None = None,
 ) -> int:
-    """Wait so long for the end, print the result and say what `done` says of it; `of_s` is how long it was meant to be in all."""
+    """Wait `wait_s` for the end, print the result, and call `done`. `of_s` is the total wait to report."""
     try:
         result = await handle.result(timeout_s=wait_s)
     except TimeoutError:

@@ -1,4 +1,4 @@
-"""The telemetry of a process: how its log looks, and where its spans go."""
+"""Telemetry of a process: its log format, and where its spans are sent."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from trellis.engine.errors import ExtraMissing, SettingsInvalid
 from trellis.engine.extras import Extra, extra_needed
 from trellis.engine.logs import log_of
 
-# How the log of a process looks: lines for people or JSON for machines, always on standard error.
+# The log of a process: lines for people or JSON for machines, always on standard error.
 
 LOGGER = "trellis"
 
@@ -33,12 +33,12 @@ class _Lines(logging.Formatter):
         super().__init__("{asctime} {levelname:<7} {name}: {message}", style="{")
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as a line, and a traceback as more; what cannot be seen is escaped."""
+        """The record as one line, plus a traceback; control and invisible characters are escaped."""
         return escape_terminal_codes(super().format(record))
 
 
 class _Json(_Lines):
-    """One JSON object per record; an event's fields keep their names."""
+    """One JSON object per record; event fields keep their names."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as JSON."""
@@ -58,15 +58,15 @@ class _Json(_Lines):
 
 
 class _StandardError(logging.StreamHandler[Any]):
-    """Writes to whatever standard error is when a line is logged: a program that embeds us may change it."""
+    """Writes to the current standard error, because an embedding program may replace it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr  # not setStream, which flushes the one before: that may be closed
+        self.stream = sys.stderr  # not setStream, which flushes the previous stream: it may be closed
         super().emit(record)
 
 
 def configure_logging(settings: Settings) -> None:
-    """Send the program's own log to standard error as the settings want it; other loggers stay as they are."""
+    """Send Trellis's own log to standard error as configured; other loggers are left alone."""
     handler = _StandardError()
     handler.setFormatter(_Json() if settings.log_format == "json" else _Lines())
     logger = logging.getLogger(LOGGER)
@@ -74,23 +74,23 @@ def configure_logging(settings: Settings) -> None:
     logger.propagate = False
     logger.setLevel(settings.log_level.upper())
     root = logging.getLogger()
-    if settings.log_format == "json" and not root.handlers:  # what libraries warn of must not break the format
+    if settings.log_format == "json" and not root.handlers:  # library warnings must not break the format
         root.addHandler(handler)
 
 
 def log_only(settings: Settings, out: Output) -> None:
-    """Configure the log of a process that runs on; where it is for machines, everything the command says goes there."""
+    """Configure the log of a long-running process. With JSON logs, all output of the command goes to the log."""
     configure_logging(settings)
     if settings.log_format == "json":
         out.log_to(log_of("trellis.process"))
 
 
-# Where the spans of a process go: as the standard OTEL_* variables of OpenTelemetry say, and nowhere without them (OBS-6).
+# Spans are sent as the standard OTEL_* variables of OpenTelemetry say, and not at all without them (OBS-6).
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 TIMEOUTS = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
 EXPORT_S = 3.0
-"""How long a batch of spans may take, where the environment does not say; so long a process that ends waits for its last one."""
+"""Default timeout of a batch of spans, in seconds. An ending process waits this long for its last batch."""
 EXPORTER = "OTEL_TRACES_EXPORTER"
 OTLP, NONE = "otlp", "none"
 SERVICE = "trellis"
@@ -99,7 +99,7 @@ _log = log_of("trellis.tracing")
 
 
 def configure_tracing(environment: Mapping[str, str] = os.environ) -> None:
-    """Send spans over OTLP, if that is asked for and nobody has done so before; raises SettingsInvalid."""
+    """Send spans over OTLP if configured and no provider is set yet; raises SettingsInvalid."""
     if not _is_asked_for(environment) or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return
     try:
@@ -132,7 +132,7 @@ def _is_asked_for(environment: Mapping[str, str]) -> bool:
 
 
 def _about(environment: Mapping[str, str]) -> dict[str, str]:
-    """Who this process is, where the environment does not say."""
+    """Service name and instance id of this process, unless the environment sets the name."""
     named = environment.get("OTEL_SERVICE_NAME") or "service.name=" in environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
     own = {"service.instance.id": process_name(SERVICE)}
     return own if named else {"service.name": SERVICE, **own}

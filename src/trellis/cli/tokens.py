@@ -1,4 +1,4 @@
-"""`trellis token issue`: a token for a program that should act in some roles and no others."""
+"""`trellis token issue`: issues a token that is limited to some roles."""
 
 import getpass
 import json
@@ -78,10 +78,10 @@ async def issue_token(
 
 
 async def _record(cli: Cli, name: str, gives: list[str], ttl_s: float, reason: str | None) -> None:
-    """Record the act before anybody sees the token: what cannot be recorded is not given out."""
+    """Record that a token is issued before it is printed: without a record it is not issued."""
     target = f"{', '.join(gives)} for {duration(ttl_s)}"
     act = NewAct(event=TOKEN_ISSUED, subject=name, target=target, cause=reason)
-    ledger = await open_ledger(cli.url)  # whatever token is shown: it may be the one that is over
+    ledger = await open_ledger(cli.url)  # whatever token is configured: it may have expired
     try:
         await ledger.record_act(Actor(role=Role.CONTROL_PLANE, name=cli.person), act)
     finally:

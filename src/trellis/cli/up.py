@@ -81,7 +81,7 @@ async def up(
 
 
 async def _served(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions, health: ProcessHealth) -> None:
-    """Serve these roles, or all, as soon as the ledger is there."""
+    """Serve these roles, or all, once the ledger is available."""
     cli.require(Role.SWEEPER, Role.CONTROL_PLANE, action="sweep")
     make_folder(cli.url)
     ledger = await open_when_available(cli.url, part=process_part_name(wanted))
@@ -97,7 +97,7 @@ async def _served(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions, h
     if sqlite_path(cli.url) is None and (cli.settings.objects is None or cli.settings.memory is None):
         await _serve_jobs(cli, wanted, stop, app=choices.app, health=health)
     else:
-        # The web framework takes a while to import, and only this command needs it.
+        # The web framework is slow to import, and only this command needs it.
         from trellis.cli.up_gateway import serve_all
 
         await serve_all(cli, wanted, stop, choices, health)
@@ -105,7 +105,7 @@ async def _served(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions, h
 
 
 async def _served_alone(cli: Cli, wanted: frozenset[str] | None, health: ProcessHealth) -> bool:
-    """Whether all that was wanted is a part that needs no ledger of ours; it has ended then."""
+    """Serve the one requested role if it needs no main ledger; returns whether it did."""
     if wanted == frozenset({NLM}):
         from trellis.cli.up_nlm import serve_nlm_alone
 
@@ -124,7 +124,7 @@ async def _served_alone(cli: Cli, wanted: frozenset[str] | None, health: Process
 
 
 def _stopped_by_signals() -> asyncio.Event:
-    """Set when the process is told to stop."""
+    """An event that is set on SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
@@ -133,7 +133,7 @@ def _stopped_by_signals() -> asyncio.Event:
 
 
 def _wanted_roles(roles: str | None) -> frozenset[str] | None:
-    """The roles asked for, None for all; raises OptionInvalid."""
+    """The requested roles, None for all; raises OptionInvalid."""
     if roles is None:
         return None
     wanted = frozenset(name.strip() for name in roles.split(","))
@@ -146,7 +146,7 @@ def _wanted_roles(roles: str | None) -> frozenset[str] | None:
 async def _serve_jobs(
     cli: Cli, roles: frozenset[str] | None, stop: asyncio.Event, *, app: str | None, health: ProcessHealth
 ) -> None:
-    """Without a place for documents there are no runs, but jobs are looked after all the same."""
+    """Serve jobs only: without TRELLIS_OBJECTS and TRELLIS_MEMORY there are no runs."""
     from trellis.cli.up_bus import bus_probe, bus_roles, open_part, serve_safety_kernel, serve_services, wants_kernel
 
     if app is not None:
@@ -175,7 +175,7 @@ async def _serve_jobs(
 
 
 def _looking_after(cli: Cli, ledger: Ledger) -> list[Service[Any]]:
-    """What every ledger with jobs needs."""
+    """The services that every ledger with jobs needs."""
     sweeper = Actor(role=Role.SWEEPER, name=process_name("up"))
     options = SweepOptions(windows_s=cli.settings.windows_s)
     return [Sweeper(ledger=ledger, actor=sweeper, options=options), Retention(ledger=ledger)]

@@ -1,6 +1,6 @@
-"""The part of `trellis up` that is the bus: scheduler and reconciler, an application on the local bus, and the safety kernel for others.
+"""The bus part of `trellis up`: scheduler and reconciler, an application on the local bus, and a shared safety kernel.
 
-A bus that does not answer is no reason not to start: jobs are taken in all the same, and handed out when it is there.
+An unavailable bus does not prevent the start: jobs are accepted, and dispatched once the bus answers.
 """
 
 import asyncio
@@ -35,7 +35,10 @@ from trellis.worker.on_bus.worker import BusWorker
 
 @dataclass(frozen=True, kw_only=True)
 class BusProcess:
-    """What this process does on the bus; made before anything begins, so that what does not fit is said at once."""
+    """What this process does on the bus.
+
+    Created before anything starts, so that invalid settings are reported at once.
+    """
 
     settings: Settings
     ledger: Ledger
@@ -45,11 +48,11 @@ class BusProcess:
     app: App | None = None
     pointers: Pointers | None = None
     schedulers: list[Callable[[], None]] | None = None
-    """Where whoever takes jobs in beside it finds what wakes its scheduler."""
+    """The instance's list of functions that wake a scheduler after a submit."""
 
     @asynccontextmanager
     async def opened(self, cli: Cli) -> AsyncGenerator[BusServices]:
-        """On the bus, and hearing; says so in a line. Leaves in good order."""
+        """Connect to the bus, start the services and print a line about it; stops them in order on exit."""
         clock = SystemClock()
         async with AsyncExitStack() as stack:
             bus = await stack.enter_async_context(
@@ -77,7 +80,7 @@ class BusProcess:
             yield services
 
     def _say(self, cli: Cli, bus: Bus) -> None:
-        """Which bus it is and what this process does on it."""
+        """Print the bus, and what this process does on it."""
         does = ", ".join(sorted(self.roles))
         served = "" if self.app is None else f"; serves {', '.join(sorted(spec.type for spec in self.app))}"
         waits = "" if bus.connected else "; it does not answer yet, jobs wait"
@@ -86,7 +89,7 @@ class BusProcess:
             cli.out.note("warning: there is no safety policy, so every job on a topic is denied; set TRELLIS_POLICY")
 
     def _worker(self, bus: Bus, app: App) -> BusWorker:
-        """The application, as a worker that only this process has."""
+        """The application as a worker inside this process."""
         assert isinstance(bus, LocalBus), "checked_app has refused every other"
         assert self.pointers is not None, "whoever has an application has an instance"
         options = BusWorkerOptions(max_parallel_jobs=self.settings.concurrency, drain_s=self.settings.drain_s)
@@ -95,12 +98,12 @@ class BusProcess:
 
 
 def bus_roles(roles: frozenset[str] | None) -> frozenset[BusRole]:
-    """What of the bus is wanted here: all of it by default."""
+    """The bus roles among the requested roles; all by default."""
     return frozenset(role for role in BusRole if roles is None or role.value in roles)
 
 
 def check_app(settings: Settings, roles: frozenset[str] | None) -> None:
-    """Whether an application can be served beside the rest; raises OptionInvalid."""
+    """Check that an application can be served in this process; raises OptionInvalid."""
     if settings.bus != LOCAL_BUS:
         expected = "it is for the local bus; on any other start `trellis worker MODULE:APP --bus`"
         raise OptionInvalid(option="--app", value="given", expected=expected)
@@ -110,7 +113,7 @@ def check_app(settings: Settings, roles: frozenset[str] | None) -> None:
 
 @asynccontextmanager
 async def open_part(cli: Cli, ledger: Ledger, roles: frozenset[BusRole]) -> AsyncGenerator[BusServices]:
-    """These roles on a ledger without an instance around it."""
+    """Run these roles on a ledger without an instance."""
     kernel = kernel_of(cli.settings, cli.url, monotonic=elapsed_s)
     part = BusProcess(settings=cli.settings, ledger=ledger, topics=topics_of(cli.settings), kernel=kernel, roles=roles)
     try:
@@ -121,18 +124,18 @@ async def open_part(cli: Cli, ledger: Ledger, roles: frozenset[BusRole]) -> Asyn
 
 
 def bus_probe(services: BusServices) -> Probe:
-    """Whether the bus of these services answers."""
+    """A readiness probe of the services' bus."""
     return partial(ping, services.parts.bus)
 
 
 async def serve_services(services: BusServices, stop: asyncio.Event) -> None:
-    """Work until `stop` is set."""
+    """Run the services until `stop` is set."""
     rng = random.Random()  # noqa: S311 - spreads retries, nothing secret
     await asyncio.gather(*(serve(service, SystemClock(), rng, stop) for service in services.services))
 
 
 async def serve_safety_kernel(cli: Cli, stop: asyncio.Event, *, alone: bool) -> None:
-    """Let others ask the kernel of this process, until `stop` is set; raises SettingsInvalid, OptionInvalid."""
+    """Serve the safety kernel to other processes until `stop` is set; raises SettingsInvalid, OptionInvalid."""
     settings = cli.settings
     if settings.policy is None or is_kernel_address(settings.policy):
         detail = "set it to a policy file: this process is the kernel that others ask"
@@ -153,5 +156,5 @@ async def serve_safety_kernel(cli: Cli, stop: asyncio.Event, *, alone: bool) -> 
 
 
 def wants_kernel(roles: frozenset[str] | None) -> bool:
-    """Whether this process was asked by name to be the kernel of others."""
+    """Whether the role of a shared safety kernel was requested by name."""
     return roles is not None and SAFETY_KERNEL in roles

@@ -1,4 +1,4 @@
-"""The part of `trellis up` that has a gateway: its address is taken first, then everything begins, and all of it ends together."""
+"""The part of `trellis up` with a gateway. Its address is bound first, then all parts start, and they end together."""
 
 import asyncio
 import time
@@ -105,7 +105,7 @@ async def serve_all(
 
 
 def _loaded(cli: Cli, roles: frozenset[str] | None, app: str | None) -> App | None:
-    """The application whose topics are served here, before anything begins; raises OptionInvalid."""
+    """The application whose topics are served here, loaded before anything starts; raises OptionInvalid."""
     if app is None:
         return None
     check_app(cli.settings, roles)
@@ -113,7 +113,7 @@ def _loaded(cli: Cli, roles: frozenset[str] | None, app: str | None) -> App | No
 
 
 def _bus(instance: Instance, roles: frozenset[str] | None, app: App | None) -> BusProcess | None:
-    """What this process does on the bus."""
+    """The bus part of this process; None without bus roles."""
     on_bus = bus_roles(roles)
     if not on_bus:
         return None
@@ -132,7 +132,7 @@ def _bus(instance: Instance, roles: frozenset[str] | None, app: App | None) -> B
 def _drives_queue_jobs(
     cli: Cli, roles: frozenset[str] | None, settings: Settings, backend: BackendProcess | None
 ) -> bool:
-    """Whether this process drives queue jobs; if it was to and cannot, a line says why."""
+    """Whether this process drives queue jobs. If it should but cannot, prints the reason."""
     if roles is not None and ORCHESTRATOR not in roles:
         return False
     reason = why_no_queue(cli, settings, backend)
@@ -165,7 +165,7 @@ async def _gateway(
 def _listening(
     cli: Cli, roles: frozenset[str] | None, options: ServerOptions
 ) -> tuple[BoundSockets | None, Sequence[TrustedKey]]:
-    """The gateway's address, taken before anything else begins, and the keys it trusts."""
+    """The gateway's sockets, bound before anything else starts, and the trusted keys."""
     if roles is not None and GATEWAY not in roles:
         return None, ()
     try:
@@ -173,13 +173,13 @@ def _listening(
     except KeyUnusable:
         if roles is not None or is_key_configured(cli.settings) or options.host not in LOCAL:
             raise
-        # Nobody could show who they are, and nobody asked for a gateway: the services run without one.
+        # No caller could authenticate, and no gateway was requested by name: run the services without one.
         return None, ()
     return listen(options, key_configured=is_key_configured(cli.settings)), keys
 
 
 def _print_gateway(cli: Cli, listening: BoundSockets) -> None:
-    """Where it is, and how to be let in."""
+    """Print the gateway's address, and how to get a token."""
     cli.out.line(f"gateway   {listening.url}")
     cli.out.line(f"docs      {listening.url}/docs")
     if not listening.is_local and listening.tls is None:

@@ -1,8 +1,8 @@
-"""The part of `trellis up` that is the NLM backend: inside the process that has the gateway, or alone.
+"""The NLM backend of `trellis up`: embedded in the process of the gateway, or alone.
 
-Embedded it is there for this process: its address is its own business, so another free port does as well, and without a key that it needs
-it is left out with a word. Asked for by name it starts as it is set, or not at all. Queue jobs that could get nowhere from this process are
-left as they are: an attempt that can only fail is not begun.
+An embedded backend serves this process only: it may use another free port, and is left out with a message if a required
+key is missing. A backend requested by role starts exactly as configured, or fails. Queue jobs that could not succeed
+from this process stay untouched: no attempt is started that can only fail.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ NO_BACKEND = "there is no NLM backend here; set TRELLIS_NLM_BACKEND, or what the
 
 @dataclass(frozen=True, kw_only=True)
 class NlmEndpoint:
-    """Where the backend listens, and whom it lets in."""
+    """The sockets of the backend, and the keys it trusts."""
 
     options: ServerOptions
     listening: BoundSockets
     keys: Sequence[TrustedKey]
 
     async def serve(self, backend: BackendProcess, stop: asyncio.Event, *, alone: Cli | None = None) -> None:
-        """Answer and work until `stop` is set."""
+        """Serve requests and run the backend's jobs until `stop` is set."""
         app = backend.app(self.keys)
         ready = None if alone is None else lambda: print_ready(alone)
         answering = serve_gateway(app, self.listening, self.options, stop, ready=ready)
@@ -47,7 +47,7 @@ class NlmEndpoint:
 
 
 async def serve_nlm_alone(cli: Cli, stop: asyncio.Event, health: ProcessHealth) -> None:
-    """The backend and nothing else. The main ledger is not opened: only the key beside it may be needed."""
+    """Run only the backend. The main ledger is not opened; at most the key beside it is used."""
     settings = cli.settings
     if sqlite_path(cli.url) is not None and not (is_key_configured(settings) and settings.callback_key_file):
         make_development_key(cli.url)
@@ -69,7 +69,7 @@ async def serve_nlm_alone(cli: Cli, stop: asyncio.Event, health: ProcessHealth) 
 
 
 def bind_nlm_endpoint(cli: Cli, roles: frozenset[str] | None, keys: Sequence[TrustedKey]) -> NlmEndpoint | None:
-    """The address of a backend in this process, taken before anything begins; None when there is to be none."""
+    """The endpoint of a backend in this process, bound before anything starts; None if there is none."""
     if roles is not None:
         return _place(cli.settings, keys or trusted_keys(cli.url, cli.settings)) if NLM in roles else None
     if not keys or cli.settings.nlm_backend is not None:
@@ -83,9 +83,9 @@ def bind_nlm_endpoint(cli: Cli, roles: frozenset[str] | None, keys: Sequence[Tru
 
 
 def with_own_addresses(settings: Settings, gateway: BoundSockets | None, nlm: NlmEndpoint | None) -> Settings:
-    """The settings with the addresses that this process has, where none are set: its parts find each other by them.
+    """The settings with this process's own addresses where none are set, so that its parts find each other.
 
-    A gateway with a certificate has the address that the certificate names, and only the settings can say that.
+    A gateway with a certificate is reached by the name in the certificate, which only the settings can tell.
     """
     found = {
         "gateway": settings.gateway or (None if gateway is None or gateway.tls is not None else _own_address(gateway)),
@@ -97,7 +97,7 @@ def with_own_addresses(settings: Settings, gateway: BoundSockets | None, nlm: Nl
 async def open_embedded(
     cli: Cli, settings: Settings, place: NlmEndpoint | None, stack: AsyncExitStack, *, asked_for: bool
 ) -> BackendProcess | None:
-    """The backend of this process, closed with the stack; None, and a line that says why, when a key for it is missing."""
+    """The backend of this process, closed with the stack; None, with a printed reason, if a key for it is missing."""
     if place is None:
         return None
     if settings.gateway is None and not asked_for:
@@ -114,7 +114,10 @@ async def open_embedded(
 
 
 def why_no_queue(cli: Cli, settings: Settings, backend: BackendProcess | None) -> str | None:
-    """Why no queue job could get anywhere from this process, and what to set; None when it can. `settings` are the addressed ones."""
+    """Why queue jobs cannot succeed from this process, and what to set; None if they can.
+
+    `settings` are those of `with_own_addresses`.
+    """
     if settings.gateway is None:
         return NO_ADDRESS if settings.tls_cert_file is not None else NO_GATEWAY
     if backend is None:
@@ -131,12 +134,12 @@ def why_no_queue(cli: Cli, settings: Settings, backend: BackendProcess | None) -
 
 
 def _warn_left_out(cli: Cli, place: NlmEndpoint, reason: str) -> None:
-    place.listening.close()  # whoever comes learns at once that nobody is there
+    place.listening.close()  # so that clients are refused at once
     cli.out.line(f"nlm       none: {reason}")
 
 
 def _note_own_ledger(cli: Cli) -> None:
-    """A ledger of files is one machine's; which is all it takes for one backend, and not enough for two behind one address."""
+    """Warn about a ledger in local files: it is enough for one backend, but not for several behind one address."""
     if sqlite_path(cli.url) is None and cli.settings.nlm_ledger is None:
         place = cli.settings.nlm_ledger_of(cli.url).removeprefix("sqlite:///")
         cli.out.note(
@@ -154,7 +157,7 @@ def _place(settings: Settings, keys: Sequence[TrustedKey]) -> NlmEndpoint:
 
 
 def _own_address(listening: BoundSockets) -> str:
-    """How this process itself reaches what it listens on: every address of the machine is also this one."""
+    """The address by which this process reaches itself; 127.0.0.1 if it listens on all addresses."""
     scheme, _, rest = listening.url.partition("://")
     host, _, port = rest.rpartition(":")
     try:

@@ -1,4 +1,4 @@
-"""The process of `trellis up`: its roles, and parts that end together."""
+"""The process of `trellis up`: its roles, its status lines, and parts that end together."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -7,7 +7,7 @@ from typing import Any
 
 from trellis.cli.invocation import Cli, program_name
 
-# What `trellis up` can be, and the lines in which every part of it says that it is there.
+# Roles of `trellis up`, and the lines that its parts print at start.
 
 GATEWAY = "gateway"
 ORCHESTRATOR = "orchestrator"
@@ -35,7 +35,7 @@ USES_MEMORY = frozenset({GATEWAY, ORCHESTRATOR, "apply-engine"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpOptions:
-    """What the command line says beside the roles."""
+    """The options of the command line besides the roles."""
 
     host: str | None
     port: int | None
@@ -44,37 +44,34 @@ class UpOptions:
 
 
 def uses_memory(roles: frozenset[str] | None) -> bool:
-    """Whether one of these roles reads or changes the memory of agents."""
+    """Whether one of these roles reads or changes agents' memory."""
     return roles is None or not roles.isdisjoint(USES_MEMORY)
 
 
 def process_part_name(roles: frozenset[str] | None) -> str:
-    """What this process is called in the lists of servers: by its roles, `up` with all of them."""
+    """The name of this process in lists of servers: its roles, or `up` for all of them."""
     return "up" if roles is None else "+".join(sorted(roles))
 
 
 def print_health(cli: Cli, address: str | None) -> None:
-    """Where a worker answers about its health, if it does."""
+    """Print the address of the health listener, if there is one."""
     if address is not None:
         cli.out.note(f"health at {address}/system/ready")
 
 
 def print_services(cli: Cli, names: list[str]) -> None:
-    """What runs here."""
+    """Print the services of this process."""
     cli.out.line(f"services  {', '.join(names) or 'none in this process'}")
     cli.out.line(f"workers   none for jobs of the ledger in this process: {program_name()} worker MODULE:APP")
 
 
 def print_ready(cli: Cli) -> None:
-    """The last line: everything is up."""
+    """Print the last line, when everything has started."""
     cli.out.line("Ctrl-C stops it")
 
 
-# Parts of one process that end together.
-
-
 async def run_together(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:
-    """Until all have ended; when one fails, the others stop in good order and its error is raised."""
+    """Run until all parts have ended. If one fails, the others are stopped in order and its error is raised."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     stop.set()

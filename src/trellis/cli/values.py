@@ -1,4 +1,4 @@
-"""From what a person typed to what the engine takes; what does not fit is refused with what would."""
+"""Parses option values. An invalid value is refused with what would be valid."""
 
 import difflib
 import json
@@ -19,7 +19,7 @@ _DURATION_EXPECTED = "write a number of seconds, or 500ms, 30s, 10m, 2h, 1d"
 
 
 def seconds(option: str, text: str | None) -> float | None:
-    """`90`, `90s`, `1.5h`; nothing below zero."""
+    """Seconds from `90`, `90s` or `1.5h`; never negative."""
     if text is None:
         return None
     match = _DURATION.fullmatch(text.strip().lower())
@@ -32,7 +32,7 @@ def seconds(option: str, text: str | None) -> float | None:
 
 
 def moment(option: str, text: str | None) -> datetime | None:
-    """ISO 8601 with a time zone: without one nobody knows when it is meant."""
+    """A moment in ISO 8601 with a time zone, without which it would be ambiguous."""
     if text is None:
         return None
     try:
@@ -46,7 +46,7 @@ def moment(option: str, text: str | None) -> datetime | None:
 
 
 def payload(type_: str, text: str | None) -> Any:
-    """JSON as text, from @file, or from standard input (-); bounded before it is parsed."""
+    """JSON from text, @file, or standard input (-); its size is checked before parsing."""
     if text is None:
         return None
     body = _bytes(text)
@@ -64,7 +64,7 @@ def payload(type_: str, text: str | None) -> Any:
 
 
 def lifecycle(name: str | None) -> str | None:
-    """A lifecycle by its name."""
+    """A lifecycle by name."""
     if name is not None and name not in LIFECYCLES:
         known = ", ".join(LIFECYCLES)
         raise UnknownLifecycle(name=name, known=f"{known}{did_you_mean(name, LIFECYCLES)}")
@@ -72,7 +72,7 @@ def lifecycle(name: str | None) -> str | None:
 
 
 def state(name: str | None, of: str | None) -> tuple[str | None, str | None]:
-    """A state and the lifecycle it belongs to; without one, leased-job first, then the only other that has it."""
+    """A state and its lifecycle. Without a lifecycle: leased-job first, then the only other one that has the state."""
     if name is None:
         return None, of
     owners = [one for one in ([of] if of else ["leased-job", *LIFECYCLES]) if name in LIFECYCLES[one].by_name]
@@ -97,14 +97,14 @@ def event_type(name: str | None) -> str | None:
 
 
 def limit(value: int, most: int) -> int:
-    """How many rows are wanted."""
+    """Validate a number of rows."""
     if not 1 <= value <= most:
         raise OptionInvalid(option="--limit", value=value, expected=f"it must be from 1 to {most}")
     return value
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """What a person may have meant."""
+    """The known name that is closest to a mistyped one."""
     names = list(known)
     by_lower = {one.lower(): one for one in reversed(names)}
     if name.lower() in by_lower:
@@ -122,7 +122,7 @@ def _one_of(option: str, name: str, known: list[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a name that is none."""
+    """The end of a sentence about an unknown name, with a suggestion."""
     near = nearest(name, known)
     return f"; perhaps you mean {near}" if near else ""
 
@@ -142,7 +142,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _bounded(stream: BinaryIO) -> bytes:
-    """At most one byte more than is allowed: enough to know that it is too much."""
+    """Read at most one byte more than is allowed, which is enough to detect the excess."""
     return stream.read(PAYLOAD_BYTES_MAX + 1)
 
 
@@ -158,7 +158,7 @@ def _finite(text: str) -> float:
 
 
 def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
-    """`name=text` of an option that may be repeated."""
+    """Parse `name=text` values of a repeatable option."""
     found: dict[str, str] = {}
     for text in texts:
         name, mark, value = text.partition("=")
@@ -169,7 +169,7 @@ def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
 
 
 def params_of(pairs: list[str]) -> dict[str, Any]:
-    """`k=v` pairs as parameters of a run; a value that is JSON is taken as such. Raises SettingsInvalid."""
+    """Parse `k=v` pairs as parameters of a run; JSON values are decoded. Raises SettingsInvalid."""
     params: dict[str, Any] = {}
     for pair in pairs:
         name, found, text = pair.partition("=")

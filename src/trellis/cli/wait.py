@@ -1,8 +1,8 @@
-"""`trellis wait`: come back when an instance can be used, with the address of its gateway.
+"""`trellis wait`: waits until an instance is ready, and prints the address of its gateway.
 
-`trellis up` writes the address of its gateway into a file beside an SQLite ledger, since port 0 takes any free one. The file is a hint
-alone: its process must be alive, and whoever answers at the address must name the instance that the file names. So neither a file that a
-killed process left behind nor another program on the same port deceives anybody.
+`trellis up` writes the address of its gateway into a file beside an SQLite ledger, because port 0 takes any free port.
+The file is only a hint: its process must be alive, and the server at the address must report the instance name in the
+file. So neither a stale file of a killed process nor another program on the same port is mistaken for the gateway.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ from trellis.engine.private_files import open_beside
 from trellis.http_server.health import INSTANCE_HEADER
 from trellis.operations.explain import duration
 
-if TYPE_CHECKING:  # HTTP is loaded when it is used
+if TYPE_CHECKING:  # HTTP is imported only when it is used
     import httpx2
 
 READY_PATH = "/system/ready"
 LOOK_S = 0.1
 ANSWER_S = 2.0
-"""How long one question may take."""
+"""Timeout of one request, in seconds."""
 PATIENCE = "60s"
 HINT_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _GatewayLocation:
-    """A gateway: where it is and, if it was not named by a person, which instance must answer there."""
+    """The address of a gateway and, unless a person named it, the instance that must answer there."""
 
     address: str
     instance: str | None = None
@@ -97,12 +97,15 @@ async def _is_ready(client: "httpx2.AsyncClient", where: _GatewayLocation) -> bo
     return is_it and answer.status_code == 200
 
 
-# --- where it is -----------------------------------------------------------------------------------------------------
+# --- the hint file ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def announce_gateway(cli: Cli, address: str, instance: str) -> Generator[None]:
-    """Say beside an SQLite ledger where its gateway is, and how that names itself, as long as this lasts; elsewhere nothing is written."""
+    """Write the gateway's address and instance name beside an SQLite ledger, and remove them at the end.
+
+    Nothing is written for other ledgers.
+    """
     path = sqlite_path(cli.url)
     if path is None:
         yield
@@ -114,7 +117,7 @@ def announce_gateway(cli: Cli, address: str, instance: str) -> Generator[None]:
     try:
         yield
     finally:
-        # Another process may have taken over the name meanwhile.
+        # Another process may have replaced the file in the meantime.
         with suppress(OSError):
             if hint.read_bytes() == mine:
                 hint.unlink()
@@ -133,7 +136,7 @@ def _hint_path_beside(ledger: Path) -> Path:
 
 
 def _hinted(hint: Path) -> _GatewayLocation | None:
-    """The gateway in the file; None while there is none that can be read, and for one whose process is gone."""
+    """The gateway in the hint file; None if the file cannot be read or its process is gone."""
     try:
         with hint.open("rb") as file:
             told = json.loads(file.read(HINT_BYTES_MAX))
@@ -144,7 +147,7 @@ def _hinted(hint: Path) -> _GatewayLocation | None:
 
 
 def _is_alive(pid: int) -> bool:
-    if pid <= 0:  # those name groups of processes
+    if pid <= 0:  # such ids name process groups
         return False
     try:
         os.kill(pid, 0)

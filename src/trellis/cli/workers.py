@@ -1,4 +1,4 @@
-"""`trellis worker MODULE:APP` runs jobs; `trellis workers` says who does."""
+"""`trellis worker MODULE:APP` runs jobs; `trellis workers` lists worker processes."""
 
 import asyncio
 import gc
@@ -140,8 +140,10 @@ async def _work(cli: Cli, app: App, options: WorkerOptions) -> int:
 
 
 def _tune_process() -> None:
-    """This process does nothing but run jobs. Its many short-lived values make the collector run often for nothing, and a
-    ledger's thread waits for the interpreter while handlers spin: both were measured (docs/benchmarks.md).
+    """Tune garbage collection and thread switching for a process that only runs jobs.
+
+    Many short-lived values trigger useless collections, and the ledger's thread waits for the interpreter while
+    handlers spin. Both effects were measured (docs/benchmarks.md).
     """
     gc.collect()
     gc.freeze()
@@ -150,7 +152,7 @@ def _tune_process() -> None:
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The event loop of uvloop, where the `fast` extra is installed."""
+    """The uvloop event loop, if the `fast` extra is installed."""
     try:
         module = importlib.import_module("uvloop")
     except ImportError:

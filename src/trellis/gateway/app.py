@@ -1,4 +1,4 @@
-"""The HTTP application: routes over one instance. It is made from values and keeps none: everything it knows is in the stores."""
+"""The gateway's HTTP application: routes over one instance. It keeps no state: all data is in the stores."""
 
 import random
 import time
@@ -61,21 +61,21 @@ ROUTES = (
     stream,
     system,
 )
-"""The modules whose routers make the application."""
+"""The modules whose routers make up the application."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayOptions:
-    """How the gateway behaves."""
+    """Limits and timeouts of the gateway."""
 
     requests_per_second: float = 200.0
-    """Of one principal, on average, in one process."""
+    """Average rate of one principal, per process."""
     burst: int = 400
     entries_per_minute: int = 60
-    """Of one principal into the inbox, in one process."""
+    """Inbox entries of one principal, per process."""
     streams: StreamOptions = field(default_factory=StreamOptions)
     read_s: float = 5.0
-    """How long a GET may take until its answer begins."""
+    """How long a GET may take until its response starts, in seconds."""
 
 
 def create_app(
@@ -90,7 +90,7 @@ def create_app(
     callback_secrets: Sequence[bytes] = (),
     health: ProcessHealth | None = None,
 ) -> FastAPI:
-    """The application over an open instance. Without a secret no callback is taken."""
+    """The application over an open instance. Without a callback secret no callback is accepted."""
     chosen = options or GatewayOptions()
     app = FastAPI(
         title="Trellis",
@@ -135,5 +135,5 @@ def create_app(
     docs_page.install(app)
     app.add_middleware(ReadDeadlineMiddleware, seconds=chosen.read_s)
     app.add_middleware(TracingMiddleware)
-    app.add_middleware(CorrelationMiddleware, new_id=new_id)  # around the other: the one added last is outermost
+    app.add_middleware(CorrelationMiddleware, new_id=new_id)  # outermost: the middleware added last wraps the others
     return app

@@ -1,4 +1,4 @@
-"""Callers of the gateway: who asks, by which rule, which agent they reach, and how a refusal is answered and recorded."""
+"""Callers of the gateway: authentication, authorization by rule, reachable agents, and refusals."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -24,9 +24,8 @@ from trellis.http_server.tokens import VerifiedTokens, bearer
 from trellis.lifecycles import Role
 from trellis.runs.memory_access import agent_of, check_reach, only_agent
 
-# Who asks: a bearer token becomes a principal, and a route's rule is asked before anything is looked up (AUTH-5, D27).
-#
-# Authority comes before existence: a role without the right learns nothing, not even whether a thing is there.
+# Authentication and authorization: a bearer token becomes a principal, and the route's rule is checked before anything
+# is looked up (AUTH-5, D27). A caller without permission does not even learn whether a thing exists.
 
 KEY_CHARS_MAX = 200
 CALLER_STATE_KEY = "trellis.who"
@@ -34,13 +33,13 @@ CALLER_STATE_KEY = "trellis.who"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayState:
-    """What every route works with; in the app's state."""
+    """What every route works with. Kept in the app's state."""
 
     instance: Instance
     keys: Sequence[TrustedKey]
     limits: RateLimits
     inbox_limits: RateLimits
-    """Of entries; beside the limit of all requests (D51)."""
+    """Limits inbox entries, in addition to the limit on all requests (D51)."""
     refusals: RefusalBounds
     new_id: Callable[[], str]
     tokens: VerifiedTokens = field(default_factory=VerifiedTokens)
@@ -48,19 +47,19 @@ class GatewayState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caller:
-    """Somebody who may do what this route does."""
+    """An authenticated caller that the route's rule allows."""
 
     principal: Principal
     identity: Identity
     actor: Actor
-    """The principal in the role that gives the right."""
+    """The principal in the role that the rule allows."""
     correlation_id: str
-    """The request's own: as its header says, else made for it."""
+    """The request's correlation id: from its header, otherwise generated."""
     given_correlation_id: str | None = None
-    """The same where the caller chose it; None for one that was made."""
+    """The correlation id if the caller sent one; None if it was generated."""
 
     def may(self, rule: str) -> bool:
-        """Whether another rule lets the caller, too."""
+        """Whether another rule allows the caller, too."""
         try:
             self.permit(rule)
         except NotAllowed:
@@ -68,19 +67,19 @@ class Caller:
         return True
 
     def permit(self, rule: str, *, own: bool | None = None) -> Actor:
-        """Ask another rule, or the same one now that the thing is known."""
+        """Check another rule, or the same one again with `own` now known."""
         return permit(self.principal, rule, own=own)
 
 
 def gateway_of(request: Request) -> GatewayState:
-    """What this app works with."""
+    """The gateway state of this app."""
     return request.app.state.gateway
 
 
 async def authenticate(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
 ) -> tuple[Principal, Identity]:
-    """The principal of the token, looked at once for each request; raises Problem 401, TokenRefused, Problem 429."""
+    """Authenticate the token once per request, and count the request; raises Problem 401, TokenRefused, Problem 429."""
     known: tuple[Principal, Identity] | None = request.scope.get(CALLER_STATE_KEY)
     if known is not None:
         return known
@@ -99,7 +98,7 @@ async def authenticate(
 
 
 class RequiresRule:
-    """A dependency: the caller, if rule `name` lets it. Tests read the rule of each route from here."""
+    """A route dependency that yields the caller if `rule` allows it. Tests read the rule of each route from here."""
 
     def __init__(self, rule: str) -> None:
         self.rule = rule
@@ -107,7 +106,7 @@ class RequiresRule:
     async def __call__(
         self, request: Request, who: Annotated[tuple[Principal, Identity], Depends(authenticate)]
     ) -> Caller:
-        """The caller; raises NotAllowed, which is answered, logged and audited in one place (`refusals`)."""
+        """The caller; raises NotAllowed, which `refusal_answer` answers, logs and records."""
         principal, identity = who
         actor = permit(principal, self.rule)
         correlation_id = correlation_of(request) or ""
@@ -120,19 +119,19 @@ class RequiresRule:
         )
 
     async def admit(self, request: Request) -> None:
-        """Raise what asking would raise, before anything of the body is read."""
+        """Raise the error that calling the dependency would raise, before the body is read."""
         await self(request, await authenticate(request, await bearer(request)))
 
 
 def requires(rule: str) -> Any:
-    """For a parameter of a route: the caller, if this rule lets it."""
+    """A route parameter: the caller, if this rule allows it."""
     return Depends(RequiresRule(rule))
 
 
 async def idempotency_key(
     value: Annotated[str | None, Header(alias="Idempotency-Key", description="Repeat a request safely.")] = None,
 ) -> str | None:
-    """The key of a request that may come twice, bare or in quotes; raises Problem."""
+    """The request's idempotency key, with or without quotes; raises Problem."""
     if value is None:
         return None
     key = value[1:-1] if len(value) >= 2 and value[0] == value[-1] == '"' else value
@@ -146,36 +145,41 @@ KeyHeader = Annotated[str | None, Depends(idempotency_key)]
 
 
 async def instance_of(request: Request) -> Instance:
-    """What this app serves. A coroutine, as every dependency here: FastAPI would send a function to a thread."""
+    """The instance that this app serves.
+
+    A coroutine, like every dependency here, because FastAPI would run a plain function in a thread.
+    """
     return gateway_of(request).instance
 
 
 InstanceOf = Annotated[Instance, Depends(instance_of)]
 
 
-# Which agent the caller of a route reaches; the rule itself is in `runs.agent_reach` (D62, AUTH-3).
+# Which agent a caller may reach; the rule itself is in `runs.memory_access` (D62, AUTH-3).
 
 
 async def agent_within_reach(instance: Instance, caller: Caller, rule: str) -> str | None:
-    """The one agent that this caller reaches by this rule; None when it reaches all. Raises NotAllowed when it reaches none."""
+    """The one agent that this rule lets the caller reach; None for all agents. Raises NotAllowed if there is none."""
     return await only_agent(instance.ledger, caller.principal, rule)
 
 
 async def within_job_agent(instance: Instance, caller: Caller, rule: str, job_id: str) -> None:
-    """Raise NotAllowed when the token is bound to an agent and this job works for another, or for none."""
+    """Raise NotAllowed if the token is bound to an agent and this job works for another agent, or for none."""
     if caller.principal.agent is not None:
         within_agent(caller.principal, rule, await agent_of(instance.ledger, job_id) or "")
 
 
 async def within_reach(instance: Instance, caller: Caller, rule: str, agent: str | None) -> None:
-    """Raise NotAllowed for what belongs to an agent that this caller does not reach; `agent` is None for what is not there."""
+    """Raise NotAllowed for an agent that this caller may not reach.
+
+    `agent` is None for a thing that does not exist.
+    """
     await check_reach(instance.ledger, caller.principal, rule, agent)
 
 
-# Refusals are answered with the rule that refused, logged, and recorded: one act each in the ledger, with a bound (OBS-1).
-#
-# A record of a refusal changes nothing else. One caller can make only so many a minute; the others are counted, and the next record says
-# how many. A ledger that does not answer costs the record and never the answer; the log line is there in any case.
+# Refusals: each is answered with the rule that refused, logged, and recorded as one act in the ledger (OBS-1).
+# The number of records per caller and minute is limited; the others are counted, and the next record reports the count.
+# If the ledger does not answer, only the record is lost: the response and the log line are still there.
 
 EVENT = "access.refused"
 PATH_CHARS_MAX = 300
@@ -185,7 +189,7 @@ _log = log_of("trellis.gateway")
 
 
 async def refusal_answer(request: Request, error: NotAllowed) -> Response:
-    """The answer to whoever may not, when it has been recorded."""
+    """Log and record a NotAllowed error, and return the response to the caller."""
     rule = error.data.get("rule")
     principal: Principal | None = request.scope.get("trellis.principal")
     path, cause = request.url.path[:PATH_CHARS_MAX], str(error)[:REASON_CHARS_MAX]
@@ -209,9 +213,10 @@ async def record_refusal(
     job_id: str | None = None,
     facts: dict[str, Any] | None = None,
 ) -> None:
-    """Record what was refused as an act, while this caller may still have one; what the ledger cannot take is in the log.
+    """Record a refusal as an act in the ledger, unless this caller has reached its limit.
 
-    The gateway writes it, in the name of whoever asked; `roles` says which roles that was.
+    The act is recorded by role gateway under the caller's name; `roles` lists the caller's roles. If the ledger fails,
+    the failure is logged and not raised.
     """
     gateway = gateway_of(request)
     left_out = gateway.refusals.take(principal.name)

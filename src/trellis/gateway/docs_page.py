@@ -1,7 +1,7 @@
-"""A page about every route of the gateway, made from its own OpenAPI description.
+"""A page that documents every route of the gateway, generated from its OpenAPI description.
 
-It is one HTML document without scripts, fonts, images or anything else from elsewhere, so it can be read without a network and under the
-strictest content security policy. Every text in it is escaped.
+It is one HTML document without scripts, fonts, images or other external resources, so it can be read offline and under
+the strictest content security policy. All text in it is escaped.
 """
 
 import base64
@@ -39,13 +39,13 @@ HEADERS: Mapping[str, str] = {
 Schema = Mapping[str, Any]
 """A part of an OpenAPI description."""
 DEPTH_MAX = 6
-"""How far schemas inside schemas are followed."""
+"""How many levels of nested schemas are followed."""
 METHODS = ("get", "post", "put", "patch", "delete")
 _CODE = re.compile(r"`([^`]+)`")
 
 
 def install(app: FastAPI) -> None:
-    """Serve the page at `/docs`, to everybody as `/openapi.json` is: it says nothing about an instance."""
+    """Serve the page at `/docs`, without authentication like `/openapi.json`: it reveals nothing about an instance."""
     made = cache(lambda: render(app.openapi()))
 
     async def docs(_: Request) -> HTMLResponse:
@@ -55,7 +55,7 @@ def install(app: FastAPI) -> None:
 
 
 def render(described: Schema) -> str:
-    """The page of this OpenAPI description."""
+    """The HTML page for this OpenAPI description."""
     sections: dict[str, list[str]] = {}
     for path, operations in described["paths"].items():
         for method in (one for one in METHODS if one in operations):
@@ -106,7 +106,7 @@ def _operation(described: Schema, path: str, method: str, operation: Schema) -> 
 
 
 def curl(described: Schema, path: str, method: str, operation: Schema) -> str:
-    """A command that asks this, to be typed in a shell that has the address and a token."""
+    """A curl command for this operation, for a shell that has the address and a token in variables."""
     words = ["curl", "-sS"] + ([] if method == "get" else ["-X", method.upper()])
     words.append('-H "Authorization: Bearer $TRELLIS_TOKEN"')
     body = _body(operation)
@@ -117,7 +117,7 @@ def curl(described: Schema, path: str, method: str, operation: Schema) -> str:
 
 
 def _filled(described: Schema, path: str, operation: Schema) -> str:
-    """The path, and the query where one is required, with the examples of their parameters, or their names in capitals."""
+    """The path and required query, filled with example values, or with parameter names in capitals."""
     query: list[str] = []
     for one in _parameters(operation):
         name, examples = str(one["name"]), _several(_part(one, "schema"), "examples")
@@ -130,7 +130,7 @@ def _filled(described: Schema, path: str, operation: Schema) -> str:
 
 
 def _body(operation: Schema) -> Schema:
-    """The schema of the JSON that the operation takes; empty where it takes none."""
+    """The schema of the operation's JSON body; empty if it has none."""
     content = _part(_part(operation, "requestBody"), "content")
     return _part(_part(content, "application/json"), "schema")
 
@@ -151,7 +151,7 @@ def _row(described: Schema, name: str, place: str, field: Schema) -> str:
 
 
 def _choices(described: Schema, schema: Schema, depth: int = 0) -> list[Schema]:
-    """The objects that a body may be, without null."""
+    """The object schemas that a body may have, without null."""
     schema = _resolved(described, schema)
     options = _options(schema)
     if not options or depth >= DEPTH_MAX:
@@ -173,7 +173,7 @@ def _type(described: Schema, schema: Schema, depth: int = 0) -> str:
 
 
 def _example(described: Schema, schema: Schema) -> Any:
-    """The first example that the schema, or one of those it may be, gives; an empty object where none does."""
+    """The first example of the schema or of its alternatives; an empty object if there is none."""
     for one in (_resolved(described, schema), *_choices(described, schema)):
         if examples := _several(one, "examples"):
             return examples[0]
@@ -181,7 +181,7 @@ def _example(described: Schema, schema: Schema) -> Any:
 
 
 def _resolved(described: Schema, schema: Schema) -> Schema:
-    """The schema itself, or the one that it refers to; an empty one where that is not in the description."""
+    """The schema itself, or the one it refers to; empty if the description does not have it."""
     for _ in range(DEPTH_MAX):
         if "$ref" not in schema:
             break

@@ -1,4 +1,4 @@
-"""Streams of events: what one sends and when it ends, and the tickets that open one without a header."""
+"""Streams of events: what a stream sends and when it ends, and the tickets that open one without a header."""
 
 import asyncio
 import hashlib
@@ -21,17 +21,18 @@ from trellis.gateway.hub import EventBatch, EventHub, StreamListener
 from trellis.lifecycles import Role
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, if_match
 
-# Tickets: how a browser's EventSource, which can send no header, shows who it is without a token in the address.
+# Tickets: let a browser's EventSource, which cannot send headers, authenticate without a token in the URL.
 #
-# A ticket is random text that is good for one stream and for half a minute. What it stands for lies in the object store, under its
-# digest: any replica can take it, and of those that try at once exactly one gets it, because the store replaces one etag only once.
-# Nobody needs a key that signs, and who reads the store or a log can use nothing of it. It is worth no more than the token that got it:
-# once that token's key is not trusted any more, neither is the ticket.
+# A ticket is random text, valid for one stream and for 30 seconds. Its identity is stored in the object store under the
+# ticket's digest, so any replica can redeem it. Of several that try at once exactly one succeeds, because the store
+# replaces an etag only once. No signing key is needed, and reading the store or a log reveals no usable ticket. A
+# ticket grants no more than the token that obtained it: once the token's key is no longer trusted, neither is the
+# ticket.
 
 FOLDER = "tickets"
 TTL_S = 30
 KEPT_S = 60
-"""How much longer the object stays: nothing is taken away that somebody may just be using."""
+"""How many more seconds the object is kept, so that a ticket in use is not removed."""
 REMOVED_AT_ONCE = 20
 TICKET_CHARS_MAX = 100
 
@@ -46,7 +47,7 @@ class TicketRefused(Refused):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tickets:
-    """Gives tickets out and takes them back."""
+    """Issues tickets and redeems them."""
 
     objects: ObjectStore
     keys: Sequence[TrustedKey]
@@ -54,7 +55,7 @@ class Tickets:
     new_id: Callable[[], str]
 
     async def issue(self, identity: Identity) -> str:
-        """A ticket for whom this token names. Takes away a few that are over, so that they do not gather."""
+        """Issue a ticket for the token's identity. Also removes a few expired tickets, so that they do not pile up."""
         await self.clean()
         expires_at = math.floor(self.now()) + TTL_S
         ticket = f"{expires_at:010d}.{(self.new_id() + self.new_id()).replace('-', '')[:64]}"
@@ -73,7 +74,7 @@ class Tickets:
         return ticket
 
     async def take(self, ticket: str) -> Identity:
-        """Whom it stands for, once; raises TicketRefused."""
+        """Redeem a ticket once, and return its identity; raises TicketRefused."""
         if len(ticket) > TICKET_CHARS_MAX or (form := _FORM.fullmatch(ticket)) is None:
             raise TicketRefused(problem="it does not look like one")
         if int(form.group(1)) <= self.now():
@@ -90,7 +91,7 @@ class Tickets:
         return identity
 
     async def clean(self) -> int:
-        """Take away some that are over, oldest first; how many."""
+        """Remove some expired tickets, oldest first, and return how many."""
         found = await self.objects.list(f"{FOLDER}/", limit=REMOVED_AT_ONCE)
         over = [info.key for info in found.items if _ends(info.key) + KEPT_S <= self.now()]
         for key in over:
@@ -104,7 +105,7 @@ def _identity(told: dict[str, Any]) -> Identity:
 
 
 def _key(ticket: str) -> str:
-    """By the second in which it ends, so that the oldest are listed first."""
+    """The object key. It begins with the second of expiry, so that the oldest tickets are listed first."""
     digest = hashlib.sha256(ticket.encode()).hexdigest()
     return f"{FOLDER}/{ticket.partition('.')[0]}-{digest}"
 
@@ -113,10 +114,11 @@ def _ends(key: str) -> int:
     return int(key.removeprefix(f"{FOLDER}/").partition("-")[0])
 
 
-# One open stream of events: what it sends, and when it ends.
+# One open stream of events.
 #
-# It ends when its listener is gone or takes nothing for too long, when the token is over or no longer trusted, when the server stops or
-# the ledger does not answer, and when the time is over that was asked for. Whatever ends it, its listener can go on after the last `id`.
+# A stream ends when its listener is gone or reads nothing for too long, when the token expires or is no longer trusted,
+# when the server stops, when the ledger does not answer, and when the requested duration is over. In every case the
+# listener can resume after the last `id`.
 
 MEDIA_TYPE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -131,29 +133,32 @@ _log = log_of("trellis.gateway")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamServices:
-    """What the routes of live events work with; in the app's state."""
+    """What the live-event routes work with. Kept in the app's state."""
 
     hub: EventHub
     tickets: Tickets
     now: Callable[[], float]
-    """Seconds since 1970, for the end of tokens."""
+    """Seconds since 1970, compared with token expiry."""
 
 
 async def streams_of(request: Request) -> StreamServices:
-    """What this app works with."""
+    """The stream services of this app."""
     return request.app.state.streams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListenPermit:
-    """Why a listener may listen: a token, looked at again while it does, or what a ticket stood for."""
+    """What entitles a listener to its stream: a token, verified again meanwhile, or the identity behind a ticket."""
 
     identity: Identity
     keys: Sequence[TrustedKey]
     token: str | None = None
 
     def problem(self, now: float, *, again: bool) -> str | None:
-        """Why it is not good any more; None while it is. `again` looks also whether its key is still trusted."""
+        """Why the permit is no longer valid; None while it is.
+
+        With `again` also checks that its key is still trusted.
+        """
         if self.identity.expires_at <= now:
             return EXPIRED
         if not again:
@@ -169,19 +174,19 @@ class ListenPermit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamPlan:
-    """What a stream gives, from where, and until when."""
+    """What a stream sends, from which position, and for how long."""
 
     view: StreamView
     begins: str
     first: EventBatch
-    """What comes after `begins`: read before the answer starts, so that a refusal can still be one."""
+    """The first events after `begins`, read before the response starts, so that an error can still set its status."""
     allowed: ListenPermit
     for_s: float | None = None
-    """How long at most; 0 gives what there is."""
+    """Maximum duration in seconds; 0 sends the events there are and ends."""
 
 
 class EventStream(Response):
-    """The answer. There are no tasks for a listener but its own and one that hears it leave."""
+    """The streaming response. Each listener has only two tasks: its own, and one that detects its disconnect."""
 
     media_type = MEDIA_TYPE
     charset = "utf-8"
@@ -192,14 +197,14 @@ class EventStream(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - the shape of an application
-        """Send until the end; raises TooManyListeners before anything is sent."""
+        """Send events until the stream ends; raises TooManyListeners before anything is sent."""
         with self._hub.joined(self._course.allowed.identity.name) as listener:
             leaving = asyncio.create_task(_until_gone(receive, listener))
             try:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 await self._give(send, listener)
             except TimeoutError:
-                # The rest of the answer cannot be sent; the server closes the connection.
+                # The rest of the response cannot be sent; the server closes the connection.
                 _log.info("listener_too_slow", caller=listener.name)
             finally:
                 leaving.cancel()
@@ -208,7 +213,7 @@ class EventStream(Response):
     async def _give(self, send: Send, listener: StreamListener) -> None:
         course, hub, clock = self._course, self._hub, self._hub.clock
         ends_at = None if course.for_s is None else clock.monotonic() + course.for_s
-        # Apart from the signs of life: where there is always something to send, none is ever due.
+        # Token checks have their own timer: on a busy stream a keep-alive is never due.
         sign_at = check_at = clock.monotonic() + hub.options.keep_alive_s
         batch = course.first
         body = first_frame(course.begins, hub.rng.randint(*hub.options.retry_ms)) + batch.body
@@ -231,13 +236,13 @@ class EventStream(Response):
             body = batch.body
 
     async def _next(self, listener: StreamListener, batch: EventBatch, wake_at: float) -> tuple[EventBatch, str | None]:
-        """What comes after this batch, as soon as there is something or at `wake_at`; or why there is nothing more."""
+        """The next batch, when there is one or at `wake_at`; or the reason why the stream ends."""
         if batch.is_held:
             await self._hub.wait_until_shown(listener, batch, wake_at)
         elif batch.caught_up:
             await self._hub.wait(listener, batch.position, wake_at)
         else:
-            await asyncio.sleep(0)  # a long way to catch up must not keep the others waiting
+            await asyncio.sleep(0)  # a long catch-up must not block other listeners
         if listener.gone or self._hub.closed:
             return replace(batch, body=b""), None
         try:
@@ -252,7 +257,10 @@ class EventStream(Response):
         return min(due_at, expires_at, due_at if ends_at is None else ends_at)
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
-        """Raises TimeoutError when the listener takes nothing for too long; until then at most one piece waits for it."""
+        """Send one chunk. At most one is buffered per listener.
+
+        Raises TimeoutError when the listener reads nothing for too long.
+        """
         async with asyncio.timeout(self._hub.options.send_timeout_s):
             await send({"type": "http.response.body", "body": body, "more_body": more})
 

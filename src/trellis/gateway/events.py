@@ -1,7 +1,7 @@
-"""Live events: how an event of the ledger reads to a listener, and which ones a listener gets (RUN-5).
+"""Live events: the form in which ledger events are streamed, and which ones a listener gets (RUN-5).
 
-One event of the ledger is one event of the stream, with one `type`: a counted step is no change of status. What a listener gets is
-decided for each event by the same rules as a request for the thing itself; a filter can only take away from that.
+One ledger event is one event of the stream, with one `type`: a completed step is not a change of status. Each event is
+authorized by the same rules as a request for the thing itself. A filter can only narrow that.
 """
 
 import json
@@ -34,7 +34,7 @@ PROPOSAL_STATUS = "proposal.status.changed"
 ARTIFACT_STATUS = "artifact.status.changed"
 JOB_STATUS = "job.status.changed"
 JOB_RECORDED = "job.recorded"
-"""Something about a job that leaves its state as it was, such as its compensation."""
+"""An event that leaves the job's state unchanged, such as its compensation."""
 
 StreamType = Literal[
     "run.status.changed",
@@ -63,7 +63,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
     }
 )
 _NOT_STREAMED = frozenset({"staged", "discarded"})
-"""Of an artifact: before it is final, and when it never is, no reader learns of it (ART-7)."""
+"""Artifact states that are not streamed: readers learn only of artifacts that are final (ART-7)."""
 OF_AGENTS = frozenset({RUN.name, PROPOSAL.name})
 """Lifecycles whose jobs belong to an agent."""
 
@@ -74,7 +74,7 @@ class NothingWanted(InputError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamedEvent:
-    """An event as listeners get it, with what decides who does."""
+    """An event as it is streamed, with the fields that decide which listeners get it."""
 
     position: str
     frame: bytes
@@ -82,17 +82,17 @@ class StreamedEvent:
     lifecycle: str
     job_id: JobId
     runs: tuple[str, ...]
-    """The names of the run it belongs to: its id and, for a run id, the short form."""
+    """The names of the run it belongs to: the run id and, if there is one, its short form."""
     agent_slug: str | None
     secret: bool = False
-    """Nobody gets it."""
+    """Whether no listener may get it."""
     document: RunDocument | None = None
-    """The published document in which readers see it; None for what they read from the ledger."""
+    """The published document in which readers see the event; None if they read it from the ledger."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamFilter:
-    """What a listener asked for; None and nothing mean everything."""
+    """What a listener asked for. None and empty mean no restriction."""
 
     run: str | None = None
     agent: str | None = None
@@ -101,7 +101,7 @@ class StreamFilter:
     lifecycle: str | None = None
 
     def lifecycles(self) -> tuple[str, ...]:
-        """Those that could have such an event; raises NothingWanted."""
+        """The lifecycles that can have such events; raises NothingWanted."""
         found = tuple(
             name
             for name in LIFECYCLES
@@ -114,22 +114,22 @@ class StreamFilter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamView:
-    """What one listener gets: `whole` lifecycles, of `own` ones its own jobs, and of both what it wanted."""
+    """What one listener gets: all jobs of `whole` lifecycles, its own jobs of `own` ones, narrowed by `filter`."""
 
     filter: StreamFilter
     whole: frozenset[str]
     own: frozenset[str] = frozenset()
     principal: Principal | None = None
-    """Whose own jobs they are."""
+    """The principal whose own jobs count for `own`."""
 
     @property
     def only(self) -> str | None:
-        """The one lifecycle it can see, if it is one: nothing else need be read for it."""
+        """The one visible lifecycle, if there is exactly one. The ledger then reads only that one."""
         seen = self.whole | self.own
         return next(iter(seen)) if len(seen) == 1 else None
 
     def shows(self, told: StreamedEvent, *, own: bool = False) -> bool:
-        """Whether the listener gets it; `own` says that it is about a job of its own."""
+        """Whether the listener gets this event; `own` says that its job belongs to the listener."""
         wanted = self.filter
         return (
             not told.secret
@@ -142,7 +142,7 @@ class StreamView:
 
 
 def types_of(lifecycle: str) -> frozenset[str]:
-    """The types that events of a lifecycle have in the stream."""
+    """The event types that a lifecycle has in the stream."""
     return _TYPES_OF.get(lifecycle, _TYPES_OF_JOBS)
 
 
@@ -152,7 +152,7 @@ def rule_of(lifecycle: str) -> str:
 
 
 def view_of(principal: Principal, filter_: StreamFilter) -> StreamView:
-    """What the principal may see of what it wants; raises NotAllowed when that is nothing, NothingWanted."""
+    """What the principal may see of what it asked for; raises NotAllowed if that is nothing, NothingWanted."""
     candidates = filter_.lifecycles()
     whole = frozenset(name for name in candidates if _may(principal, name, own=False))
     own = frozenset(name for name in candidates if name not in whole and _may(principal, name, own=True))
@@ -166,13 +166,13 @@ def view_of(principal: Principal, filter_: StreamFilter) -> StreamView:
 def _may(principal: Principal, lifecycle: str, *, own: bool) -> bool:
     try:
         permit(principal, rule_of(lifecycle), own=own)
-        permit(principal, "events.read", own=own)  # who hears of its own jobs alone hears of no other's artifacts
+        permit(principal, "events.read", own=own)  # a listener limited to its own jobs gets no artifacts of others
     except NotAllowed:
         return False
     return True
 
 
-# --- the form on the wire ------------------------------------------------------------------------------------------
+# --- wire format ---------------------------------------------------------------------------------------------------
 
 
 def to_streamed_event(
@@ -182,9 +182,10 @@ def to_streamed_event(
     run_id: str | None = None,
     proposals: Sequence[str] | None = None,
 ) -> StreamedEvent:
-    """The event as it is sent. `run_id` is the run that made it, where that is not what it is correlated with.
+    """The event as it is sent.
 
-    `proposals` are those that a run had created when it ended.
+    `run_id` is the run that caused it, if that differs from its correlation id. `proposals` are those a run had created
+    when it ended.
     """
     type_, about = _about(event)
     data: dict[str, Any] = {
@@ -214,12 +215,15 @@ def to_streamed_event(
 
 
 def _document(event: Event, agent_slug: str | None) -> RunDocument | None:
-    """A run's status.json. Where its agent is not known any more, retention has removed the run after it was published."""
+    """The run's status.json; None for other lifecycles.
+
+    Also None if the agent is unknown: then retention removed the run, which it does only after publication.
+    """
     if event.lifecycle != RUN.name or agent_slug is None:
         return None
     try:
         return RunDocument(event.job_id, ids.status_key(agent_slug, event.job_id), event.version, event.ts)
-    except (RunIdInvalid, SlugInvalid):  # put into the ledger past the gateway: nothing of it is ever published
+    except (RunIdInvalid, SlugInvalid):  # inserted into the ledger without the gateway: such a run is never published
         return None
 
 
@@ -239,18 +243,18 @@ def _about(event: Event) -> tuple[str, dict[str, Any]]:
 
 
 def _step(event: Event) -> int | None:
-    """Which step was counted; None for a history that does not say."""
+    """The number of the completed step; None if the event does not record it."""
     told: Any = json.loads(event.data) if event.data else None
     return told.get("step") if isinstance(told, dict) else None  # type: ignore[reportUnknownMemberType]
 
 
 def first_frame(position: str, retry_ms: int) -> bytes:
-    """What every stream begins with: from here on a listener can go on, also when it never got an event."""
+    """The first frame of every stream. Its position lets a listener resume even if it never got an event."""
     return f"retry: {retry_ms}\nid: {position}\n\n".encode()
 
 
 def keep_alive_frame(position: str) -> bytes:
-    """A comment that keeps the connection, and the position: events that were not for this listener need not be read again."""
+    """A comment that keeps the connection open, with the position, so that skipped events are not read again."""
     return f": still here\nid: {position}\n\n".encode()
 
 

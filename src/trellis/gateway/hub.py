@@ -1,12 +1,14 @@
-"""Follows the feed once for all listeners of this process, and gives each what comes after its position (RUN-5, RUN-10).
+"""Reads the feed once for all listeners of this process, and serves each one from its position (RUN-5, RUN-10).
 
-What holds:
-- a listener is a position and nothing more. Everything up to it was given, nothing behind it was: so it can go on in any process;
-- the ring holds every event between its floor and its head. A listener inside is served from memory, any other one from the ledger,
-  page by page, until it is inside;
-- an event of a run is given when its status.json shows it (D58), or `visibility.HOLD_S` after it happened: a listener waits at the first
-  one that is not shown yet, and whoever gets no events of runs waits for none. Following the feed never waits for the object store;
-- nothing waits in a queue for a listener, however slow it is: memory is bounded by the ring and by the number of listeners;
+Invariants:
+- a listener's only state is its position. Every event up to it was sent and none after it, so the listener can resume
+  in any process;
+- the ring holds every event between its floor and its head. A listener inside that range is served from memory. Any
+  other is served from the ledger, page by page, until it is inside;
+- an event of a run is sent once its status.json shows it (D58), or `visibility.HOLD_S` after it happened. A listener
+  waits at the first event that is not shown yet; a listener without events of runs never waits. Reading the feed never
+  waits for the object store;
+- no queue per listener, however slow it is: memory is bounded by the ring and by the number of listeners;
 - without listeners nothing is read.
 """
 
@@ -38,9 +40,9 @@ from trellis.lifecycles.run import RUN
 
 PAGE = 500
 READ_MAX = 200
-"""Events in one piece of a stream: with what the server keeps itself, the most that waits to be sent to a slow listener."""
+"""Events per chunk of a stream. Bounds, with the server's own buffer, what waits to be sent to a slow listener."""
 CATCHING_UP_MAX = 8
-"""Listeners that read from the ledger at the same moment; the others wait their turn."""
+"""How many listeners may read from the ledger at the same time; the others wait for their turn."""
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 0.25
 PAUSE_GROWTH = 1.2
@@ -51,7 +53,7 @@ POSITION_CHARS_MAX = 100
 AgentAndRun = tuple[str | None, str | None]
 
 _DIGIT = re.compile(r"[0-9]")
-"""Positions sort as text, so all of one feed have one form; they differ in their digits."""
+"""Positions of one feed sort as text and have one form: they differ only in their digits."""
 
 
 class TooManyListeners(TrellisError):
@@ -62,33 +64,36 @@ class TooManyListeners(TrellisError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamOptions:
-    """How live events are given out."""
+    """Limits and timings of live event streams."""
 
     ring: int = 10_000
-    """Events that are kept in memory, at least; at most twice as many are."""
+    """Minimum number of events kept in memory; the maximum is twice that."""
     listeners_max: int = 5_000
-    """Streams of this process."""
+    """Maximum number of streams in this process."""
     listeners_per_principal_max: int = 100
     keep_alive_s: float = 15.0
     send_timeout_s: float = 30.0
-    """How long a listener may take nothing before its stream ends."""
+    """How long a listener may read nothing before its stream ends, in seconds."""
     retry_ms: tuple[int, int] = (1_000, 3_000)
-    """When a listener should connect again: drawn between these, so that not all come at once."""
+    """Range of the reconnect delay sent to listeners.
+
+    It is drawn at random, so that they do not reconnect all at once.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """What came after a position, up to another. `caught_up`: there was no more."""
+    """The events from one position up to another. `caught_up` means that there were no more."""
 
     body: bytes
     position: str
     caught_up: bool
     looks: int | None = None
-    """Set when it ends before an event that readers cannot see yet: the number of looks at published documents until then."""
+    """Set if the batch ends before an event that readers cannot see yet: the hub's count of lookups at that time."""
     held: RunDocument | None = None
-    """What shows that event."""
+    """The document that will show the held event."""
     held_until: float = math.inf
-    """By the process's clock: when that event is given whether readers can see it or not."""
+    """When the held event is sent even if readers cannot see it, by the process's clock."""
 
     @property
     def is_held(self) -> bool:
@@ -97,7 +102,7 @@ class EventBatch:
 
 
 class EventRing:
-    """The last events. It holds all between `floor` and `head`, both positions of the feed."""
+    """The most recent events. Holds every event between `floor` and `head`, both positions of the feed."""
 
     def __init__(self, begins: str, size: int) -> None:
         self.floor = self.head = begins
@@ -106,7 +111,7 @@ class EventRing:
         self._told: list[StreamedEvent] = []
 
     def add(self, told: Sequence[StreamedEvent], position: str) -> None:
-        """Go on with what the feed gave, up to `position`."""
+        """Append a page of the feed that ends at `position`."""
         self._told += told
         self._positions += [one.position for one in told]
         self.head = position
@@ -116,12 +121,12 @@ class EventRing:
             del self._told[:cut], self._positions[:cut]
 
     def holds(self, position: str) -> bool:
-        """Whether this is the position of an event that is here."""
+        """Whether an event with this position is in the ring."""
         at = bisect_right(self._positions, position)
         return at > 0 and self._positions[at - 1] == position
 
     def after(self, position: str) -> tuple[Sequence[StreamedEvent], str]:
-        """The next events, and how far they lead; for a position that is not below the floor."""
+        """The next events, and the position they reach. `position` must not be below the floor."""
         first = bisect_right(self._positions, position)
         found = self._told[first : first + READ_MAX]
         ends = first + len(found) == len(self._told)
@@ -134,18 +139,18 @@ class StreamListener:
 
     name: str
     wake_at: float = 0.0
-    """By the process's clock: when it has something to do, whatever happens."""
+    """When to wake it at the latest, by the process's clock."""
     gone: bool = False
-    """Nobody reads any more."""
+    """Whether the client has disconnected."""
     _woken: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
-        """Let it look around."""
+        """Wake the task that waits in `woken`."""
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
     async def woken(self) -> None:
-        """Come back when somebody wakes it."""
+        """Return when `wake` is called."""
         self._woken = asyncio.get_running_loop().create_future()
         try:
             await self._woken
@@ -155,7 +160,7 @@ class StreamListener:
 
 @dataclass(kw_only=True)
 class EventHub:
-    """A service: a pass reads a page of the feed into the ring and wakes the listeners. It runs while there are some."""
+    """Reads the feed into the ring, one page per pass, and wakes the listeners. Runs only while there are listeners."""
 
     ledger: Ledger
     published: PublishedVersions
@@ -169,11 +174,11 @@ class EventHub:
     _of_principal: Counter[str] = field(default_factory=Counter[str])
     _stop: asyncio.Event | None = None
     _called: asyncio.Event | None = None
-    """Set when a listener has begun to wait for a document."""
+    """Set when a listener starts to wait for a document."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
     _pause_s: float = PAUSE_S_MIN
     _looks: int = 0
-    """How often a document appeared that somebody waited for."""
+    """How many lookups found something for waiting listeners."""
     _agents: LruCache[JobId, AgentAndRun] = field(default_factory=LruCache[JobId, AgentAndRun])
     _submitters: LruCache[JobId, str] = field(default_factory=LruCache[JobId, str])
     _shared: dict[tuple[StreamView, str], EventBatch] = field(default_factory=dict[tuple[StreamView, str], EventBatch])
@@ -188,7 +193,7 @@ class EventHub:
 
     @contextmanager
     def joined(self, name: str) -> Generator[StreamListener]:
-        """Be one of the listeners for a while; raises TooManyListeners."""
+        """Register a listener for the duration of the context; raises TooManyListeners."""
         self._make_room(name)
         listener = StreamListener(name)
         self._listeners[listener] = None
@@ -215,7 +220,10 @@ class EventHub:
             raise TooManyListeners(who=name, count=count, limit=limits.listeners_per_principal_max)
 
     async def begin(self, position: str | None) -> str:
-        """Where a stream begins that goes on after `position`, or now; raises OptionInvalid for what is no position of this feed."""
+        """The start position of a stream: `position`, or the end of the feed.
+
+        Raises OptionInvalid if `position` is not one of this feed.
+        """
         if position is None:
             return await self.ledger.feed_end()
         if self._ring is not None and self._ring.holds(position):
@@ -226,7 +234,7 @@ class EventHub:
         return position
 
     async def read(self, view: StreamView, position: str) -> EventBatch:
-        """What a listener with this view gets next. Raises LedgerError."""
+        """The next batch for a listener with this view. Raises LedgerError."""
         ring = self._ring
         if ring is None or position < ring.floor:
             return await self._read_ledger(view, position)
@@ -244,19 +252,19 @@ class EventHub:
         async with self._turns:
             page = await self.ledger.feed(position, limit=READ_MAX, lifecycle=view.only)
             found = await self._to_streamed_events(page)
-        # Its own events of runs alone: nobody else waits while the object store answers.
+        # Only this listener's events of runs, and outside the semaphore: no other listener waits for the object store.
         documents = [told.document for told in found if told.document is not None and view.shows(told, own=True)]
         if documents and self.published.needs_time:
             self.published.set_time(await self.ledger.now())
         await self.published.look(documents)
-        # Everything up to the floor was in the ledger before it was asked: an empty answer covers it.
+        # Everything up to the floor was in the ledger before this read, so an empty page covers it.
         reached = page.position if page.events else max(page.position, floor)
         return await self._batch(view, found, EventBatch(b"", reached, not page.events), position)
 
     async def _batch(
         self, view: StreamView, found: Sequence[StreamedEvent], whole: EventBatch, position: str
     ) -> EventBatch:
-        """What a listener gets of these events; only those before the first that readers cannot see yet."""
+        """The visible part of these events, up to the first one that readers cannot see yet."""
         frames, held, held_at, held_until = list[bytes](), None, None, math.inf
         for told in found:
             if not view.shows(told, own=bool(view.own) and await self._is_own(view, told)):
@@ -282,17 +290,17 @@ class EventHub:
         return owns(view.principal, rule_of(told.lifecycle), told.job_id, await self._submitter(told.job_id))
 
     async def wait(self, listener: StreamListener, position: str, wake_at: float) -> None:
-        """Come back when there may be more after `position`, at `wake_at`, or when the stream is over."""
+        """Return when there may be events after `position`, at `wake_at`, or when the stream ends."""
         if self.closed or listener.gone or (self._ring is not None and self._ring.head > position):
             return
         listener.wake_at = wake_at
         await listener.woken()
 
     async def wait_until_shown(self, listener: StreamListener, batch: EventBatch, wake_at: float) -> None:
-        """Come back when a document appeared since this batch was made, at `wake_at`, or when the stream or the wait is over."""
+        """Return when a document was published since this batch, at `wake_at`, or when the stream or the wait ends."""
         if self.closed or listener.gone or batch.looks != self._looks:
             return
-        # Again: when the last listener before this one left, nothing was awaited any more.
+        # Register the document again: the list was cleared if the last other listener left.
         if batch.held is not None and self.published.visibility(batch.held) is not Visibility.NOT_YET:
             return
         self._call_for_look()
@@ -302,7 +310,7 @@ class EventHub:
     # --- the service -----------------------------------------------------------------------------------------------
 
     async def run_once(self) -> int:
-        """One page; how many events it had."""
+        """Read one page of the feed, and return its number of events."""
         if self.published.needs_time:
             self.published.set_time(await self.ledger.now())
         if self._ring is None:
@@ -321,26 +329,26 @@ class EventHub:
         return len(told)
 
     def pause_s(self, report: int) -> float:
-        """At once while there is more, soon while something happens, then ever more slowly."""
+        """No pause after a full page, a short one after events, then a growing one."""
         self._pause_s = PAUSE_S_MIN if report else min(self._pause_s * PAUSE_GROWTH, PAUSE_S_MAX)
         return 0.0 if report >= PAGE else self._pause_s
 
     def watch(self) -> None:
-        """Wake the listeners whose time has come: for a sign of life, or because their token ends."""
+        """Wake the listeners whose `wake_at` has come: to send a keep-alive, or because their token expires."""
         now = self.clock.monotonic()
         for listener in self._listeners:
             if listener.wake_at <= now:
                 listener.wake()
 
     async def look(self) -> None:
-        """Look at the documents that listeners wait for, and wake the listeners when there is something for them."""
+        """Look up the documents that listeners wait for, and wake the listeners if one was published."""
         if await self.published.look_again():
             self._looks += 1
             self._shared.clear()
             self._wake_all()
 
     async def close(self) -> None:
-        """End every stream, and come back when the passes under way are over."""
+        """End every stream, and return when the background tasks have ended."""
         self.closed = True
         self._wake_all()
         self._rest()
@@ -366,12 +374,12 @@ class EventHub:
     def _rest(self) -> None:
         if self._stop is not None:
             self._stop.set()
-        self._call_for_look()  # so that its pass ends
+        self._call_for_look()  # ends the waiting pass of `_DocumentLookups`
         self.published.forget_awaited()
         self._stop = self._called = self._ring = None
         self._shared.clear()
 
-    # --- what is told ----------------------------------------------------------------------------------------------
+    # --- from feed pages to streamed events ------------------------------------------------------------------------
 
     async def _to_streamed_events(self, page: FeedPage) -> list[StreamedEvent]:
         await self._learn([event for event in page.events if event.version == 1])
@@ -383,9 +391,9 @@ class EventHub:
         ]
 
     async def _learn(self, first: Sequence[Event]) -> None:
-        """Remember what the first event of a job says of it, all of a page in one question."""
+        """Remember submitter, agent and run from the first events of jobs, with one query per page."""
         for event in first:
-            if event.role is not Role.RECONCILER:  # what that makes belongs to whom the job before it belongs
+            if event.role is not Role.RECONCILER:  # its jobs belong to the submitter of the job before
                 self._submitters[event.job_id] = event.actor
         unknown = [event for event in first if event.lifecycle in OF_AGENTS and event.job_id not in self._agents]
         for record in await self.ledger.recorded(unknown) if unknown else ():
@@ -401,7 +409,7 @@ class EventHub:
         return self._agents[event.job_id]
 
     async def _proposals_of(self, event: Event) -> list[str] | None:
-        """What a run has created, told with its last event (PIPE-9); None for every other event."""
+        """The proposals that a run created, for its last event (PIPE-9); None for every other event."""
         if event.lifecycle != RUN.name or not has_ended(event):
             return None
         return proposals_created(await self.ledger.events(event.job_id))
@@ -415,7 +423,7 @@ class EventHub:
 
 @dataclass(frozen=True, slots=True)
 class _ListenerTimer:
-    """Looks after the listeners' times, also while the ledger does not answer."""
+    """Wakes listeners on time, even while the ledger does not answer."""
 
     hub: EventHub
     name: str = "hub-watch"
@@ -429,14 +437,14 @@ class _ListenerTimer:
 
 @dataclass(frozen=True, slots=True)
 class _DocumentLookups:
-    """Looks for the documents that listeners wait for, apart from the feed: a slow object store delays events of runs alone."""
+    """Looks up awaited documents apart from the feed, so that a slow object store delays only events of runs."""
 
     hub: EventHub
     called: asyncio.Event
     name: str = "hub-looks"
 
     async def run_once(self) -> None:
-        """Wait until a document is due, or one more is awaited; then look."""
+        """Wait until a lookup is due or another document is awaited, then look."""
         due_s = self.hub.published.look_in_s()
         if due_s is None:
             await self.called.wait()
@@ -450,7 +458,7 @@ class _DocumentLookups:
 
 
 def _agent_and_run(payload: bytes | None) -> AgentAndRun:
-    """The agent that a run or a proposal belongs to, and the run that made the proposal."""
+    """The agent of a run or proposal, and the run that made the proposal."""
     told: Any = None if payload is None else json.loads(payload)
     return _text(told, "agent_slug"), _text(_value(told, "source"), "run_id")
 

@@ -1,4 +1,4 @@
-"""Idempotency of requests: keys of requests that may come twice, and the answers kept under them."""
+"""Idempotency of requests: keys of requests that may be repeated, and the answers stored under them."""
 
 import hashlib
 import json
@@ -23,12 +23,13 @@ from trellis.http_server.bodies import in_thread_if_large
 from trellis.http_server.problems import Problem
 from trellis.storage.objects.store import CREATE, PutStored, StoredObject, if_match
 
-# Requests that may come twice: what names one, and what it asked (D27, DJ-5).
+# Identity of a request that may be repeated (D27, DJ-5).
 #
-# A key is one caller's at one route. The ledger keeps it in the transaction of whatever the request made, for 24 hours and more; the key
-# of a request that moves what is there already is reserved before (`reserving`). What a route answers follows from what was made and not from how that stands now, so the second answer is the first.
-# Two routes tell how it stands instead, because who asks them again wants to know: POST /inbox/submit, whose entry may have waited, and
-# POST /proposals/{id}/apply.
+# A key belongs to one caller at one route. The ledger stores it in the transaction of the job that the request creates,
+# for at least 24 hours. For a request that changes existing jobs the key is reserved beforehand (`reserve`). The answer
+# follows from what the request created and not from its present state, so a repeated request gets the first answer. Two
+# routes answer with the present state instead, because a caller that repeats them wants to know it: POST /inbox/submit,
+# whose entry may have been pending, and POST /proposals/{id}/apply.
 
 HEADER = REPLAYED
 FINGERPRINT_CHARS = 16
@@ -37,18 +38,18 @@ REQUEST = "http"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IdempotentRequest:
-    """One request. `key` is None when its caller gave none: then asking twice is asking for two."""
+    """A request with its idempotency key. Without a key (None) a repeated request takes effect again."""
 
     key: IdempotencyKey | None
     given: str | None
-    """The caller's own word, for messages."""
+    """The key as the caller sent it, for messages."""
     fingerprint: bytes
-    """What was asked, and by whom: the path, the body and the caller's name."""
+    """Digest of the path, the caller's name and the body."""
     request_id: RequestId
-    """What the ledger calls it where it moves a job."""
+    """The id under which the ledger records the request when it changes a job."""
 
     async def earlier(self, ledger: Ledger) -> JobId | None:
-        """What this request made when it came before; raises IdempotencyMismatch."""
+        """The job that an earlier request with this key created; raises IdempotencyMismatch."""
         if self.key is None:
             return None
         found = await ledger.find_by_idempotency_key(self.key.scope, self.key.key, self.key.fingerprint)
@@ -57,22 +58,22 @@ class IdempotentRequest:
         return None if found is None else found.job_id
 
     async def moved(self, ledger: Ledger, job_id: JobId) -> bool:
-        """Whether this request has moved that job."""
+        """Whether this request has already changed that job."""
         records = await ledger.recorded(await ledger.events(job_id))
         return any(record.request == self.request_id for record in records)
 
     def mismatch(self, job_id: str) -> IdempotencyMismatch:
-        """The refusal of a key that means something else already; `job_id` is what that was about."""
+        """The error for a key that was used for another request; `job_id` is what that one was about."""
         return IdempotencyMismatch(key=self.given, job_id=job_id)
 
 
 async def idempotent_request(
     request: Request, who: Annotated[tuple[Principal, Identity], Depends(authenticate)], given: KeyHeader
 ) -> IdempotentRequest:
-    """What names this request."""
+    """The key, fingerprint and request id of this request."""
     body = await request.body()
     value = await request.json() if body else None
-    # The path is part of what was asked: one key for two agents, or two jobs, is a mistake.
+    # The fingerprint includes the path, because one key for two agents or two jobs is a mistake.
     fingerprint = await in_thread_if_large(len(body), _fingerprint, [request.url.path, who[0].name, value])
     if given is None:
         return IdempotentRequest(key=None, given=None, fingerprint=fingerprint, request_id=RequestId(new_id()))
@@ -86,7 +87,7 @@ IdempotentRequestOf = Annotated[IdempotentRequest, Depends(idempotent_request)]
 
 
 def mark_replayed(response: Response, *, replayed: bool) -> None:
-    """Tell the caller that this was answered before."""
+    """Set the header that says an earlier request had the effect."""
     if replayed:
         response.headers[HEADER] = "true"
 
@@ -96,7 +97,7 @@ def _fingerprint(asked: list[Any]) -> bytes:
 
 
 def _digest(*parts: str) -> str:
-    """A name of fixed length; no two lists of parts share one."""
+    """A digest of fixed length, distinct for distinct lists of parts."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -108,15 +109,18 @@ RESPONSES: dict[str, Any] = {
 }
 
 
-# Keys of requests that move what is there already: cancel, requeue, decide, apply (D27, DJ-5, DJ-11, DJ-12).
+# Reserved keys, for requests that change existing jobs: cancel, requeue, decide, apply (D27, DJ-5, DJ-11, DJ-12).
 #
-# What makes a job keeps its key in that job's transaction. What moves jobs makes no row that could hold a key, so the key is reserved
-# first: an object, put create-only under the day and the digest of the key, that says what was asked. What holds:
-# - nothing is done before the reservation is there, and whoever asks something else under the key is refused, also at the same moment;
-# - the effect comes once, because the ledger keeps the request's id with it. A gateway that dies between the two leaves a reservation,
-# and the same request goes on from there;
-# - an answer that does not follow from the ledger (a wish that moved nothing yet, a list of many jobs) lies with the reservation;
-# - a reservation is good for 24 hours and more, and for two days at most. A folder is emptied only when its day is over for good.
+# A request that creates a job stores its key in that job's transaction. A request that changes jobs creates no row that
+# could hold a key. So its key is reserved first, as an object that records the request: created once, under the day and
+# the digest of the key. Invariants:
+# - nothing is done before the reservation exists. A different request under the same key is refused, even a concurrent
+#   one;
+# - the effect happens once, because the ledger stores the request's id with it. If a gateway dies in between, the
+#   reservation remains, and the repeated request continues from there;
+# - an answer that cannot be derived from the ledger (a cancel request that changed nothing yet, a list of many jobs) is
+#   stored with the reservation;
+# - a reservation is valid for at least 24 hours and at most two days. A day's folder is emptied only after that.
 
 FOLDER = "requests"
 DAY = timedelta(days=1)
@@ -125,25 +129,25 @@ REMOVED_AT_ONCE = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reservation:
-    """A key that means this request. Without a key there is nothing to reserve: then it has no `place`."""
+    """The reservation of a key for one request. `place` is None when the request has no key."""
 
     place: str | None = None
     etag: str = ""
     fresh: bool = True
-    """This very request made it; else it came before, or comes at the same moment."""
+    """Whether this request made the reservation; False for an earlier or concurrent one."""
     said: dict[str, Any] | None = None
-    """What lies with it: the answer, and of a wish the generation it was about."""
+    """What is stored with it: the answer and, for a cancel request, the job's generation."""
 
     @property
     def answer(self) -> dict[str, Any] | None:
-        """What was answered, if that is known."""
+        """The stored answer, if there is one."""
         return None if self.said is None else self.said["answer"]
 
 
 async def reserve(
     instance: Instance, asked: IdempotentRequest, about: str, said: dict[str, Any] | None = None
 ) -> Reservation:
-    """Let the key of this request mean it and nothing else; raises IdempotencyMismatch. `said` is kept if it means nothing yet."""
+    """Reserve the request's key; `said` is stored with a new reservation. Raises IdempotencyMismatch."""
     if asked.key is None:
         return Reservation(said=said)
     now = await instance.ledger.now()
@@ -159,7 +163,7 @@ async def reserve(
                 await instance.objects.delete(_reservation_key(asked, now))
         else:
             found = await _find_reservation(instance, asked, now)
-    if found is None:  # taken away after two days, between the two looks
+    if found is None:  # removed after two days, between the two reads
         raise Problem("CONFLICT", "The Idempotency-Key ran out at this moment; ask again.")
     told = json.loads(found.body)
     if not _is_same_request(found, asked):
@@ -170,7 +174,7 @@ async def reserve(
 async def store_answer(
     instance: Instance, asked: IdempotentRequest, about: str, reservation: Reservation, said: dict[str, Any] | None
 ) -> None:
-    """Keep with the reservation what was answered; None: nothing was. Whoever came first has said it."""
+    """Store the answer with the reservation; None clears it. The first writer wins."""
     if reservation.place is not None:
         body = _body(asked, about, said)
         await instance.objects.put(reservation.place, body, when=if_match(reservation.etag))
@@ -184,11 +188,12 @@ async def cancel_once(
     waits: dict[str, Any] | None,
     act: Callable[[], Awaitable[dict[str, Any] | None]],
 ) -> tuple[dict[str, Any], bool]:
-    """Cancel a job once under the key: the answer, and whether it is one that was given before.
+    """Cancel a job once per key. Returns the answer, and whether it was given before.
 
-    `act` cancels and gives the answer of what moved, or None when the job's holder was asked to stop; it raises InvalidTransition or a
-    Problem when there is nothing to cancel. `waits` is the answer while its holder is asked, None for a wish that asks nobody. It is kept
-    before the ledger is asked: who asks again after the end gets it, whichever gateway died in between.
+    `act` cancels the job and returns the answer. It returns None if the worker that holds the lease was asked to stop,
+    and raises InvalidTransition or Problem if there is nothing to cancel. `waits` is the answer while the worker is
+    being asked; None if the request never asks the worker. It is stored before the ledger is called, so a repeated
+    request gets it even after the job has ended or a gateway has died in between.
     """
     said = (
         {"generation": job.generation, "answer": waits} if waits is not None and job.place is JobPlace.LEASED else None
@@ -196,7 +201,7 @@ async def cancel_once(
     mine = await reserve(instance, asked, job.job_id, said)
     before = None if mine.fresh else mine.said
     if before is not None and before["generation"] != job.generation:
-        return before["answer"], True  # it ended, and was requeued since: that one nobody wished to end
+        return before["answer"], True  # the job ended and was requeued since: the new generation must not be cancelled
     try:
         moved = await act()
     except (InvalidTransition, Problem):
@@ -219,9 +224,9 @@ async def cancel_once(
 
 
 async def _across_midnight(instance: Instance, asked: IdempotentRequest, now: datetime) -> StoredObject | None:
-    """The reservation of somebody who asked at the same moment on the other side of midnight.
+    """The reservation of a concurrent request on the other side of midnight.
 
-    Both put first and look then, each at the other's day: at least one of them sees the other.
+    Both requests write first and then read the other's day, so at least one of them sees the other.
     """
     found = await _find_reservation(instance, asked, now - DAY)
     if found is None and _day(await instance.ledger.now()) != _day(now):
@@ -234,7 +239,7 @@ async def _find_reservation(instance: Instance, asked: IdempotentRequest, at: da
 
 
 async def _remove_expired(instance: Instance, now: datetime) -> None:
-    """Take away a few that are too old, so that they do not gather."""
+    """Remove a few expired reservations, so that they do not pile up."""
     oldest = await instance.objects.list(f"{FOLDER}/", limit=REMOVED_AT_ONCE)
     for info in oldest.items:
         if info.key < f"{FOLDER}/{_day(now - DAY)}/":

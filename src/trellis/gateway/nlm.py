@@ -1,4 +1,4 @@
-"""The gateway's side of the NLM backend: callbacks it brings, and its jobs for operators."""
+"""The gateway's side of the NLM backend: signed callbacks from it, and its jobs for operators."""
 
 import hashlib
 import json
@@ -38,16 +38,17 @@ from trellis.research.callbacks import EXAMPLE_JOB, Callback, callback_key
 from trellis.research.errors import StageError, StageHopeless
 from trellis.storage.objects.store import CREATE, PutStored
 
-# Results that the NLM backend brings by itself: a signed callback about one job (D26, NLM-4).
+# Callbacks: the NLM backend delivers the result of one job in a signed request (D26, NLM-4).
 #
-# What holds:
-# - the signature is the credential, and nothing of the body is believed before it fits: it makes the sender the NLM backend, for this
-# job. What the headers alone refuse, or the lack of a secret, is refused before any of the body has come. Until the
-# signature fits the body has the small bounds of senders that are not authenticated (`web.bodies`);
-# - one effect for each id, over all replicas and for good: the callback is an object that can be made only once. The same one again
-# gets the same answer; another body under its id is refused;
-# - only the attempt that is waiting for it is answered: another epoch has lost its lease, another state expects nothing;
-# - what is refused changes nothing and leaves one audit record, with a bound on how many one sender can cause.
+# Invariants:
+# - the signature is the credential. It makes the sender the NLM backend, for this job, and nothing in the body is
+#   trusted before it is verified. Invalid headers or a missing secret are refused before any of the body is read. Until
+#   the signature is verified, the body has the small limits of unauthenticated senders (`http_server.bodies`);
+# - each callback id takes effect once, over all replicas and forever: the callback is an object that is created only
+#   once. The same callback again gets the same answer; another body under its id is refused;
+# - only the attempt that waits for a callback accepts it: another epoch has lost its lease, and another state expects
+#   none;
+# - a refused callback changes nothing and leaves one audit record, limited per sender.
 
 EXPECTED_STATE = "NOTEBOOKLM_CALL"
 CAUSE_CHARS_MAX = 500
@@ -72,19 +73,19 @@ class CallbackAccepted(pydantic.BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallbackKeys:
-    """The secrets, and the time; in the app's state."""
+    """The callback secrets and the clock. Kept in the app's state."""
 
     secrets: Sequence[bytes]
     now: Callable[[], float]
 
     def admit(self, request: Request) -> None:
-        """Raise SignatureRefused for what no body could make good."""
+        """Raise SignatureRefused for a request that no body could make valid."""
         if not self.secrets:
             raise SignatureRefused(problem="no secret for callbacks is configured here")
         check_headers(request.headers, now=self.now())
 
     def check(self, request: Request, job_id: str, body: bytes) -> CallbackSignature:
-        """Who signed what; raises SignatureRefused."""
+        """Verify the signature; raises SignatureRefused."""
         keys = [job_key(secret, Role.NLM_BACKEND.value, job_id) for secret in self.secrets]
         return check_signature(request.headers, body, keys, now=self.now())
 
@@ -124,7 +125,7 @@ async def result(
 
 
 async def _keep_callback(instance: Instance, actor: Actor, job_id: str, signed: CallbackSignature, body: bytes) -> bool:
-    """Keep it; whether it was kept before. Raises Problem, JobNotFound, RequestValidationError."""
+    """Store the callback; returns whether it was stored before. Raises Problem, JobNotFound, RequestValidationError."""
     key = callback_key(job_id, signed.id)
     digest = hashlib.sha256(body).hexdigest()
     there = await instance.objects.get(key)
@@ -180,19 +181,21 @@ def _check_expected(job: Job, callback: Callback) -> None:
 
 
 async def _record(request: Request, job_id: str, event: str, cause: str) -> None:
-    """By where it came from: whoever cannot sign has no other name, and shall not make records without end."""
+    """Record a refused or repeated callback under the sender's address.
+
+    A sender without a valid signature has no other name, and its number of records must be limited.
+    """
     sender = Principal(name=f"callback from {sender_of(request)}", roles=frozenset())
     await record_refusal(request, sender, event=event, subject=job_id, cause=cause[:CAUSE_CHARS_MAX], job_id=job_id)
 
 
-# Jobs of the NLM backend, for operators: they lie in its own ledger (D42), and the gateway asks it for them.
-#
-# Nothing here is kept, and nothing but these reads depends on the backend: while it is away they are answered with 502.
+# Jobs of the NLM backend, for operators. They are in the backend's own ledger (D42), and the gateway queries it.
+# Nothing is cached, and only these reads depend on the backend: while it is unavailable they are answered with 502.
 
 RULE = "nlm.read"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*@[0-9]+")
 CURSOR = "nlm:"
-"""How the cursor of a listing begins that the backend goes on with."""
+"""Prefix of list cursors that belong to the backend."""
 
 
 async def list_nlm_jobs(
@@ -211,7 +214,7 @@ async def list_nlm_jobs(
 
 
 async def show_nlm_job(instance: Instance, caller: Caller, job_id: str) -> dict[str, Any] | None:
-    """One NLM job; None when the backend knows none of that id. Raises Problem."""
+    """One NLM job; None if the backend has no such job. Raises Problem."""
     return (
         await _nlm_jobs_read(instance, caller, f"/jobs/{quote(job_id, safe='')}") if _may_be(caller, job_id) else None
     )
@@ -220,7 +223,7 @@ async def show_nlm_job(instance: Instance, caller: Caller, job_id: str) -> dict[
 async def nlm_job_events(
     instance: Instance, caller: Caller, job_id: str, *, limit: int, cursor: int | None
 ) -> dict[str, Any] | None:
-    """A page of its events, oldest first; None when the backend knows none of that id. Raises Problem."""
+    """A page of the job's events, oldest first; None if the backend has no such job. Raises Problem."""
     if not _may_be(caller, job_id):
         return None
     given = {"limit": str(limit), **({} if cursor is None else {"cursor": str(cursor)})}
@@ -228,7 +231,7 @@ async def nlm_job_events(
 
 
 def _may_be(caller: Caller, job_id: str) -> bool:
-    """Whether the backend is asked at all: its ids are `<job>@<epoch>`, and only operators see them."""
+    """Whether to query the backend: its ids have the form `<job>@<epoch>`, and only operators see them."""
     return _ID.fullmatch(job_id) is not None and caller.may(RULE)
 
 

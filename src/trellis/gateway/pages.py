@@ -11,7 +11,7 @@ from trellis.http_server.problems import Problem
 __all__ = ["LIMIT_DEFAULT", "LIMIT_MAX", "Cursor", "Limit", "Page", "page_document"]
 
 
-# Listings: a page of items and the cursor for the next one, never an offset.
+# Listings: a page of items and the cursor of the next one, never an offset.
 
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 200
@@ -21,11 +21,11 @@ Cursor = Annotated[str | None, Query(max_length=200, description="The `next_curs
 
 
 def page_document(items: Sequence[Mapping[str, Any]], next_cursor: str | None) -> dict[str, Any]:
-    """As it is sent."""
+    """The page as the JSON document that is sent."""
     return {"items": list(items), "next_cursor": next_cursor}
 
 
-# Versions as HTTP names them: an ETag is a document's version, so a client can ask for news and decide about what it saw.
+# Versions: an ETag is a document's version, for conditional reads and for changes of the version a client has seen.
 
 
 def etag(version: int) -> str:
@@ -34,7 +34,7 @@ def etag(version: int) -> str:
 
 
 def is_known(if_none_match: str | None, version: int) -> bool:
-    """Whether the client has this version already."""
+    """Whether the client already has this version."""
     if if_none_match is None:
         return False
     return etag(version) in {one.strip().removeprefix("W/") for one in if_none_match.split(",")}

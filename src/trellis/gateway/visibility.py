@@ -1,8 +1,10 @@
-"""Which events of runs readers can already see: a run's status is read from its published status.json, so its events wait for it (D58).
+"""Which events of runs readers can already see (D58).
 
-What holds: an event of a run is announced when status.json shows the event's version or a later one. What a projector has set aside,
-because the object store holds something else in its place, is never announced: nobody could read it. No event waits longer than
-`HOLD_S`: a document that is lost, or a store that does not answer, delays a stream and never stops it; the log says so once per run.
+Readers get a run's status from its published status.json, so its events wait for that document. An event of a run is
+announced once status.json shows its version or a later one. If the projector has set a run aside, because the object
+store holds something else in its place, the event is never announced: no reader could read it. No event waits longer
+than `HOLD_S`. A lost document or an unavailable store delays a stream but never stops it; the log reports it once per
+run.
 """
 
 import asyncio
@@ -21,18 +23,21 @@ from trellis.engine.recent_entries import LruCache
 from trellis.storage.objects.store import ObjectStore, StoreError
 
 HOLD_S = 30.0
-"""How long after it happened an event waits for its document; then it is announced without."""
+"""How long after it happened an event waits for its document, in seconds. Then it is announced without it."""
 AWAITED_MAX = 1_000
-"""Documents that are looked for at the same time. An event whose document is one too many waits for room, or for its time."""
+"""Limit on awaited documents.
+
+An event whose document exceeds the limit waits for a free place, or until `HOLD_S` is over.
+"""
 LOOK_S_FIRST = 0.05
 LOOK_S_MAX = 5.0
-"""How long a document is left alone after it was looked for: twice as long each time, between these."""
+"""Bounds of the pause between lookups of one document, in seconds. The pause doubles each time."""
 LOOK_BATCH_MAX = 64
 LOOK_WITHIN_S = 5.0
-"""How long one look at some documents may take; what did not answer by then is looked for again."""
+"""Timeout of one round of lookups, in seconds. Documents not read by then are looked up again."""
 LOOKS_AT_ONCE = 16
 TIME_KEPT_S = 600.0
-"""How long this process's clock is trusted to go as the ledger's does."""
+"""How long the offset between the clocks of process and ledger is used before it is measured again, in seconds."""
 
 _log = log_of("trellis.gateway")
 
@@ -43,12 +48,12 @@ class Visibility(Enum):
     SHOWN = "shown"
     NOT_YET = "not yet"
     NEVER = "never"
-    """Its run is set aside; `trellis doctor` says so."""
+    """The run is set aside; `trellis doctor` reports it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunDocument:
-    """The published document that shows an event of a run, the version it has then, and when the event happened."""
+    """The published document that shows an event of a run, the version that shows it, and the time of the event."""
 
     job_id: JobId
     key: str
@@ -58,7 +63,7 @@ class RunDocument:
 
 @dataclass(frozen=True, slots=True)
 class _AwaitedDocument:
-    """The earliest version of a document that a listener waits for. Both times are of this process's clock."""
+    """The earliest version of a document that a listener waits for, and when to look it up, by this process's clock."""
 
     document: RunDocument
     look_at: float
@@ -67,7 +72,7 @@ class _AwaitedDocument:
 
 @dataclass(kw_only=True)
 class PublishedVersions:
-    """Remembers which version of each status.json is in the store, and which ones listeners wait for."""
+    """Caches which version of each status.json is published, and tracks which ones listeners wait for."""
 
     objects: ObjectStore
     clock: Clock
@@ -76,34 +81,34 @@ class PublishedVersions:
     _overdue: LruCache[JobId, None] = field(default_factory=LruCache[JobId, None])
     _awaited: dict[str, _AwaitedDocument] = field(default_factory=dict[str, _AwaitedDocument])
     _time: tuple[float, float] | None = None
-    """The ledger's time, in seconds since 1970, and this process's at the same moment."""
+    """The ledger's time (seconds since 1970) and this process's monotonic time, at the same moment."""
 
     # --- time --------------------------------------------------------------------------------------------------------
 
     @property
     def needs_time(self) -> bool:
-        """Whether the ledger should be asked for its time."""
+        """Whether the ledger should be queried for its time."""
         return self._time is None or self.clock.monotonic() - self._time[1] >= TIME_KEPT_S
 
     def set_time(self, now: datetime) -> None:
-        """What time it is by the ledger."""
+        """Set the ledger's present time."""
         self._time = (now.timestamp(), self.clock.monotonic())
 
     def held_until(self, document: RunDocument) -> float:
-        """When its event is announced at the latest, by this process's clock."""
+        """The latest time at which the document's event is announced, by this process's clock."""
         now = self.clock.monotonic()
         ledger, here = self._time or (document.at.timestamp(), now)
         return document.at.timestamp() - ledger + here + HOLD_S
 
-    # --- what is known -----------------------------------------------------------------------------------------------
+    # --- known versions ----------------------------------------------------------------------------------------------
 
     @property
     def awaited(self) -> int:
-        """How many documents are looked for."""
+        """How many documents listeners wait for."""
         return len(self._awaited)
 
     def visibility(self, document: RunDocument) -> Visibility:
-        """What is known now; a document that is not shown yet is looked for from then on."""
+        """What is known now. A document that is not shown yet is looked up from then on."""
         if self._shows(document):
             return Visibility.SHOWN
         if document.key in self._aside:
@@ -115,11 +120,11 @@ class PublishedVersions:
         return Visibility.NOT_YET
 
     def forget_awaited(self) -> None:
-        """Nobody listens any more."""
+        """Stop looking up documents, because there are no listeners."""
         self._awaited.clear()
 
     def look_in_s(self) -> float | None:
-        """When the next document is to be looked at; None when none is awaited."""
+        """Seconds until the next lookup; None if no document is awaited."""
         first = min((one.look_at for one in self._awaited.values()), default=None)
         return None if first is None else max(0.0, first - self.clock.monotonic())
 
@@ -145,10 +150,10 @@ class PublishedVersions:
                 remedy="trellis doctor",
             )
 
-    # --- looking -----------------------------------------------------------------------------------------------------
+    # --- lookups -----------------------------------------------------------------------------------------------------
 
     async def look(self, documents: Iterable[RunDocument]) -> None:
-        """Look at those of these that are not known to be shown, for `LOOK_WITHIN_S` at most."""
+        """Look up those of the documents that are not known to be shown, for at most `LOOK_WITHIN_S`."""
         wanted: dict[str, RunDocument] = {}
         for one in documents:
             if not self._shows(one) and (one.key not in wanted or one.version > wanted[one.key].version):
@@ -170,7 +175,7 @@ class PublishedVersions:
             _log.info("documents_not_read", documents=len(wanted), within_s=LOOK_WITHIN_S)
 
     async def look_again(self) -> bool:
-        """Look at what is due of what listeners wait for; whether any of it is to be announced now, or never will be."""
+        """Look up the awaited documents that are due; returns whether the wait for any of them has ended."""
         now = self.clock.monotonic()
         due = [one for one in self._awaited.values() if one.look_at <= now]
         due = sorted(due, key=attrgetter("look_at"))[:LOOK_BATCH_MAX]
@@ -187,12 +192,15 @@ class PublishedVersions:
         return is_freed
 
     def _is_over(self, document: RunDocument) -> bool:
-        """Whether nothing is awaited any more."""
+        """Whether the wait for this document has ended."""
         is_late = self.held_until(document) <= self.clock.monotonic()
         return is_late or document.key in self._aside or self._shows(document)
 
     async def _look(self, document: RunDocument) -> None:
-        """A store that does not answer, or holds something else there, shows nothing; the next look may find it."""
+        """Read the published version.
+
+        An unavailable store or a foreign object counts as not shown, and is tried again.
+        """
         try:
             found = await self.objects.get(document.key)
             shown = 0 if found is None else published_version(found.body)

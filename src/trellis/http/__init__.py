@@ -1,1 +1,4 @@
-"""The client of a gateway, for other programs: typed, with retries that are safe to repeat. `trellis.connect` makes one."""
+"""The typed HTTP client of a gateway, for other programs.
+
+Its retries are safe to repeat. `trellis.connect` creates one.
+"""

@@ -1,4 +1,4 @@
-"""What the address of a gateway looks like."""
+"""Validates gateway URLs."""
 
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -10,12 +10,12 @@ SCHEMES = (PLAIN, "https://")
 
 
 def is_gateway_url(url: str | None) -> bool:
-    """Whether an address is a gateway's and no ledger's."""
+    """Whether a URL is one of a gateway and not of a ledger."""
     return url is not None and url.lower().startswith(SCHEMES)
 
 
 def is_readable_on_the_way(url: str) -> bool:
-    """Whether others could read what goes to this address: it is not encrypted and leaves this machine."""
+    """Whether others could read traffic to this URL: it is not encrypted and leaves this machine."""
     if not url.lower().startswith(PLAIN):
         return False
     host = urlsplit(url).hostname or ""
@@ -26,7 +26,7 @@ def is_readable_on_the_way(url: str) -> bool:
 
 
 def checked_url(url: str) -> str:
-    """The address of a gateway; raises GatewayUrlInvalid."""
+    """The gateway URL, validated; raises GatewayUrlInvalid."""
     if not is_gateway_url(url):
         raise GatewayUrlInvalid(url=url, reason="it does not begin with http:// or https://")
     if not url.isascii() or not url.isprintable() or any(char in url for char in ' \\"<>^`{|}'):

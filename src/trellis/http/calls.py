@@ -1,4 +1,4 @@
-"""Calls of the gateway: one request with its retries, and listings fetched page by page."""
+"""Calls to the gateway: one request with its retries, and listings fetched page by page."""
 
 import json
 import random
@@ -27,11 +27,12 @@ from trellis.http.errors import (
 )
 from trellis.http.shapes import Page
 
-# One request to the gateway, asked again until it is answered or its time is over.
+# One request to the gateway, retried until it is answered or its timeout is over.
 #
-# Asking twice is safe: a request that changes something carries one Idempotency-Key over all its attempts. Asked again is what got
-# no answer, and what got 429, 502, 503 or 504, never before `Retry-After` is over; any other answer is the answer. The token goes
-# to the gateway's own address and nowhere else: no redirect is followed and no proxy is taken from the environment.
+# Retrying is safe: a request that changes something carries the same Idempotency-Key in all attempts. A request is
+# retried if there is no response, or on 429, 502, 503 and 504, and never before `Retry-After` is over. Any other
+# response is final. The token is sent to the gateway's own address only: no redirect is followed, and no proxy is taken
+# from the environment.
 
 TIMEOUT_S_DEFAULT = 30.0
 ATTEMPT_S_DEFAULT = 10.0
@@ -68,7 +69,7 @@ class CallOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayRequest:
-    """One request."""
+    """One request to the gateway."""
 
     method: str
     path: str
@@ -77,9 +78,9 @@ class GatewayRequest:
     key: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     takes: frozenset[int] = frozenset()
-    """Answers that are no refusal here, beside 2xx."""
+    """Statuses that are not errors for this request, in addition to 2xx."""
     timeout_s: float | None = None
-    """For all attempts, where the client's own time does not count."""
+    """Timeout of all attempts together, instead of the client's."""
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -87,7 +88,7 @@ class GatewayRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayResponse:
-    """What came back."""
+    """A response of the gateway."""
 
     status: int
     headers: Mapping[str, str]
@@ -96,7 +97,7 @@ class GatewayResponse:
 
 @dataclass(slots=True)
 class _RequestAttempts:
-    """What has happened to one request so far."""
+    """The state of one request over its attempts."""
 
     began: float
     timeout_s: float
@@ -114,7 +115,7 @@ def path_of(*parts: str) -> str:
 
 
 class GatewayCalls:
-    """Requests to one gateway in the name of one token."""
+    """Sends requests to one gateway with one token."""
 
     def __init__(
         self,
@@ -131,15 +132,15 @@ class GatewayCalls:
         self.url = str(http.base_url)
 
     async def get(self, shape: type[ShapeT], path: str, **params: Any) -> ShapeT:
-        """What is there."""
+        """GET a typed value."""
         return await self.asked(shape, GatewayRequest(method="GET", path=path, params=params))
 
     async def post(self, shape: type[ShapeT], path: str, body: Any = None, *, key: str | None = None) -> ShapeT:
-        """Have something done, once."""
+        """POST a request with an idempotency key, so that it takes effect once."""
         return await self.asked(shape, GatewayRequest(method="POST", path=path, body=body, key=self.key(key)))
 
     async def asked(self, shape: type[ShapeT], ask: GatewayRequest) -> ShapeT:
-        """The answer as a typed value."""
+        """Send the request and parse the response."""
         return read_shape(shape, await self.ask(ask), ask)
 
     def key(self, given: str | None) -> str:
@@ -152,7 +153,10 @@ class GatewayCalls:
         return given
 
     async def ask(self, ask: GatewayRequest) -> GatewayResponse:
-        """The answer; raises GatewayRefused and its kin, GatewayUnavailable when the time is over."""
+        """Send the request and return the response.
+
+        Raises GatewayRefused or a subclass, and GatewayUnavailable when the timeout is over.
+        """
         timeout_s = self.options.timeout_s if ask.timeout_s is None else ask.timeout_s
         tries = _RequestAttempts(self.clock.monotonic(), timeout_s)
         try:
@@ -162,7 +166,7 @@ class GatewayCalls:
 
     @asynccontextmanager
     async def stream(self, ask: GatewayRequest) -> AsyncGenerator[httpx2.EventSource]:
-        """One connection to a stream of events; raises what `ask` does, without asking again."""
+        """Open one connection to an event stream; raises what `ask` raises. Does not retry."""
         headers = self._headers(ask) | {"Accept": "text/event-stream"}
         timeout = httpx2.Timeout(self.options.attempt_s, read=self.options.silence_s)
         async with self._sent(ask, None, headers, timeout) as response:
@@ -171,7 +175,7 @@ class GatewayCalls:
             yield httpx2.EventSource(response)
 
     def pause_s(self, failures: int, after_s: float | None) -> float:
-        """How long to wait before the next attempt: what the gateway asks for, and a random share more."""
+        """Seconds before the next attempt: what the gateway asks for, plus a random backoff."""
         return max(0.0, after_s or 0.0) + self.options.retry.delay_s(failures, self._rng.random())
 
     async def _until_answered(self, ask: GatewayRequest, tries: _RequestAttempts) -> GatewayResponse:
@@ -276,7 +280,7 @@ def _refused(ask: GatewayRequest, answer: GatewayResponse | httpx2.Response, bod
 
 
 def refuse_untrusted(error: BaseException, url: str) -> None:
-    """A certificate does not get better by asking again."""
+    """Raise GatewayUntrusted for a certificate error, because retrying cannot help."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -294,7 +298,7 @@ def _sendable(token: str) -> str:
     return token
 
 
-# Listings of any length, fetched in the pages that a gateway gives.
+# Listings of any length, fetched in the gateway's pages.
 
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 1_000_000
@@ -306,7 +310,7 @@ ItemT = TypeVar("ItemT", bound=pydantic.BaseModel)
 async def listed(
     calls: GatewayCalls, item: type[ItemT], path: str, limit: int, cursor: str | None = None, /, **filters: Any
 ) -> Page[ItemT]:
-    """At most `limit` items, and the cursor to go on with."""
+    """At most `limit` items, and the cursor of the next ones."""
     if not 1 <= limit <= LIMIT_MAX:
         raise OptionInvalid(option="limit", value=limit, expected=f"it must be from 1 to {LIMIT_MAX}")
     items: list[ItemT] = []

@@ -1,4 +1,4 @@
-"""The gateway as a typed Python API: the same nouns and verbs as its paths.
+"""The gateway as a typed Python API, with the same resources and verbs as its paths.
 
 async with connect(gateway="http://127.0.0.1:8420") as client:
     run = await client.runs.start("archivist-violin", {"topic": "bows"})
@@ -82,7 +82,7 @@ async def open_client(
     options: CallOptions | None = None,
     transport: httpx2.AsyncBaseTransport | None = None,
 ) -> AsyncGenerator[GatewayClient]:
-    """A client of the gateway at `url`; `token` is asked for before every request. Certificates are verified."""
+    """A client of the gateway at `url`. Calls `token` before every request, and verifies certificates."""
     chosen = options or CallOptions()
     async with httpx2.AsyncClient(
         base_url=checked_url(url),
@@ -97,7 +97,7 @@ async def open_client(
 
 def _trust(url: str, ca_file: Path | None) -> ssl.SSLContext | bool:
     if url.lower().startswith(PLAIN):
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody, and spares the reading of every authority
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no certificate, and avoids loading every authority
     if ca_file is None:
         return True
     try:

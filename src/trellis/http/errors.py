@@ -1,27 +1,28 @@
-"""What can go wrong between a client and its gateway. The code in a problem picks the class; its detail is the message.
+"""Errors between a client and its gateway. A problem's code determines the class, its detail is the message.
 
-A refusal that the Python API knows too is also that error of `trellis.engine.errors`: `except NotAllowed` works for both.
+A refusal that the Python API also knows is a subclass of that error in `trellis.engine.errors`, so `except NotAllowed`
+works for both.
 
 GatewayError
-├── GatewayUrlInvalid       no address of a gateway
+├── GatewayUrlInvalid       not a gateway URL
 ├── TokenUnprotected        the token would go unencrypted to another machine
-├── GatewayUnavailable      no answer, or none but 502, 503 and 504, until the time was over
-├── GatewayUntrusted        its certificate is not one that is trusted here
-├── AnswerInvalid           an answer that this client cannot read
-└── GatewayRefused          the gateway's answer is no; `status`, `correlation_id` and `problem` say more
+├── GatewayUnavailable      no response, or only 502, 503 and 504, until the timeout
+├── GatewayUntrusted        its certificate is not trusted here
+├── AnswerInvalid           a response that this client cannot parse
+└── GatewayRefused          the gateway refused; see `status`, `correlation_id` and `problem`
     ├── RequestInvalid      422, 405, 415, and any other 4xx
     ├── TokenNotTaken       401
-    │   └── TokenIsOver     401, it has expired
+    │   └── TokenIsOver     401, the token has expired
     ├── Forbidden           403
     ├── NotFound            404
     ├── Conflict            409
-    │   ├── WrongState      the lifecycle has no such step now
+    │   ├── WrongState      the lifecycle does not allow this transition now
     │   ├── AlreadyThere
     │   └── LeaseGone
     ├── VersionDiffers      412
     ├── TooLarge            413
     ├── KeyTaken            422, the idempotency key was used for another request
-    ├── TooFast             429 until the time was over
+    ├── TooFast             429 until the timeout
     └── GatewayFailed       500
 """
 
@@ -91,11 +92,11 @@ class GatewayRefused(GatewayError):
         super().__init__(detail=detail)
         self.status = status
         self.correlation_id = correlation_id
-        """What the gateway's log has it under."""
+        """The id of the request in the gateway's log."""
         self.retry_after_s = retry_after_s
-        """When the gateway wants to be asked again, if it says so."""
+        """After how many seconds to retry, if the gateway says so."""
         self.problem: Mapping[str, Any] = MappingProxyType(dict(problem or {}))
-        """The whole document; its `code` may be narrower than this class."""
+        """The whole problem document; its `code` may be more specific than this class."""
 
 
 class RequestInvalid(GatewayRefused, InputError):
@@ -204,7 +205,7 @@ _SERVER_ERROR = 500
 
 
 def refusal(status: int, problem: Mapping[str, Any], headers: Mapping[str, str]) -> GatewayRefused:
-    """The error for an answer that is no; `problem` is empty when something else than a gateway answered."""
+    """The error for a refusal; `problem` is empty if the response did not come from a gateway."""
     fallback = _BY_STATUS.get(status, RequestInvalid) if status < _SERVER_ERROR else GatewayFailed
     kind = _BY_CODE.get(str(problem.get("code")), fallback)
     return kind(

@@ -1,4 +1,4 @@
-"""Jobs of every lifecycle: submit, look, wait, cancel, requeue."""
+"""Jobs of every lifecycle: submit, read, wait for, cancel and requeue them."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -36,18 +36,18 @@ class JobSubmitOptions(TypedDict, total=False):
 
 
 class QueueSubmitOptions(TypedDict, total=False):
-    """What can be said about a new job of the job queue beside its agent, its type and its payload."""
+    """Options of a new job of the job queue, beside its agent, type and payload."""
 
     entity_refs: Sequence[str]
-    """The entities that it is about, by slug."""
+    """Slugs of the entities that the job is about."""
     run_id: str
-    """The run of the agent that it belongs to; by default one is made up for it."""
+    """The agent's run that the job belongs to; by default one is generated."""
     priority: str
     """`critical`, `interactive` or `batch`."""
     deadline_s: float
-    """From now to the latest end."""
+    """Seconds from now until the job must have ended."""
     correlation_id: str
-    """What the job belongs to; by default the request's."""
+    """Correlation id of the job; by default the request's."""
     parent_id: str
     """The job that caused this one."""
 
@@ -98,7 +98,7 @@ class Jobs:
         body: dict[str, Any] = {"topic": topic, **options}
         body |= {} if payload is None else {"payload": payload}
         body |= {} if correlation_id is None else {"correlation_id": correlation_id}
-        own = options.get("meta", {}).get("idempotency_key")  # the request's key and the call's are one
+        own = options.get("meta", {}).get("idempotency_key")  # the call's key and the request's key must be the same
         return await self.submit_asked(body, idempotency_key=idempotency_key or own or None)
 
     async def submit_asked(self, body: Mapping[str, Any], *, idempotency_key: str | None = None) -> JobSubmitted:
@@ -207,5 +207,5 @@ class Jobs:
 
 
 def has_ended(job: JobShape) -> bool:
-    """Whether nothing more comes of it, unless somebody requeues it."""
+    """Whether the job has reached a final state, which only a requeue can leave."""
     return LIFECYCLES[job.lifecycle].is_settled(job.status)

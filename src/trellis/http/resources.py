@@ -1,4 +1,4 @@
-"""The resources of a gateway as typed calls: runs, agents, proposals, artifacts, memory, dead letters, inbox, safety."""
+"""The gateway's resources as typed calls: runs, agents, proposals, artifacts, memory, dead letters, inbox, safety."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -37,8 +37,6 @@ from trellis.http.shapes import (
 )
 from trellis.http.streams import changes, follow, wait_for_last
 
-# Agents: which there are, and whether they may run.
-
 
 class Agents:
     """The agents: `client.agents`."""
@@ -70,7 +68,7 @@ class Agents:
         )
 
 
-# Artifacts: what queue jobs left behind. They are read; only the NLM backend makes them, and only an operator's cleanup removes them.
+# Only the NLM backend creates artifacts, and only an operator's cleanup removes them.
 
 
 class Artifacts:
@@ -136,9 +134,6 @@ class Artifacts:
         return await self._calls.post(CleanedUpShape, "/artifacts/cleanup", given, key=idempotency_key)
 
 
-# Dead letters: jobs that need a person.
-
-
 class DeadLetters:
     """Dead letters: `client.dead_letters`."""
 
@@ -168,9 +163,6 @@ class DeadLetters:
         """Run these jobs again; an operator's act. Each is answered for."""
         body = {"job_ids": list(job_ids), "reason": reason}
         return await self._calls.post(Requeued, "/dlq/requeue", body, key=idempotency_key)
-
-
-# The inbox: wishes from outside, which the gate takes or refuses.
 
 
 class Inbox:
@@ -206,9 +198,6 @@ class Inbox:
     async def stats(self) -> InboxStats:
         """How much lies there, and what became of today's."""
         return await self._calls.get(InboxStats, "/inbox/stats")
-
-
-# What agents remember, and proposing a change of it.
 
 
 class Backing(TypedDict, total=False):
@@ -253,9 +242,6 @@ class Memory:
         return await self._calls.post(MemoryProposed, path_of("memory", agent, "propose"), body, key=idempotency_key)
 
 
-# What agents go by: proposing another text of it. Nothing is changed before a person approves.
-
-
 class Logic:
     """What agents go by: `client.logic`."""
 
@@ -277,7 +263,7 @@ class Logic:
         return await self._calls.post(LogicProposed, path_of("logic", agent, "propose"), body, key=idempotency_key)
 
 
-# Proposals: what agents want changed, and what a person decides.
+# --- proposals ---
 
 OPEN = frozenset({"approved", "auto_approved", "applying"})
 """Approved, and neither applied nor failed yet."""
@@ -359,12 +345,12 @@ class Proposals:
         return await self._calls.asked(ProposalShape, ask)
 
 
-# Runs of agents: begin, look, wait, watch, cancel.
+# --- runs ---
 
 ENDED = frozenset({"completed", "failed"})
 NOT_MODIFIED = 304
 CHANGES = ("run.status.changed", "run.step.completed")
-"""Events after which status.json is another."""
+"""Events after which status.json has changed."""
 
 
 class Runs:
@@ -448,15 +434,12 @@ class Runs:
         except NotFound as error:
             if error.retry_after_s is None:
                 raise
-            return None  # written down, and not published yet
+            return None  # recorded in the ledger, but not published yet
 
 
 def has_ended(run: RunStatus) -> bool:
-    """Whether nothing more happens to it."""
+    """Whether the run has ended."""
     return run.status in ENDED
-
-
-# What the safety policy says about a job, why, and what another policy would say.
 
 
 class Safety:
@@ -466,14 +449,14 @@ class Safety:
         self._calls = calls
 
     async def explain(self, request: Mapping[str, Any], *, policy: str | None = None) -> ExplanationShape:
-        """What the policy in force, or the one given as text, decides about a job request, and how it comes to that."""
+        """Explain what the policy in force, or the one given as text, decides about a job request."""
         body = {"request": dict(request), "policy": policy}
         return await self._calls.post(ExplanationShape, "/safety/explain", body)
 
     async def simulate(
         self, policy: str, *, requests: Sequence[Mapping[str, Any]] | None = None, last: int = 100
     ) -> SimulationShape:
-        """What a policy, given as text, would decide about these requests, or would have decided about the last jobs on the bus."""
+        """What a policy, given as text, decides about these requests, or about the last jobs on the bus."""
         body = {
             "policy": policy,
             "requests": None if requests is None else [dict(one) for one in requests],

@@ -1,14 +1,12 @@
-"""The documents that clients and gateways exchange."""
+"""The documents that clients and gateways exchange. Unknown fields of a newer gateway are no error."""
 
 from typing import Any, Generic, Literal, TypeVar
 
 import pydantic
 from pydantic.alias_generators import to_camel
 
-# The documents that clients and gateways exchange, as both see them. What a newer gateway adds is kept out of the way.
-
 REPLAYED = "Idempotency-Replayed"
-"""The header of an answer that an earlier request with the same key was given."""
+"""Response header: the answer was given to an earlier request with the same idempotency key."""
 EXAMPLE_RUN = "run_2026-02-14_080000_abc123"
 
 ItemT = TypeVar("ItemT")
@@ -417,7 +415,7 @@ class CleanedUpShape(pydantic.BaseModel):
     more: bool
 
 
-# Jobs and their events as clients and gateways exchange them, each kind with its own fields.
+# --- jobs and their events ---
 
 
 class JobShape(pydantic.BaseModel):
@@ -707,7 +705,7 @@ class EventShape(pydantic.BaseModel):
     version: int
 
 
-# What the gateway tells of the safety policy.
+# --- safety policy ---
 
 
 class LookedShape(pydantic.BaseModel):

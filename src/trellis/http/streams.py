@@ -1,4 +1,4 @@
-"""Streams of events, and watching something until it has ended."""
+"""Event streams, and watching a job or run until it has ended."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from trellis.http.calls import RETRIED_STATUSES, GatewayCalls, GatewayRequest, r
 from trellis.http.errors import AnswerInvalid, GatewayError, GatewayRefused, GatewayUnavailable
 from trellis.http.shapes import LiveEvent
 
-# Events as they happen, each exactly once: a broken stream goes on after the last event that was received.
+# Follows events, each delivered exactly once: a broken stream resumes after the last event that was received.
 
 PATH = "/events/stream"
 MEDIA_TYPE = "text/event-stream"
@@ -23,7 +23,7 @@ _DATA = pydantic.TypeAdapter(dict[str, Any])
 async def follow(calls: GatewayCalls, params: Mapping[str, Any], after: str | None) -> AsyncGenerator[LiveEvent]:
     """Every event after a position, without end; without a position from now on.
 
-    Raises what the gateway refuses, and GatewayUnavailable when it could not be reached again for `patience_s`.
+    Raises what the gateway refuses, and GatewayUnavailable if it could not be reached again for `patience_s`.
     """
     last, failures, lost_at = after, 0, calls.clock.monotonic()
     while True:
@@ -34,7 +34,7 @@ async def follow(calls: GatewayCalls, params: Mapping[str, Any], after: str | No
             async with calls.stream(GatewayRequest(method="GET", path=PATH, params=params, headers=headers)) as source:
                 async for sent in source:
                     heard, after_s = True, after_s if sent.retry is None else sent.retry / 1000
-                    # Positions sort as the feed does: what is not after the last one has been received already.
+                    # Positions sort like the feed: an event that is not after the last one was already received.
                     if not sent.id or (last is not None and sent.id <= last):
                         continue
                     last = sent.id
@@ -59,7 +59,7 @@ async def follow(calls: GatewayCalls, params: Mapping[str, Any], after: str | No
 
 
 async def position(calls: GatewayCalls) -> str:
-    """Where the events end now; raises what a request does."""
+    """The present end of the feed; raises what a request raises."""
     ask = GatewayRequest(method="GET", path=PATH, params={"for_s": 0}, headers={"Accept": MEDIA_TYPE})
     for line in (await calls.ask(ask)).body.decode("utf-8", "replace").splitlines():
         if line.startswith("id:"):
@@ -74,21 +74,20 @@ def _event(sent: httpx2.ServerSentEvent) -> LiveEvent:
         raise AnswerInvalid(request=PATH, reason=f"event {sent.id}: {error.errors()[0]['msg']}") from None
 
 
-# How something stands, again and again until it has ended. Looking is the truth; the stream of events only says when to look.
-#
-# So a stream that cannot be had costs time and nothing else: then it is looked at every `POLL_S`.
+# Watches a document by polling. The polled document is authoritative; the event stream only triggers the next poll.
+# If the stream is unavailable, watching is only slower: the document is polled every `POLL_S`.
 
 POLL_S = 5.0
 SOON_S = 0.05
-"""After a hint the document may be a moment behind the event."""
+"""Delay after an event, in seconds, because the document may be published a moment later."""
 
 
 class Versioned(Protocol):
-    """What is looked at."""
+    """A document with a version."""
 
     @property
     def version(self) -> int:
-        """It rises with every change."""
+        """Increases with every change."""
         ...
 
 
@@ -102,11 +101,11 @@ async def changes(
     ended: Callable[[SeenT], bool],
     clock: Clock,
 ) -> AsyncGenerator[SeenT]:
-    """Each newer state that is seen, up to the one that has ended. `look(last)` gives None when nothing changed since."""
+    """Each newer state of a document, up to the final one. `look(last)` returns None if nothing has changed since."""
     ear = _StreamHints()
     listening = asyncio.ensure_future(ear.listen(hints))
     try:
-        last, pause_s = None, SOON_S  # the first looks come close together: the stream may not be there yet
+        last, pause_s = None, SOON_S  # short pauses at first: the stream may not be open yet
         while True:
             seen = await look(last)
             if seen is not None and (last is None or seen.version > last.version):
@@ -127,21 +126,21 @@ async def changes(
 
 
 class _StreamHints:
-    """What the stream has said since the last look."""
+    """Collects what the stream announced since the last poll."""
 
     def __init__(self) -> None:
         self.heard = asyncio.Event()
         self.version = 0
 
     async def listen(self, hints: AsyncIterator[LiveEvent]) -> None:
-        with contextlib.suppress(GatewayError):  # whoever looks meets the same trouble, or none
+        with contextlib.suppress(GatewayError):  # polling meets the same error, or works
             async for event in hints:
                 self.version = max(self.version, event.version or 0)
                 self.heard.set()
 
 
 async def wait_for_last(states: AsyncGenerator[SeenT], clock: Clock, timeout_s: float | None, about: str) -> SeenT:
-    """The state in which it ended; raises TimeoutError, which says how it stands."""
+    """The final state; raises TimeoutError, whose message tells the last known status."""
     seen: list[SeenT] = []
 
     async def drain() -> None:

@@ -1,10 +1,10 @@
-"""The client for scripts without `async`: the same nouns and verbs, each blocking until its answer is there.
+"""The blocking client, for scripts without `async`: the same resources and verbs.
 
-with connect_sync(gateway="http://127.0.0.1:8420") as client:
-    run = client.runs.start("archivist-violin")
-    print(client.runs.wait(run.run_id, timeout_s=120).status)
+  with connect_sync(gateway="http://127.0.0.1:8420") as client:
+      run = client.runs.start("archivist-violin")
+      print(client.runs.wait(run.run_id, timeout_s=120).status)
 
-Every method is the asynchronous one, run on an event loop in a thread of its own; nothing is written twice.
+Every method runs the asynchronous one on an event loop in a separate thread, so nothing is implemented twice.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ ItemT = TypeVar("ItemT")
 
 
 class EventLoopThread:
-    """An event loop that runs in a thread until it is stopped."""
+    """An event loop that runs in its own thread until it is stopped."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -31,7 +31,7 @@ class EventLoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """What `work` returns. Ctrl-C ends the waiting and the work."""
+        """Run `work` and return its result. Ctrl-C cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -39,7 +39,7 @@ class EventLoopThread:
             future.cancel()
 
     def stop(self) -> None:
-        """End what is left and the thread."""
+        """Cancel the remaining tasks and end the thread."""
         self.run(self._loop.shutdown_asyncgens())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -47,21 +47,21 @@ class EventLoopThread:
 
 
 class BlockingTwin:
-    """The blocking side of one asynchronous object."""
+    """The blocking counterpart of one asynchronous object."""
 
     def __init__(self, inner: Any, thread: EventLoopThread) -> None:
         self.inner, self.thread = inner, thread
 
 
 class BlockingMethod(Generic[P, ResultT]):
-    """A method that waits for the answer of the asynchronous one."""
+    """A method that blocks until the asynchronous one has returned."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, ResultT]]) -> None:
         self.method = method
         self.__doc__ = method.__doc__
 
     def __get__(self, twin: BlockingTwin, owner: type[BlockingTwin]) -> Callable[P, ResultT]:
-        """The method of this object."""
+        """Bind the method to this object."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> ResultT:
             return twin.thread.run(self.method(twin.inner, *args, **kwargs))
@@ -71,14 +71,14 @@ class BlockingMethod(Generic[P, ResultT]):
 
 
 class BlockingIterator(Generic[P, ItemT]):
-    """A method whose items come one by one; leaving the loop ends it."""
+    """A method that yields the items of an asynchronous generator; leaving the loop closes it."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], AsyncGenerator[ItemT]]) -> None:
         self.method = method
         self.__doc__ = method.__doc__
 
     def __get__(self, twin: BlockingTwin, owner: type[BlockingTwin]) -> Callable[P, Iterator[ItemT]]:
-        """The method of this object."""
+        """Bind the method to this object."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> Iterator[ItemT]:
             return _flow(twin.thread, self.method(twin.inner, *args, **kwargs))
@@ -229,7 +229,7 @@ class SyncGatewayClient(BlockingTwin):
 
 @contextmanager
 def blocking(opening: AbstractAsyncContextManager[GatewayClient]) -> Generator[SyncGatewayClient]:
-    """The blocking side of a client that is opened for as long as this lasts."""
+    """The blocking counterpart of a client that stays open for the duration of the context."""
     thread = EventLoopThread()
     try:
         client = thread.run(_awaited(opening.__aenter__()))

@@ -1,1 +1,1 @@
-"""What every HTTP server of ours is made of: strict bodies, problems, limits, correlation, tokens, and the server itself."""
+"""Building blocks of every Trellis HTTP server: bodies, problems, limits, correlation ids, tokens, the server."""

@@ -1,9 +1,14 @@
-"""Request bodies, read strictly: a bound on bytes, time, depth and values, UTF-8 JSON without NaN, and no name twice in one object.
+"""Reads request bodies strictly.
 
-What two readers could understand differently is refused before anybody reads it; and who may not, has nothing of it read at all.
-A large body is read beside the event loop, and all bodies together have a bound too: no request makes others wait.
-A body that is read before its sender is authenticated, as a signed one is, has small bounds of its own: strangers take
-nothing of what the others may have.
+A body has a limit on its bytes, arrival time, nesting depth and number of values. It must be UTF-8 JSON without NaN,
+and no object may repeat a name.
+
+Invariants:
+- JSON that two parsers could read differently is refused before any handler sees it;
+- the body of a caller without permission is not read at all;
+- a large body is parsed in a thread, and all bodies of a process share one byte limit, so no request blocks the others;
+- a body that must be read before its sender is authenticated (a signed callback, for example) has smaller limits of its
+  own. Unauthenticated senders never use up the capacity of authenticated ones.
 """
 
 import asyncio
@@ -27,50 +32,50 @@ from trellis.net.targets import one_sender
 BODY_BYTES_MAX = 1024 * 1024
 LARGE_BODY_BYTES_MAX = 10 * 1024 * 1024
 BODY_S = 30.0
-"""How long a body may take to arrive."""
+"""How long a body may take to arrive, in seconds."""
 DEPTH_MAX = 32
 PIECES_MAX = 50_000
-"""Commas and opening brackets outside of texts: about as many as there are values."""
+"""Limit on commas and opening brackets outside of strings, which approximates the number of values."""
 NUMBER_CHARS_MAX = 100
 INLINE_BYTES_MAX = 64 * 1024
-"""A body up to this size is read in the event loop, a larger one in a thread."""
+"""A body up to this size is parsed in the event loop, a larger one in a thread."""
 ERRORS_TOLD_MAX = 1_000
-"""A large body that is wrong in more places is told how many there are, and not where."""
+"""A large body with more validation errors than this gets only their number, not the list."""
 UNDER_WAY_BYTES_MAX = 128 * 1024 * 1024
-"""Of the bodies of all requests that one process works on."""
+"""Limit on the bytes of all request bodies that one process holds at the same time."""
 UNAUTHENTICATED_BYTES_MAX = 64 * 1024
-"""Of one body whose sender is not authenticated yet."""
+"""Limit on the bytes of one body whose sender is not authenticated yet."""
 UNAUTHENTICATED_S = 5.0
-"""How long such a body may take to arrive."""
+"""How long the body of an unauthenticated sender may take to arrive, in seconds."""
 UNAUTHENTICATED_MAX = 64
-"""Such bodies that may be arriving at the same time."""
+"""How many bodies of unauthenticated senders may be arriving at the same time."""
 UNAUTHENTICATED_OF_ADDRESS_MAX = 16
-"""Of them, those from one IPv4 address, or from one /64 of IPv6."""
+"""How many of those may come from one IPv4 address, or from one IPv6 /64."""
 
 Made = TypeVar("Made")
 
-# A text whose end is missing goes to the end of the body: every character is looked at once, whatever is wrong.
+# An unterminated string matches up to the end of the body, so every character is scanned once, even in malformed JSON.
 _PIECE = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[,\[{\]}]', re.DOTALL)
 
 
 @runtime_checkable
 class AdmissionCheck(Protocol):
-    """A dependency of a route that can say no before anything of the body is read."""
+    """A route dependency that can refuse a request before its body is read."""
 
     async def admit(self, request: Request) -> None:
-        """Raise what asking would raise."""
+        """Raise the error that calling the dependency would raise."""
         ...
 
 
 class UnauthenticatedBodies:
-    """Bodies that are arriving from senders that are not authenticated yet: their number in all and by sender (`sender_of`)."""
+    """Limits how many bodies of unauthenticated senders may be arriving, in total and per sender (`sender_of`)."""
 
     def __init__(self) -> None:
         self._arriving: Counter[str] = Counter()
 
     @contextmanager
     def arriving(self, address: str) -> Generator[None]:
-        """Count one until its last byte has come; raises Problem 503."""
+        """Count one body until its last byte has arrived; raises Problem 503."""
         if self._arriving.total() >= UNAUTHENTICATED_MAX or self._arriving[address] >= UNAUTHENTICATED_OF_ADDRESS_MAX:
             detail = "Too many bodies without a token are arriving; send it again in a while, and all of it at once."
             raise Problem("OVERLOADED", detail, headers={"Retry-After": "1"})
@@ -84,14 +89,14 @@ class UnauthenticatedBodies:
 
 
 class BodiesUnderWay:
-    """How many bytes of bodies are held now; in the app's state."""
+    """Counts the bytes of request bodies held now. Kept in the app's state."""
 
     def __init__(self, bytes_max: int = UNDER_WAY_BYTES_MAX) -> None:
         self.bytes, self.bytes_max = 0, bytes_max
         self.unauthenticated = UnauthenticatedBodies()
 
     def take(self, count: int) -> None:
-        """Hold so many more; raises Problem 503."""
+        """Reserve `count` more bytes; raises Problem 503."""
         if self.bytes + count > self.bytes_max:
             detail = (
                 f"The bodies of the requests that are being read have {self.bytes_max} bytes; send it again in a while."
@@ -100,19 +105,19 @@ class BodiesUnderWay:
         self.bytes += count
 
     def give_back(self, count: int) -> None:
-        """Hold so many less."""
+        """Release `count` bytes."""
         self.bytes -= count
 
 
 def sender_of(request: Request) -> str:
-    """Where a request comes from, as far as a sender without authentication is told from another."""
+    """The address by which unauthenticated senders are told apart."""
     return one_sender(request.client.host) if request.client else "unknown"
 
 
 class StrictRequest(Request):
-    """A request whose body is bounded and whose JSON means one thing only.
+    """A request with a bounded body and unambiguous JSON.
 
-    `authenticated` says that its sender is known before anything of the body is read.
+    `authenticated` says that the sender is known before the body is read.
     """
 
     def __init__(self, request: Request, bytes_max: int, body_s: float = BODY_S, *, authenticated: bool) -> None:
@@ -159,21 +164,24 @@ class StrictRequest(Request):
             self._held += count
 
     async def json(self) -> Any:
-        """The value of the body; raises Problem 422."""
+        """The parsed body; raises Problem 422."""
         if not hasattr(self, "_json"):
             body = await self.body()
             self._json = await in_thread_if_large(len(body), parse, body)
         return self._json
 
     def release(self) -> None:
-        """The request is answered: its body counts no longer."""
+        """Stop counting the body, because the request has been answered."""
         self._under_way.give_back(self._held)
         self._held = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BodyLimits:
-    """The longest bodies that an application takes; in its state as `body_limits`, where they are not these."""
+    """The longest bodies that an application accepts.
+
+    Stored in its state as `body_limits` when they differ from the defaults.
+    """
 
     bytes_max: int = BODY_BYTES_MAX
     large_bytes_max: int = LARGE_BODY_BYTES_MAX
@@ -183,14 +191,14 @@ LIMITS_DEFAULT = BodyLimits()
 
 
 class StrictRoute(APIRoute):
-    """A route whose body is read strictly."""
+    """A route that reads its body strictly."""
 
     is_large = False
-    """Whether it takes the large bodies (D25)."""
+    """Whether the route accepts large bodies (D25)."""
     body_s = BODY_S
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's own handler, on a strict request."""
+        """FastAPI's own handler, given a `StrictRequest`."""
         handle, takes_body = super().get_route_handler(), self.body_field is not None
         rules = [one.call for one in self.dependant.dependencies if isinstance(one.call, AdmissionCheck)]
 
@@ -201,7 +209,7 @@ class StrictRoute(APIRoute):
                 await rule.admit(strict)
             try:
                 if takes_body and (body := await strict.body()):
-                    value = await strict.json()  # here, because FastAPI would hide what is wrong with it
+                    value = await strict.json()  # parsed here, because FastAPI would hide what is wrong with it
                     if len(body) > INLINE_BYTES_MAX:
                         await asyncio.to_thread(self._check_errors, value)
                 return await handle(strict)
@@ -215,7 +223,7 @@ class StrictRoute(APIRoute):
         return limits.large_bytes_max if self.is_large else limits.bytes_max
 
     def _check_errors(self, value: Any) -> None:
-        """Raise Problem when there are so many errors that telling them would take long; FastAPI tells the others."""
+        """Raise Problem when the errors are too many to list quickly. FastAPI reports fewer errors itself."""
         assert self.body_field is not None
         form: Any = self.body_field.field_info.annotation
         try:
@@ -227,25 +235,25 @@ class StrictRoute(APIRoute):
 
 
 class LargeBodyRoute(StrictRoute):
-    """For artifacts and for proposals of memory and logic (D25)."""
+    """A route that accepts large bodies: artifacts, and proposals of memory and logic (D25)."""
 
     is_large = True
 
 
 def too_large(bytes_max: int) -> Problem:
-    """The refusal of a body over the limit."""
+    """The problem for a body over the limit."""
     return Problem(
         "PAYLOAD_TOO_LARGE", f"The body has more than {bytes_max} bytes; store the data elsewhere and refer to it."
     )
 
 
 async def in_thread_if_large(size: int, make: Callable[..., Made], *given: Any) -> Made:
-    """What `make` makes of a body of this size: here when it is small, else in a thread."""
+    """Call `make` directly for a small body, in a thread for a large one."""
     return make(*given) if size <= INLINE_BYTES_MAX else await asyncio.to_thread(make, *given)
 
 
 def parse(body: bytes) -> Any:
-    """The JSON value; raises Problem, which says where."""
+    """The JSON value of the body; raises Problem, which names the place of the error."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -274,7 +282,7 @@ def _check_address(request: Request) -> None:
 
 
 def _check_pieces(text: str) -> None:
-    """Refuse what would become too many values, before there is any of them."""
+    """Refuse a body with too many values before any of them is created."""
     if sum(map(text.count, ",[{")) <= PIECES_MAX:
         return
     pieces = depth = 0
@@ -294,11 +302,11 @@ def _check_pieces(text: str) -> None:
             many = f"The body has more than {PIECES_MAX} commas and opening brackets outside of its texts"
             raise Problem("VALIDATION_FAILED", f"{many}; send fewer values, or refer to them.")
         if depth < 0:
-            return  # no JSON, as its reader says at once
+            return  # not JSON; the parser reports it right away
 
 
 def _check_tree(value: Any) -> None:
-    """Depth and texts, level by level: no recursion that a body could exhaust."""
+    """Check depth and strings level by level, without recursion that a body could exhaust."""
     level: list[Any] = [value]
     for _ in range(DEPTH_MAX + 1):
         for one in level:

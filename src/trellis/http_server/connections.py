@@ -1,12 +1,12 @@
-"""Accepts connections so that strangers never use up the file descriptors of this process.
+"""Accepts connections without letting clients exhaust the file descriptors of this process.
 
-What holds:
+Invariants:
 - a share of the descriptors that the system allows stays free for the ledger, files and outgoing calls;
-- where no connection more may be open, the one that has waited longest for its client is closed: one that lingers after
-  its answer, is idle, sends its headers slowly, or does not read. Only where every connection has a request under way
-  is the new one refused;
-- neither takes more than one step: nothing lingers beyond the limit, and accepting never fails in a loop. If
-  descriptors run out all the same, one that is kept in reserve is given up for as long as it takes to close the new connection.
+- when no more connections may be open, the one that has waited longest for its client is closed: it lingers after its
+  response, is idle, sends its headers slowly, or does not read. A new connection is refused only when every open one is
+  serving a request;
+- closing or refusing takes one step. No connection lingers beyond the limit, and accepting never fails in a loop. If
+  descriptors still run out, a reserved descriptor is freed just long enough to accept and close the new connection.
 """
 
 import asyncio
@@ -24,30 +24,30 @@ from typing import ClassVar, Protocol
 from trellis.http_server.limits import LogLimit
 
 ACCEPTS_AT_ONCE = 8
-"""Connections taken in one step of the event loop; what a step closes is given back before the next one."""
+"""Connections accepted per event-loop step. Descriptors closed in one step are free before the next."""
 DESCRIPTORS_FREE = 256
-"""Descriptors that connections leave free; a quarter of all, where the limit is low."""
+"""Descriptors that connections leave free: this many, or a quarter of the limit if that is fewer."""
 RAISE_REFUSED = 10_240
-"""What macOS allows at least where it refuses more (`OPEN_MAX`)."""
+"""A soft limit that macOS grants even when it refuses a higher one (`OPEN_MAX`)."""
 RETRY_S = 0.5
-"""How long nobody is accepted after an error that closing a connection does not mend."""
+"""Pause in accepting, in seconds, after an error that closing a connection does not fix."""
 HANDSHAKE_S = 10.0
 _GONE = frozenset(
     {errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH}
 )
-"""The client or its network failed between connecting and being accepted."""
+"""Errors that mean the client or its network failed between connecting and being accepted."""
 
 
 class HttpConnection(Protocol):
-    """One accepted connection, as the protocol of HTTP has it."""
+    """One accepted connection, as implemented by the HTTP protocol."""
 
     def give_way(self) -> None:
-        """Close at once."""
+        """Close the connection at once."""
         ...
 
 
 def descriptor_limit(wanted: int) -> int:
-    """How many files this process may open, after raising the soft limit to `wanted` where that is allowed."""
+    """Raise the soft limit on open files towards `wanted`, and return how many files this process may open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return sys.maxsize
@@ -61,10 +61,10 @@ def descriptor_limit(wanted: int) -> int:
 
 
 class ConnectionPool:
-    """The connections of one server: how many may be open, and which one gives way to another."""
+    """The connections of one server: limits how many may be open, and picks which one to close for a new one."""
 
     _beyond: ClassVar[set[Hashable]] = set()
-    """Connections of all servers in this process whose descriptor is one of those that are to stay free."""
+    """Connections, of all servers in this process, that use a descriptor from the reserved range."""
 
     def __init__(self, connections_max: int) -> None:
         self._max = connections_max
@@ -74,40 +74,43 @@ class ConnectionPool:
         self._waiting: OrderedDict[HttpConnection, None] = OrderedDict()
 
     def opened(self, connection: Hashable, descriptor: int) -> None:
-        """Count a connection from when it is accepted."""
+        """Count a connection, from the moment it is accepted."""
         self._open.add(connection)
         if descriptor >= self._descriptor_max:
             self._beyond.add(connection)
 
     def closed(self, connection: Hashable) -> None:
-        """Count it no longer."""
+        """Stop counting a connection."""
         self._open.discard(connection)
         self._beyond.discard(connection)
         self._waiting.pop(connection, None)  # type: ignore[call-overload] - one that never waited is not there
 
     def wait(self, connection: HttpConnection, *, first: bool = False) -> None:
-        """It waits for its client, and gives way after those that have waited longer, or with `first` before them."""
+        """Mark a connection as waiting for its client.
+
+        It is closed after those already waiting, or with `first` before them.
+        """
         if connection in self._open:
             self._waiting[connection] = None
             self._waiting.move_to_end(connection, last=not first)
 
     def work(self, connection: HttpConnection) -> None:
-        """A request of it is under way: it gives way to nobody."""
+        """Mark a connection as serving a request. It is not closed to make room."""
         self._waiting.pop(connection, None)
 
     def make_room(self, descriptor: int) -> bool:
-        """Whether a new connection with this descriptor may stay, now that another has given way if one had to.
+        """Whether a new connection with this descriptor may stay; closes a waiting connection if that is needed.
 
-        The system gives out the lowest free descriptor, so a high one says that all below are in use, by whomever.
-        Until those with high ones are closed every new connection takes the place of another, also with a low one that
-        became free.
+        The system hands out the lowest free descriptor, so a high one means that all lower ones are in use by this
+        process. Until the connections with high descriptors are closed, every new connection replaces another one, even
+        if it got a low descriptor that became free.
         """
         if len(self._open) < self._max and descriptor < self._descriptor_max and not self._beyond:
             return True
         return self.give_back(1) == 1
 
     def give_back(self, count: int) -> int:
-        """Close so many connections that wait, the one that has waited longest first; how many there were."""
+        """Close up to `count` waiting connections, longest-waiting first, and return how many were closed."""
         leaving = [self._waiting.popitem(last=False)[0] for _ in range(min(count, len(self._waiting)))]
         for connection in leaving:
             self.closed(connection)
@@ -116,17 +119,17 @@ class ConnectionPool:
 
 
 class _HandshakingConnection:
-    """A connection before its handshake is over; until then the protocol of HTTP knows nothing of it."""
+    """A connection during its TLS handshake, before the HTTP protocol knows it."""
 
     task: "asyncio.Task[None]"
 
     def give_way(self) -> None:
-        """Close at once."""
+        """Close the connection at once."""
         self.task.cancel()
 
 
 class Acceptor:
-    """Accepts on one listening socket; stands in for `asyncio.Server`, which logs a line for every failing accept."""
+    """Accepts connections on one listening socket. Replaces `asyncio.Server`, which logs a line per failed accept."""
 
     def __init__(
         self,
@@ -149,7 +152,7 @@ class Acceptor:
         self._loop.add_reader(listening, self._accept)
 
     def close(self) -> None:
-        """Accept nobody any more."""
+        """Stop accepting connections."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -162,7 +165,7 @@ class Acceptor:
             self._reserve = None
 
     async def wait_closed(self) -> None:
-        """Nothing is left to wait for: connections are the server's."""
+        """Return at once: the open connections belong to the server, not to the acceptor."""
 
     def _accept(self) -> None:
         for _ in range(ACCEPTS_AT_ONCE):
@@ -191,11 +194,11 @@ class Acceptor:
         task.add_done_callback(lambda done: self._connected(done, accepted, arriving))
 
     async def _connect(self, accepted: socket.socket, arriving: "_HandshakingConnection") -> None:
-        """Hand the socket to the protocol of HTTP, after the handshake where there is one."""
+        """Hand the socket to the HTTP protocol, after the TLS handshake if there is one."""
 
         def make() -> asyncio.Protocol:
             made = self._make()
-            if self._tls is None:  # it has its connection at once
+            if self._tls is None:  # without TLS the protocol gets its connection at once
                 self._connections.closed(arriving)
                 self._connections.opened(made, accepted.fileno())
             return made
@@ -206,7 +209,7 @@ class Acceptor:
                 make, accepted, ssl=self._tls, ssl_handshake_timeout=timeout_s
             )
         except OSError:
-            accepted.close()  # no handshake: it was no client of ours
+            accepted.close()  # the handshake failed: not one of our clients
             return
         if self._is_closed:
             made.shutdown()  # type: ignore[attr-defined] - the protocol of HTTP has it
@@ -220,7 +223,7 @@ class Acceptor:
             accepted.close()
 
     def _turn_away(self, accepted: socket.socket) -> None:
-        """Say why if that takes no waiting, and close."""
+        """Send the reason if that needs no waiting, and close the socket."""
         with contextlib.suppress(OSError):
             if self._tls is None:
                 accepted.setblocking(False)
@@ -229,11 +232,11 @@ class Acceptor:
         accepted.close()
 
     def _failed(self, error: OSError) -> None:
-        """No descriptor is left, or no memory: connections that wait give way, else the new client is closed."""
+        """Handle a lack of descriptors or memory: close waiting connections, otherwise the new one."""
         code = errno.errorcode.get(error.errno or 0, "UNKNOWN")
         self._log.warning("accept_failed", code=code, error=error.strerror)
         if self._connections.give_back(ACCEPTS_AT_ONCE):
-            return  # there is room in the next step
+            return  # the next step has free descriptors
         if error.errno in {errno.EMFILE, errno.ENFILE} and self._turned_away_with_reserve():
             return
         self._loop.remove_reader(self._listening)

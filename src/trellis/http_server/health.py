@@ -1,8 +1,8 @@
-"""Whether a process lives, and whether what it needs answers: two questions, for two kinds of askers.
+"""Liveness and readiness of a process.
 
-`live` is for whoever restarts processes: it looks at nothing else, since no restart mends a database. `ready` is for whoever
-sends requests: it asks everything this process needs, at the same time, and answers in under a second whatever is down.
-Both need no token and say nothing that a stranger may not know.
+`live` is for process supervisors. It checks no dependency, because restarting does not repair a database. `ready` is
+for load balancers. It probes all dependencies of the process concurrently and answers in under a second, whatever is
+down. Neither needs a token, and neither reveals anything confidential.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ from trellis.engine.errors import SettingsInvalid, TrellisError
 from trellis.engine.outage_log import Failures
 
 PROBE_S = 0.8
-"""How long one dependency may take; all are asked at the same time, and the whole answer takes no longer."""
+"""Timeout of one probe in seconds. Probes run concurrently, so this also bounds the whole answer."""
 HEAD_BYTES_MAX = 8 * 1024
 HEAD_S = 2.0
 CONNECTIONS_MAX = 50
 OK = "ok"
 INSTANCE_HEADER = "X-Trellis-Instance"
-"""Which process answered `/system/ready`: a random name that it takes when it starts."""
+"""Header that names the process that answered `/system/ready`: a random name, chosen at start."""
 NO_ANSWER = "UPSTREAM_UNAVAILABLE"
 
 Probe = Callable[[], Awaitable[object]]
-"""Comes back when the dependency answers, and raises when it does not."""
+"""Returns when the dependency answers, and raises when it does not."""
 
 
 class NotAnswering(TrellisError):
@@ -38,19 +38,19 @@ class NotAnswering(TrellisError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Readiness:
-    """What each dependency said: `ok`, or the code of an error."""
+    """The result for each dependency: `ok`, or an error code."""
 
     status: str
     checks: Mapping[str, str]
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests can be served."""
+        """Whether the process can serve requests."""
         return self.status == OK
 
 
 class ProcessHealth:
-    """The health of this process. Calls at the same time share one round of questions."""
+    """The health of this process. Concurrent calls share one round of probes."""
 
     def __init__(self, probes: Mapping[str, Probe] | None = None) -> None:
         self._probes: dict[str, Probe] | None = None if probes is None else dict(probes)
@@ -58,11 +58,11 @@ class ProcessHealth:
         self._failures: dict[str, Failures] = {}
 
     def needs(self, **probes: Probe) -> None:
-        """The process is up, and needs this too. Before the first call it is starting, and not ready."""
+        """Add dependencies. Before the first call the process counts as starting, and is not ready."""
         self._probes = {**(self._probes or {}), **probes}
 
     async def ready(self) -> Readiness:
-        """Ask everything."""
+        """Probe all dependencies."""
         if self._round is None or self._round.done():
             self._round = asyncio.ensure_future(self._ask())
         return await asyncio.shield(self._round)
@@ -75,7 +75,7 @@ class ProcessHealth:
         return Readiness(status=OK if set(checks.values()) <= {OK} else "degraded", checks=checks)
 
     async def _result(self, name: str, probe: Probe) -> str:
-        """`ok`, or the code. A probe that does not even end when it is cancelled is not waited for."""
+        """`ok`, or the error code. A probe that ignores its cancellation is not waited for."""
         asking = asyncio.ensure_future(probe())
         await asyncio.wait({asking}, timeout=PROBE_S)
         now = asyncio.get_running_loop().time()
@@ -94,14 +94,14 @@ class ProcessHealth:
 
 
 def _forget(task: "asyncio.Future[object]") -> None:
-    """Nobody asks any more how it ended."""
+    """Retrieve the exception of an abandoned probe, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
 
 @asynccontextmanager
 async def health_listener(address: str | None, health: ProcessHealth) -> AsyncGenerator[str | None]:
-    """Answer about the health of this process at `host:port`, if one is given; the address taken. Raises SettingsInvalid."""
+    """Serve the health of this process at `host:port`, if given; yields the bound address. Raises SettingsInvalid."""
     if address is None:
         yield None
         return
@@ -118,13 +118,13 @@ async def health_listener(address: str | None, health: ProcessHealth) -> AsyncGe
 
 
 class _HealthServer:
-    """The smallest HTTP server that a load balancer is content with: one GET, one answer, and the connection ends."""
+    """A minimal HTTP server for load balancers: one GET, one response, then the connection is closed."""
 
     def __init__(self, health: ProcessHealth) -> None:
         self._health, self._open = health, 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serve one connection."""
         self._open += 1
         try:
             async with asyncio.timeout(HEAD_S):
@@ -133,7 +133,7 @@ class _HealthServer:
                     writer.write(await self._answer(head))
                     await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asks like that gets no answer
+            pass  # a malformed or slow request gets no response
         finally:
             self._open -= 1
             writer.close()

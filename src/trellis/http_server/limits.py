@@ -1,4 +1,4 @@
-"""Limits of an HTTP server: what one caller may cost, and how much strangers may write into the log."""
+"""Limits of an HTTP server: requests per caller, recorded refusals per caller, and log lines caused by clients."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,9 +12,8 @@ from trellis.auth.principals import Principal
 from trellis.engine.logs import Log
 from trellis.http_server.problems import Problem
 
-# What one caller may cost: requests, by a bucket of tokens that RateLimit headers tell of, and records of refusals.
-#
-# Both count in this process alone: every replica counts for itself.
+# Limits per caller: requests, by a token bucket that RateLimit headers report, and recorded refusals.
+# Each process (replica) counts for itself.
 
 BUCKETS_MAX = 10_000
 REFUSALS_PER_MINUTE_MAX = 10
@@ -29,7 +28,7 @@ class _Bucket:
 
 
 class RateLimits:
-    """`per_second` requests on average and `burst` at once; `name` tells one policy from another."""
+    """Allows each caller `per_second` requests on average and `burst` at once. `name` identifies the policy."""
 
     def __init__(self, per_second: float, burst: int, monotonic: Callable[[], float], name: str = "default") -> None:
         self._per_second, self._burst, self._monotonic, self._name = per_second, burst, monotonic, name
@@ -64,7 +63,7 @@ class _Minute:
 
 
 class RefusalBounds:
-    """Who may still have a refusal recorded this minute; how many were not since the last record."""
+    """Limits how many refusals per minute are recorded for each caller, and counts those left out."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -87,13 +86,13 @@ class RefusalBounds:
         return left_out
 
 
-# Keeps strangers from filling the log: the first of many like events is logged at once, the others as one count.
+# Limits log lines: the first of many equal events is logged at once, the rest as one count.
 
 EVERY_S = 60.0
 
 
 class LogLimit:
-    """Warnings of one server, limited by event and `code`. `call_later` is the event loop's."""
+    """Logs the warnings of one server, limited per event and `code`. `call_later` is the event loop's."""
 
     def __init__(self, log: Log, call_later: Callable[..., Any], *, every_s: float = EVERY_S) -> None:
         self._log, self._call_later, self._every_s = log, call_later, every_s
@@ -109,7 +108,7 @@ class LogLimit:
         self._watch(key)
 
     def flush(self) -> None:
-        """Log the counts that no summary has named yet."""
+        """Log the counts that no summary has reported yet."""
         for key in list(self._counts):
             self._summarize(key)
 
@@ -118,12 +117,15 @@ class LogLimit:
         self._call_later(self._every_s, self._look, key)
 
     def _look(self, key: tuple[str, str]) -> None:
-        """Go on counting while events come; silence ends the interval, so that the next event is logged at once."""
+        """Keep counting while events arrive.
+
+        An interval without events ends it, so the next event is logged at once.
+        """
         if self._summarize(key):
             self._watch(key)
 
     def _summarize(self, key: tuple[str, str]) -> bool:
-        """Log one line for all that came since the last one; whether any did."""
+        """Log one line for all events since the last one; returns whether there were any."""
         (event, code), count = key, self._counts.pop(key, 0)
         if count:
             self._log.warning(f"{event}_again", code=code, count=count, within_s=self._every_s)

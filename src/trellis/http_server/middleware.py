@@ -1,4 +1,4 @@
-"""What is done around every request: correlation id, span, and the deadline of reads."""
+"""Middleware around every request: correlation id, tracing span, and the deadline of reads."""
 
 import asyncio
 import re
@@ -14,20 +14,20 @@ from trellis.engine.jobs import CORRELATION_PATTERN
 from trellis.engine.logs import log_of
 from trellis.http_server.problems import Problem, correlation_of, problem_response
 
-# Around every request: its correlation id, in and out, and headers that routes leave for the answer.
+# Correlation id of a request and its response, and headers that routes add to the response.
 
 HEADER = "X-Correlation-ID"
 _FORM = re.compile(CORRELATION_PATTERN)
 
 
 class CorrelationMiddleware:
-    """A caller's own id is kept if it is plain; any other request gets a new one."""
+    """Keeps the caller's correlation id if it is well formed, and assigns a new one otherwise."""
 
     def __init__(self, app: ASGIApp, *, new_id: Callable[[], str]) -> None:
         self._app, self._new_id = app, new_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -50,25 +50,28 @@ class CorrelationMiddleware:
         await self._app(scope, receive, send_with_headers)
 
 
-# Around every request: its span, in the trace that the caller names or in a new one (OBS-6).
+# The span of a request, in the caller's trace or in a new one (OBS-6).
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "HTTP"
-"""How spans are named whose method is none that we know: names of spans are few."""
+"""Span name for unknown methods, so that the number of span names stays small."""
 PATH_CHARS_MAX = 200
 NO_SPANS: TelemetryConfig = {"tracing": False}
-"""For the framework, whose own spans would tell the query, with the tickets in it, and let a failing library fail the request."""
+"""Turns off the framework's own spans.
+
+They would record the query, which may hold a ticket, and an error in the tracing library could fail the request.
+"""
 _HEADER = tracing.HEADER.encode()
 
 
 class TracingMiddleware:
-    """Inside of `Correlation`, whose id each span tells."""
+    """Opens a span per request. Must run inside `CorrelationMiddleware`, whose id each span records."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -89,13 +92,13 @@ class TracingMiddleware:
 
 
 def _given_traceparent(scope: Scope) -> str | None:
-    """What the caller names, unless it names two."""
+    """The caller's traceparent header; None if it is missing or sent more than once."""
     found = [value for name, value in scope["headers"] if name == _HEADER]
     return found[0].decode("latin-1") if len(found) == 1 else None
 
 
 def _describe_span(span: tracing.Span, scope: Scope, method: str) -> None:
-    """What is known when the request was routed. The query stays out: it may hold a ticket."""
+    """Add what is known after routing. The query is left out, because it may hold a ticket."""
     route = getattr(scope.get("route"), "path", None)
     if route is not None:
         span.rename(f"{method} {route}")
@@ -109,10 +112,9 @@ def _describe_span(span: tracing.Span, scope: Scope, method: str) -> None:
     )
 
 
-# A read is answered in a few seconds, or with a problem that says what does not answer.
-#
-# A caller who waits on a store that is down learns nothing by waiting longer, and holds a connection meanwhile. A write goes on: it
-# may have happened, and its own idempotency key finds that out.
+# The deadline of reads: a read is answered within a few seconds, or with a problem that names the cause.
+# A caller that waits for an unavailable store gains nothing by waiting longer, and holds a connection meanwhile. Writes
+# have no deadline: a write may have taken effect, and its idempotency key lets the caller find out.
 
 READS = frozenset({"GET", "HEAD"})
 
@@ -120,13 +122,16 @@ _log = log_of("trellis.gateway")
 
 
 class ReadDeadlineMiddleware:
-    """Ends a GET that has not begun to answer after `seconds`. An answer that has begun, such as a stream, is left alone."""
+    """Ends a GET or HEAD whose response has not started after `seconds`.
+
+    A started response, such as a stream, goes on.
+    """
 
     def __init__(self, app: ASGIApp, *, seconds: float) -> None:
         self._app, self._seconds = app, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http" or scope["method"] not in READS:
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""Problems: every answer that is an error, and how it looks in the OpenAPI description."""
+"""Problem documents: every error response, and its schema in the OpenAPI description."""
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -15,9 +15,8 @@ from starlette.requests import ClientDisconnect
 from trellis.engine.errors import TrellisError
 from trellis.engine.logs import log_of
 
-# Every answer that is not what was asked for, as application/problem+json (RFC 9457, D27): one shape, also for crashes.
-#
-# A problem says what to change. It never carries what the server alone should know: an unexpected error is logged with the
+# Every error response is application/problem+json (RFC 9457, D27), with one shape that also covers crashes.
+# A problem says what the caller can change. It never carries internal details: an unexpected error is logged under the
 # correlation id that the caller gets.
 
 MEDIA_TYPE = "application/problem+json"
@@ -58,7 +57,7 @@ _log = log_of("trellis.gateway")
 
 
 class Problem(Exception):
-    """A refusal by the gateway itself; `code` picks the status."""
+    """A refusal by the gateway itself; `code` determines the status."""
 
     def __init__(self, code: str, detail: str, *, headers: Mapping[str, str] | None = None, **extra: Any) -> None:
         super().__init__(detail)
@@ -75,7 +74,7 @@ def problem_response(request: Request, problem: Problem) -> Response:
 
 
 def problem_document(problem: Problem, correlation_id: str | None) -> dict[str, Any]:
-    """The problem as it is sent."""
+    """The problem as the JSON document that is sent."""
     status = STATUS_OF_CODE[problem.code]
     return {
         "type": f"urn:trellis:problem:{problem.code.lower().replace('_', '-')}",
@@ -89,12 +88,12 @@ def problem_document(problem: Problem, correlation_id: str | None) -> dict[str, 
 
 
 def correlation_of(request: Request) -> str | None:
-    """The id this request is known by, here and in logs."""
+    """The correlation id of this request, as used in responses and logs."""
     return request.scope.get("trellis.correlation_id")
 
 
 def install(app: FastAPI) -> None:
-    """Let every way to fail end as a problem."""
+    """Register handlers that turn every exception into a problem."""
     app.add_exception_handler(Problem, _problem)  # type: ignore[arg-type]
     app.add_exception_handler(TrellisError, _trellis)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
@@ -104,7 +103,7 @@ def install(app: FastAPI) -> None:
 
 
 def problem_of_error(error: TrellisError) -> Problem:
-    """An error of ours, as its caller sees it."""
+    """The problem that a caller sees for a Trellis error."""
     code = error.code if error.code in STATUS_OF_CODE else "INTERNAL_ERROR"
     status = STATUS_OF_CODE[code]
     headers = {"Retry-After": "1"} if status in {429, 502, 504} else {}
@@ -131,7 +130,7 @@ async def _invalid(request: Request, error: RequestValidationError) -> Response:
 
 
 def _pointer(location: Sequence[str | int]) -> str:
-    """`body/params/topic`, as people look for it."""
+    """The location as a path such as `body/params/topic`."""
     return "/".join(str(part) for part in location)
 
 
@@ -147,21 +146,21 @@ async def _http(request: Request, error: HTTPException) -> Response:
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the form of a handler
-    """Nobody is there to read it, and nothing went wrong here: no line in the log."""
+    """Answer without logging: the client is gone, and nothing failed on the server."""
     return problem_response(
         request, Problem("BAD_REQUEST", "The connection was closed before the whole body had come.")
     )
 
 
 async def _crash(request: Request, error: Exception) -> Response:
-    """Starlette raises the error again after this answer, so that the server logs it too; ours has the correlation id."""
+    """Log a crash with the correlation id. Starlette re-raises the error afterwards, so the server logs it too."""
     _log.error("request_crashed", path=request.url.path, correlation_id=correlation_of(request), exc_info=error)
     return problem_response(
         request, Problem("INTERNAL_ERROR", "Something went wrong here; the log has it under correlation_id.")
     )
 
 
-# How problems look in the OpenAPI description. The documents that are no problem are in `trellis.http.shapes`, for clients too.
+# How problems look in the OpenAPI description. All other documents are in `trellis.http.shapes`, shared with clients.
 
 
 class ProblemShape(pydantic.BaseModel):

@@ -1,13 +1,13 @@
-"""Serves the gateway inside this process's event loop, and decides who may reach it.
+"""Serves the gateway inside this process's event loop, and decides which addresses it may listen on.
 
-What holds:
-- an address that others can reach is served only with a key that the operator configured;
-- a connection has a bound on the bytes and the time of its requests' heads and on how long its client may leave an
-  answer unread; `connections` bounds how many are open;
-- headers that come after a body (trailers) are dropped: none of them is a credential;
-- requests that cannot be read are logged once, and then counted;
-- the process's own signals stay its own. Once `stop` is set nobody new is let in, streams are ended, and requests under way are
-  finished for a bounded time.
+Invariants:
+- an address that other machines can reach is served only with a key that the operator configured;
+- each connection has limits on the bytes and the arrival time of request heads, and on how long its client may leave a
+  response unread. `connections` limits how many are open;
+- headers after a body (trailers) are dropped: none of them is a credential;
+- unreadable requests are logged once and then counted;
+- the server installs no signal handlers. Once `stop` is set it accepts no new connections, ends streams, and finishes
+  requests under way within a bounded time.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ ADDRESSES_MAX = 8
 BACKLOG = 2_048
 DATE_HEADER_S = 1.0
 LINGER_S = 2.0
-"""How long a client may go on with what nobody wants, so that it can read why."""
+"""How long the unread rest of a request may keep arriving, in seconds, so that the client can read the answer."""
 
 
 class ListenRefused(TrellisError):
@@ -47,7 +47,7 @@ class ListenRefused(TrellisError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerOptions:
-    """Where the gateway listens, and how much it takes from one connection."""
+    """Where the gateway listens, and the limits of one connection."""
 
     host: str
     port: int
@@ -58,30 +58,33 @@ class ServerOptions:
     head_s: float = 10.0
     keep_alive_s: int = 30
     unread_s: float = 30.0
-    """How long a client may leave unread what was written to it."""
+    """How long a client may leave a response unread, in seconds."""
     connections_max: int = 10_000
-    """At most; fewer where the system allows this process fewer files."""
+    """Upper bound; lower if the system allows this process fewer open files."""
     drain_s: int = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoundSockets:
-    """Sockets that nobody is served on yet."""
+    """Bound listening sockets that do not serve requests yet."""
 
     sockets: list[socket.socket]
     url: str
     tls: ssl.SSLContext | None
     is_local: bool
-    """Whether only this machine reaches it."""
+    """Whether only this machine can reach the sockets."""
 
     def close(self) -> None:
-        """Give the address back."""
+        """Release the address."""
         for one in self.sockets:
             one.close()
 
 
 def listen(options: ServerOptions, *, key_configured: bool) -> BoundSockets:
-    """Take the address; raises ListenRefused, KeyUnusable, SettingsInvalid. Nothing is answered before `serve_gateway`."""
+    """Bind the address.
+
+    No request is answered before `serve_gateway`. Raises ListenRefused, KeyUnusable, SettingsInvalid.
+    """
     tls = _tls(options)
     addresses = _addresses(options)
     is_local = all(ip_address(address).is_loopback for _, address in addresses)
@@ -115,7 +118,7 @@ async def serve_gateway(
     end_streams: Callable[[], Awaitable[None]] | None = None,
     ready: Callable[[], None] | None = None,
 ) -> None:
-    """Answer until `stop` is set, then drain. `end_streams` ends what would never end by itself."""
+    """Serve until `stop` is set, then drain. `end_streams` ends responses that would never end by themselves."""
     tls = listening.tls
     connections = ConnectionPool(options.connections_max)
     log = LogLimit(log_of("trellis.http"), asyncio.get_running_loop().call_later)
@@ -124,8 +127,8 @@ async def serve_gateway(
         http=_protocol(options, connections, log),
         ws="none",
         log_config=None,
-        access_log=False,  # an address may hold a ticket; the gateway's own log has what matters
-        proxy_headers=False,  # nobody's word is taken for where a request comes from
+        access_log=False,  # a URL may hold a ticket; the gateway logs what is needed
+        proxy_headers=False,  # no header is trusted for where a request comes from
         server_header=False,
         timeout_keep_alive=options.keep_alive_s,
         timeout_graceful_shutdown=options.drain_s,
@@ -158,9 +161,9 @@ async def serve_gateway(
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to the process, accepts connections by itself, and sleeps while nobody calls.
+    """A uvicorn server that installs no signal handlers, accepts connections itself, and sleeps while idle.
 
-    `leaving` ends its sleep.
+    Setting `leaving` wakes it to shut down.
     """
 
     def __init__(
@@ -185,7 +188,7 @@ class _Server(uvicorn.Server):
         return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def main_loop(self) -> None:
-        """The library's own loop looks ten times a second whether it shall leave; this one is told."""
+        """Wait for `leaving` instead of polling ten times a second, as uvicorn's own loop does."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DATE_HEADER_S):
@@ -196,11 +199,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-# --- the address ---------------------------------------------------------------------------------------------------
+# --- listening address ---------------------------------------------------------------------------------------------
 
 
 def _addresses(options: ServerOptions) -> list[tuple[socket.AddressFamily, str]]:
-    """Where the host is, asked once: what was judged is what is bound."""
+    """Resolve the host once, so that the addresses that were checked are the ones that are bound."""
     try:
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -258,11 +261,11 @@ def _tls(options: ServerOptions) -> ssl.SSLContext | None:
 
 
 class _RequestRefused(Exception):
-    """Ends the parsing of a request."""
+    """Aborts the parsing of a request."""
 
 
 def _protocol(options: ServerOptions, all_connections: ConnectionPool, limited: LogLimit) -> type[asyncio.Protocol]:
-    """The protocol of one connection, with these bounds."""
+    """The protocol class of one connection, with these limits."""
 
     class Bounded(_BoundedHttpProtocol):
         bounds = options
@@ -273,7 +276,7 @@ def _protocol(options: ServerOptions, all_connections: ConnectionPool, limited: 
 
 
 class _BoundedHttpProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with bounds on the head of a request; the library has none."""
+    """HTTP/1.1 with limits on the request head, which uvicorn does not have."""
 
     bounds: ServerOptions
     among: ConnectionPool
@@ -302,7 +305,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def give_way(self) -> None:
-        """Close at once, whatever the client has not read yet."""
+        """Close the connection at once, even if the client has not read everything."""
         if self.transport.is_closing():
             self.transport.abort()
             return
@@ -325,7 +328,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(self._refusal)
         if (self._in_head or (was_in_trailers and self._in_trailers)) and not self._refused:
-            # Of the piece in which a request begins it is not known how much is of the one before.
+            # The chunk in which a request begins may also hold bytes of the one before, so it is not counted.
             self._head_bytes += 0 if self._begun_now else len(data)
             self._begun_now = False
             if self._head_bytes > self.bounds.head_bytes_max:
@@ -337,7 +340,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header of the head. What comes after the body is dropped: the request has been judged without it."""
+        """Keep a header of the request head. Trailers are dropped, because the request was authorized without them."""
         if self._in_head:
             super().on_header(name, value)
 
@@ -352,7 +355,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
-        """A chunk begins; after the last one, which is empty, trailers may follow."""
+        """A chunk begins. After the last one, which is empty, trailers may follow."""
         self._in_trailers = True
 
     def on_body(self, body: bytes) -> None:
@@ -366,14 +369,14 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.cycle.response_complete:
-            return  # another request came in the meantime
+            return  # another request has arrived in the meantime
         lingers = self.cycle.more_body and not self.transport.is_closing()
         self.among.wait(self, first=lingers)
         if lingers:
             self.loop.call_later(LINGER_S, self.timeout_keep_alive_handler)
 
     def pause_writing(self) -> None:
-        """The client does not read: it gives way like one that sends nothing, and is closed after a while."""
+        """The client does not read: the connection may be closed to make room, and is closed after `unread_s`."""
         super().pause_writing()
         self.among.wait(self)
         self._stop_unread_timer()
@@ -386,12 +389,12 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             self.among.work(self)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close what has waited long enough, also where the client leaves its answer unread."""
+        """Close a connection that waited too long, even if its client leaves the response unread."""
         super().timeout_keep_alive_handler()
         self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """An upgrade to another protocol is passed over, as HTTP says; the library would log two lines for each."""
+        """Ignore an upgrade to another protocol, as HTTP allows, without the two log lines of uvicorn."""
 
     def _too_large(self) -> Problem:
         bounds = self.bounds
@@ -419,7 +422,10 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self._refuse(Problem("REQUEST_TIMEOUT", late))
 
     def _refuse(self, problem: Problem) -> None:
-        """Answer and let go. What still comes is thrown away for a moment: closing on it could take the answer back."""
+        """Answer with the problem and close the connection.
+
+        Data that still arrives is discarded for a moment: closing at once could make the client lose the answer.
+        """
         self._head_arrived()
         if self._refused or self.transport.is_closing():
             return
@@ -436,7 +442,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def _answer(problem: Problem) -> bytes:
-    """The whole response to what never reached the application."""
+    """The complete response to a request that never reached the application."""
     made = problem_document(problem, None)
     body = json.dumps(made).encode()
     head = (

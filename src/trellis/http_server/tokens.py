@@ -1,4 +1,4 @@
-"""Bearer tokens: where a request carries one, and who it names."""
+"""Bearer tokens: reading one from a request, and caching verified ones."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ bearer = HTTPBearer(auto_error=False, description="A token of `trellis token iss
 
 @dataclass(slots=True)
 class VerifiedTokens:
-    """Tokens that were verified, so that a signature is looked at once and not in every request.
+    """Caches verified tokens, so that a signature is checked once and not in every request.
 
-    Only good ones, by digest, while they last; all are forgotten when the keys are not the same objects any more.
+    Holds valid tokens only, by digest, until they expire. The cache is cleared when the key objects change.
     """
 
     _keys: tuple[TrustedKey, ...] = ()
     _known: dict[bytes, Identity] = field(default_factory=dict[bytes, Identity])
 
     def verify(self, token: str, keys: Sequence[TrustedKey], *, now: float) -> Identity:
-        """As `identity.verify`."""
+        """Verify a token as `trellis.auth.tokens.verify` does, with the cache."""
         trusted, digest = tuple(keys), hashlib.sha256(token.encode(errors="surrogatepass")).digest()
         if [*map(id, trusted)] != [*map(id, self._keys)]:
             self._known.clear()
@@ -32,6 +32,6 @@ class VerifiedTokens:
         known = self._known.pop(digest, None)
         identity = known if known is not None and known.expires_at > now else verify(token, trusted, now=now)
         if len(self._known) >= TOKENS_MAX:
-            del self._known[next(iter(self._known))]  # the one that was not used for the longest time
+            del self._known[next(iter(self._known))]  # the least recently used one
         self._known[digest] = identity
         return identity

@@ -1,4 +1,4 @@
-"""`trellis demo`: an agent from trigger to proposals; with --crash, a worker killed in the middle and what the ledger says then."""
+"""`trellis demo`: an agent from trigger to proposals; with --crash, a killed worker and how its job recovers."""
 
 import asyncio
 import json as json_
@@ -34,7 +34,7 @@ from trellis.worker.requests import SubmitSettings
 APP_FILE = "demo_app.py"
 LOOK_S = 0.05
 PATIENCE_S = 25.0
-"""Far longer than the demo takes; past it something is wrong and the logs say what."""
+"""Far longer than the demo takes, in seconds. Beyond it something is wrong, and the logs say what."""
 KILL_AT_STEP = 4
 TOKEN_SETTINGS = ("TRELLIS_TOKEN", "TRELLIS_TOKEN_FILE", "TRELLIS_TOKEN_KEY_FILE")
 
@@ -79,16 +79,16 @@ async def demo(
     if cli.ledger is not None:
         raise InputError(detail="The demo makes a ledger of its own; --data DIR chooses its folder.")
     for name in TOKEN_SETTINGS:
-        os.environ.pop(name, None)  # the demo's ledger is new: no token was made for it, nor for its workers
+        os.environ.pop(name, None)  # the demo's ledger is new: no token was issued for it or its workers
     if crash:
         return await _crash(cli)
-    from trellis.cli.demo.agent import agent_demo  # all of the platform, for those who run an agent
+    from trellis.cli.demo.agent import agent_demo  # imports the whole platform, only for the agent demo
 
     return await agent_demo(cli, agent)
 
 
 async def _crash(cli: Cli) -> int:
-    """A small application, a kill -9, and what the ledger says."""
+    """Run a small application, kill its worker with SIGKILL, and show what the ledger records."""
     folder = (cli.data or Path(tempfile.mkdtemp(prefix="trellis-demo-"))).resolve()
     url = ledger_url(folder)
     make_folder(url)
@@ -105,11 +105,12 @@ async def _crash(cli: Cli) -> int:
         return await _print_story(cli, trellis, watch, crashed, folder)
 
 
-# --- what happens ------------------------------------------------------------------------------------------------------
+# --- the story
+# -----------------------------------------------------------------------------------------------------------
 
 
 async def _run_story(trellis: Trellis, watch: DemoWatch, workers: DemoWorkers) -> Job:
-    """Submit, work, kill, recover; returns the job that was in the middle when its worker died."""
+    """Submit, work, kill, recover. Returns the job that was running when its worker died."""
     with watch:
         for batch in BATCHES:
             for handle in await trellis.submit_many(batch.type, batch.payloads, **batch.settings):
@@ -134,7 +135,7 @@ async def _run_story(trellis: Trellis, watch: DemoWatch, workers: DemoWorkers) -
 
 
 async def _wait_until(watch: DemoWatch, workers: DemoWorkers, done: Callable[[], Awaitable[bool]]) -> None:
-    """Look until something is so, but not for ever."""
+    """Poll until `done` returns true, for a bounded time."""
     began = time.monotonic()
     while True:
         await watch.look()
@@ -167,7 +168,8 @@ def _steps(job: Job) -> int:
     return int(json_.loads(job.progress)["of"]) if job.progress else 0
 
 
-# --- what is left to see -----------------------------------------------------------------------------------------------
+# --- the summary
+# ---------------------------------------------------------------------------------------------------------
 
 
 async def _print_story(cli: Cli, trellis: Trellis, watch: DemoWatch, crashed: Job, folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""`trellis demo`: an agent of the garden, from trigger to proposals that wait for a person."""
+"""`trellis demo`: runs a demo agent from trigger to proposals that wait for a person."""
 
 import asyncio
 import json
@@ -18,12 +18,12 @@ from trellis.ledgers import migrate
 from trellis.runs.orchestration import TriggerKind
 
 PATIENCE_S = 60.0
-"""Far longer than a run takes here; past it something is wrong."""
+"""Far longer than a run takes here, in seconds. Beyond it something is wrong."""
 QUOTES_MAX = 4
 
 
 async def agent_demo(cli: Cli, slug: str) -> int:
-    """Run one agent in a folder of its own and show what it proposes; nothing is approved."""
+    """Run one agent in its own folder and show its proposals; nothing is approved."""
     if slug not in AGENTS:
         raise InputError(detail=f"The garden has no agent {slug!r}; choose {' or '.join(AGENTS)}.")
     folder = (cli.data or Path(tempfile.mkdtemp(prefix="trellis-demo-"))).resolve()
@@ -31,7 +31,7 @@ async def agent_demo(cli: Cli, slug: str) -> int:
     make_folder(url)
     await migrate(url)
     make_development_key(url)
-    # The demonstration is the same everywhere: nothing of this machine's settings takes part in it.
+    # The demo is the same on every machine: the settings of this machine are not used.
     async with open_instance(Settings.model_validate({}), url, name=cli.person) as instance:
         await instance.plant()
         run_id = await instance.layer.trigger(slug, {}, kind=TriggerKind.MANUAL)

@@ -1,4 +1,4 @@
-"""The worker processes of the demo: started, killed, stopped, and never left behind."""
+"""The worker processes of the demo: started, killed, stopped, and never left running."""
 
 import signal
 import subprocess
@@ -10,7 +10,7 @@ STOP_S_MAX = 10.0
 
 
 class DemoWorkers:
-    """The demo's own children; leaving the block ends whatever is left of them."""
+    """The worker processes of the demo. Leaving the context ends those that still run."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._folder = folder
@@ -27,7 +27,7 @@ class DemoWorkers:
             process.wait()
 
     def start(self) -> int:
-        """One more worker; its process id."""
+        """Start another worker; returns its process id."""
         self._started += 1
         name = f"worker-{self._started}"
         options = ["--concurrency", "4", "--prefetch", "0", "--name", name, "--ledger", self._url]
@@ -43,14 +43,14 @@ class DemoWorkers:
         return process.pid
 
     def kill(self) -> int:
-        """SIGKILL the oldest: it gets no chance to tidy up."""
+        """SIGKILL the oldest worker: it cannot clean up."""
         process = self._running.pop(0)
         process.kill()
         process.wait()
         return process.pid
 
     def stop(self) -> int:
-        """Ask the oldest to drain; its exit code."""
+        """Ask the oldest worker to drain; returns its exit code."""
         process = self._running[0]
         process.send_signal(signal.SIGTERM)
         code = process.wait(STOP_S_MAX)
@@ -58,5 +58,5 @@ class DemoWorkers:
         return code
 
     def ended_early(self) -> int | None:
-        """The exit code of a worker that should be running and is not."""
+        """The exit code of a worker that should be running but has ended."""
         return next((code for process in self._running if (code := process.poll()) is not None), None)

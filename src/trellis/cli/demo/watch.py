@@ -1,4 +1,4 @@
-"""Live progress of the demo, read from the feed: a line for what is worth telling, a bar for the rest."""
+"""Live progress of the demo, read from the feed: lines for notable events, a bar for the rest."""
 
 import time
 from collections import Counter
@@ -22,7 +22,7 @@ STYLES = {"waiting": "yellow", "held": "cyan", "succeeded": "green", "ended": "r
 
 @dataclass(kw_only=True)
 class DemoWatch:
-    """Where every job of the demo is, as the feed tells it."""
+    """Tracks the place of every job of the demo, as the feed reports it."""
 
     out: Output
     ledger: Ledger
@@ -43,16 +43,16 @@ class DemoWatch:
             self.live.stop()
 
     def expect(self, job: Job) -> None:
-        """A job of this demo: the feed may have others."""
+        """Track a job of this demo, because the feed may contain others."""
         self.types[job.job_id] = job.type
 
     def say(self, text: str, style: str = "") -> None:
-        """One line with the time since the demo began."""
+        """Print one line with the time since the demo began."""
         line = Text.assemble((f"{time.monotonic() - self.began:5.1f}s  ", "dim"), (text, style))
         self.out.console.print(line, highlight=False, no_wrap=True, overflow="ellipsis")
 
     async def look(self) -> None:
-        """Read on in the feed and show what changed."""
+        """Read the next events of the feed and show what changed."""
         while True:
             page = await self.ledger.feed(self.position, limit=PAGE)
             self.position = page.position
@@ -67,7 +67,7 @@ class DemoWatch:
 
     @property
     def all_ended(self) -> bool:
-        """Whether nothing is left to happen."""
+        """Whether all jobs have ended."""
         return all(_kind(self.states.get(job_id, "queued")) in {"succeeded", "ended"} for job_id in self.types)
 
     def _tell(self, event: Event) -> None:
@@ -87,7 +87,7 @@ class DemoWatch:
                 pass
 
     def _bar(self) -> Text:
-        """Every job as its share of one line, by where it is."""
+        """All jobs as shares of one line, by their place."""
         counts = Counter(_kind(self.states.get(job_id, "queued")) for job_id in self.types)
         bar, total = Text("        "), max(1, len(self.types))
         for kind in ("succeeded", "ended", "held", "waiting"):

@@ -1,1 +1,4 @@
-"""The routes, a module per kind of thing. A route asks its rule, then the stores, and shapes the answer; it decides nothing itself."""
+"""The routes, one module per resource.
+
+A route checks its rule, calls the stores and shapes the answer; it makes no decision of its own.
+"""

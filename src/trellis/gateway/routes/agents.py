@@ -1,4 +1,4 @@
-"""Agents: which there are, and whether they may run (D24)."""
+"""Agents: list and read them, activate and pause them (D24)."""
 
 from typing import Annotated, Any, Literal
 
@@ -22,7 +22,7 @@ Slug = Annotated[str, Path(max_length=100, examples=["archivist-violin"])]
 class StatusChange(pydantic.BaseModel):
     """Let it run (`active`), or let no further run of it begin (`paused`)."""
 
-    # The demo's agent is active: whoever types the example changes nothing.
+    # The agent of the demo is already active, so trying the example changes nothing.
     model_config = pydantic.ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"status": "active", "reason": "its sources were checked"}]}
     )

@@ -1,4 +1,4 @@
-"""What a person decides about a job that the safety kernel held (D45). The inbox of proposals does the same by the same code."""
+"""Approve or deny a job that the safety kernel held (D45). The routes of proposals do the same with the same code."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,6 +1,7 @@
-"""Artifacts: staged by the NLM backend, read by everybody who may, removed by an operator's cleanup (ART-1 to ART-8, D15, D25).
+"""Artifacts: staged by the NLM backend, read by permitted callers, removed by an operator's cleanup.
 
-There is no route that changes or deletes one; an operator may discard one that no job waits for. A staged artifact is there for whoever finalizes it and for no reader: here it is not found.
+Implements ART-1 to ART-8, D15, D25. No route changes or deletes an artifact. An operator may discard a staged one that
+no job waits for. Only the caller that finalizes a staged artifact can see it; for readers it is not found.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ CLEANUP_DEFAULT = 200
 WRITE = "artifacts.write"
 READ = "artifacts.read"
 WHOLE = "of the old artifacts"
-"""What a cleanup is about, for the message of a refusal."""
+"""The subject of a cleanup, for the message of a refusal."""
 
 router = APIRouter(tags=["artifacts"], route_class=LargeBodyRoute)
 
@@ -131,7 +132,7 @@ async def one(
     document = await instance.artifacts.read(artifact_id)
     if document is None:
         raise ArtifactNotFound(artifact=artifact_id)
-    # It was checked when it was staged and never changes: it is written out as it is, and beside the event loop.
+    # It was validated when it was staged and never changes, so it is returned as stored, and encoded in a thread.
     return Response(await asyncio.to_thread(encode, document), media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""Dead letters: jobs that need a person, and running them again, one by one or many at once (DJ-12, D9)."""
+"""Dead letters: list and read them, and requeue their jobs, one or many at once (DJ-12, D9)."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -17,10 +17,10 @@ from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.operations.dead_letters import dead_letters, letter_of, requeue_dead
 
 WithLetters = Literal["leased-job", "queue-job"]
-"""The lifecycles whose jobs can be dead letters."""
+"""The lifecycles whose jobs can become dead letters."""
 REQUEUE_MAX = LIMIT_MAX
 WHOLE = "of the dead letters"
-"""What a requeue of many is about, for the message of a refusal."""
+"""The subject of a bulk requeue, for the message of a refusal."""
 
 router = APIRouter(tags=["dead letters"], route_class=StrictRoute)
 

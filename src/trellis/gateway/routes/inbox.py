@@ -1,7 +1,7 @@
-"""The inbox: wishes from outside, which the gate takes or refuses (D51, JQ-12, RUN-4).
+"""The inbox: requests from outside, which the gate accepts or rejects (D51, JQ-12, RUN-4).
 
-Who may not is answered 403 and too many are answered 429, and nothing is stored. What the gate refuses for what it asks is stored as
-rejected, with the reason: the answer and the entry say the same.
+A caller without permission gets 403 and one over its rate limit gets 429; neither request is stored. An entry that the
+gate rejects for its content is stored as rejected, with the reason. The answer and the entry say the same.
 """
 
 from datetime import datetime
@@ -163,7 +163,7 @@ async def entries(
 
 
 def _agent(intent: EntryIntent) -> str:
-    """The agent that an entry is about; a job on no agent's behalf is about none."""
+    """The agent that an entry is about; empty for a job without an agent."""
     return str(intent.payload.get("agent_slug", "")) if intent.action == "job" else intent.target.partition("/")[0]
 
 

@@ -1,6 +1,7 @@
-"""Jobs of every kind: submit, look, cancel, requeue; and the workers that do them (DJ-5, DJ-11, DJ-12, DJ-13, D9, D19, D43, JQ-11).
+"""Jobs of every kind: submit, read, cancel, requeue; and the workers that run them.
 
-Runs, proposals and inbox entries are jobs of the ledger too, but have collections and rules of their own: here they are not found.
+Implements DJ-5, DJ-11, DJ-12, DJ-13, D9, D19, D43, JQ-11. Runs, proposals and inbox entries are jobs of the ledger too,
+but have routes and rules of their own: here they are not found.
 """
 
 from dataclasses import asdict, replace
@@ -65,9 +66,9 @@ from trellis.storage.objects.canonical_json import sha256
 from trellis.worker.kinds import JobRequestBody, make_job
 
 WORK = (LEASED_JOB.name, QUEUE_JOB.name, BUS_JOB.name, NLM_JOB.name)
-"""The lifecycles of this collection."""
+"""The lifecycles that these routes serve."""
 ROUNDS_MAX = 10
-"""How many pages of the ledger one page of a listing looks at when it leaves things out."""
+"""How many ledger pages may be read for one page of a listing that filters some jobs out."""
 
 _log = log_of("trellis.gateway.routes.jobs")
 
@@ -147,7 +148,10 @@ async def submit(
 
 
 def _keyed(job: NewJob, asked: IdempotentRequest) -> NewJob:
-    """The job under the request's key. A job on a topic says itself what the same request is, and may have a key of its own (DJ-5, BUS-11)."""
+    """The job with the request's idempotency key.
+
+    A job on a topic defines itself when two requests are the same, and may have its own key (DJ-5, BUS-11).
+    """
     key = asked.key
     if key is None:
         return job
@@ -213,7 +217,7 @@ async def _has_nlm_jobs(ledger: Ledger) -> bool:
 
 
 def _state(status: str | None) -> str | None:
-    """A state of one of the lifecycles here; raises Problem."""
+    """A state of one of the lifecycles served here; raises Problem."""
     known = {state.name for name in WORK for state in LIFECYCLES[name].states}
     if status is not None and status not in known:
         raise Problem("VALIDATION_FAILED", f"No job is {status!r}; choose one of {', '.join(sorted(known))}.")
@@ -237,7 +241,7 @@ async def one(
 
 
 async def _bus_job(instance: Instance, job: Job) -> dict[str, Any]:
-    """The fields of a JobRequest and of what came of it; of a stored request that is none of ours there are no such fields."""
+    """The fields of the JobRequest and of its outcome; none if the stored request is not in our format."""
     try:
         request = JobRequest.read(job.payload or b"")
     except BusRequestInvalid:
@@ -248,7 +252,7 @@ async def _bus_job(instance: Instance, job: Job) -> dict[str, Any]:
 
 
 async def _retry(instance: Instance, job: Job) -> dict[str, Any] | None:
-    """What does a job again that failed, timed out or was denied; None when nothing does."""
+    """The job that retries a failed, timed out or denied job; None if there is none."""
     again = await find_successor(instance.ledger, job, instance.topics) if job.place is JobPlace.ENDED else None
     if again is None:
         return None
@@ -257,7 +261,7 @@ async def _retry(instance: Instance, job: Job) -> dict[str, Any] | None:
 
 
 async def _queue_job(instance: Instance, job: Job) -> dict[str, Any]:
-    """The fields of its document; of a stored request that is none of ours there are no such fields."""
+    """The fields of the job's document; none if the stored request is not in our format."""
     try:
         request = QueueRequest.read(job.job_id, job.payload or b"")
     except RequestUnreadable:
@@ -433,7 +437,7 @@ async def workers(instance: InstanceOf, _: Annotated[Caller, requires("system.re
 
 
 async def _permitted_job(caller: Caller, rule: str, ledger: Ledger, job_id: str) -> Job:
-    """The job; raises NotAllowed before JobNotFound. One of the NLM backend is for operators also where it shares this ledger (D42)."""
+    """The job; raises NotAllowed before JobNotFound. NLM jobs are for operators even in a shared ledger (D42)."""
     job = await ledger.job(JobId(job_id))
     job = job if job is not None and job.lifecycle in WORK else None
     await permit_on_job(caller.principal, rule, ledger, job)
@@ -445,7 +449,7 @@ async def _permitted_job(caller: Caller, rule: str, ledger: Ledger, job_id: str)
 
 
 def _after(job: Job, answer: Moved | NotMoved, role: str, response: Response) -> dict[str, Any]:
-    """The job as the step left it; raises InvalidTransition."""
+    """The job as the transition left it; raises InvalidTransition."""
     if isinstance(answer, NotMoved):
         raise InvalidTransition(
             job_id=answer.job_id, source=answer.state, target=answer.target, actor=role, reason=answer.reason

@@ -1,6 +1,7 @@
-"""What agents remember, and proposing changes of memory and logic (AUTH-4, AUTH-6, D22, D25, D44).
+"""Agents' memory, and proposals to change memory and logic (AUTH-4, AUTH-6, D22, D25, D44).
 
-Nothing is changed here: a proposal is stored, and the apply engine changes what was approved. Layer 2 has a route and a rule of its own.
+These routes change nothing: a proposal is stored, and the apply engine carries out what was approved. Layer 2 has its
+own route and rule.
 """
 
 import asyncio
@@ -201,7 +202,7 @@ def _gateway(caller: Caller) -> Actor:
 
 
 async def _there(instance: Instance, caller: Caller, agent_id: str) -> None:
-    """Nothing, when there is such an agent; raises SlugInvalid, AgentNotFound, DefinitionMalformed."""
+    """Check that the agent exists; raises SlugInvalid, AgentNotFound, DefinitionMalformed."""
     await instance.proposal_service(_gateway(caller)).agent(agent_id)
 
 
@@ -211,7 +212,7 @@ async def _proposal_made_once(
     response: Response,
     offer: Callable[[], Awaitable[ProposalOffer]],
 ) -> OfferedProposal:
-    """The proposal that this request made, now or before; `offer` is asked for only when it makes one."""
+    """The proposal that this request made, now or earlier. `offer` is called only to make a new one."""
     earlier = await asked.earlier(offering.ledger)
     made = await offering.make(await offer()) if earlier is None else await offering.again(earlier)
     mark_replayed(response, replayed=not made.created)
@@ -237,7 +238,7 @@ async def _memory_offer(
 
 
 def _summary(updates: Sequence[MemoryUpdate]) -> str:
-    """What a proposal without a summary is about: `append in facts.md; close in open_loops.md`."""
+    """A default summary of a proposal: `append in facts.md; close in open_loops.md`."""
     told = dict.fromkeys(f"{update.operation.value} in {update.file}" for update in updates)
     return "; ".join(told)[:SUMMARY_CHARS_MAX]
 

@@ -1,4 +1,4 @@
-"""Proposals: what is proposed, what a person decides, and having it applied (RUN-4, D22, AUTH-6)."""
+"""Proposals: list and read them, decide about them, and apply them (RUN-4, D22, AUTH-6)."""
 
 import json
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ from trellis.proposals.preview import conflict_of, conflicts_of, diff_of
 from trellis.proposals.proposal import NOTE_CHARS_MAX
 
 APPLY_PATIENCE_S = 5.0
-"""Less than any client waits for one answer; who wants to know more asks again."""
+"""How long a request waits for the apply, in seconds. Shorter than any client's timeout; clients may ask again."""
 APPLY_RETRY_S = 1
 HELD_FIRST, PROPOSALS_NEXT = "held:", "proposals:"
-"""Where a cursor goes on: among held jobs, or at the first proposal; without either it is the proposals' own."""
+"""Cursor prefixes: among held jobs, or at the first proposal. A cursor without a prefix is one of proposals."""
 OPEN = frozenset({"approved", "auto_approved", APPLYING})
 
 router = APIRouter(tags=["proposals"], route_class=StrictRoute)
@@ -202,7 +202,7 @@ async def apply(
 
 
 async def _page(ledger: Ledger, state: str | None, limit: int, cursor: str | None) -> dict[str, Any]:
-    """Held jobs come first: work waits for them. A cursor says in which of the two lists it goes on."""
+    """A page of held jobs, then proposals: work waits for held jobs. The cursor says which list continues."""
     items = list[dict[str, Any]]()
     if state in {None, "pending"} and (cursor is None or cursor.startswith(HELD_FIRST)):
         after = cursor.removeprefix(HELD_FIRST) if cursor else None
@@ -220,14 +220,14 @@ async def _page(ledger: Ledger, state: str | None, limit: int, cursor: str | Non
 
 
 async def _documents(ledger: Ledger, proposal_ids: Sequence[JobId]) -> list[dict[str, Any]]:
-    """Several proposals as the ledger has them now, with two queries for all; those that are gone meanwhile are left out."""
+    """Several proposals as they are now, with two queries in total. Proposals deleted meanwhile are left out."""
     payloads, events = await ledger.payloads(proposal_ids), await ledger.events_of(proposal_ids)
     there = [one for one in proposal_ids if one in payloads and one in events]
     return [json.loads(proposals.document(payloads[one], events[one])) for one in there]
 
 
 async def _document(ledger: Ledger, proposal_id: str, *, version: int | None = None) -> dict[str, Any]:
-    """As the ledger has it now, or had it in this version; raises ProposalNotFound."""
+    """The proposal as it is now, or was at this version; raises ProposalNotFound."""
     if (held := approvals.job_id_of_inbox_id(proposal_id)) is not None:
         return await _held_document(ledger, held, version=version)
     job = await proposals.get_proposal_job(ledger, proposal_id)
@@ -254,7 +254,7 @@ async def _decide_held(
     asked: IdempotentRequest,
     version: int | None,
 ) -> Moved:
-    """The decision about a held job; raises Problem, NotHeld, NoteTooShort."""
+    """Decide about a held job; raises Problem, NotHeld, NoteTooShort."""
     document = await _held_document(instance.ledger, job_id)
     await reserve(instance, asked, job_id)
     if version is not None and document["version"] != version and not await asked.moved(instance.ledger, job_id):

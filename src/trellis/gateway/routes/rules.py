@@ -1,4 +1,4 @@
-"""What holds, for everybody who has a token: the lifecycles and the authority table."""
+"""The lifecycles and the authority table, readable with any token."""
 
 from typing import Annotated, Any
 

@@ -1,7 +1,7 @@
-"""Runs: begin one, see how it stands, read what it published, stop it (PIPE-1, RUN-4, RUN-10, D12, D19, D43).
+"""Runs: start one, read its status and published documents, cancel it (PIPE-1, RUN-4, RUN-10, D12, D19, D43).
 
-What a run published is read from the object store, as it was published: the answer is right with every orchestrator stopped, and stays
-right when retention has removed the run from the ledger.
+Published documents are read from the object store as they were published. So the answer is correct with every
+orchestrator stopped, and stays correct after retention has removed the run from the ledger.
 """
 
 import json
@@ -132,9 +132,10 @@ async def _readable_run(
     slugs: Annotated[LruCache[JobId, str], Depends(_slugs)],
     caller: Annotated[Caller, requires(READ)],
 ) -> ReadableRun:
-    """The run that may be read. A poll asks the ledger once: whose a run is never changes, and the rest is published.
+    """The run, if the caller may read it.
 
-    One that is gone from the ledger is known by its published record; without that nobody could say whose it is, and it is not found.
+    A poll queries the ledger once: the agent of a run never changes, and the rest is published. A run that is gone from
+    the ledger is identified by its published record. Without one its agent is unknown, and the run is not found.
     """
     if (known := JobId(run_id)) in slugs:
         return ReadableRun(known, slugs[known])

@@ -1,4 +1,4 @@
-"""What the safety policy says about a job, why, and what another policy would say (BUS-4). Nothing here changes anything."""
+"""Explain and simulate the safety policy for a job (BUS-4). These routes change nothing."""
 
 import asyncio
 from typing import Annotated, Any
@@ -88,5 +88,5 @@ async def simulate(
 
 
 async def _read(text: str) -> SafetyPolicy:
-    """The policy in a body, read beside the event loop: a large one takes a while. Raises PolicyInvalid."""
+    """Parse the policy in a body in a thread, because a large one takes a while. Raises PolicyInvalid."""
     return await asyncio.to_thread(read_policy, text, source="in the body")

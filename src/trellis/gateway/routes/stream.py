@@ -1,4 +1,4 @@
-"""Live events: a stream that goes on where it was left, and tickets for those who can send no header (RUN-5, RUN-10)."""
+"""Live events: a resumable stream, and tickets for clients that cannot send headers (RUN-5, RUN-10)."""
 
 from typing import Annotated, Any
 
@@ -52,7 +52,7 @@ class EventData(pydantic.BaseModel):
     lifecycle: str | None = None
     status: str | None = None
     step: int | None = None
-    proposals_created: list[str] | None = None  # with the end of a run, named as in its status.json
+    proposals_created: list[str] | None = None  # at the end of a run, named as in its status.json
     event: str | None = None
     agentSlug: str | None = None  # noqa: N815 - as above
     eventId: str  # noqa: N815 - as above
@@ -62,7 +62,7 @@ class EventData(pydantic.BaseModel):
 
 
 class RequiresStreamPass(RequiresRule):
-    """The caller and its pass: a token in the header, or a ticket in the address."""
+    """Yields the caller and its stream permit: from a token in the header, or a ticket in the URL."""
 
     def __init__(self) -> None:
         super().__init__(RULE)

@@ -1,4 +1,4 @@
-"""Whether this gateway lives, and what is behind it. The health of a process is for load balancers and needs no token."""
+"""Liveness and health of this gateway, for load balancers; no token is needed."""
 
 from typing import Any
 
