@@ -140,8 +140,9 @@ class BusCollector:
     _following: Subscription | None = None
     _round: _CollectionRound | None = None
     _resume: dict[bool, str | None] = field(default_factory=dict[bool, str | None])
-    """Where the next round continues: by kind (set aside or not), the key to continue after; None where everything was
-    listed.
+    """Where the next round continues, by kind (set aside or not).
+
+    The value is the key to continue after; None where everything was listed.
     """
 
     async def run_once(self) -> BusCollectionReport:

@@ -272,7 +272,7 @@ class Scheduler:
                 DispatchOutcome.UNASKED
             }
             if outcomes.count(DispatchOutcome.LOST) * 2 > len(outcomes):
-                waiting = self._elsewhere(waiting)  # another process works on the same jobs: continue in a different place
+                waiting = self._elsewhere(waiting)  # another process is active: work in different places
         unseen = unreached_lanes(heads, waiting, self._lane)
         self._behind = (unseen & self._behind) or unseen
         await self._let_go(await room.turns.missed())
@@ -295,9 +295,7 @@ class Scheduler:
     async def _next_group(
         self, waiting: Sequence[Job], room: _PassState, now: datetime
     ) -> tuple[list[_Work], list[Job], list[DispatchOutcome]]:
-        """The next group of work to run concurrently, the jobs to look at afterwards, and the outcomes of jobs left
-        waiting.
-        """
+        """The next group of concurrent work, the jobs to look at afterwards, and the outcomes of jobs left waiting."""
         reserved: list[str] = []
         try:
             return await self._fill(reserved, waiting, room, now)
@@ -381,7 +379,7 @@ class Scheduler:
             return False
         if placed.all_do:
             room.full.add(ready.job.type)
-            return placed.why is WaitReason.FULL or not room.crowded  # jobs that wait for busy workers continue by themselves
+            return placed.why is WaitReason.FULL or not room.crowded  # waiting for busy workers resolves itself
         kind = (ready.job.type, ready.job.priority)
         room.stuck[kind] += 1
         return room.stuck[kind] <= self.options.each // 2

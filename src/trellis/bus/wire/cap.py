@@ -154,8 +154,9 @@ def _known_fields(descriptor: Any) -> dict[int, tuple[Any, str]]:
 
 
 def _read_fields(data: bytes, at: int, end: int, left: int) -> tuple[int, list[tuple[int, int, int]]]:
-    """How many more fields the packet may have, and each field of this message: its number, and the range of bytes
-    after its tag.
+    """How many more fields the packet may have, and the fields of this message.
+
+    A field is its number and the range of the bytes after its tag.
     """
     found: list[tuple[int, int, int]] = []
     while at < end:
@@ -198,7 +199,7 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     raise NotStrict("a number does not end")
 
 
-# Packets.
+# Encoding and decoding of packets.
 
 PROTOCOL_VERSION = 1
 PACKET_BYTES_MAX = 1024 * 1024
@@ -304,8 +305,9 @@ def _parsed(data: bytes) -> tuple[Any, frozenset[int]]:
 
 
 def _check_payload(message: Any, fields: frozenset[int]) -> None:
-    """Refuses a packet without a payload as malformed, and one whose payload or fields only newer versions know as
-    unknown.
+    """Refuses a packet without a payload that this version knows.
+
+    A packet without any payload is malformed. One with a payload or field of a newer version has an unknown payload.
     """
     payload = message.WhichOneof("payload")
     if payload in _READERS:
@@ -316,8 +318,9 @@ def _check_payload(message: Any, fields: frozenset[int]) -> None:
 
 
 def _check_freshness(message: Any, delivery: PacketDelivery) -> None:
-    """Refuses an old heartbeat or handshake: it describes its worker at sending time and may have been stored or
-    replayed.
+    """Refuses heartbeats and handshakes that are too old or too far in the future.
+
+    They describe their worker at sending time. An old one may have been stored or replayed.
     """
     if message.WhichOneof("payload") not in PRESENCE_PAYLOADS:
         return

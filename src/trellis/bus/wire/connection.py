@@ -311,10 +311,10 @@ class NatsConnection:
             raise self.uncertain(str(error) or type(error).__name__) from error
 
     def expect(self, link: NatsLink, *, kept: bool = False) -> tuple[str, "asyncio.Future[Msg | None]"]:
-        """A reply subject of ours and a future for the first message there: an answer or, with `kept`, a stream's
-        acknowledgement.
+        """A reply subject of ours, and a future for the first message that arrives there.
 
-        Pass the reply subject to `forget` in the end.
+        The message is an answer or, with `kept`, a stream's acknowledgement. Pass the reply subject to `forget` in the
+        end.
         """
         token = str(next(self._tokens))
         link.expected[token] = found = asyncio.get_running_loop().create_future()
@@ -347,8 +347,9 @@ class NatsConnection:
             raise self.uncertain("the connection broke")
 
     def uncertain(self, detail: str) -> BusUncertain:
-        """The error for a packet that the library had accepted: it may be at the server, or go out with the next
-        connection.
+        """The error for a packet that the client library had accepted.
+
+        The packet may be at the server, or go out with the next connection.
         """
         return BusUncertain(url=self.options.shown, detail=detail)
 
