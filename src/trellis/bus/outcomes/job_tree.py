@@ -364,7 +364,7 @@ class JobTree:
 
     def learn_party(self, accepted: Event) -> None:
         """Cache the party of the job that was accepted with this event."""
-        if accepted.role is not Role.RECONCILER:  # jobs made by the reconciler belong to the party of the job before them
+        if accepted.role is not Role.RECONCILER:  # its jobs belong to the party of the job before
             self._parties[accepted.job_id] = party_of(accepted.actor)
 
     async def party_in(self, job: Job) -> str:
@@ -469,9 +469,7 @@ class DescendantJobs:
         self._parents[job_id] = parent
 
     async def is_whole_to(self, job_id: str) -> bool:
-        """Whether every link from a root to this job was made by the owner of the parent in that link, or by a worker
-        of that parent.
-        """
+        """Whether the job belongs to a root: every link on the path is made by the parent's owner or its worker."""
         path = [job_id]
         while path[-1] not in self.roots and path[-1] not in self._own:
             path.append(self._parents[path[-1]])

@@ -138,8 +138,9 @@ CONCURRENCY = 16
 AMNESTY_S_MAX = 300.0
 """How long one outage of the bus renews everything, in seconds."""
 RECONNECT_GRACE_S = 15.0
-"""How long workers have after an outage to be heard again, in seconds: they reconnect, then send a heartbeat every few
-seconds.
+"""How long workers have after an outage to be heard again, in seconds.
+
+They reconnect, then send a heartbeat every few seconds.
 """
 RENEW_BELOW_SHARE = 2 / 3
 """A lease is renewed only when less than this share of its length is left."""

@@ -197,8 +197,9 @@ class ResultListener:
             await self._progress(word, JobProgress(job_id=wire_id))
 
     async def _may_have(self, hold: HeldLease, worker_id: str) -> bool:
-        """Whether the attempt was dispatched to this worker, or to the topic's own subject and the worker serves the
-        topic.
+        """Whether the worker may have the attempt.
+
+        Either it was dispatched to this worker, or to the topic's own subject and the worker serves the topic.
         """
         attempt = await self.attempts.of(hold)
         if attempt is not None and attempt.worker:
@@ -434,8 +435,7 @@ class ResultListener:
             return going
         longest_s = attempt.may_take_s(topic)
         if (await self.ledger.now() - attempt.dispatched_at).total_seconds() > longest_s:
-            # Not STOP, which would end the job as cancelled: no cancel was requested, and the job continues with its
-            # next attempt.
+            # Not STOP: no cancel was requested, and the job continues with its next attempt.
             return refuse_report(going.status, f"an attempt may take {longest_s:g} s")
         self._beaten[word.wire_id] = now
         renewed = await self._renewals.put(hold.lease)
