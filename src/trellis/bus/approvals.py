@@ -167,7 +167,7 @@ def _last_decision_event(events: Sequence[Event]) -> str:
             return "the safety kernel has not held it"
 
 
-# --- the inbox -------------------------------------------------------------------------------------------------------
+# --- the inbox --------------------------------------------------------------------------------------------------------
 
 
 async def list_waiting(ledger: Ledger, *, limit: int, cursor: str | None = None) -> ApprovalPage:

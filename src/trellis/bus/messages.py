@@ -164,7 +164,7 @@ class Dispatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOrder:
-    """A request on its way to a worker: `request.job_id` is the wire id."""
+    """A request sent to a worker: `request.job_id` is the wire id."""
 
     request: JobRequest
     dispatch: Dispatch

@@ -182,7 +182,7 @@ class Compensation(_RequestModel):
 
 
 class JobRequest(_RequestModel):
-    """What somebody wants done on a topic."""
+    """A request to run a job on a topic."""
 
     job_id: str = pydantic.Field(pattern=JOB_ID_PATTERN)
     topic: str = pydantic.Field(pattern=TOPIC_PATTERN, max_length=200)

@@ -104,7 +104,7 @@ class Tenant(_ConfigModel):
 
 
 class Topics(_ConfigModel):
-    """The whole configuration."""
+    """The whole configuration of the bus."""
 
     topics: dict[Name, Topic] = pydantic.Field(default_factory=dict[str, Topic], max_length=NAMES_MAX)
     pools: dict[Name, Pool] = pydantic.Field(default_factory=dict[str, Pool], max_length=NAMES_MAX)

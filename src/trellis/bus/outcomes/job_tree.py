@@ -67,9 +67,9 @@ class EffectiveJob:
 #
 # Only final states are kept as settled. A step that succeeded, itself or by a retry, has succeeded for good, and a
 # cancelled step has failed for good. A step that failed, timed out or was denied may be requeued by an operator at any
-# time. It is read each time, or given up by a follower of the feed that learns of a requeue. Every other step is as it
-# was when last read. When a child is removed from the ledger and more is cached about it than its success, its family
-# is dropped from the cache: another job may take its id.
+# time. It is read each time, or given up by a reader that follows the feed and so learns of a requeue. Every other step
+# is as it was when last read. When a child is removed from the ledger and more is cached about it than its success, its
+# family is dropped from the cache: another job may take its id.
 
 STEPS_MAX = 100_000
 """Maximum number of cached children over all parents, unless one parent alone has more."""

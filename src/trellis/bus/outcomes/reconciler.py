@@ -112,7 +112,7 @@ class OutcomeReconciler:
         """Release the subscription, so that another process can take it at once."""
         await self.follower.release()
 
-    # --- one page --------------------------------------------------------------------------------------------------
+    # --- one page -------------------------------------------------------------------------------------------------
 
     async def _take(self, events: Sequence[Event]) -> None:
         self._above.clear()
@@ -176,7 +176,7 @@ class OutcomeReconciler:
         original = request.labels.get(COMPENSATES)
         return request if original is None else await self._families.request(original)
 
-    # --- retries ---------------------------------------------------------------------------------------------------
+    # --- retries --------------------------------------------------------------------------------------------------
 
     async def _retry(self, event: Event, request: JobRequest) -> None:
         topic = self.topics.of(request.topic)
@@ -198,7 +198,7 @@ class OutcomeReconciler:
             )
             await self.ledger.move(self._scheduler, pause)
 
-    # --- cancellation ----------------------------------------------------------------------------------------------
+    # --- cancellation ---------------------------------------------------------------------------------------------
 
     async def _cascade(self, event: Event, request: JobRequest) -> None:
         """Cancel everything below a cancelled job, also below earlier jobs that it retries.
@@ -217,7 +217,7 @@ class OutcomeReconciler:
                 seen.add(child.job_id)
                 tree.add(child.job_id, parent)
                 if parent in before and await self._is_retry(child.job_id):
-                    continue  # another retry of the same job is running
+                    continue  # another retry of the same job, which goes on
                 if child.place is JobPlace.ENDED:
                     waiting.append(child.job_id)
                 elif await tree.is_whole_to(child.job_id):
@@ -269,7 +269,7 @@ class OutcomeReconciler:
         self._made += isinstance(answer, Moved) and not answer.repeated
         return isinstance(answer, Moved)
 
-    # --- workflows -------------------------------------------------------------------------------------------------
+    # --- workflows ------------------------------------------------------------------------------------------------
 
     async def _reconcile_workflow(self, key: WorkflowKey, ended: set[WorkflowStep]) -> None:
         """Release, end or compensate steps of a workflow, now that these steps or a compensation have ended."""
@@ -287,9 +287,9 @@ class OutcomeReconciler:
             await self._release_steps(workflow, first)
 
     async def _release_steps(self, workflow: Workflow, first: StepState) -> None:
-        """Release the steps at the lowest open index; they run together.
+        """Release the deferred steps at the lowest open index. Steps of one index run together.
 
-        Steps at or above the first open one released nothing.
+        Needed only after a step with a lower index has ended: no step waits for one of the same or a higher index.
         """
         for step in workflow.at(first.index):
             standing = await self._workflows.look(workflow, step)

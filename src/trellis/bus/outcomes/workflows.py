@@ -51,8 +51,7 @@ class WorkflowReader:
     between: Callable[[], Awaitable[None]] = _no_op
     """Called from time to time during long reads."""
 
-    # --- for the scheduler
-    # ---------------------------------------------------------------------------------------------
+    # --- for the scheduler ----------------------------------------------------------------------------------------
 
     async def front(self, key: WorkflowKey) -> WorkflowFrontier:
         """What blocks a workflow, counting every step that is in the ledger now."""
@@ -68,7 +67,7 @@ class WorkflowReader:
             failed=one if workflow.failed is None or one.index < workflow.failed.index else workflow.failed
         )
 
-    # --- for the reconciler, which sees every end and every retry in the feed ---------------------------------------
+    # --- for the reconciler, which sees every end and every retry in the feed -------------------------------------
 
     async def ended(self, workflow: Workflow, steps: set[WorkflowStep]) -> None:
         """Read the steps that have ended, and steps that had failed before they were first read."""
@@ -127,7 +126,7 @@ class WorkflowReader:
             await self.between()
         return sorted(workflow.to_undo, key=lambda one: one.job_id in workflow.undoing)[::-1]
 
-    # --- reading ---------------------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------------------
 
     async def workflow(self, key: WorkflowKey) -> Workflow:
         """A workflow, with every step that is in the ledger now."""

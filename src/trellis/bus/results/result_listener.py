@@ -206,7 +206,7 @@ class ResultListener:
             return attempt.worker == worker_id
         return self.workers.serves(worker_id, hold.type, self.topics.of(hold.type))
 
-    # --- results ---------------------------------------------------------------------------------------------------
+    # --- results --------------------------------------------------------------------------------------------------
 
     async def _settle(self, word: _ReportedAttempt | None, said: JobResult, *, forged: bool) -> ReportAnswer:
         if word is None:
@@ -384,7 +384,7 @@ class ResultListener:
         await self.ledger.annotate(by, word.job_id, RESULT_REFUSED_SIGNAL, json.dumps(told).encode())
         self._remarked[once] = True
 
-    # --- progress --------------------------------------------------------------------------------------------------
+    # --- progress -------------------------------------------------------------------------------------------------
 
     async def _progress(self, word: _ReportedAttempt | None, said: JobProgress) -> ReportAnswer:
         if word is None:
@@ -455,8 +455,7 @@ class ResultListener:
         why = ReportRefusal.LATE if job.place is JobPlace.ENDED else ReportRefusal.STALE
         return refuse_report(Status[job.state], why.value)
 
-    # --- batched ledger calls
-    # ------------------------------------------------------------------------------------------
+    # --- batched ledger calls -------------------------------------------------------------------------------------
 
     async def _held(self, job_ids: Sequence[JobId]) -> list[HeldLease | None]:
         found = {hold.lease.job_id: hold for hold in await self.ledger.holds(list(dict.fromkeys(job_ids)))}

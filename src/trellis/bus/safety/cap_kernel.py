@@ -90,7 +90,7 @@ def to_bytes(message: Any) -> bytes:
     return message.SerializeToString()
 
 
-# --- request -----------------------------------------------------------------------------------------------------
+# --- request ----------------------------------------------------------------------------------------------------------
 
 
 def policy_check_request(cap: CapModules, request: JobRequest) -> Any:
@@ -168,7 +168,7 @@ def _many(value: Any) -> Any:
     return dict(cast("Mapping[str, str]", value)) if hasattr(value, "items") else list(cast("Iterable[str]", value))
 
 
-# --- response ----------------------------------------------------------------------------------------------------
+# --- response ---------------------------------------------------------------------------------------------------------
 
 
 def policy_check_response(cap: CapModules, decision: SafetyDecision, *, reason: str | None = None) -> Any:

@@ -99,7 +99,7 @@ def _denied(policy: SafetyPolicy, request: JobRequest, rule: str, reason: str) -
     )
 
 
-# --- matching ------------------------------------------------------------------------------------------------------
+# --- matching ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -99,7 +99,7 @@ def _list_as_tuple(value: Any) -> Any:
 
 
 class RuleMatch(_PolicyModel):
-    """Which jobs a rule is about. What is not named does not matter."""
+    """The conditions of a rule. A condition that is not set always matches."""
 
     topics: TopicPatterns | None = None
     tenants: Patterns | None = None
@@ -126,7 +126,7 @@ class RuleMatch(_PolicyModel):
 
 
 class PolicyConstraints(_PolicyModel):
-    """Under which conditions a job may go: the worker gets them, and the scheduler bounds the running time."""
+    """Constraints on a job. They are sent to the worker, and the scheduler limits the running time."""
 
     max_runtime_ms: int | None = pydantic.Field(None, ge=1, lt=2**53)
     max_retries: int | None = pydantic.Field(None, ge=0, lt=2**31)
@@ -188,7 +188,7 @@ class PolicyRule(_PolicyModel):
 
 
 class SafetyPolicy(_PolicyModel):
-    """All rules, in the order in which they are looked at."""
+    """All rules, in the order in which they are checked."""
 
     rules: Annotated[tuple[PolicyRule, ...], pydantic.Field(min_length=1, max_length=RULES_MAX)]
 

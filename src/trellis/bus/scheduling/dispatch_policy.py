@@ -220,7 +220,7 @@ def urgent_first(newest: Sequence[Job], oldest: Sequence[Job], most: int) -> lis
     return list({job.job_id: job for job in (*urgent, *oldest)}.values())
 
 
-# --- lanes: jobs that compete for the same workers ---------------------------------------------------------------------
+# --- lanes: jobs that compete for the same workers --------------------------------------------------------------------
 
 
 def in_lanes(jobs: Sequence[Job], lane_of: Callable[[str], str], first: Collection[str]) -> dict[str, list[Job]]:

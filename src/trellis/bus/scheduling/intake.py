@@ -392,8 +392,8 @@ class BusIntake:
     async def _tell_refused(self, packet: Packet | PacketRefused, named: str, reason: str, code: ErrorCode) -> None:
         """Publish a refusal as a result under the client's own job id.
 
-        An invalid id is used too, cut and without control characters. Nothing is published if the id is a job id or wire id of an existing job: clients would take it for that job's
-        result.
+        An invalid id is used too, cut and without control characters. Nothing is published if the id is a job id or
+        wire id of an existing job: clients would take it for that job's result.
         """
         job_id = _CONTROL.sub("", named)[:REFUSED_ID_CHARS_MAX]
         if not job_id or await self._is_anybodys(job_id):

@@ -200,7 +200,7 @@ class WorkerRegistry:
     _first_told: deque[float] = field(default_factory=lambda: deque[float](maxlen=FIRST_LEDGER_WRITES_MAX))
     _said_at: dict[str, float] = field(default_factory=dict[str, float])
 
-    # --- received messages -------------------------------------------------------------------------------------------
+    # --- received messages ----------------------------------------------------------------------------------------
 
     def record_heartbeat(self, heartbeat: WorkerHeartbeat, at: float) -> None:
         """Record a heartbeat; `at` is a reading of this process's clock."""
@@ -279,7 +279,7 @@ class WorkerRegistry:
             for wire_id in list(known.given):
                 self._forget_given(known, wire_id)
 
-    # --- live workers ------------------------------------------------------------------------------------------------
+    # --- live workers ---------------------------------------------------------------------------------------------
 
     def alive(self, worker_id: str) -> LiveWorker | None:
         """A snapshot of the worker; None if it is lost or unknown."""
@@ -309,7 +309,7 @@ class WorkerRegistry:
             self._forget_given(known, wire_id)
         return len(known.given)
 
-    # --- subjects --------------------------------------------------------------------------------------------------
+    # --- subjects -------------------------------------------------------------------------------------------------
 
     def silent(self, subject: str) -> bool:
         """Whether the subject recently had no subscriber and is not to be used yet."""
@@ -337,7 +337,7 @@ class WorkerRegistry:
         known.of_topic = not worker_id
         known.fell_silent(now)
 
-    # --- the bus ---------------------------------------------------------------------------------------------------
+    # --- the bus --------------------------------------------------------------------------------------------------
 
     async def listen(self, bus: Bus) -> None:
         """Subscribe to heartbeats, handshakes and results."""
@@ -379,7 +379,7 @@ class WorkerRegistry:
         except LedgerError as error:
             _log.info("worker_not_told", worker=worker_id, error=str(error))  # written with a later heartbeat
 
-    # --- bookkeeping -----------------------------------------------------------------------------------------------
+    # --- bookkeeping ----------------------------------------------------------------------------------------------
 
     def _known(self, worker_id: str, at: float, told: Sequence[str]) -> _WorkerEntry | None:
         """The entry of the worker that sent this; None when it cannot be registered."""

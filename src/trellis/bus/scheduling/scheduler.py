@@ -228,7 +228,7 @@ class Scheduler:
         """Finish the requested passes and accept no more requests."""
         await self._trigger.drain()
 
-    # --- validation ------------------------------------------------------------------------------------------------
+    # --- validation -----------------------------------------------------------------------------------------------
 
     async def _validate(self) -> list[DispatchOutcome]:
         """PENDING → SCHEDULED, oldest first. Where many wait, urgent jobs among the newest go before the oldest."""
@@ -253,7 +253,7 @@ class Scheduler:
         move = Move(job_id=job_id, target=SCHEDULED, request_id=RequestId(f"validate:{job_id}"), delay_s=0.0)
         return _outcome_of_move(await self.ledger.move(self.actor, move), DispatchOutcome.VALIDATED)
 
-    # --- dispatch ----------------------------------------------------------------------------------------------------
+    # --- dispatch -------------------------------------------------------------------------------------------------
 
     async def _dispatch_ready(self, did: Counter[DispatchOutcome]) -> SchedulerReport:
         await self._tenants.write_limits()
@@ -509,7 +509,7 @@ class Scheduler:
         self._gone[lane] = (self._gone.get(lane) or 0) + 1
         return DispatchOutcome.DISPATCHED
 
-    # --- transitions -------------------------------------------------------------------------------------------------
+    # --- transitions ----------------------------------------------------------------------------------------------
 
     async def _give_back(self, lease: Lease, delay_s: float, cause: str) -> DispatchOutcome:
         """Return a job that no worker received; the attempt does not count.

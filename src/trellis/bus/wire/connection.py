@@ -374,14 +374,14 @@ class NatsConnection:
         if token in link.kept:  # subscribers see this reply subject and may send anything to it
             fits = message.data.startswith(_ACK_PREFIXES) or status_of(message) is not None
         else:
-            fits = not message.data.startswith(b"{")  # an answer never begins so
+            fits = not message.data.startswith(b"{")  # an answer is never JSON
         if not fits:
             return
         expected = link.expected.get(token)
         if expected is not None and not expected.done():
             expected.set_result(message)
 
-    # -- connecting and reconnecting ----------------------------------------------------------------------------------
+    # -- connecting and reconnecting -------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:

@@ -149,8 +149,7 @@ class NatsBus:
         self._listening.clear()
         await self._connection.close()
 
-    # -- sending
-    # --------------------------------------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------------------------------
 
     async def _publish_kept(self, link: NatsLink, subject: str, data: bytes, headers: Mapping[str, str] | None) -> None:
         reply, told = self._connection.expect(link, kept=True)
@@ -204,8 +203,7 @@ class NatsBus:
         except BusError as error:  # No bus will ever take it, so asking again would not help.
             log.warning("cannot_be_answered", error=str(error))
 
-    # -- receiving
-    # ------------------------------------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------------------------------
 
     def _delivery(self, message: Msg, listener: int, kept: Msg.Metadata | None) -> PacketDelivery:
         """The delivery of a message.

@@ -307,7 +307,7 @@ class DurableSubscription:
                 self._settled.set()
                 await self._clock.sleep(RETRY_S)
 
-    # -- stream and consumer -------------------------------------------------------------------------------------------
+    # -- stream and consumer ---------------------------------------------------------------------------------------
 
     async def _prepare(self, link: NatsLink) -> StreamConsumer | None:
         """The stream and consumer, created if needed; None when this server stores nothing for us."""
@@ -340,11 +340,11 @@ class DurableSubscription:
             await streams.add_consumer(stream, wanted)
         except (ServiceUnavailableError, NotFoundError):
             raise
-        except APIError:  # It exists with settings that somebody chose.
+        except APIError:  # It exists with other settings: use it as it is.
             await streams.consumer_info(stream, name)
         return name
 
-    # -- with JetStream ---------------------------------------------------------------------------------------------
+    # -- with JetStream --------------------------------------------------------------------------------------------
 
     async def _pull_from(self, link: NatsLink, place: StreamConsumer) -> None:
         """Pull as many packets as there is room for, until the link or the consumer is gone."""
@@ -387,8 +387,7 @@ class DurableSubscription:
         except (NatsError, OSError) as error:  # The server did not receive it, and redelivers the packet.
             log.debug("not_acknowledged", subject=self._subject, error=str(error))
 
-    # -- without JetStream
-    # ----------------------------------------------------------------------------------------------
+    # -- without JetStream -----------------------------------------------------------------------------------------
 
     async def _listen_directly(self, link: NatsLink) -> None:
         """Subscribe directly, until a new connection has JetStream."""
