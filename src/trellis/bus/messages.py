@@ -53,7 +53,9 @@ POINTER_CHANGED = "POINTER_CHANGED"
 The job was not executed, and an alert is sent.
 """
 ACCEPTED, STOP, REFUSED = "accepted", "cancel", "refused"
-"""First word of the answer to a worker: the report counts; it counts and the job is to be cancelled; it does not count.
+"""First word of the answer to a worker's report.
+
+In order: the report counts; it counts and the job is to be cancelled; it does not count.
 """
 
 
