@@ -1,8 +1,12 @@
-"""What a person decides about a job that the safety kernel held (D45). The job is the one record of it: an inbox shows it in the shape of
-a proposal, and a decision there is a step of the job.
+"""Decisions of people about jobs that the safety kernel held (D45).
 
-A decision is about the last hold and nothing else: it is refused when the job has moved since, and it is bound to the job, to the policy that the
-hold named, and to all that a worker would be told. The document of a held job shows the same, made by the function that makes the order. Approved, the job is ready again and the kernel is asked once more before it goes; refused, it is DENIED.
+The job is the only record of the approval. The inbox shows a held job in the shape of a proposal, and a decision there
+is a transition of the job.
+
+A decision is about the last hold only. It is refused when the job has changed since. It is bound to the job, to the
+policy that the hold named, and to everything the worker would receive. The document of a held job shows the same,
+because the function that makes the order builds it. An approved job is ready again, and the kernel is asked once more
+before dispatch. A rejected job is DENIED.
 """
 
 import json
@@ -31,17 +35,20 @@ from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.proposals.proposal import NOTE_CHARS_MAX, NOTE_CHARS_MIN
 
 INBOX_PREFIX = "approval-"
-"""How the inbox calls a held job: this and the job's id."""
+"""Prefix of a held job's inbox id, before the job id."""
 AGENT = "bus"
-"""What stands where a proposal has its agent."""
+"""The agent slug shown for held jobs."""
 CAUSE_CHARS_MAX = 200
 SCAN_PAGE = 200
 ROUNDS_MAX = 50
-"""How many times so many jobs one page of held ones looks at."""
+"""Page limit: one page of held jobs scans at most this many pages of `SCAN_PAGE` jobs."""
 SCHEDULED_JOBS = JobFilter(lifecycle=BUS_JOB.name, state="SCHEDULED", place=JobPlace.SCHEDULED)
 UNDISPATCHED_JOBS = JobFilter(lifecycle=BUS_JOB.name, state="SCHEDULED")
 EXPIRED_HOLDS_CURSOR = "over:"
-"""Where a cursor goes on among jobs whose hold is over: they are ready or wait for their tenant, and are older than a hold lasts."""
+"""Cursor prefix for the second scan: jobs whose hold has run out.
+
+They are ready or blocked by their tenant's limit, and older than a hold lasts.
+"""
 
 PEOPLE = frozenset({Role.OWNER, Role.CONTROL_PLANE})
 _DECIDED = frozenset({"job_held", "job_approved", "job_denied"})
@@ -49,27 +56,27 @@ _DECIDED = frozenset({"job_held", "job_approved", "job_denied"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldForApproval:
-    """A job that waits for a person, and the event that says so."""
+    """A job that waits for a person's decision, and the event that holds it."""
 
     job: Job
     event: Event
 
     @property
     def decision(self) -> dict[str, Any]:
-        """What the kernel said."""
+        """The kernel's decision that led to the hold."""
         return _decision(self.event)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApprovalPage:
-    """Held jobs, newest first; `cursor` asks on."""
+    """A page of held jobs, newest first, and the cursor for the next page."""
 
     items: tuple[tuple[Job, Sequence[Event]], ...]
     cursor: str | None
 
 
 def current_hold(job: Job, events: Sequence[Event]) -> HeldForApproval | None:
-    """The hold that a decision would be about; None when the job waits for nobody."""
+    """The hold that a decision would apply to; None when the job does not wait for a person."""
     last = events[-1] if events else None
     if job.state != "SCHEDULED" or last is None or last.type != "job_held" or last.version != job.version:
         return None
@@ -87,9 +94,10 @@ async def decide(
     policy_hash: str | None = None,
     version: int | None = None,
 ) -> Moved:
-    """A person's decision about a held job, perhaps only as it was seen. The same request again is answered as the first.
+    """Record a person's decision about a held job. Repeating a request returns the first answer.
 
-    Raises NotAllowed, JobNotFound, NotHeld, PolicyDiffers, NoteTooShort.
+    With `policy_hash` or `version`, the decision applies only if the hold still has that value. Raises NotAllowed,
+    JobNotFound, NotHeld, PolicyDiffers, NoteTooShort.
     """
     if actor.role not in PEOPLE:
         raise NotAllowed(role=actor.role.value, action="decide about a held job", reason="a person does that")
@@ -123,7 +131,7 @@ async def decide(
 
 
 async def get_bus_job(ledger: Ledger, job_id: JobId) -> Job:
-    """The job, if it is one of the bus; raises JobNotFound."""
+    """A job of the bus lifecycle; raises JobNotFound for any other."""
     job = await ledger.job(job_id)
     if job is None or job.lifecycle != BUS_JOB.name:
         raise JobNotFound(job_id=job_id)
@@ -131,7 +139,10 @@ async def get_bus_job(ledger: Ledger, job_id: JobId) -> Job:
 
 
 async def _hold(ledger: Ledger, job: Job, request_id: RequestId) -> Event:
-    """What the decision is about: the hold it waits in, or that which this very request has ended before. Raises NotHeld."""
+    """The hold that the decision applies to: the current one, or the one this same request has already ended.
+
+    Raises NotHeld.
+    """
     events = await ledger.events(job.job_id)
     waits = current_hold(job, events)
     if waits is not None:
@@ -156,13 +167,13 @@ def _last_decision_event(events: Sequence[Event]) -> str:
             return "the safety kernel has not held it"
 
 
-# --- the inbox -------------------------------------------------------------------------------------------------------
+# --- the inbox --------------------------------------------------------------------------------------------------------
 
 
 async def list_waiting(ledger: Ledger, *, limit: int, cursor: str | None = None) -> ApprovalPage:
-    """Jobs that wait for a person, newest first, and then those about which the kernel was not asked again when their hold was over.
+    """List jobs that wait for a person, newest first, then jobs whose hold ran out and whose kernel check is still due.
 
-    Others rest beside them: a page may be short and still have a next one.
+    The scan also reads other delayed jobs, so a page may be short and still have a next page.
     """
     items = list[tuple[Job, Sequence[Event]]]()
     for _ in range(ROUNDS_MAX):
@@ -179,7 +190,7 @@ async def list_waiting(ledger: Ledger, *, limit: int, cursor: str | None = None)
 
 
 async def _candidates(ledger: Ledger, room: int, cursor: str | None) -> JobPage:
-    """Jobs that may wait for a person, as far as their rows tell, and no more than there is room for."""
+    """Jobs whose rows suggest that they wait for a person, at most `room` of them."""
     if cursor is None or not cursor.startswith(EXPIRED_HOLDS_CURSOR):
         page = await _scan(partial(ledger.jobs, SCHEDULED_JOBS, cursor=cursor), _may_wait_for_person, room)
         return JobPage(jobs=page.jobs, cursor=page.cursor or EXPIRED_HOLDS_CURSOR)
@@ -200,37 +211,37 @@ async def _scan(
     goes_on: Callable[[Job], bool] = lambda _: True,
 ) -> JobPage:
     page = await look(limit=SCAN_PAGE)
-    if sum(map(fits, page.jobs)) > room:  # the cursor must not pass one that is not shown
+    if sum(map(fits, page.jobs)) > room:  # the cursor must not pass a job that is not shown
         page = await look(limit=room)
     more = page.cursor is not None and goes_on(page.jobs[-1])
     return JobPage(jobs=tuple(filter(fits, page.jobs)), cursor=page.cursor if more else None)
 
 
 def _may_wait_for_person(job: Job) -> bool:
-    """Whether it may wait for a person: nothing else has a job rest so long. Its events say whether it does."""
+    """Whether a job's delay is long enough to be a hold. No other delay is as long; the job's events decide."""
     return job.due_at is not None and (job.due_at - job.updated_at).total_seconds() > HOLD_S / 2
 
 
 def _may_have_expired_hold(job: Job, before: datetime) -> bool:
-    """Whether a hold of it may be over: nothing has happened since, and more than that it was accepted and scheduled before."""
+    """Whether a hold of the job may have run out: unchanged since `before`, and more than accepted and scheduled."""
     return job.updated_at <= before and job.version > 2
 
 
 def inbox_id(job_id: str) -> str:
-    """How the inbox calls a held job."""
+    """The inbox id of a held job."""
     return f"{INBOX_PREFIX}{job_id}"
 
 
 def job_id_of_inbox_id(inbox: str) -> JobId | None:
-    """The job that the inbox calls so; None for a proposal."""
+    """The job id in an inbox id; None for a proposal."""
     return JobId(inbox.removeprefix(INBOX_PREFIX)) if inbox.startswith(INBOX_PREFIX) else None
 
 
 def inbox_document(job: Job, events: Sequence[Event]) -> dict[str, Any] | None:
-    """A held job in the shape of a proposal, after the last of these events; None for one that was never held.
+    """A held job in the shape of a proposal, as of the last of these events; None for a job that was never held.
 
-    `content.order` is all that its worker would be told, but for what only the handing-out knows (wire id, lease, trace). Without a
-    `payload_sha256` the payload lies under a name that somebody chose: it may change after the approval.
+    `content.order` is everything the worker would receive, except what is only known at dispatch (wire id, lease,
+    trace). Without `payload_sha256` the payload is stored under a caller's own name and may change after the approval.
     """
     holds = [event for event in events if event.type == "job_held"]
     if not holds:
@@ -292,7 +303,7 @@ def _status(events: Sequence[Event], hold: Event) -> str:
 
 
 def _verdict(events: Sequence[Event], hold: Event) -> Event | None:
-    """What a person said to this hold; it is the very next thing that happened."""
+    """A person's decision on this hold: always the event directly after it."""
     after = next((event for event in events if event.version == hold.version + 1), None)
     if after is None or after.role not in PEOPLE:
         return None
@@ -316,12 +327,12 @@ def _order(job: Job, decision: Mapping[str, Any]) -> dict[str, Any] | None:
         request = JobRequest.read(job.payload or b"")
         work = request_within_policy(request, decision.get("constraints") or {}, decision.get("redacted"))
     except BusRequestInvalid:
-        return None  # whoever would hand it out ends it
+        return None  # the scheduler ends such a job at dispatch
     return work.model_dump(mode="json", exclude_defaults=True)
 
 
 def _context(order: Mapping[str, Any]) -> str:
-    """Where the payload is that the worker would get: the redacted one, if the kernel gave one."""
+    """The pointer to the payload that the worker would get: the redacted one if the kernel gave one."""
     ref: Mapping[str, Any] = order.get("context_ref") or {}
     return str(order.get("context_ptr") or ref.get("uri", ""))
 

@@ -1,9 +1,14 @@
-"""How much may wait on the topics: a request beyond that is refused at the door, before anything of it is stored.
+"""Limits how many jobs may wait per topic and on all topics together.
 
-What waits is every job on a topic that no worker has and that has not ended; the ledger counts it, for all topics at once. A count is
-good for a second, or some where counting takes long, and for ten while a door has let in no more than an eighth of the room there was: so
-several doors together let in a little more than the number at most, and a submit does not pay for counting. What was accepted once is never refused: a request that is
-repeated goes on to the ledger, which answers with its job. Retries and compensations of accepted jobs pass no door.
+A request beyond the limit is refused before anything of it is stored. A job waits when no worker has it and it has not
+ended. The ledger counts waiting jobs, for all topics at once.
+
+A count is valid for one second, or longer where counting is slow. It stays valid for up to ten seconds while this
+process has admitted no more than an eighth of the room that the count found. So a submit does not pay for a count, and
+several processes together exceed the limit only slightly.
+
+A job that was accepted once is never refused: a repeated request goes on to the ledger, which answers with the existing
+job. Retries and compensations of accepted jobs are not limited.
 """
 
 import asyncio
@@ -21,18 +26,18 @@ from trellis.engine.records import QueueDepth
 from trellis.lifecycles.bus_job import BUS_JOB
 
 COUNT_FRESH_S = 1.0
-"""How long a count is good for whatever room it found, at least."""
+"""Minimum validity of a count, in seconds, whatever room it found."""
 COUNT_COST_FACTOR = 20
-"""And so many times as long as it took: where there is much to count, it is counted less often."""
+"""Recount at most once per 20x the time the last count took."""
 COUNT_FRESH_S_MAX = 10.0
-"""How long it is good for a part of the room."""
+"""Maximum validity of a count, in seconds."""
 STALE_COUNT_SHARE = 8
-"""One in so many: how much of the room a door gives away on an older count."""
+"""A count older than its validity may still admit jobs up to 1/8 of the room that it found."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _BacklogCount:
-    """What waited at one moment."""
+    """The number of waiting jobs at one moment."""
 
     at: float
     good_s: float
@@ -45,21 +50,24 @@ _EMPTY_COUNT = _BacklogCount(at=0.0, good_s=0.0, waiting=Counter(), total=0)
 
 @dataclass(kw_only=True)
 class BacklogLimit:
-    """One for each process that takes requests in."""
+    """Admits or refuses new jobs. One per process that takes requests in."""
 
     ledger: Ledger
     clock: Clock
     _last: _BacklogCount | None = None
     _admitted: Counter[str] = field(default_factory=Counter[str])
-    """Since the last count, by topic."""
+    """Jobs admitted since the last count, by topic."""
     _count_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _counts: int = 0
-    """How many came to an end, well or not."""
+    """Number of finished counts, successful or not."""
     _failed: LedgerError | None = None
-    """Why the last one did not answer."""
+    """The error of the last count, if it failed."""
 
     async def admit(self, job: NewJob, topics: Topics) -> None:
-        """Let this job in; raises TopicFull when too many wait already, unless it is in the ledger. Also raises LedgerError."""
+        """Admit a job. Raises TopicFull when too many jobs wait, unless the job is already in the ledger.
+
+        Also raises LedgerError.
+        """
         full = await self._full(job.type, topics)
         if full is not None:
             if await self._is_known(job):
@@ -71,7 +79,7 @@ class BacklogLimit:
         if self._is_count_fresh_for(topic, topics):
             return self._full_or_none(topic, topics)
         counts = self._counts
-        async with self._count_lock:  # those who come at the same time share one count, and its failure
+        async with self._count_lock:  # concurrent callers share one count, and its failure
             if not self._is_count_fresh_for(topic, topics):
                 if self._failed is not None and self._counts > counts:
                     raise self._failed
@@ -79,7 +87,7 @@ class BacklogLimit:
         return self._full_or_none(topic, topics)
 
     def _is_count_fresh_for(self, topic: str, topics: Topics) -> bool:
-        """Whether the last count is good enough for this topic."""
+        """Whether the last count is recent enough for this topic."""
         if self._last is None:
             return False
         age_s = self.clock.monotonic() - self._last.at
@@ -97,13 +105,14 @@ class BacklogLimit:
         return None
 
     def _measures(self, topic: str, topics: Topics) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        """What waited, what was let in since and how much may wait: of the topic, and of all of them."""
+        """Waiting jobs, jobs admitted since the count, and the limit: for the topic, and for all topics."""
         last = self._last or _EMPTY_COUNT
         of_topic = last.waiting[topic], self._admitted[topic], topics.of(topic).waiting_max
         return of_topic, (last.total, self._admitted.total(), topics.waiting_max)
 
     async def _count(self) -> None:
-        # Whoever is let in while the ledger counts may be counted twice; whoever was let in before and is not in the ledger yet, not at all.
+        # Jobs admitted while the ledger counts may be counted twice. Jobs admitted before that are not yet in the
+        # ledger are not counted at all.
         before, began = Counter(self._admitted), self.clock.monotonic()
         waiting: Counter[str] = Counter()
         for depth in await self._depths():
@@ -125,7 +134,7 @@ class BacklogLimit:
             self._counts += 1
 
     async def _is_known(self, job: NewJob) -> bool:
-        """Whether an earlier request made it, under its id or under its key."""
+        """Whether an earlier request already created the job, by its id or its idempotency key."""
         if await self.ledger.job(job.job_id) is not None:
             return True
         if job.idempotency_key is None:

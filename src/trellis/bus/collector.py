@@ -1,15 +1,17 @@
-"""Collects what is kept behind pointers of jobs that nobody remembers any more (`bus/ctx/…`, `bus/res/…` in the object store).
+"""Garbage collection of stored payloads and results (`bus/ctx/…`, `bus/res/…` in the object store).
 
-What holds: nothing is removed that a job in the ledger names, in its request or in any of its events, whoever named it first: a job, its
-retry, its compensation, a step that goes on with what another one made. And nothing that was written within `keep_s`: who submits writes
-first, and writing the same bytes again makes them young.
+Invariants: an object is not removed while any job in the ledger names it, in its request or in any of its events. That
+may be the first job, its retry, its compensation, or a later step that uses the result. An object written within
+`keep_s` is not removed either: submitters write the payload before the job, and writing the same bytes again renews the
+object's age.
 
-A round looks at what is old, reads the whole feed of jobs on topics for names, and sets aside what was not named (`bus-aside_key_of/…`). What
-lies aside is still found by everybody who follows its pointer, comes back when a later round sees it named, and is removed after `aside_s`.
-So a round may be wrong about a job that was on its way, or about a ledger that is just being rebuilt, and nothing is lost by it. Rounds of
-two processes do each other no harm; one at a time is elected, because reading the feed is work.
+A round lists old objects, reads the whole feed of bus jobs for names, and sets unnamed objects aside (`bus-aside/…`).
+An object set aside is still found through its pointer. It is moved back when a later round finds its name, and removed
+after `aside_s`. So a round may miss a job that is being submitted, or see a ledger that is being rebuilt, without
+losing data. Concurrent rounds of two processes are harmless; one process at a time is elected, because reading the feed
+is expensive.
 
-Only names that `Pointers.put` gives are looked at. What others keep in these folders under names of their own is theirs.
+Only object names made by `Pointers.put` are considered. Other objects in these folders are left alone.
 """
 
 import asyncio
@@ -42,35 +44,38 @@ FOLDERS = tuple(
     (f"{folder}/{part}/", folder == ASIDE_FOLDER) for folder in (ASIDE_FOLDER, FOLDER) for part in PointerPart
 )
 DIGEST_IN_BODY = re.compile(rb"(?=([0-9a-f]{%d}))" % DIGEST_CHARS)
-"""What is called a name in a request or an event: the digest alone, however the pointer around it is written or escaped."""
+"""Finds object names in a request or an event: the bare digest, however the pointer around it is written or escaped."""
 LOOK_BYTES = 16_384
-"""Looked through at once."""
+"""Number of bytes searched before other tasks get a turn."""
 
 _log = log_of("trellis.bus.collecting")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectOptions:
-    """How long things are kept, and how much one pass takes on."""
+    """Retention times, and the work limits of one pass."""
 
     keep_s: float = KEEP_S_DEFAULT
-    """What was written within so long stays, named or not."""
+    """Minimum age of a removable object, in seconds. Younger objects stay, named or not."""
     aside_s: float = 7 * 24 * 3600.0
-    """How long what nobody names lies aside before it is gone."""
+    """How long an unnamed object stays aside before it is removed, in seconds."""
     interval_s: float = 6 * 3600.0
-    """Between two rounds."""
+    """Pause between two rounds, in seconds."""
     objects: int = 1_000
-    """Listed in one pass."""
+    """Objects listed per pass."""
     events: int = 500
-    """Read in one pass."""
+    """Events read per pass."""
     removals: int = 100
-    """Set aside, brought back or removed in one pass."""
+    """Objects set aside, moved back or removed per pass."""
     names_max: int = 100_000
-    """Looked for in one round, of what is old and of what lies aside; the next one goes on behind them."""
+    """Names searched for per round, for old objects and for objects set aside each.
+
+    The next round continues after them.
+    """
 
 
 class CollectionPhase(StrEnum):
-    """What a round is at."""
+    """The phase of a round."""
 
     LISTING = "listing"
     READING = "reading"
@@ -79,7 +84,7 @@ class CollectionPhase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BusCollectionReport:
-    """What one pass did. `phase` None: no round is under way now."""
+    """Result of one pass. `phase` None means that no round is in progress."""
 
     phase: CollectionPhase | None = None
     set_aside: int = 0
@@ -89,21 +94,27 @@ class BusCollectionReport:
 
 @dataclass(kw_only=True)
 class _CollectionRound:
-    """What is known so far. `old` and `laid` shrink as names are found; `wanted` is what lies aside and is named."""
+    """State of a round.
+
+    `old` and `laid` shrink as names are found; `wanted` holds objects set aside whose names were found.
+    """
 
     phase: CollectionPhase = CollectionPhase.LISTING
     old: set[str] = field(default_factory=set[str])
     laid: set[str] = field(default_factory=set[str])
     wanted: set[str] = field(default_factory=set[str])
     folders: list[tuple[str, bool]] = field(default_factory=lambda: list(FOLDERS))
-    """Still to be listed, and whether what is there lies aside."""
+    """Folders still to list, and whether each holds objects set aside."""
     after: str | None = None
-    """The last key that was listed in the first of them."""
+    """The last key listed in the first of these folders."""
     position: str | None = None
     end: str = ""
 
     async def find(self, bodies: Iterable[bytes | None]) -> None:
-        """Somebody needs what these name. A long text is much work: others have their turn in between."""
+        """Mark the names found in these bodies as used.
+
+        Yields to other tasks, since searching a long body takes time.
+        """
         for body in bodies:
             for start in range(0, len(body or b""), LOOK_BYTES):
                 self._found(names_in((body or b"")[start : start + LOOK_BYTES + DIGEST_CHARS - 1]))
@@ -119,7 +130,7 @@ class _CollectionRound:
 
 @dataclass(kw_only=True)
 class BusCollector:
-    """The service. A round is many short passes, so that a process that stops does not wait for it."""
+    """The service. A round is split into many short passes, so that a stopping process need not wait for it."""
 
     ledger: Ledger
     actor: Actor
@@ -129,10 +140,13 @@ class BusCollector:
     _following: Subscription | None = None
     _round: _CollectionRound | None = None
     _resume: dict[bool, str | None] = field(default_factory=dict[bool, str | None])
-    """Of what lies aside and of what does not, while more rounds have to follow: behind which key they go on; None where all was seen."""
+    """Where the next round continues, by kind (set aside or not).
+
+    The value is the key to continue after; None where everything was listed.
+    """
 
     async def run_once(self) -> BusCollectionReport:
-        """A part of a round; nothing while another process is at it."""
+        """Run part of a round; does nothing while another process collects."""
         if (self._round is None or self._round.phase is CollectionPhase.REMOVING) and not await self._is_ours():
             return BusCollectionReport()
         now = self._round = self._round or _CollectionRound(
@@ -150,17 +164,20 @@ class BusCollector:
         return done
 
     def pause_s(self, report: BusCollectionReport) -> float:
-        """Short while the round is not finished."""
+        """A short pause while a round is in progress, else the interval between rounds."""
         return self.options.interval_s if report.phase is None and not self._resume else PAUSE_S_MIN
 
     async def release(self) -> None:
-        """Let another process go on at once; it begins anew."""
+        """Let another process take over at once; it starts a new round."""
         following, self._following, self._round = self._following, None, None
         if following is not None:
             await self.ledger.unsubscribe(following)
 
     async def _is_ours(self) -> bool:
-        """Whether this process collects, over the pause too: another one takes over when it has been silent for two."""
+        """Whether this process collects.
+
+        It keeps the role over the pause; another process takes over after two silent intervals.
+        """
         lease_s = 2 * self.options.interval_s
         if self._following is not None and await self.ledger.ack(self._following, None, lease_s=lease_s):
             return True
@@ -170,7 +187,7 @@ class BusCollector:
         return self._following is not None
 
     async def _list(self, now: _CollectionRound) -> BusCollectionReport:
-        """A page of what lies aside, or of what is old."""
+        """List a page of objects set aside, or of old objects."""
         (prefix, is_aside), after = now.folders[0], now.after
         behind = self._resume.get(is_aside) or ""
         after = after or (behind if behind > prefix else None)
@@ -198,7 +215,7 @@ class BusCollector:
         return BusCollectionReport(phase=now.phase)
 
     def _go_on(self, now: _CollectionRound, last: str, *, is_aside: bool) -> None:
-        """Each kind has a bound of its own, or what lies aside would keep what is old from being seen."""
+        """Ends the listing of one kind at its own limit, so that objects set aside cannot crowd out old objects."""
         left = any(kind is is_aside for _, kind in now.folders)
         if left and len(now.laid if is_aside else now.old) < self.options.names_max:
             return
@@ -207,7 +224,7 @@ class BusCollector:
             now.folders, now.after = [one for one in now.folders if one[1] is not is_aside], None
 
     async def _read(self, now: _CollectionRound) -> BusCollectionReport:
-        """A page of what jobs name."""
+        """Read a page of the feed and search it for names."""
         now.end = now.end or await self.ledger.feed_end()
         page = await self.ledger.feed(now.position, limit=self.options.events, lifecycle=BUS_JOB.name)
         await now.find(event.data for event in page.events)
@@ -221,7 +238,7 @@ class BusCollector:
         return BusCollectionReport(phase=now.phase)
 
     async def _remove(self, now: _CollectionRound) -> BusCollectionReport:
-        """Some of what nobody named."""
+        """Move or remove a batch of objects."""
         set_aside = brought_back = removed = 0
         written, laid = await self._ago(self.options.keep_s), await self._ago(self.options.aside_s)
         for _ in range(self.options.removals):
@@ -243,7 +260,7 @@ class BusCollector:
         return done
 
     async def _set_aside(self, name: str, before: datetime) -> bool:
-        """Still found by its pointer; written there before it is gone here."""
+        """Move an object aside; its pointer still resolves. The copy is written before the original is deleted."""
         known = await self.objects.head(object_key_of(name))
         if known is None or known.modified_at > before:
             return False
@@ -265,7 +282,10 @@ class BusCollector:
         return gone
 
     async def _unless_kept(self, place: str, name: str, body: bytes) -> None:
-        """Write it once more when it is gone there too: another process moved it the other way, and this one was the last to delete."""
+        """Write the object again if it is gone from `place` too.
+
+        Then another process moved it the other way, and this one deleted last.
+        """
         if await self.objects.head(place) is None:
             await self.objects.put(object_key_of(name), body, when=CREATE)
 
@@ -280,6 +300,6 @@ class BusCollector:
 
 
 def names_in(body: bytes) -> Iterator[str]:
-    """Every name that may be meant in this, wherever it stands."""
+    """Every object name that may occur in the bytes."""
     for found in DIGEST_IN_BODY.finditer(body):
         yield from (f"{part}/{found[1].decode()}" for part in PointerPart)

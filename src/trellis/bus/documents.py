@@ -1,6 +1,7 @@
-"""What people are told of a job on the bus, as a pure function of its row, its request, its events and its signals.
+"""The document of a bus job, as a pure function of its row, request, events and signals.
 
-Who does it, why it waits, what the safety kernel said and what came of it are all said by its events; nothing is kept beside the ledger.
+The worker, the reason for waiting, the safety kernel's decision and the outcome all come from the job's events; nothing
+is stored outside the ledger.
 """
 
 import json
@@ -18,19 +19,19 @@ from trellis.storage.objects.canonical_json import timestamp
 DISPATCHED = "job_dispatched"
 HOLD_EVENTS = frozenset({"job_held", "job_deferred"})
 REPORT_EVENTS = frozenset({"job_started", "job_succeeded", "job_failed", "job_retry_scheduled"})
-"""Events whose data is what a worker reported."""
+"""Events whose data is a worker's report."""
 RETRY_EVENTS = frozenset({"job_retry_scheduled", "job_lease_expired"})
 REFUSED_SIGNAL = "job_result_refused"
 PARTS = ("meta", "budget", "context_hints", "identity", "context_ref")
-"""Parts of a request that a document shows as they were said, without what was left out."""
+"""Parts of a request that a document shows without unset fields."""
 SIGNALS_READ_MAX = 200
 ENDED_BY_US = {"DENIED": "SAFETY_DENIED", "TIMEOUT": "TIMEOUT", "CANCELLED": "CANCELLED"}
-"""What stands for an error code where no worker gave one."""
+"""Error codes of ends that the control plane decided, where no worker gave one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HoldReason:
-    """Why a job that is ready in itself waits."""
+    """Why a job waits although it is ready to run."""
 
     kind: str
     reason: str
@@ -38,13 +39,13 @@ class HoldReason:
 
 
 def data_of(event: Event) -> dict[str, Any]:
-    """What an event says beside its state; nothing for one that says it otherwise than as an object."""
+    """The data of an event; empty if it is not a JSON object."""
     said: Any = json.loads(event.data) if event.data else {}
     return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
 
 
 def hold_of(job: Job, events: Sequence[Event]) -> HoldReason | None:
-    """Why it waits; None when nothing but its turn keeps it, or it is under way."""
+    """Why the job waits; None when only its place in the queue delays it, or it is already dispatched."""
     last = events[-1] if events else None
     if job.place is JobPlace.BLOCKED:
         return HoldReason(kind="tenant", reason="its tenant already has as many running jobs as it may", until=None)
@@ -78,12 +79,15 @@ def decision_of(events: Sequence[Event]) -> dict[str, Any] | None:
 
 
 def dispatch_of(events: Sequence[Event]) -> Event | None:
-    """The last handing-out."""
+    """The event of the last dispatch."""
     return next((event for event in reversed(events) if event.type == DISPATCHED), None)
 
 
 def report_of(job: Job, events: Sequence[Event]) -> dict[str, Any]:
-    """What its worker said last, and of an end that is ours why; empty while nobody said anything about this attempt."""
+    """The worker's last report or, for an end that the control plane decided, its reason.
+
+    Empty while there is no report about this attempt.
+    """
     for event in reversed(events):
         if event.type in REPORT_EVENTS:
             return data_of(event) if event.target == job.state or event.type != "job_started" else {}
@@ -95,21 +99,21 @@ def report_of(job: Job, events: Sequence[Event]) -> dict[str, Any]:
 
 
 def worker_of(job: Job, events: Sequence[Event]) -> str | None:
-    """Who does it, or did it last."""
+    """The worker that has the job, or had it last."""
     said = report_of(job, events).get("worker_id") or _worker(events).get("worker_id")
     return str(said) if said else None
 
 
 def result_pointer(events: Sequence[Event]) -> str | None:
-    """Where the result of a job that succeeded is, if its worker left one."""
+    """The pointer to the result of a job that succeeded; None if its worker stored none."""
     said = next((data_of(event).get("result_ptr") for event in reversed(events) if event.type == "job_succeeded"), None)
     return str(said) if said else None
 
 
 def context_pointer(job: Job, events: Sequence[Event]) -> str | None:
-    """Where the payload is that the worker of a job on a topic gets: the redacted one, if the safety kernel's last decision names one.
+    """The pointer to the payload that the worker gets: the redacted one if the safety kernel's last decision names one.
 
-    None for a job that has none, or whose request is none of ours.
+    None for a job without a payload, or whose request cannot be read.
     """
     try:
         request = JobRequest.read(job.payload or b"")
@@ -125,7 +129,7 @@ def context_pointer(job: Job, events: Sequence[Event]) -> str | None:
 
 
 def requeue_cause(job: Job) -> str | None:
-    """Why an operator had a job run again as this one; None when that did not happen, or nobody said why."""
+    """The operator's reason for requeueing a job as this one; None when it was not requeued or no reason was given."""
     try:
         return JobRequest.read(job.payload or b"").labels.get(REQUEUE_CAUSE)
     except BusRequestInvalid:
@@ -133,7 +137,7 @@ def requeue_cause(job: Job) -> str | None:
 
 
 def refused_of(signals: Sequence[Signal]) -> list[dict[str, Any]]:
-    """Reports that changed nothing, oldest first."""
+    """Refused reports, oldest first."""
     return [
         {"at": timestamp(signal.ts), **json.loads(signal.data or b"{}")}
         for signal in signals
@@ -142,7 +146,7 @@ def refused_of(signals: Sequence[Signal]) -> list[dict[str, Any]]:
 
 
 def document(job: Job, request: JobRequest, events: Sequence[Event], signals: Sequence[Signal]) -> dict[str, Any]:
-    """The fields that only a job on a topic has."""
+    """The fields that only bus jobs have."""
     report, hold = report_of(job, events), hold_of(job, events)
     asked = request.model_dump(mode="json", exclude={"job_id", "priority", *PARTS})
     parts = {name: getattr(request, name) for name in PARTS}
@@ -166,9 +170,6 @@ def document(job: Job, request: JobRequest, events: Sequence[Event], signals: Se
         "refused_results": refused_of(signals),
         "children": f"/jobs?parent_id={job.job_id}",
     }
-
-
-# --- inside ----------------------------------------------------------------------------------------------------------
 
 
 def _without_defaults(part: Any) -> dict[str, Any] | None:
@@ -195,7 +196,7 @@ def _dispatch(event: Event | None) -> dict[str, Any] | None:
 
 
 def _worker(events: Sequence[Event]) -> dict[str, Any]:
-    """The worker of the last attempt, as it named itself or as it was chosen."""
+    """The worker of the last attempt, as it named itself or as it was assigned."""
     for event in reversed(events):
         if event.type in REPORT_EVENTS or event.type == DISPATCHED:
             said = data_of(event).get("worker_id")

@@ -1,4 +1,4 @@
-"""What can go wrong on the bus."""
+"""Errors of the bus. The docstring of an error class is its message template."""
 
 from trellis.engine.errors import InputError, QueueFull, TrellisError
 

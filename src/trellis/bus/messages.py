@@ -1,4 +1,8 @@
-"""Messages of the bus as values, and the rules of the envelope around each."""
+"""Messages of the bus as values, and the validation of their envelopes.
+
+`cap` encodes them as CAP v1 packets and decodes them; the local bus passes them on unchanged. Names are those of CAP. A
+request that goes to a worker carries its wire id `<job id>@<epoch>` (D29); all other receivers see the job's own id.
+"""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,11 +14,6 @@ from typing import TypeAlias
 from trellis.bus.errors import BusError
 from trellis.bus.requests import JobRequest, ResourceRef
 
-# What travels over the bus, as values. `cap` turns them into CAP v1 packets and back; the local bus hands them over as they are.
-#
-# The names are those of CAP. A request that goes to a worker carries its wire id `<job id>@<epoch>` (D29); everybody else sees the
-# job's own id.
-
 SUBMIT = "sys.job.submit"
 RESULT = "sys.job.result"
 PROGRESS = "sys.job.progress"
@@ -23,27 +22,45 @@ HEARTBEAT = "sys.heartbeat"
 HANDSHAKE = "sys.handshake"
 ALERT = "sys.alert"
 DEAD_LETTERS = "sys.job.dlq"
-"""Where CAP wants to hear of jobs that came to a bad end."""
+"""Subject on which CAP expects jobs that ended badly."""
 ASK_FIRST = "trellis.start"
-"""In a request's env: its worker asks before it begins, and sends its result until it is answered. Only our own workers know it."""
+"""Key in a request's env. The worker asks before it starts, and resends its result until it is acknowledged.
+
+Only our own workers know it.
+"""
 JOB_ID_IN_ENV = "job_id"
-"""In a request's env: the job's own id, for handlers that recognise work they did before (D29). A client's own word stays there."""
+"""Key in a request's env: the job's own id, for handlers that recognise work they did before (D29).
+
+A value set by the client stays.
+"""
 OWN_JOB_ID_IN_ENV = "trellis.job_id"
-"""In a request's env: the same, always as the control plane has it."""
+"""Key in a request's env: the job's own id, always as the control plane has it."""
 LEASE_IN_ENV = "trellis.lease_s"
-"""In a request's env: how long a worker may be silent before the job is taken to be lost."""
+"""Key in a request's env: how long a worker may be silent, in seconds, before the attempt counts as lost."""
 START_STEP = "start"
-"""The step id with which our own workers ask whether they may begin; the message is then their token. No step of a handler is called so."""
+"""Step id with which our own workers ask whether they may start; the message is then their token.
+
+Handlers have no step of this name.
+"""
 NOT_BEGUN = "NOT_BEGUN"
-"""The error code with which our own workers give back what they have not begun: it may go to another under the same id."""
+"""Error code with which our own workers return a job they have not started.
+
+It may go to another worker under the same id.
+"""
 POINTER_CHANGED = "POINTER_CHANGED"
-"""The error code of a job whose payload is not the one that its pointer names: it was not executed, and people are alerted."""
+"""Error code of a job whose payload does not match the digest in its pointer.
+
+The job was not executed, and an alert is sent.
+"""
 ACCEPTED, STOP, REFUSED = "accepted", "cancel", "refused"
-"""How the answer to a worker begins: its word counts; it counts, and nobody wants the job any more; it does not count."""
+"""First word of the answer to a worker's report.
+
+In order: the report counts; it counts and the job is to be cancelled; it does not count.
+"""
 
 
 def direct_subject(worker_id: str) -> str:
-    """Where one worker alone listens."""
+    """The subject on which only this worker listens."""
     return f"worker.{worker_id}.jobs"
 
 
@@ -65,7 +82,7 @@ class Status(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """CAP's error codes, and from 1000 on, where CAP leaves room for applications, those of our own workers."""
+    """CAP's error codes. From 1000 on, the range CAP leaves to applications, the codes of our own workers."""
 
     UNSPECIFIED = 0
     VERSION_MISMATCH = 100
@@ -87,15 +104,15 @@ class ErrorCode(IntEnum):
     SUBSCRIBE_FAILED = 401
     CONNECTION_LOST = 402
     HANDLER_FAILED = 1000
-    """A handler raised an error that none of the other codes names; `error_code` has its class."""
+    """A handler raised an error that no other code covers; `error_code` has the class of the error."""
     RESULT_NOT_KEPT = 1001
-    """A handler returned, and no store took what it returned."""
+    """A handler returned, but no store accepted the result."""
     RESULT_INVALID = 1002
-    """A handler returned what cannot be stored."""
+    """A handler returned a value that cannot be stored."""
     SNOOZED = 1003
-    """A handler asked for a pause."""
+    """A handler snoozed its job."""
     POINTER_CHANGED = 1004
-    """The payload is not the one that its pointer names."""
+    """The payload does not match the digest in its pointer."""
     POINTER_UNAVAILABLE = 1005
     """The store behind a pointer did not answer."""
 
@@ -107,11 +124,11 @@ _OTHER_NAMES = {
     "SAFETY_RISK_TAG_BLOCKED": ErrorCode.RISK_TAG_BLOCKED,
     NOT_BEGUN: ErrorCode.WORKER_UNAVAILABLE,
 }
-"""Texts that workers send for codes which are called otherwise here."""
+"""Other spellings that workers send for these codes."""
 
 
 def error_number(code: str) -> int:
-    """The number of an error code that is told as text, in CAP's spelling or ours; 0 for one that CAP does not know."""
+    """The number of an error code given as text, in CAP's spelling or ours; 0 for an unknown code."""
     short = code
     for prefix in _CAP_PREFIXES:
         short = short.removeprefix(prefix)
@@ -120,7 +137,7 @@ def error_number(code: str) -> int:
 
 
 def error_name(number: int) -> str:
-    """The text of an error code that is told as a number alone; empty for none, and the number itself for one that nobody knows."""
+    """The text of an error code given as a number: empty for 0, the number itself for an unknown code."""
     if not number:
         return ""
     return ErrorCode(number).name if number in ErrorCode.__members__.values() else str(number)
@@ -137,7 +154,10 @@ class AlertSeverity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dispatch:
-    """Which handing-out of a job is meant. Our own workers echo it; the SDK's do so only in its production profile."""
+    """Identifies one dispatch of a job.
+
+    Our own workers echo it; workers of the SDK do so only in its production profile.
+    """
 
     dispatch_id: str = ""
     attempt: int = 0
@@ -146,7 +166,7 @@ class Dispatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOrder:
-    """A request on its way to a worker: `request.job_id` is the wire id."""
+    """A request sent to a worker: `request.job_id` is the wire id."""
 
     request: JobRequest
     dispatch: Dispatch
@@ -154,7 +174,7 @@ class JobOrder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobResult:
-    """How a job ended, as its worker tells it; or, sent by us, as it is."""
+    """The outcome of a job: reported by its worker, or published by the control plane."""
 
     job_id: str
     status: Status
@@ -172,7 +192,10 @@ class JobResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobProgress:
-    """A sign of life of one job; also the answer to a worker that asked (`status` is then where the job stands)."""
+    """A progress report, which is also a heartbeat of the job.
+
+    Also the answer to a worker's question; `status` is then the job's state.
+    """
 
     job_id: str
     status: Status = Status.RUNNING
@@ -185,7 +208,7 @@ class JobProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobCancel:
-    """Nobody wants this job any more; toward workers `job_id` is the wire id."""
+    """A cancel request for a job. Toward workers `job_id` is the wire id."""
 
     job_id: str
     reason: str = ""
@@ -195,7 +218,7 @@ class JobCancel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerHeartbeat:
-    """A sign of life of one worker. It names no jobs."""
+    """A heartbeat of one worker. It names no jobs."""
 
     worker_id: str
     pool: str = ""
@@ -212,7 +235,7 @@ class WorkerHeartbeat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Handshake:
-    """What a component says when it connects. No `ready_topics` means that it did not say."""
+    """The message a component sends when it connects. Empty `ready_topics` means that it did not list any."""
 
     component_id: str
     role: str = "worker"
@@ -224,7 +247,7 @@ class Handshake:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BusAlert:
-    """Something that people should know about the bus."""
+    """An alert to operators about the bus."""
 
     message: str
     code: ErrorCode
@@ -247,9 +270,9 @@ class Packet:
     body: PacketBody
 
 
-# What must hold of a packet before it leaves, on every bus: CAP's own rules for the envelope and who may say what.
-#
-# A packet that breaks one is a mistake of the sender's program, and raises before anything is sent: the receivers would drop it.
+# Envelope checks before sending, on every bus: CAP's rules for the envelope, and which sender may set which ids. A
+# packet that breaks one is a bug in the sender's program. It raises before anything is sent, because the receivers
+# would drop it.
 
 NAME_CHARS_MAX = 256
 SUBJECT_CHARS_MAX = 500
@@ -265,11 +288,11 @@ class PacketRefused(BusError):
         super().__init__(code=code.name, detail=detail)
         self.error_code, self.detail = code, detail
         self.job_id, self.trace_id, self.sender_id = job_id, trace_id, sender_id
-        """What the packet said of itself, as far as it could be read: enough to answer whoever sent it."""
+        """What could be read from the packet; enough to answer its sender."""
 
 
 OnRefused: TypeAlias = Callable[[str, PacketRefused], Awaitable[None]]
-"""Told the subject and why; when it raises, a packet that the bus keeps comes again."""
+"""Called with the subject and the reason. When it raises, a packet that the bus keeps is redelivered."""
 
 
 class PacketWrong(BusError):
@@ -277,7 +300,7 @@ class PacketWrong(BusError):
 
 
 def check_subject(subject: str, *, patterns: bool = False) -> None:
-    """Whether packets can be sent there, or, with `patterns`, be listened for; raises PacketWrong."""
+    """Check that packets can be sent to the subject or, with `patterns`, be subscribed to; raises PacketWrong."""
     words = subject.split(".")
     wild = {"*", ">"} if patterns else set[str]()
     wrong = [word for word in words if not _WORD.fullmatch(word) and word not in wild]
@@ -288,7 +311,7 @@ def check_subject(subject: str, *, patterns: bool = False) -> None:
 
 
 def check(packet: Packet) -> None:
-    """Raises PacketWrong."""
+    """Check a packet before it is sent; raises PacketWrong."""
     fault = next((said for said in (_envelope(packet), _body(packet)) if said), None)
     if fault:
         raise PacketWrong(detail=fault)

@@ -1,10 +1,12 @@
-"""Where the bytes of a job are: a pointer is `scheme:key`, opaque to everybody but the store that is registered for its scheme.
+"""Pointers to the bytes of a job. A pointer is `scheme://key`, opaque to all but the store registered for its scheme.
 
-A pointer is checked when it is followed and never before (D53). What it can name is bounded by the store and not by who wrote it:
-`objects://…` stays below one folder of the object store, `redis://…` is a key of the one server that is configured, whatever host it
-may look like. What we write is named by its content: the same bytes have the same pointer, nothing is ever written over but by the same,
-and a request that is repeated says the same again. Bytes that do not have the digest in their name are given to nobody: an approval is
-bound to the pointer, and so to the bytes.
+A pointer is checked when it is read and never before (D53). The store bounds what a pointer can name, not its author:
+`objects://…` stays below one folder of the object store, and `redis://…` is a key of the one configured server,
+whatever host it seems to name.
+
+What we write is named by its content. The same bytes have the same pointer, an object is only ever overwritten with the
+same bytes, and a repeated request names the same pointer. Bytes that do not match the digest in their name are never
+returned: an approval is bound to the pointer, and so to the bytes.
 """
 
 import hashlib
@@ -26,7 +28,7 @@ from trellis.engine.logs import log_of
 from trellis.storage.objects.keys import checked_key
 from trellis.storage.objects.store import KeyInvalid, ObjectStore, ObjectTooLarge
 
-if TYPE_CHECKING:  # an optional dependency, loaded by those who have a Redis
+if TYPE_CHECKING:  # an optional dependency, loaded only where Redis is configured
     from redis.asyncio import Redis
 
 OBJECTS = "objects"
@@ -34,19 +36,22 @@ REDIS = "redis"
 FOLDER = "bus"
 """The folder of the object store that pointers can name."""
 ASIDE_FOLDER = "bus-aside"
-"""Where an object of that folder lies while it is about to be removed: its pointer still leads to it (`collecting`)."""
+"""Folder for objects of `FOLDER` that are about to be removed. Their pointers still resolve (see `collector`)."""
 BYTES_MAX = 2 * 1024 * 1024
 """As much as an agent of the CAP SDK reads."""
 POINTER_CHARS_MAX = 2_000
 REDIS_KEY_BYTES_MAX = 1_024
 REDIS_TIMEOUT_S = 5.0
 KEPT_S_DEFAULT = 30 * 24 * 3600.0
-"""How long a store that forgets keeps what is written, at least; as long as the ledger keeps ended jobs."""
+"""Minimum time to live in a store that expires its keys, in seconds. The ledger keeps ended jobs as long."""
 
 KEEP_FOREVER = -1
-"""What Redis says of a key that has no end."""
+"""Redis's answer for a key without expiry."""
 WRONG_TYPE = "WRONGTYPE"
-"""What Redis says of a key that is no string. Whatever else it refuses (busy, loading, without its master) it may do later."""
+"""Prefix of Redis's error for a key that is not a string.
+
+All other Redis errors (busy, loading, no master) may be temporary.
+"""
 
 DIGEST_CHARS = 64
 
@@ -55,7 +60,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class PointerPart(StrEnum):
-    """What the bytes are of a job; the words are those of the CAP SDK."""
+    """Which part of a job the bytes are; the values are those of the CAP SDK."""
 
     CONTEXT = "ctx"
     RESULT = "res"
@@ -70,39 +75,39 @@ _POINTER = re.compile(rf"[^/]+://({'|'.join(PointerPart)})[/:]([0-9a-f]{{{DIGEST
 
 
 def digest_in(pointer: str) -> str | None:
-    """The sha256 that a pointer of `put` says of its bytes; None for a name that somebody chose, whose content may change."""
+    """The SHA-256 in a pointer made by `put`; None for a caller's own name, whose content may change."""
     found = _POINTER.fullmatch(pointer)
     return None if found is None else found[2]
 
 
 class PointerStore(Protocol):
-    """What is behind one scheme."""
+    """The store behind one scheme."""
 
     def key(self, part: PointerPart, digest: str) -> str:
-        """What bytes with this digest are called here."""
+        """The key for bytes with this digest."""
         ...
 
     async def read(self, key: str) -> bytes | None:
-        """The bytes, None when there is nothing; raises KeyInvalid, and ObjectTooLarge without fetching them all."""
+        """The bytes, or None when there are none. Raises KeyInvalid, and ObjectTooLarge without fetching everything."""
         ...
 
     async def write(self, key: str, body: bytes, *, keep_s: float) -> None:
-        """Keep these bytes for so long at least. Nothing is there, or the same bytes are."""
+        """Store the bytes for at least `keep_s` seconds. The key is either free or holds the same bytes."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections that were made for this."""
+        """Close the store's own connections."""
         ...
 
 
 class Pointers:
-    """The schemes that are registered here."""
+    """Registry of pointer stores by scheme."""
 
     def __init__(self) -> None:
         self._stores: dict[str, PointerStore] = {}
 
     def register(self, scheme: str, store: PointerStore) -> None:
-        """Follow pointers of this scheme; raises OptionInvalid for a name that is none, or taken."""
+        """Register the store of a scheme; raises OptionInvalid for an invalid or registered name."""
         if not _SCHEME.fullmatch(scheme):
             raise OptionInvalid(option="scheme", value=scheme, expected="small letters, digits and + . -")
         if scheme in self._stores:
@@ -111,11 +116,13 @@ class Pointers:
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """What can be followed."""
+        """The registered schemes."""
         return tuple(sorted(self._stores))
 
     async def read(self, pointer: str, *, part: PointerPart | None = None) -> bytes:
-        """What the pointer leads to, perhaps only if it is kept as this part of a job: who wrote the pointer may be anybody.
+        """Read the bytes behind a pointer.
+
+        With `part`, only keys of that part are read: the pointer's author is not trusted.
 
         Raises PointerUnknown, PointerInvalid, PointerGone, PointerChanged, PointerTooLarge, PointerUnavailable.
         """
@@ -138,13 +145,13 @@ class Pointers:
         return found
 
     def may_be_kept_here(self, pointer: str, *, part: PointerPart) -> bool:
-        """Whether a pointer of `put` looks so. Any other is a key that somebody chose, and may be anybody's."""
+        """Whether the pointer has the form that `put` gives. Any other form is a caller's own key."""
         store, key = self._behind(pointer)
         digest = key[-DIGEST_CHARS:]
         return _DIGEST.fullmatch(digest) is not None and key == store.key(part, digest)
 
     def pointer_to(self, body: bytes, *, part: PointerPart, scheme: str = OBJECTS) -> str:
-        """Where these bytes are once they are written; raises PointerUnknown, PointerTooLarge. Nothing is written."""
+        """The pointer these bytes will have; writes nothing. Raises PointerUnknown, PointerTooLarge."""
         pointer = f"{scheme}://{self._store(scheme).key(part, hashlib.sha256(body).hexdigest())}"
         if len(body) > BYTES_MAX:
             raise PointerTooLarge(pointer=pointer, limit=BYTES_MAX)
@@ -153,19 +160,22 @@ class Pointers:
     async def put(
         self, body: bytes, *, part: PointerPart, scheme: str = OBJECTS, keep_s: float = KEPT_S_DEFAULT
     ) -> str:
-        """Keep these bytes and say where they are; twice is as once."""
+        """Store the bytes and return their pointer. Idempotent."""
         pointer = self.pointer_to(body, part=part, scheme=scheme)
         store, key = self._behind(pointer)
         await store.write(key, body, keep_s=keep_s)
         return pointer
 
     async def write(self, job_id: str, body: bytes, *, scheme: str = OBJECTS) -> str:
-        """Keep the result of a job, as its worker does. The pointer follows from the bytes: the job is named in the report that carries it."""
+        """Store a job's result, as its worker does.
+
+        The pointer depends on the bytes alone; the report that carries it names the job.
+        """
         del job_id
         return await self.put(body, part=PointerPart.RESULT, scheme=scheme)
 
     async def close(self) -> None:
-        """Let go of the stores; the object store of an instance stays open."""
+        """Close all stores. The instance's object store stays open."""
         for store in self._stores.values():
             await store.close()
 
@@ -184,21 +194,21 @@ class Pointers:
 
 
 class ObjectPointerStore:
-    """`objects://ctx/…`: the object store, below one folder."""
+    """Pointers `objects://ctx/…`: the object store, below one folder."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
 
     def key(self, part: PointerPart, digest: str) -> str:
-        """A folder for each part."""
+        """One folder per part."""
         return f"{part}/{digest}"
 
     async def read(self, key: str) -> bytes | None:
-        """The object. One that is too large is not fetched."""
+        """Read the object. An object that is too large is not fetched."""
         at = object_key_of(key)
         for place in (
             (at, aside_key_of(key), at) if is_name(key) else (at,)
-        ):  # it may be on its way to the one or to the other
+        ):  # the collector may be moving it in either direction
             known = await self._objects.head(place)
             if known is not None and known.size > BYTES_MAX:
                 raise ObjectTooLarge(key=place, size=known.size, limit=BYTES_MAX)
@@ -208,40 +218,43 @@ class ObjectPointerStore:
         return None
 
     async def write(self, key: str, body: bytes, *, keep_s: float) -> None:  # noqa: ARG002 - kept while a job names it
-        """Write it, also over the same bytes: so they are young, and stay until the job that will name them is in the ledger."""
+        """Write the object, also over the same bytes.
+
+        That renews its age, so it stays until the job that names it is in the ledger.
+        """
         await self._objects.put(object_key_of(key), body)
 
     async def close(self) -> None:
-        """Nothing: the object store is not this one's own."""
+        """Does nothing: the store does not own the object store."""
 
 
 def object_key_of(key: str) -> str:
-    """The object that is meant; raises KeyInvalid for what would be outside the folder, or is no key."""
+    """The object's key in the folder; raises KeyInvalid for a key outside the folder or an invalid one."""
     return checked_key(f"{FOLDER}/{key}")
 
 
 def aside_key_of(key: str) -> str:
-    """Where it lies while it is about to be removed; raises KeyInvalid."""
+    """The key of an object that is set aside for removal; raises KeyInvalid."""
     return checked_key(f"{ASIDE_FOLDER}/{key}")
 
 
 def is_name(key: str) -> bool:
-    """Whether `put` names objects so."""
+    """Whether the key has the form that `put` gives."""
     return _NAME.fullmatch(key) is not None
 
 
 class RedisPointerStore:
-    """`redis://ctx:…`: a key of one server, literally, as the agents of the CAP SDK read it."""
+    """Pointers `redis://ctx:…`: literal keys of one server, as agents of the CAP SDK read them."""
 
     def __init__(self, server: "Redis") -> None:
         self._server = server
 
     def key(self, part: PointerPart, digest: str) -> str:
-        """As the SDK calls them."""
+        """Keys as the SDK names them."""
         return f"{part}:{digest}"
 
     async def read(self, key: str) -> bytes | None:
-        """The string at this key; only as much of it as is allowed is fetched."""
+        """Read the string at this key. Fetches at most `BYTES_MAX` + 1 bytes."""
         from redis.exceptions import RedisError, ResponseError
 
         if not key or len(key.encode(errors="replace")) > REDIS_KEY_BYTES_MAX:
@@ -259,7 +272,7 @@ class RedisPointerStore:
         return found if isinstance(found, bytes) else found.encode()
 
     async def write(self, key: str, body: bytes, *, keep_s: float) -> None:
-        """Keep it; what is there already is kept longer, and never shorter."""
+        """Store the bytes. Extends the expiry of an existing key and never shortens it."""
         from redis.exceptions import RedisError
 
         wanted_ms = max(1, round(keep_s * 1000))
@@ -271,12 +284,12 @@ class RedisPointerStore:
             raise PointerUnavailable(pointer=f"{REDIS}://{key}", reason=str(error)) from error
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         await self._server.aclose()
 
 
 def make_pointers(objects: ObjectStore | None, redis_url: str | None) -> Pointers:
-    """The schemes of an instance; connects to nothing yet. Raises SettingsInvalid."""
+    """The registry with the schemes of an instance. Does not connect. Raises SettingsInvalid."""
     pointers = Pointers()
     if objects is not None:
         pointers.register(OBJECTS, ObjectPointerStore(objects))
@@ -286,13 +299,13 @@ def make_pointers(objects: ObjectStore | None, redis_url: str | None) -> Pointer
 
 
 def _redis(url: str) -> "Redis":
-    """A server that is asked when it is needed: one that is down now may be up then."""
+    """A Redis client that connects on first use: a server that is down now may be up by then."""
     with extra_needed(Extra.BUS, "A pointer store on Redis"):
         from redis.asyncio import Redis
     try:
         return Redis.from_url(  # pyright: ignore[reportUnknownMemberType] - typed for every kind of answer
             url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S, decode_responses=False
         )
-    except ValueError:  # whose text may hold a part of the password
+    except ValueError:  # the error's text may contain part of the password
         detail = "it is no address of a Redis server; write redis://[:password@]host:6379/0, with / # ? @ of a password as %2F %23 %3F %40"
         raise SettingsInvalid(source="redis", detail=detail) from None

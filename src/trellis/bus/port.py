@@ -1,17 +1,19 @@
-"""The bus as everybody here uses it. `local` serves one process, `nats` a fleet; the same suite runs on both.
+"""The port of the bus. `local` serves one process, `nats` a fleet; one test suite runs on both.
 
-What every implementation promises, and what not:
+What every implementation guarantees:
 
-- `publish` returns when the bus has taken the packet, or raises BusUnavailable: nothing is kept back to be sent later by itself. Its
-  kind BusUncertain says that the packet may have arrived, or may still: the connection broke before anybody could tell. Any other
-  BusUnavailable says that it surely did not.
-- `publish(..., needs_listener=True)` also raises NoResponders when the bus knows that nobody listens there.
-- `publish(..., kept=True)` returns only when the packet is also kept for those who listen durably, where the bus keeps packets. It raises
-  NotKept when the bus has taken the packet and refuses to keep it: those who listen now hear it all the same.
-- a packet may be lost, come twice, or come late: whoever receives must not care;
-- `listen` with a group gives each packet to one listener of that group, without one to every listener. A handler that raises loses only
-  its own packet; a durable listener gets it again, when the bus can do that.
-- packets that cannot be read, or are not signed where they must be, never reach a handler: they are dropped and an alert is sent.
+- `publish` returns when the bus has taken the packet, or raises BusUnavailable. Nothing is queued to be sent later.
+  Its subclass BusUncertain means that the packet may have arrived or may still arrive: the connection broke before
+  the outcome was known. Any other BusUnavailable means that the packet did not arrive.
+- `publish(..., needs_listener=True)` also raises NoResponders when the bus knows that there is no subscriber.
+- `publish(..., kept=True)` returns only when the packet is also stored for durable subscribers, where the bus stores
+  packets. It raises NotKept when the bus has taken the packet but refuses to store it; current subscribers still get
+  it.
+- A packet may be lost, duplicated or late. Receivers must tolerate that.
+- `listen` with a group gives each packet to one subscriber of the group, without a group to every subscriber. A
+  handler that raises loses only its own packet. A durable subscriber gets the packet again, if the bus can do that.
+- Packets that cannot be read, or lack a required signature, never reach a handler. They are dropped and an alert is
+  sent.
 """
 
 from collections.abc import Awaitable, Callable
@@ -24,7 +26,10 @@ from trellis.bus.messages import OnRefused, Packet, PacketBody
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReceivedPacket:
-    """A packet as it came in. `answer` sends a packet back to whoever asked; without a question it does nothing."""
+    """A packet that came in. `answer` replies to a sender that asked.
+
+    It does nothing if the packet was not a question.
+    """
 
     subject: str
     packet: Packet
@@ -39,17 +44,17 @@ class BusSubscription(Protocol):
     """One subscription."""
 
     async def stop(self) -> None:
-        """No packet is handled after this; those under way are finished."""
+        """Stop the subscription. Running handlers finish; no packet is handled afterwards."""
         ...
 
 
 class Bus(Protocol):
-    """One connection. Our sender id is in every packet that goes out."""
+    """One connection to the bus. Every packet it sends carries its sender id."""
 
     url: str
     sender_id: str
     on_refused: OnRefused | None
-    """Told of packets that were dropped, so that whoever sent one can be answered. One of this connection's users sets it."""
+    """Called for each dropped packet, so that its sender can be answered. Set by one of the connection's users."""
 
     async def publish(
         self,
@@ -61,11 +66,14 @@ class Bus(Protocol):
         needs_listener: bool = False,
         kept: bool = False,
     ) -> None:
-        """Send one packet. The same `message_id` again is one packet for those who listen durably, when the bus can tell."""
+        """Send one packet.
+
+        Durable subscribers get repeated packets with the same `message_id` once, if the bus detects duplicates.
+        """
         ...
 
     async def ask(self, subject: str, body: PacketBody, *, trace_id: str, timeout_s: float) -> Packet:
-        """Send one packet and wait for the answer; raises NoResponders, BusUnavailable (also when the time is over)."""
+        """Send one packet and wait for the answer. Raises NoResponders, and BusUnavailable, also on timeout."""
         ...
 
     async def listen(
@@ -77,23 +85,25 @@ class Bus(Protocol):
         durable: bool = False,
         alerts: bool = True,
     ) -> BusSubscription:
-        """Have packets of this subject handled. `durable`: also those that came while nobody listened, where the bus keeps them.
+        """Subscribe a handler to a subject.
 
-        Without `alerts` a packet that cannot be taken is dropped silently here: another listener of ours hears the same and alerts.
+        With `durable`, packets that arrived while there was no subscriber are delivered too, where the bus stores them.
+        Without `alerts`, a packet that cannot be read is dropped silently here, because another subscriber of ours gets
+        it too and sends the alert.
         """
         ...
 
     @property
     def connected(self) -> bool:
-        """Whether the bus answers just now."""
+        """Whether the bus is reachable now."""
         ...
 
     async def close(self) -> None:
-        """Finish what is under way and let go."""
+        """Finish running handlers and close the connection."""
         ...
 
 
 async def ping(bus: Bus) -> None:
-    """Come back when the bus answers just now; raises BusUnavailable when it does not."""
+    """Return if the bus is reachable now; raises BusUnavailable otherwise."""
     if not bus.connected:
         raise BusUnavailable(url=bus.url, detail="there is no connection")

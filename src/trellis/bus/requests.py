@@ -1,4 +1,9 @@
-"""Job requests on the bus, and the ids that workers know jobs by."""
+"""Job requests on the bus, and the wire ids under which workers know jobs.
+
+A request has all the fields of document 004. The payload of a bus job is the JSON of its request and never changes. The
+fields that the engine needs (topic, priority, deadline, idempotency key) are also stored in the job's own columns.
+Pointers are opaque here (BUS-9).
+"""
 
 import hashlib
 import json
@@ -16,18 +21,17 @@ from trellis.engine.jobs import DELAY_S_MAX, JOB_ID_PATTERN, Epoch, JobId, NewJo
 from trellis.engine.records import Job
 from trellis.lifecycles.bus_job import BUS_JOB
 
-# The ids under which workers know jobs: `<job id>@<epoch>`, another one for each handing-out (D29).
-#
-# No job's own id ends in `@` and a number (`trellis.engine.jobs`), so a wire id names exactly one job.
+# Wire ids: `<job id>@<epoch>`, a new one for each dispatch (D29). No job id ends in `@` and a number
+# (`trellis.engine.jobs`), so a wire id names exactly one job.
 
 
 def wire_id(job_id: JobId, epoch: Epoch) -> str:
-    """How a worker sees one handing-out of a job."""
+    """The id under which workers see one dispatch of a job."""
     return f"{job_id}@{epoch}"
 
 
 def read_wire_id(text: str) -> tuple[JobId, Epoch] | None:
-    """Which job and which epoch a worker means; None when this is no wire id."""
+    """Parse a wire id into job id and epoch; None if the text is not a wire id."""
     job_id, at, epoch = text.rpartition("@")
     if not at or not job_id or not (epoch.isascii() and epoch.isdigit()) or len(epoch) > 18:
         return None
@@ -35,43 +39,52 @@ def read_wire_id(text: str) -> tuple[JobId, Epoch] | None:
 
 
 def job_id_of(text: str) -> str:
-    """The id of the job that is meant by its own id or by one of its wire ids."""
+    """The job id in `text`, which is either a job id or a wire id of the job."""
     found = read_wire_id(text)
     return text if found is None else found[0]
 
-
-# A job request with all the fields of document 004, as it is stored: the payload of a bus-job is its JSON, and never changes.
-#
-# What the engine needs of it (topic, priority, deadline, key) is also in the job's own columns. Pointers stay opaque here (BUS-9).
 
 TOPIC_PATTERN = r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){0,15}$"
 FIELD_PATTERNS = {
     "topic": "up to 16 words of letters, digits, _ and -, with dots between them, as in job.echo; no wildcards",
     "job_id": "letters, digits and . _ : @ -, beginning with a letter or a digit",
 }
-"""What a field must look like, for people."""
+"""Description of a field's pattern, for error messages."""
 ENTRIES_MAX = 1_000
 CALLER_ENV_MAX = ENTRIES_MAX - 6
-"""Of an env from outside: its order says there whose job it is, how it begins, for how long, its trace and its constraints."""
+"""Entry limit for `env` in a request from outside.
+
+The dispatch order adds up to 6 entries of its own: the job's ids, how the job starts, the lease, the trace and the
+constraints.
+"""
 CALLER_ID_CHARS_MAX = 160
-"""Of an id from outside: its wire ids and the ids of its retries are longer, and must fit too."""
+"""Length limit for a job id from outside. Wire ids and the ids of retries are longer and must also fit."""
 RETRY_OF = "retry_of"
-"""The label that makes a job the retry of another (BUS-7); its parent is then the job before it, and not its workflow's parent."""
+"""Label that marks a job as the retry of another (BUS-7).
+
+Its parent is then the job that it retries, not the parent of its workflow.
+"""
 RETRY_ATTEMPT = "trellis.retry_attempt"
-"""The label that says which retry it is, from 1."""
+"""Label with the number of the retry, from 1."""
 FIRST_PARENT = "trellis.parent"
-"""The label with which a retry keeps the parent that its first job had."""
+"""Label in which a retry keeps the parent of the first job."""
 REQUEUE_CAUSE = "trellis.requeue_cause"
-"""The label with which an operator's new job says why it is run again; workers are not told."""
+"""Label with an operator's reason for requeueing a job. Workers do not receive it."""
 COMPENSATES = "trellis.compensates"
-"""The label of a job that undoes another."""
+"""Label of a job that compensates another."""
 TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})")
-"""How CAP's JSON form writes a time: what packets are made of reads nothing else."""
+"""Time format of CAP's JSON form. The packet encoder reads no other format."""
 TIME_FRACTION = re.compile(r"\.[0-9]+")
 RESERVED_TOPIC_PREFIXES = ("sys.", "worker.", "_")
-"""Subjects that begin so are the bus's own: a topic is the subject that its jobs are sent to, and nobody has us say anything there."""
+"""Reserved subject prefixes of the bus.
+
+A topic is also the subject its jobs are sent to, so requests may not use these prefixes.
+"""
 RESERVED_LABEL_PREFIX = "trellis."
-"""Labels that begin so are ours: a request from outside that has one is refused, and placement does not look at them."""
+"""Prefix of the control plane's own labels. Requests from outside that use it are refused.
+
+Placement ignores these labels.
+"""
 
 Text = Annotated[str, pydantic.Field(max_length=2_000)]
 Name = Annotated[str, pydantic.Field(max_length=200)]
@@ -131,7 +144,7 @@ class ResourceRef(_RequestModel):
     @pydantic.field_validator("expires_at")
     @classmethod
     def _is_a_time(cls, text: str) -> str:
-        """A time that no packet can carry would be noticed only when the job is handed out."""
+        """Rejects times that a packet cannot carry; otherwise the error would appear only at dispatch."""
         if not text:
             return text
         try:
@@ -169,7 +182,7 @@ class Compensation(_RequestModel):
 
 
 class JobRequest(_RequestModel):
-    """What somebody wants done on a topic."""
+    """A request to run a job on a topic."""
 
     job_id: str = pydantic.Field(pattern=JOB_ID_PATTERN)
     topic: str = pydantic.Field(pattern=TOPIC_PATTERN, max_length=200)
@@ -193,45 +206,48 @@ class JobRequest(_RequestModel):
 
     @property
     def tenant(self) -> str:
-        """Whose job it is: said in one of three places."""
+        """The tenant, from the first of three fields that names one."""
         said = (self.tenant_id, self.meta and self.meta.tenant_id, self.identity and self.identity.tenant_id)
         return next(filter(None, said), "")
 
     @property
     def context(self) -> str:
-        """The pointer to the payload, in whichever form it was given; empty when there is none."""
+        """The pointer to the payload, from `context_ptr` or `context_ref`; empty when there is none."""
         return self.context_ptr or (self.context_ref.uri if self.context_ref else "")
 
     @property
     def is_retry(self) -> bool:
-        """Whether its parent is the job that it does again."""
+        """Whether the job is a retry, so that its parent is the job it retries."""
         return RETRY_OF in self.labels
 
     @property
     def step_of(self) -> str:
-        """The job whose step it is, also as a retry; empty when it is nobody's."""
+        """The parent job whose step this is, also for a retry; empty when it is not a step."""
         return self.labels.get(FIRST_PARENT, "") if self.is_retry else self.parent_job_id
 
     @property
     def body(self) -> bytes:
-        """As it is stored: canonical, so that equal requests are equal bytes."""
+        """The stored form: canonical JSON, so that equal requests have equal bytes."""
         return _canonical_json(self.model_dump(mode="json", exclude_defaults=True))
 
     @property
     def hash(self) -> str:
-        """What an approval is bound to."""
+        """The SHA-256 of the stored form. An approval is bound to it."""
         return hashlib.sha256(self.body).hexdigest()
 
     @property
     def fingerprint(self) -> bytes:
-        """What "the same request" means: everything but the id, so that one key asked under two ids is one request."""
+        """Identifies "the same request" for idempotency.
+
+        Covers everything but the job id, so one key under two ids is one request.
+        """
         return hashlib.sha256(
             _canonical_json(self.model_dump(mode="json", exclude_defaults=True, exclude={"job_id"}))
         ).digest()
 
     @classmethod
     def read(cls, body: bytes) -> "JobRequest":
-        """A stored request; raises BusRequestInvalid."""
+        """Parse a stored request; raises BusRequestInvalid."""
         try:
             return cls.model_validate_json(body)
         except pydantic.ValidationError as error:
@@ -239,7 +255,7 @@ class JobRequest(_RequestModel):
 
     @classmethod
     def checked(cls, said: Mapping[str, Any]) -> "JobRequest":
-        """A request from outside; raises BusRequestInvalid."""
+        """Validate a request from outside; raises BusRequestInvalid."""
         try:
             made = cls.model_validate(said)
         except pydantic.ValidationError as error:
@@ -267,7 +283,10 @@ class JobRequest(_RequestModel):
 
 
 def request_of(job: Job) -> JobRequest:
-    """What a stored job was asked as; raises BusRequestInvalid, also for the request of another job or topic: the kernel judges the request."""
+    """The request stored in a job.
+
+    Raises BusRequestInvalid, also when the request names another job or topic: the safety kernel judges the request.
+    """
     request = JobRequest.read(job.payload or b"")
     if (request.job_id, request.topic) != (job.job_id, job.type):
         raise BusRequestInvalid(detail=f"it is a request for job {request.job_id} on {request.topic}")
@@ -277,9 +296,9 @@ def request_of(job: Job) -> JobRequest:
 def new_bus_job(
     request: JobRequest, topics: Topics, *, trace_id: str, trace: str | None = None, compensates: JobId | None = None
 ) -> NewJob:
-    """The job in the ledger's words. The same id and body again is the same job; another body is refused (BUS-11).
+    """The ledger job for a request. The same id and body again is the same job; another body is refused (BUS-11).
 
-    Who names the parent by one of its wire ids, as its worker knows it, means the job.
+    If the parent is given by one of its wire ids, the job with that wire id is the parent.
     """
     request = request.model_copy(update={"parent_job_id": job_id_of(request.parent_job_id)})
     topic, tenant = topics.of(request.topic), request.tenant
@@ -310,7 +329,10 @@ def new_bus_job(
 
 
 def _contradiction(request: JobRequest) -> str | None:
-    """Where a request says two things about for whom it acts; nothing repairs that."""
+    """Describe where the identity fields of a request contradict each other; None when they agree.
+
+    Contradictions are not repaired.
+    """
     said, meta = request.identity or IdentityBinding.model_validate({}), request.meta or JobMeta.model_validate({})
     mirrors = (
         ("tenant_id", said.tenant_id, (request.tenant_id, meta.tenant_id)),
@@ -326,7 +348,7 @@ def _contradiction(request: JobRequest) -> str | None:
 
 
 def _labels(request: JobRequest) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Every place where labels are said: the safety policy, and what follows from the job, look at all of them."""
+    """Every place in a request that has labels. The safety policy and follow-up jobs use all of them."""
     undo = request.compensation
     yield "labels", request.labels
     yield "meta/labels", request.meta.labels if request.meta else {}

@@ -1,4 +1,9 @@
-"""The services of the bus in one process, and the handshake with which they say who they are."""
+"""The services of the bus in one process, and the scheduler's handshake.
+
+There are two roles, each in any number of processes. The scheduler takes requests in, dispatches jobs and receives
+their results. The reconciler renews the leases of live workers, starts retries, next steps and compensations of ended
+jobs, and publishes outcomes to clients. In one process both roles share one worker registry.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,12 +33,12 @@ from trellis.engine.logs import log_of
 from trellis.engine.service import Service
 from trellis.lifecycles import Role
 
-# The scheduler's own handshake: CAP wants every component to say on `sys.handshake` who it is and what it speaks.
+# The scheduler's handshake: CAP expects every component to announce itself on `sys.handshake`.
 
 HANDSHAKE_INTERVAL_S = 30.0
-"""How often it is said again, for those that began later; and how soon after an outage of the bus."""
+"""Interval between handshakes, for components that start later. After a failed one, a tenth of it."""
 CAPABILITIES = ("cancel", "compensation", "error_codes", "progress", "workflows")
-"""CAP's names for what this control plane does."""
+"""CAP's names for what this control plane supports."""
 DISTRIBUTION = "trellis-engine"
 
 _log = log_of("trellis.bus.scheduling")
@@ -41,14 +46,14 @@ _log = log_of("trellis.bus.scheduling")
 
 @dataclass(kw_only=True)
 class SchedulerHandshake:
-    """The service: one handshake in a pass."""
+    """Service that publishes one handshake per pass."""
 
     bus: Bus
     new_id: Callable[[], str]
     name: str = "bus-introduction"
 
     async def run_once(self) -> bool:
-        """Say it; False while the bus does not take it."""
+        """Publish the handshake; False when the bus does not take it."""
         try:
             await self.bus.publish(HANDSHAKE, self.handshake(), trace_id=self.new_id())
         except BusError as error:
@@ -57,11 +62,11 @@ class SchedulerHandshake:
         return True
 
     def pause_s(self, report: bool) -> float:  # noqa: FBT001 - the shape of every service: what a pass said
-        """Until the next time."""
+        """The time until the next handshake, in seconds."""
         return HANDSHAKE_INTERVAL_S if report else HANDSHAKE_INTERVAL_S / 10
 
     def handshake(self) -> Handshake:
-        """Who we are."""
+        """The handshake of this scheduler."""
         return Handshake(
             component_id=self.bus.sender_id,
             role="scheduler",
@@ -77,14 +82,8 @@ def _version() -> str:
         return "unpacked"
 
 
-# The parts of the bus in one process, joined: who hears, who hands out, who looks after what was handed out.
-#
-# Two roles, in as many processes as one likes. The scheduler takes requests in, hands jobs out and hears what comes of them; the reconciler
-# keeps leases of living workers alive, starts retries, next steps and compensations of ended jobs, and tells clients. Both share one picture of the workers.
-
-
 class BusRole(StrEnum):
-    """What a process does on the bus."""
+    """A role of a process on the bus."""
 
     SCHEDULER = "scheduler"
     RECONCILER = "reconciler"
@@ -92,7 +91,7 @@ class BusRole(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BusDependencies:
-    """What the services work with."""
+    """What the services depend on."""
 
     ledger: Ledger
     bus: Bus
@@ -101,17 +100,17 @@ class BusDependencies:
     clock: Clock
     new_id: Callable[[], str]
     name: str
-    """Of the process, for the events it makes."""
+    """Name of the process, used in the events it records."""
     cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
-    """How long after a soft cancel a job that goes on is ended."""
+    """How long after a soft cancel a job that still runs is ended, in seconds."""
 
     def actor(self, role: Role) -> Actor:
-        """This process in a role."""
+        """This process as an actor in a role."""
         return Actor(role=role, name=self.name)
 
 
 class BusServices:
-    """`start`, then serve `services` until told to stop, then `stop`."""
+    """The bus services of one process. Call `start`, run `services`, then call `stop`."""
 
     def __init__(self, parts: BusDependencies, roles: frozenset[BusRole] = frozenset(BusRole)) -> None:
         self.parts, self.roles = parts, roles
@@ -168,19 +167,19 @@ class BusServices:
 
     @property
     def services(self) -> list[Service[Any]]:
-        """What runs again and again, for these roles."""
+        """The services to run for the roles of this process."""
         found: list[Service[Any]] = [self.scheduler, self.introduction] if self._schedules else []
         return [*found, self.renewals, self.aftermath, self.publisher] if self._reconciles else found
 
     async def start(self) -> None:
-        """Hear what the bus says. A bus that does not answer yet is heard from the first moment on."""
+        """Subscribe to the bus. Subscriptions take effect as soon as the bus is reachable."""
         await self.workers.listen(self.parts.bus)
         if self._schedules:
             await self.results.start()
             await self.intake.start()
 
     async def stop(self) -> None:
-        """Hear no more and finish what is under way, so that another process goes on at once."""
+        """Unsubscribe and finish work in progress, so that another process can take over at once."""
         await self.intake.stop()
         await self.results.stop()
         await self.workers.stop()

@@ -1,4 +1,4 @@
-"""What a caller can say about a new job on a topic, typed for those who write it down in Python."""
+"""Typed options for submitting a job on a topic from Python."""
 
 from collections.abc import Mapping
 from typing import Any, TypedDict

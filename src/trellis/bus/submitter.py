@@ -1,7 +1,8 @@
-"""A job for the bus as somebody asks for it here, over HTTP or at the command line: with a payload, or a pointer to one.
+"""Builds bus jobs submitted over HTTP or the command line, with a payload or a pointer to one.
 
-A payload is kept where the topic's workers look for it, and the request says where; so the ledger has the pointer, as for every request
-that comes over the bus. Everything is checked before the payload is kept, also whether there is room, and keeping it twice is as once.
+A payload is stored where the topic's workers look for it, and the request gets its pointer. So the ledger holds a
+pointer, as for every request that arrives over the bus. All checks, including the backlog limit, run before the payload
+is stored. Storing it twice is harmless.
 """
 
 import json
@@ -21,12 +22,12 @@ from trellis.engine.errors import PayloadInvalid, PayloadTooLarge
 from trellis.engine.jobs import NewJob
 
 IdempotencyScopeAndKey = tuple[str, str]
-"""The scope and the key under which a caller submits the job."""
+"""The scope and the idempotency key under which a caller submits the job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BusSubmitter:
-    """What requests are made with, and checked against."""
+    """Validates submissions and turns them into jobs."""
 
     topics: Topics
     pointers: Pointers
@@ -42,9 +43,11 @@ class BusSubmitter:
         correlation_id: str | None = None,
         asked_as: IdempotencyScopeAndKey | None = None,
     ) -> NewJob:
-        """The job that is asked for with these fields of a JobRequest, by this principal; raises an InputError that says what to change.
+        """The job for these fields of a JobRequest. Raises an InputError that says what to change.
 
-        A principal that is bound to a tenant asks for that one: a request for another is NotAllowed. Raises TopicFull, unless the same was asked before: under its id or key, or as `asked_as`, if the caller has a key for it.
+        A principal that is bound to a tenant submits for that tenant only; another tenant raises NotAllowed. Raises
+        TopicFull, unless the same job was submitted before: under its id, its idempotency key, or `asked_as`, the
+        caller's scope and key.
         """
         owner = owner_name(principal)
         whole = {"job_id": self.new_id(), **said, "principal_id": owner}
@@ -81,7 +84,10 @@ class BusSubmitter:
 
 
 def _tenant(principal: Principal, request: JobRequest) -> dict[str, str]:
-    """The tenant of the principal's token, as a field of the request; raises NotAllowed when the request names another."""
+    """The tenant of the principal's token, as a field of the request.
+
+    Raises NotAllowed when the request names another.
+    """
     undo = request.compensation.meta if request.compensation else None
     places = (request, request.meta, request.identity, undo)
     named = tuple(place.tenant_id for place in places if place is not None)
@@ -90,7 +96,7 @@ def _tenant(principal: Principal, request: JobRequest) -> dict[str, str]:
 
 
 def _body(payload: Any, topic: str) -> bytes:
-    """The payload as workers of any language read it; raises PayloadInvalid."""
+    """The payload as JSON that workers of any language can read; raises PayloadInvalid."""
     try:
         return json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""How topics, pools and tenants are configured (`bus.toml`), read once and checked whole.
+"""The configuration of topics, pools and tenants (`bus.toml`), read once and validated as a whole.
 
     [topics."job.code.>"]
     pools = ["code"]
@@ -12,10 +12,11 @@
     [tenants.acme]
     held_max = 10
 
-`waiting_max` bounds what may wait: at the top of the file on all topics together, in a topic on each topic that the pattern fits.
+`waiting_max` limits how many jobs may wait: at the top of the file for all topics together, in a topic for each topic
+that the pattern matches.
 
-The first pattern that fits a topic counts, in the file's order; `*` stands for one word, `>` for one or more at the end. A topic that
-nothing fits has no pool and is its own subject (D53).
+The first matching pattern in the file applies; `*` matches one word, `>` one or more words at the end. A topic that no
+pattern matches has no pool, and its jobs go to the subject of its own name (D53).
 """
 
 import re
@@ -33,12 +34,12 @@ from trellis.engine.recent_entries import LruCache
 
 FILE_NAME = "bus.toml"
 HELD_ACTION = "bus-dispatch"
-"""What the inbox calls the decision about a job that waits for a person: there is nothing to apply, the scheduler goes on by itself."""
+"""The inbox action of a job held for approval. There is nothing to apply; the scheduler continues by itself."""
 NAMES_MAX = 1_000
 FOUND_MAX = 10_000
 HELD_MAX_MAX = 100_000
 TENANT_KEY = "bus-tenant:"
-"""Before the name of a tenant: the key under which the ledger counts what of it is under way."""
+"""Prefix of the concurrency key under which the ledger counts a tenant's running jobs."""
 PATTERN_SHAPE = (
     "write up to 16 words of letters, digits, _ and - with dots between them, or * for a word, or > at the end"
 )
@@ -59,52 +60,58 @@ class _ConfigModel(pydantic.BaseModel):
 
 
 class Topic(_ConfigModel):
-    """How jobs of one topic are handed out and what happens when they are lost."""
+    """How jobs of one topic are dispatched, and what happens when they are lost."""
 
     pools: Names = ()
-    """Pools whose workers may have them; none: whoever listens on the topic itself."""
+    """Pools whose workers may get the jobs. Without pools, workers subscribe to the topic itself."""
     idempotent: bool = False
-    """Doing one again does no harm: it keeps its id over attempts. Else each retry is a new, linked job (BUS-7)."""
+    """Whether jobs may safely run twice. If so, a job keeps its id over attempts.
+
+    If not, each retry is a new, linked job (BUS-7).
+    """
     max_attempts: int = pydantic.Field(3, ge=1, le=ATTEMPTS_MAX)
-    """Over all retries, linked ones too."""
+    """Maximum number of attempts, over all retries, including linked jobs."""
     retry: Names = ()
-    """Error codes of a FAILED result that are worth another attempt (BUS-13)."""
+    """Error codes of FAILED results that are retried (BUS-13)."""
     lease_s: float = pydantic.Field(LEASE_S_DEFAULT, ge=0.05, le=86_400)
-    """Not started, or without a sign of life, for so long: the attempt is lost (D30)."""
+    """Lease length in seconds. An attempt that does not start or send a heartbeat for this long is lost (D30)."""
     running_s: float = pydantic.Field(RUNNING_S_DEFAULT, gt=0, le=7 * 86_400)
-    """How long signs of life of its worker keep one attempt alive: the bound of a hung handler."""
+    """Maximum length of one attempt in seconds, however long its worker sends heartbeats. Ends hung handlers."""
     backoff_s: float = pydantic.Field(2.0, ge=0, le=3600)
-    """Before the next attempt."""
+    """Delay before the next attempt, in seconds."""
     deadline_s: float = pydantic.Field(DEADLINE_S_DEFAULT, gt=0, le=DELAY_S_MAX)
-    """For requests without a deadline of their own."""
+    """Deadline in seconds for requests that set none."""
     waiting_max: int = pydantic.Field(WAITING_MAX_DEFAULT, ge=1, le=WAITING_MAX_MAX)
-    """How many jobs may wait on one topic: further requests are refused until some of them have been handed out or have ended."""
+    """How many jobs may wait on one topic. Further requests are refused until some jobs are dispatched or end."""
     context: str = pydantic.Field("objects", pattern="^(objects|redis)$")
-    """Where a payload that comes with the request is put: `redis` for agents of the CAP SDK."""
+    """Where a payload given with the request is stored: `redis` for agents of the CAP SDK."""
 
 
 class Pool(_ConfigModel):
-    """What the workers of a pool can do."""
+    """A pool of workers."""
 
     requires: Names = ()
-    """Every `meta.requires` of a job must be among these, or among the capabilities of the worker."""
+    """Capabilities of the pool.
+
+    Every `meta.requires` of a job must be among these or among the worker's capabilities.
+    """
 
 
 class Tenant(_ConfigModel):
-    """How much of a tenant may be under way."""
+    """Limits of a tenant: `held_max` jobs may be dispatched or running at the same time."""
 
     held_max: int | None = pydantic.Field(None, ge=1, le=HELD_MAX_MAX)
 
 
 class Topics(_ConfigModel):
-    """The whole configuration."""
+    """The whole configuration of the bus."""
 
     topics: dict[Name, Topic] = pydantic.Field(default_factory=dict[str, Topic], max_length=NAMES_MAX)
     pools: dict[Name, Pool] = pydantic.Field(default_factory=dict[str, Pool], max_length=NAMES_MAX)
     tenants: dict[Name, Tenant] = pydantic.Field(default_factory=dict[str, Tenant], max_length=NAMES_MAX)
     tenant_default: Tenant = Tenant(held_max=None)
     waiting_max: Annotated[int, pydantic.Field(ge=1, le=WAITING_MAX_MAX)] = WAITING_MAX_DEFAULT_ALL
-    """How many jobs may wait on all topics together, however many names there are."""
+    """How many jobs may wait on all topics together."""
 
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> "Topics":
@@ -117,7 +124,7 @@ class Topics(_ConfigModel):
         return self
 
     def of(self, topic: str) -> Topic:
-        """The settings of a topic."""
+        """The settings of a topic: the first pattern that matches, else the defaults."""
         found = self._found.get(topic)
         if found is None:
             fitting = (settings for pattern, settings in self.topics.items() if subject_matches(pattern, topic))
@@ -126,7 +133,10 @@ class Topics(_ConfigModel):
 
     @cached_property
     def _found(self) -> LruCache[str, Topic]:
-        """By topic: a file may have a thousand patterns, and a pass of the scheduler asks about thousands of jobs."""
+        """Cache of settings by topic.
+
+        A file may have a thousand patterns, and a scheduler pass looks up thousands of jobs.
+        """
         return LruCache(FOUND_MAX)
 
     def tenant(self, name: str) -> Tenant:
@@ -139,31 +149,31 @@ _DEFAULT_TOPIC = Topic.model_validate({})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubjectPatterns:
-    """Several patterns: those without `*` and `>`, of which there may be thousands, are looked up together."""
+    """Compiled patterns. Patterns without wildcards, of which there may be thousands, are looked up in one set."""
 
     names: frozenset[str]
     wild: tuple[str, ...]
 
     def fit(self, subject: str) -> bool:
-        """Whether a subject fits one of them."""
+        """Whether a subject matches one of the patterns."""
         return subject in self.names or any(subject_matches(pattern, subject) for pattern in self.wild)
 
 
 @lru_cache(maxsize=200)
 def compile_patterns(said: tuple[str, ...]) -> SubjectPatterns:
-    """These patterns, to be asked together."""
+    """Compile patterns for lookup."""
     wild = tuple(filter(has_wildcard, said))
     return SubjectPatterns(names=frozenset(said).difference(wild), wild=wild)
 
 
 def has_wildcard(pattern: str) -> bool:
-    """Whether it may fit more than itself."""
+    """Whether the pattern has wildcards."""
     return "*" in pattern or ">" in pattern
 
 
 @lru_cache(maxsize=10_000)
 def subject_matches(pattern: str, subject: str) -> bool:
-    """Whether a subject fits a pattern: `*` is one word, `>` is the rest, at least one word."""
+    """Whether a subject matches a pattern: `*` is one word, `>` is the rest, at least one word."""
     wanted, words = pattern.split("."), subject.split(".")
     for number, want in enumerate(wanted):
         if want == ">":
@@ -174,7 +184,7 @@ def subject_matches(pattern: str, subject: str) -> bool:
 
 
 def read_topics(file: Path | None) -> Topics:
-    """The configuration in this file; without one everything is as it is by default. Raises BusConfigInvalid."""
+    """Read the configuration file; without a file, the defaults. Raises BusConfigInvalid."""
     if file is None:
         return Topics()
     try:

@@ -1,4 +1,4 @@
-"""Passes of a service out of turn: something has changed, and waiting for the next one would cost time for nothing."""
+"""Runs passes of a service on demand, so that a change is handled before the next scheduled pass."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,11 +13,11 @@ ReportT = TypeVar("ReportT")
 
 @dataclass(kw_only=True)
 class CoalescedTrigger(Generic[ReportT]):
-    """No pass runs beside another, and one serves all that call meanwhile."""
+    """Runs `run` on demand. Calls that arrive during a run share the next one. Never runs twice at the same time."""
 
     run: Callable[[], Awaitable[ReportT]]
     more: Callable[[ReportT], bool]
-    """Whether there may be more after such a pass."""
+    """Whether to run again directly after a pass with this report."""
     _one_pass: asyncio.Lock = field(default_factory=asyncio.Lock)
     _woken: "asyncio.Task[None] | None" = None
     _again: bool = False
@@ -25,18 +25,18 @@ class CoalescedTrigger(Generic[ReportT]):
     _failures: Failures = field(default_factory=lambda: Failures("woken pass"))
 
     async def once(self) -> ReportT:
-        """One pass; raises what it raises."""
+        """Run one pass now, after any running one. Raises what the pass raises."""
         async with self._one_pass:
             return await self.run()
 
     def wake(self) -> None:
-        """Look now."""
+        """Request a pass. Returns at once."""
         self._again = True
         if not self._stopped and (self._woken is None or self._woken.done()):
             self._woken = asyncio.get_running_loop().create_task(self._run_while_woken())
 
     async def drain(self) -> None:
-        """Finish what was woken; nothing wakes it any more."""
+        """Finish the requested passes and accept no more requests."""
         self._stopped = True
         if self._woken is not None:
             await asyncio.gather(self._woken, return_exceptions=True)
@@ -47,7 +47,7 @@ class CoalescedTrigger(Generic[ReportT]):
             try:
                 report = await self.once()
             except LedgerError as error:
-                # The next pass of the service tries again.
+                # The service's next scheduled pass tries again.
                 self._failures.failed(error, now=asyncio.get_running_loop().time())
                 return
             self._failures.succeeded(now=asyncio.get_running_loop().time())

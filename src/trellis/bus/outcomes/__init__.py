@@ -1,1 +1,1 @@
-"""What follows from the end of a job: retries, cascades, order, compensation, and what clients are told."""
+"""What follows from the end of a job: retries, cancel cascades, step order, compensations, and messages to clients."""

@@ -1,4 +1,10 @@
-"""The tree of jobs: a job with its children, retries, compensations and workflow steps, and how the whole stands."""
+"""The tree of jobs: a job with its children, retries, compensations and workflow steps, and their combined state.
+
+The content of a request never changes and is cached; the state of a job is read each time. A retry stands for the job
+that it retries. So a job that is to be retried has not ended, whether its retry exists yet or not. When a job has
+several retries, which happens when two operators requeue it at once, one that succeeded stands for it, else one that
+has not ended. So a job that has succeeded stays so.
+"""
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
@@ -19,18 +25,18 @@ from trellis.engine.records import Event, Job, JobFilter, JobPlace
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
 
-# Where a job stands. A retry stands for the job that it does again.
+# The effective state of a job.
 
 SUCCEEDED = "SUCCEEDED"
 CANCELLED = "CANCELLED"
 WAITING_STATES = frozenset({"PENDING", "SCHEDULED"})
 RETRYABLE_ENDS = frozenset({"FAILED", "TIMEOUT", "DENIED"})
-"""Ends after which a job may be done again under another id, by itself or by an operator."""
+"""Ends after which a job may be run again under another id, automatically or by an operator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EffectiveJob:
-    """A job through its last retry: where it stands, and whether that is its end."""
+    """A job seen through its last retry: its state, and whether that is final."""
 
     job: Job
     request: JobRequest
@@ -38,12 +44,12 @@ class EffectiveJob:
 
     @property
     def open(self) -> bool:
-        """Whether something will still come of it."""
+        """Whether it may still change: it has not ended, or a retry is due."""
         return self.job.place is not JobPlace.ENDED or self.to_be_retried
 
     @property
     def failed(self) -> bool:
-        """Whether it came to a bad end for good."""
+        """Whether it failed for good."""
         return not self.open and self.job.state != SUCCEEDED
 
     @property
@@ -53,28 +59,31 @@ class EffectiveJob:
 
     @property
     def resting(self) -> bool:
-        """Whether it waits for a time or a person, or for its turn."""
+        """Whether it is delayed until a time, a person's decision or its turn."""
         return self.job.state == "SCHEDULED" and self.job.place is JobPlace.SCHEDULED
 
 
-# What a process remembers of the steps of workflows, so that the end of one step is not paid for by reading all. Pure.
+# Cache of workflow steps, so that the end of one step does not require reading all. Pure.
 #
-# Only what cannot change is kept as settled: a step that has succeeded, itself or by a retry, has succeeded for good, and one that was
-# cancelled has failed for good. One that failed, timed out or was denied may be run again by an operator at any time: it is looked at each
-# time, or given up by somebody who hears of it when it is done again. Every other step is as it was when it was last looked at. When a
-# child is removed from the ledger of which more is known than that it succeeded, its family is forgotten: another job may have its id.
+# Only final states are kept as settled. A step that succeeded, itself or by a retry, has succeeded for good, and a
+# cancelled step has failed for good. A step that failed, timed out or was denied may be requeued by an operator at any
+# time. It is read each time, or given up by a reader that follows the feed and so learns of a requeue. Every other step
+# is as it was when last read. When a child is removed from the ledger and more is cached about it than its success, its
+# family is dropped from the cache: another job may take its id.
 
 STEPS_MAX = 100_000
-"""Children that a process remembers over all parents, unless one parent alone has more."""
+"""Maximum number of cached children over all parents, unless one parent alone has more."""
 
 WorkflowKey: TypeAlias = tuple[str, str, str, str]
-"""The parent, the workflow, the tenant and the party of steps that go in order: what another party hangs below the same parent, under
-the same names, is a workflow of its own (`engine/ownership`)."""
+"""The parent, workflow, tenant and party of ordered steps.
+
+Steps that another party adds below the same parent under the same names form a separate workflow (`engine/ownership`).
+"""
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class WorkflowStep:
-    """What never changes of a step."""
+    """The fields of a step that never change."""
 
     index: int
     job_id: JobId
@@ -82,7 +91,7 @@ class WorkflowStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepState:
-    """A step through its last retry, as it was seen."""
+    """The state of a step, seen through its last retry."""
 
     index: int
     job_id: JobId
@@ -91,10 +100,10 @@ class StepState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkflowFrontier:
-    """What holds up the steps of one workflow: the lowest that failed for good, and the lowest that has not ended.
+    """What blocks the steps of one workflow: the lowest step that failed for good, and the lowest that has not ended.
 
-    A step above one that failed may be open and one above an open step may have failed without being told here: it makes no difference
-    to the steps below, and those above it do not go.
+    A step above a failed one may be open, and one above an open step may have failed, without appearing here. That does
+    not matter to the steps below, and steps above are not dispatched.
     """
 
     failed: StepState | None = None
@@ -103,7 +112,7 @@ class WorkflowFrontier:
 
 @dataclass(frozen=True, order=True, slots=True)
 class UndoableStep:
-    """A step that can be undone; the greatest is undone first."""
+    """A step that can be compensated. The greatest is compensated first."""
 
     index: int
     succeeded_at: float
@@ -115,23 +124,23 @@ class Workflow:
     """The steps of one workflow of one parent."""
 
     unsettled: list[WorkflowStep] = field(default_factory=list[WorkflowStep])
-    """In their order: all that can still stand otherwise, but for those that were given up."""
+    """All steps that can still change, in order, except those given up."""
     failed: StepState | None = None
-    """The lowest that failed for good."""
+    """The lowest step that failed for good."""
     given_up: dict[WorkflowStep, StepState] = field(default_factory=dict[WorkflowStep, StepState])
-    """They have failed, unless an operator runs them again."""
+    """Steps that have failed, unless an operator requeues them."""
     unseen: list[WorkflowStep] = field(default_factory=list[WorkflowStep])
-    """They had failed when they were first read, and nobody has looked yet whether they are done again."""
+    """Steps that had failed when first read; not yet checked for a retry."""
     undoable: list[JobId] = field(default_factory=list[JobId])
-    """They succeeded and have a template, and nobody has looked yet when that was."""
+    """Jobs that succeeded and have a compensation template; the time of success is not read yet."""
     to_undo: list[UndoableStep] = field(default_factory=list[UndoableStep])
     undoing: set[JobId] = field(default_factory=set[JobId])
-    """Those of them whose compensations are made, and have not ended as far as anybody has looked."""
+    """Jobs in `to_undo` whose compensation exists and has not ended as far as known."""
     undone: dict[JobId, UndoableStep] = field(default_factory=dict[JobId, UndoableStep])
-    """Their compensations have ended, unless an operator runs one again."""
+    """Jobs whose compensation has ended, unless an operator requeues it."""
 
     def settle(self, step: WorkflowStep, standing: EffectiveJob) -> bool:
-        """Whether it cannot stand otherwise any more; it is not looked at again then."""
+        """Record a final state. Returns whether it was final; the step is then not read again."""
         good = standing.job.state == SUCCEEDED
         if not good and (standing.job.job_id != step.job_id or standing.job.state != CANCELLED):
             return False
@@ -143,60 +152,60 @@ class Workflow:
         return True
 
     def fail(self, one: StepState) -> None:
-        """It failed for good."""
+        """Record that a step failed for good."""
         if self.failed is None or one.index < self.failed.index:
             self.failed = one
 
     def is_unsettled(self, step: WorkflowStep) -> bool:
-        """Whether it has to be looked at."""
+        """Whether the step has to be read again."""
         place = bisect_left(self.unsettled, step)
         return self.unsettled[place : place + 1] == [step]
 
     def drop(self, step: WorkflowStep) -> None:
-        """Nothing will come of it any more."""
+        """Remove a step that can no longer change."""
         if self.is_unsettled(step):
             del self.unsettled[bisect_left(self.unsettled, step)]
 
     def give_up(self, step: WorkflowStep, one: StepState) -> None:
-        """It has failed and is not done again, as far as anybody has heard."""
+        """Record that a step has failed and no retry is known."""
         self.drop(step)
         self.given_up[step] = one
 
     def take_up(self, step: WorkflowStep) -> None:
-        """It is done again."""
+        """Record that a given-up step is being retried."""
         if self.given_up.pop(step, None) is not None:
             insort(self.unsettled, step)
 
     def has_undone(self, one: UndoableStep) -> None:
-        """Its compensation has ended."""
+        """Record that the compensation of a step has ended."""
         self.to_undo.remove(one)
         self.undoing.discard(one.job_id)
         self.undone[one.job_id] = one
 
     def undo_again(self, job_id: JobId) -> None:
-        """What undoes this step is done again."""
+        """Record that the compensation of a step is being retried."""
         one = self.undone.pop(job_id, None)
         if one is not None:
             insort(self.to_undo, one)
             self.undoing.add(job_id)
 
     def lose(self, gone: set[JobId]) -> bool:
-        """Jobs were removed. Whether what is left does not depend on them."""
+        """Handle removed jobs. Returns whether the remaining state does not depend on them."""
         self.undoable = [job_id for job_id in self.undoable if job_id not in gone]
         held = {step.job_id for step in (*self.unsettled, *self.given_up)} | {one.job_id for one in self.to_undo}
         return gone.isdisjoint(held | self.undone.keys()) and (self.failed is None or self.failed.job_id not in gone)
 
     def lowest_failed(self) -> StepState | None:
-        """The lowest of all that have failed."""
+        """The lowest step that has failed, for good or given up."""
         found = [*([] if self.failed is None else [self.failed]), *self.given_up.values()]
         return min(found, key=lambda one: one.index, default=None)
 
     def at(self, index: int) -> list[WorkflowStep]:
-        """The unsettled steps of this number."""
+        """The unsettled steps with this index."""
         return self.unsettled[self._place(index) : self._place(index + 1)]
 
     def after(self, index: int) -> list[WorkflowStep]:
-        """The unsettled steps above this number."""
+        """The unsettled steps above this index."""
         return self.unsettled[self._place(index + 1) :]
 
     def _place(self, index: int) -> int:
@@ -204,28 +213,28 @@ class Workflow:
 
 
 def step_state(step: WorkflowStep, standing: EffectiveJob) -> StepState:
-    """Where it stands, in few words."""
+    """The short form of a step's state."""
     return StepState(index=step.index, job_id=standing.job.job_id, state=standing.job.state)
 
 
 @dataclass(kw_only=True, slots=True)
 class ChildJobs:
-    """The children of one parent."""
+    """The cached children of one parent."""
 
     mark: str | None = None
-    """What the ledger calls those that are known."""
+    """The ledger's mark up to which children are known."""
     known: dict[int, JobId] = field(default_factory=dict[int, JobId])
-    """By their numbers in the ledger."""
+    """Job ids by their number in the ledger."""
     workflows: dict[tuple[str, str, str], Workflow] = field(default_factory=dict[tuple[str, str, str], Workflow])
 
     def lose(self, numbers: set[int]) -> bool:
-        """Those with these numbers were removed. False when something else that is known may be wrong now."""
+        """Handle removed children. False when other cached state may be wrong now."""
         gone = {self.known.pop(number) for number in numbers}
         unharmed = [workflow.lose(gone) for workflow in self.workflows.values()]
         return all(unharmed) and gone.isdisjoint(self.known.values())
 
     def forget(self) -> None:
-        """Know nothing of them any more."""
+        """Clear everything cached."""
         self.mark = None
         self.known.clear()
         self.workflows.clear()
@@ -233,7 +242,7 @@ class ChildJobs:
 
 @dataclass(kw_only=True)
 class WorkflowCache:
-    """Families by their parents, at most STEPS_MAX children; the one not asked for longest goes first."""
+    """Cached families by parent, at most STEPS_MAX children in total. The least recently used is dropped first."""
 
     steps_max: int = STEPS_MAX
     _kept: "OrderedDict[str, ChildJobs]" = field(default_factory=OrderedDict[str, ChildJobs])
@@ -241,18 +250,18 @@ class WorkflowCache:
     _total: int = 0
 
     def of(self, parent: str) -> ChildJobs:
-        """What is known of the children of this parent, perhaps nothing yet; it may grow until it is `measured`."""
+        """The cached children of this parent, possibly empty. Call `measured` after adding children."""
         family = self._kept.setdefault(parent, ChildJobs())
         self._kept.move_to_end(parent)
         return family
 
     def get(self, key: WorkflowKey) -> Workflow | None:
-        """A workflow that is remembered."""
+        """A cached workflow; None if it is not cached."""
         family = self._kept.get(key[0])
         return None if family is None else family.workflows.get(key[1:])
 
     def measured(self, parent: str, family: ChildJobs) -> None:
-        """It has so many children now; others are forgotten when that is too many."""
+        """Update the family's size, and drop others when the total is too large."""
         if self._kept.get(parent) is family:
             size = 1 + len(family.known)
             self._total += size - self._sizes.get(parent, 0)
@@ -261,49 +270,45 @@ class WorkflowCache:
             self.drop(next(iter(self._kept)))
 
     def drop(self, parent: str) -> None:
-        """Know nothing of them any more."""
+        """Drop one family."""
         self._kept.pop(parent, None)
         self._total -= self._sizes.pop(parent, 0)
 
     def clear(self) -> None:
-        """Know nothing any more."""
+        """Drop everything."""
         self._kept.clear()
         self._sizes.clear()
         self._total = 0
 
 
-# Jobs and those that follow from them: children, retries, compensations.
-#
-# What a request says never changes and is remembered; where a job stands is read each time. A retry stands for the job that it does again,
-# so a job that is to be done again has not come to its end, whether its retry is made already or not. Of several that do one job again, which
-# happens when two operators ask at once, one that succeeded stands for it, else one that has not ended: so what has succeeded stays so.
+# The tree of jobs.
 
 PAGE = 500
 CHILDREN_MAX = 100_000
 REMEMBERED_MAX = 20_000
 REMEMBERED_BYTES_MAX = 4_096
-"""Larger requests are read each time."""
+"""Larger requests are not cached."""
 
 _log = log_of("trellis.bus.outcomes.job_tree")
 
 
 @dataclass(kw_only=True)
 class JobTree:
-    """Reads them from the ledger."""
+    """Reads jobs and their families from the ledger."""
 
     ledger: Ledger
     topics: Topics
     remembered: WorkflowCache = field(default_factory=WorkflowCache)
-    """The steps of workflows, for `Workflows`."""
+    """Cached steps of workflows, for `WorkflowReader`."""
     _requests: LruCache[str, JobRequest] = field(default_factory=lambda: LruCache(REMEMBERED_MAX))
     _parties: LruCache[str, str] = field(default_factory=lambda: LruCache(REMEMBERED_MAX))
 
     def learn(self, job_id: JobId, payload: bytes) -> JobRequest | None:
-        """The request in this payload, remembered; None when it cannot be read."""
+        """Parse and cache the request in this payload; None when it cannot be read."""
         try:
             request = JobRequest.read(payload)
         except BusRequestInvalid:
-            return None  # whoever validates the job ends it
+            return None  # validation ends such a job
         if len(payload) <= REMEMBERED_BYTES_MAX:
             self._requests[job_id] = request
         else:
@@ -311,7 +316,7 @@ class JobTree:
         return request
 
     async def request(self, job_id: str) -> JobRequest | None:
-        """What was asked with this job; None when there is no such job on the bus."""
+        """The request of this job; None when there is no such bus job."""
         known = self._requests.get(job_id)
         if known is not None:
             return known
@@ -319,9 +324,9 @@ class JobTree:
         return None if job is None else self.request_in(job)
 
     def request_in(self, job: Job, *, anew: bool = False) -> JobRequest | None:
-        """What was asked with this job, which was read with its payload; None when it is none on the bus.
+        """The request of a job that was read with its payload; None when it is not a bus job.
 
-        `anew` when it may be another job under the id of one that was removed.
+        `anew` skips the cache, for a job that may have taken the id of a removed one.
         """
         known = None if anew else self._requests.get(job.job_id)
         if known is not None or job.lifecycle != BUS_JOB.name or job.payload is None:
@@ -329,7 +334,7 @@ class JobTree:
         return self.learn(job.job_id, job.payload)
 
     async def children(self, job_id: str) -> list[Job]:
-        """Every bus-job whose parent this is: steps, retries and compensations."""
+        """Every bus job with this parent: steps, retries and compensations."""
         where, cursor = JobFilter(lifecycle=BUS_JOB.name, parent_id=JobId(job_id)), None
         found: list[Job] = []
         while len(found) < CHILDREN_MAX:
@@ -346,7 +351,10 @@ class JobTree:
         return step.step_of, step.workflow_id, step.tenant, await self.party(step)
 
     async def party(self, request: JobRequest) -> str:
-        """Whose job it is: the party of its submitter (`principal_names.party_of`). Who does a job again does it for the same party."""
+        """The party of the job's submitter (`principal_names.party_of`).
+
+        A retry belongs to the party of the job that it retries.
+        """
         for job_id in reversed(await self.incarnations(request.job_id, request)):
             if (known := self._parties.get(job_id)) is not None:
                 return known
@@ -355,31 +363,34 @@ class JobTree:
         return ""
 
     def learn_party(self, accepted: Event) -> None:
-        """Remember whose job it is that was accepted with this event."""
-        if accepted.role is not Role.RECONCILER:  # what that makes is whose the job before it is
+        """Cache the party of the job that was accepted with this event."""
+        if accepted.role is not Role.RECONCILER:  # its jobs belong to the party of the job before
             self._parties[accepted.job_id] = party_of(accepted.actor)
 
     async def party_in(self, job: Job) -> str:
-        """The same, of a job that was read anew and does none again."""
+        """The party of a job that was just read and is not a retry."""
         self._parties[job.job_id] = party = party_of(await submitter_of(self.ledger, job))
         return party
 
     async def is_linked(self, parent: Job, request: JobRequest) -> bool:
-        """Whether a job is its parent's: of the same party, or made by a worker of the parent. What others hang there is not."""
+        """Whether a job belongs to its parent: it is of the same party, or was submitted by a worker of the parent."""
         own, above = await self.party(request), self.request_in(parent)
         if own == (await self.party_in(parent) if above is None else await self.party(above)):
             return True
         return has_worked_on(await self.ledger.events(parent.job_id), own)
 
     async def is_cancelled(self, request: JobRequest, step_of: str) -> bool:
-        """Whether the bus-job that this one is a step of was cancelled; no job is not, nor is another party's."""
+        """Whether the bus job that this one is a step of was cancelled.
+
+        False without a parent, or for another party's job.
+        """
         job = await self.ledger.job(JobId(step_of)) if step_of else None
         if job is None or job.lifecycle != BUS_JOB.name or job.state != CANCELLED:
             return False
         return await self.is_linked(job, request)
 
     async def incarnations(self, job_id: str, request: JobRequest) -> list[str]:
-        """The job, and those that it did again, the first one last."""
+        """The job and the jobs that it retries, the first one last."""
         found = [job_id]
         current: JobRequest | None = request
         for _ in range(ATTEMPTS_MAX):
@@ -391,7 +402,7 @@ class JobTree:
         return found
 
     async def compensation(self, job_id: JobId) -> EffectiveJob | None:
-        """What undoes this job, through its last retry; None when nothing does yet."""
+        """The compensation of this job, seen through its last retry; None when there is none yet."""
         for child in await self.children(job_id):
             request = await self.request(child.job_id) if child.compensates == job_id else None
             if request is not None and not request.is_retry:
@@ -399,12 +410,12 @@ class JobTree:
         return None
 
     async def effective_job(self, job: Job) -> EffectiveJob | None:
-        """A job through its last retry; None when its request cannot be read."""
+        """A job seen through its last retry; None when its request cannot be read."""
         request = await self.request(job.job_id)
         return None if request is None else await self.effective_step(job, request, step_of=request.step_of)
 
     async def effective_step(self, job: Job, request: JobRequest, *, step_of: str) -> EffectiveJob:
-        """A job through its last retry; nobody wants it done again when the job that it is a step of was cancelled."""
+        """A job seen through its last retry. No retry is due when the job that it is a step of was cancelled."""
         waiting, ends = [(job, request)], list[EffectiveJob]()
         for _ in range(ATTEMPTS_MAX):
             if not waiting:
@@ -421,7 +432,7 @@ class JobTree:
     async def _end_or_retries(
         self, job: Job, request: JobRequest, step_of: str
     ) -> EffectiveJob | list[tuple[Job, JobRequest]]:
-        """Those that do this job again, newest first, or how it stands itself."""
+        """The retries of this job, newest first; without any, its own state."""
         if job.place is not JobPlace.ENDED or job.state not in RETRYABLE_ENDS:
             return EffectiveJob(job=job, request=request)
         alike = [child for child in await self.children(job.job_id) if child.type == job.type]
@@ -441,12 +452,12 @@ class JobTree:
             said = None if there is None else self.request_in(there)
             if there is None or (said is not None and said.labels.get(RETRY_OF) == job.job_id):
                 return True
-        return False  # its ids are other jobs, and it can never be made
+        return False  # its retry ids belong to other jobs, so the retry can never be submitted
 
 
 @dataclass(kw_only=True)
 class DescendantJobs:
-    """The jobs below some roots, as far as they were found: which of them are the roots' own, through all that is between."""
+    """The jobs below some roots, and which of them belong to the roots through an unbroken chain of owners."""
 
     families: JobTree
     roots: frozenset[str]
@@ -454,11 +465,11 @@ class DescendantJobs:
     _own: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def add(self, job_id: str, parent: str) -> None:
-        """This job hangs below that one."""
+        """Record a job and its parent."""
         self._parents[job_id] = parent
 
     async def is_whole_to(self, job_id: str) -> bool:
-        """Whether every link from a root down to this job was made by the owner of what it hangs below, or by a worker of that."""
+        """Whether the job belongs to a root: every link on the path is made by the parent's owner or its worker."""
         path = [job_id]
         while path[-1] not in self.roots and path[-1] not in self._own:
             path.append(self._parents[path[-1]])
@@ -471,5 +482,5 @@ class DescendantJobs:
     async def _is_link(self, parent: str, child: str) -> bool:
         above, request = await self.families.ledger.job(JobId(parent)), await self.families.request(child)
         if above is None or request is None:
-            return above is None  # its parent was removed: nobody else can have it
+            return above is None  # the parent was removed, so it cannot be another party's
         return await self.families.is_linked(above, request)

@@ -1,4 +1,7 @@
-"""Jobs that follow from other jobs: retries and compensations, with ids derived from the job they follow."""
+"""Retries and compensations: jobs linked to another job, with ids derived from it (BUS-7, D36).
+
+Submitting a linked job again creates the same job.
+"""
 
 import hashlib
 import re
@@ -29,23 +32,23 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Job
 
-# Jobs that follow from other jobs: their ids say from which, and the same job follows however often it is made (BUS-7, D36).
+# Derived ids.
 
 ID_CHARS_MAX = 180
-"""Shorter than an id may be: the wire id of such a job must fit too."""
+"""Less than the limit for job ids, because the wire id of such a job must fit too."""
 DIGEST_CHARS = 16
 ALTERNATIVE_IDS_MAX = 3
-"""How many further ids there are for what follows from a job when its first id is taken."""
+"""Number of alternative ids for a linked job whose first id is taken."""
 RETRY_ID = re.compile(r"\.(r[0-9]+|q-[0-9a-f]+)$")
-"""How the ids of jobs end that do another again; others may, too. Of many children only such are read."""
+"""Suffix of the ids of retries. Other ids may end so too. Among many children, only such ids are read."""
 
 _log = log_of("trellis.bus.outcomes.linked_jobs")
 
 
 def derived_ids(base: str, suffix: str) -> tuple[JobId, ...]:
-    """The id of what follows from a job, and those to take when that one is too long or another job's.
+    """The id of a linked job, and alternatives if it is too long or belongs to another job.
 
-    Such ids are reserved now (`trellis.engine.jobs`), but a ledger may hold jobs that took one before they were.
+    Such ids are now reserved (`trellis.engine.jobs`), but a ledger may hold jobs from before that.
     """
     room = ID_CHARS_MAX - len(suffix) - DIGEST_CHARS - 1
     others = tuple(JobId(f"{base[:room]}.{_digest(base, number)}{suffix}") for number in range(ALTERNATIVE_IDS_MAX))
@@ -58,7 +61,7 @@ def _digest(base: str, number: int) -> str:
 
 
 def is_storable_request(request: JobRequest) -> bool:
-    """Whether a request that was made here can be stored and read again: labels that were added may be too many."""
+    """Whether a derived request can be stored and read again: the added labels may be too many."""
     try:
         JobRequest.read(request.body)
     except BusRequestInvalid as error:
@@ -68,7 +71,7 @@ def is_storable_request(request: JobRequest) -> bool:
 
 
 async def submit_under_free_id(ledger: Ledger, actor: Actor, candidates: Iterable[NewJob]) -> Submitted | None:
-    """Submit the job under the first of its ids that no other job has. Again is the same job again."""
+    """Submit the job under the first of its ids that no other job has. A repeated call returns the same job."""
     for job in candidates:
         try:
             answer = (await ledger.submit(actor, [job]))[0]
@@ -83,24 +86,24 @@ async def submit_under_free_id(ledger: Ledger, actor: Actor, candidates: Iterabl
 
 
 async def _is_submitted(ledger: Ledger, job: NewJob) -> bool:
-    """Whether the job with this id is this one, and not another that was submitted with the same fingerprint."""
+    """Whether the job with this id is this one, and not another with the same fingerprint."""
     there = await ledger.job(job.job_id)
     if there is None or there.parent_id != job.parent_id or there.compensates != job.compensates:
         return False
     return (there.lifecycle, there.type, there.payload) == (job.lifecycle, job.type, job.payload)
 
 
-# The retry of a job whose topic does not declare that its jobs may be done twice: a new job, linked to the one before it (BUS-7, D30).
+# Retries of jobs whose topic is not idempotent: a new job, linked to the one before (BUS-7, D30).
 #
-# Attempts are counted over the links by a label, and the deadline is what the first job had left. Jobs of idempotent topics keep their id:
-# the ledger counts their attempts, and when they have ended there is none left.
+# A label counts attempts over the links, and the deadline is what the first job had left. Jobs of idempotent topics
+# keep their id: the ledger counts their attempts, and none are left when they have ended.
 #
-# Whether a job is done again was settled when it ended, by what its events say: how many attempts there were when it was handed out, and
-# whether its failure was worth another. So all processes agree, and a configuration that changes later opens nothing that was over.
+# Whether a job is retried is settled when it ends, by its events: the number of attempts allowed at dispatch, and
+# whether the failure was retryable. So all processes agree, and a later change of configuration reopens nothing.
 
 RETRYABLE_STATES = frozenset({"FAILED", "TIMEOUT"})
 ATTEMPTS = "attempts"
-"""In the event of a handing-out: how many attempts there are, as its topic was configured then."""
+"""Key in the dispatch event: the number of attempts allowed by the topic's configuration at that time."""
 
 
 def retries_before(request: JobRequest) -> int:
@@ -110,12 +113,12 @@ def retries_before(request: JobRequest) -> int:
 
 
 def attempts_of(topic: Topic) -> int:
-    """How many attempts there are over linked jobs; one where a job keeps its id."""
+    """The number of attempts over linked jobs; 1 where a job keeps its id."""
     return 1 if topic.idempotent else topic.max_attempts
 
 
 def is_retry_due(job: Job, request: JobRequest, events: Sequence[Event], topic: Topic) -> bool:
-    """Whether a job with these events is done again as a new one; the caller knows whether anybody still wants it."""
+    """Whether a job with these events is to be retried as a new one. The caller checks for a cancel."""
     if not events or job.state not in RETRYABLE_STATES or retries_before(request) + 1 >= _attempts(events, topic):
         return False
     left_s = _remaining_s(job, events[-1])
@@ -138,7 +141,7 @@ def _is_retryable_failure(failed: Event, topic: Topic) -> bool:
 
 
 def retry_of(job: Job, request: JobRequest, ended: Event, topics: Topics) -> list[NewJob]:
-    """The job that does this one again, under the ids that it may have; none when it cannot be made."""
+    """The retry of this job, once per possible id; empty when it cannot be built."""
     number = retries_before(request) + 1
     base = job.job_id.removesuffix(f".r{number - 1}") if number > 1 else job.job_id
     candidates = [_retry(job, request, ended, number, job_id) for job_id in derived_ids(base, f".r{number}")]
@@ -155,7 +158,10 @@ def retry_of(job: Job, request: JobRequest, ended: Event, topics: Topics) -> lis
 
 
 def next_id(job: Job, events: Sequence[Event], topics: Topics) -> JobId | None:
-    """The id under which a job with these events is done again, unless it is cancelled or the id is taken; None when it is not."""
+    """The id of the retry of a job with these events, unless it is cancelled or the id is taken.
+
+    None without a retry.
+    """
     try:
         request = request_of(job)
     except BusRequestInvalid:
@@ -175,7 +181,7 @@ def _retry(job: Job, request: JobRequest, ended: Event, number: int, job_id: Job
 
 
 def _budget(job: Job, request: JobRequest, ended: Event) -> Budget | None:
-    """With as much time as is left, where the request said how much there is."""
+    """The budget, with the remaining time if the request set a deadline."""
     left_s = _remaining_s(job, ended)
     if request.budget is None or not request.budget.deadline_ms or left_s is None:
         return request.budget
@@ -186,18 +192,19 @@ def _remaining_s(job: Job, ended: Event) -> float | None:
     return None if job.deadline_at is None else (job.deadline_at - ended.ts).total_seconds()
 
 
-# Undoing the steps of a workflow that came to a bad end: the last one first, one after the other, each once (D36).
+# Compensation of the steps of a failed workflow: the last step first, one after the other, each once (D36).
 #
-# A compensation is a job of its own, made from the template in the step's request; what the template leaves empty is as in the step. It acts
-# for the same tenant and principal as the step, and is asked about by the safety kernel like any job.
+# A compensation is a separate job, built from the template in the step's request. Empty fields of the template are
+# taken from the step. It acts for the same tenant and principal as the step, and the safety kernel checks it like any
+# job.
 
 SUFFIX = ".c"
 COMPENSATION_ID = re.compile(rf"{re.escape(SUFFIX)}$|{RETRY_ID.pattern}")
-"""How the ids of compensations end, and of what does them again; others may, too."""
+"""Suffix of the ids of compensations and their retries. Other ids may end so too."""
 
 
 def compensation_of(job: Job, request: JobRequest, topics: Topics) -> list[NewJob]:
-    """The job that undoes this one, under the ids that it may have; none when there is no template or it cannot be made."""
+    """The compensation of this job, once per possible id; empty without a template or when it cannot be built."""
     template = request.compensation
     if template is None:
         return []
@@ -236,7 +243,7 @@ def _compensation_request(job: Job, request: JobRequest, template: Compensation,
 
 
 def _compensation_meta(own: JobMeta, template: JobMeta | None, job_id: JobId) -> JobMeta:
-    """As the template says, but for whom it acts and how risky it is at least."""
+    """The template's metadata, with the step's tenant and actor and at least its risk tags."""
     said = template or own
     changes = {
         "tenant_id": own.tenant_id,

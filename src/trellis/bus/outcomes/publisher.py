@@ -1,7 +1,10 @@
-"""Tells the bus what the ledger decided: every end of a job, to its client; every attempt that was taken back, to its worker (BUS-12).
+"""Publishes the ledger's decisions on the bus (BUS-12).
 
-It follows the feed. While the bus is down it waits where it is, so nothing is lost; a packet whose answer was lost is sent again with the
-same message id. Where the bus keeps results, one counts as sent when it is kept. A client hears exactly of the end that the ledger has, under its own job id: workers only ever speak of wire ids.
+It publishes each end of a job to its client, and each revoked attempt to its worker.
+
+It follows the feed. While the bus is down it keeps its position, so nothing is lost. A packet whose acknowledgement was
+lost is sent again with the same message id. Where the bus stores results, a result counts as sent when it is stored. A
+client receives exactly the end that the ledger has, under its own job id; workers only ever use wire ids.
 """
 
 import asyncio
@@ -41,20 +44,26 @@ from trellis.lifecycles.bus_job import HELD
 SUBSCRIBER_NAME = "bus-publisher"
 CONCURRENCY = 32
 UNKEPT_RETRY_S_MAX = 30.0
-"""How long results wait for a stream that refuses them; from then on they are told only to those who listen, until it takes one again."""
+"""How long results wait for a stream that refuses them, in seconds.
+
+After that they go only to current subscribers, until the stream takes one again.
+"""
 KEPT_SUBJECTS = frozenset({RESULT, DEAD_LETTERS})
-"""What counts as sent when a stream has kept it, where there are streams."""
+"""Subjects whose packets count as sent when a stream has stored them, where there are streams."""
 END_EVENTS = frozenset({"job_succeeded", "job_failed", "job_cancelled", "job_denied", "job_timed_out"})
 ATTEMPT_REVOKED_EVENTS = frozenset({"job_cancelled", "job_timed_out", "job_lease_expired"})
-"""Events that, out of a held state, end an attempt whose worker may still be at it."""
+"""Events that end an attempt whose worker may still be running it, if the job was held."""
 DEAD_LETTER_STATES = frozenset({"FAILED", "TIMEOUT", "DENIED"})
-"""Ends of which `sys.job.dlq` is told too, unless the job is done again."""
+"""Ends that are also published on `sys.job.dlq`, unless the job is retried."""
 WORKER_STATUSES = frozenset({Status.FAILED_RETRYABLE, Status.FAILED_FATAL})
-"""What a worker may call a failure so that the client gets it as the status. In the ledger both are FAILED."""
+"""Failure statuses of a worker that are passed on to the client. In the ledger both are FAILED."""
 ENGINE_STATUS_NAMES = frozenset({Status.TIMEOUT.name, Status.DENIED.name, Status.CANCELLED.name})
-"""Ends that only the control plane decides. A worker that reports one ends its job badly, and no more: its word is kept in the text."""
+"""Ends that only the control plane decides.
+
+A worker that reports one only fails its job; its status is added to the message.
+"""
 ENGINE_ERROR_CODES = frozenset({ErrorCode.SAFETY_DENIED, ErrorCode.TIMEOUT})
-"""What a client takes for such an end of ours."""
+"""Error codes that clients take for such an end."""
 ERROR_OF_STATE = {
     "DENIED": ("SAFETY_DENIED", ErrorCode.SAFETY_DENIED),
     "TIMEOUT": ("TIMEOUT", ErrorCode.TIMEOUT),
@@ -66,7 +75,7 @@ _log = log_of("trellis.bus.outcomes.publisher")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BusPublishReport:
-    """What one pass did. `following` false: another process does the work."""
+    """Result of one pass. `following` false means that another process does the work."""
 
     following: bool = False
     events: int = 0
@@ -84,7 +93,7 @@ class _OutgoingMessage:
 
 @dataclass(kw_only=True)
 class BusPublisher:
-    """The service: a pass reads a page of the feed, sends what it tells, and remembers how far it came."""
+    """The service. A pass reads a page of the feed, publishes from it, and saves the position."""
 
     ledger: Ledger
     bus: Bus
@@ -93,7 +102,7 @@ class BusPublisher:
     name: str = SUBSCRIBER_NAME
     waits_for_events = True
     _sent: set[str] = field(default_factory=set[str])
-    """Of what is not remembered yet: what the bus has taken."""
+    """Message ids that the bus has taken, of events after the saved position."""
     _not_kept_since: dict[str, float] = field(default_factory=dict[str, float])
     """By subject: since when its stream refuses packets."""
     _trigger: CoalescedTrigger[BusPublishReport] = field(init=False)
@@ -102,11 +111,11 @@ class BusPublisher:
         self._trigger = CoalescedTrigger(run=self._pass, more=lambda told: bool(told.events) and not told.held_up)
 
     async def run_once(self) -> BusPublishReport:
-        """One page, as far as the bus takes it."""
+        """Publish one page, as far as the bus takes it."""
         return await self._trigger.once()
 
     def wake(self) -> None:
-        """A job has ended: tell it now, if it is this process that tells."""
+        """Request a pass because a job has ended, if this process publishes."""
         if self.follower.follows:
             self._trigger.wake()
 
@@ -131,7 +140,7 @@ class BusPublisher:
         return BusPublishReport(following=True, events=len(page.events), sent=sent, held_up=done < len(page.events))
 
     def pause_s(self, report: BusPublishReport) -> float:
-        """At once while there is more that the bus takes."""
+        """No pause while there is more that the bus takes."""
         options = self.follower.options
         if not report.following:
             return options.lease_s / 5
@@ -140,12 +149,12 @@ class BusPublisher:
         return 0.0 if report.events else options.poll_s
 
     async def release(self) -> None:
-        """Let another go on at once."""
+        """Release the subscription, so that another process can take it at once."""
         await self._trigger.drain()
         await self.follower.release()
 
     async def _publish_events(self, events: Sequence[Event]) -> tuple[int, int]:
-        """How many packets were sent, and up to which event everything was."""
+        """How many packets were sent, and the number of events that are completely published."""
         sent = 0
         for start in range(0, len(events), CONCURRENCY):
             group = events[start : start + CONCURRENCY]
@@ -157,7 +166,7 @@ class BusPublisher:
         return sent, len(events)
 
     async def _publish_event(self, event: Event) -> int | None:
-        """How many packets went out now; None when the bus did not take them all."""
+        """How many packets were sent now; None when the bus did not take them all."""
         sent = 0
         for note in await self._notes(event):
             if note.message_id in self._sent:
@@ -173,7 +182,7 @@ class BusPublisher:
         return sent
 
     async def _span(self, event: Event, note: _OutgoingMessage) -> tracing.Span:
-        """In the trace of the job's submitter; the ledger is asked for that only where spans are kept."""
+        """A span in the trace of the job's submitter. The ledger is read only where tracing is on."""
         job = await self.ledger.job(event.job_id) if tracing.is_on() else None
         if job is None:
             return tracing.Span()
@@ -193,7 +202,7 @@ class BusPublisher:
             _log.info("held_up", event_id=event.id, error=str(error))
             return False
         except TooLargeToKeep as error:
-            # Those who listen have heard it; the others' results must not wait for what waiting does not change.
+            # Current subscribers have received it. Other results must not wait, because waiting does not help.
             span.fail(str(error))
             _log.error("never_kept", event_id=event.id, error=str(error))
             return True
@@ -201,7 +210,7 @@ class BusPublisher:
             span.fail(str(error))
             return self._goes_unkept(event, note.subject, error)
         except BusError as error:
-            # No bus will ever take it: those behind it must not wait for that.
+            # No bus will ever take it, so the events after it must not wait.
             span.fail(str(error))
             _log.error("cannot_be_told", event_id=event.id, error=str(error))
             return True
@@ -210,7 +219,10 @@ class BusPublisher:
         return True
 
     def _goes_unkept(self, event: Event, subject: str, error: NotKept) -> bool:
-        """A stream that is full for a moment is waited for; one that refuses for good must not silence everything."""
+        """Whether to go on without the stream.
+
+        A full stream is waited for; one that keeps refusing must not block everything.
+        """
         now = self.follower.clock.monotonic()
         if subject not in self._not_kept_since:
             self._not_kept_since[subject] = now
@@ -234,7 +246,7 @@ class BusPublisher:
         return notes
 
     async def _successor(self, event: Event) -> JobId | None:
-        """The job that will do this one again."""
+        """The id of the job that will retry this one."""
         job = await self.ledger.job(event.job_id)
         events = [one for one in await self.ledger.events(event.job_id) if one.version <= event.version]
         stands = job is not None and job.version == event.version
@@ -268,7 +280,7 @@ def _dead_id(event: Event) -> str:
 
 
 def _payload_changed(result: JobResult) -> BusAlert:
-    """Somebody wrote over a payload that was judged, and perhaps approved, as another one."""
+    """An alert that a payload was overwritten after it was checked, and perhaps approved."""
     return BusAlert(
         message=f"the payload of job {result.job_id} was changed after it was submitted; it was not executed",
         code=ErrorCode.SAFETY_DENIED,
@@ -282,7 +294,7 @@ def _trace(event: Event) -> str:
 
 
 def result_of(event: Event, sender_id: str, *, again: JobId | None = None) -> JobResult:
-    """What a client is told of a job's end, and as which job it is done again."""
+    """The result published for the end of a job, with the id of its retry."""
     report = report_in(event)
     code, number = ERROR_OF_STATE.get(event.target, ("", ErrorCode.UNSPECIFIED))
     if report is not None and event.target in {"SUCCEEDED", "FAILED"}:
@@ -311,6 +323,6 @@ def result_of(event: Event, sender_id: str, *, again: JobId | None = None) -> Jo
 
 
 def _status(event: Event, report: WorkerReport | None) -> Status:
-    """The state of the job; of one that its worker ended badly, whether the worker calls it retryable or fatal."""
+    """The state of the job or, if its worker reported it, the failure as retryable or fatal."""
     said = Status.__members__.get(report.status) if report is not None and event.target == "FAILED" else None
     return said if said is not None and said in WORKER_STATUSES else Status[event.target]

@@ -1,8 +1,9 @@
-"""What follows from the end of a job: its retry as a linked job, its children's cancellation, its siblings' turn, its workflow's undoing.
+"""The reconciler of ended jobs: linked retries, cancel cascades, release of next steps, and compensations.
 
-It follows the feed and writes to the ledger only. Each step is decided from where the jobs stand now and has an id of its own, so after a
-crash anywhere the same page is taken again and nothing happens twice. One process at a time follows; should two, for a moment, they do the
-same. What is remembered of workflows is kept up to date by the feed, and forgotten when another may have followed meanwhile.
+It follows the feed and writes to the ledger only. Each action is decided from the current state of the jobs and has an
+id of its own. So after a crash the same page is handled again, and nothing happens twice. One process at a time follows
+the feed; if two do for a moment, they do the same. The workflow cache is kept up to date by the feed, and cleared when
+another process may have followed it meanwhile.
 """
 
 import asyncio
@@ -35,28 +36,28 @@ from trellis.lifecycles import Role
 
 SUBSCRIBER_NAME = "bus-aftermath"
 CONCURRENCY = 16
-"""Families that are looked after at the same time."""
+"""Families handled concurrently."""
 TREE_MAX = 100_000
-"""Jobs of one tree that a cancellation looks at."""
+"""Maximum number of jobs of one tree that a cancel cascade visits."""
 ANCESTORS_MAX = 16
-"""Jobs above a new one that have ended, of which it is asked whether they were cancelled."""
+"""Maximum number of ended ancestors of a new job that are checked for a cancel."""
 
 _log = log_of("trellis.bus.outcomes.reconciler")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutcomeReport:
-    """What one pass did. `following` false: another process does the work."""
+    """Result of one pass. `following` false means that another process does the work."""
 
     following: bool = False
     events: int = 0
     made: int = 0
-    """Steps that were taken: jobs submitted, cancelled or let go."""
+    """Actions taken: jobs submitted, cancelled or released."""
 
 
 @dataclass(kw_only=True)
 class OutcomeReconciler:
-    """The service: a pass reads a page of the feed, does what follows from it, and remembers how far it came."""
+    """The service. A pass reads a page of the feed, acts on it, and saves the position."""
 
     ledger: Ledger
     topics: Topics
@@ -68,7 +69,10 @@ class OutcomeReconciler:
     _families: JobTree = field(init=False)
     _workflows: WorkflowReader = field(init=False)
     _above: dict[tuple[str, str], str | None] = field(default_factory=dict[tuple[str, str], str | None])
-    """By parent and party of its children, for one page: the cancelled job above its children. A cancel that comes later finds them itself."""
+    """Cache for one page, by parent and party of its children: the cancelled job above them.
+
+    A cancel that comes later finds the children itself.
+    """
     _begun: int = 0
     _made: int = 0
 
@@ -77,7 +81,7 @@ class OutcomeReconciler:
         self._workflows = WorkflowReader(families=self._families, between=self.follower.keep)
 
     async def run_once(self) -> OutcomeReport:
-        """One page."""
+        """Handle one page of the feed."""
         page = await self.follower.page()
         if page is None:
             return OutcomeReport()
@@ -98,17 +102,17 @@ class OutcomeReconciler:
         return OutcomeReport(following=True, events=len(page.events), made=self._made)
 
     def pause_s(self, report: OutcomeReport) -> float:
-        """At once while there is more."""
+        """No pause while there is more."""
         options = self.follower.options
         if not report.following:
             return options.lease_s / 5
         return 0.0 if report.events else options.poll_s
 
     async def release(self) -> None:
-        """Let another go on at once."""
+        """Release the subscription, so that another process can take it at once."""
         await self.follower.release()
 
-    # --- one page --------------------------------------------------------------------------------------------------
+    # --- one page -------------------------------------------------------------------------------------------------
 
     async def _take(self, events: Sequence[Event]) -> None:
         self._above.clear()
@@ -128,12 +132,12 @@ class OutcomeReconciler:
         await _gather_all(self._reconcile_family(family, room) for family in by_family.values())
 
     async def _family(self, event: Event, request: JobRequest) -> str:
-        """What is looked after in order: the steps of one parent, and what undoes them."""
+        """The group of jobs that is handled in order: the steps of one parent, and their compensations."""
         step = await self._step(request)
         return (step.step_of if step is not None else "") or request.labels.get(COMPENSATES) or event.job_id
 
     async def _reconcile_family(self, family: Sequence[tuple[Event, JobRequest]], room: asyncio.Semaphore) -> None:
-        """Each event by itself, then every workflow that they are about once."""
+        """Handle each event, then each affected workflow once."""
         heard: dict[WorkflowKey, set[WorkflowStep]] = {}
         async with room:
             for event, request in family:
@@ -161,18 +165,18 @@ class OutcomeReconciler:
                 ended.add(WorkflowStep(request.step_index, JobId(first)))
 
     async def _workflow_of(self, request: JobRequest) -> WorkflowKey | None:
-        """The workflow that a job is a step of, or undoes a step of."""
+        """The workflow that a job is a step of, or compensates a step of; None if there is none."""
         step = await self._step(request)
         if step is None or not step.step_of or not step.workflow_id:
             return None
         return await self._families.key_of(step)
 
     async def _step(self, request: JobRequest) -> JobRequest | None:
-        """What was asked with this job, or with the one that it undoes."""
+        """The request of this job or, for a compensation, of the job that it compensates."""
         original = request.labels.get(COMPENSATES)
         return request if original is None else await self._families.request(original)
 
-    # --- retries ---------------------------------------------------------------------------------------------------
+    # --- retries --------------------------------------------------------------------------------------------------
 
     async def _retry(self, event: Event, request: JobRequest) -> None:
         topic = self.topics.of(request.topic)
@@ -194,10 +198,13 @@ class OutcomeReconciler:
             )
             await self.ledger.move(self._scheduler, pause)
 
-    # --- cancellation ----------------------------------------------------------------------------------------------
+    # --- cancellation ---------------------------------------------------------------------------------------------
 
     async def _cascade(self, event: Event, request: JobRequest) -> None:
-        """Cancel everything below a cancelled job, also below those of its retries that ended before; each tells of its own children."""
+        """Cancel everything below a cancelled job, also below earlier jobs that it retries.
+
+        Each cancelled child cascades to its own children.
+        """
         waiting = await self._families.incarnations(event.job_id, request)
         before = set(waiting[1:])
         seen = set(waiting)
@@ -210,7 +217,7 @@ class OutcomeReconciler:
                 seen.add(child.job_id)
                 tree.add(child.job_id, parent)
                 if parent in before and await self._is_retry(child.job_id):
-                    continue  # somebody runs the same job again
+                    continue  # another retry of the same job, which goes on
                 if child.place is JobPlace.ENDED:
                     waiting.append(child.job_id)
                 elif await tree.is_whole_to(child.job_id):
@@ -225,7 +232,7 @@ class OutcomeReconciler:
         return request is not None and request.is_retry
 
     async def _not_after_cancel(self, event: Event, request: JobRequest) -> None:
-        """A child that came when what is above it was cancelled already."""
+        """Cancel a new child of a job that is already cancelled."""
         if COMPENSATES in request.labels:
             return
         place = request.step_of, await self._families.party(request)
@@ -236,7 +243,10 @@ class OutcomeReconciler:
             await self._cancel(event.job_id, f"cascade:{cancelled}", f"{cancelled} was cancelled")
 
     async def _cancelled_above(self, request: JobRequest) -> str | None:
-        """The nearest job whose cancel would have reached this one: its parent or a retry of it, or above those that ended otherwise."""
+        """The nearest cancelled job whose cascade would have reached this one; None if there is none.
+
+        That is its parent or the parent's retry, or a job above them if they ended otherwise.
+        """
         for _ in range(ANCESTORS_MAX):
             if not request.step_of or COMPENSATES in request.labels:
                 break
@@ -259,10 +269,10 @@ class OutcomeReconciler:
         self._made += isinstance(answer, Moved) and not answer.repeated
         return isinstance(answer, Moved)
 
-    # --- workflows -------------------------------------------------------------------------------------------------
+    # --- workflows ------------------------------------------------------------------------------------------------
 
     async def _reconcile_workflow(self, key: WorkflowKey, ended: set[WorkflowStep]) -> None:
-        """Let the steps of a workflow go, end or undo them, now that these have ended, or a compensation has."""
+        """Release, end or compensate steps of a workflow, now that these steps or a compensation have ended."""
         workflow = await self._workflows.workflow(key)
         await self._workflows.ended(workflow, ended)
         first = await self._workflows.first_open(workflow)
@@ -277,7 +287,10 @@ class OutcomeReconciler:
             await self._release_steps(workflow, first)
 
     async def _release_steps(self, workflow: Workflow, first: StepState) -> None:
-        """Steps of one number go together; nobody was waiting for one of the same or a higher number."""
+        """Release the deferred steps at the lowest open index. Steps of one index run together.
+
+        Needed only after a step with a lower index has ended: no step waits for one of the same or a higher index.
+        """
         for step in workflow.at(first.index):
             standing = await self._workflows.look(workflow, step)
             if standing is not None and standing.resting:
@@ -285,7 +298,10 @@ class OutcomeReconciler:
             await self.follower.keep()
 
     async def _release_step(self, step: EffectiveJob) -> None:
-        """Only a step that rests because it was not its turn: what waits for a person or a time goes on waiting."""
+        """Release a step that was deferred because of its order.
+
+        Steps that wait for a person or a time keep waiting.
+        """
         last = (await self.ledger.events(step.job.job_id))[-1]
         if last.type != "job_deferred" or data_of(last).get("hold") != "order":
             return
@@ -303,7 +319,7 @@ class OutcomeReconciler:
         self._made += isinstance(moved, Moved) and not moved.repeated
 
     async def _end_doomed(self, workflow: Workflow, failed: StepState) -> None:
-        """Those above it that no worker has wait for it in vain."""
+        """Cancel the later steps of a failed one that no worker has."""
         cause = f"step {failed.index} did not succeed"
         for step in workflow.after(failed.index):
             standing = await self._workflows.look(workflow, step)
@@ -316,7 +332,7 @@ class OutcomeReconciler:
             await self.follower.keep()
 
     async def _undo_next(self, workflow: Workflow) -> None:
-        """Make the compensation whose turn it is; while one is under way it is nobody's."""
+        """Submit the next compensation. Nothing is submitted while one is running."""
         for one in await self._workflows.to_undo(workflow):
             undoing = await self._families.compensation(one.job_id)
             if undoing is None:
@@ -333,7 +349,7 @@ class OutcomeReconciler:
             await self.follower.keep()
 
     async def _undo(self, job_id: JobId) -> bool:
-        """Whether its compensation could be made."""
+        """Submit the compensation of a job. Returns whether that was possible."""
         job = await self.ledger.job(job_id)
         request = None if job is None else self._families.request_in(job)
         if job is None or request is None:
@@ -355,14 +371,14 @@ class OutcomeReconciler:
 
 
 def _has_consequences(event: Event, request: JobRequest) -> bool:
-    """Whether something can follow from an event: nothing does from the success of a job that is nobody's step."""
+    """Whether an event can have consequences. The success of a job that is not a step has none."""
     if event.source is None:
         return bool(request.step_of)
     return event.type not in {"job_succeeded", "job_denied"} or bool(request.step_of) or COMPENSATES in request.labels
 
 
 async def _gather_all(work: Iterable[Awaitable[None]]) -> None:
-    """Do it side by side; an error is raised when all have come to an end."""
+    """Await all concurrently. An error is raised after all have finished."""
     for answer in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(answer, BaseException):
             raise answer

@@ -1,4 +1,7 @@
-"""An operator runs a job on a topic again: as a new job, linked to the one that ended, with fresh attempts and a fresh deadline (D39)."""
+"""Requeue by an operator: runs an ended bus job again as a new, linked job (D39).
+
+The new job has fresh attempts and a fresh deadline.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,21 +19,21 @@ from trellis.lifecycles import Role
 
 DIGEST_CHARS = 12
 LABELS_NOT_COPIED = frozenset({RETRY_ATTEMPT, REQUEUE_CAUSE})
-"""Labels that say something about the job that ended only."""
+"""Labels that apply only to the job that ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Successor:
-    """What came after a job that failed, timed out or was denied."""
+    """What followed a job that failed, timed out or was denied."""
 
     last: Job | None
-    """The job that did it again, the last of them; None while the first is still to be made."""
+    """The last job that retried it; None while the first retry is still to be submitted."""
     due: bool
-    """Whether another one is about to be made."""
+    """Whether another retry is about to be submitted."""
 
     @property
     def in_vain(self) -> bool:
-        """Whether that came to a bad end too, and for good."""
+        """Whether the retry failed for good too."""
         return (
             not self.due
             and self.last is not None
@@ -40,7 +43,7 @@ class Successor:
 
     @property
     def words(self) -> str:
-        """The same, for people, as the middle of a sentence."""
+        """The same for people, as the middle of a sentence."""
         told = "" if self.last is None else f"it was done again as {self.last.job_id}, which is {self.last.state}"
         soon = "it is about to be done again under another id, in a moment" if self.due else ""
         return "; ".join(filter(None, (told, soon)))
@@ -49,11 +52,12 @@ class Successor:
 async def requeue_as_new_job(
     ledger: Ledger, actor: Actor, job: Job, topics: Topics, request_id: RequestId, *, cause: str | None = None
 ) -> Submitted:
-    """The job that does it again, with a label that says why; the same request asked twice is one.
+    """Submit the job again as a new one, with a label for the cause. A repeated request creates one job.
 
-    A retry that is about to be made anyway is made now, under the id that it would have. Raises InvalidTransition, RequestInvalid.
+    If a retry is due anyway, it is submitted now, under the id it would have. Raises InvalidTransition,
+    BusRequestInvalid.
     """
-    by = Actor(role=Role.RECONCILER, name=actor.name)  # the one role that may give a job a derived id
+    by = Actor(role=Role.RECONCILER, name=actor.name)  # the only role that may use derived job ids
     if job.state not in RETRYABLE_ENDS:
         raise _refused(job, actor, f"only {', '.join(sorted(RETRYABLE_ENDS))} is run again")
     request = JobRequest.read(job.payload or b"")
@@ -80,7 +84,7 @@ async def requeue_as_new_job(
 
 
 async def find_successor(ledger: Ledger, job: Job, topics: Topics) -> Successor | None:
-    """What came after a job, also when it failed too; None when nothing does, or the job ended otherwise."""
+    """What followed a job, even if that failed too; None when nothing did, or the job ended otherwise."""
     standing = await JobTree(ledger=ledger, topics=topics).effective_job(job)
     if standing is None:
         return None
@@ -89,7 +93,7 @@ async def find_successor(ledger: Ledger, job: Job, topics: Topics) -> Successor 
 
 
 async def _submit_due_retry(ledger: Ledger, actor: Actor, job: Job, topics: Topics) -> Submitted:
-    """The retry that is about to be made. Whoever would have made it finds it there: it is the same job."""
+    """Submit the due retry now. The reconciler then finds it: it is the same job."""
     whole, events = await ledger.job(job.job_id), await ledger.events(job.job_id)
     if whole is None or whole.payload is None or not events:
         raise _refused(job, actor, "it was removed meanwhile")
@@ -107,5 +111,5 @@ def _refused(job: Job, actor: Actor, reason: str) -> InvalidTransition:
 
 
 def _without_idempotency_key(request: JobRequest) -> object:
-    """Its key means the job that ended."""
+    """The metadata without the idempotency key, which belongs to the job that ended."""
     return None if request.meta is None else request.meta.model_copy(update={"idempotency_key": ""})

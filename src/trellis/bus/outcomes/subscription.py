@@ -1,7 +1,7 @@
-"""Following the feed of bus-jobs under a name: one process at a time, from where the last one stopped.
+"""Named subscriptions to the feed of bus jobs: one process at a time, from where the last one stopped.
 
-Whatever is done for an event may be done again, after a crash between doing it and remembering the position: so it must be the same thing
-the second time.
+After a crash between handling an event and saving the position, the event is handled again. So handling must be
+idempotent.
 """
 
 from dataclasses import dataclass, field
@@ -18,23 +18,23 @@ _log = log_of("trellis.bus.outcomes.subscription")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubscriptionOptions:
-    """How it follows."""
+    """Options of a subscription."""
 
     batch: int = 500
     lease_s: float = 5.0
     poll_s: float = 0.1
-    """How soon it looks again when there was nothing."""
+    """Pause after an empty page, in seconds."""
     held_up_s: float = 0.5
-    """How soon it looks again when the bus did not take everything."""
+    """Pause when the bus did not take everything, in seconds."""
 
 
 class TakenOver(Exception):
-    """Another process follows now."""
+    """Another process now holds the subscription."""
 
 
 @dataclass(kw_only=True)
 class FeedSubscriber:
-    """The place of one follower in the feed. `page`, then `keep` now and then, then `remember`."""
+    """One subscriber's position in the feed. Call `page`, then `keep` from time to time, then `remember`."""
 
     ledger: Ledger
     actor: Actor
@@ -42,7 +42,7 @@ class FeedSubscriber:
     follows_as: str
     options: SubscriptionOptions = field(default_factory=SubscriptionOptions)
     begun: int = 0
-    """How often this process began to follow: whatever it knew before may have changed in between."""
+    """How often this process took the subscription. State cached before may be outdated after each time."""
     _following: Subscription | None = None
     _read_up_to: str | None = None
     _remembered: str | None = None
@@ -50,30 +50,30 @@ class FeedSubscriber:
 
     @property
     def follows(self) -> bool:
-        """Whether it is this process, as far as it knows."""
+        """Whether this process holds the subscription, as far as it knows."""
         return self._following is not None
 
     async def page(self) -> FeedPage | None:
-        """The events after the last that were remembered; None while another follows."""
+        """The events after the saved position; None while another process holds the subscription."""
         if self._following is None and not await self._begin():
             return None
         page = await self.ledger.feed(self._read_up_to, limit=self.options.batch, lifecycle=BUS_JOB.name)
         if not page.events:
-            self._read_up_to = page.position  # what lies between belongs to others
+            self._read_up_to = page.position  # events in between belong to other lifecycles
         return page
 
     async def keep(self) -> None:
-        """Stay the one who follows, when it is time; raises TakenOver."""
+        """Renew the subscription's lease when it is time; raises TakenOver."""
         if self.clock.monotonic() >= self._kept_at + self.options.lease_s / 3:
             await self._keep(None if self._read_up_to == self._remembered else self._read_up_to)
 
     async def remember(self, position: str) -> None:
-        """Everything up to there is done; raises TakenOver."""
+        """Save the position up to which everything is done; raises TakenOver."""
         self._read_up_to = position
         await self._keep(position)
 
     async def release(self) -> None:
-        """Let another go on at once."""
+        """Release the subscription, so that another process can take it at once."""
         following, self._following = self._following, None
         if following is not None:
             await self.ledger.unsubscribe(following)

@@ -1,7 +1,8 @@
-"""The steps of workflows as the ledger has them now, read through what is remembered of them.
+"""Reads the steps of workflows from the ledger, through a cache.
 
-What a look costs does not grow with the number of steps: the ledger says which steps are new, each new step is read once, and after that
-only steps that can still stand otherwise and on which the answer depends. So a chain of steps is read about once in the whole of its life.
+The cost of a read does not grow with the number of steps. The ledger says which steps are new, and each new step is
+read once. After that, only steps are read that can still change and that the answer depends on. So a chain of steps is
+read about once in its whole life.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 PAGE = 1_000
 CONCURRENCY = 16
-"""Steps that are read at the same time."""
+"""Steps read concurrently."""
 
 _log = log_of("trellis.bus.outcomes.workflows")
 
@@ -44,16 +45,16 @@ async def _no_op() -> None:
 
 @dataclass(kw_only=True)
 class WorkflowReader:
-    """Reads them. What it remembers is kept with the families."""
+    """Reads workflows. The cache is part of `families`."""
 
     families: JobTree
     between: Callable[[], Awaitable[None]] = _no_op
-    """Called now and then while much is read."""
+    """Called from time to time during long reads."""
 
-    # --- for whoever hands steps out -------------------------------------------------------------------------------
+    # --- for the scheduler ----------------------------------------------------------------------------------------
 
     async def front(self, key: WorkflowKey) -> WorkflowFrontier:
-        """Where a workflow stands: every step that is in the ledger now is counted."""
+        """What blocks a workflow, counting every step that is in the ledger now."""
         workflow = await self.workflow(key)
         found = await self._first_unsettled(workflow)
         if found is None:
@@ -66,10 +67,10 @@ class WorkflowReader:
             failed=one if workflow.failed is None or one.index < workflow.failed.index else workflow.failed
         )
 
-    # --- for whoever follows the feed, and hears of every end and of everything that is done again -----------------
+    # --- for the reconciler, which sees every end and every retry in the feed -------------------------------------
 
     async def ended(self, workflow: Workflow, steps: set[WorkflowStep]) -> None:
-        """Look at steps of which an end was heard, and at those that had failed before anybody heard of them."""
+        """Read the steps that have ended, and steps that had failed before they were first read."""
         for step in sorted(steps):
             workflow.take_up(step)
             await self._look_if_unsettled(workflow, step)
@@ -78,7 +79,7 @@ class WorkflowReader:
             workflow.unseen.pop()
 
     async def look(self, workflow: Workflow, step: WorkflowStep) -> EffectiveJob | None:
-        """How an unsettled step stands; None when it is settled, or given up, now."""
+        """The state of an unsettled step; None when it is now settled or given up."""
         standing = await self._look(workflow, step)
         if standing is not None and standing.failed:
             workflow.give_up(step, step_state(step, standing))
@@ -95,7 +96,7 @@ class WorkflowReader:
         return None
 
     async def again(self, key: WorkflowKey, request: JobRequest) -> None:
-        """Something of this workflow is done again by a job with this request."""
+        """Record that a job with this request retries a step or compensation of this workflow."""
         workflow = self.families.remembered.get(key)
         if workflow is None:
             return
@@ -105,11 +106,14 @@ class WorkflowReader:
             return
         first = (await self.families.incarnations(request.job_id, request))[-1]
         if await self.families.request(first) is None:
-            self.families.remembered.drop(key[0])  # which step that was cannot be told any more
+            self.families.remembered.drop(key[0])  # the step can no longer be identified
         workflow.take_up(WorkflowStep(request.step_index, JobId(first)))
 
     async def to_undo(self, workflow: Workflow) -> list[UndoableStep]:
-        """Steps that succeeded and are not undone: those first whose compensations are made, then those that are undone first."""
+        """Steps that succeeded and are not compensated yet.
+
+        Steps with an existing compensation come first, then the others in order of compensation.
+        """
         while workflow.undoable:
             job_id = workflow.undoable[-1]
             request, events = await self.families.request(job_id), await self.families.ledger.events(job_id)
@@ -122,10 +126,10 @@ class WorkflowReader:
             await self.between()
         return sorted(workflow.to_undo, key=lambda one: one.job_id in workflow.undoing)[::-1]
 
-    # --- reading ---------------------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------------------
 
     async def workflow(self, key: WorkflowKey) -> Workflow:
-        """What is known of a workflow, with every step that is in the ledger now."""
+        """A workflow, with every step that is in the ledger now."""
         parent, named = key[0], key[1:]
         family = self.families.remembered.of(parent)
         try:
@@ -135,12 +139,12 @@ class WorkflowReader:
         return family.workflows.setdefault(named, Workflow())
 
     async def _complete(self, parent: str, family: ChildJobs) -> None:
-        """Take in every child that came since the last look."""
+        """Add every child that was created since the last read."""
         while not await self._read_on(parent, family):
             family.forget()
 
     async def _read_on(self, parent: str, family: ChildJobs) -> bool:
-        """Take in those that are new. False when some were removed, and what is known of the others may be wrong."""
+        """Add new children. False when some were removed and other cached state may be wrong."""
         since, mark, there = family.mark, family.mark, None
         fits = more = True
         while more:
@@ -159,7 +163,7 @@ class WorkflowReader:
         return True
 
     async def _take_in_all(self, family: ChildJobs, page: ChildPage) -> bool:
-        """Whether there was room for all of them."""
+        """Add the children of a page. Returns whether there was room for all of them."""
         new = [one for one in zip(page.numbers, page.job_ids, strict=True) if one[0] not in family.known]
         room = CHILDREN_MAX - len(family.known)
         for start in range(0, min(len(new), room), CONCURRENCY):
@@ -174,14 +178,14 @@ class WorkflowReader:
         return len(new) <= room
 
     def _step_in(self, job: Job | None) -> EffectiveJob | None:
-        """A child that is a step of a workflow; None for any other."""
+        """A child as a step of a workflow; None if it is not one."""
         request = None if job is None else self.families.request_in(job, anew=True)
         if job is None or request is None or not request.workflow_id:
             return None
         return None if request.is_retry or COMPENSATES in request.labels else EffectiveJob(job=job, request=request)
 
     def _take_in(self, family: ChildJobs, one: EffectiveJob, party: str) -> None:
-        """Put a step where it belongs; what another tenant or party hung there is in nobody's way."""
+        """Add a step to its workflow. Steps of another tenant or party belong to a separate workflow."""
         named = (one.request.workflow_id, one.request.tenant, party)
         workflow = family.workflows.setdefault(named, Workflow())
         step = WorkflowStep(one.request.step_index, one.job.job_id)
@@ -206,7 +210,7 @@ class WorkflowReader:
         return None
 
     async def _look(self, workflow: Workflow, step: WorkflowStep) -> EffectiveJob | None:
-        """How a step stands; None when it is settled now, or is gone."""
+        """The state of a step; None when it is now settled or gone."""
         job = await self.families.ledger.job(step.job_id)
         request = None if job is None else self.families.request_in(job)
         if job is None or request is None:
@@ -217,7 +221,7 @@ class WorkflowReader:
 
 
 async def _gather_all(reads: Iterable[Awaitable[T]]) -> list[T]:
-    """Every answer; when one raises, the others are finished first."""
+    """Every result. If one raises, the others finish first."""
     answers = await asyncio.gather(*reads, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):

@@ -1,4 +1,18 @@
-"""Attempts under way: who has each, and renewing the leases of those whose workers live."""
+"""Running attempts: which worker has each, and lease renewal for workers that are alive.
+
+`LeaseRenewals` keeps the attempts of live workers alive, for as long as one attempt may take. Any number of processes
+may run it.
+
+A heartbeat names no jobs, only their number. A job that the heartbeat may include is renewed. A running job must not be
+lost because another one is, nor a job that is queued inside its worker, which heartbeats do not count. So a job that
+its worker never received lives until the jobs known to run account for the whole number, or two heartbeats in a row
+report no jobs. It never lives beyond its topic's `running_s`, which also ends hung jobs. Our own workers, which ask
+before they start, report each job themselves (`result_listener`): their heartbeats renew nothing that they started.
+
+While this process is disconnected from the bus it receives no heartbeats, which says nothing about any worker. All held
+leases are renewed then, and for a while after, so that an outage of the bus causes no job to run twice. That time is
+bounded too.
+"""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -19,8 +33,6 @@ from trellis.engine.logs import log_of
 from trellis.engine.recent_entries import LruCache
 from trellis.lifecycles.bus_job import BUS_JOB
 
-# The attempts that are under way, as this process sees them: who has each, since when, and whether it was asked to stop.
-
 REMEMBERED_MAX = 20_000
 CANCEL_REQUESTED_REASON = "somebody asked for it to stop"
 
@@ -28,49 +40,49 @@ _log = log_of("trellis.bus.results.attempts")
 
 
 class WorkerSign(Protocol):
-    """What is known of a worker that is not lost."""
+    """What is known of a live worker."""
 
     @property
     def heard_at(self) -> float | None:
-        """This process's clock when its last heartbeat came; None before the first."""
+        """This process's clock at the last heartbeat; None before the first."""
         ...
 
     @property
     def active_jobs(self) -> int:
-        """How many jobs it had then, as it says."""
+        """The number of jobs in the last heartbeat."""
         ...
 
 
 class WorkerLiveness(Protocol):
-    """The workers on the bus, as this process has heard of them."""
+    """Liveness of the workers on the bus, as this process sees it."""
 
     def alive(self, worker_id: str) -> WorkerSign | None:
-        """A worker that is not lost; None for every other."""
+        """The worker, if it is alive; None otherwise."""
         ...
 
     def serves(self, worker_id: str, topic: str, settings: Topic, /) -> bool:
-        """Whether it is a live worker of this topic that speaks our version of the protocol."""
+        """Whether it is a live worker of this topic that speaks our protocol version."""
         ...
 
     def settled(self, wire_id: str) -> None:
-        """An attempt has ended: its worker has room again."""
+        """Record the end of an attempt: its worker has room again."""
         ...
 
 
 def attempt_key(hold: HeldLease) -> tuple[JobKey, Epoch]:
-    """What no other attempt ever has: a wire id comes again when a job was removed and another has its id."""
+    """A key unique to the attempt. A wire id is not: it can recur when a job is removed and another takes its id."""
     return hold.lease.key, hold.lease.epoch
 
 
 class AttemptCache:
-    """Reads attempts and remembers them; an attempt changes once, when it is started."""
+    """Reads and caches attempts. An attempt changes only once, when it starts."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._known: LruCache[tuple[JobKey, Epoch], DispatchedAttempt] = LruCache(REMEMBERED_MAX)
 
     async def of(self, hold: HeldLease) -> DispatchedAttempt | None:
-        """The attempt that holds a job now; None when its events do not tell of one."""
+        """The current attempt of a held job; None if its events contain none."""
         if hold.lease.lifecycle != BUS_JOB.name:
             return None
         known = self._known.get(attempt_key(hold))
@@ -79,28 +91,28 @@ class AttemptCache:
         return await self.read(hold)
 
     async def read(self, hold: HeldLease) -> DispatchedAttempt | None:
-        """As it is in the ledger now."""
+        """The attempt as it is in the ledger now."""
         found = attempt_in(await self._ledger.events(hold.lease.job_id), hold.lease.epoch)
         if found is not None:
             self._known[attempt_key(hold)] = found
         return found
 
     def began(self, hold: HeldLease, attempt: DispatchedAttempt, worker_id: str, token: str) -> DispatchedAttempt:
-        """The same attempt, now that this worker has started it."""
+        """Cache and return the attempt, now started by this worker."""
         started = replace(attempt, starter=worker_id, token=token)
         self._known[attempt_key(hold)] = started
         return started
 
 
 class StopNotifier:
-    """Tells workers over the bus that nobody wants what they do any more, once for each attempt."""
+    """Asks workers over the bus to stop cancelled attempts, once per attempt."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._told: LruCache[tuple[JobKey, Epoch], bool] = LruCache(REMEMBERED_MAX)
 
     async def tell(self, hold: HeldLease, attempt: DispatchedAttempt) -> None:
-        """Ask the holder to stop; while the bus is down a later call does it."""
+        """Ask the worker to stop. While the bus is down, a later call does it."""
         named, key = wire_id(hold.lease.job_id, hold.lease.epoch), attempt_key(hold)
         if self._told.get(key):
             return
@@ -115,34 +127,28 @@ class StopNotifier:
             _log.info("stop_not_told", job_id=hold.lease.job_id, error=str(error))
 
 
-# Keeps attempts alive whose workers live, as long as one attempt may take. As many processes as one likes.
-#
-# A heartbeat names no jobs, only how many there are. Where it can mean a job, the job is kept: one that runs must not be taken for lost
-# because another is, nor one that waits inside its worker, which heartbeats do not count. So a job that its worker never got lives until
-# those that are known to run account for the whole number, until two heartbeats in a row say that there is none, and never beyond its
-# topic's `running_s`, which also ends one that hangs. Our own workers, which ask before they begin, speak for each job themselves
-# (`results`): their heartbeats keep alive nothing that they began.
-#
-# While this process is cut off from the bus no sign of life can come, and that says nothing about any worker: everything held is kept then,
-# and for a while after, so that an outage of the bus has nothing done again. That too has a bound.
+# Lease renewal.
 
 PASSES_PER_LEASE = 6
 PAUSE_S_MIN = 0.2
 PAUSE_S_MAX = 5.0
 MORE_PAUSE_S = 0.02
 CONCURRENCY = 16
-"""Attempts that are read at the same time, when this process sees them first."""
+"""Attempts read concurrently when this process first sees them."""
 AMNESTY_S_MAX = 300.0
-"""How long one outage of the bus keeps everything alive."""
+"""How long one outage of the bus renews everything, in seconds."""
 RECONNECT_GRACE_S = 15.0
-"""How long after it workers have to be heard again: they reconnect, and then beat every few seconds."""
+"""How long workers have after an outage to be heard again, in seconds.
+
+They reconnect, then send a heartbeat every few seconds.
+"""
 RENEW_BELOW_SHARE = 2 / 3
-"""Of its length: a lease that has more left is left alone."""
+"""A lease is renewed only when less than this share of its length is left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RenewalReport:
-    """What one pass did."""
+    """Result of one pass."""
 
     held: int = 0
     renewed: int = 0
@@ -151,7 +157,7 @@ class RenewalReport:
 
 @dataclass(kw_only=True)
 class LeaseRenewals:
-    """The service."""
+    """The service that renews leases."""
 
     ledger: Ledger
     topics: Topics
@@ -163,17 +169,20 @@ class LeaseRenewals:
     bus: Bus
     name: str = "bus-renewals"
     _seen: LruCache[tuple[JobKey, Epoch], float] = field(default_factory=lambda: LruCache(REMEMBERED_MAX))
-    """By job and epoch: this process's clock when it was seen first."""
+    """By job and epoch: this process's clock when it first saw the attempt."""
     _idle: LruCache[tuple[JobKey, Epoch], float] = field(default_factory=lambda: LruCache(REMEMBERED_MAX))
-    """By job and epoch: when its worker said since then that it has none; one heartbeat may cross with the order, or come between two jobs."""
+    """By job and epoch: when its worker first reported no jobs since then.
+
+    One such heartbeat may cross with the order, or fall between two jobs.
+    """
     _denied: LruCache[tuple[JobKey, Epoch], bool] = field(default_factory=lambda: LruCache(REMEMBERED_MAX))
-    """By job and epoch: its worker said so twice."""
+    """By job and epoch: its worker reported no jobs in two heartbeats."""
     _cut_off_at: float | None = None
-    """When this process lost the bus, until workers had the time to be heard again."""
+    """When this process lost the bus; reset once workers have had time to be heard again."""
     _cut_off_to: float = 0.0
 
     async def run_once(self) -> RenewalReport:
-        """Look at what is held, and renew what lives."""
+        """Read the held leases and renew those of live attempts."""
         holds = await self.ledger.expiring(BUS_JOB.name, within_s=max(self._leases_s()), limit=CLAIM_MAX)
         by_worker: dict[str, list[tuple[HeldLease, DispatchedAttempt]]] = {}
         deaf = self._deaf()
@@ -191,7 +200,7 @@ class LeaseRenewals:
         return RenewalReport(held=len(holds), renewed=renewed, more=len(holds) == CLAIM_MAX and renewed > 0)
 
     def pause_s(self, report: RenewalReport) -> float:
-        """Some passes in every lease, so that a heartbeat is not missed."""
+        """Several passes per lease, so that no heartbeat is missed."""
         return (
             MORE_PAUSE_S
             if report.more
@@ -199,7 +208,7 @@ class LeaseRenewals:
         )
 
     def _deaf(self) -> bool:
-        """Whether silence means nothing now."""
+        """Whether missing heartbeats mean nothing now, because of an outage of the bus."""
         now = self.clock.monotonic()
         if not self.bus.connected:
             self._cut_off_at = now if self._cut_off_at is None else self._cut_off_at
@@ -227,7 +236,7 @@ class LeaseRenewals:
     def _living(
         self, worker_id: str, has: Sequence[tuple[HeldLease, DispatchedAttempt]]
     ) -> Iterable[tuple[HeldLease, DispatchedAttempt]]:
-        """Those of a worker's attempts that its last heartbeat can mean."""
+        """The worker's attempts that its last heartbeat may include."""
         sign = self.workers.alive(worker_id) if worker_id else None
         heard_at = None if sign is None else sign.heard_at
         if sign is None or heard_at is None:

@@ -1,14 +1,14 @@
-"""What workers report about a job, as events keep it, and what it means. Pure; `results` carries it out.
+"""Reports of workers about jobs: how events store them, and what they mean. Pure; `result_listener` applies them.
 
-A report is fenced by its wire id: it speaks of one handing-out (an attempt), and only while that is the job's own. Whatever else comes is
-refused and remarked with the reason:
+A report is fenced by its wire id: it is about one dispatch (an attempt), and counts only while that attempt is the
+job's current one. Any other report is refused and recorded with the reason:
 
 | kind | meaning |
 |---|---|
-| late | the job ended otherwise, before the report came |
-| stale | the attempt was taken back, or another dispatch was meant; the job goes on |
-| duplicate | this worker said the same of this attempt before |
-| contradictory | this worker said something else of this attempt before |
+| late | the job ended otherwise before the report arrived |
+| stale | the attempt was revoked, or another dispatch was named; the job continues |
+| duplicate | this worker reported the same about this attempt before |
+| contradictory | this worker reported something else about this attempt before |
 | foreign | another worker has, or had, this attempt |
 """
 
@@ -31,17 +31,17 @@ from trellis.engine.text import storable
 TEXT_CHARS_MAX = 2_000
 POINTERS_MAX = 1_000
 POINTERS_CHARS_MAX = 200_000
-"""Of all artifact pointers of a report together: whatever is kept also fits into a stored result and into a packet."""
+"""Maximum total length of all artifact pointers of a report, so that it also fits a stored result and a packet."""
 PROGRESS_STATUSES = frozenset({Status.PENDING, Status.SCHEDULED, Status.DISPATCHED, Status.RUNNING})
-"""Statuses that tell no end: a result with one of them is a sign of life."""
+"""Statuses that are not an end. A result with one of them is a heartbeat."""
 ATTEMPT_END_EVENTS = frozenset({"job_succeeded", "job_failed", "job_retry_scheduled", "job_cancelled"})
-"""Events that can have a report in their data."""
+"""Events whose data can be a report."""
 GIVE_BACKS_MAX = 50
-"""How often a worker gives back what it did not begin; from then on it counts as an attempt."""
+"""How often workers may return a job unstarted. After that, each return counts as an attempt."""
 ATTEMPT = "attempt"
-"""In the event of a handing-out: the number of the attempt, from 1, as its worker was told it."""
+"""Key in the dispatch event: the number of the attempt, from 1, as sent to its worker."""
 RETRYABLE = "retryable"
-"""In the event of a failure: whether it was worth another attempt, as its topic was configured then."""
+"""Key in the event of a failure: whether it was retryable under the topic's configuration at that time."""
 STATUS_MISSING = "STATUS_MISSING"
 CANCELLED_BY_WORKER = "CANCELLED_BY_WORKER"
 
@@ -57,25 +57,25 @@ class ReportRefusal(StrEnum):
 
 
 class ReportVerdict(StrEnum):
-    """What a report does to the job that it speaks of."""
+    """What a report does to its job."""
 
     SUCCEED = "succeed"
     FAIL = "fail"
     RETRY = "retry"
-    """The next attempt, under the same id."""
+    """Start the next attempt, under the same id."""
     GIVE_BACK = "give back"
-    """The same attempt once more, under the same id: nobody began it."""
+    """Repeat the same attempt, under the same id: no worker started it."""
     CANCEL = "cancel"
-    """The worker stopped as it was asked to, or failed where nobody wants another attempt any more."""
+    """The worker stopped on request, or failed retryably after a cancel was requested."""
 
 
 REQUEUING_VERDICTS = frozenset({ReportVerdict.RETRY, ReportVerdict.GIVE_BACK})
-"""The job waits anew."""
+"""Verdicts after which the job waits for dispatch again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerReport:
-    """One worker's word about one attempt, fit to be stored."""
+    """A worker's report about one attempt, cut to what can be stored."""
 
     status: str
     worker_id: str
@@ -86,19 +86,19 @@ class WorkerReport:
     artifact_ptrs: tuple[str, ...] = ()
     dispatch_id: str = ""
     error_code_enum: int = 0
-    """CAP's number of the error, as the worker told it."""
+    """CAP's number of the error, as the worker sent it."""
     result_ref: ResourceRef | None = None
     artifact_refs: tuple[ResourceRef, ...] = ()
     dispatch: Dispatch | None = field(default=None, compare=False)
-    """Which handing-out it ended, as the ledger has it; no part of what the worker said."""
+    """The dispatch that the report ended, from the ledger; not part of the worker's report."""
 
     @property
     def body(self) -> bytes:
-        """As events and results keep it."""
+        """The stored form, for events and results."""
         return _json(self._told)
 
     def judged(self, *, retryable: bool) -> bytes:
-        """As the event of a failure keeps it."""
+        """The stored form for the event of a failure."""
         return _json({**self._told, RETRYABLE: retryable})
 
     @property
@@ -126,7 +126,7 @@ class WorkerReport:
 
     @property
     def problem(self) -> str | None:
-        """What went wrong, in one line; None when nothing did."""
+        """The error in one line; None when there is none."""
         return ": ".join(filter(None, (self.error_code, self.error_message))) or None
 
 
@@ -135,7 +135,10 @@ def _json(told: Mapping[str, Any]) -> bytes:
 
 
 def report_of_result(said: JobResult, dispatch_id: str) -> WorkerReport:
-    """What a worker says, cut to what is kept of it. A failure always has a code: its text, else its number, else its status."""
+    """The report in a result, cut to the stored size.
+
+    A failure always has a code: its text, else its number, else its status.
+    """
     status = said.status
     code = said.error_code or error_name(said.error_code_enum)
     if not code and status in {Status.UNSPECIFIED, Status.CANCELLED, Status.DENIED, Status.TIMEOUT}:
@@ -156,7 +159,7 @@ def report_of_result(said: JobResult, dispatch_id: str) -> WorkerReport:
 
 
 def report_in(event: Event) -> WorkerReport | None:
-    """The report that an event was made of; None where nobody reported."""
+    """The report stored in an event; None if it has none."""
     told = data_of(event)
     if event.type not in ATTEMPT_END_EVENTS or "status" not in told:
         return None
@@ -177,12 +180,12 @@ def report_in(event: Event) -> WorkerReport | None:
 
 
 def storable_text(text: str, limit: int = TEXT_CHARS_MAX) -> str:
-    """As much of a text from outside as is stored."""
+    """A text from outside, cut to the stored size and cleaned."""
     return storable(text[:limit]) or ""
 
 
 def _storable_pointers(pointers: Sequence[str]) -> tuple[str, ...]:
-    """As many pointers from the first on as are stored."""
+    """The first pointers, as many as are stored."""
     found: list[str] = []
     chars = 0
     for pointer in pointers[:POINTERS_MAX]:
@@ -194,13 +197,13 @@ def _storable_pointers(pointers: Sequence[str]) -> tuple[str, ...]:
 
 
 def _storable_ref(ref: ResourceRef) -> ResourceRef:
-    """A reference without what no ledger can store."""
+    """A reference without characters that the ledger cannot store."""
     texts = {name: storable_text(value) for name, value in ref.model_dump().items() if isinstance(value, str)}
     return ref.model_copy(update=texts)
 
 
 def _storable_refs(refs: Sequence[ResourceRef]) -> tuple[ResourceRef, ...]:
-    """As many references from the first on as are stored."""
+    """The first references, as many as are stored."""
     found: list[ResourceRef] = []
     chars = 0
     for ref in refs[:POINTERS_MAX]:
@@ -212,7 +215,7 @@ def _storable_refs(refs: Sequence[ResourceRef]) -> tuple[ResourceRef, ...]:
 
 
 def is_retryable(report: WorkerReport | None, topic: Topic) -> bool:
-    """Whether a failure is worth another attempt: the worker says so, or the topic's settings do (BUS-13)."""
+    """Whether a failure is retryable: the worker says so, or the topic's settings do (BUS-13)."""
     if report is None:
         return False
     if report.status == Status.FAILED_RETRYABLE.name:
@@ -221,13 +224,16 @@ def is_retryable(report: WorkerReport | None, topic: Topic) -> bool:
 
 
 def give_backs(events: Sequence[Event]) -> int:
-    """How often workers gave it back; what found nobody who listens was in no worker's hands."""
+    """How often workers returned the job unstarted. Dispatches without a subscriber do not count."""
     reports = [report_in(event) for event in events if event.type == "job_retry_scheduled"]
     return sum(report is not None and report.error_code == NOT_BEGUN for report in reports)
 
 
 def verdict_on(report: WorkerReport, topic: Topic, hold: HeldLease, given_back: int = 0) -> ReportVerdict:
-    """What becomes of a job that is held, by its worker's last word; it was given back so often before."""
+    """What becomes of a held job after its worker's report.
+
+    `given_back` is how often it was returned unstarted before.
+    """
     if report.status == Status.SUCCEEDED.name:
         return ReportVerdict.SUCCEED
     again = is_retryable(report, topic)
@@ -242,37 +248,40 @@ def verdict_on(report: WorkerReport, topic: Topic, hold: HeldLease, given_back: 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DispatchedAttempt:
-    """One handing-out of a job, as its events tell it."""
+    """One dispatch of a job, from its events."""
 
     epoch: Epoch
     dispatch_id: str
     assigned: str
-    """The worker it went to; empty when it went to whoever listened."""
+    """The worker it was sent to; empty when it went to the topic's own subject."""
     dispatched_at: datetime
     number: int
-    """As its order names it: from 1. Orders that went out before that was recorded counted from 0."""
+    """The attempt number in its order, from 1. Orders sent before this was recorded counted from 0."""
     starter: str | None = None
     token: str = ""
-    """What the start was asked with, when the worker asked."""
+    """The token with which the worker asked to start; empty if it did not ask."""
     runtime_s: float | None = None
-    """How long the safety policy lets it take; None when it says nothing."""
+    """The policy's runtime limit in seconds; None without one."""
 
     def may_take_s(self, topic: Topic) -> float:
-        """How long it is kept alive: as long as its topic and the policy let it."""
+        """How long the attempt may run, in seconds: the shorter of the topic's and the policy's limit."""
         return topic.running_s if self.runtime_s is None else min(topic.running_s, self.runtime_s)
 
     @property
     def worker(self) -> str:
-        """Whose it is; empty while nobody knows."""
+        """The worker that has it; empty while unknown."""
         return self.starter or self.assigned
 
     @property
     def dispatch(self) -> Dispatch:
-        """As messages to its worker name it."""
+        """The dispatch as named in messages to the worker."""
         return Dispatch(dispatch_id=self.dispatch_id, attempt=self.number, worker_id=self.assigned)
 
     def objection(self, worker_id: str, dispatch: Dispatch | None) -> ReportRefusal | None:
-        """Why this worker's word is not taken; None when it is. Whatever it echoes of a dispatch must be this one's."""
+        """Why this worker's report is refused; None if it is accepted.
+
+        Any field it echoes from a dispatch must match.
+        """
         said = dispatch or Dispatch()
         if self.worker not in {"", worker_id} or said.worker_id not in {"", self.assigned, worker_id}:
             return ReportRefusal.FOREIGN
@@ -282,7 +291,7 @@ class DispatchedAttempt:
 
 
 def attempt_in(events: Sequence[Event], epoch: Epoch) -> DispatchedAttempt | None:
-    """The handing-out with this epoch; None when there was none."""
+    """The dispatch with this epoch; None if there was none."""
     own = _of_attempt(events, epoch)
     if not own:
         return None
@@ -307,12 +316,12 @@ def _runtime_s(dispatched: Event) -> float | None:
 
 
 def report_that_ended(events: Sequence[Event], epoch: Epoch) -> WorkerReport | None:
-    """The report that ended this attempt; None when it ended otherwise or has not ended."""
+    """The report that ended this attempt; None if it ended otherwise or has not ended."""
     return next((report for event in _of_attempt(events, epoch) if (report := report_in(event))), None)
 
 
 def refusal_of_stale(events: Sequence[Event], epoch: Epoch, report: WorkerReport, *, ended: bool) -> ReportRefusal:
-    """Why a report about an attempt that is not under way changes nothing."""
+    """Why a report about an attempt that is not current is refused."""
     before = report_that_ended(events, epoch)
     attempt = attempt_in(events, epoch)
     if attempt is not None and attempt.worker not in {"", report.worker_id}:

@@ -1,8 +1,9 @@
-"""Hears what workers report, and writes it in their name (D28): the ledger says whether a report counts, never the order of arrival.
+"""Receives the reports of workers and records them in the worker's name (D28).
 
-A report costs one look at what is held (shared by reports that come together), one at the job's events when this process has not seen the
-attempt, and one turn. Whoever asked is answered after the ledger has answered. When the ledger does not, the error is raised: a durable
-bus brings the report again.
+The ledger decides whether a report counts, never the order of arrival. A report costs one read of the held lease
+(shared by reports that arrive together), one read of the job's events when this process has not seen the attempt, and
+one turn. A sender that asked is answered after the ledger has answered. When the ledger does not answer, the error is
+raised, and a durable bus redelivers the report.
 """
 
 import asyncio
@@ -77,12 +78,12 @@ from trellis.lifecycles.bus_job import BUS_JOB
 
 GROUP = "trellis"
 HEARTBEAT_EVERY_S = 2.0
-"""Signs of life of one job that come sooner after each other do not reach the ledger."""
+"""Minimum interval between heartbeats of one job that are written to the ledger, in seconds."""
 RESULT_REFUSED_SIGNAL = "job_result_refused"
 REMEMBERED_MAX = 20_000
 WORKER_ID_CHARS_MAX = 200
 LEDGER_CALLS_MAX = 64
-"""Reports that are carried out at the same time."""
+"""Reports processed concurrently."""
 
 _JOB_ID = re.compile(JOB_ID_PATTERN)
 _log = log_of("trellis.bus.results.result_listener")
@@ -90,7 +91,7 @@ _log = log_of("trellis.bus.results.result_listener")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ReportedAttempt:
-    """Whose word it is, and about which attempt."""
+    """The attempt that a report is about, and the worker that sent it."""
 
     job_id: JobId
     epoch: Epoch
@@ -101,14 +102,14 @@ class _ReportedAttempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportAnswer:
-    """What whoever asked is told: where the job stands, and what became of the word."""
+    """The answer to a report: the job's status, and whether the report was accepted."""
 
     status: Status
     message: str
 
 
 def refuse_report(status: Status, why: str) -> ReportAnswer:
-    """The word changes nothing, for this reason."""
+    """The answer to a report that changes nothing, with the reason."""
     return ReportAnswer(status=status, message=f"{REFUSED}: {why}")
 
 
@@ -117,7 +118,7 @@ UNKNOWN_ATTEMPT = refuse_report(Status.UNSPECIFIED, "there is no such job here")
 
 @dataclass(kw_only=True)
 class ResultListener:
-    """The listener for results and progress; as many processes as one likes share the work."""
+    """Subscribes to results and progress. Any number of processes share the work."""
 
     ledger: Ledger
     bus: Bus
@@ -125,11 +126,11 @@ class ResultListener:
     workers: WorkerLiveness
     clock: Clock
     name: str
-    """Of this process, where it acts as scheduler or reconciler."""
+    """Name of this process, where it acts as scheduler or reconciler."""
     attempts: AttemptCache
     stopping: StopNotifier
     wake: Callable[[], None] | None = None
-    """Called when a worker has room again or a job waits anew."""
+    """Called when a worker has room again, or a job is ready again."""
     _listening: list[BusSubscription] = field(default_factory=list[BusSubscription])
     _remarked: LruCache[tuple[str, str, str, str], bool] = field(init=False)
     _beaten: LruCache[str, float] = field(init=False)
@@ -144,17 +145,17 @@ class ResultListener:
         self._room = asyncio.Semaphore(LEDGER_CALLS_MAX)
 
     async def start(self) -> None:
-        """Listen; results also those that came while nobody did."""
+        """Subscribe. Results that arrived while there was no subscriber are delivered too."""
         self._listening.append(await self.bus.listen(RESULT, self.handle_result, group=GROUP, durable=True))
         self._listening.append(await self.bus.listen(PROGRESS, self.handle_progress, group=GROUP))
 
     async def stop(self) -> None:
-        """Hear no more; what is under way is finished."""
+        """Unsubscribe; running handlers finish."""
         while self._listening:
             await self._listening.pop().stop()
 
     async def handle_result(self, received: ReceivedPacket) -> None:
-        """One result. Raises LedgerError when the ledger does not answer."""
+        """Handle one result. Raises LedgerError when the ledger does not answer."""
         said = received.packet.body
         if not isinstance(said, JobResult) or received.packet.sender_id == self.bus.sender_id:
             return
@@ -171,7 +172,7 @@ class ResultListener:
         await _reply(received, said.job_id, answer)
 
     async def handle_progress(self, received: ReceivedPacket) -> None:
-        """One sign of life, or one question whether to begin. Raises LedgerError when the ledger does not answer."""
+        """Handle one progress report, or one request to start. Raises LedgerError when the ledger does not answer."""
         said = received.packet.body
         if isinstance(said, JobProgress) and received.packet.sender_id != self.bus.sender_id:
             await self._handle_report(received, said)
@@ -183,8 +184,10 @@ class ResultListener:
         await _reply(received, said.job_id, answer)
 
     async def works_on(self, wire_id: str, worker_id: str) -> None:
-        """A sender names this attempt, otherwise than by a report. That counts as a sign of life if the attempt was handed out to this
-        worker, or if it is a live worker of the topic: anybody can name a wire id.
+        """Record that a sender named this attempt other than by a report.
+
+        It counts as a heartbeat if the attempt was dispatched to this worker, or if the sender is a live worker of the
+        topic: any sender can name a wire id.
         """
         word = _reported_attempt(wire_id, worker_id, None)
         async with self._room:
@@ -194,13 +197,16 @@ class ResultListener:
             await self._progress(word, JobProgress(job_id=wire_id))
 
     async def _may_have(self, hold: HeldLease, worker_id: str) -> bool:
-        """Whether this worker got the attempt, or serves the topic on which it went to whoever listens."""
+        """Whether the worker may have the attempt.
+
+        Either it was dispatched to this worker, or to the topic's own subject and the worker serves the topic.
+        """
         attempt = await self.attempts.of(hold)
         if attempt is not None and attempt.worker:
             return attempt.worker == worker_id
         return self.workers.serves(worker_id, hold.type, self.topics.of(hold.type))
 
-    # --- results ---------------------------------------------------------------------------------------------------
+    # --- results --------------------------------------------------------------------------------------------------
 
     async def _settle(self, word: _ReportedAttempt | None, said: JobResult, *, forged: bool) -> ReportAnswer:
         if word is None:
@@ -261,13 +267,17 @@ class ResultListener:
         return ReportAnswer(status=status, message=ACCEPTED)
 
     async def _given_back(self, hold: HeldLease, report: WorkerReport) -> int:
-        """How often a worker did not begin it, where that can be too often: it was handed out as many times at least."""
+        """How often workers returned the job unstarted; 0 unless it was dispatched often enough for that to matter."""
         if report.error_code != NOT_BEGUN or hold.lease.epoch <= GIVE_BACKS_MAX:
             return 0
         return give_backs(await self.ledger.events(hold.lease.job_id))
 
     async def _on_refused_step(self, word: _ReportedAttempt, hold: HeldLease, report: WorkerReport) -> ReportAnswer:
-        """The attempt is not as it was seen: its start was told or its end wished meanwhile, which happens once, or it is over."""
+        """Handle a refused transition: the attempt changed since it was read.
+
+        If it was started or a cancel was requested meanwhile, which each happen once, the report is judged again.
+        Otherwise the attempt is over.
+        """
         now = await self._looks.put(word.job_id)
         if now is not None and now.lease == hold.lease and (now.state, now.cancel) != (hold.state, hold.cancel):
             return await self._judge(word, report, forged=False)
@@ -289,7 +299,7 @@ class ResultListener:
         )
 
     async def _dead_letter_reason(self, job_id: JobId, report: WorkerReport) -> DeadLetterReason | None:
-        """What could not be undone is kept among the dead letters, for a person to look at (D36)."""
+        """The dead letter reason of a failed compensation, which a person must look at (D36); None for other jobs."""
         job = await self.ledger.job(job_id) if COMPENSATION_ID.search(job_id) else None
         if job is None or job.compensates is None:
             return None
@@ -297,7 +307,7 @@ class ResultListener:
         return DeadLetterReason(reason_code=ReasonCode.COMPENSATION_FAILED, stage=Stage.EXEC, last_error=error)
 
     async def _cancelled(self, hold: HeldLease, report: WorkerReport) -> bool:
-        """The worker stopped because it was asked to: only while nobody else has moved the job."""
+        """Record that the worker stopped on request; only if the job has not changed meanwhile."""
         move = Move(
             job_id=hold.lease.job_id,
             target="CANCELLED",
@@ -310,7 +320,7 @@ class ResultListener:
         return isinstance(moved, Moved) and not moved.repeated
 
     async def _turn(self, actor: Actor, steps: tuple[Advance, ...]) -> bool:
-        """Whether all of it was made, and now: a repeated step may be another's."""
+        """Whether all steps were applied, and by this call: a repeated step may be another process's."""
         outcomes = (await self.ledger.turn(Turn(actor=actor, advances=steps))).outcomes
         return all(isinstance(outcome, StepApplied) and not outcome.repeated for outcome in outcomes)
 
@@ -322,9 +332,11 @@ class ResultListener:
     async def _refuse(
         self, word: _ReportedAttempt, report: WorkerReport, why: ReportRefusal | None, *, tried: bool = False
     ) -> ReportAnswer:
-        """Nothing changes; the job's readers can see what was said. The same word again, after its answer was lost, was accepted.
+        """Refuse a report. Nothing changes, and the job's readers can see the report.
 
-        `tried`: this word itself may be what made the step, if the ledger had to ask twice for its answer.
+        An exact repeat of an accepted report is accepted.
+
+        `tried` means that this report itself may have made the transition, if the ledger had to repeat its call.
         """
         job = await self.ledger.job(word.job_id)
         if job is None or job.lifecycle != BUS_JOB.name:
@@ -372,7 +384,7 @@ class ResultListener:
         await self.ledger.annotate(by, word.job_id, RESULT_REFUSED_SIGNAL, json.dumps(told).encode())
         self._remarked[once] = True
 
-    # --- progress --------------------------------------------------------------------------------------------------
+    # --- progress -------------------------------------------------------------------------------------------------
 
     async def _progress(self, word: _ReportedAttempt | None, said: JobProgress) -> ReportAnswer:
         if word is None:
@@ -397,7 +409,10 @@ class ResultListener:
     async def _begin(
         self, word: _ReportedAttempt, hold: HeldLease, attempt: DispatchedAttempt, token: str | None
     ) -> ReportAnswer:
-        """The start that this word tells or, with a token, asks for. One that asks begins, whoever else asks at the same time."""
+        """Record the start that a report implies or, with a token, requests.
+
+        Of concurrent requests exactly one starts.
+        """
         told = {"seen_by": "progress"} if token is None else {"token": storable_text(token)}
         actor = Actor(role=Role.WORKER, name=word.worker_id)
         outcome = (await self.ledger.turn(Turn(actor=actor, advances=_start(hold, word, told)))).outcomes[0]
@@ -412,7 +427,7 @@ class ResultListener:
     async def _keep(
         self, word: _ReportedAttempt, hold: HeldLease, attempt: DispatchedAttempt, said: JobProgress
     ) -> ReportAnswer:
-        """The lease runs on, as long as one attempt may take; signs that come often are not written."""
+        """Renew the lease, up to the maximum length of an attempt. Frequent heartbeats are not written."""
         going = ReportAnswer(status=Status[hold.state], message=STOP if hold.cancel else ACCEPTED)
         topic, now = self.topics.of(hold.type), self.clock.monotonic()
         last = self._beaten.get(word.wire_id)
@@ -420,7 +435,7 @@ class ResultListener:
             return going
         longest_s = attempt.may_take_s(topic)
         if (await self.ledger.now() - attempt.dispatched_at).total_seconds() > longest_s:
-            # Not the word that asks for an end by choice: nobody wishes it, and the job goes on with its next attempt.
+            # Not STOP: no cancel was requested, and the job continues with its next attempt.
             return refuse_report(going.status, f"an attempt may take {longest_s:g} s")
         self._beaten[word.wire_id] = now
         renewed = await self._renewals.put(hold.lease)
@@ -431,7 +446,7 @@ class ResultListener:
         return going
 
     async def _answer_not_now(self, word: _ReportedAttempt) -> ReportAnswer:
-        """The attempt is not under way any more."""
+        """The answer about an attempt that is no longer current."""
         job = await self.ledger.job(word.job_id)
         if job is None or job.lifecycle != BUS_JOB.name:
             return UNKNOWN_ATTEMPT
@@ -440,7 +455,7 @@ class ResultListener:
         why = ReportRefusal.LATE if job.place is JobPlace.ENDED else ReportRefusal.STALE
         return refuse_report(Status[job.state], why.value)
 
-    # --- the ledger, for several at once -----------------------------------------------------------------------------
+    # --- batched ledger calls -------------------------------------------------------------------------------------
 
     async def _held(self, job_ids: Sequence[JobId]) -> list[HeldLease | None]:
         found = {hold.lease.job_id: hold for hold in await self.ledger.holds(list(dict.fromkeys(job_ids)))}
@@ -458,7 +473,7 @@ _STATUS_OF_VERDICT = {
 
 
 def _reported_attempt(job_id: str, worker_id: str, dispatch: Dispatch | None) -> _ReportedAttempt | None:
-    """Which attempt is meant; None when it cannot be one of ours."""
+    """The attempt that a report names; None if it cannot be one of ours."""
     found = read_wire_id(job_id)
     if (
         found is None
@@ -471,12 +486,12 @@ def _reported_attempt(job_id: str, worker_id: str, dispatch: Dispatch | None) ->
 
 
 def _finished_dispatch(attempt: DispatchedAttempt | None, worker_id: str) -> Dispatch | None:
-    """The handing-out that a report ends, with the worker that had it also when nobody was chosen."""
+    """The dispatch that a report ends, with the worker that had it, even if none was assigned."""
     return None if attempt is None else replace(attempt.dispatch, worker_id=attempt.assigned or worker_id)
 
 
 def _start(hold: HeldLease, word: _ReportedAttempt, told: dict[str, str]) -> tuple[Advance, ...]:
-    """The start of an attempt that nobody has told of, in its worker's name."""
+    """The start of an attempt that was not reported as started, in its worker's name."""
     if hold.state != "DISPATCHED":
         return ()
     said = {"status": Status.RUNNING.name, "worker_id": word.worker_id, **told}
@@ -486,7 +501,7 @@ def _start(hold: HeldLease, word: _ReportedAttempt, told: dict[str, str]) -> tup
 
 
 def _may_go_on(attempt: DispatchedAttempt, word: _ReportedAttempt, token: str) -> ReportAnswer:
-    """Whether a started attempt was started by this very word: one that asked has a token, and no two have the same."""
+    """Whether the attempt was started by this very request: its worker and token must match. Tokens are unique."""
     if attempt.starter == word.worker_id and attempt.token == storable_text(token):
         return ReportAnswer(status=Status.RUNNING, message=ACCEPTED)
     return refuse_report(Status.RUNNING, "started already")

@@ -1,1 +1,1 @@
-"""The safety kernel: says before each dispatch whether a job may go (BUS-4, D45, D53)."""
+"""The safety kernel: decides before each dispatch whether a job may be dispatched (BUS-4, D45, D53)."""

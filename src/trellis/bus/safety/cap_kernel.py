@@ -1,8 +1,9 @@
-"""Questions and answers of a safety kernel as CAP has them, and back.
+"""Conversion of safety checks and decisions to and from CAP's messages.
 
-CAP's question has no adapter and no hash of the job: both travel in `effective_config`, which other kernels may ignore. What a job's
-worker alone should know (its environment, its context) does not travel. CAP's answer has no place for the hash of the job, for the
-delay of a throttle, and for a constraint that is zero, false or an empty list: our own kernel sends them beside it, as metadata of the call.
+CAP's check request has no adapter and no hash of the job: both are sent in `effective_config`, which other kernels may
+ignore. Data meant only for the worker (its env, its context) is not sent. CAP's response has no field for the hash of
+the job or the delay of a throttle, and cannot express a constraint that is zero, false or an empty list. Our own kernel
+sends these as metadata of the call.
 """
 
 import json
@@ -23,9 +24,9 @@ SERVICE = "cordum.agent.v1.SafetyKernel"
 HASH_METADATA = "trellis-job-hash"
 DELAY_METADATA = "trellis-delay-s"
 NOTHING_METADATA = "trellis-nothing"
-"""Names of constraints that allow nothing at all: CAP cannot tell these from such as were not said."""
+"""Names of constraints whose value is zero, false or empty: CAP cannot tell these from unset ones."""
 OURS = "trellis"
-"""The key in `effective_config`."""
+"""Our key in `effective_config`."""
 REASON_CHARS_MAX = 2_000
 SNAPSHOT_CHARS_MAX = 200
 
@@ -42,18 +43,21 @@ _KINDS = {
 }
 _KIND_OF = {number: kind for kind, number in _KINDS.items()}
 _ALLOWING_KINDS = frozenset({DecisionKind.ALLOW, DecisionKind.ALLOW_WITH_CONSTRAINTS, DecisionKind.REQUIRE_HUMAN})
-"""Answers after which a job may go, at once or when a person has said yes."""
+"""Decisions after which a job may be dispatched, at once or after a person's approval."""
 _CONSTRAINED_KINDS = frozenset({DecisionKind.ALLOW_WITH_CONSTRAINTS, DecisionKind.REQUIRE_HUMAN})
-"""Answers after which a job may go within constraints; of the second when a person has said yes."""
+"""Decisions after which a job may be dispatched within constraints; for the second, after a person's approval."""
 _QUARANTINE, _REDACT = 6, 7
-"""Answers of CAP beside ours. A quarantine cannot be carried out here; to redact is to allow another context in place of the request's."""
+"""CAP's decisions that we do not have.
+
+Quarantine is not supported; redact means allow with another context in place of the request's.
+"""
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "budgets": ("max_runtime_ms", "max_retries", "max_artifact_bytes", "max_concurrent_jobs"),
     "sandbox": ("isolated", "network_allowlist", "fs_read_only", "fs_read_write"),
     "toolchain": ("allowed_tools", "allowed_commands"),
     "diff": ("max_files", "max_lines", "deny_path_globs"),
 }
-"""Where CAP keeps each constraint."""
+"""The CAP message that holds each constraint."""
 _EMPTY_CONSTRAINTS: Mapping[str, Any] = {
     **dict.fromkeys(("max_retries", "max_artifact_bytes", "max_files", "max_lines"), 0),
     **dict.fromkeys(("network_allowlist", "fs_read_only", "fs_read_write"), ()),
@@ -64,7 +68,7 @@ _EMPTY_CONSTRAINTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class CapModules:
-    """The modules of the packages that speak CAP over gRPC."""
+    """The modules of the packages for CAP over gRPC."""
 
     grpc: Any
     safety: Any
@@ -72,7 +76,7 @@ class CapModules:
 
 
 def load_cap_modules() -> CapModules:
-    """Load them; raises ExtraMissing when they are not installed."""
+    """Import the modules; raises ExtraMissing when they are not installed."""
     with extra_needed(Extra.BUS, "A safety kernel in another process"):
         return CapModules(
             import_module("grpc"),
@@ -82,15 +86,15 @@ def load_cap_modules() -> CapModules:
 
 
 def to_bytes(message: Any) -> bytes:
-    """A message of CAP as it is sent."""
+    """Serialize a CAP message."""
     return message.SerializeToString()
 
 
-# --- the question ----------------------------------------------------------------------------------------------------
+# --- request ----------------------------------------------------------------------------------------------------------
 
 
 def policy_check_request(cap: CapModules, request: JobRequest) -> Any:
-    """What a kernel is asked about a request."""
+    """CAP's check request for a job request."""
     ours = {"adapter_id": request.adapter_id, "job_hash": request.hash}
     made = cap.safety.PolicyCheckRequest(
         job_id=request.job_id,
@@ -113,7 +117,10 @@ def policy_check_request(cap: CapModules, request: JobRequest) -> Any:
 
 
 def read_policy_check_request(check: Any) -> tuple[JobRequest, str]:
-    """The request as far as a question tells it, and the hash that its asker gave; raises BusRequestInvalid."""
+    """The job request as far as a check request contains it, and the hash given by the caller.
+
+    Raises BusRequestInvalid.
+    """
     ours = _own_config(check.effective_config)
     said: dict[str, Any] = {
         "job_id": check.job_id,
@@ -150,7 +157,7 @@ def _known_name(names: Mapping[int, Any], number: int, field: str) -> Any:
 
 
 def _fields(message: Any) -> dict[str, Any]:
-    """A message of CAP as its values; what is repeated becomes a list."""
+    """The set fields of a CAP message; repeated fields become lists."""
     made = dict[str, Any]()
     for field, value in message.ListFields():
         made[field.name] = value if isinstance(value, str | int | float | bool | bytes) else _many(value)
@@ -161,11 +168,11 @@ def _many(value: Any) -> Any:
     return dict(cast("Mapping[str, str]", value)) if hasattr(value, "items") else list(cast("Iterable[str]", value))
 
 
-# --- the answer ------------------------------------------------------------------------------------------------------
+# --- response ---------------------------------------------------------------------------------------------------------
 
 
 def policy_check_response(cap: CapModules, decision: SafetyDecision, *, reason: str | None = None) -> Any:
-    """A decision as CAP tells it."""
+    """A decision as CAP's check response."""
     made = cap.safety.PolicyCheckResponse(
         decision=_KINDS[decision.kind],
         reason=(reason or decision.reason),
@@ -188,14 +195,17 @@ def policy_check_response(cap: CapModules, decision: SafetyDecision, *, reason: 
 
 
 def response_metadata(decision: SafetyDecision, job_hash: str) -> tuple[tuple[str, str], ...]:
-    """What goes beside the answer."""
+    """The metadata sent with the response."""
     nothing = ",".join(name for name, value in decision.constraints.items() if not value)
     told = ((HASH_METADATA, job_hash), (DELAY_METADATA, f"{decision.delay_s:g}"))
     return (*told, (NOTHING_METADATA, nothing)) if nothing else told
 
 
 def read_policy_check_response(response: Any, beside: Mapping[str, str], request: JobRequest) -> SafetyDecision:
-    """The decision about this request that a kernel's answer is; raises KernelRefuses when it is none, or about another job."""
+    """Parse a kernel's response to this request.
+
+    Raises KernelRefuses when it is not a decision, or about another job.
+    """
     echoed = beside.get(HASH_METADATA, request.hash)
     if echoed != request.hash:
         raise KernelRefuses(detail=f"it answers about a job with the hash {echoed[:64]!r}, and not {request.hash}")
@@ -220,7 +230,10 @@ def read_policy_check_response(response: Any, beside: Mapping[str, str], request
 
 
 def _kind(response: Any, redacted: Mapping[str, Any]) -> tuple[DecisionKind, str]:
-    """Which of our answers it is, and why when it is not the kernel's own. Whatever is in doubt lets nothing go."""
+    """Our kind of the decision, and a reason if it differs from the kernel's own.
+
+    In doubt, the job is not dispatched.
+    """
     number = response.decision
     if number == _QUARANTINE:
         return DecisionKind.DENY, f"the kernel answers QUARANTINE, which cannot be carried out here: {response.reason}"
@@ -237,7 +250,7 @@ def _kind(response: Any, redacted: Mapping[str, Any]) -> tuple[DecisionKind, str
 
 
 def _redacted(response: Any) -> dict[str, Any]:
-    """The context that shall go out instead of the request's own; raises KernelRefuses for one that cannot."""
+    """The context to send in place of the request's own; raises KernelRefuses for an invalid one."""
     made: dict[str, Any] = {}
     if response.redacted_context_ptr:
         made["context_ptr"] = response.redacted_context_ptr
@@ -254,7 +267,7 @@ def _redacted(response: Any) -> dict[str, Any]:
 
 
 def _constraints(told: Any, beside: Mapping[str, str]) -> dict[str, Any]:
-    """Those that were said."""
+    """The constraints that were set."""
     nothing = [name for name in beside.get(NOTHING_METADATA, "").split(",") if name in _EMPTY_CONSTRAINTS]
     said: dict[str, Any] = {name: _EMPTY_CONSTRAINTS[name] for name in nothing}
     for part, names in _PARTS.items():

@@ -1,4 +1,4 @@
-"""Decisions of a safety kernel, and what can go wrong with a policy."""
+"""Decisions of a safety kernel, and errors of policies, approvals and kernels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from trellis.bus.errors import KernelUnavailable
 from trellis.bus.requests import JobRequest
 from trellis.engine.errors import InputError, Refused
 
-# What can go wrong with a policy, and with a person's decision about a held job.
+# Errors.
 
 
 class PolicyInvalid(InputError):
@@ -34,11 +34,11 @@ class KernelRefuses(KernelUnavailable):
     """The safety kernel is there and gives no decision that can be used: {detail}"""
 
 
-# What a safety kernel answers, and how one is asked.
+# Decisions, and the kernel that makes them.
 
 
 class DecisionKind(StrEnum):
-    """The five answers."""
+    """The five possible decisions."""
 
     ALLOW = "allow"
     DENY = "deny"
@@ -49,19 +49,22 @@ class DecisionKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SafetyDecision:
-    """One answer, with everything that it is bound to."""
+    """One decision, with everything that it is bound to."""
 
     kind: DecisionKind
     rule: str
-    """The rule that decided; `default` when none fitted."""
+    """The rule that decided; `default` when none matched."""
     reason: str
     policy_hash: str
     job_hash: str
     delay_s: float = 0.0
-    """How long a throttled job waits before it is asked about again."""
+    """How long a throttled job waits before the kernel is asked again, in seconds."""
     constraints: Mapping[str, Any] = field(default_factory=dict[str, Any])
     redacted: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The context that the worker gets in place of the request's own: `context_ptr`, `context_ref` or both; empty for none."""
+    """The context that the worker gets in place of the request's own: `context_ptr`, `context_ref` or both.
+
+    Empty for none.
+    """
 
     @property
     def lets_go(self) -> bool:
@@ -69,7 +72,7 @@ class SafetyDecision:
         return self.kind in {DecisionKind.ALLOW, DecisionKind.ALLOW_WITH_CONSTRAINTS}
 
     def to_dict(self) -> dict[str, Any]:
-        """As events record it."""
+        """The form stored in events."""
         told: dict[str, Any] = {
             "decision": self.kind.value,
             "rule": self.rule,
@@ -87,8 +90,8 @@ class SafetyDecision:
 
 
 class DecisionKernel(Protocol):
-    """What the scheduler asks."""
+    """A kernel as the scheduler uses it."""
 
     async def check(self, request: JobRequest) -> SafetyDecision:
-        """Whether this job may go now; raises KernelUnavailable, and then the job waits."""
+        """Decide whether this job may be dispatched now; raises KernelUnavailable, and then the job waits."""
         ...

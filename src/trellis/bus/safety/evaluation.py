@@ -1,4 +1,4 @@
-"""Evaluation of a policy: what it says about a request and why, and what another policy would change."""
+"""Evaluation of a policy: its decision on a request and why, and simulation of another policy."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter
 from trellis.lifecycles.bus_job import BUS_JOB
 
-# What a policy says about a request, and how it came to that. Pure: the same policy and the same request, the same answer.
+# Decisions. Pure: the same policy and request give the same decision.
 
 DEFAULT = "default"
 AMBIGUOUS = "ambiguous"
@@ -23,30 +23,30 @@ AMBIGUOUS = "ambiguous"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuleCheck:
-    """One rule that was looked at."""
+    """One rule that was checked."""
 
     rule: str
     decision: DecisionKind
     fits: bool
     why: str
-    """The condition that did not fit, or those that did."""
+    """The condition that did not match, or those that did."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is shown."""
+        """The form shown to people."""
         return {"rule": self.rule, "decision": self.decision.value, "fits": self.fits, "why": self.why}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecisionExplanation:
-    """A decision with every rule that was looked at before it was made, in order; the last one made it, if it fits."""
+    """A decision with every rule that was checked, in order. The last one made the decision, if it matches."""
 
     decision: SafetyDecision
     looked: tuple[RuleCheck, ...] = ()
     not_looked: tuple[str, ...] = ()
-    """Rules that come later: their ids."""
+    """The ids of later rules, which were not checked."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is shown."""
+        """The form shown to people."""
         return {
             **self.decision.to_dict(),
             "looked": [one.to_dict() for one in self.looked],
@@ -55,12 +55,12 @@ class DecisionExplanation:
 
 
 def decide(policy: SafetyPolicy, request: JobRequest) -> SafetyDecision:
-    """What the first rule that fits says; denied when none does."""
+    """The decision of the first rule that matches; denied when none does."""
     return explain(policy, request).decision
 
 
 def explain(policy: SafetyPolicy, request: JobRequest) -> DecisionExplanation:
-    """The decision, and how it came about."""
+    """The decision, and how it was made."""
     told = _facts(request)
     if isinstance(told, str):
         return DecisionExplanation(decision=_denied(policy, request, AMBIGUOUS, told))
@@ -99,22 +99,22 @@ def _denied(policy: SafetyPolicy, request: JobRequest, rule: str, reason: str) -
     )
 
 
-# --- what is compared ------------------------------------------------------------------------------------------------
+# --- matching ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ConditionValues:
-    """What a request says of one condition, made ready once for all rules: a request may say a thousand things."""
+    """A request's values for one condition, prepared once for all rules: a request may have a thousand values."""
 
     said: Sequence[str]
     known: frozenset[str]
     joined: str
-    """All of them: what is not in here is in none of them."""
+    """All values in one text. A string that is not in it is in none of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _RequestFacts:
-    """A request in the words of a match. Several values: one of them is enough."""
+    """A request's values for the conditions of a match. Of several values, one match is enough."""
 
     topic: str
     labels: Mapping[str, str]
@@ -122,7 +122,7 @@ class _RequestFacts:
 
 
 def _facts(request: JobRequest) -> _RequestFacts | str:
-    """What rules look at; or what is said twice and differently."""
+    """The values that rules check; or, as text, a contradiction in the request."""
     meta = request.meta
     if meta is not None and request.tenant_id and meta.tenant_id and request.tenant_id != meta.tenant_id:
         return f"tenant_id is {request.tenant_id!r} and meta.tenant_id is {meta.tenant_id!r}; send one of them"
@@ -158,7 +158,7 @@ _ANY_CASE = frozenset({"capabilities", "risk_tags", "requires"})
 
 
 def _mismatch(match: RuleMatch, facts: _RequestFacts) -> str | None:
-    """The first condition that does not fit, in words; None when all do."""
+    """The first condition that does not match, in words; None when all match."""
     if match.topics is not None and not any(subject_matches(pattern, facts.topic) for pattern in match.topics):
         return f"topics: {facts.topic} matches none of {_short_list(match.topics)}"
     for condition, values in facts.names.items():
@@ -191,7 +191,10 @@ def _any_value_matches(pattern: str, values: _ConditionValues) -> bool:
 
 
 def matches_pattern(pattern: str, value: str) -> bool:
-    """Whether a value fits a pattern in which `*` is any text, also none. It never looks back: no pattern is slow."""
+    """Whether a value matches a pattern in which `*` is any text, also none.
+
+    Never backtracks, so no pattern is slow.
+    """
     first, *others = pattern.split("*")
     if not others:
         return pattern == value
@@ -216,8 +219,8 @@ def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-# What another policy would change: over requests that are given, or over the last jobs of a ledger. It judges beside the event loop: a policy
-# that is tried may be a slow one.
+# Simulation of another policy, on given requests or on the last jobs of a ledger. Evaluates in a thread, because the
+# policy may be slow.
 
 JOBS_MAX = 1_000
 REQUESTS_MAX = 1_000
@@ -226,7 +229,7 @@ PAGE = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedDecision:
-    """One request under the policy that is tried. `before` is what was decided, or would be now; None when that is not known."""
+    """One request under the simulated policy. `before` is the earlier or current decision; None when unknown."""
 
     job_id: str
     topic: str
@@ -236,11 +239,11 @@ class SimulatedDecision:
 
     @property
     def changes(self) -> bool:
-        """Whether another answer would come."""
+        """Whether the decision would change."""
         return self.before is not None and self.before != self.after.kind.value
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is shown."""
+        """The form shown to people."""
         return {
             "job_id": self.job_id,
             "topic": self.topic,
@@ -256,7 +259,7 @@ class SimulatedDecision:
 async def simulate_requests(
     policy: SafetyPolicy, requests: Sequence[JobRequest], kernel: DecisionKernel | None
 ) -> list[SimulatedDecision]:
-    """Beside what the kernel in force says to each now; raises KernelUnavailable."""
+    """Compare with the current kernel's decision on each request; raises KernelUnavailable."""
     made = list[SimulatedDecision]()
     for request in requests[:REQUESTS_MAX]:
         before = None if kernel is None else await kernel.check(request)
@@ -273,7 +276,10 @@ async def simulate_requests(
 
 
 async def simulate_jobs(policy: SafetyPolicy, ledger: Ledger, *, last: int) -> list[SimulatedDecision]:
-    """Beside what was decided about each of the last jobs, newest first; those whose request cannot be read are left out."""
+    """Compare with the recorded decision on each of the last jobs, newest first.
+
+    Jobs with unreadable requests are left out.
+    """
     made, seen, cursor = list[SimulatedDecision](), 0, None
     while seen < min(last, JOBS_MAX):
         page = await ledger.jobs(

@@ -1,4 +1,4 @@
-"""The kernels of this process: a policy that is given, and one that is read from a file again when the file has changed."""
+"""Safety kernels in this process: with a fixed policy, or with a policy file that is read again when it changes."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from trellis.bus.safety.evaluation import DecisionExplanation
 from trellis.bus.safety.policy import ALLOW_ALL_POLICY, SafetyPolicy, cannot_read, read_bounded, read_policy_bytes
 
 FILE_CHECK_S = 1.0
-"""How often a file is looked at, at most."""
+"""Minimum interval between checks of the file, in seconds."""
 
 
 class SafetyKernel(DecisionKernel, Protocol):
-    """What people ask, beside what the scheduler does."""
+    """A kernel with the calls for people, in addition to the scheduler's."""
 
     async def explain(self, request: JobRequest) -> DecisionExplanation:
-        """The decision, and how it came about; raises KernelUnavailable."""
+        """The decision, and how it was made; raises KernelUnavailable."""
         ...
 
     async def snapshot(self) -> str:
@@ -28,22 +28,22 @@ class SafetyKernel(DecisionKernel, Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of what it holds."""
+        """Release its resources."""
         ...
 
 
 class PolicyKernel:
-    """Judges by one policy, as long as it lives."""
+    """Decides by one fixed policy."""
 
     def __init__(self, policy: SafetyPolicy = ALLOW_ALL_POLICY) -> None:
         self.policy = policy
 
     async def check(self, request: JobRequest) -> SafetyDecision:
-        """What the policy says."""
+        """The policy's decision."""
         return evaluation.decide(self.policy, request)
 
     async def explain(self, request: JobRequest) -> DecisionExplanation:
-        """What the policy says, and why."""
+        """The policy's decision, and why."""
         return evaluation.explain(self.policy, request)
 
     async def snapshot(self) -> str:
@@ -51,13 +51,16 @@ class PolicyKernel:
         return self.policy.hash
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there are no resources."""
 
 
 class FileKernel:
-    """Judges by the policy in a file. A file that cannot be read, or does not fit, lets nothing go: not even by its last good version.
+    """Decides by the policy in a file.
 
-    A file that has changed counts when the next look finds it the same: half of a policy that is being written may fit too, and allow more.
+    While the file is unreadable or invalid, no job is dispatched, not even by its last valid version.
+
+    A changed file takes effect when the next check finds it unchanged: a half-written policy may be valid too, and
+    allow more.
     """
 
     def __init__(self, file: Path, *, monotonic: Callable[[], float]) -> None:
@@ -67,9 +70,12 @@ class FileKernel:
         self._body: bytes | None = None
         self._found: SafetyPolicy | PolicyInvalid | None = None
         self._settled = True
-        """Whether two looks in a row found the same, or there was but one."""
+        """Whether two checks in a row found the same content, or there was only one."""
         self._looking: asyncio.Future[None] | None = None
-        """The look that is under way, or the last one. There is one at a time, however long the disk takes: each holds a thread."""
+        """The running check of the file, or the last one.
+
+        Only one runs at a time, however slow the disk is: each holds a thread.
+        """
 
     async def policy(self) -> SafetyPolicy:
         """The policy in force; raises KernelUnavailable, which says what is wrong with the file."""
@@ -98,7 +104,7 @@ class FileKernel:
         self._settled = body == self._body or self._looked_at is None
         if body == self._body:
             return
-        self._body, self._found = None, None  # whatever reading raises, the policy of before does not count any more
+        self._body, self._found = None, None  # if parsing raises, the previous policy no longer applies
         try:
             self._found = read_policy_bytes(body, source=str(self.file))
         except PolicyInvalid as error:
@@ -106,11 +112,11 @@ class FileKernel:
         self._body = body
 
     async def check(self, request: JobRequest) -> SafetyDecision:
-        """What the policy in force says."""
+        """The decision of the policy in force."""
         return evaluation.decide(await self.policy(), request)
 
     async def explain(self, request: JobRequest) -> DecisionExplanation:
-        """What the policy in force says, and why."""
+        """The decision of the policy in force, and why."""
         return evaluation.explain(await self.policy(), request)
 
     async def snapshot(self) -> str:
@@ -118,4 +124,4 @@ class FileKernel:
         return (await self.policy()).hash
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there are no resources."""

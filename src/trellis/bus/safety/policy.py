@@ -1,4 +1,4 @@
-"""A safety policy: rules in order, of which the first that fits decides. A job that matches no rule is denied.
+"""A safety policy: an ordered list of rules; the first that matches decides. A job that matches no rule is denied.
 
     [[rules]]
     id = "deletes-need-a-person"
@@ -12,9 +12,10 @@
     match = { topics = ["job.files.>"], tenants = ["acme", "beta-*"] }
     constraints = { max_runtime_ms = 60000, network_allowlist = [] }
 
-A rule fits when every condition in its `match` does, and a condition when one of its patterns does. In topics `*` is one word and `>`
-the rest, as on the bus; in all other patterns `*` is any text. Capabilities, requirements and risk tags are compared without regard to
-case, as placement does. A request that names two tenants, or one label with two values, fits no rule: nobody knows which is meant.
+A rule matches when every condition in its `match` does, and a condition when one of its patterns does. In topics `*` is
+one word and `>` the rest, as on the bus; in all other patterns `*` is any text. Capabilities, requirements and risk
+tags are compared case-insensitively, as in placement. A request that names two tenants, or one label with two values,
+matches no rule, because it is ambiguous.
 """
 
 import hashlib
@@ -33,20 +34,23 @@ from trellis.bus.safety.decisions import DecisionKind, PolicyInvalid
 FILE_BYTES_MAX = 1024 * 1024
 RULES_MAX = 1_000
 PATTERNS_MAX = 1_000
-"""In one condition."""
+"""Maximum number of patterns in one condition."""
 PATTERNS_ALL_MAX = 10_000
-"""In all rules: every job is held against them before it goes, by a process that has other things to do."""
+"""Maximum number of patterns in all rules.
+
+Every job is checked against them before dispatch, in a process that also does other work.
+"""
 DELAY_S_DEFAULT = 10.0
 DELAY_S_MAX = 24 * 3600.0
 NAME_CHARS_MAX = 200
 CONSTRAINTS_CHARS_MAX = 2_000
-"""Of one decision as JSON: they travel in one value of a job's environment, and no value there is longer."""
+"""Maximum length of a decision's constraints as JSON. They are sent in one value of a job's env, which is limited."""
 RULE_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,99}$"
 RESERVED_IDS = frozenset({"default", "ambiguous"})
-"""What a decision is attributed to when no rule made it."""
+"""Rule ids in decisions that no rule made."""
 
 BYTE_ORDER_MARK = "\ufeff"
-"""What some editors put before a text."""
+"""Written by some editors at the start of a text."""
 _TOPIC_WORD = re.compile(r"[A-Za-z0-9_-]+|\*")
 
 
@@ -83,7 +87,7 @@ class _PolicyModel(pydantic.BaseModel):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _lists_are_tuples(cls, said: Any) -> Any:
-        """TOML and JSON have lists; what is kept cannot change."""
+        """Converts the lists of TOML and JSON to tuples, so that the model is immutable."""
         if not isinstance(said, Mapping):
             return said
         pairs = cast("Mapping[str, Any]", said)
@@ -95,7 +99,7 @@ def _list_as_tuple(value: Any) -> Any:
 
 
 class RuleMatch(_PolicyModel):
-    """Which jobs a rule is about. What is not named does not matter."""
+    """The conditions of a rule. A condition that is not set always matches."""
 
     topics: TopicPatterns | None = None
     tenants: Patterns | None = None
@@ -103,11 +107,11 @@ class RuleMatch(_PolicyModel):
     actor_types: Annotated[tuple[Literal["human", "service"], ...], pydantic.Field(min_length=1)] | None = None
     capabilities: Patterns | None = None
     risk_tags: Patterns | None = None
-    """One of the job's tags is enough."""
+    """One matching tag of the job is enough."""
     requires: Patterns | None = None
-    """One of what the job requires is enough."""
+    """One matching requirement of the job is enough."""
     labels: Annotated[dict[Text, NamePattern], pydantic.Field(min_length=1, max_length=PATTERNS_MAX)] | None = None
-    """Every one of these; a job without the label does not fit."""
+    """Every label must match; a job without the label does not match."""
     priorities: (
         Annotated[tuple[Literal["critical", "interactive", "batch"], ...], pydantic.Field(min_length=1)] | None
     ) = None
@@ -122,7 +126,7 @@ class RuleMatch(_PolicyModel):
 
 
 class PolicyConstraints(_PolicyModel):
-    """Under which conditions a job may go: the worker gets them, and the scheduler bounds the running time."""
+    """Constraints on a job. They are sent to the worker, and the scheduler limits the running time."""
 
     max_runtime_ms: int | None = pydantic.Field(None, ge=1, lt=2**53)
     max_retries: int | None = pydantic.Field(None, ge=0, lt=2**31)
@@ -150,7 +154,7 @@ class PolicyConstraints(_PolicyModel):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Those that were said."""
+        """The constraints that are set."""
         return self.model_dump(mode="json", exclude_none=True)
 
 
@@ -162,7 +166,7 @@ class PolicyRule(_PolicyModel):
     reason: str = pydantic.Field("", max_length=500)
     match: RuleMatch
     delay_s: float | None = pydantic.Field(None, gt=0, le=DELAY_S_MAX, allow_inf_nan=False)
-    """Of a throttle: how long before the job is asked about again."""
+    """Delay of a throttle before the kernel is asked again, in seconds."""
     constraints: PolicyConstraints | None = None
 
     @pydantic.model_validator(mode="after")
@@ -179,12 +183,12 @@ class PolicyRule(_PolicyModel):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """As it was written, in one order."""
+        """The rule as it was written, in canonical order."""
         return self.model_dump(mode="json", exclude_none=True)
 
 
 class SafetyPolicy(_PolicyModel):
-    """All rules, in the order in which they are looked at."""
+    """All rules, in the order in which they are checked."""
 
     rules: Annotated[tuple[PolicyRule, ...], pydantic.Field(min_length=1, max_length=RULES_MAX)]
 
@@ -208,7 +212,7 @@ class SafetyPolicy(_PolicyModel):
 
     @cached_property
     def hash(self) -> str:
-        """What an approval is bound to: the same for the same rules in the same order, however they are written."""
+        """The hash that approvals are bound to: equal for equal rules in the same order, however they are written."""
         told = [rule.to_dict() for rule in self.rules]
         body = json.dumps(told, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(body.encode()).hexdigest()
@@ -226,25 +230,25 @@ ALLOW_ALL_POLICY = SafetyPolicy.model_validate(
         ]
     }
 )
-"""What a fresh embedded instance has (D53)."""
+"""The policy of a new embedded instance (D53)."""
 
 
 def read_policy(text: str, *, source: str) -> SafetyPolicy:
-    """The policy that is written here in TOML; `source` is how a refusal calls it. Raises PolicyInvalid."""
+    """Parse a policy in TOML; `source` names it in errors. Raises PolicyInvalid."""
     try:
         if len(text.encode()) > FILE_BYTES_MAX:
             raise PolicyInvalid(source=source, detail=f"it has more than {FILE_BYTES_MAX} bytes")
         return SafetyPolicy.model_validate(tomllib.loads(text.removeprefix(BYTE_ORDER_MARK)))
     except pydantic.ValidationError as error:
         raise PolicyInvalid(source=source, detail=_problem_texts(error)) from None
-    except ValueError as error:  # beside TOML's own also numbers that are too long, and half of a pair
+    except ValueError as error:  # TOML errors, but also numbers that are too long and unpaired surrogates
         raise PolicyInvalid(source=source, detail=f"it is no TOML: {error}") from None
     except RecursionError:
         raise PolicyInvalid(source=source, detail="it is nested too deeply") from None
 
 
 def read_policy_bytes(body: bytes, *, source: str) -> SafetyPolicy:
-    """The same for what was read from a file."""
+    """Parse the content of a policy file; raises PolicyInvalid."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -253,7 +257,7 @@ def read_policy_bytes(body: bytes, *, source: str) -> SafetyPolicy:
 
 
 def read_policy_file(file: Path) -> SafetyPolicy:
-    """The policy in this file; raises PolicyInvalid."""
+    """Read a policy file; raises PolicyInvalid."""
     try:
         body = read_bounded(file)
     except OSError as error:
@@ -262,18 +266,18 @@ def read_policy_file(file: Path) -> SafetyPolicy:
 
 
 def cannot_read(file: Path, error: OSError) -> PolicyInvalid:
-    """The refusal of a file that is not there, or not ours to read."""
+    """The error for a file that is missing or not readable."""
     return PolicyInvalid(source=file, detail=f"it cannot be read ({error.strerror or error})")
 
 
 def read_bounded(file: Path) -> bytes:
-    """At most one byte more than is allowed: enough to know that it is too much."""
+    """Read at most one byte more than the limit, which shows that a file is too large."""
     with file.open("rb") as opened:
         return opened.read(FILE_BYTES_MAX + 1)
 
 
 def _problem_texts(error: pydantic.ValidationError) -> str:
-    """The first places that do not fit."""
+    """The first problems of a policy, as text."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     inner = [one["loc"] for one in found]
     deepest = [one for one in found if not any(_is_within(loc, one["loc"]) for loc in inner)]
@@ -285,7 +289,7 @@ def _problem_text(kind: str, said: str) -> str:
 
 
 def _is_within(location: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
-    """Whether this place is a part of that one: a list that has lost a wrong part is told to be too short, too."""
+    """Whether a location lies within another. A list with an invalid item is also reported as too short."""
     return len(location) > len(outer) and location[: len(outer)] == outer
 
 

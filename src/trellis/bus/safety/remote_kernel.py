@@ -1,4 +1,4 @@
-"""Safety kernels in other processes: asking one, leaving one alone that is down, and opening the one that is set."""
+"""Safety kernels in other processes: a client with a circuit breaker, and the choice of the configured kernel."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from trellis.bus.safety.policy import ALLOW_ALL_POLICY
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.logs import log_of
 
-# When to leave a kernel alone that does not answer: after three failures in a row for 30 seconds, and then one question tries.
+# Circuit breaker: opens for 30 seconds after three failures in a row, then lets one call try.
 
 FAILURES_MAX = 3
 OPEN_S = 30.0
@@ -26,7 +26,7 @@ OPEN_S = 30.0
 
 @dataclass(slots=True)
 class KernelCircuitBreaker:
-    """Counts failures in a row, in this process. Whoever is admitted says how it went, or lets go."""
+    """Counts failures in a row in this process. An admitted caller must call `answered`, `failed` or `release`."""
 
     monotonic: Callable[[], float]
     failures_max: int = FAILURES_MAX
@@ -36,7 +36,10 @@ class KernelCircuitBreaker:
     _trying: bool = False
 
     def refuses_for_s(self) -> float | None:
-        """How long nobody is admitted; None when this question is, which is then the one that tries if there may be only one."""
+        """How long calls are refused, in seconds; None if this call is admitted.
+
+        After the pause, only one call at a time is admitted.
+        """
         if self._open_until is None:
             return None
         left_s = self._open_until - self.monotonic()
@@ -46,22 +49,23 @@ class KernelCircuitBreaker:
         return None
 
     def answered(self) -> None:
-        """It is there."""
+        """Record that the kernel answered."""
         self._failures, self._open_until, self._trying = 0, None, False
 
     def failed(self) -> None:
-        """It is not."""
+        """Record a failure of the kernel."""
         self._failures += 1
         if self._trying or self._failures >= self.failures_max:
             self._open_until = self.monotonic() + self.open_s
         self._trying = False
 
     def release(self) -> None:
-        """The question ended without a word about the kernel: another may try."""
+        """End a call that says nothing about the kernel; another call may try."""
         self._trying = False
 
 
-# A kernel in another process, asked over gRPC with CAP's SafetyKernel service (BUS-4). Whatever goes wrong, nothing is let go.
+# Client of a kernel in another process, over gRPC with CAP's SafetyKernel service (BUS-4). On any error, no job is
+# dispatched.
 
 TIMEOUT_S = 2.0
 SCHEMES = ("grpc", "grpcs")
@@ -76,18 +80,18 @@ _CHANNEL: tuple[tuple[str, int], ...] = (
 )
 
 _ABOUT_THE_QUESTION = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE"})
-"""Codes of a kernel that is there: one odd job must not keep it from being asked about the others."""
+"""gRPC codes that concern the request, not the kernel. One invalid job must not stop checks of others."""
 _NOT_IMPLEMENTED = "UNIMPLEMENTED"
-"""A kernel need not know every question; whoever knows none of them is no kernel."""
+"""A kernel need not implement every method, but one that implements none is not a kernel."""
 _UNAVAILABLE = "UNAVAILABLE"
-"""Every other code may mean the kernel or the question: another question tells."""
+"""Any other code may concern the kernel or the request; a second call shows which."""
 
 _log = log_of("trellis.bus.safety")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelAddress:
-    """Where a kernel listens."""
+    """The address of a kernel."""
 
     host: str
     port: int
@@ -95,17 +99,17 @@ class KernelAddress:
 
     @property
     def target(self) -> str:
-        """As gRPC writes it."""
+        """The address in gRPC's notation."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def is_kernel_address(text: str) -> bool:
-    """Whether this means a kernel in another process, and no file."""
+    """Whether the text is the address of a kernel, not a file."""
     return text.partition("://")[0].lower() in SCHEMES
 
 
 def kernel_address(text: str) -> KernelAddress:
-    """`grpcs://host:port`, or `grpc://` for one on this machine; raises OptionInvalid."""
+    """Parse `grpcs://host:port`, or `grpc://` for a kernel on this machine; raises OptionInvalid."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
@@ -128,7 +132,7 @@ def kernel_address(text: str) -> KernelAddress:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether what goes there stays here."""
+    """Whether the host is the loopback."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -140,9 +144,11 @@ def _invalid_address(text: str, expected: str) -> OptionInvalid:
 
 
 class RemoteKernel:
-    """Asks within two seconds. After three failures in a row the kernel is left alone for 30 seconds, and then one question tries.
+    """Asks a kernel, with a timeout of two seconds.
 
-    A question that fails while the kernel answers another is no failure of the kernel: only its own job waits.
+    After three failures in a row it stops asking for 30 seconds; then one call tries.
+
+    A call that fails while the kernel answers another is not a failure of the kernel: only its own job waits.
     """
 
     def __init__(
@@ -160,15 +166,15 @@ class RemoteKernel:
         self._channel: Any = None
 
     async def check(self, request: JobRequest) -> SafetyDecision:
-        """What the kernel says."""
+        """The kernel's decision."""
         return await self._judged("Check", request)
 
     async def explain(self, request: JobRequest) -> DecisionExplanation:
-        """What the kernel says; its reason is all that another process tells of how it came about."""
+        """The kernel's decision. Its reason is the only explanation that another process gives."""
         return DecisionExplanation(decision=await self._judged("Explain", request))
 
     async def snapshot(self) -> str:
-        """The first of the policies that the kernel names."""
+        """The first policy that the kernel lists."""
         async with _GuardedCall(self._breaker, self.address):
             named = await self._snapshots()
             if not named:
@@ -176,7 +182,7 @@ class RemoteKernel:
         return named[0]
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if self._channel is not None:
             await self._channel.close()
             self._channel = None
@@ -196,7 +202,7 @@ class RemoteKernel:
             return cap_kernel.read_policy_check_response(answer, beside, request)
 
     async def _is_there(self, doubt: KernelInDoubt) -> bool:
-        """Whether it answers a question that is about no job."""
+        """Whether the kernel answers a call that is not about a job."""
         try:
             await self._snapshots()
         except KernelInDoubt as error:
@@ -211,7 +217,7 @@ class RemoteKernel:
         return answer.snapshots
 
     async def _ask(self, method: str, question: Any, kind: Any) -> tuple[Any, Mapping[str, str]]:
-        """The answer, and what came beside it; raises KernelUnavailable."""
+        """The response and its metadata; raises KernelUnavailable."""
         try:
             call = self._connected().unary_unary(
                 f"/{cap_kernel.SERVICE}/{method}",
@@ -224,7 +230,7 @@ class RemoteKernel:
             raise self._failure(error.code().name, error.details() or "no answer") from None
         except (self._cap.grpc.aio.UsageError, OSError) as error:
             raise KernelUnavailable(detail=f"{self.address.target}: {error}") from None
-        if answer is None:  # what gRPC makes of bytes that are no message
+        if answer is None:  # gRPC returns None for bytes that are not a message
             raise KernelInDoubt(detail=f"{self.address.target} answers with what is no {kind.DESCRIPTOR.name}")
         return answer, beside
 
@@ -246,7 +252,7 @@ class RemoteKernel:
 
 
 class _GuardedCall:
-    """One question, counted by the breaker; it is not asked at all while the kernel is left alone."""
+    """One call, counted by the breaker. Raises KernelUnavailable while the breaker is open."""
 
     def __init__(self, breaker: KernelCircuitBreaker, address: KernelAddress) -> None:
         self._breaker, self._address = breaker, address
@@ -269,13 +275,11 @@ class _GuardedCall:
             self._breaker.failed()
 
 
-# The kernel that the settings mean: another process, a file, or the policy of an embedded instance.
-
-
 def open_kernel(policy: str | None, *, monotonic: Callable[[], float], ca_file: Path | None = None) -> SafetyKernel:
-    """`grpc://…` or `grpcs://…` is another process, any other text a file, None lets every job of `job.>` go (D53).
+    """Open the configured kernel. `grpc://…` or `grpcs://…` is another process, any other text is a policy file.
 
-    A kernel that cannot be asked, or a file that does not fit, is no error here: jobs wait for it. Raises OptionInvalid.
+    None allows every job of `job.>` (D53). An unreachable kernel or an invalid file is not an error here: jobs wait for
+    it. Raises OptionInvalid.
     """
     if policy is None:
         return PolicyKernel(ALLOW_ALL_POLICY)

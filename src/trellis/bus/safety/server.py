@@ -1,4 +1,4 @@
-"""A kernel that other processes can ask, over gRPC with CAP's SafetyKernel service."""
+"""Serves a kernel to other processes, over gRPC with CAP's SafetyKernel service."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,24 +14,24 @@ from trellis.bus.safety.remote_kernel import MESSAGE_BYTES_MAX, is_this_machine
 from trellis.engine.errors import OptionInvalid
 
 CALLS_MAX = 200
-"""Questions at the same time; what comes beyond is refused and asked again."""
+"""Maximum number of concurrent calls. Calls beyond it are refused; the caller tries again."""
 DRAIN_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingOptions:
-    """Where to listen. Anything but this machine needs a certificate."""
+    """Where to listen. Any address but the loopback needs a certificate."""
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0 takes a free one."""
+    """0 chooses a free port."""
     cert_file: Path | None = None
     key_file: Path | None = None
 
 
 @asynccontextmanager
 async def serve_kernel(kernel: SafetyKernel, options: ServingOptions) -> AsyncGenerator[int]:
-    """Let others ask this kernel for as long as this lasts; the port. Raises OptionInvalid."""
+    """Serve this kernel while the context is open; yields the port. Raises OptionInvalid."""
     cap = cap_kernel.load_cap_modules()
     server = cap.grpc.aio.server(
         maximum_concurrent_rpcs=CALLS_MAX,
@@ -100,7 +100,7 @@ def _handler(cap: cap_kernel.CapModules, act: Callable[[Any, Any], Awaitable[Any
 
 
 def explanation_text(found: DecisionExplanation) -> str:
-    """An explanation as text: the decision, then each rule that was looked at."""
+    """An explanation as text: the decision, then each rule that was checked."""
     decision = found.decision
     lines = [f"{decision.kind.value} by {decision.rule}: {decision.reason}"]
     lines += [

@@ -1,1 +1,1 @@
-"""Who gets which job, and when: requests in, workers known, jobs handed out."""
+"""Scheduling: takes requests in, tracks workers, and dispatches jobs to them."""

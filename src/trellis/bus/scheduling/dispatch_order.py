@@ -1,4 +1,4 @@
-"""The dispatch order that a worker gets, and whether a person approved it."""
+"""The dispatch order that a worker gets, and the lookup of a person's approval."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -12,26 +12,29 @@ from trellis.engine import tracing
 from trellis.engine.jobs import DELAY_S_MAX
 from trellis.engine.records import Event
 
-# What a worker gets: the request under its wire id, with what only this handing-out knows (D29), and within what the policy allows.
+# The order: the request under its wire id, with the data of this dispatch (D29), limited by the policy.
 
 CONSTRAINTS_IN_ENV = "TRELLIS_POLICY_CONSTRAINTS"
-"""In a request's env: what the policy allows the job, as JSON. Only the policy says it: what the request says there does not go out."""
+"""Key in a request's env: the policy's constraints, as JSON.
+
+Only the policy sets it; a value from the request is removed.
+"""
 MAX_RUNTIME_FIELD = "max_runtime_ms"
 DEADLINE_MS_MAX = int(DELAY_S_MAX * 1000)
-"""The longest that a budget says; a policy that allows more allows this."""
+"""Maximum deadline of a budget; a policy that allows more is cut to it."""
 
 
 OVERWRITTEN_ENV = frozenset({OWN_JOB_ID_IN_ENV, ASK_FIRST, LEASE_IN_ENV, CONSTRAINTS_IN_ENV})
-"""Names in env that an order says itself: what the request says there does not go out."""
+"""Keys in env that only the order sets; values from the request are removed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DispatchTerms:
-    """What holds for one handing-out."""
+    """The terms of one dispatch."""
 
     lease_s: float
     trace: str | None = None
-    """The trace of whoever submitted the job."""
+    """The trace of the job's submitter."""
     constraints: Mapping[str, Any] = field(default_factory=dict[str, Any])
     redacted: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -39,11 +42,12 @@ class DispatchTerms:
 def request_within_policy(
     request: JobRequest, constraints: Mapping[str, Any], redacted: Mapping[str, Any] | None = None
 ) -> JobRequest:
-    """The request as a worker is told it, within what the policy allows: everything but what only one handing-out knows.
+    """The request as its worker will receive it, within the policy's constraints, without the data of one dispatch.
 
-    With a `redacted` context the worker is told of no other: no pointer or reference of the request goes out, nor of its compensation.
+    With a `redacted` context, no pointer or reference of the request or of its compensation is sent.
 
-    An order is made of this and nothing else, and an approval shows and binds it: a field that a worker is told cannot be left out.
+    Orders are built from this alone, and approvals show and bind it. So no field that a worker receives can be missing
+    from the approval.
     """
     env = {name: value for name, value in request.env.items() if name not in OVERWRITTEN_ENV}
     labels = {name: value for name, value in request.labels.items() if name != REQUEUE_CAUSE}
@@ -61,7 +65,10 @@ def request_within_policy(
 
 
 def order_of(request: JobRequest, dispatch: Dispatch, wire_id: str, terms: DispatchTerms) -> JobOrder:
-    """The order; the stored request stays as it is. Raises RequestInvalid when nobody could read it."""
+    """Build the order; the stored request is not changed.
+
+    Raises BusRequestInvalid when the result is not a valid request.
+    """
     work = request_within_policy(request, terms.constraints, terms.redacted)
     ours = {OWN_JOB_ID_IN_ENV: request.job_id, ASK_FIRST: "ask", LEASE_IN_ENV: f"{terms.lease_s:g}"}
     env = {JOB_ID_IN_ENV: request.job_id, **work.env, **ours}
@@ -72,7 +79,7 @@ def order_of(request: JobRequest, dispatch: Dispatch, wire_id: str, terms: Dispa
 
 
 def _shorter_budget(budget: Budget | None, constraints: Mapping[str, Any]) -> Budget | None:
-    """The budget with the shorter of both times."""
+    """The budget with the shorter of the two times."""
     runtime = runtime_ms(constraints)
     if runtime is None:
         return budget
@@ -82,22 +89,22 @@ def _shorter_budget(budget: Budget | None, constraints: Mapping[str, Any]) -> Bu
 
 
 def runtime_ms(constraints: Mapping[str, Any]) -> int | None:
-    """Said beside the others, or among the budgets as CAP has it."""
+    """The runtime limit in milliseconds, from the constraints or from CAP's `budgets` in them; None without one."""
     budgets: Any = constraints.get("budgets")
     places: list[Mapping[str, Any]] = [constraints, budgets if isinstance(budgets, Mapping) else {}]
     found = (said.get(MAX_RUNTIME_FIELD) for said in places)
     return next((said for said in found if isinstance(said, int) and said > 0), None)
 
 
-# Whether a person let a job go: an approval counts for the job as it is, as its worker would be told it, under the policy as it is (D45).
+# Approvals. An approval counts only for the same request, the same order and the same policy (D45).
 
 APPROVED = "job_approved"
 HOLD_S = 72 * 3600.0
-"""How long a job that waits for a person rests before it is asked about again."""
+"""How long a job held for a person is delayed before the kernel is asked again, in seconds."""
 
 
 def approval_bindings(request: JobRequest, decision: Mapping[str, Any]) -> dict[str, str]:
-    """What an approval is bound to: the request, the policy, and all that a worker would be told with the decision's constraints."""
+    """What an approval is bound to: the request, the policy, and everything the worker receives."""
     return {
         "job_hash": request.hash,
         "policy_hash": str(decision.get("policy_hash", "")),
@@ -106,7 +113,7 @@ def approval_bindings(request: JobRequest, decision: Mapping[str, Any]) -> dict[
 
 
 def find_approval(events: Iterable[Event], request: JobRequest, decision: SafetyDecision) -> str | None:
-    """The id of the approval that is bound to what would go out now; None without one."""
+    """The id of the approval event that is bound to exactly what would be sent now; None without one."""
     bound = approval_bindings(request, json.loads(json.dumps(decision.to_dict())))
     for event in events:
         if event.type != APPROVED:

@@ -1,4 +1,4 @@
-"""The policy of dispatch: how much one pass takes on, which job comes first, how long one waits, and limits of tenants."""
+"""The dispatch policy: limits of a pass, delays, tenant limits, the order of jobs, and the order of workflow steps."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -18,38 +18,38 @@ from trellis.engine.logs import log_of
 from trellis.engine.records import Job
 from trellis.lifecycles import Role
 
-# What one pass of the scheduler takes on, and what it says that it did.
+# Limits and report of a scheduler pass.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerOptions:
-    """How much one pass takes on."""
+    """Limits of one pass."""
 
     poll_s: float = 0.5
     validate_max: int = 100
     newest_max: int = 500
-    """Where more wait to be validated than that: how many of the newest it looks at for urgent ones."""
+    """How many of the newest jobs are searched for urgent ones, when more than `validate_max` wait for validation."""
     each: int = 100
-    """Ready jobs of each topic and priority that a pass looks at."""
+    """Ready jobs read per topic and priority in a pass."""
     at_once: int = 16
     pass_s: float = 2.0
-    """How long it goes on with what it saw at its beginning: what has come since may be more urgent."""
+    """How long a pass continues with the jobs it read at its start, in seconds: newer jobs may be more urgent."""
     subject_max: int = 1_000
-    """How many attempts may be under way at a topic's own subject, where nobody says how busy it is."""
+    """Maximum number of attempts running through a topic's own subject, whose subscribers do not report their load."""
 
 
 class DispatchOutcome(StrEnum):
-    """What became of one job in a pass."""
+    """What a pass did with one job."""
 
     VALIDATED = "validated"
     REFUSED = "refused"
     DISPATCHED = "dispatched"
     LOST = "lost"
-    """Another process was faster, or its key is full."""
+    """Another process was faster, or the concurrency key is full."""
     GIVEN_BACK = "given_back"
-    """Nobody had it, or it does no harm if somebody has it twice."""
+    """No worker received it, or running it twice does no harm."""
     UNCERTAIN = "uncertain"
-    """The bus broke under it, and somebody may have it who must not have it twice: its lease decides."""
+    """The connection broke while sending, and a worker may have a job that must not run twice. Its lease decides."""
     DENIED = "denied"
     HELD = "held"
     DEFERRED = "deferred"
@@ -57,7 +57,7 @@ class DispatchOutcome(StrEnum):
     UNASKED = "unasked"
     """The kernel did not answer."""
     WAITING = "waiting"
-    """Nobody has room, or nobody is there."""
+    """No worker has room, or there is none."""
 
 
 _NO_PROGRESS_OUTCOMES = frozenset(
@@ -73,36 +73,36 @@ _NO_PROGRESS_OUTCOMES = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerReport:
-    """What one pass did, by what it did; and what was away."""
+    """Outcomes of one pass, counted by kind, and whether the bus was unavailable."""
 
     did: Counter[DispatchOutcome]
     bus_away: bool = False
 
     @property
     def dispatched(self) -> int:
-        """How many jobs went out."""
+        """How many jobs were dispatched."""
         return self.did[DispatchOutcome.DISPATCHED]
 
     @property
     def kernel_away(self) -> bool:
-        """Whether the kernel left a question without an answer."""
+        """Whether the kernel left a check unanswered."""
         return self.did[DispatchOutcome.UNASKED] > 0
 
     @property
     def moved(self) -> bool:
-        """Whether it brought anything on: there may be more."""
+        """Whether the pass made progress, so that there may be more work."""
         return any(count for what, count in self.did.items() if what not in _NO_PROGRESS_OUTCOMES) and not self.bus_away
 
 
-# How long a job rests that cannot go now. Pure.
+# Delays of jobs that cannot be dispatched now. Pure.
 #
-# Every rest is an event, so whatever a job waits for, it rests longer the longer it has waited: a job that waits for a week is written
-# about some thousand times, and not some hundred thousand.
+# Every delay is an event, so the delay grows with the job's age: a job that waits for a week is written about a
+# thousand times, not hundreds of thousands.
 
 ORDER_S_MIN, ORDER_S_MAX = 30.0, 600.0
 PLACEMENT_S_MIN, PLACEMENT_S_MAX = 5.0, 30.0
 LASTING_AFTER_S, LASTING_S_MAX = 600.0, 300.0
-"""A wait that has lasted so long lasts: it is looked at more seldom still."""
+"""Jobs older than the first value, in seconds, may be delayed up to the second."""
 THROTTLE_S_DEFAULT = 5.0
 THROTTLE_S_MIN, THROTTLE_S_MAX = 0.1, 24 * 3600.0
 THROTTLE_AGE_DIVISOR = 100
@@ -110,57 +110,61 @@ REFUSED_S_MIN, REFUSED_S_MAX = 30.0, 600.0
 
 
 def order_delay_s(age_s: float) -> float:
-    """A step that is not in turn; the end of the step before lets it go earlier."""
+    """Delay of a step whose turn has not come. The end of the step before releases it earlier."""
     return min(ORDER_S_MAX, max(ORDER_S_MIN, age_s / 4))
 
 
 def placement_delay_s(age_s: float) -> float:
-    """One that none of the workers may have."""
+    """Delay of a job that no worker may get."""
     longest = LASTING_S_MAX if age_s >= LASTING_AFTER_S else PLACEMENT_S_MAX
     return min(longest, max(PLACEMENT_S_MIN, age_s / 4))
 
 
 def throttle_delay_s(age_s: float, asked_s: float | None) -> float:
-    """One that the policy throttles: as long as it says, and at least for a small part of the job's age."""
+    """Delay of a throttled job: as long as the policy says, and at least a small share of the job's age."""
     at_least = max(THROTTLE_S_MIN, min(LASTING_S_MAX, age_s / THROTTLE_AGE_DIVISOR))
     return min(THROTTLE_S_MAX, max(at_least, asked_s or THROTTLE_S_DEFAULT))
 
 
 def kernel_doubt_delay_s(age_s: float) -> float:
-    """One about which the kernel cannot decide."""
+    """Delay of a job about which the kernel cannot decide."""
     return min(REFUSED_S_MAX, max(REFUSED_S_MIN, age_s / 4))
 
 
-# How much of a tenant may be under way, as the configuration says it now.
+# Tenant limits.
 #
-# The ledger keeps the limit that a tenant's first job came with. So each process of the scheduler says, once, what its configuration has for
-# the tenants that it names: a number that was changed there counts from the next start on, also for jobs that wait already. Tenants that
-# are not named keep the number that they began with, because whatever is said of a tenant stays in the ledger for good.
+# The ledger keeps the limit that came with a tenant's first job. So each scheduler process writes, once, the configured
+# limits of the tenants that its configuration names. A changed limit takes effect at the next start, also for waiting
+# jobs. Tenants that are not named keep their first limit, because whatever is written about a tenant stays in the
+# ledger for good.
 
 WRITES_PER_PASS = 100
-"""Tenants of which a pass says it; the others come with the next ones."""
+"""Tenants written per pass; the others follow in later passes."""
 
 SETTING = "held_max of this tenant in the topics file"
-"""Why the limit changed, as its administrative act says it."""
+"""The cause recorded with the limit change."""
 
 _log = log_of("trellis.bus.scheduling.dispatch_policy")
 
 
 @dataclass(kw_only=True)
 class TenantLimits:
-    """What this process has still to say."""
+    """Writes the configured tenant limits to the ledger, once per process."""
 
     ledger: Ledger
     topics: Topics
     name: str
-    """Of this process."""
+    """Name of this process."""
     _left: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._left = list(self.topics.tenants)
 
     async def write_limits(self) -> None:
-        """Have the configured limits hold, as far as this process may. Raises LedgerError, and then the next pass goes on there."""
+        """Write the next limits. Raises LedgerError; the next pass then continues there.
+
+        A refused write is logged and skipped.
+        """
         for name in self._left[-WRITES_PER_PASS:][::-1]:
             limit = self.topics.tenant(name).held_max or HELD_MAX_MAX
             by = Actor(role=Role.CONTROL_PLANE, name=self.name)
@@ -171,29 +175,30 @@ class TenantLimits:
             self._left.pop()
 
 
-# Which ready job comes first: by priority, and every fourth time the one that waited longest, so that none starves (BUS-3).
+# Order of ready jobs: by priority, and every fourth by age, so that no job starves (BUS-3).
 #
-# Waiting counts like priority there: a batch job that has waited two minutes longer than a critical one is before it. Three of four go by
-# priority alone, so that a long queue of old batch jobs does not stand before a critical one that has just come.
+# In the order by age, priority counts as waiting time: a batch job that has waited two minutes longer than a critical
+# one goes first. Three of four jobs go by priority alone, so that a long queue of old batch jobs does not delay a new
+# critical one.
 
 AGEING_S = 60.0
-"""How much longer a job of the next lower class waits before it counts as much."""
+"""How much longer a job of the next lower priority must wait to count the same, in seconds."""
 BY_AGE_EVERY = 4
-"""One of so many goes to the longest waiting."""
+"""Every fourth job goes by age."""
 
 
 def age_s(job: Job, now: datetime) -> float:
-    """How long it has been asked for."""
+    """The time since the job was submitted, in seconds."""
     return max(0.0, (now - job.created_at).total_seconds())
 
 
 def age_bonus(job: Job, now: datetime) -> float:
-    """How much it counts by its waiting."""
+    """The job's age plus a bonus for its priority, in seconds."""
     return age_s(job, now) + AGEING_S * (Priority.BATCH - job.priority)
 
 
 def dispatch_order(jobs: Sequence[Job], now: datetime, gone: int) -> list[Job]:
-    """The order in which they go, after `gone` have gone before."""
+    """The dispatch order of these jobs, after `gone` jobs were dispatched before."""
     by_priority = sorted(jobs, key=lambda job: (job.priority, -age_s(job, now)))[::-1]
     by_age = sorted(jobs, key=lambda job: -age_bonus(job, now))[::-1]
     order: dict[str, Job] = {}
@@ -207,16 +212,19 @@ def dispatch_order(jobs: Sequence[Job], now: datetime, gone: int) -> list[Job]:
 
 
 def urgent_first(newest: Sequence[Job], oldest: Sequence[Job], most: int) -> list[Job]:
-    """The oldest, and before them so many of the newest that are more urgent than a batch: the most urgent first, each once."""
+    """The oldest jobs, preceded by up to `most` of the newest that are more urgent than batch, most urgent first.
+
+    No job appears twice.
+    """
     urgent = sorted((job for job in newest if job.priority < Priority.BATCH), key=lambda job: job.priority)[:most]
     return list({job.job_id: job for job in (*urgent, *oldest)}.values())
 
 
-# --- lanes: jobs that compete for the same workers ---------------------------------------------------------------------
+# --- lanes: jobs that compete for the same workers --------------------------------------------------------------------
 
 
 def in_lanes(jobs: Sequence[Job], lane_of: Callable[[str], str], first: Collection[str]) -> dict[str, list[Job]]:
-    """The jobs of each lane, by its name; these lanes first."""
+    """The jobs by lane. Lanes in `first` come first."""
     lanes: dict[str, list[Job]] = {}
     for job in sorted(jobs, key=lambda job: lane_of(job.type) not in first) if first else jobs:
         lanes.setdefault(lane_of(job.type), []).append(job)
@@ -230,23 +238,25 @@ def interleave(lanes: Sequence[Sequence[Job]]) -> list[Job]:
 
 
 def unreached_lanes(jobs: Sequence[Job], waiting: Sequence[Job], lane_of: Callable[[str], str]) -> frozenset[str]:
-    """Lanes of which all jobs are still waiting to be looked at."""
+    """Lanes of which no job has been looked at."""
     left = {job.job_id for job in waiting}
     reached = {lane_of(job.type) for job in jobs if job.job_id not in left} if left else set[str]()
     return frozenset(lane_of(job.type) for job in waiting) - reached
 
 
-# Whether it is a step's turn: the steps of one parent and workflow go by their number, and steps of one number together (BUS-8).
+# Order of workflow steps. Steps of one parent and workflow run in the order of their index; steps of one index run
+# together (BUS-8).
 #
-# Only steps of one owner or tenant are counted together: nobody holds up another's workflow.
+# Only steps of one owner and tenant are ordered together, so no party can block another's workflow.
 #
-# A step waits while one with a lower number has not ended. A retry stands for the step it does again, so a step that failed and is tried
-# again has not ended. One that ended badly for good ends all that come after it. Compensations are no steps.
+# A step waits while a step with a lower index has not ended. A retry stands for the step that it retries, so a step
+# that failed and is retried has not ended. A step that failed for good ends all later steps. Compensations are not
+# steps.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepNotDue:
-    """A step before it has not ended."""
+    """An earlier step has not ended."""
 
     step_index: int
     job_id: str
@@ -254,7 +264,7 @@ class StepNotDue:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepDoomed:
-    """A step before it ended badly, for good."""
+    """An earlier step failed for good."""
 
     step_index: int
     job_id: str
@@ -262,11 +272,11 @@ class StepDoomed:
 
 
 StepTurn: TypeAlias = StepNotDue | StepDoomed | None
-"""None: it is its turn."""
+"""None means that it is the step's turn."""
 
 
 def turn_of(front: WorkflowFrontier, step_index: int) -> StepTurn:
-    """Whether a step with this number may go."""
+    """Whether a step with this index may be dispatched."""
     failed, waits_for = front.failed, front.open
     if failed is not None and failed.index < step_index:
         return StepDoomed(step_index=failed.index, job_id=failed.job_id, state=failed.state)
@@ -276,13 +286,16 @@ def turn_of(front: WorkflowFrontier, step_index: int) -> StepTurn:
 
 
 def is_ordered_step(request: JobRequest) -> bool:
-    """Whether it has a turn to wait for at all."""
+    """Whether the job is a step that may have to wait for others."""
     return bool(request.step_of and request.workflow_id and request.step_index and COMPENSATES not in request.labels)
 
 
 @dataclass(kw_only=True)
 class StepOrder:
-    """Whose turn it is, as one pass sees it: a workflow is looked at once, and once more after some steps were put aside."""
+    """The order of steps as one pass sees it.
+
+    Reads each workflow once, and once more after some steps were deferred.
+    """
 
     families: JobTree
     _workflows: WorkflowReader = field(init=False)
@@ -304,11 +317,11 @@ class StepOrder:
         return turn_of(self._fronts[key], request.step_index)
 
     async def put_aside(self, job: Job, request: JobRequest) -> None:
-        """The job rests now because it is not its turn."""
+        """Record that the job was deferred because it is not its turn."""
         self._aside.setdefault(await self.families.key_of(request), []).append((job, request))
 
     async def missed(self) -> list[Job]:
-        """Those put aside whose turn had come before they rested: whoever lets steps go did not find them resting."""
+        """The deferred jobs whose turn had come before they were deferred. The reconciler did not find them waiting."""
         found: list[Job] = []
         for key, aside in self._aside.items():
             front = await self._workflows.front(key)

@@ -1,4 +1,11 @@
-"""The intake: job requests and cancel requests that clients send over the bus."""
+"""The intake: job requests and cancel requests that clients send over the bus (BUS-2, BUS-11).
+
+A request is accepted when it is in the ledger. Otherwise it is refused: an alert gives the reason, and the client gets
+a result, if no job has that id. A request refused because the topic was full may be sent again under the same id. A
+request repeated after its job has ended gets the result again. A request that repeats an idempotency key under another
+job id is refused as DUPLICATE, under its own id: the first job does the work. While the ledger is unavailable nothing
+is answered, and a bus that stores requests redelivers them.
+"""
 
 import asyncio
 import re
@@ -51,27 +58,32 @@ from trellis.engine.records import Job, JobPlace
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
 
-# Cancels that arrive before the request of their job.
+# Cancel requests that arrive before the request of their job.
 #
-# Requests may come over a stream and cancels come directly, so a cancel that a client sends right behind its request can overtake it, and
-# another process of the control plane may take the request in. A cancel of an unknown job is therefore kept for some seconds: whoever takes
-# the request in here asks for it, and for requests that other processes take in the ledger is looked at again, for a shorter while.
+# Requests may come through a stream while cancels come directly, so a cancel sent right after its request can overtake
+# it, and another process may take the request in. A cancel of an unknown job is therefore kept for some seconds. The
+# intake of this process checks it when the request arrives. For requests that other processes take in, the ledger is
+# read again, for a shorter time.
 #
-# A cancel that was created before its request did not overtake it: whoever submits a job again after a cancel wants it done.
+# A cancel created before its request did not overtake it: a client that submits a job again after a cancel wants it
+# done.
 
 KEPT_S = 30.0
 KEPT_MAX = 1_000
-"""How many cancels of unknown jobs are kept; the oldest of the sender that has most goes first."""
+"""Maximum number of kept cancels. When exceeded, the oldest of the sender with the most is dropped."""
 SENDER_MAX = 50
-"""How many of one sender are kept; the oldest goes first."""
+"""Maximum number of kept cancels per sender. When exceeded, the sender's oldest is dropped."""
 LOOK_AGAIN_S_MAX = 5.0
-"""How long the ledger is looked at for a job that another process takes in: when its request was created cannot be seen there."""
+"""How long the ledger is read for a job that another process takes in, in seconds.
+
+The ledger does not show when its request was created.
+"""
 LOOK_S_FIRST = 0.25
-"""How soon the ledger is looked at again; twice as long each time."""
+"""Delay before the ledger is read again, in seconds; doubled each time."""
 
 _log = log_of("trellis.bus.scheduling.intake")
 CancelKey = tuple[str, str]
-"""The job that is meant, and who does not want it."""
+"""The job id, and the sender of the cancel."""
 
 
 @dataclass(slots=True)
@@ -85,18 +97,18 @@ class _EarlyCancel:
 
 @dataclass(kw_only=True)
 class EarlyCancels:
-    """One process's memory of cancels whose jobs are not there yet."""
+    """Cancel requests in this process whose jobs are not in the ledger yet."""
 
     clock: Clock
     carry_out: Callable[[Packet], Awaitable[bool]]
-    """Cancels the job that a packet names; False while there is no such job."""
+    """Cancels the job that a packet names; False if there is no such job."""
     _counts: Counter[str] = field(default_factory=Counter[str])
-    """How many are kept of each sender."""
+    """Number of kept cancels by sender."""
     _kept: "OrderedDict[CancelKey, _EarlyCancel]" = field(default_factory=OrderedDict[CancelKey, _EarlyCancel])
     _looking: "asyncio.Task[None] | None" = None
 
     def keep(self, packet: Packet) -> None:
-        """Remember this cancel for a while."""
+        """Keep a cancel for `KEPT_S` seconds."""
         now, key = self.clock.monotonic(), _key(packet)
         self._drop(key)
         self._kept[key] = _EarlyCancel(packet, since=now, until=now + KEPT_S, next_at=now + LOOK_S_FIRST)
@@ -109,11 +121,14 @@ class EarlyCancels:
             self._looking = asyncio.get_running_loop().create_task(self._look_again())
 
     def forget(self, packet: Packet) -> None:
-        """It was carried out."""
+        """Drop a cancel that was carried out."""
         self._drop(_key(packet))
 
     def of_request(self, job_id: str, sender_id: str, requested_at: datetime) -> Packet | None:
-        """The cancel of this job by this sender that overtook the request, if one came lately; it is kept until it is carried out."""
+        """The kept cancel of this job by this sender that overtook its request, if any.
+
+        It stays until it is carried out.
+        """
         found = self._kept.get((job_id, sender_id))
         if found is None:
             return None
@@ -123,7 +138,7 @@ class EarlyCancels:
         return found.packet
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop reading the ledger and drop all kept cancels."""
         self._kept.clear()
         self._counts.clear()
         if self._looking is not None:
@@ -170,25 +185,21 @@ def _key(packet: Packet) -> CancelKey:
     return named, packet.sender_id
 
 
-# Takes in what clients send over the bus: job requests and wishes to cancel (BUS-2, BUS-11).
-#
-# A request that is in the ledger is accepted, and one that is not is refused aloud: an alert says why, and a client whose job id nobody
-# has used gets a result; one that found no room may be sent again under the same id. A request that is repeated after its job has ended
-# gets that result again. One that repeats an idempotency key under another job id is refused as DUPLICATE, under its own id: the first job
-# does the work. While the ledger is away nothing is answered, and a bus that keeps requests brings them again.
-
 GROUP = "trellis"
 """The queue group of every process of the control plane."""
 TEXT_CHARS_MAX = 500
 REFUSALS = AlertRates(at_once=100, every_s=0.1, all_at_once=1_000, all_every_s=0.01)
-"""How many refusals are told as results; everybody hears all results, and a client of many requests needs all of its own."""
+"""Rate limits for refusals published as results.
+
+All clients receive all results, and a client with many requests needs all of its own.
+"""
 REFUSED_ID_CHARS_MAX = 200
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(kw_only=True)
 class BusIntake:
-    """Listens for requests and cancels, with all other processes of the control plane as one."""
+    """Receives requests and cancels, sharing the work with all other processes of the control plane."""
 
     ledger: Ledger
     bus: Bus
@@ -198,9 +209,9 @@ class BusIntake:
     accepted: Callable[[], None] | None = None
     """Called when a new job is in the ledger."""
     works_on: Callable[[str, str], Awaitable[None]] | None = None
-    """Called with a wire id and a sender's id when a request shows that this sender has begun, if it is the worker."""
+    """Called with a wire id and a sender id when a request shows that this sender, if it is the worker, has started."""
     cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
-    """How long after a soft cancel a job that goes on is ended."""
+    """How long after a soft cancel a job that still runs is ended, in seconds."""
     _listening: list[BusSubscription] = field(default_factory=list[BusSubscription])
     _alerts: AlertSender = field(init=False)
     _early: EarlyCancels = field(init=False)
@@ -212,20 +223,20 @@ class BusIntake:
         self._early = EarlyCancels(clock=self.clock, carry_out=self._cancel)
 
     async def start(self) -> None:
-        """Listen, also to what the bus itself refuses: a request that does not fit has a client that waits."""
+        """Subscribe, also to packets that the bus refuses: the client of an invalid request waits for an answer."""
         self.bus.on_refused = self.on_refused
         self._listening.append(await self.bus.listen(SUBMIT, self.on_submit, group=GROUP, durable=True))
         self._listening.append(await self.bus.listen(CANCEL, self.on_cancel, group=GROUP))
 
     async def stop(self) -> None:
-        """Finish what is under way."""
+        """Unsubscribe and finish running work."""
         self.bus.on_refused = None
         while self._listening:
             await self._listening.pop().stop()
         await self._early.stop()
 
     async def on_submit(self, received: ReceivedPacket) -> None:
-        """One request. Raises LedgerError, and then the bus may bring it again."""
+        """Handle one request. Raises LedgerError; the bus may then redeliver the request."""
         packet = received.packet
         said = packet.body.request if isinstance(packet.body, JobOrder) else packet.body
         if not isinstance(said, JobRequest):
@@ -233,7 +244,7 @@ class BusIntake:
             return
         try:
             request = JobRequest.checked(said.model_dump(mode="json", exclude_defaults=True, warnings=False))
-            self._early.of_request(request.job_id, packet.sender_id, packet.created_at)  # forgets what is older than it
+            self._early.of_request(request.job_id, packet.sender_id, packet.created_at)  # drops an older cancel
             answer = await self._submit(packet, request)
         except TopicFull as error:
             await self._refuse(packet, said.job_id, str(error), ErrorCode.RESOURCE_EXHAUSTED)
@@ -250,7 +261,7 @@ class BusIntake:
             await self._note_worker(packet.sender_id, request.parent_job_id)
 
     async def _taken_in(self, packet: Packet, answer: Submitted) -> None:
-        """The ledger has this job, now or since an earlier request."""
+        """The ledger has this job, newly or from an earlier request."""
         early = self._early.of_request(answer.job_id, packet.sender_id, packet.created_at)
         if early is not None and await self._cancel(early):
             self._early.forget(early)
@@ -260,16 +271,16 @@ class BusIntake:
             self.accepted()
 
     async def _tell_again(self, job_id: JobId, trace_id: str) -> None:
-        """Whoever asks again for a job that has ended may have missed its result: a bus can lose all that it has kept."""
+        """Publish the result of an ended job again. The client may have missed it: a bus can lose stored packets."""
         ended = [event for event in await self.ledger.events(job_id) if event.type in END_EVENTS]
         if not ended:
             return
         try:
             result = result_of(ended[-1], self.bus.sender_id)
-            # Without the message id of the packet before it: a bus that keeps packets would take it for that one.
+            # Without the message id of the first packet: the bus would drop it as a duplicate.
             await self.bus.publish(RESULT, result, trace_id=trace_id)
         except BusError as error:
-            _log.info("result_not_told_again", job_id=job_id, error=str(error))  # the client may ask once more
+            _log.info("result_not_told_again", job_id=job_id, error=str(error))  # the client may ask again
 
     async def _submit(self, packet: Packet, request: JobRequest) -> Submitted | Mismatch:
         about: dict[str, tracing.Value] = {
@@ -288,7 +299,12 @@ class BusIntake:
             return (await self.ledger.submit(sender, [job]))[0]
 
     async def _note_worker(self, sender_id: str, named: str) -> None:
-        """A worker that submits parts of a job under its wire id has got its order and has begun. A submitter's own parts show nothing."""
+        """Report that a worker has started.
+
+        A worker that submits child jobs under the parent's wire id has received its order.
+
+        Child jobs from the parent's own submitter show nothing.
+        """
         found = read_wire_id(named)
         if found is None or self.works_on is None:
             return
@@ -297,26 +313,26 @@ class BusIntake:
             await self.works_on(named, sender_id)
 
     async def on_refused(self, subject: str, error: PacketRefused) -> None:
-        """A packet that the bus dropped, after it has told people: the client of a request that does not fit is told too."""
+        """Handle a packet that the bus dropped and alerted about. The client of an invalid request gets a result."""
         if subject == SUBMIT and error.error_code is ErrorCode.INVALID_INPUT:
             await self._tell_refused(error, error.job_id, error.detail, error.error_code)
 
     async def on_cancel(self, received: ReceivedPacket) -> None:
-        """A client does not want its job any more. What we tell workers is none of it."""
+        """Handle a client's cancel request. Cancels that the control plane sends to workers are ignored."""
         packet = received.packet
         wish = packet.body
         if not isinstance(wish, JobCancel) or packet.sender_id == self.bus.sender_id:
             return
         may_come = re.fullmatch(JOB_ID_PATTERN, wish.job_id) and read_wire_id(wish.job_id) is None
         if may_come:
-            self._early.keep(packet)  # before the look: its request may be taken in meanwhile
+            self._early.keep(packet)  # before the ledger is read: the request may be taken in meanwhile
         if await self._cancel(packet):
             self._early.forget(packet)
         elif not may_come:
             _log.info("cancel_of_unknown_job", job_id=wish.job_id, sender=packet.sender_id)
 
     async def _cancel(self, packet: Packet) -> bool:
-        """Cancel the job that the packet names, if its sender may; False when there is no such job."""
+        """Cancel the job that the packet names, if its sender may; False if there is no such job."""
         wish = packet.body
         job = await self.ledger.job(JobId(wish.job_id)) if isinstance(wish, JobCancel) else None
         if job is None or not isinstance(wish, JobCancel):
@@ -343,14 +359,17 @@ class BusIntake:
         return True
 
     async def _open_form(self, job: Job) -> Job:
-        """The job, or the one that does it again: who does not want the one does not want the other."""
+        """The job or, if it has ended, its current retry: a cancel applies to both."""
         if job.place is not JobPlace.ENDED:
             return job
         standing = await JobTree(ledger=self.ledger, topics=self.topics).effective_job(job)
         return job if standing is None else standing.job
 
     async def _is_of(self, job: Job, sender_id: str) -> bool:
-        """Whether this sender submitted the job. Older jobs name their senders as they are; who came by another way is named in its request."""
+        """Whether this sender submitted the job.
+
+        Older jobs store the bare sender id; a submitter by another way is named in the request.
+        """
         submitter = await submitter_of(self.ledger, job)
         if submitter != sender_id:
             return submitter == sender_name(sender_id)
@@ -359,20 +378,22 @@ class BusIntake:
         return events[0].role is Role.GATEWAY and request is not None and request.principal_id != sender_id
 
     async def _is_meant(self, job: Job, dispatch: Dispatch | None) -> bool:
-        """Whether a wish that names a handing-out names the one that the job is in; most name none."""
+        """Whether a cancel that names a dispatch names the current one. Most cancels name none."""
         if dispatch is None or dispatch == Dispatch():
             return True
         attempt = attempt_in(await self.ledger.events(job.job_id), job.epoch)
         return attempt is not None and attempt.objection(dispatch.worker_id or attempt.worker, dispatch) is None
 
     async def _refuse(self, packet: Packet, job_id: str, reason: str, code: ErrorCode) -> None:
-        """Say that it cannot be taken; to the client too, when the id is nobody else's job."""
+        """Alert that the request is refused, and tell the client unless another job has that id."""
         await self._alert(packet, job_id, code, reason)
         await self._tell_refused(packet, job_id, reason, code)
 
     async def _tell_refused(self, packet: Packet | PacketRefused, named: str, reason: str, code: ErrorCode) -> None:
-        """The client hears it under its own id, also one that no job can have (cut, and without control characters); unless that is the
-        id or the wire id of somebody's job: everybody would take it for that job's result.
+        """Publish a refusal as a result under the client's own job id.
+
+        An invalid id is used too, cut and without control characters. Nothing is published if the id is a job id or
+        wire id of an existing job: clients would take it for that job's result.
         """
         job_id = _CONTROL.sub("", named)[:REFUSED_ID_CHARS_MAX]
         if not job_id or await self._is_anybodys(job_id):
@@ -391,7 +412,7 @@ class BusIntake:
         await self.bus.publish(RESULT, result, trace_id=packet.trace_id[:NAME_CHARS_MAX] or job_id)
 
     async def _is_anybodys(self, named: str) -> bool:
-        """Whether a job has this id, or this wire id is of one."""
+        """Whether a job has this id or this wire id."""
         found = read_wire_id(named)
         ids = [named] if found is None else [named, found[0]]
         usable = [JobId(one) for one in ids if re.fullmatch(JOB_ID_PATTERN, one)]

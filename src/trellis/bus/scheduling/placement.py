@@ -1,15 +1,18 @@
-"""Where a job goes: to one worker of its topic's pools, to whoever listens on the topic, or nowhere yet (BUS-3, D53).
+"""Placement: chooses a worker of the topic's pools, the topic's own subject, or neither yet (BUS-3, D53).
 
-Pure: the workers and subjects are as the registry saw them. A topic with pools goes to their workers only. One without goes to a worker
-that said it serves the topic, and else to the topic's own subject, where workers that never say anything listen.
+Pure: works on the registry's snapshot of workers and subjects. Jobs of a topic with pools go to workers of those pools
+only. Jobs of a topic without pools go to a worker that listed the topic, else to the topic's own subject, where workers
+that never announce themselves subscribe.
 
-A label `worker.<name>` must be among the worker's labels; `preferred_worker` and `preferred_pool` are wishes; every other label is the
-submitter's own. What the job requires must be there, in the pool or in the worker.
+A job's label `worker.<name>` must equal the worker's label `<name>`. `preferred_worker` and `preferred_pool` are
+preferences. All other labels are the submitter's own. Everything a job requires must be among the capabilities of the
+pool or of the worker.
 
-A worker that does not speak our version of CAP gets nothing. Who listens on a topic's own subject cannot be told apart, so
-that subject is not used while such a worker names the topic, or has it as its pool: the job waits, with VERSION_MISMATCH as its reason.
-One that names neither, or a pattern, may listen anywhere. It keeps jobs back only where no worker of our version is known, and each for
-DOUBT_S_MAX at most, so that one such handshake stops no topic for good; people are alerted all the same.
+A worker that does not speak our version of CAP gets no jobs. Subscribers of a topic's own subject cannot be told apart.
+So that subject is not used while such a worker lists the topic or has it as its pool: the job waits, with
+VERSION_MISMATCH as the reason. A worker that lists neither, or only a pattern, may subscribe anywhere. It holds jobs
+back only where no worker of our version is known, and each job for at most DOUBT_S_MAX, so that one such handshake
+never stops a topic for good. An alert is sent in either case.
 """
 
 import hashlib
@@ -25,8 +28,11 @@ from trellis.bus.topics import Topics
 
 OVERLOADED_CPU = 95.0
 DOUBT_S_MAX = 30.0
-"""How long a worker of another version that names no topic keeps a job from a topic that nobody has served yet. Then the job goes to the
-topic's own subject: workers that never introduce themselves may listen there, and only a job that goes out can show it."""
+"""How long a worker of another version that lists no topic holds back a job of a topic not served yet, in seconds.
+
+Then the job goes to the topic's own subject. Workers that never announce themselves may subscribe there, and only a
+dispatched job can show it.
+"""
 WORKER_LABEL = "worker."
 PREFERRED_WORKER = "preferred_worker"
 PREFERRED_POOL = "preferred_pool"
@@ -34,29 +40,29 @@ NOBODY_LISTENS = "the workers that may have it do not listen at their own subjec
 
 
 class SubjectStates(Protocol):
-    """What placement asks about subjects; the registry knows."""
+    """What placement needs to know about subjects; implemented by the registry."""
 
     def silent(self, subject: str, /) -> bool:
-        """Whether nobody listened there lately."""
+        """Whether the subject recently had no subscriber."""
         ...
 
     def proven(self, subject: str, /) -> bool:
-        """Whether somebody listened there when it was last used."""
+        """Whether the subject had a subscriber when it was last used."""
         ...
 
     def outstanding(self, subject: str, /) -> int:
-        """How many attempts that went there may still be under way."""
+        """How many attempts sent there may still be running."""
         ...
 
 
 class WaitReason(StrEnum):
-    """Why a job stays where it is."""
+    """Why a job stays ready."""
 
     FULL = "full"
     NOBODY = "nobody"
-    """Nobody who serves the topic is alive."""
+    """No live worker serves the topic."""
     SILENT = "silent"
-    """Nobody listened on the topic lately."""
+    """The topic's subject recently had no subscriber."""
 
 
 _REASONS = {
@@ -68,7 +74,10 @@ _REASONS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedJob:
-    """Where it goes; `worker_id` is empty when it is for whoever listens. With a `doubt` people are alerted about who may listen too."""
+    """Where the job goes; `worker_id` is empty for the topic's own subject.
+
+    With a `doubt`, an alert is sent about a worker of another version that may also subscribe there.
+    """
 
     subject: str
     worker_id: str = ""
@@ -77,20 +86,20 @@ class PlacedJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StaysReady:
-    """It stays ready. `all_do`: so does every other job of the topic."""
+    """The job stays ready. `all_do` means that the same holds for every other job of the topic."""
 
     why: WaitReason
     all_do: bool
 
     @property
     def reason(self) -> str:
-        """For people."""
+        """The reason as text, for people."""
         return _REASONS[self.why]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoFittingWorker:
-    """Workers are there, and none of them may have it. With a `code` people are alerted, about this worker."""
+    """There are workers, but none of them may get the job. With a `code`, an alert about `worker_id` is sent."""
 
     reason: str
     code: ErrorCode | None = None
@@ -109,7 +118,7 @@ def place_job(
     subject_max: int,
     age_s: float = 0.0,
 ) -> Placement:
-    """Where the job goes now; `age_s` is how long it has waited."""
+    """Choose where the job goes now; `age_s` is how long it has waited."""
     topic = topics.of(request.topic)
     serving: list[LiveWorker] = []
     foreign: list[LiveWorker] = []
@@ -142,7 +151,7 @@ def place_job(
 def _place_among(
     request: JobRequest, topics: Topics, serving: Sequence[LiveWorker], subjects: SubjectStates, subject_max: int
 ) -> Placement:
-    """Where the job goes, as if nobody else listened but the workers that serve it and speak our version."""
+    """Choose where the job goes, considering only serving workers of our version."""
     if not serving:
         if topics.of(request.topic).pools:
             return StaysReady(why=WaitReason.NOBODY, all_do=True)
@@ -181,13 +190,16 @@ def _mismatch(topic: str, foreign: Sequence[LiveWorker]) -> NoFittingWorker:
 def _nobody_listens(
     request: JobRequest, fitting: Sequence[LiveWorker], subjects: SubjectStates
 ) -> StaysReady | NoFittingWorker:
-    """Nobody who is free listens at its own subject; one that is busy may."""
+    """No free worker subscribes to its own subject. The job waits if a busy one does."""
     heard = _best_listening(request, fitting, subjects)
     return NoFittingWorker(reason=NOBODY_LISTENS) if heard is None else StaysReady(why=WaitReason.FULL, all_do=False)
 
 
 def _best_listening(request: JobRequest, workers: Sequence[LiveWorker], subjects: SubjectStates) -> PlacedJob | None:
-    """The best of those that listen at their own subject. The others listen on the topic, if at all, and there with everybody who serves it."""
+    """The best worker that subscribes to its own subject; None if none does.
+
+    The others subscribe to the topic, if at all, where they share jobs with all workers of the topic.
+    """
     hearing = [seen for seen in workers if not subjects.silent(direct_subject(seen.worker_id))]
     if not hearing:
         return None
@@ -196,12 +208,15 @@ def _best_listening(request: JobRequest, workers: Sequence[LiveWorker], subjects
 
 
 def _has_requirements(request: JobRequest) -> bool:
-    """Whether there are workers that may not have it. Most jobs are not, and there may be thousands of workers."""
+    """Whether some workers may be unfit for the job.
+
+    Checked first, since most jobs have no requirements and there may be thousands of workers.
+    """
     return bool(_required(request)) or any(label.startswith(WORKER_LABEL) for label in request.labels)
 
 
 def _why_unfit(request: JobRequest, topics: Topics, seen: LiveWorker) -> str | None:
-    """Why this worker may not have it."""
+    """Why this worker may not get the job; None if it may."""
     for label, wanted in request.labels.items():
         if label.startswith(WORKER_LABEL) and seen.labels.get(label[len(WORKER_LABEL) :]) != wanted:
             return f"label {label}={wanted} asks for another worker"
@@ -212,7 +227,7 @@ def _why_unfit(request: JobRequest, topics: Topics, seen: LiveWorker) -> str | N
 
 
 def _why_unfit_for_unknown(request: JobRequest) -> str | None:
-    """Why nobody may have it of whom nothing is known."""
+    """Why no unknown worker may get the job; None if one may."""
     if _required(request):
         return f"it requires {', '.join(_required(request))}, and no worker says that it can"
     labels = sorted(label for label in request.labels if label.startswith(WORKER_LABEL))
@@ -228,7 +243,10 @@ def _free(seen: LiveWorker) -> bool:
 
 
 def _best(request: JobRequest, free: Sequence[LiveWorker]) -> LiveWorker:
-    """The least loaded; among equals another one for each job, so that many schedulers do not choose the same."""
+    """The least loaded worker.
+
+    Ties are broken by job, so that concurrent schedulers do not all choose the same worker.
+    """
     wished_pool, wished_worker = request.labels.get(PREFERRED_POOL), request.labels.get(PREFERRED_WORKER)
 
     def cost(seen: LiveWorker) -> tuple[bool, bool, float, bytes]:

@@ -1,11 +1,12 @@
-"""Which workers are on the bus, what each can do and how busy it is, as far as this process has heard. Nothing here decides anything for good.
+"""The registry of workers on the bus: their capabilities and load, as far as this process has received it.
 
-A worker is known by its heartbeats and its handshake, and lost after three heartbeats that did not come. A heartbeat tells how many jobs
-the worker had; between two of them the jobs handed out and ended since are counted here, so that a pass of the scheduler does not give
-everything to the one that was idle a moment ago. What another process hands out is known with the next heartbeat.
+The registry is a cache of what workers announce; it makes no final decision. A worker is known by its heartbeats and
+its handshake, and lost after three missed heartbeats. A heartbeat says how many jobs the worker had. Between two
+heartbeats the registry counts jobs dispatched and ended since, so that a scheduler pass does not give everything to one
+idle worker. Dispatches of other processes are known with the next heartbeat.
 
-Subjects are kept here too: one at which nobody listened is left alone for a while, longer each time, until a worker appears. Everything
-here has a bound, whatever is said on the bus.
+The registry also tracks subjects. A subject without a subscriber is not used for a while, longer each time, until a
+worker appears. All memory is bounded, whatever arrives on the bus.
 """
 
 import json
@@ -40,36 +41,36 @@ INTERVAL_S_DEFAULT = 5.0
 INTERVAL_S_MIN = 2.0
 INTERVAL_S_MAX = 60.0
 MISSED_HEARTBEATS_MAX = 3
-"""A worker is lost after so many heartbeats that did not come."""
+"""A worker is lost after this many missed heartbeats."""
 WORKERS_MAX = 10_000
 ENDED_MAX = 10_000
-"""Attempts of which it is remembered that they ended: a result is heard more than once."""
+"""Number of ended attempts remembered, because a result can arrive more than once."""
 SUBJECTS_MAX = 10_000
 SILENCE_S_FIRST = 1.0
 SILENCE_S_MAX = 30.0
 LASTING_AFTER_S = 600.0
-"""A silence that has lasted so long lasts: it is broken more seldom still, because every try costs a job two events."""
+"""After this many seconds without a subscriber, a subject is tried even less often: each try costs a job two events."""
 LASTING_S_MAX = 300.0
 WORKER_TEXT_CHARS_MAX = 32_000
-"""Of all names, labels and topics that one worker tells; one that tells more is not taken in."""
+"""Maximum total length of the names, labels and topics of one worker. A worker that sends more is not registered."""
 PATTERNS_MAX = 100
-"""Of its topics that have `*` or `>` in them: those are compared one by one."""
+"""Maximum number of a worker's topics with wildcards, because those are compared one by one."""
 LOST_KEPT_S = 3600.0
-"""How long it is remembered what a lost worker said of itself: it may come back without saying it again."""
+"""How long the handshake of a lost worker is remembered, in seconds: it may come back without repeating it."""
 SWEPT_EVERY_S = 60.0
-"""How often it is forgotten what those said that have been lost for so long."""
+"""Interval for removing workers that have been lost for `LOST_KEPT_S`, in seconds."""
 LOOKED_EVERY_S = 1.0
-"""How often those that are lost are looked for when there is no room for another worker."""
+"""Minimum interval between searches for lost workers when the registry is full, in seconds."""
 LOG_EVERY_S = 10.0
-"""How often the log says the same about workers that are not taken in."""
+"""Minimum interval between identical log messages about workers that are not registered, in seconds."""
 LEDGER_WRITE_EVERY_S = 10.0
-"""How often the ledger is told of one worker, for people who look."""
+"""Minimum interval between ledger writes about one worker, in seconds. They are for display only."""
 FIRST_LEDGER_WRITES_MAX = 100
-"""How many workers the ledger is told of for the first time within one such interval: a name stays there for good."""
+"""Maximum number of new workers written to the ledger per such interval, because a name stays there for good."""
 NAMES_LOGGED_MAX = 50
 PROTOCOL_VERSION = 1
 VERSIONS_KEPT_MAX = 10
-"""How many protocol versions of one worker are kept, for people."""
+"""Number of protocol versions kept per worker, for display."""
 WORKER_ID = re.compile(r"[A-Za-z0-9_:@-]+(\.[A-Za-z0-9_:@-]+)*")
 WORKER_ID_CHARS_MAX = 200
 END_STATUSES = frozenset(status for status in Status if status > Status.RUNNING)
@@ -79,29 +80,29 @@ _log = log_of("trellis.bus.workers")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveWorker:
-    """A live worker, as of now."""
+    """A snapshot of a live worker."""
 
     worker_id: str
     heard_at: float | None
-    """This process's clock when its last heartbeat came; None while it has only introduced itself."""
+    """This process's clock at its last heartbeat; None while only its handshake has arrived."""
     interval_s: float
     active_jobs: int
-    """As its last heartbeat said."""
+    """The number of jobs in its last heartbeat."""
     load: int
-    """With what was handed out and has ended since."""
+    """`active_jobs`, adjusted by jobs dispatched and ended since."""
     capacity: int
     cpu: float
     pool: str
     capabilities: frozenset[str]
     labels: dict[str, str]
     ready_topics: tuple[str, ...]
-    """Empty when it did not say."""
+    """Topics from its handshake; empty when it listed none."""
     other_versions: tuple[int, ...] = ()
     """The protocol versions of a worker that does not speak ours, lowest first; empty for every other worker."""
 
     @property
     def free(self) -> int:
-        """How many more it can have."""
+        """How many more jobs it can take."""
         return max(0, self.capacity - self.load)
 
 
@@ -115,16 +116,16 @@ class _WorkerEntry:
     interval_s: float = INTERVAL_S_DEFAULT
     ready_topics: tuple[str, ...] = ()
     other_versions: tuple[int, ...] = ()
-    """What it speaks instead of our version of the protocol; empty when it speaks ours, or did not say."""
+    """The protocol versions it speaks instead of ours; empty when it speaks ours or listed none."""
     gone_at: float = math.inf
-    """When it did not listen where it alone listens."""
+    """When its own subject was found to have no subscriber."""
     told_at: float = -math.inf
     given: dict[str, int] = field(default_factory=dict[str, int])
-    """By wire id: after which heartbeat it was handed out."""
+    """By wire id of a dispatched job: the number of heartbeats received before."""
     ended: int = 0
-    """Of the jobs that the last heartbeat counted."""
+    """How many of the jobs in the last heartbeat have ended since."""
     seen: LiveWorker | None = None
-    """As it was last looked at; None after anything has changed."""
+    """Cached snapshot; None after a change."""
 
     def load(self) -> int:
         active = self.beat.active_jobs if self.beat else 0
@@ -143,17 +144,17 @@ class _SubjectState:
     silence_s: float = 0.0
     tried_at: float = -math.inf
     hoped: bool = False
-    """It is tried because a worker has appeared, and not because the time was over."""
+    """The next try is due to a new worker, not because the silence ran out."""
     hope_s: float = 0.0
-    """How long a worker that appears changes nothing: longer each time that one did not listen there."""
+    """How long a new worker triggers no try, in seconds; longer after each failed try."""
     proven: bool = False
     of_topic: bool = True
-    """Not one worker's own."""
+    """Whether it is the subject of a topic, not of one worker."""
     given: dict[str, float] = field(default_factory=dict[str, float])
-    """By wire id: until when it counts if nothing is heard of it."""
+    """By wire id of a dispatched job: until when it counts without a result."""
 
     def fell_silent(self, now: float) -> None:
-        """Nobody was there: it is left alone twice as long as before."""
+        """Record that there was no subscriber. The subject is not used for twice as long as before."""
         self.silent_since = min(self.silent_since, now)
         longest = LASTING_S_MAX if now - self.silent_since >= LASTING_AFTER_S else SILENCE_S_MAX
         self.silence_s = min(longest, max(SILENCE_S_FIRST, 2 * self.silence_s))
@@ -163,26 +164,29 @@ class _SubjectState:
         self.tried_at, self.silent_until = now, now + self.silence_s
 
     def hope(self, now: float) -> None:
-        """A worker has appeared that may listen there: it is tried at once, unless that was in vain lately."""
+        """Record that a worker appeared that may subscribe here.
+
+        The subject is tried at once, unless that failed recently.
+        """
         if now < self.silent_until:
             self.hoped = True
             self.silent_until = min(self.silent_until, self.tried_at + self.hope_s)
 
     def spoke(self) -> None:
-        """Somebody listens there."""
+        """Record that there is a subscriber."""
         self.proven, self.hoped, self.silence_s, self.hope_s = True, False, 0.0, 0.0
         self.silent_since, self.silent_until = math.inf, -math.inf
 
 
 @dataclass(kw_only=True)
 class WorkerRegistry:
-    """One per process; hears every heartbeat, handshake and result."""
+    """The registry of one process. Receives every heartbeat, handshake and result."""
 
     clock: Clock
     ledger: Ledger | None = None
-    """Told of the workers now and then, when there is one."""
+    """Optional; workers are written to it from time to time."""
     appeared: Callable[[], None] | None = None
-    """Called when a worker appears, or has room again."""
+    """Called when a worker appears or has free capacity again."""
     _workers: dict[str, _WorkerEntry] = field(default_factory=dict[str, _WorkerEntry])
     _subjects: dict[str, _SubjectState] = field(default_factory=dict[str, _SubjectState])
     _given_to: dict[str, _WorkerEntry | _SubjectState] = field(
@@ -196,10 +200,10 @@ class WorkerRegistry:
     _first_told: deque[float] = field(default_factory=lambda: deque[float](maxlen=FIRST_LEDGER_WRITES_MAX))
     _said_at: dict[str, float] = field(default_factory=dict[str, float])
 
-    # --- what is heard ---------------------------------------------------------------------------------------------
+    # --- received messages ----------------------------------------------------------------------------------------
 
     def record_heartbeat(self, heartbeat: WorkerHeartbeat, at: float) -> None:
-        """A worker lives; `at` is a reading of this process's clock."""
+        """Record a heartbeat; `at` is a reading of this process's clock."""
         labels = (*heartbeat.labels, *heartbeat.labels.values())
         told = (*labels, *heartbeat.capabilities, heartbeat.pool, heartbeat.region)
         known = self._known(heartbeat.worker_id, at, told)
@@ -211,7 +215,7 @@ class WorkerRegistry:
             known.interval_s = min(INTERVAL_S_MAX, max(INTERVAL_S_MIN, gap_s))
         was_full = known.beat is None or known.load() >= max(1, known.beat.max_parallel_jobs)
         first, known.beat, known.heard_at = known.beat is None, heartbeat, at
-        # What was handed out before the heartbeat before this one is in the worker's own count by now, or has ended.
+        # Jobs dispatched before the previous heartbeat are in the worker's own count by now, or have ended.
         for wire_id in [wire_id for wire_id, after in known.given.items() if after < known.beats]:
             self._forget_given(known, wire_id)
         known.beats += 1
@@ -222,7 +226,7 @@ class WorkerRegistry:
             self._call()
 
     def record_handshake(self, handshake: Handshake, at: float) -> None:
-        """A component introduces itself; only workers are of interest here."""
+        """Record a handshake. Only handshakes of workers matter here."""
         told = handshake.ready_topics
         if sum(map(has_wildcard, told)) > PATTERNS_MAX:
             self._not_taken_in("worker_tells_too_much", handshake.component_id, at)
@@ -238,7 +242,7 @@ class WorkerRegistry:
         self._call()
 
     def settled(self, wire_id: str, worker_id: str = "") -> None:
-        """An attempt has ended, at this worker if it is known where. Heard again it changes nothing."""
+        """Record the end of an attempt, at this worker if known. Repeating it changes nothing."""
         if self._ended.get(wire_id):
             return
         self._ended[wire_id] = wire_id
@@ -249,46 +253,46 @@ class WorkerRegistry:
         self.released(wire_id)
 
     def released(self, wire_id: str) -> None:
-        """An attempt was not handed out after all."""
+        """Undo the record of a dispatch that did not happen."""
         given_to = self._given_to.get(wire_id)
         if given_to is not None:
             self._forget_given(given_to, wire_id)
 
     def assigned(self, worker_id: str, wire_id: str) -> None:
-        """An attempt is handed out to a worker."""
+        """Record a dispatch to a worker."""
         known = self._workers.get(worker_id)
         if known is not None:
             known.given[wire_id], known.seen = known.beats, None
             self._given_to[wire_id] = known
 
     def sent(self, subject: str, wire_id: str, for_s: float) -> None:
-        """An attempt is handed out to whoever listens there; unless it settles, it counts for so long."""
+        """Record a dispatch to the subscribers of a subject. It counts for `for_s` seconds unless it ends earlier."""
         known = self._subject(subject)
         known.given[wire_id] = self.clock.monotonic() + for_s
         self._given_to[wire_id] = known
 
     def mark_lost(self, worker_id: str) -> None:
-        """It is not there, whatever it said; what it serves is remembered, in case it comes back."""
+        """Mark a worker as lost. Its handshake is remembered in case it comes back."""
         known = self._workers.get(worker_id)
         if known is not None:
             known.gone_at = min(known.gone_at, math.nextafter(self.clock.monotonic(), -math.inf))
             for wire_id in list(known.given):
                 self._forget_given(known, wire_id)
 
-    # --- who is there ----------------------------------------------------------------------------------------------
+    # --- live workers ---------------------------------------------------------------------------------------------
 
     def alive(self, worker_id: str) -> LiveWorker | None:
-        """A worker that is not lost; None for every other."""
+        """A snapshot of the worker; None if it is lost or unknown."""
         known = self._workers.get(worker_id)
         return _live_worker(known) if known and self.clock.monotonic() <= known.lost_at() else None
 
     def serves(self, worker_id: str, topic: str, settings: Topic) -> bool:
-        """Whether it is a live worker of this topic that speaks our version of the protocol."""
+        """Whether it is a live worker of this topic that speaks our protocol version."""
         seen = self.alive(worker_id)
         return seen is not None and not seen.other_versions and serves(seen, topic, settings)
 
     def live(self) -> Iterator[LiveWorker]:
-        """Every worker that is not lost, also one that does not speak our version of the protocol."""
+        """All live workers, including those that do not speak our protocol version."""
         now = self.clock.monotonic()
         if now >= self._swept_at + SWEPT_EVERY_S:
             self._swept_at = now
@@ -296,7 +300,7 @@ class WorkerRegistry:
         return (_live_worker(known) for known in self._workers.values() if now <= known.lost_at())
 
     def outstanding(self, subject: str) -> int:
-        """How many attempts that went to this subject may still be under way."""
+        """How many attempts sent to this subject may still be running."""
         known = self._subjects.get(subject)
         if known is None:
             return 0
@@ -305,43 +309,46 @@ class WorkerRegistry:
             self._forget_given(known, wire_id)
         return len(known.given)
 
-    # --- subjects --------------------------------------------------------------------------------------------------
+    # --- subjects -------------------------------------------------------------------------------------------------
 
     def silent(self, subject: str) -> bool:
-        """Whether nobody listened there lately."""
+        """Whether the subject recently had no subscriber and is not to be used yet."""
         known = self._subjects.get(subject)
         return known is not None and self.clock.monotonic() < known.silent_until
 
     def proven(self, subject: str) -> bool:
-        """Whether somebody listened there when it was last used."""
+        """Whether the subject had a subscriber when it was last used."""
         known = self._subjects.get(subject)
         return known is not None and known.proven
 
     def mark_listening(self, subject: str) -> None:
-        """Somebody listens there."""
+        """Record that the subject has a subscriber."""
         self._subject(subject).spoke()
 
     def mark_silent(self, subject: str, worker_id: str = "") -> None:
-        """Nobody listens there: it is left alone, longer each time. The worker whose own it is, is not there either."""
+        """Record that the subject has no subscriber; it is not used for a while.
+
+        If it is a worker's own subject, the worker is lost.
+        """
         self.mark_lost(worker_id)
         known, now = self._subject(subject), self.clock.monotonic()
         if now < known.silent_until:
-            return  # several were on their way when the first came back
+            return  # several packets were in flight when the first failed
         known.of_topic = not worker_id
         known.fell_silent(now)
 
-    # --- the bus ---------------------------------------------------------------------------------------------------
+    # --- the bus --------------------------------------------------------------------------------------------------
 
     async def listen(self, bus: Bus) -> None:
-        """Hear everything that tells of workers."""
+        """Subscribe to heartbeats, handshakes and results."""
         self._own_sender_id = bus.sender_id
         for subject in (HEARTBEAT, HANDSHAKE):
             self._listening.append(await bus.listen(subject, self._take))
-        # Who writes results down alerts about those that cannot be read: one alert for one packet.
+        # The result listener alerts about unreadable results, so that there is one alert per packet.
         self._listening.append(await bus.listen(RESULT, self._take, alerts=False))
 
     async def stop(self) -> None:
-        """Hear no more."""
+        """Unsubscribe."""
         while self._listening:
             await self._listening.pop().stop()
 
@@ -353,7 +360,7 @@ class WorkerRegistry:
         elif isinstance(body, Handshake):
             self.record_handshake(body, now)
         elif received.packet.sender_id == self._own_sender_id:
-            return  # what the control plane tells clients is no worker's word
+            return  # published by the control plane for clients, not by a worker
         elif isinstance(body, JobResult) and body.status in END_STATUSES and read_wire_id(body.job_id):
             self.settled(body.job_id, body.worker_id)
             self._call()
@@ -364,18 +371,18 @@ class WorkerRegistry:
             return
         if known.told_at == -math.inf:
             if len(self._first_told) == FIRST_LEDGER_WRITES_MAX and now < self._first_told[0] + LEDGER_WRITE_EVERY_S:
-                return  # with a later heartbeat
+                return  # written with a later heartbeat
             self._first_told.append(now)
         known.told_at = now
         try:
             await self.ledger.heartbeat_worker(Actor(role=Role.WORKER, name=worker_id), _worker_info(known))
         except LedgerError as error:
-            _log.info("worker_not_told", worker=worker_id, error=str(error))  # with a later heartbeat
+            _log.info("worker_not_told", worker=worker_id, error=str(error))  # written with a later heartbeat
 
-    # --- bookkeeping -----------------------------------------------------------------------------------------------
+    # --- bookkeeping ----------------------------------------------------------------------------------------------
 
     def _known(self, worker_id: str, at: float, told: Sequence[str]) -> _WorkerEntry | None:
-        """The worker that says this; None when it cannot be taken in."""
+        """The entry of the worker that sent this; None when it cannot be registered."""
         if sum(map(len, told)) > WORKER_TEXT_CHARS_MAX:
             return self._not_taken_in("worker_tells_too_much", worker_id, at)
         known = self._workers.get(worker_id)
@@ -387,7 +394,7 @@ class WorkerRegistry:
             return self._not_taken_in("too_many_workers", worker_id, at)
         self.mark_lost(worker_id)
         made = self._workers[worker_id] = _WorkerEntry(worker_id, met_at=at)
-        if known is not None:  # whoever was not heard for a while says how it is, and not again what it is
+        if known is not None:  # a worker that returns after a silence sends heartbeats, but not its handshake again
             made.ready_topics, made.told_at = known.ready_topics, known.told_at
             made.other_versions = known.other_versions
         return made
@@ -398,7 +405,10 @@ class WorkerRegistry:
             _log.warning(why, worker=worker_id[:WORKER_ID_CHARS_MAX], workers=len(self._workers))
 
     def _make_room(self, at: float) -> bool:
-        """Whether there is room now that the lost are forgotten. Looking costs as much as there are workers, so it is not done always."""
+        """Whether there is room after removing lost workers.
+
+        The search visits every worker, so it does not run every time.
+        """
         if at < self._looked_at + LOOKED_EVERY_S:
             return False
         self._looked_at = at
@@ -419,7 +429,7 @@ class WorkerRegistry:
         return known
 
     def _forget_subjects(self) -> None:
-        """Half of them: those at which nothing is under way, and else those known for longest."""
+        """Drop half of the subjects: idle ones first, then the oldest."""
         now = self.clock.monotonic()
         idle = [name for name, known in self._subjects.items() if known.silent_until <= now and not known.given]
         for name in [*idle, *self._subjects][: SUBJECTS_MAX // 2]:
@@ -437,7 +447,7 @@ class WorkerRegistry:
             known.seen = None
 
     def _break_silence(self, topics: tuple[str, ...], at: float) -> None:
-        """Somebody is there now: the topics it named are tried, or all when it named none."""
+        """A worker appeared: try the silent subjects of its topics, or all when it lists none."""
         named = compile_patterns(topics)
         for subject, known in self._subjects.items():
             silent = at < known.silent_until and known.of_topic
@@ -450,7 +460,7 @@ class WorkerRegistry:
 
 
 def serves(seen: LiveWorker, topic: str, settings: Topic) -> bool:
-    """Whether a worker said that it serves this topic, by its name or by one of the topic's pools."""
+    """Whether a worker serves this topic, by its listed topics or by one of the topic's pools."""
     if settings.pools and (seen.pool not in settings.pools or not seen.ready_topics):
         return seen.pool in settings.pools
     return compile_patterns(seen.ready_topics).fit(topic)
@@ -481,7 +491,10 @@ def _read_live_worker(known: _WorkerEntry) -> LiveWorker:
 
 
 def _other_versions(supported: tuple[int, ...]) -> tuple[int, ...]:
-    """The versions of a component that does not speak ours. One that names none did not say: CAP has one version so far."""
+    """The versions of a component that does not speak ours.
+
+    A component that lists none is assumed to: CAP has one version so far.
+    """
     return () if PROTOCOL_VERSION in supported else tuple(sorted(set(supported)))[:VERSIONS_KEPT_MAX]
 
 
@@ -490,7 +503,7 @@ def _percent(said: float) -> float:
 
 
 def _worker_info(known: _WorkerEntry) -> bytes:
-    """What people see of it."""
+    """The worker's details for display."""
     beat = known.beat or WorkerHeartbeat(worker_id=known.worker_id)
     return json.dumps(
         {

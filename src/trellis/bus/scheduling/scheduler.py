@@ -1,4 +1,10 @@
-"""The scheduler: asks the safety kernel about each job, and hands jobs out to workers."""
+"""The scheduler: validates jobs, asks the safety kernel about each, and dispatches jobs to workers over the bus.
+
+Any number of processes may run it (BUS-1, BUS-3, BUS-4, BUS-8, BUS-10). The ledger decides which process dispatches a
+job: only the process whose dispatch id is in the ledger publishes the order. The ledger is written first and the bus
+second, so a crash in between costs one lease time and nothing else. Nothing is dispatched while the bus or the safety
+kernel is unavailable.
+"""
 
 import asyncio
 import json
@@ -72,28 +78,34 @@ from trellis.engine.restoration import GIVEN_BACK_PREFIX
 from trellis.lifecycles import Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 
-# Asks the safety kernel about one job at a time, and holds it to its answer. Whatever is not an answer lets nothing go (BUS-4).
+# Safety kernel checks. Without a valid answer a job is not dispatched (BUS-4).
 
 CHECK_S_MAX = 5.0
-"""How long the kernel may think about one job; others wait for it."""
+"""Timeout of one kernel check, in seconds. Other jobs wait for it."""
 
 _log = log_of("trellis.bus.scheduling.scheduler")
 
 
 class KernelChecks:
-    """One scheduler's questions to its kernel. The log says once that the kernel is away, and once that it is back."""
+    """One scheduler's checks with its kernel.
+
+    Logs once when the kernel becomes unavailable, and once when it is back.
+    """
 
     def __init__(self) -> None:
         self._away = False
         self._breaks: set[type[Exception]] = set()
-        """What a kernel raised that none should, for the log."""
+        """Types of unexpected exceptions the kernel raised; each is logged once."""
 
     async def check(self, kernel: DecisionKernel, request: JobRequest) -> SafetyDecision:
-        """The decision about this very request; raises KernelUnavailable, and KernelRefuses for what no kernel should raise or say."""
+        """The decision about this request.
+
+        Raises KernelUnavailable, and KernelRefuses for an unexpected error or an invalid answer.
+        """
         try:
             async with asyncio.timeout(CHECK_S_MAX):
                 decision = await kernel.check(request)
-            json.dumps(decision.to_dict())  # what no event can record is no decision
+            json.dumps(decision.to_dict())  # a decision that no event can record is not a decision
         except KernelRefuses:
             raise
         except KernelUnavailable as error:
@@ -102,7 +114,7 @@ class KernelChecks:
             raise self._is_away(KernelUnavailable(detail=f"no answer within {CHECK_S_MAX:g} s")) from None
         except Exception as error:
             if type(error) not in self._breaks:
-                _log.exception("kernel_broke", job_id=request.job_id)  # once: every job would tell the same
+                _log.exception("kernel_broke", job_id=request.job_id)  # once: it would be the same for every job
             self._breaks.add(type(error))
             raise KernelRefuses(detail=f"it broke: {type(error).__name__}") from error
         if decision.job_hash != request.hash:
@@ -110,7 +122,7 @@ class KernelChecks:
         return decision
 
     def passed(self, *, away: bool) -> None:
-        """A pass is over, and the kernel left a question of it without an answer, or none."""
+        """Record the end of a pass, and whether the kernel left a check unanswered."""
         if self._away and not away:
             _log.info("kernel_back")
         self._away = away
@@ -122,20 +134,14 @@ class KernelChecks:
         return error
 
 
-# Validates jobs and hands them out over the bus, as many processes of it as one likes (BUS-1, BUS-3, BUS-4, BUS-8, BUS-10).
-#
-# Who hands a job out is decided by the ledger: the one whose own dispatch id is in it publishes, and nobody else. The ledger is written
-# first and the bus second, so a crash in between loses a lease's time and nothing else. While the bus is away nothing is handed out; while
-# the safety kernel is away nothing is either.
-
 PENDING, SCHEDULED, DISPATCHED, DENIED = "PENDING", "SCHEDULED", "DISPATCHED", "DENIED"
 KERNEL_FAILURES_MAX = 3
-"""After so many questions without an answer, and none with one beside them, a pass asks no more."""
+"""A pass stops asking after this many unanswered checks, if no check of the same group was answered."""
 BUS_OUTAGE_PAUSE_S = 1.0
 CAUSE_CHARS_MAX = 500
 LANES_MAX = 10_000
 _DISPATCHED_OUTCOMES = frozenset({DispatchOutcome.DISPATCHED, DispatchOutcome.UNCERTAIN})
-"""A worker has the job, or may have it."""
+"""Outcomes after which a worker has the job, or may have it."""
 
 
 _Work: TypeAlias = Callable[[], Coroutine[Any, Any, DispatchOutcome]]
@@ -143,20 +149,20 @@ _Work: TypeAlias = Callable[[], Coroutine[Any, Any, DispatchOutcome]]
 
 @dataclass(slots=True)
 class _PassState:
-    """What a pass has found out: whose turn it is, and what room there is."""
+    """What a pass has found so far: the order of steps, and where there is room."""
 
     turns: StepOrder
     crowded: bool
-    """There are more topics than one look shows: those that nobody serves hide others."""
+    """There are more topics than one read of the queue returns, so topics without workers can hide others."""
     full: set[str] = field(default_factory=set[str])
-    """Topics of which nothing more can go."""
+    """Topics that can dispatch nothing more in this pass."""
     stuck: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
-    """By topic and priority: jobs that wait for certain workers, while those behind them could go to others."""
+    """By topic and priority: jobs that wait for particular workers, while jobs behind them could go to others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ReadyJob:
-    """A ready job that is looked at."""
+    """A ready job under consideration."""
 
     job: Job
     request: JobRequest
@@ -164,13 +170,13 @@ class _ReadyJob:
 
     @property
     def wire_id(self) -> str:
-        """What it will be called toward workers when this handing-out succeeds."""
+        """The wire id the job will have if this dispatch succeeds."""
         return wire_id(self.job.job_id, Epoch(self.job.epoch + 1))
 
 
 @dataclass(kw_only=True)
 class Scheduler:
-    """One pass validates what is pending, then hands out what is ready in its order, as far as there is room."""
+    """The service. One pass validates pending jobs, then dispatches ready jobs in order, as far as there is room."""
 
     ledger: Ledger
     actor: Actor
@@ -185,9 +191,9 @@ class Scheduler:
     waits_for_events = True
     _families: JobTree = field(init=False)
     _gone: LruCache[str, int] = field(default_factory=lambda: LruCache(LANES_MAX))
-    """By lane: how many were handed out, for whose turn it is."""
+    """By lane: how many jobs were dispatched. Decides when a job goes by age."""
     _behind: frozenset[str] = frozenset()
-    """Lanes that passes had no time for since all were looked at: the next one begins with them."""
+    """Lanes that passes had no time for since all were reached. The next pass starts with them."""
     _trigger: CoalescedTrigger[SchedulerReport] = field(init=False)
     _checks: KernelChecks = field(default_factory=KernelChecks)
     _alerts: AlertSender = field(init=False)
@@ -201,7 +207,7 @@ class Scheduler:
         self._trigger = CoalescedTrigger(run=self._pass, more=lambda report: report.moved)
 
     async def run_once(self) -> SchedulerReport:
-        """Validate, then hand out. Raises LedgerError when the ledger does not answer."""
+        """Validate, then dispatch. Raises LedgerError when the ledger does not answer."""
         return await self._trigger.once()
 
     async def _pass(self) -> SchedulerReport:
@@ -211,21 +217,21 @@ class Scheduler:
         return await self._dispatch_ready(did)
 
     def pause_s(self, report: SchedulerReport) -> float:
-        """At once while there may be more."""
+        """No pause while there may be more work."""
         return 0.0 if report.moved else self.options.poll_s
 
     def wake(self) -> None:
-        """Something has changed: look now."""
+        """Request a pass now, because something has changed."""
         self._trigger.wake()
 
     async def drain(self) -> None:
-        """Finish what was woken; nothing wakes it any more."""
+        """Finish the requested passes and accept no more requests."""
         await self._trigger.drain()
 
-    # --- validation ------------------------------------------------------------------------------------------------
+    # --- validation -----------------------------------------------------------------------------------------------
 
     async def _validate(self) -> list[DispatchOutcome]:
-        """PENDING → SCHEDULED, oldest first; where many wait, the urgent ones among the newest do not stand behind them all."""
+        """PENDING → SCHEDULED, oldest first. Where many wait, urgent jobs among the newest go before the oldest."""
         where = JobFilter(lifecycle=BUS_JOB.name, state=PENDING)
         page = await self.ledger.jobs(where, limit=self.options.validate_max, oldest_first=True)
         jobs, done = self._elsewhere(page.jobs), list[DispatchOutcome]()
@@ -247,7 +253,7 @@ class Scheduler:
         move = Move(job_id=job_id, target=SCHEDULED, request_id=RequestId(f"validate:{job_id}"), delay_s=0.0)
         return _outcome_of_move(await self.ledger.move(self.actor, move), DispatchOutcome.VALIDATED)
 
-    # --- handing out -----------------------------------------------------------------------------------------------
+    # --- dispatch -------------------------------------------------------------------------------------------------
 
     async def _dispatch_ready(self, did: Counter[DispatchOutcome]) -> SchedulerReport:
         await self._tenants.write_limits()
@@ -266,7 +272,7 @@ class Scheduler:
                 DispatchOutcome.UNASKED
             }
             if outcomes.count(DispatchOutcome.LOST) * 2 > len(outcomes):
-                waiting = self._elsewhere(waiting)  # another process is here: the two go on in different places
+                waiting = self._elsewhere(waiting)  # another process is active: work in different places
         unseen = unreached_lanes(heads, waiting, self._lane)
         self._behind = (unseen & self._behind) or unseen
         await self._let_go(await room.turns.missed())
@@ -274,12 +280,12 @@ class Scheduler:
         return SchedulerReport(did=did, bus_away=bus_away)
 
     def _in_order(self, jobs: Sequence[Job], now: datetime) -> list[Job]:
-        """Lanes beside each other, each in its own order: jobs of different lanes do not compete for the same workers."""
+        """Interleaves the lanes, each in its own order. Jobs of different lanes do not compete for the same workers."""
         lanes = in_lanes(jobs, self._lane, self._behind)
         return interleave([dispatch_order(lane, now, self._gone.get(name) or 0) for name, lane in lanes.items()])
 
     def _elsewhere(self, jobs: Sequence[Job]) -> list[Job]:
-        """The same jobs, beginning at a place of this process's own."""
+        """The same jobs, rotated to a start position of this process's own."""
         start = zlib.crc32(self.actor.name.encode()) % len(jobs) if jobs else 0
         return [*jobs[start:], *jobs[:start]]
 
@@ -289,7 +295,7 @@ class Scheduler:
     async def _next_group(
         self, waiting: Sequence[Job], room: _PassState, now: datetime
     ) -> tuple[list[_Work], list[Job], list[DispatchOutcome]]:
-        """What is to be done next, all at once; the jobs to look at afterwards; and what became of the others."""
+        """The next group of concurrent work, the jobs to look at afterwards, and the outcomes of jobs left waiting."""
         reserved: list[str] = []
         try:
             return await self._fill(reserved, waiting, room, now)
@@ -321,7 +327,7 @@ class Scheduler:
             placed = self._place(ready)
             if isinstance(placed, PlacedJob) and not self.workers.proven(placed.subject):
                 if placed.subject in tried:
-                    later.append(job)  # one goes first, to see whether anybody listens
+                    later.append(job)  # one goes first, to see whether there is a subscriber
                     behind.add(job.type)
                     continue
                 tried.add(placed.subject)
@@ -336,8 +342,8 @@ class Scheduler:
         return group, later, left
 
     async def _in_turn(self, job: Job, turns: StepOrder, now: datetime) -> _ReadyJob | _Work:
-        """The job when it is its turn, or what is to become of it."""
-        await asyncio.sleep(0)  # among thousands of workers a look takes its time, and others want a turn
+        """The job if it is its turn, else the work that defers or ends it."""
+        await asyncio.sleep(0)  # placing a job among thousands of workers takes time; let other tasks run
         whole = job if job.payload is not None else await self.ledger.job(job.job_id)
         try:
             request = request_of(whole or job)
@@ -368,18 +374,18 @@ class Scheduler:
         )
 
     def _note_waiting(self, ready: _ReadyJob, placed: StaysReady | NoFittingWorker, room: _PassState) -> bool:
-        """Whether it stays ready: unless that would keep others from being seen, or nobody may have it."""
+        """Whether the job stays ready. It does not if that would hide other jobs, or if no worker may get it."""
         if isinstance(placed, NoFittingWorker):
             return False
         if placed.all_do:
             room.full.add(ready.job.type)
-            return placed.why is WaitReason.FULL or not room.crowded  # what waits for busy workers goes on by itself
+            return placed.why is WaitReason.FULL or not room.crowded  # waiting for busy workers resolves itself
         kind = (ready.job.type, ready.job.priority)
         room.stuck[kind] += 1
         return room.stuck[kind] <= self.options.each // 2
 
     async def _hold_back(self, ready: _ReadyJob, placed: StaysReady | NoFittingWorker) -> DispatchOutcome:
-        """It rests for a while, because nobody may have it; people are alerted when that is a fault of the workers."""
+        """Defer a job that no worker may get. An alert is sent when the workers are at fault."""
         job = ready.job
         did = await self._defer(job, "placement", placed.reason, dispatch_policy.placement_delay_s(ready.age_s))
         if did is DispatchOutcome.DEFERRED and isinstance(placed, NoFittingWorker):
@@ -398,7 +404,7 @@ class Scheduler:
             self.workers.sent(placed.subject, ready.wire_id, self._lease_s(ready.job))
 
     async def _take_on(self, ready: _ReadyJob, placed: PlacedJob) -> DispatchOutcome:
-        """Ask the kernel, then dispatch; whatever does not go out makes room again."""
+        """Ask the kernel, then dispatch. Releases the reserved room if the job is not dispatched."""
         did = DispatchOutcome.LOST
         if placed.doubt is not None:
             await self._alert(ready.job, placed.doubt)
@@ -434,7 +440,7 @@ class Scheduler:
     async def _dispatch(
         self, ready: _ReadyJob, placed: PlacedJob, decision: SafetyDecision, approval: str | None
     ) -> DispatchOutcome:
-        """Into the ledger first, then onto the bus."""
+        """Record the dispatch in the ledger, then publish the order."""
         job = ready.job
         about: dict[str, tracing.Value] = {"trellis.job_id": job.job_id, "trellis.correlation_id": job.correlation_id}
         with tracing.carried(job.trace, f"job.dispatch {job.type}", about, kind=tracing.PRODUCER):
@@ -503,10 +509,13 @@ class Scheduler:
         self._gone[lane] = (self._gone.get(lane) or 0) + 1
         return DispatchOutcome.DISPATCHED
 
-    # --- steps -----------------------------------------------------------------------------------------------------
+    # --- transitions ----------------------------------------------------------------------------------------------
 
     async def _give_back(self, lease: Lease, delay_s: float, cause: str) -> DispatchOutcome:
-        """Nobody had it: the attempt does not count. Unless a worker has begun meanwhile: then it is its own."""
+        """Return a job that no worker received; the attempt does not count.
+
+        If a worker has started it meanwhile, it stays with that worker.
+        """
         cause = _short_cause(f"{GIVEN_BACK_PREFIX}{cause}")
         advance = Advance(lease, DISPATCHED, Trigger.RETRY, delay_s=delay_s, spare_attempt=True, cause=cause)
         (outcome,) = (await self.ledger.turn(Turn(actor=self.actor, advances=(advance,)))).outcomes
@@ -520,7 +529,7 @@ class Scheduler:
         return _outcome_of_move(await self.ledger.move(self.actor, move), DispatchOutcome.DEFERRED)
 
     async def _let_go(self, jobs: Sequence[Job]) -> None:
-        """Steps that were put aside just when their turn came."""
+        """Release steps that were deferred at the moment their turn came."""
         data = {"hold": "none", "reason": "the steps before it have ended"}
         for job in jobs:
             aside = replace(job, version=job.version + 1)
@@ -528,7 +537,7 @@ class Scheduler:
             await self.ledger.move(self.actor, move)
 
     async def _end(self, job_id: JobId, cause: str, did: DispatchOutcome) -> DispatchOutcome:
-        """The one way out that everybody may take who finds a job that cannot go on."""
+        """Cancel a job that cannot continue."""
         _log.warning("job_ended_by_scheduler", job_id=job_id, cause=_short_cause(cause))
         request_id = RequestId(f"cannot-go:{job_id}")
         answer = await self.ledger.cancel(
@@ -539,7 +548,10 @@ class Scheduler:
     def _move(
         self, job: Job, target: str, what: str, cause: str, data: dict[str, Any], *, delay_s: float | None = None
     ) -> Move:
-        """A step of the job as it was seen: of many processes one makes it."""
+        """A transition that applies only to the version of the job that was read.
+
+        Only one of many processes succeeds.
+        """
         return Move(
             job_id=job.job_id,
             target=target,
@@ -564,7 +576,7 @@ def _groups(jobs: Sequence[Job], size: int) -> Iterable[Sequence[Job]]:
 
 
 async def _gather_outcomes(work: Iterable[Coroutine[Any, Any, DispatchOutcome]]) -> list[DispatchOutcome]:
-    """Every outcome; when one raises, the others are finished first."""
+    """Every outcome. If one raises, the others finish first."""
     outcomes = await asyncio.gather(*work, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

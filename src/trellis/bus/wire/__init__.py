@@ -1,1 +1,1 @@
-"""How packets travel: CAP's encoding, signatures, and the two buses behind the port."""
+"""The transport of packets: CAP's encoding, signatures, and the two implementations of the bus port."""

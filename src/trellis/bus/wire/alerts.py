@@ -1,4 +1,4 @@
-"""Alerts on `sys.alert`: what they say, how often one may be sent, and the sending."""
+"""Alerts on `sys.alert`: their content, their rate limits, and sending them."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -12,12 +12,15 @@ from trellis.engine.logs import log_of
 
 ALERTS_AT_ONCE = 5
 ALERT_EVERY_S = 10.0
-"""How many alerts of one code about one sender go out at once, and how often one does after that."""
+"""Burst of alerts of one code about one sender, and the interval between alerts after that, in seconds."""
 ALL_AT_ONCE = 50
 ALL_EVERY_S = 1.0
-"""The same for all senders together: whoever invents a new name for each packet must not flood those who read alerts."""
+"""The same for all senders together.
+
+So a sender that invents a new name for each packet cannot flood the readers of alerts.
+"""
 SENDERS_MAX = 1_000
-"""How many senders are told apart; the one not heard of for longest is forgotten first."""
+"""Number of senders tracked; the least recently seen is dropped first."""
 TEXT_CHARS_MAX = 500
 SEVERITIES = {
     ErrorCode.SIGNATURE_INVALID: AlertSeverity.CRITICAL,
@@ -25,20 +28,20 @@ SEVERITIES = {
     ErrorCode.VERSION_MISMATCH: AlertSeverity.ERROR,
     ErrorCode.MALFORMED_PACKET: AlertSeverity.ERROR,
 }
-"""As CAP has them; everything else is a warning."""
+"""Severities as CAP defines them; every other code is a warning."""
 
 _log = log_of("trellis.bus")
 
 
 @dataclass(slots=True)
 class _TokenBucket:
-    """A bucket of alerts that fills up again with time."""
+    """A token bucket."""
 
     full_at: float = 0.0
     left_out: int = 0
 
     def takes(self, now: float, at_once: int, every_s: float) -> bool:
-        """Whether one more fits now."""
+        """Whether one more alert fits now."""
         return max(self.full_at, now) + every_s - now <= at_once * every_s
 
     def take(self, now: float, every_s: float) -> None:
@@ -47,7 +50,7 @@ class _TokenBucket:
 
 @dataclass(kw_only=True, slots=True)
 class _AlertsOfCode:
-    """What one error code may still say: about each sender, and about all of them together."""
+    """The rate limits of one error code: by sender, and for all senders together."""
 
     all: _TokenBucket = field(default_factory=_TokenBucket)
     by_sender: "OrderedDict[str, _TokenBucket]" = field(default_factory=OrderedDict[str, _TokenBucket])
@@ -62,7 +65,7 @@ class _AlertsOfCode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlertRates:
-    """How many messages of one code go out at once and how often one does after that: for one sender, and for all together."""
+    """Rate limits of one error code: burst and interval, for one sender and for all together."""
 
     at_once: int = ALERTS_AT_ONCE
     every_s: float = ALERT_EVERY_S
@@ -71,14 +74,20 @@ class AlertRates:
 
 
 class AlertLimit:
-    """Lets a few alerts of each code about each sender through at once and then one in a while, so that a noisy sender mutes nobody."""
+    """Rate limit for alerts, by code and sender: a burst, then one per interval.
+
+    A noisy sender does not mute others.
+    """
 
     def __init__(self, clock: Clock, rates: AlertRates | None = None) -> None:
         self._clock, self._rates = clock, rates or AlertRates()
         self._codes: dict[ErrorCode, _AlertsOfCode] = {}
 
     def left_out(self, code: ErrorCode, sender_id: str = "") -> int | None:
-        """How many alerts of this code about this sender were left out since the last; None when this one is left out too."""
+        """How many alerts of this code and sender were suppressed since the last.
+
+        None when this one is suppressed too.
+        """
         now, of_code = self._clock.monotonic(), self._codes.setdefault(code, _AlertsOfCode())
         own, rates = of_code.of(sender_id), self._rates
         fits = own.takes(now, rates.at_once, rates.every_s)
@@ -92,7 +101,7 @@ class AlertLimit:
 
 
 def alert_of(subject: str, error: PacketRefused, left_out: int = 0) -> BusAlert:
-    """What people are told about a packet that was refused."""
+    """The alert about a refused packet."""
     details = {"subject": subject, "sender_id": error.sender_id, "job_id": error.job_id}
     if left_out:
         details["left_out"] = str(left_out)
@@ -110,7 +119,7 @@ class _AlertBus(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlertSender:
-    """Sends the alerts of one part of the control plane. An alert that the bus does not take is only in the log."""
+    """Sends the alerts of one component of the control plane. An alert that the bus does not take is only logged."""
 
     bus: _AlertBus
     limit: AlertLimit
@@ -118,7 +127,7 @@ class AlertSender:
     async def send(
         self, code: ErrorCode, message: str, *, about: str, trace_id: str, details: Mapping[str, str] | None = None
     ) -> None:
-        """One alert about what the sender or worker `about` did, unless there were too many of them lately."""
+        """Send an alert about the sender or worker `about`, unless the rate limit suppresses it."""
         left_out = self.limit.left_out(code, about)
         if left_out is None:
             return

@@ -1,4 +1,9 @@
-"""CAP v1 on the wire: packets to bytes and back, field by field, strictly."""
+"""CAP v1 on the wire: encodes and decodes packets (protobuf `BusPacket`, protocol version 1), with strict checks.
+
+Uses the message classes of CAP's own SDK. An invalid incoming packet is refused with CAP's error code for the fault
+(`PacketRefused`). An outgoing packet must pass the SDK's validator, else it is not sent. Session tokens, and identities
+outside a request, have no meaning here; they are neither sent nor stored. `signatures` defines what a signature covers.
+"""
 
 import hashlib
 import importlib
@@ -37,7 +42,7 @@ from trellis.bus.requests import Budget, Compensation, ContextHints, IdentityBin
 from trellis.bus.wire.signatures import ALGORITHM, MESSAGE_ID_BYTES, PROFILE, PacketDelivery, PacketKeys, SignedPacket
 from trellis.engine.extras import Extra, extra_needed
 
-# The fields of a request, and of references, between our shapes and CAP's messages: CAP has numbers where we have names.
+# Conversion between our request models and CAP's messages, which have numbers where we have names.
 
 PRIORITIES: Mapping[str | None, int] = {None: 0, "interactive": 1, "batch": 2, "critical": 3}
 ACTOR_TYPES: Mapping[str, int] = {"": 0, "human": 1, "service": 2}
@@ -54,7 +59,7 @@ _ACTOR_NAMES = {number: name for name, number in ACTOR_TYPES.items()}
 
 
 def message_fields(said: Any, shape: type[pydantic.BaseModel]) -> dict[str, Any]:
-    """The fields of a message that our shape has."""
+    """The fields of a message that our model has."""
     told: dict[str, Any] = {}
     for name in shape.model_fields:
         value = getattr(said, name)
@@ -79,7 +84,7 @@ def _plain(value: Any) -> dict[str, str] | list[str]:
 
 
 def fields_of(told: dict[str, Any]) -> dict[str, Any]:
-    """What a request told of itself, with CAP's numbers for names."""
+    """A request's fields, with CAP's numbers in place of names."""
     numbered: dict[str, Any] = {name: fields_of(value) if name in _PARTS else value for name, value in told.items()}
     if "priority" in numbered:
         numbered["priority"] = PRIORITIES[numbered["priority"]]
@@ -100,27 +105,27 @@ def _timestamp(text: str) -> Any:
     return made
 
 
-# What CAP asks of a packet's bytes beyond what a protobuf parser does: one way to write each packet, and one payload.
+# Strict checks of a packet's bytes, beyond a protobuf parser: one encoding per packet, and one payload.
 #
-# A parser takes numbers that are written longer than they need be, and of two payloads the last. Two receivers that read the same bytes in
-# two ways could be told two things with one signature, so such packets are refused. The order of fields is free, and fields that nobody
-# knows are passed over, as protobuf allows.
+# A parser accepts numbers that are longer than necessary, and the last of two payloads. Two receivers could then read
+# the same signed bytes differently, so such packets are refused. The order of fields is free and unknown fields are
+# ignored, as protobuf allows.
 
 FIELDS_MAX = 50_000
-"""How many fields a packet may have, with those of its parts: reading each costs time."""
+"""Maximum number of fields of a packet, including nested messages, because reading each costs time."""
 VARINT_BYTES_MAX = 10
 _VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5
 _FIXED = {_I64: 8, _I32: 4}
 
 
 class NotStrict(ValueError):
-    """Why the bytes of a packet are refused."""
+    """A packet's bytes break the strict encoding rules."""
 
 
 def check_strict(data: bytes, descriptor: Any) -> frozenset[int]:
-    """The numbers of the fields at the top of a message of this type; raises NotStrict.
+    """The field numbers at the top level of a message of this type; raises NotStrict.
 
-    Every field and part is looked at once, with a bound on their number: the bytes come from anybody.
+    Reads every field and nested message once, up to a maximum number, because the bytes are untrusted.
     """
     known = _known_fields(descriptor)
     left, top = _read_fields(data, 0, len(data), FIELDS_MAX)
@@ -141,7 +146,7 @@ _UNKNOWN: tuple[Any, str] = (None, "")
 
 @cache
 def _known_fields(descriptor: Any) -> dict[int, tuple[Any, str]]:
-    """By field number: the type of a part, None for every other field, and the oneof it belongs to."""
+    """By field number: the type of a nested message (None for other fields), and the oneof the field belongs to."""
     return {
         field.number: (field.message_type, field.containing_oneof.name if field.containing_oneof else "")
         for field in descriptor.fields
@@ -149,11 +154,14 @@ def _known_fields(descriptor: Any) -> dict[int, tuple[Any, str]]:
 
 
 def _read_fields(data: bytes, at: int, end: int, left: int) -> tuple[int, list[tuple[int, int, int]]]:
-    """How many more fields a packet may have, and each field of this part: its number, and where the bytes behind its tag are."""
+    """How many more fields the packet may have, and the fields of this message.
+
+    A field is its number and the range of the bytes after its tag.
+    """
     found: list[tuple[int, int, int]] = []
     while at < end:
         tag = data[at]
-        if tag < 0x80:  # nearly every number is that short
+        if tag < 0x80:  # nearly every tag is one byte
             at += 1
         else:
             tag, at = _varint(data, at, end)
@@ -178,7 +186,7 @@ def _read_fields(data: bytes, at: int, end: int, left: int) -> tuple[int, list[t
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number and where it ends."""
+    """A varint and the position after it."""
     value = shift = 0
     for place in range(at, min(end, at + VARINT_BYTES_MAX)):
         byte = data[place]
@@ -191,21 +199,23 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     raise NotStrict("a number does not end")
 
 
-# Packets as CAP v1 puts them on the wire (protobuf `BusPacket`, protocol version 1), with the messages of CAP's own SDK.
-#
-# What comes in is refused with the code that CAP gives to the mistake (`PacketRefused`); what goes out passes the SDK's validator, or
-# is not sent. Session tokens, and identities elsewhere than in a request, have no meaning here and are neither sent nor kept.
-# `signing` says what a signature covers.
+# Encoding and decoding of packets.
 
 PROTOCOL_VERSION = 1
 PACKET_BYTES_MAX = 1024 * 1024
 PRESENCE_BYTES_MAX = 32 * 1024
-"""Of a heartbeat or a handshake: what it says is kept for as long as its sender lives."""
+"""Size limit of heartbeats and handshakes. Their content is kept in memory for as long as their sender lives."""
 PRESENCE_PAYLOADS = frozenset({"heartbeat", "handshake"})
 PRESENCE_S_MAX = 60.0
-"""How old a heartbeat or a handshake may be, and how far ahead; as much as CAP lets clocks differ."""
+"""Maximum age of a heartbeat or handshake, and how far it may be in the future, in seconds.
+
+CAP allows clocks to differ by this much.
+"""
 ECHOED_ID_CHARS_MAX = 2_000
-"""Of a job id in a request that is refused: the client hears of it under that id. A longer one is in the alert only, cut."""
+"""Maximum length of the job id that is returned to the client of a refused request.
+
+The client gets no answer for a longer id.
+"""
 DETAIL_CHARS_MAX = 500
 ROLES = ("", "gateway", "scheduler", "worker", "orchestrator", "controller")
 SEVERITIES = (
@@ -215,19 +225,19 @@ SEVERITIES = (
     AlertSeverity.ERROR,
     AlertSeverity.CRITICAL,
 )
-"""By CAP's number; an alert that says none is an information."""
+"""Severities by CAP's number. An alert without one is INFO."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def load() -> None:
-    """Import the SDK, which takes a while, before the first packet needs it; raises SettingsInvalid."""
+    """Import the SDK before the first packet, because that takes time; raises SettingsInvalid."""
     for module in ("buspacket_pb2", "job_pb2", "heartbeat_pb2", "handshake_pb2", "alert_pb2"):
         _sdk(module)
     _validator()
 
 
 def encode(packet: Packet, keys: PacketKeys, *, subject: str = "", message_id: str = "") -> bytes:
-    """The packet on the wire, signed when we have a key, for this subject alone; raises PacketWrong."""
+    """Encode a packet for one subject, and sign it when we have a key; raises PacketWrong."""
     check(packet)
     message = _sdk("buspacket_pb2").BusPacket(
         trace_id=packet.trace_id, sender_id=packet.sender_id, protocol_version=PROTOCOL_VERSION
@@ -237,7 +247,7 @@ def encode(packet: Packet, keys: PacketKeys, *, subject: str = "", message_id: s
         message.created_at.seconds = since // timedelta(seconds=1)
         message.created_at.nanos = since % timedelta(seconds=1) // timedelta(microseconds=1) * 1000
         _write_body(message, packet)
-    except (ValueError, TypeError) as error:  # a number or a text that does not fit into its field
+    except (ValueError, TypeError) as error:  # a number or text that does not fit its field
         raise PacketWrong(detail=str(error)) from error
     faults = _validator().validate_bus_packet(message)
     if faults:
@@ -254,9 +264,10 @@ def encode(packet: Packet, keys: PacketKeys, *, subject: str = "", message_id: s
 
 
 def decode(data: bytes, keys: PacketKeys, subject: str = "", *, delivery: PacketDelivery | None = None) -> Packet:
-    """The packet that came in. On the subject of submissions a request is held to the rules for requests from outside.
+    """Decode a received packet; raises PacketRefused.
 
-    A signed packet, a heartbeat and a handshake are also held against how they were delivered, by whoever says that. Raises PacketRefused.
+    On the submit subject, requests are checked as requests from outside. With `delivery`, a signed packet, a heartbeat
+    or a handshake is also checked against how it was delivered.
     """
     message, fields = _parsed(data)
     _check_version(message)
@@ -273,11 +284,11 @@ def decode(data: bytes, keys: PacketKeys, subject: str = "", *, delivery: Packet
     )
 
 
-# -- coming in ------------------------------------------------------------------------------------------------------
+# -- decoding ----------------------------------------------------------------------------------------------------------
 
 
 def _parsed(data: bytes) -> tuple[Any, frozenset[int]]:
-    """The message, and the numbers of its fields."""
+    """The parsed message, and its field numbers."""
     if not data:
         raise PacketRefused(ErrorCode.MALFORMED_PACKET, "it is empty")
     if len(data) > PACKET_BYTES_MAX:
@@ -294,7 +305,10 @@ def _parsed(data: bytes) -> tuple[Any, frozenset[int]]:
 
 
 def _check_payload(message: Any, fields: frozenset[int]) -> None:
-    """A packet without a payload is malformed; one with a payload, or a field, that only newer versions know has an unknown one."""
+    """Refuses a packet without a payload that this version knows.
+
+    A packet without any payload is malformed. One with a payload or field of a newer version has an unknown payload.
+    """
     payload = message.WhichOneof("payload")
     if payload in _READERS:
         return
@@ -304,7 +318,10 @@ def _check_payload(message: Any, fields: frozenset[int]) -> None:
 
 
 def _check_freshness(message: Any, delivery: PacketDelivery) -> None:
-    """A heartbeat or handshake tells how a worker is when it is sent: an old one, kept or repeated by somebody, says nothing."""
+    """Refuses heartbeats and handshakes that are too old or too far in the future.
+
+    They describe their worker at sending time. An old one may have been stored or replayed.
+    """
     if message.WhichOneof("payload") not in PRESENCE_PAYLOADS:
         return
     age_s = (delivery.at - _cap_timestamp(message, message.created_at, "created_at")).total_seconds()
@@ -352,7 +369,7 @@ def _signed(message: Any, covered: bytes) -> SignedPacket:
 
 
 def _bind(message: Any, keys: PacketKeys, subject: str, message_id: str) -> None:
-    """Say in the envelope, under the signature, for which subject it is and until when, and tell it from every other packet."""
+    """Put subject, expiry and a unique message id into the envelope, so that the signature covers them."""
     if not subject:
         return
     said = message.signature_metadata
@@ -424,7 +441,7 @@ def _dispatch(said: Any) -> Dispatch | None:
 
 
 def _ref(said: Any) -> ResourceRef | None:
-    """A reference in a report; None for one beyond our bounds: the report counts all the same."""
+    """A reference in a report; None if it exceeds our limits. The report still counts."""
     try:
         return ResourceRef.model_validate(message_fields(said, ResourceRef))
     except ValueError:
@@ -519,7 +536,7 @@ _READERS: Mapping[str | None, Any] = {
 }
 
 
-# -- going out ------------------------------------------------------------------------------------------------------
+# -- encoding ----------------------------------------------------------------------------------------------------------
 
 
 def _write_body(message: Any, packet: Packet) -> None:
@@ -577,7 +594,7 @@ def _alert(body: BusAlert, packet: Packet) -> Any:
     )
 
 
-# -- the SDK --------------------------------------------------------------------------------------------------------
+# -- the SDK -----------------------------------------------------------------------------------------------------------
 
 
 def _sdk(module: str) -> ModuleType:

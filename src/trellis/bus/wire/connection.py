@@ -1,4 +1,13 @@
-"""The connection to NATS, and the credentials with which it is made."""
+"""The connection to NATS, and the credentials it uses.
+
+`NatsConnection` reconnects by itself for as long as the process lives. It settles what the client library leaves open:
+
+- Nothing is published while there is no connection, and nothing is queued: the caller gets an error at once.
+- A packet counts as taken by the server when a message sent to ourselves after it comes back. The server handles the
+  messages of one connection in order, and delivers in order too. Concurrent publishers share one such message. (The
+  library's own flush is not enough: its PING may overtake what was published before.)
+- For the same reason, a missing subscriber is known when that message is back, without waiting for a timeout.
+"""
 
 import asyncio
 import base64
@@ -26,23 +35,24 @@ from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.logs import log_of
 
-# How we come in to a NATS server that asks for keys: a credentials file (a user's JWT and the seed of its key), or the seed alone (an nkey).
+# Credentials for a NATS server: a credentials file (a user's JWT and the seed of its key), or a file with the seed
+# alone (an nkey).
 #
-# The file is read with every connection that is made, so one that is replaced counts from the next on. The seed stays here: the server gets a
-# signature of what it asks for. (nats-py 2.16 still reads these files in a loop that never ends on one
-# that has no JWT, and needs the package nkeys: that is why this module is here. Look again when nats-py is raised.)
+# The file is read for every new connection, so a replaced file takes effect with the next one. The seed never leaves
+# this process; the server gets a signature of its nonce. nats-py 2.16 loops forever on a file without a JWT and needs
+# the package nkeys, hence our own reader. Check again when nats-py is upgraded.
 
 FILE_BYTES_MAX = 64 * 1024
 JWT, SEED = "NATS USER JWT", "USER NKEY SEED"
-"""What the two parts of a credentials file are called."""
+"""The names of the two parts of a credentials file."""
 _USER = 20 << 3
 _SEED = 18 << 3
-"""The kinds of keys, as they stand before the key itself: they make a user's begin with U, and its seed with SU."""
+"""Key type prefixes. They make a user's public key begin with U, and its seed with SU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credentials:
-    """Who we are for the server."""
+    """The identity of this process toward the server."""
 
     public: str
     """The user's public key."""
@@ -50,12 +60,12 @@ class Credentials:
     key: Ed25519PrivateKey = field(repr=False)
 
     def sign(self, nonce: str) -> bytes:
-        """What proves that we are."""
+        """The signature of the server's nonce."""
         return base64.b64encode(self.key.sign(nonce.encode()))
 
 
 def read_credentials(file: Path) -> Credentials:
-    """What is in the file; raises SettingsInvalid, and never says what is secret in it."""
+    """Read a credentials file. Raises SettingsInvalid; its text never contains a secret."""
     text = _text(file)
     if JWT not in text and SEED not in text:
         return _credentials_of_seed(file, text.strip(), None)
@@ -70,9 +80,9 @@ def read_credentials(file: Path) -> Credentials:
 
 
 def connect_arguments(client: Client, file: Path) -> dict[str, Any]:
-    """What the client is told to connect with; raises SettingsInvalid."""
+    """The client's connect arguments for these credentials; raises SettingsInvalid."""
     found = read_credentials(file)
-    told: dict[str, Any] = {"user": found.public}  # so that it signs at all; the name itself is not sent
+    told: dict[str, Any] = {"user": found.public}  # makes the client sign; the name itself is not sent
     if found.jwt is not None:
         return {**told, "signature_cb": _signs_with(file), "user_jwt_cb": _jwt_of(file)}
     untyped: Any = client
@@ -86,7 +96,10 @@ def connect_arguments(client: Client, file: Path) -> dict[str, Any]:
 
 
 def _current_credentials(file: Path) -> Credentials:
-    """As the file is now, for the client: what it does not know as an error of its own ends its attempts to connect."""
+    """The credentials in the file now.
+
+    Errors become NatsError: any other exception would end the client's reconnecting.
+    """
     try:
         return read_credentials(file)
     except SettingsInvalid as error:
@@ -118,7 +131,7 @@ def _text(file: Path) -> str:
 
 
 def _section(text: str, name: str) -> str:
-    """What stands between the lines that begin and end it; empty when they are not there."""
+    """The text between the begin and end lines of a section; empty if they are missing."""
     _, begun, rest = text.partition(f"BEGIN {name}")
     inside, ended, _ = rest.partition(f"END {name}")
     return inside.strip("- \t\r\n") if begun and ended else ""
@@ -135,7 +148,7 @@ def _credentials_of_seed(file: Path, seed: str, jwt: str | None) -> Credentials:
 
 
 def _key(seed: str) -> Ed25519PrivateKey | None:
-    """The key of a user's seed; None when it is none, or somebody mistyped it."""
+    """The private key of a user's seed; None if the seed is invalid or mistyped."""
     try:
         raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
     except (binascii.Error, ValueError):
@@ -148,7 +161,7 @@ def _key(seed: str) -> Ed25519PrivateKey | None:
 
 
 def _subject(file: Path, jwt: str) -> str:
-    """Whom a JWT is about. Whether it is true is the server's to say."""
+    """The subject of a JWT. The server verifies the JWT."""
     try:
         _, claims, _ = jwt.split(".")
         said: Any = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
@@ -165,17 +178,8 @@ def _checksum(raw: bytes) -> bytes:
     return binascii.crc_hqx(raw, 0).to_bytes(2, "little")
 
 
-# One connection to NATS that comes back by itself, for as long as the process lives.
-#
-# What the client library leaves open is settled here:
-# - nothing is published while there is no connection, and nothing is kept to be sent later: the caller is told at once;
-# - that the server has taken a packet is known by a message to ourselves behind it: the server handles what one connection sends in
-# order, and what comes back comes in order too. Publishers of the same moment share one such message. (The library's own flush does
-# not tell: its PING may overtake what was published before.)
-# - for the same reason "nobody listens there" is known when that message is back, without waiting for a time to pass.
-
 FLUSH_S_MAX = 5.0
-"""How long the server may take to take a packet; then it counts as gone and is connected to anew."""
+"""How long the server may take to accept a packet, in seconds. After that the client reconnects."""
 CONNECT_S_MAX = 2
 RECONNECT_S = 0.5
 PING_S = 10
@@ -186,7 +190,7 @@ INBOX = "_INBOX"
 NO_RESPONDERS = "503"
 NEVER_CONNECTED = "not connected yet"
 _ACK_PREFIXES = (b'{"stream":', b'{"error":')
-"""How a stream's word begins that it has kept a packet, or has not."""
+"""First bytes of a stream's acknowledgement: the packet was stored, or was refused."""
 _BROKEN = (ConnectionResetError, BrokenPipeError, UnexpectedEOF)
 
 _log = log_of("trellis.bus")
@@ -194,7 +198,7 @@ _log = log_of("trellis.bus")
 
 @dataclass(frozen=True, kw_only=True)
 class NatsOptions:
-    """Where the server is and how to come in."""
+    """The servers, and how to connect to them."""
 
     servers: tuple[str, ...]
     name: str
@@ -204,35 +208,41 @@ class NatsOptions:
 
     @property
     def shown(self) -> str:
-        """The addresses without what is secret in them."""
+        """The server addresses without secrets."""
         return ",".join(_without_secrets(server) for server in self.servers)
 
 
 @dataclass(eq=False, kw_only=True)
 class NatsLink:
-    """The connection while it holds."""
+    """One established connection, until it breaks."""
 
     client: Client
     down: asyncio.Event = field(default_factory=asyncio.Event)
     expected: dict[str, "asyncio.Future[Msg | None]"] = field(default_factory=dict[str, "asyncio.Future[Msg | None]"])
-    """What is to come to our inbox, by the last word of its subject; None when the link has broken before."""
+    """Messages expected in our inbox, by the last word of their subject.
+
+    None as result means that the link broke first.
+    """
     kept: set[str] = field(default_factory=set[str])
-    """Those of them that are a stream's word that it has kept a packet, and no answer to it."""
+    """The expected messages that are acknowledgements of a stream, not answers."""
     next_mark: "asyncio.Future[Msg | None] | None" = None
-    """Told when the message to ourselves that is about to be sent is back."""
+    """Resolves when the message to ourselves that is about to be sent comes back."""
 
 
 class NatsConnection:
-    """Connects, and tells who asks: `link()` waits for the connection, `current` is None while there is none."""
+    """Connects and reconnects. `link()` waits for a connection; `current` is None while there is none."""
 
     def __init__(self, options: NatsOptions, *, clock: Clock, new_id: Callable[[], str]) -> None:
         self.options = options
         self.current: NatsLink | None = None
         self.client: Client | None = None
-        """The client also while it reconnects; None before it has connected first."""
+        """The client, also while it reconnects; None before its first connection."""
         self.error = NEVER_CONNECTED
         self.on_client: list[Callable[[Client], Awaitable[None]]] = []
-        """Called with every new client, before it is used: subscriptions are made here. A client keeps them over reconnects."""
+        """Called with every new client before it is used, to subscribe.
+
+        A client keeps its subscriptions over reconnects.
+        """
         self._clock = clock
         self._inbox = f"{INBOX}.{new_id().replace('-', '')}"
         self._tokens = itertools.count(1)
@@ -242,11 +252,11 @@ class NatsConnection:
         self._runner: asyncio.Task[None] | None = None
         self._ssl = _tls(options)
         if options.creds_file is not None:
-            read_credentials(options.creds_file)  # what is wrong with it is said at once
+            read_credentials(options.creds_file)  # fail at once if the file is invalid
         self._closing = False
 
     async def open(self) -> None:
-        """Begin to connect; returns when that worked or failed once, and goes on trying. Raises SettingsInvalid."""
+        """Start connecting. Returns after the first success or failure, and keeps trying. Raises SettingsInvalid."""
         self._runner = asyncio.create_task(self._run())
         first = asyncio.create_task(self._first_try.wait())
         await asyncio.wait({self._runner, first}, return_when=asyncio.FIRST_COMPLETED)
@@ -255,7 +265,7 @@ class NatsConnection:
             await self._runner
 
     async def close(self) -> None:
-        """Let go."""
+        """Close the connection and stop reconnecting."""
         self._closing = True
         if self._runner is not None:
             self._runner.cancel()
@@ -272,11 +282,11 @@ class NatsConnection:
         return self.current
 
     def unavailable(self, detail: str | None = None) -> BusUnavailable:
-        """What a caller gets while there is no connection."""
+        """The error for a caller while there is no connection."""
         return BusUnavailable(url=self.options.shown, detail=detail or self.error)
 
     def up(self) -> NatsLink:
-        """The connection now; raises BusUnavailable."""
+        """The current connection; raises BusUnavailable."""
         if self.current is None or not self.current.client.is_connected:
             raise self.unavailable()
         return self.current
@@ -284,9 +294,11 @@ class NatsConnection:
     async def send(
         self, link: NatsLink, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
-        """Give it to the client library; raises BusUnavailable when it did not take it, and BusUncertain when it failed on the way.
+        """Pass a message to the client library.
 
-        Raises PacketWrong for what the server never takes: it would throw us out for it.
+        Raises BusUnavailable when it was not taken, and BusUncertain when it failed on the way.
+
+        Raises PacketWrong for a packet over the server's size limit: the server would disconnect us for it.
         """
         size, most = len(data) + _headers_bytes(headers), link.client.max_payload
         if size > most:
@@ -299,9 +311,10 @@ class NatsConnection:
             raise self.uncertain(str(error) or type(error).__name__) from error
 
     def expect(self, link: NatsLink, *, kept: bool = False) -> tuple[str, "asyncio.Future[Msg | None]"]:
-        """A reply subject of ours, and what will come there first: an answer or, with `kept`, what a stream says of the packet.
+        """A reply subject of ours, and a future for the first message that arrives there.
 
-        Hand it to `forget` in the end.
+        The message is an answer or, with `kept`, a stream's acknowledgement. Pass the reply subject to `forget` in the
+        end.
         """
         token = str(next(self._tokens))
         link.expected[token] = found = asyncio.get_running_loop().create_future()
@@ -312,13 +325,13 @@ class NatsConnection:
         return f"{self._inbox}.{token}", found
 
     def forget(self, link: NatsLink, reply: str) -> None:
-        """Nothing is expected there any more."""
+        """Expect no more messages at this reply subject."""
         token = reply.rpartition(".")[2]
         link.expected.pop(token, None)
         link.kept.discard(token)
 
     async def taken(self, link: NatsLink) -> None:
-        """Wait until the server has taken all that was sent over this link before; raises BusUncertain."""
+        """Wait until the server has taken everything sent over this link so far; raises BusUncertain."""
         mark = link.next_mark
         if mark is None:
             mark = link.next_mark = asyncio.get_running_loop().create_future()
@@ -334,11 +347,14 @@ class NatsConnection:
             raise self.uncertain("the connection broke")
 
     def uncertain(self, detail: str) -> BusUncertain:
-        """What a caller gets whose packet the library had: it may be with the server, or go there with the next connection."""
+        """The error for a packet that the client library had accepted.
+
+        The packet may be at the server, or go out with the next connection.
+        """
         return BusUncertain(url=self.options.shown, detail=detail)
 
     async def _mark(self, link: NatsLink, mark: "asyncio.Future[Msg | None]") -> None:
-        await asyncio.sleep(0)  # whoever publishes in this moment shares the mark
+        await asyncio.sleep(0)  # concurrent publishers share the mark
         link.next_mark = None
         reply, back = self.expect(link)
         try:
@@ -355,17 +371,17 @@ class NatsConnection:
         link, token = self.current, message.subject.rpartition(".")[2]
         if link is None:
             return
-        if token in link.kept:  # those who listen see where its word goes and may answer there, with anything
+        if token in link.kept:  # subscribers see this reply subject and may send anything to it
             fits = message.data.startswith(_ACK_PREFIXES) or status_of(message) is not None
         else:
-            fits = not message.data.startswith(b"{")  # an answer never does
+            fits = not message.data.startswith(b"{")  # an answer is never JSON
         if not fits:
             return
         expected = link.expected.get(token)
         if expected is not None and not expected.done():
             expected.set_result(message)
 
-    # -- coming and going -------------------------------------------------------------------------------------------
+    # -- connecting and reconnecting -------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
@@ -376,12 +392,12 @@ class NatsConnection:
             except Exception as error:  # noqa: BLE001 - the library lets out whatever a server makes it stumble over
                 self._note(error)
             finally:
-                with contextlib.suppress(Exception):  # as one that never began to connect, or has something to send
+                with contextlib.suppress(Exception):  # e.g. a client that never connected, or has unsent data
                     await client.close()
             await self._clock.sleep(self.options.reconnect_s)
 
     async def _use(self, client: Client, closed: asyncio.Event) -> None:
-        """Until the client gives up: when the server throws it out, or on an answer that it does not understand."""
+        """Use the client until it gives up: the server disconnected it, or it did not understand an answer."""
         try:
             await subscribe(client, f"{self._inbox}.*", self._on_inbox)
             begun: list[Callable[[Client], Awaitable[None]]] = []
@@ -401,7 +417,7 @@ class NatsConnection:
             self._came_up(client)
 
         async def disconnected() -> None:
-            if self.current is not None and self.current.client is client:  # and not of one that came after it
+            if self.current is not None and self.current.client is client:  # not if a newer client has replaced it
                 self._went_down()
 
         async def ended() -> None:
@@ -451,7 +467,7 @@ class NatsConnection:
         said = str(error) or type(error).__name__
         self._first_try.set()
         if said == self.error or (isinstance(error, _BROKEN) and self.error != NEVER_CONNECTED):
-            return  # that it broke is known; why the server refused us, which comes before, says more
+            return  # the break is known; the server's reason, which comes first, says more
         _log.warning("bus_error", url=self.options.shown, error=said)
         self.error = said
 
@@ -462,8 +478,11 @@ class NatsConnection:
 
 
 def _raise_if_given_up(client: Client) -> None:
-    """The library's reconnecting, and its closing, end without a word on whatever it did not expect of a server."""
-    untyped: Any = client  # nothing public tells
+    """Raise if the client has silently given up.
+
+    The library's reconnect and close tasks end without a report on unexpected errors.
+    """
+    untyped: Any = client  # there is no public API for this
     reconnecting: asyncio.Task[None] | None = untyped._reconnection_task  # noqa: SLF001
     if client.is_connected or (reconnecting is not None and not reconnecting.done()):
         return
@@ -475,7 +494,10 @@ def _raise_if_given_up(client: Client) -> None:
 async def subscribe(
     client: Client, subject: str, hear: Callable[[Msg], Awaitable[None]], *, group: str = ""
 ) -> Subscription:
-    """With bounds on what may wait; what comes beyond them is dropped, and told as an error of the connection."""
+    """Subscribe with limits on pending messages.
+
+    Messages beyond them are dropped and reported as a connection error.
+    """
     untyped: Any = client  # the library's own annotations are incomplete
     made: Subscription = await untyped.subscribe(
         subject, queue=group, cb=hear, pending_msgs_limit=WAITING_MAX, pending_bytes_limit=WAITING_BYTES_MAX
@@ -484,7 +506,10 @@ async def subscribe(
 
 
 async def unsubscribe(link: NatsLink | None, subscription: Subscription, within_s: float | None) -> None:
-    """Hear no more, but handle what the server had sent before it knew; what takes longer is dropped."""
+    """Unsubscribe, but handle what the server had already sent.
+
+    What takes longer than `within_s` seconds is dropped.
+    """
     try:
         if link is not None and not link.down.is_set():
             async with asyncio.timeout(within_s):
@@ -494,16 +519,16 @@ async def unsubscribe(link: NatsLink | None, subscription: Subscription, within_
     try:
         await subscription.unsubscribe()
     except NatsError:
-        return  # drained, or gone with its connection
+        return  # already drained, or gone with its connection
 
 
 def _headers_bytes(headers: Mapping[str, str] | None) -> int:
-    """How much they add to a packet: a first line, one for each, and an empty one."""
+    """The bytes that headers add to a packet: a first line, one line per header, and an empty line."""
     return 12 + sum(len(f"{name}: {value}".encode()) + 2 for name, value in headers.items()) if headers else 0
 
 
 def status_of(message: Msg) -> str | None:
-    """The number of a message that the server itself sends."""
+    """The status code of a message sent by the server itself; None for other messages."""
     return message.headers.get("Status") if message.headers else None
 
 

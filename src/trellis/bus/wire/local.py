@@ -1,6 +1,8 @@
-"""A bus inside one process: packets are handed over as they are. It keeps nothing, so what is under way ends with the process.
+"""A bus inside one process: packets are passed on unchanged.
 
-`LocalBus(sender_id, …)` is a bus of its own; `bus.sibling(other_id)` is another sender on the same one.
+It stores nothing, so packets in flight end with the process.
+
+`LocalBus(sender_id, …)` creates a bus; `bus.sibling(other_id)` is another sender on the same bus.
 """
 
 import asyncio
@@ -20,20 +22,20 @@ from trellis.engine.logs import log_of
 
 URL = "local"
 WAITING_MAX = 10_000
-"""Packets that one listener may have waiting."""
+"""Maximum number of packets waiting for one subscriber."""
 
 _log = log_of("trellis.bus")
 
 
 class _LocalHub:
-    """Who listens, and whose turn it is."""
+    """The subscriptions of one bus, and the rotation within groups."""
 
     def __init__(self) -> None:
         self.listening: list[LocalSubscription] = []
         self._turns: Iterator[int] = itertools.count()
 
     def listeners(self, subject: str) -> "list[LocalSubscription]":
-        """Everybody without a group, and of each group the one whose turn it is."""
+        """Every subscription without a group, and the next one of each group."""
         groups: dict[str, list[LocalSubscription]] = {}
         chosen: list[LocalSubscription] = []
         for listening in self.listening:
@@ -46,7 +48,7 @@ class _LocalHub:
 
 @dataclass(eq=False, kw_only=True)
 class LocalSubscription:
-    """One subscription: packets wait in order, and several are handled at once."""
+    """One subscription. Packets wait in order, and several are handled concurrently."""
 
     subject: str
     handler: PacketHandler
@@ -62,11 +64,11 @@ class LocalSubscription:
 
     @property
     def full(self) -> bool:
-        """Whether no packet more may wait."""
+        """Whether no more packets may wait."""
         return len(self._waiting) >= WAITING_MAX
 
     def put(self, received: ReceivedPacket) -> None:
-        """Have it handled when its turn comes."""
+        """Queue a packet for handling."""
         self._waiting.append(received)
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._work_off())
@@ -76,7 +78,7 @@ class LocalSubscription:
         await self.end(None)
 
     async def end(self, within_s: float | None) -> None:
-        """Stop, and end what is still under way after that long."""
+        """Stop, and cancel handlers that still run after `within_s` seconds."""
         if self in self.hub.listening:
             self.hub.listening.remove(self)
         self._stopped.set()
@@ -109,19 +111,19 @@ class LocalBus:
         self.url = URL
         self.sender_id = sender_id
         self.on_refused: OnRefused | None = None
-        """Never called: what cannot be taken does not leave its sender."""
+        """Never called: an invalid packet is refused at the sender."""
         self._clock, self._now = clock, now
         self._hub = hub or _LocalHub()
         self._own: list[LocalSubscription] = []
         self._open = True
 
     def sibling(self, sender_id: str) -> "LocalBus":
-        """Another sender on the same bus; closing it ends only what it listens to itself."""
+        """Another sender on the same bus. Closing it ends only its own subscriptions."""
         return LocalBus(sender_id, clock=self._clock, now=self._now, hub=self._hub)
 
     @property
     def connected(self) -> bool:
-        """Until it is closed."""
+        """True until the bus is closed."""
         return self._open
 
     async def publish(
@@ -140,7 +142,7 @@ class LocalBus:
         if needs_listener and not listeners:
             raise NoResponders(subject=subject)
         self._hand_over(listeners, subject, packet, None)
-        await asyncio.sleep(0)  # the listeners are in this process and want a turn too
+        await asyncio.sleep(0)  # let the subscribers in this process run
 
     async def ask(self, subject: str, body: PacketBody, *, trace_id: str, timeout_s: float) -> Packet:
         """See the port."""
@@ -181,7 +183,7 @@ class LocalBus:
         self._own.clear()
 
     def packet(self, body: PacketBody, trace_id: str) -> Packet:
-        """What this sender sends; raises PacketWrong."""
+        """A packet from this sender; raises PacketWrong."""
         made = Packet(trace_id=trace_id, sender_id=self.sender_id, created_at=self._now(), body=body)
         check(made)
         return made

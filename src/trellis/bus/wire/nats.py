@@ -1,7 +1,7 @@
-"""The bus over NATS: CAP packets in, CAP packets out. See the port for what holds.
+"""The bus over NATS, with CAP packets. The port defines its guarantees.
 
-A packet that cannot be taken is dropped; an alert with CAP's code for it goes to `sys.alert`, not more often than anybody can read, and
-`on_refused` is told, so that a client whose request was refused need not wait.
+An invalid packet is dropped. An alert with CAP's error code goes to `sys.alert`, rate limited, and `on_refused` is
+called, so that a client whose request was refused need not wait.
 """
 
 import asyncio
@@ -35,10 +35,10 @@ from trellis.engine.clock import Clock, within
 from trellis.engine.logs import log_of
 
 REPLY_HEADER = "Trellis-Reply"
-"""The header with the asker's inbox: a stream hands messages out with a reply subject of its own."""
+"""Header with the asker's inbox: a stream delivers messages with a reply subject of its own."""
 MESSAGE_ID = "Nats-Msg-Id"
 KEPT_S_MAX = 5.0
-"""How long a stream may take to say that it has kept a packet which the server has taken."""
+"""How long a stream may take to acknowledge a packet that the server has taken, in seconds."""
 
 log = log_of("trellis.bus")
 
@@ -68,7 +68,7 @@ class NatsBus:
 
     @property
     def connected(self) -> bool:
-        """Whether the server answers just now."""
+        """Whether the server is reachable now."""
         return self._connection.current is not None and self._connection.current.client.is_connected
 
     async def publish(
@@ -121,7 +121,7 @@ class NatsBus:
         durable: bool = False,
         alerts: bool = True,
     ) -> BusSubscription:
-        """See the port. Without a connection it returns at once, and listens from the first one on."""
+        """See the port. Without a connection it returns at once, and subscribes with the first connection."""
         check_subject(subject, patterns=True)
         if durable and group is None:
             raise BusError(detail="a durable listener needs a group: it is the group's place in the stream")
@@ -149,7 +149,7 @@ class NatsBus:
         self._listening.clear()
         await self._connection.close()
 
-    # -- going out --------------------------------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------------------------------
 
     async def _publish_kept(self, link: NatsLink, subject: str, data: bytes, headers: Mapping[str, str] | None) -> None:
         reply, told = self._connection.expect(link, kept=True)
@@ -195,25 +195,28 @@ class NatsBus:
             raise BusUnavailable(url=self.url, detail=f"the answer cannot be used: {error.detail}") from error
 
     async def _answer(self, reply: str, body: PacketBody, trace_id: str) -> None:
-        """An answer that is lost is asked for again, so nobody waits for it to arrive."""
+        """Send an answer without waiting for its arrival: a sender that misses it asks again."""
         try:
             await self._connection.send(self._connection.up(), reply, self._encoded(reply, body, trace_id))
         except BusUnavailable as error:
             log.debug("answer_lost", error=str(error))
-        except BusError as error:  # No bus will ever take it: that it is asked for again would not help.
+        except BusError as error:  # No bus will ever take it, so asking again would not help.
             log.warning("cannot_be_answered", error=str(error))
 
-    # -- coming in --------------------------------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------------------------------
 
     def _delivery(self, message: Msg, listener: int, kept: Msg.Metadata | None) -> PacketDelivery:
-        """What a stream kept is as old as it was when the stream took it; anybody else's word about that is worth nothing."""
+        """The delivery of a message.
+
+        The time of a stored packet is when the stream took it; only the stream is trusted for that.
+        """
         if kept is None:
             return PacketDelivery(subject=message.subject, at=self._now(), listener=listener)
         place = kept.sequence.stream
         return PacketDelivery(subject=message.subject, at=kept.timestamp, listener=listener, sequence=place)
 
     async def _heard(self, message: Msg, handler: PacketHandler, delivery: PacketDelivery, *, alerts: bool) -> bool:
-        """Whether the packet is done with: handled, or of no use."""
+        """Whether the packet is done with: handled, or useless."""
         try:
             packet = decode(message.data, self._keys, message.subject, delivery=delivery)
         except PacketRefused as error:
@@ -231,7 +234,7 @@ class NatsBus:
         left_out = self._limit.left_out(error.error_code, error.sender_id)
         if left_out is not None:
             log.warning("packet_refused", subject=subject, sender=error.sender_id, error=str(error), left_out=left_out)
-            if subject != ALERT:  # an alert about an alert could go round for ever
+            if subject != ALERT:  # an alert about an alert could loop forever
                 await self._alert(subject, error, left_out)
         return self.on_refused is None or await run_handler(subject, self.on_refused(subject, error))
 
@@ -245,7 +248,7 @@ class NatsBus:
 
 
 class NatsSubscription:
-    """A subscription to what is sent while it listens."""
+    """A direct subscription: receives what is sent while it is active."""
 
     def __init__(
         self,
@@ -260,7 +263,7 @@ class NatsSubscription:
         self._subscription: Subscription | None = None
 
     async def begin(self) -> None:
-        """Subscribe now if there is a connection, and with every client that is made later."""
+        """Subscribe now if there is a connection, and with every later client."""
         self._connection.on_client.append(self._subscribe)
         client, link = self._connection.client, self._connection.current
         if client is None:
@@ -269,7 +272,7 @@ class NatsSubscription:
             await self._subscribe(client)
             if link is not None:
                 await self._connection.taken(link)
-        except (NatsError, BusUnavailable) as error:  # The client keeps the wish and says it to the server that comes.
+        except (NatsError, BusUnavailable) as error:  # The client subscribes again when it reconnects.
             log.info("listening_later", subject=self._subject, error=str(error))
 
     async def stop(self) -> None:
@@ -277,7 +280,7 @@ class NatsSubscription:
         await self.end(None)
 
     async def end(self, within_s: float | None) -> None:
-        """Stop, and end what is still under way after that long."""
+        """Stop, and cancel handlers that still run after `within_s` seconds."""
         if self._subscribe in self._connection.on_client:
             self._connection.on_client.remove(self._subscribe)
         subscription, self._subscription = self._subscription, None
@@ -300,6 +303,6 @@ def _is_no_responders(message: Msg | None) -> bool:
 
 
 def _reply_of(message: Msg) -> str:
-    """Where an answer goes: to inboxes only, so that nobody makes us speak elsewhere."""
+    """The reply subject. Only inboxes are allowed, so that a sender cannot make us publish elsewhere."""
     reply = (message.headers or {}).get(REPLY_HEADER) or message.reply
     return reply if reply.startswith(INBOX) else ""

@@ -19,10 +19,10 @@ SENDER_DEFAULT = "trellis"
 
 @dataclass(frozen=True, kw_only=True)
 class BusOptions:
-    """Which bus, and who we are on it."""
+    """Which bus to use, and our identity on it."""
 
     url: str = LOCAL
-    """`local`, or `nats://[user:password@|token@]host:port`, several with commas between them; `tls://` for TLS."""
+    """`local`, or `nats://[user:password@|token@]host:port`, several separated by commas; `tls://` for TLS."""
     sender_id: str = SENDER_DEFAULT
     key_file: Path | None = None
     """Our private key (PEM, P-256); packets are signed when there is one."""
@@ -30,17 +30,17 @@ class BusOptions:
     """Public keys of others, `<sender id>.pem`."""
     require_signatures: bool = False
     signature_window_s: float = 300.0
-    """How far the time in a signed packet may be from the time at which the bus took it."""
+    """How far a signed packet's time may be from the time the bus took it, in seconds."""
     creds_file: Path | None = None
-    """A NATS credentials file, or one with the seed of a user's nkey alone."""
+    """A NATS credentials file, or a file with only the seed of a user's nkey."""
     ca_file: Path | None = None
-    """Certificates that the server's is checked against, instead of the system's."""
+    """CA certificates for the server's certificate, instead of the system's."""
 
 
 async def open_bus(
     options: BusOptions, *, clock: Clock, now: Callable[[], datetime], new_id: Callable[[], str]
 ) -> "LocalBus | NatsBus":
-    """The bus. One that does not answer yet is opened all the same and connects when it can; raises SettingsInvalid."""
+    """Open the bus. If the server is unreachable, it connects later by itself. Raises SettingsInvalid."""
     if options.url == LOCAL:
         return LocalBus(options.sender_id, clock=clock, now=now)
     with extra_needed(Extra.BUS, "A bus on NATS"):

@@ -1,11 +1,15 @@
-"""Signatures of packets: ECDSA on the curve P-256 with SHA-256, over the packet's deterministic bytes without its signature.
+"""Signatures of packets: ECDSA on the curve P-256 with SHA-256.
 
-Own key: a PEM file with a private key. Keys of others: a folder with one public key per sender, `<sender id>.pem`. A sender's file is
-looked at with every packet that names it: what is put there, replaced or taken away counts at once. A sender whose key is there must sign.
+A signature covers the packet's deterministic bytes without the signature itself.
 
-What is signed says when the packet was made, and our own packets also say for which subject (`audience`) and until when, in the
-envelope's `signature_metadata`, which the base profile of CAP's SDK leaves alone. A signed packet that is old, that was made for another
-subject or that this listener had before is refused. A packet without that field (an SDK's) is held against its time and what came before.
+Our own key is a PEM file with a private key. Keys of others are in a folder with one public key per sender, `<sender
+id>.pem`. A sender's file is checked with every packet that names the sender, so adding, replacing or removing it takes
+effect at once. A sender whose key is there must sign.
+
+The signature covers the packet's creation time. Our own packets also carry their subject (`audience`) and expiry, in
+the envelope's `signature_metadata`, which the base profile of CAP's SDK does not use. A signed packet is refused if it
+is old, was made for another subject, or was already received by this subscriber. A packet without that field (from an
+SDK) is checked only for its time and for replay.
 """
 
 import re
@@ -25,33 +29,33 @@ from trellis.engine.recent_entries import LruCache
 KEYS_MAX = 10_000
 KEY_BYTES_MAX = 16_384
 PROFILE = "trellis-bus-v1"
-"""In `signature_metadata`: what its other fields mean."""
+"""Profile name in `signature_metadata`; defines the meaning of its other fields."""
 ALGORITHM = "ECDSA-P256-SHA256"
 MESSAGE_ID_BYTES = 16
 WINDOW_S_DEFAULT = 300.0
-"""How far the time of a signed packet may be from the time at which the bus took it."""
+"""How far a signed packet's time may be from the time the bus took it, in seconds."""
 SEEN_MAX = 100_000
-"""Signed packets that a process remembers, so that it takes none of them twice."""
+"""Number of signed packets that a process remembers, to refuse replays."""
 _SENDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,199}")
 _SIGNATURE_ALGORITHM = ec.ECDSA(hashes.SHA256())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PacketDelivery:
-    """How a packet reached one listener: what its signature is held against."""
+    """How a packet reached one subscriber; its signature is checked against this."""
 
     subject: str
     at: datetime
-    """When the bus took it: now, or when the stream did that kept it."""
+    """When the bus took it: now, or when the stream stored it."""
     listener: int = 0
-    """Every listener of a process gets a packet of its own."""
+    """Number of the subscriber in this process. Each subscriber gets its own copy of a packet."""
     sequence: int | None = None
-    """Its place in a stream: from the same place it comes again when nobody had come to an end with it."""
+    """Its position in a stream. A redelivery has the same position."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignedPacket:
-    """What a good signature covers."""
+    """What a valid signature covers."""
 
     digest: bytes
     created_at: datetime
@@ -62,19 +66,19 @@ class SignedPacket:
 
 @dataclass(kw_only=True)
 class PacketKeys:
-    """Signs what we send and checks what comes in."""
+    """Signs outgoing packets and verifies incoming ones."""
 
     sender_id: str = ""
     own: ec.EllipticCurvePrivateKey | None = None
     folder: Path | None = None
     required: bool = False
-    """Every packet must be signed by a sender whose key is known. Without it only packets of known senders must be."""
+    """Whether every packet must be signed by a known sender. If not, only packets of known senders must be."""
     window_s: float = WINDOW_S_DEFAULT
     _known: dict[str, "_KnownKey"] = field(default_factory=dict[str, "_KnownKey"])
     _seen: LruCache[tuple[int, bytes], int | None] = field(default_factory=lambda: LruCache(SEEN_MAX))
 
     def read(self) -> None:
-        """Read the keys of others, so that one that is none is found at once; raises OSError, SettingsInvalid."""
+        """Read the keys of others, so that an invalid one is found at once; raises OSError, SettingsInvalid."""
         if self.folder is not None:
             self._known = _keys_in(self.folder)
 
@@ -84,15 +88,15 @@ class PacketKeys:
         return len(self._known)
 
     def sign(self, unsigned: bytes) -> bytes:
-        """The signature, empty when we have no key."""
+        """The signature; empty when we have no key."""
         return self.own.sign(unsigned, _SIGNATURE_ALGORITHM) if self.own else b""
 
     def must_sign(self, sender_id: str) -> bool:
-        """Whether packets of this sender are taken only with its signature."""
+        """Whether packets of this sender are accepted only with its signature."""
         return self.required or self._key_of(sender_id) is not None
 
     def fault(self, sender_id: str, unsigned: bytes, signature: bytes) -> ErrorCode | None:
-        """What is wrong with the signature of a packet; None when nothing is, or nobody asks for it."""
+        """What is wrong with a packet's signature; None when it is valid or not required."""
         if not self.must_sign(sender_id):
             return None
         if not signature:
@@ -101,7 +105,7 @@ class PacketKeys:
         return None if key is not None and _verifies(key, unsigned, signature) else ErrorCode.SIGNATURE_INVALID
 
     def misuse(self, signed: SignedPacket, delivery: PacketDelivery) -> str | None:
-        """Why a packet with a good signature is refused here and now; None when it is not, and then it is remembered."""
+        """Why a packet with a valid signature is refused; None when it is accepted, and then remembered."""
         window, age = timedelta(seconds=self.window_s), delivery.at - signed.created_at
         if signed.audience is not None and signed.audience != delivery.subject:
             return f"it was signed for {signed.audience[:200]}"
@@ -115,7 +119,10 @@ class PacketKeys:
         return None
 
     def _key_of(self, sender_id: str) -> "ec.EllipticCurvePublicKey | _Unusable | None":
-        """The sender's key as it is now; None when there is none. One that cannot be read fits nothing, and its sender stays known."""
+        """The sender's current key; None without one.
+
+        An unreadable key verifies nothing, and its sender must still sign.
+        """
         if self.own is not None and sender_id == self.sender_id:
             return self.own.public_key()
         if self.folder is None or not _SENDER.fullmatch(sender_id):
@@ -134,7 +141,7 @@ class PacketKeys:
 
 
 class _Unusable:
-    """Stands for a key that is there and cannot be read, or is being written."""
+    """Stands for a key file that exists but cannot be read, or is being written."""
 
 
 _UNUSABLE = _Unusable()
@@ -142,7 +149,7 @@ _UNUSABLE = _Unusable()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _KnownKey:
-    """A key as its file had it."""
+    """A key, and the version of its file."""
 
     key: ec.EllipticCurvePublicKey
     version: tuple[int, int, int]
@@ -193,7 +200,7 @@ def _own_key(file: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _keys_in(folder: Path) -> dict[str, _KnownKey]:
-    folder.stat()  # a folder that is not there would look like one without keys
+    folder.stat()  # a missing folder would look like one without keys
     files = sorted(folder.glob("*.pem"))
     if len(files) > KEYS_MAX:
         raise SettingsInvalid(source=str(folder), detail=f"has {len(files)} keys and the limit is {KEYS_MAX}")
@@ -206,7 +213,7 @@ def _version(file: Path) -> tuple[int, int, int]:
 
 
 def _read_key(file: Path) -> _KnownKey:
-    """What is read may be newer than the version that it is known by, and is read again then; never older."""
+    """Read a key. The version is read first, so a key that changes meanwhile is read again and never kept outdated."""
     version = _version(file)
     return _KnownKey(key=_public_key(file), version=version)
 

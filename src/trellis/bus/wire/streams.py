@@ -1,4 +1,8 @@
-"""Streams of the server (JetStream), and durable listeners on them."""
+"""Streams of the NATS server (JetStream), and durable subscriptions on them.
+
+An existing stream is used as it is, whoever created it. A missing stream or consumer is created, also after the server
+has lost its data.
+"""
 
 import asyncio
 import contextlib
@@ -29,29 +33,28 @@ from trellis.bus.wire.handlers import CLOSE_S_MAX, DELIVERIES_MAX, HandlerPool, 
 from trellis.engine.clock import Clock
 from trellis.engine.logs import log_of
 
-# The streams of the server (JetStream): which one keeps the packets of a subject, and its word that it has kept one.
+# Which stream stores the packets of a subject, and its acknowledgements.
 #
-# A stream that is there is used as it is, whoever made it; one that is missing is made, also after the server has lost its data. What the
-# server says is believed for one connection: "yes" until a packet is not acknowledged, "no" for a while.
+# The server's answer is cached per connection: a yes until a packet is not acknowledged, a no for a while.
 
 STREAM = "TRELLIS"
 KEPT_SUBJECTS = (SUBMIT, RESULT)
 KEPT_S = 7 * 24 * 3600.0
 KEPT_BYTES_MAX = 256 * 1024 * 1024
 OTHER_BYTES_MAX = KEPT_BYTES_MAX // 4
-"""Of the stream of any other subject, as of `sys.job.dlq`."""
+"""Size limit of the stream of any other subject, such as `sys.job.dlq`."""
 SAME_MESSAGE_S = 120.0
 API_S = 5.0
 ASK_AGAIN_S = 10.0
-"""How long it is believed that nothing keeps packets."""
+"""How long a negative answer is cached, in seconds."""
 NO_JETSTREAM = {None, 10039, 10076}
-"""What a server without JetStream says: nothing, or that it is off (for this account)."""
+"""Error codes of a server without JetStream: none, or disabled (for this account)."""
 JETSTREAM_UNAVAILABLE = 10008
-"""What a server says whose JetStream is about to be there, or there again."""
+"""Error code of a server whose JetStream is not available yet, or not available again yet."""
 TOO_LARGE = 10054
-"""What a stream says of a packet that it never takes."""
+"""Error code of a stream for a packet that it never takes."""
 SILENT_S_MAX = 30.0
-"""How long packets wait for a server that said it keeps them and says nothing now."""
+"""How long packets wait for a server that stored packets before and does not answer now, in seconds."""
 STREAMS_SILENT = "its streams do not answer"
 DETAIL_CHARS_MAX = 200
 
@@ -61,7 +64,7 @@ log = log_of("trellis.bus")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SubjectKeeping:
-    """What was found out about a subject."""
+    """A cached answer about a subject."""
 
     keeps: bool
     at: float
@@ -69,14 +72,14 @@ class _SubjectKeeping:
 
 @dataclass(frozen=True, slots=True)
 class StreamRefusal:
-    """What a stream says of a packet that it has not kept."""
+    """A stream's refusal of a packet."""
 
     why: str
     code: int | None = None
 
 
 class StreamDirectory:
-    """Tells publishers whether a packet will be acknowledged by a stream."""
+    """Tells publishers whether a stream will acknowledge packets of a subject."""
 
     def __init__(self, connection: NatsConnection, *, clock: Clock) -> None:
         self._connection, self._clock = connection, clock
@@ -85,17 +88,20 @@ class StreamDirectory:
         self._asking = asyncio.Lock()
         self._complaint = ""
         self._kept: set[str] = set()
-        """Subjects that a stream has kept packets of, over whatever connection."""
+        """Subjects of which a stream has stored packets, over any connection."""
         self._silent_since: float | None = None
         self._silent_at = float("-inf")
 
     async def keep(self, link: NatsLink, subject: str) -> bool:
-        """Whether a stream keeps packets of this subject and says so; one is made if need be. Raises BusUnavailable."""
+        """Whether a stream stores and acknowledges packets of this subject; creates one if needed.
+
+        Raises BusUnavailable.
+        """
         known = self._still_known(link, subject)
         if known is not None:
             return known.keeps
         came_at = self._clock.monotonic()
-        async with self._asking:  # those who come at the same time share one question
+        async with self._asking:  # concurrent callers share one question
             known = self._still_known(link, subject)
             if known is None and came_at <= self._silent_at:
                 raise self._connection.unavailable(STREAMS_SILENT)
@@ -107,7 +113,7 @@ class StreamDirectory:
         return known.keeps
 
     def forget(self, subject: str) -> None:
-        """Ask again before the next packet: the stream did not do as it was believed to."""
+        """Drop the cached answer, because the stream did not behave accordingly."""
         self._known.pop(subject, None)
 
     def _still_known(self, link: NatsLink, subject: str) -> _SubjectKeeping | None:
@@ -136,7 +142,10 @@ class StreamDirectory:
         return True
 
     def _may_speak_again(self) -> bool:
-        """A server that is silent for a moment keeps packets all the same, later; one that stays so must not silence everything."""
+        """Whether to keep waiting for a silent server.
+
+        A short silence is waited for; a lasting one must not block everything.
+        """
         now = self._clock.monotonic()
         if self._silent_since is None:
             self._silent_since = now
@@ -145,7 +154,7 @@ class StreamDirectory:
         return waits
 
     def _without(self, subject: str, error: Exception | None) -> bool:
-        """Nothing keeps packets here; why, if that is not meant to be, is told once."""
+        """No stream stores packets here. An unexpected reason is logged once."""
         complaint = "" if error is None else str(error) or type(error).__name__
         if complaint and complaint != self._complaint:
             log.warning("stream_unusable", subject=subject, error=complaint)
@@ -154,14 +163,14 @@ class StreamDirectory:
 
 
 async def stream_of(client: Client, subject: str) -> StreamInfo:
-    """The stream that keeps packets of this subject, made if there is none; raises what the server says against it."""
+    """The stream that stores packets of this subject, created if missing; raises the server's error."""
     untyped: Any = client  # the library's own annotations are incomplete
     streams = untyped.jetstream(timeout=API_S)
     try:
         made: StreamInfo = await streams.add_stream(_stream_config(subject))
     except ServiceUnavailableError:
         raise
-    except APIError as refusal:  # It is there with other settings, or another stream has the subject: that one will do.
+    except APIError as refusal:  # It exists with other settings, or another stream has the subject: use that one.
         try:
             made = await streams.stream_info(await streams.find_stream_name_by_subject(subject))
         except NotFoundError:
@@ -202,7 +211,10 @@ def refusal_in(acknowledgement: bytes) -> StreamRefusal | None:
 
 
 async def unless_down(link: NatsLink, work: Coroutine[Any, Any, T]) -> T:
-    """What the work comes to; a question that the server never got would else be waited for."""
+    """The result of `work`; raises when the link breaks first.
+
+    Otherwise a request that the server never got would hang.
+    """
     working = asyncio.create_task(work)
     breaking = asyncio.create_task(link.down.wait())
     try:
@@ -217,18 +229,18 @@ async def unless_down(link: NatsLink, work: Coroutine[Any, Any, T]) -> T:
 
 
 def plain_name(text: str) -> str:
-    """Names of streams and consumers have no dots and no wildcards."""
+    """A valid name of a stream or consumer: without dots and wildcards."""
     return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in text)
 
 
-# A durable listener: packets wait in a stream of the server (JetStream) until a handler has come to its end with them.
+# Durable subscriptions: packets wait in a stream of the server until a handler has finished with them.
 #
-# The stream and its consumer are made when they are missing, also after the server has lost its data. A server without JetStream is
-# listened to directly, and asked again at every new connection. A packet whose handler raises comes again after a pause. What the server
-# took a moment before it was killed may not have reached its disk: who must know waits for an answer, or for the stream's word that it was kept.
+# On a server without JetStream the subscription is direct, and JetStream is tried again at every new connection. A
+# packet whose handler raises is redelivered after a pause. A packet that the server took just before it was killed may
+# not have reached its disk. A sender that must be sure waits for an answer, or for the stream's acknowledgement.
 
 ACK_WAIT_S = 20.0
-"""How long a handler may take; then the server gives its packet to another."""
+"""How long a handler may take, in seconds. Then the server gives its packet to another subscriber."""
 UNDER_WAY_MAX = 4_096
 DRAIN_S_MAX = 10.0
 PULL_S = 5.0
@@ -238,14 +250,17 @@ RETRY_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class StreamConsumer:
-    """Where the packets wait."""
+    """The stream and consumer that hold the packets."""
 
     stream: str
     consumer: str
 
 
 class DurableSubscription:
-    """Listens to one subject in the name of a group. `hear` is told where a stream kept the packet, and says whether it is done with."""
+    """Subscribes to one subject for a group.
+
+    `hear` gets the message, and its stream metadata if a stream stored it. It returns whether the packet is done with.
+    """
 
     def __init__(
         self,
@@ -265,7 +280,7 @@ class DurableSubscription:
         self._runner = asyncio.create_task(self._run())
 
     async def settled(self) -> None:
-        """Wait until it listens, or the first attempt to has failed."""
+        """Wait until the subscription is active, or its first attempt has failed."""
         await self._settled.wait()
 
     async def stop(self) -> None:
@@ -273,7 +288,7 @@ class DurableSubscription:
         await self.end(None)
 
     async def end(self, within_s: float | None = CLOSE_S_MAX) -> None:
-        """Stop, and end what is still under way after that long."""
+        """Stop, and cancel handlers that still run after `within_s` seconds."""
         self._runner.cancel()
         await asyncio.gather(self._runner, return_exceptions=True)
         await self._handling.finish(within_s)
@@ -292,10 +307,10 @@ class DurableSubscription:
                 self._settled.set()
                 await self._clock.sleep(RETRY_S)
 
-    # -- where they wait --------------------------------------------------------------------------------------------
+    # -- stream and consumer ---------------------------------------------------------------------------------------
 
     async def _prepare(self, link: NatsLink) -> StreamConsumer | None:
-        """The stream and the consumer, made if need be; None when this server keeps nothing for us."""
+        """The stream and consumer, created if needed; None when this server stores nothing for us."""
         untyped: Any = link.client  # the library's own annotations are incomplete
         try:
             stream = str((await stream_of(link.client, self._subject)).config.name)
@@ -325,14 +340,14 @@ class DurableSubscription:
             await streams.add_consumer(stream, wanted)
         except (ServiceUnavailableError, NotFoundError):
             raise
-        except APIError:  # It is there with other settings, which somebody chose.
+        except APIError:  # It exists with other settings: use it as it is.
             await streams.consumer_info(stream, name)
         return name
 
-    # -- with JetStream ---------------------------------------------------------------------------------------------
+    # -- with JetStream --------------------------------------------------------------------------------------------
 
     async def _pull_from(self, link: NatsLink, place: StreamConsumer) -> None:
-        """Ask for as many packets as there is room for, again and again, until the link or the consumer is gone."""
+        """Pull as many packets as there is room for, until the link or the consumer is gone."""
         inbox = link.client.new_inbox()
         subscription = await subscribe(link.client, inbox, self._delivered)
         self._gone = False
@@ -369,13 +384,13 @@ class DurableSubscription:
                 await message.term()
             else:
                 await message.nak(delay=redelivery_delay_s(deliveries))
-        except (NatsError, OSError) as error:  # The server did not hear of it and gives the packet out again.
+        except (NatsError, OSError) as error:  # The server did not receive it, and redelivers the packet.
             log.debug("not_acknowledged", subject=self._subject, error=str(error))
 
-    # -- without ----------------------------------------------------------------------------------------------------
+    # -- without JetStream -----------------------------------------------------------------------------------------
 
     async def _listen_directly(self, link: NatsLink) -> None:
-        """Until a new connection has JetStream."""
+        """Subscribe directly, until a new connection has JetStream."""
         log.info("stream_missing", subject=self._subject, url=self._connection.options.shown)
         client = link.client
         subscription = await subscribe(client, self._subject, self._heard, group=self._group)
@@ -398,7 +413,7 @@ class DurableSubscription:
 
 
 async def _wait_for_any(*events: asyncio.Event, within_s: float) -> None:
-    """Until one of them is set, or the time is over."""
+    """Wait until one of the events is set, or the time is over."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
