@@ -46,7 +46,7 @@ begin
   end if;
 end $$;
 
--- Creates the partitions that the next jobs need, and the look-up index (type, at) of full ones.
+-- Creates the partitions that the next jobs need, and the look-up index (type, at) of earlier, complete ones.
 create or replace function _ensure_partitions() returns void language plpgsql set search_path from current as $$
 declare
   next bigint;

@@ -36,7 +36,7 @@ begin
   if d.counts_death then t.deaths := t.deaths + 1; end if;
   delete from lease o where o.id = l.id;
   if d.trigger is null and exists (select from concurrency_key k where k.id = t.ckey and k.cap = 0) then
-    -- The job is parked without a slot: its key may hand the slot to another job.
+    -- The key's limit is 0 now: the job is parked with the others, without a slot.
     delete from slot o where o.id = t.id;
     perform _put_waiting(t, true, null, p_now);
     return 'stayed';

@@ -40,7 +40,7 @@ begin
 end $$;
 
 -- Numbers for restored jobs, which the lost ledger cannot have given out: it counted from 1, or from an earlier time
--- like this one. The partition is created first; a job that gets a later number waits until it exists.
+-- like this one. The partition is created first. A concurrent submit with a later number waits until it exists.
 create or replace function _restored_numbers(p_count int, p_now timestamptz) returns bigint[] language plpgsql
 set search_path from current as $$
 declare
