@@ -35,7 +35,7 @@ RESULT_BYTES_MAX = 1024 * 1024
 ERROR_CHARS_MAX = 8_000
 CLAIM_MAX = 1_000
 LEAST_URGENT_FIRST_EVERY = 8
-"""Each claimer takes the least urgent priority first on every 8th claim, so that no priority starves."""
+"""Once in this many claims a claimer takes the least urgent priority first, so that no priority starves."""
 SUBMIT_MAX = 5_000
 RESTORE_MAX = 500
 REMARKS_MAX = 100
@@ -92,7 +92,7 @@ class ReasonCode(StrEnum):
 
 
 class Stage(StrEnum):
-    """How far a job was when it was dead-lettered."""
+    """The stage that a job had reached when it was dead-lettered."""
 
     FETCH = "fetch"
     INPUT = "input"
@@ -102,7 +102,7 @@ class Stage(StrEnum):
 
 
 class CancelMode(StrEnum):
-    """Soft asks the holder to stop; hard ends the job now."""
+    """How a job is cancelled: soft asks its holder to stop, hard ends the job now."""
 
     SOFT = "soft"
     HARD = "hard"

@@ -46,7 +46,7 @@ class LeaseRunnerOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseRunnerReport:
-    """What one pass did."""
+    """The result of one pass."""
 
     accepted: int = 0
     claimed: int = 0
@@ -322,7 +322,7 @@ class LeaseHeartbeat:
     name: str
 
     async def run_once(self) -> int:
-        """One heartbeat."""
+        """Send one heartbeat for all jobs of the runner."""
         return await self.holder.renew()
 
     def pause_s(self, report: int) -> float:

@@ -117,7 +117,7 @@ class Sweeper:
     _elected: bool = False
 
     async def run_once(self) -> SweepReport:
-        """One sweep."""
+        """Run one sweep."""
         options = replace(self.options, elect=self.options.elect and not self._elected)
         self._elected = False
         return await self.ledger.sweep(self.actor, options)
@@ -183,7 +183,7 @@ class PresenceBeacon:
         await self.ledger.heartbeat_worker(self.actor, self.about() if self.about else None)
 
     def pause_s(self, report: None) -> float:  # noqa: ARG002 - the shape of every service
-        """Always the same."""
+        """The fixed interval."""
         return self.interval_s
 
 

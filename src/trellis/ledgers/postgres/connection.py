@@ -103,7 +103,7 @@ class PooledConnection:
         await self._connection.close(timeout=timeout)
 
     def terminate(self) -> None:
-        """Drop the connection without a goodbye to the server."""
+        """Close the connection at once, without telling the server."""
         self._connection.terminate()
 
     def is_closed(self) -> bool:
