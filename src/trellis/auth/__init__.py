@@ -1,1 +1,1 @@
-"""Who may do what: principals, tokens, the authority matrices, and whose a job is."""
+"""Authorization: principals, tokens, the authority matrices, and job ownership."""

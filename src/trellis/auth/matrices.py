@@ -1,8 +1,8 @@
-"""Who may do what: the three authority matrices of document 000 (4.1 to 4.3) and the rows beyond them, as one table.
+"""The three authority matrices of document 000 (4.1 to 4.3) and the rules beyond them, as one table.
 
-The data are columns (what can be done) and one row for each role (what that role may do). What a row does not name is refused. A role
-without a row stops the program where this module is imported, so that a new role cannot get in, or stay out, by being forgotten.
-HTTP, the Python API and the bus all ask `permit`; a refusal names the rule that refused.
+The data are columns (actions) and one row per role (what that role may do). A row refuses what it does not name. A role
+without a row raises at import, so that a new role cannot be granted or refused by being forgotten. HTTP, the Python API
+and the bus all call `permit`. A refusal names the rule that refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,17 @@ from trellis.lifecycles import Role
 
 
 class Grant(StrEnum):
-    """How far a role's right reaches."""
+    """How far a role's right goes."""
 
     NO = "no"
     OWN = "own"
-    """Only the job it was given, or submitted itself."""
+    """Only the job it was given or submitted itself."""
     YES = "yes"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuthorityRule:
-    """One column of a matrix: an act on a kind of thing, and each role's right to it."""
+    """One column of a matrix: an action on a kind of object, and each role's right to it."""
 
     name: str
     action: str
@@ -36,7 +36,7 @@ class AuthorityRule:
 
     @property
     def holders(self) -> tuple[Role, ...]:
-        """The roles that may, at least for what is their own."""
+        """The roles with this right, at least for their own objects."""
         return tuple(role for role in Role if self.grants[role] is not Grant.NO)
 
 
@@ -46,7 +46,7 @@ class MatrixIncomplete(TrellisError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MatrixColumn:
-    """One act on a kind of thing, before anybody is granted it."""
+    """One action on a kind of object, without grants."""
 
     name: str
     action: str
@@ -55,20 +55,20 @@ class MatrixColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MatrixRow:
-    """What one role may do: to everything (`yes`), and to its own things only (`own`). Whatever is not named here is refused."""
+    """What one role may do: to all objects (`yes`), or to its own only (`own`). Everything else is refused."""
 
     yes: frozenset[str] = frozenset()
     own: frozenset[str] = frozenset()
 
     def grant(self, rule: str) -> Grant:
-        """How far this role's right by a rule reaches."""
+        """How far this role's right under a rule goes."""
         if rule in self.yes:
             return Grant.YES
         return Grant.OWN if rule in self.own else Grant.NO
 
 
 def _columns(source: str, actions: Mapping[str, str]) -> tuple[MatrixColumn, ...]:
-    """The columns that one document or decision asks for: rule and what it is about."""
+    """The columns that one document or decision requires: each rule with its description."""
     return tuple(MatrixColumn(name=name, action=action, source=source) for name, action in actions.items())
 
 
@@ -132,7 +132,7 @@ COLUMNS: tuple[MatrixColumn, ...] = (
 
 ROWS: Mapping[Role, MatrixRow] = MappingProxyType(
     {
-        # A person. D44: the owner reads what the agents remember; a frontend alone does not.
+        # A person. D44: the owner may read the agents' memory; a frontend alone may not.
         Role.OWNER: _row(
             "jobs.create jobs.read jobs.approve artifacts.read memory.read memory.read-deep runs.trigger runs.read "
             "runs.cancel agents.read agents.status proposals.read proposals.decide proposals.apply inbox.submit "
@@ -167,7 +167,7 @@ ROWS: Mapping[Role, MatrixRow] = MappingProxyType(
         Role.APPLY_ENGINE: _row(
             "memory.read memory.read-deep memory.commit proposals.read proposals.apply events.read rules.read"
         ),
-        # Engine jobs (003, 004): who submits and works them, and the services of ledger and bus.
+        # Engine jobs (003, 004): submitters, workers, and the services of ledger and bus.
         Role.WORKER: _row("jobs.create jobs.read events.read rules.read", own="jobs.update"),
         Role.SUBMITTER: _row("jobs.create rules.read", own="jobs.read jobs.cancel events.read"),
         Role.SCHEDULER: _row("jobs.read jobs.update events.read safety.explain rules.read"),
@@ -184,11 +184,11 @@ WITHOUT_ENTRANCE: Mapping[str, str] = MappingProxyType(
         "artifacts.modify": "nobody modifies an artifact: what is final never changes, and what is staged is replaced",
     }
 )
-"""Rules that no request can be about, because there is nothing to ask: no route, command or call does this. With the reason."""
+"""Rules that no request can concern, because no route, command or call does this. Each with its reason."""
 
 
 def table(columns: Sequence[MatrixColumn], rows: Mapping[Role, MatrixRow]) -> Mapping[str, AuthorityRule]:
-    """The rules by name, each with a grant for every role; raises MatrixIncomplete, which stops whoever imports this."""
+    """The rules by name, each with a grant for every role. Raises MatrixIncomplete, which fails the import."""
     names = {column.name for column in columns}
     missing = [role.value for role in Role if role not in rows]
     if missing:
@@ -217,20 +217,22 @@ def table(columns: Sequence[MatrixColumn], rows: Mapping[Role, MatrixRow]) -> Ma
 RULES: Mapping[str, AuthorityRule] = table(COLUMNS, ROWS)
 
 OF_TENANTS = frozenset({"jobs.create", "jobs.read", "jobs.cancel", "events.read", "rules.read"})
-"""The rules about what a tenant can have of its own. A token that is bound to a tenant is refused everything else (D62)."""
+"""The rules about objects that belong to a tenant. A token bound to a tenant is refused everything else (D62)."""
 OF_AGENTS = OF_TENANTS | {
     *("memory.read", "memory.read-deep", "memory.propose", "inbox.submit", "nlm.query"),
     *("artifacts.read", "artifacts.write"),
 }
-"""The same of an agent: its memory and logic, its artifacts, and jobs."""
+"""The rules about objects that belong to an agent: its memory and logic, its artifacts, and jobs."""
 
 
 def permit(principal: Principal, rule: str, *, own: bool | None = None, among: Sequence[Role] | None = None) -> Actor:
-    """The principal in the first of its roles that may; raises NotAllowed. `among` says which roles to look at, and in which order.
+    """The principal as an actor in its first role that has the right.
 
-    `own` says whether the thing is the principal's own. None asks only whether it may do this to anything at all: what a role with
-    rights to its own things may see is decided when the thing is known. To a token that is bound to a tenant or an agent every right is one
-    to its own things.
+    Raises NotAllowed. `among` limits and orders the roles considered.
+
+    `own` says whether the object is the principal's own. None only asks whether the principal may do this to any
+    object; a role limited to its own objects is checked again once the object is known. For a token bound to a tenant
+    or an agent, every right is limited to its own objects.
     """
     asked = RULES[rule]
     bound = principal.tenant is not None or principal.agent is not None
@@ -249,12 +251,12 @@ def permit(principal: Principal, rule: str, *, own: bool | None = None, among: S
 
 
 def permit_actor(actor: Actor, rule: str) -> None:
-    """Raise NotAllowed when a rule does not give an actor's role the right; for components that act without a token."""
+    """Raise NotAllowed unless a rule gives an actor's role the right. For components that act without a token."""
     permit(Principal(name=actor.name, roles=frozenset({actor.role})), rule)
 
 
 def _refuse_beyond(principal: Principal, rule: AuthorityRule) -> None:
-    """Raise NotAllowed when a token is bound to what this rule knows nothing of: then nothing would hold it there."""
+    """Raise NotAllowed when a token is bound to a tenant or agent that this rule cannot take into account."""
     for word, value, rules in (("tenant", principal.tenant, OF_TENANTS), ("agent", principal.agent, OF_AGENTS)):
         if value is not None and rule.name not in rules:
             held = ", ".join(sorted(role.value for role in principal.roles)) or "no role"

@@ -1,7 +1,7 @@
-"""The reads of a ledger that are left to a token with a right to its own jobs: what is another's is refused as HTTP refuses it (D62).
+"""The ledger reads available to a token limited to its own jobs. Other jobs are refused as over HTTP (D62).
 
-Entrances that read a ledger directly give this to commands in place of the ledger itself. A read that is not written here is about jobs of
-everybody, and is refused: a new one is out of reach until somebody adds it.
+Entrances that read a ledger directly pass this to commands in place of the ledger. A read that is not defined here
+would reach all jobs and is refused. A new read stays unavailable until it is added here.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ READ, FOLLOW = "jobs.read", "events.read"
 
 @dataclass(kw_only=True)
 class OwnReads:
-    """A ledger as this principal may read it."""
+    """A ledger limited to what this principal may read."""
 
     ledger: Ledger
     principal: Principal
@@ -33,7 +33,7 @@ class OwnReads:
         self.url, self.name_prefix = self.ledger.url, self.ledger.name_prefix
 
     def __getattr__(self, name: str) -> NoReturn:
-        """What is not written here."""
+        """Refuse reads that are not defined here."""
         if name.startswith("__"):
             raise AttributeError(name)
         raise not_allowed_within(
@@ -45,35 +45,35 @@ class OwnReads:
         return await self.ledger.now()
 
     async def job(self, job_id: JobId) -> Job:
-        """One job; raises NotAllowed for another's, and for one that is not there."""
+        """One job. Raises NotAllowed for another owner's job, and for one that does not exist."""
         found = await self.ledger.job(job_id)
         await self.reach.check(READ, job_id, found)
-        assert found is not None  # who has a right to its own alone is refused what is not there
+        assert found is not None  # a principal limited to its own jobs is refused a missing one above
         return found
 
     async def jobs(self, where: JobFilter, **how: Any) -> JobPage:
-        """Those of a page that are its own; a page may be short, or empty, and still have a next one."""
+        """The jobs of a page that belong to the principal. A page may be short or empty and still have a next page."""
         page = await self.ledger.jobs(where, **how)
         own = await self._own([job.job_id for job in page.jobs])
         return replace(page, jobs=tuple(job for job in page.jobs if job.job_id in own))
 
     async def events(self, job_id: JobId) -> list[Event]:
-        """The events of a job of its own."""
+        """The events of one of its jobs."""
         await self.reach.check(READ, job_id)
         return await self.ledger.events(job_id)
 
     async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:
-        """Progress and log lines of a job of its own."""
+        """Progress and log lines of one of its jobs."""
         await self.reach.check(READ, job_id)
         return await self.ledger.signals(job_id, limit=limit)
 
     async def result(self, job_id: JobId) -> bytes | None:
-        """The result of a job of its own."""
+        """The result of one of its jobs."""
         await self.reach.check(READ, job_id)
         return await self.ledger.result(job_id)
 
     async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
-        """The next dead letters of jobs of its own."""
+        """The next dead letters of its jobs."""
         while letters := await self.ledger.dead_letters(where, limit=limit, cursor=cursor):
             own = await self._own([letter.job_id for letter in letters])
             if own:
@@ -82,11 +82,11 @@ class OwnReads:
         return []
 
     async def find_events(self, **what: Any) -> list[Event]:
-        """Those of the events found that are of jobs of its own."""
+        """The matching events that belong to its jobs."""
         return await self.reach.events(FOLLOW, await self.ledger.find_events(**what))
 
     async def feed(self, position: str | None, **how: Any) -> FeedPage:
-        """A page of the feed, with the events of jobs of its own."""
+        """A page of the feed with the events of its jobs only."""
         return await self.reach.page(FOLLOW, await self.ledger.feed(position, **how))
 
     async def _own(self, job_ids: Sequence[JobId]) -> set[JobId]:

@@ -1,4 +1,14 @@
-"""Ownership: whose a job is, and which jobs and events of a ledger a principal may reach."""
+"""Job ownership (D62): who owns a job, and which jobs and events of a ledger a principal may access.
+
+HTTP, the command line, Python and the bus all use it. An owner is the submitter of a job under its recorded name
+(`auth/principals.py`). Invariants:
+
+- A right to own jobs covers jobs submitted under exactly this recorded name, or the one job that the token is for.
+- A token bound to a tenant reaches no job of another tenant, whatever its roles.
+- A job that repeats or undoes another job belongs to that job's owner.
+- Only the owner of a job, or a member of its tenant, may link another job to it (as child, step or compensation).
+- Without a token the store decides: who may open the SQLite file, or what the database role may do.
+"""
 
 import re
 from collections.abc import Sequence
@@ -16,33 +26,28 @@ from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 
-# Whose a job is, and who may reach it (D62). Every entrance asks here: HTTP, the command line, Python and the bus.
-#
-# An owner is who submitted a job, as the ledger recorded the name (`principal_names`). What holds:
-# - a right to its own reaches the jobs that were submitted under exactly this recorded name, or the one job that the token is for;
-# - a token that is bound to a tenant reaches no job of another tenant, whatever its roles are;
-# - a job that does another again or undoes it belongs to whom that one belongs;
-# - a job can be linked to another (as its child, step or compensation) only by the owner of that one, or by somebody of its tenant;
-# - without a token the store decides: who may open the SQLite file, or what the database role may do.
-
 LINKS_MAX = 2_000
-"""More than retries of a job and of its undoing can be."""
+"""More than the possible retries of a job and of its compensation."""
 _PROCESS = re.compile(r"@[^@]*:\d+$")
-"""Where a process runs, in the name that it gives itself."""
+"""The machine and process number at the end of a process's own name."""
 
 
 # --- who owns a job ----------------------------------------------------------------------------------------------------
 
 
 def owner_name(principal: Principal) -> str:
-    """Whose jobs this principal submits: another process of the same person is the same owner, and a token names one exactly."""
+    """The owner name of jobs this principal submits.
+
+    Processes of the same person share it; a token's name is used unchanged.
+    """
     return principal.name if principal.by_token else _PROCESS.sub("", principal.name)
 
 
 async def submitter_of(ledger: Ledger, job: Job) -> str:
-    """Who owns a job, as recorded; one that the reconciler made belongs to whom the job before it belongs. Empty when nobody knows.
+    """The recorded owner of a job; empty when unknown. A job that the reconciler made belongs to its parent's owner.
 
-    Through a limited PostgreSQL login its own callers are named as they name themselves, and everybody else is not.
+    Through a limited PostgreSQL login, the login's own callers appear without the login's prefix; all others keep
+    theirs.
     """
     for _ in range(LINKS_MAX):
         events = await ledger.events(job.job_id)
@@ -56,41 +61,41 @@ async def submitter_of(ledger: Ledger, job: Job) -> str:
 
 
 def sees_all(principal: Principal, rule: str) -> bool:
-    """Whether the rule gives one of its roles everything, and no tenant or agent narrows that."""
+    """Whether the rule gives one of its roles all objects, with no tenant or agent to narrow that."""
     bound = principal.tenant is not None or principal.agent is not None
     return not bound and any(RULES[rule].grants[role] is Grant.YES for role in principal.roles)
 
 
 def owns(principal: Principal, rule: str, job_id: str, submitter: str) -> bool:
-    """Whether a job with this submitter is within the principal's reach by this rule, where the rule gives it less than everything."""
+    """Whether the principal owns a job with this submitter, for a rule that gives it less than all jobs."""
     if principal.job_id is not None or Role.NLM_BACKEND in principal.roles:
         return job_id == principal.job_id
     if not submitter:
         return False
     if not principal.by_token:
-        return True  # whoever can open the store
+        return True  # a principal that can open the store
     whole = principal.tenant is not None and any(RULES[rule].grants[role] is Grant.YES for role in principal.roles)
     return submitter == principal.name or (whole and party_of(submitter) == party_of(principal.name))
 
 
 async def is_own(principal: Principal, rule: str, ledger: Ledger, job: Job) -> bool:
-    """As `owns`, of a job in the ledger."""
+    """`owns` for a job in the ledger."""
     by_token_alone = principal.job_id is not None or Role.NLM_BACKEND in principal.roles
     submitter = "" if by_token_alone else await submitter_of(ledger, job)
     return owns(principal, rule, job.job_id, submitter)
 
 
 async def may_see(principal: Principal, rule: str, ledger: Ledger, job: Job) -> bool:
-    """Whether the principal reaches this job by this rule."""
+    """Whether the principal may access this job under this rule."""
     return sees_all(principal, rule) or await is_own(principal, rule, ledger, job)
 
 
 async def permit_on_job(
     principal: Principal, rule: str, ledger: Ledger, job: Job | None, *, among: Sequence[Role] | None = None
 ) -> Actor:
-    """The principal in a role that may do this to the job; raises NotAllowed.
+    """The principal in a role that may do this to the job. Raises NotAllowed.
 
-    Whoever has a right to its own alone is refused what is not there as it is refused what is another's.
+    A principal limited to its own jobs gets the same refusal for a missing job as for another owner's.
     """
     if sees_all(principal, rule):
         return permit(principal, rule, among=among)
@@ -102,7 +107,10 @@ async def permit_on_job(
 
 
 def within_scope(principal: Principal, rule: str, job_id: str) -> None:
-    """A token that is for one job gives no right to what is another's, and the NLM backend has no other (AUTH-3); raises NotAllowed."""
+    """Raise NotAllowed when the token is for another job.
+
+    The NLM backend has no right beyond its token's job (AUTH-3).
+    """
     others = principal.roles - {Role.NLM_BACKEND}
     for_all = principal.job_id is None and any(RULES[rule].grants[role] is Grant.YES for role in others)
     if not for_all and principal.job_id != job_id:
@@ -110,7 +118,10 @@ def within_scope(principal: Principal, rule: str, job_id: str) -> None:
 
 
 def bound_agent(principal: Principal, rule: str) -> str | None:
-    """The agent that a token is bound to, None for all; raises NotAllowed for one of an agent's runtime that names no agent."""
+    """The agent that a token is bound to; None for all agents.
+
+    Raises NotAllowed for an agent runtime's token that names no agent.
+    """
     others = principal.roles - {Role.AGENT_RUNTIME}
     by_runtime = principal.roles != others and all(RULES[rule].grants[role] is Grant.NO for role in others)
     if principal.by_token and principal.agent is None and by_runtime:
@@ -121,14 +132,17 @@ def bound_agent(principal: Principal, rule: str) -> str | None:
 
 
 def within_agent(principal: Principal, rule: str, agent: str) -> None:
-    """A token that is bound to an agent gives no right to what is another's; raises NotAllowed."""
+    """Raise NotAllowed when the token is bound to another agent."""
     only = bound_agent(principal, rule)
     if only is not None and only != agent:
         raise not_allowed_within(principal, rule, f"for agent {principal.agent} of its token only")
 
 
 def within_tenant(principal: Principal, rule: str, *tenants: str) -> str | None:
-    """The tenant that a request is for, which names these (empty for none); raises NotAllowed. None: the request's own word counts."""
+    """The tenant of the token, after checking the tenants that a request names (empty for none).
+
+    Raises NotAllowed. None if the token has no tenant; then the request's own value counts.
+    """
     if principal.tenant is None:
         return None
     if any(tenant not in {"", principal.tenant} for tenant in tenants):
@@ -137,7 +151,10 @@ def within_tenant(principal: Principal, rule: str, *tenants: str) -> str | None:
 
 
 def cancelling_roles(lifecycle: str) -> tuple[Role, ...]:
-    """The roles of `jobs.cancel` that may cancel a job of this lifecycle, those with a right to their own alone first (D43)."""
+    """The roles of `jobs.cancel` that may cancel a job of this lifecycle.
+
+    Roles limited to their own jobs come first (D43).
+    """
     rule = RULES["jobs.cancel"]
     declared = [one for one in LIFECYCLES[lifecycle].transitions if one.trigger == Trigger.CANCEL]
     holders = sorted(rule.holders, key=lambda role: rule.grants[role] is Grant.YES)
@@ -146,7 +163,7 @@ def cancelling_roles(lifecycle: str) -> tuple[Role, ...]:
 
 
 async def canceller(principal: Principal, ledger: Ledger, job: Job) -> Actor:
-    """The principal in the role in which the ledger takes its cancel of this job; raises NotAllowed (D43)."""
+    """The principal in the role under which the ledger accepts its cancel of this job. Raises NotAllowed (D43)."""
     roles = cancelling_roles(job.lifecycle)
     own = await is_own(principal, "jobs.cancel", ledger, job)
     if not principal.roles.intersection(roles):
@@ -157,19 +174,19 @@ async def canceller(principal: Principal, ledger: Ledger, job: Job) -> Actor:
 
 
 def _canceller(role: Role) -> Role:
-    """An owner cancels what it submitted as its submitter."""
+    """An owner cancels its own job in the role of submitter."""
     return Role.SUBMITTER if role is Role.OWNER else role
 
 
 def acting_or_gateway(actor: Actor, lifecycle: str, trigger: str = Trigger.SUBMIT) -> Actor:
-    """The actor itself where the lifecycle lets its role begin a job, else the gateway in its name: a person asks through it."""
+    """The actor if the lifecycle lets its role create a job, else the gateway under the actor's name."""
     declared = LIFECYCLES[lifecycle].pull(None, trigger)
     known = declared is not None and actor.role in declared.actors
     return actor if known else Actor(role=Role.GATEWAY, name=actor.name)
 
 
 def not_allowed_within(principal: Principal, rule: str, limit: str) -> NotAllowed:
-    """The refusal of what a rule gives within a limit only."""
+    """The refusal of a right that the rule gives only within a limit."""
     held = ", ".join(sorted(role.value for role in principal.roles)) or "no role"
     return _refusal(held, rule, limit)
 
@@ -183,7 +200,11 @@ def _refusal(role: str, rule: str, limit: str) -> NotAllowed:
 
 
 async def admitted_submission(principal: Principal, ledger: Ledger, job: NewJob) -> NewJob:
-    """The job as this principal may submit it: linked to nothing of another, its keys apart from those of others. Raises NotAllowed."""
+    """The job as this principal may submit it.
+
+    It links to no other owner's job, and a tenant's concurrency keys are prefixed to keep them apart. Raises
+    NotAllowed.
+    """
     if not principal.by_token:
         return job
     await _check_links(principal, ledger, job)
@@ -206,9 +227,11 @@ async def _check_links(principal: Principal, ledger: Ledger, job: NewJob) -> Non
 
 
 async def may_link_on_bus(ledger: Ledger, sender_id: str, parent_id: JobId | None) -> bool:
-    """Whether a sender on the bus may hang a job below this one: its own, one that it works on, or one that is not there.
+    """Whether a sender on the bus may submit a child of this job.
 
-    While a worker has the parent, the ledger need not know yet which one: its parts come from whoever has it.
+    It may for its own job, one it works on, or one that does not exist.
+
+    While a worker holds the parent, any sender may: the ledger may not know yet which worker it is.
     """
     parent = None if parent_id is None else await ledger.job(parent_id)
     if parent is None or parent.place is JobPlace.LEASED or await is_of_sender(ledger, parent, sender_id):
@@ -227,10 +250,10 @@ def has_worked_on(events: Sequence[Event], name: str) -> bool:
 
 
 async def scoped_key(ledger: Ledger, job: NewJob, owner: str) -> NewJob:
-    """The job under its idempotency key, which is its owner's alone: what others name the same is another key.
+    """The job with its idempotency key scoped to its owner, so that equal keys of other owners stay apart.
 
-    A key that the same owner used before keys were apart keeps its meaning. What undoes a job is made once, whoever asks for it
-    of those who may.
+    A key that the same owner used before keys were scoped keeps its meaning. Compensations are not scoped: each is made
+    once, whichever permitted caller submits it.
     """
     if job.idempotency_key is None or job.compensates is not None:
         return job
@@ -243,14 +266,14 @@ async def scoped_key(ledger: Ledger, job: NewJob, owner: str) -> NewJob:
     return replace(job, idempotency_scope=f"{owner}\n{job.idempotency_scope}")
 
 
-# What one principal reaches of one ledger: jobs and events, for entrances that work on a ledger directly.
+# Access of one principal to one ledger, for entrances that work on a ledger directly.
 
 REMEMBERED_MAX = 10_000
 
 
 @dataclass(kw_only=True)
 class PrincipalReach:
-    """Asks whose a job is, once: that never changes."""
+    """Checks a principal's access to jobs and events. Caches ownership, which never changes."""
 
     principal: Principal
     ledger: Ledger
@@ -259,7 +282,7 @@ class PrincipalReach:
     )
 
     async def check(self, rule: str, job_id: JobId, job: Job | None = None) -> None:
-        """Raise NotAllowed when the rule does not give the principal this job; `job` where it was read already."""
+        """Raise NotAllowed unless the rule gives the principal this job. Pass `job` if it is already read."""
         permit(self.principal, rule)
         if sees_all(self.principal, rule) or (rule, job_id) in self._known:
             return
@@ -267,7 +290,7 @@ class PrincipalReach:
         self._known[rule, job_id] = None
 
     async def events(self, rule: str, events: list[Event]) -> list[Event]:
-        """Those of these events that the rule gives the principal."""
+        """The events that the rule lets the principal see."""
         permit(self.principal, rule)
         if sees_all(self.principal, rule):
             return events
@@ -279,7 +302,10 @@ class PrincipalReach:
         return shown
 
     async def page(self, rule: str, page: FeedPage) -> FeedPage:
-        """What the rule gives the principal of a page of the feed; raises NotAllowed when that is nothing of any page."""
+        """A feed page with the events that the rule lets the principal see.
+
+        Raises NotAllowed if it could see none on any page.
+        """
         permit(self.principal, rule)
         if sees_all(self.principal, rule):
             return page

@@ -1,4 +1,8 @@
-"""Principals: who acts, under which name, and in which roles."""
+"""Principals: the callers of Trellis, their names, and the roles they may act in.
+
+The ledger checks every transition against its lifecycle. This module decides which roles a caller has, and which roles
+may administer the ledger.
+"""
 
 import re
 import unicodedata
@@ -11,9 +15,6 @@ from trellis.engine.errors import NotAllowed, OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.text import is_storable
 from trellis.lifecycles import Role
-
-# On whose behalf a process acts. The ledger checks every transition against its lifecycle; this decides which roles a
-# caller may claim to have in the first place, and which may do what is no transition of a job: administer the ledger.
 
 Verb = Literal[
     "pause",
@@ -32,36 +33,38 @@ Verb = Literal[
     "record_act",
     "publish_acts",
 ]
-"""The ledger's verbs that are no step of a job; a pause is also its end."""
+"""The ledger's administrative verbs. `pause` also covers resuming."""
 
 ISSUER_CHARS_MAX = 500
 
 ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
     {
         "pause": frozenset({Role.CONTROL_PLANE}),
-        # A worker announces the rate that its handlers declare.
+        # A worker announces the rate limits that its handlers declare.
         "limit_rate": frozenset({Role.CONTROL_PLANE, Role.WORKER, Role.ORCHESTRATOR}),
         "limit_key": frozenset({Role.CONTROL_PLANE, Role.ORCHESTRATOR}),
         "limit_held": frozenset({Role.CONTROL_PLANE, Role.ORCHESTRATOR}),
-        # A worker declares the options of the types that it serves.
+        # A worker declares the options of the types it serves.
         "declare_types": frozenset({Role.CONTROL_PLANE, Role.WORKER}),
         "sweep": frozenset({Role.SWEEPER, Role.CONTROL_PLANE}),
         "retain": frozenset({Role.SWEEPER, Role.CONTROL_PLANE}),
         "follow": frozenset({Role.PROJECTOR, Role.CONTROL_PLANE}),
         "leave_behind": frozenset({Role.CONTROL_PLANE}),
-        # A gateway records whose tokens it takes first; another issuer instead is an operator's act.
+        # The first gateway records its token issuer. Replacing the issuer is an operator's act.
         "set_home_issuer": frozenset({Role.CONTROL_PLANE, Role.GATEWAY}),
         "replace_home_issuer": frozenset({Role.CONTROL_PLANE}),
         "restore": frozenset({Role.OWNER, Role.CONTROL_PLANE}),
-        # A gateway records the requests that it refuses, in the name of whoever asked.
+        # A gateway records requests it refuses, under the caller's name.
         "record_act": frozenset({Role.OWNER, Role.CONTROL_PLANE, Role.GATEWAY}),
         "publish_acts": frozenset({Role.OWNER, Role.PROJECTOR, Role.CONTROL_PLANE}),
-        # Whoever hears the bus writes down what it refused, in its own name or in the worker's.
+        # Listeners on the bus record what was refused there, under their own name or the worker's.
         "remark": frozenset({Role.SCHEDULER, Role.RECONCILER, Role.WORKER, Role.GATEWAY, Role.CONTROL_PLANE}),
     }
 )
-"""Which roles may. Every ledger asks `require` first; PostgreSQL is loaded with this table
-for callers that bypass us."""
+"""Which roles may use each verb.
+
+Every ledger calls `require` first. PostgreSQL is loaded with this table, for callers that bypass Python.
+"""
 
 ACTIONS: Mapping[Verb, str] = MappingProxyType(
     {
@@ -85,7 +88,7 @@ ACTIONS: Mapping[Verb, str] = MappingProxyType(
 
 
 def require(actor: Actor, verb: Verb) -> None:
-    """Nothing, when the actor's role may; raises NotAllowed."""
+    """Raise NotAllowed unless the actor's role may use this verb."""
     roles = ADMINISTRATION[verb]
     if actor.role not in roles:
         needed = " or ".join(sorted(role.value for role in roles))
@@ -93,14 +96,14 @@ def require(actor: Actor, verb: Verb) -> None:
 
 
 def require_home_issuer(actor: Actor, issuer: str, replaces: str | None) -> None:
-    """Nothing, when the actor may record this issuer, in place of `replaces`; raises NotAllowed, OptionInvalid."""
+    """Check that the actor may record this issuer in place of `replaces`. Raises NotAllowed, OptionInvalid."""
     require(actor, "set_home_issuer" if replaces is None else "replace_home_issuer")
     if not 1 <= len(issuer) <= ISSUER_CHARS_MAX:
         raise OptionInvalid(option="issuer", value=issuer[:50], expected=f"1 to {ISSUER_CHARS_MAX} characters")
 
 
 def check_held_limit(limit: int | None) -> None:
-    """Nothing for a limit that can be; raises OptionInvalid."""
+    """Check the range of a limit. Raises OptionInvalid."""
     if limit is not None and limit < 1:
         raise OptionInvalid(
             option="limit", value=limit, expected="1 or more, or None for no limit; pause the type to stop it"
@@ -109,25 +112,31 @@ def check_held_limit(limit: int | None) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Principal:
-    """A name people recognise and the roles it may act in."""
+    """A name that people recognise, and the roles it may act in."""
 
     name: str
     roles: frozenset[Role]
     because: str = ""
     """Where the roles come from, for the message of a refusal."""
     until: float | None = None
-    """When the roles end, as a reading of the process's monotonic clock; None has no end."""
+    """When the roles expire, in the process's monotonic time; None never."""
     by_token: bool = False
-    """Whether a token says who this is. Without one the store decides: who may open the file, or what the database role may do."""
+    """Whether a token identifies the principal.
+
+    Without one the store decides: who may open the file, or what the database role may do.
+    """
     job_id: str | None = None
-    """The one job that its token is for."""
+    """The only job its token is for."""
     tenant: str | None = None
-    """The one tenant whose jobs its token reaches."""
+    """The only tenant whose jobs its token reaches."""
     agent: str | None = None
-    """The one agent that its token acts for."""
+    """The only agent its token acts for."""
 
     def acting(self, *candidates: Role, action: str) -> Actor:
-        """This principal in the first of these roles it has; raises NotAllowed, to a token that is bound to a part of the whole."""
+        """This principal in the first of these roles it has.
+
+        Raises NotAllowed, also for a token bound to a tenant or an agent.
+        """
         for word, value in (("tenant", self.tenant), ("agent", self.agent)):
             if value is not None:
                 held = ", ".join(sorted(role.value for role in self.roles))
@@ -141,10 +150,11 @@ class Principal:
         raise NotAllowed(role=held, action=action, reason=reason)
 
 
-# The names of principals: which texts may be one, and how the ledger records who acted.
+# Principal names: which texts are valid, and how the ledger records an actor.
 #
-# An owner is an issuer and a subject, and a tenant where the token binds one (D62). The ledger records an owner as one text, the actor of
-# an event. A subject of the instance's own issuer is recorded as it is; anything else is written in front of it, in angle brackets:
+# An owner is an issuer and a subject, and a tenant where the token binds one (D62). The ledger records an owner as one
+# text, the actor of an event. A subject of the instance's own issuer is recorded unchanged. Anything else gets a prefix
+# in angle brackets:
 #
 # iryna                                                 of the instance's own issuer
 # <tenant=acme>iryna                                    bound to a tenant
@@ -153,8 +163,8 @@ class Principal:
 # <bus>sender-1                                         a sender on the bus
 # db:reports:iryna                                      through the limited PostgreSQL login `reports`
 #
-# No subject begins with an angle bracket or with `db:`, and neither issuer nor tenant holds a space or a bracket, so two owners never share
-# a text.
+# No subject begins with an angle bracket or with `db:`, and neither issuer nor tenant contains a space or a bracket. So
+# two owners never share a text.
 
 NAME_CHARS_MAX = 200
 TENANT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
@@ -163,16 +173,16 @@ BUS = "<bus>"
 _QUALIFIED = re.compile(r"<(?:iss=(?P<issuer>[^ <>]+))?(?: ?tenant=(?P<tenant>[^ <>]+))?>.+", re.DOTALL)
 _UNSAFE_IN_ISSUER = re.compile(r"[ <>%]")
 _IGNORABLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
-"""Characters that count as printable and yet show nothing: fillers, joiners of marks and variation selectors."""
+"""Characters that count as printable but are invisible: fillers, joiners of marks and variation selectors."""
 _EAST_ASIAN = frozenset({"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HANGUL", "BOPOMOFO", "IDEOGRAPHIC"})
 """Scripts that are written together, and with Latin letters."""
 
 
 def name_fault(name: str) -> str | None:
-    """What keeps a text from being a principal's name, for people; None when nothing does.
+    """Why a text cannot be a principal's name, for people; None if it can.
 
-    Two names that look the same to a person would be two owners: what cannot be seen, and letters of scripts that are not written
-    together, are refused and never repaired, so that a name is the same wherever it is compared.
+    Two names that look alike would be two owners. So invisible characters, and letters of scripts that are not written
+    together, are refused. They are never repaired, so that a name is the same wherever it is compared.
     """
     scripts = _scripts(name)
     unseen = not is_storable(name) or not name.isprintable() or _IGNORABLE.search(name) is not None
@@ -190,7 +200,7 @@ def name_fault(name: str) -> str | None:
 
 
 def _scripts(name: str) -> set[str]:
-    """The scripts of its letters and digits; ASCII digits and marks belong to every script."""
+    """The scripts of the name's letters and digits. ASCII digits and marks belong to every script."""
     found: set[str] = set()
     for char in name:
         category = unicodedata.category(char)
@@ -201,19 +211,19 @@ def _scripts(name: str) -> set[str]:
 
 
 def recorded_name(subject: str, *, issuer: str | None = None, tenant: str | None = None) -> str:
-    """How the ledger names this owner; `issuer` is None for the instance's own."""
+    """The name under which the ledger records this owner. `issuer` is None for the instance's own."""
     marks = [] if issuer is None else [f"iss={_UNSAFE_IN_ISSUER.sub(_escaped, issuer)}"]
     marks += [] if tenant is None else [f"tenant={tenant}"]
     return f"<{' '.join(marks)}>{subject}" if marks else subject
 
 
 def sender_name(sender_id: str) -> str:
-    """How the ledger names a sender on the bus: its id is no subject of a token."""
+    """The name under which the ledger records a sender on the bus. A sender id is not a token's subject."""
     return f"{BUS}{sender_id}"
 
 
 def party_of(name: str) -> str:
-    """Who shares workflows with the owner of this recorded name: everybody of its tenant, else the owner alone."""
+    """The group that shares workflows with the owner of this recorded name: its tenant, else the owner alone."""
     found = _QUALIFIED.fullmatch(name)
     if found is None or found["tenant"] is None:
         return name

@@ -1,15 +1,16 @@
-"""Tokens: who a caller says it is, signed by somebody who may say so.
+"""Issues and verifies tokens: JWTs that name a caller and its roles.
 
-A token is a JWT. Its claims: `role` (one of ours, or several), `sub` (the actor's name), `aud` (trellis), `iss`, `iat`, `exp`, and where
-its bearer is bound: `job_id` to one job, `tenant` to one tenant, `agent` to one agent, and to no other.
+Claims: `role` (one role or several), `sub` (the actor's name), `aud` (trellis), `iss`, `iat`, `exp`, and optional
+bounds: `job_id` limits the token to one job, `tenant` to one tenant, `agent` to one agent.
 
-What holds:
-- a key is trusted together with the one algorithm it is for and the one issuer that signs with it, so that a token can
-  choose neither; both are values of the caller (`TrustedKey`), whatever kind of key it is;
-- every token ends, and soon: `exp` and `iat` are required, and the time between them has a bound;
-- nothing of a token counts before its signature was verified but the hint which key to use;
-- a key set holds public keys alone, each with its own name and algorithm; a token's headers can bring no key and no address of one;
-- the time comes in as an argument.
+Invariants:
+- A key is trusted with exactly one algorithm and one issuer, so that a token can choose neither. The caller sets both
+  (`TrustedKey`), for every kind of key.
+- Every token expires soon: `exp` and `iat` are required, and the time between them is bounded.
+- Before its signature is verified, nothing of a token is used but the hint which key to try.
+- A key set holds only public keys, each with its own name and algorithm. A token's headers can supply neither a key nor
+  the address of one.
+- The time is an argument.
 """
 
 import base64
@@ -37,13 +38,13 @@ LEEWAY_S = 5.0
 """How far the clocks of issuer and verifier may differ."""
 TOKEN_CHARS_MAX = 8_192
 AGENT_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
-"""As the slug of an agent."""
+"""The same pattern as the slug of an agent."""
 SHOWN_CHARS_MAX = 60
 SYMMETRIC_BYTES_MIN = 32
-"""A key for HS256 that is shorter than its digest is weaker than the algorithm's name."""
+"""An HS256 key shorter than its digest is weaker than the algorithm promises."""
 HEADERS = frozenset({"alg", "typ", "kid"})
 CURVES: Mapping[str, tuple[str, str]] = MappingProxyType({"Ed25519": ("OKP", "Ed25519"), "ES256": ("EC", "P-256")})
-"""The algorithms of key sets, each with the one kind of key it takes."""
+"""The algorithms of key sets, each with the only key type it accepts."""
 KEYS_MAX = 50
 KEY_SET_BYTES_MAX = 64 * 1024
 KEY_ID_CHARS_MAX = 200
@@ -51,7 +52,7 @@ KEY_ID_CHARS_MAX = 200
 _BOUND: Mapping[str, str] = MappingProxyType(
     {"job_id": JOB_ID_PATTERN, "tenant": TENANT_PATTERN, "agent": AGENT_PATTERN}
 )
-"""The claims that bind a token, and what each must look like."""
+"""The claims that bind a token, and the pattern of each."""
 _SHAPE = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 _ISSUE = "get a new one: trellis token issue --role ROLE"
 
@@ -70,31 +71,37 @@ class TrustedKey:
     ttl_s_max: float = TTL_S_MAX
 
     def __post_init__(self) -> None:
-        # What signs and verifies is loaded with the key, not while somebody waits for an answer.
+        # Load the signing library with the key, not during the first request.
         import_module("joserfc.jwt")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What a verified token says."""
+    """The contents of a verified token."""
 
     name: str
-    """The owner as the ledger records it (`engine/principal_names`): the subject, qualified where it is not one of our own issuer alone."""
+    """The owner as the ledger records it (`auth/principals.py`).
+
+    That is the subject, with a prefix for another issuer or a tenant.
+    """
     roles: frozenset[Role]
     issuer: str
     expires_at: float
     """Seconds since 1970."""
     job_id: str | None = None
-    """The one job this token is for: what is its own to a role that has rights to its own job only."""
+    """The only job this token is for: the "own" job of roles limited to their own."""
     key_id: str | None = None
-    """The key that signed it, of those of its issuer."""
+    """Which of the issuer's keys signed it."""
     tenant: str | None = None
-    """The one tenant whose jobs this token reaches."""
+    """The only tenant whose jobs this token reaches."""
     agent: str | None = None
-    """The one agent that this token acts for."""
+    """The only agent this token acts for."""
 
     def principal(self, *, until: float | None = None, limit: str = "") -> Principal:
-        """Who this is to everything below the entrances. `limit` says what else decides, for the message of a refusal."""
+        """The principal that all layers below the entrances see.
+
+        `limit` says what else decides, for the message of a refusal.
+        """
         held = " and ".join(sorted(role.value for role in self.roles))
         return Principal(
             name=self.name,
@@ -109,7 +116,7 @@ class Identity:
 
 
 def symmetric_key(secret: bytes, *, issuer: str) -> TrustedKey:
-    """A secret of 32 bytes or more as a key for HS256: whoever verifies with it could also issue."""
+    """An HS256 key from a secret of at least 32 bytes. Every verifier with this key can also issue tokens."""
     from joserfc.jwk import OctKey
 
     if len(secret) < SYMMETRIC_BYTES_MIN:
@@ -119,7 +126,7 @@ def symmetric_key(secret: bytes, *, issuer: str) -> TrustedKey:
 
 
 def key_set(body: bytes, *, issuer: str) -> tuple[TrustedKey, ...]:
-    """The public keys of a JWK set; raises KeyUnusable, which says what to correct."""
+    """The public keys of a JWK set. Raises KeyUnusable, which says what to correct."""
     if len(body) > KEY_SET_BYTES_MAX:
         raise KeyUnusable(reason=f"the key set has {len(body)} bytes and the limit is {KEY_SET_BYTES_MAX}")
     found = _jwk(body).get("keys")
@@ -134,12 +141,12 @@ def key_set(body: bytes, *, issuer: str) -> tuple[TrustedKey, ...]:
 
 
 def private_key(body: bytes, *, issuer: str) -> TrustedKey:
-    """The key that signs, from a private JWK; raises KeyUnusable."""
+    """The signing key from a private JWK. Raises KeyUnusable."""
     return _imported(_jwk(body), issuer, private=True)
 
 
 def make_private_jwk(key_id: str, algorithm: str) -> dict[str, str]:
-    """A new key pair as a private JWK; the public one is the same without `d`. Raises OptionInvalid."""
+    """A new key pair as a private JWK. The public key is the same without `d`. Raises OptionInvalid."""
     from joserfc.jwk import ECKey, OKPKey
 
     if algorithm not in CURVES:
@@ -163,7 +170,7 @@ def issue(
     tenant: str | None = None,
     agent: str | None = None,
 ) -> str:
-    """A token that `verify` with the same key accepts for `ttl_s`; raises OptionInvalid."""
+    """A token that `verify` accepts with the same key for `ttl_s`. Raises OptionInvalid."""
     from joserfc import jwt
 
     chosen = [role.value for role in Role if role in set(roles)]
@@ -192,9 +199,10 @@ def issue(
 
 
 def verify(token: str, keys: Sequence[TrustedKey], *, now: float, home: str | None = None) -> Identity:
-    """Whom the token names and as what; raises TokenRefused, which says what to change.
+    """The identity in a valid token. Raises TokenRefused, which says what to change.
 
-    `home` is the instance's own issuer, whose subjects the ledger records as they are: by default that of the first key.
+    `home` is the instance's own issuer, whose subjects the ledger records unchanged. Default: the issuer of the first
+    key.
     """
     from joserfc import jws
     from joserfc.errors import JoseError
@@ -225,12 +233,12 @@ def verify(token: str, keys: Sequence[TrustedKey], *, now: float, home: str | No
 
 
 def is_trusted(identity: Identity, keys: Iterable[TrustedKey]) -> bool:
-    """Whether the key that signed for this identity is still among these."""
+    """Whether the key that signed this identity's token is still among these."""
     return (identity.issuer, identity.key_id) in {(key.issuer, key.key_id) for key in keys}
 
 
 def roles_of(names: Iterable[str]) -> frozenset[Role]:
-    """Roles by name; raises OptionInvalid, which lists them."""
+    """Roles by name. Raises OptionInvalid, which lists them."""
     found: set[Role] = set()
     for name in names:
         if name not in set(Role):
@@ -291,7 +299,7 @@ def _padded(part: str) -> str:
 
 
 def _chosen(header: Mapping[str, Any], hint: Mapping[str, Any], keys: Sequence[TrustedKey]) -> TrustedKey:
-    """The one trusted key that the token may have been signed with."""
+    """The only trusted key that may have signed the token."""
     odd = sorted(set(header) - HEADERS)
     if odd:
         _refuse(f"its header has {_shown(odd[0])}, which is not understood here", _ISSUE)
@@ -339,7 +347,10 @@ def _identity(claims: Mapping[str, Any], key: TrustedKey, now: float, foreign_is
 
 
 def _bound(claims: Mapping[str, Any], claim: str) -> str | None:
-    """What this claim binds the token to; None without it. A claim that means nothing must not leave the token unbound."""
+    """The value this claim binds the token to; None without the claim.
+
+    An invalid claim must not leave the token unbound.
+    """
     if claim not in claims or (claims[claim] is None and claim == "job_id"):
         return None
     value = claims[claim]
@@ -387,7 +398,7 @@ def _fits(claim: str, text: str) -> bool:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """A JSON object; a name that comes twice would mean one thing here and another elsewhere."""
+    """Parse a JSON object. Duplicate names are refused, because parsers disagree about their meaning."""
     value: Any = json.loads(body, object_pairs_hook=_once, parse_constant=_no_constant)
     if not isinstance(value, dict):
         raise TypeError("no object")

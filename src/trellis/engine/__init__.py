@@ -1,1 +1,1 @@
-"""What happens: the ledger port, claiming, retries, sweep, feed, verify. Imports lifecycles only."""
+"""The durable job engine: the ledger port, claiming, retries, sweep, feed, verify. Imports lifecycles only."""

@@ -1,4 +1,14 @@
-"""Administrative acts, and the nodes on which they were done."""
+"""Administrative acts: changes by people and components that are not steps of a job, with their actor (OBS-1, D35).
+
+- The ledger records an act on itself in the transaction of the change, for every caller. Such acts are: pausing a type,
+  limiting a rate, a key or the number held, declaring type options, releasing a subscriber, a migration.
+- `Ledger.record_act` records acts on something outside the ledger, such as the status of an agent, and refused
+  requests.
+- The projector publishes one audit record per act.
+- Setting a value to what it already is changes nothing and is no act.
+- Every act records who, from which node, why and when.
+- An act that may be recorded again after a crash carries its own id. The second recording changes nothing.
+"""
 
 import json
 import re
@@ -24,25 +34,15 @@ def this_node() -> str:
 
 
 def node_of(actor: str, recorded: str | None) -> str | None:
-    """The machine that an actor wrote from: as recorded, else as the name of a process (`worker@alpine:71`) says.
+    """The machine an actor wrote from: as recorded, else taken from a process name such as `worker@alpine:71`.
 
-    Ledgers of before record no machine; of a name that names no process, such as a person's, it is then not known.
+    Older ledgers record no machine. For an actor name without a process, such as a person's, the result is then None.
     """
     if recorded:
         return recorded
     found = _PROCESS.search(actor)
     return None if found is None else found["node"]
 
-
-# Administrative acts: what people and components change that is no step of a job, and who changed it (OBS-1, D35).
-#
-# An act on the ledger itself (pausing a type, limiting a rate, a key or how many are held, declaring the options of a type, leaving a
-# follower behind, a migration) is recorded by the ledger in the transaction that makes the change, from whichever entrance it came. An act
-# on something outside of the ledger, such as the status of an agent, and a request that was refused are recorded with `Ledger.record_act`.
-# The projector publishes one audit record of each. Setting something to what it is already changes nothing, and is no act.
-#
-# Every act says who, from which node, why and when. An act that may be recorded again after a crash brings its own id: the second time
-# changes nothing.
 
 PAUSED = "type.paused"
 RESUMED = "type.resumed"
@@ -55,12 +55,12 @@ MIGRATED = "ledger.migrated"
 GRANTED = "authority.granted"
 TOKEN_ISSUED = "token.issued"  # noqa: S105 - the name of an event
 LEDGER_SUBJECT = "ledger"
-"""What the act of a migration is about."""
+"""The subject of a migration's act."""
 NO_REASON = "no reason given"
-"""The cause of an act whose author gave none. PostgreSQL writes the same."""
+"""The cause of an act whose author gave none. PostgreSQL writes the same text."""
 HOME_ISSUER = "issuer.changed"
 ACTIVITY = ("active", "paused")
-"""How a type stands that is not paused, and one that is."""
+"""The source and target values of acts that pause or resume a type."""
 EVENT_CHARS_MAX = 100
 SUBJECT_CHARS_MAX = 500
 TEXT_CHARS_MAX = 2_000
@@ -68,12 +68,12 @@ CORRELATION_CHARS_MAX = 200
 JOB_CHARS_MAX = 200
 FACTS_BYTES_MAX = 1024 * 1024
 ACTS_MAX = 500
-"""Acts of one page."""
+"""The most acts on one page."""
 RECORD_FIELDS = (
     *("ts", "event", "actor", "job_id", "from", "to", "node", "format", "event_id"),
     *("subject", "role", "actor_name", "correlation_id", "cause"),
 )
-"""What every audit record of an act has, in this order. The act's facts follow under names of their own."""
+"""The fields of every audit record of an act, in this order. The act's facts follow under their own names."""
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _FACT_NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
@@ -81,7 +81,7 @@ _FACT_NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewAct:
-    """An act to record: what happened (`agent.status.changed`), to what, how that stood before and stands now, and why."""
+    """An act to record: the event (`agent.status.changed`), its subject, the values before and after, and the cause."""
 
     event: str
     subject: str
@@ -90,11 +90,11 @@ class NewAct:
     cause: str | None = None
     correlation_id: str | None = None
     job_id: str | None = None
-    """The job that the act follows from, if one does."""
+    """The job that caused the act, if any."""
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What else the audit record says, as JSON; at most FACTS_BYTES_MAX."""
+    """Further fields of the audit record, as JSON; at most FACTS_BYTES_MAX."""
     id: str | None = None
-    """An id of the caller's own, for an act that may be recorded twice: the second time nothing is written."""
+    """The caller's own id, for an act that may be recorded twice. The second recording writes nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +118,10 @@ class AdminAct:
 
 
 def checked_act(act: NewAct) -> NewAct:
-    """The act as it can be stored, long texts cut; raises OptionInvalid for a name that cannot be, and for too many facts."""
+    """The act as it can be stored, with long texts cut.
+
+    Raises OptionInvalid for an invalid name and for too many facts.
+    """
     if not 1 <= len(act.event) <= EVENT_CHARS_MAX:
         raise OptionInvalid(option="event", value=act.event[:50], expected=f"1 to {EVENT_CHARS_MAX} characters")
     if not 1 <= len(act.subject) <= SUBJECT_CHARS_MAX:
@@ -146,12 +149,12 @@ def checked_act(act: NewAct) -> NewAct:
 
 
 def reason(text: str | None) -> str:
-    """Why somebody acted, as an act records it: cut to what can be stored, or that no reason was given."""
+    """The cause as an act records it: cut to the storable length, or NO_REASON."""
     return _cut(text) or NO_REASON
 
 
 def facts_text(facts: Mapping[str, Any]) -> str | None:
-    """An act's facts as both ledgers store them; None for none."""
+    """An act's facts as both ledgers store them; None if empty."""
     return json.dumps(dict(facts), separators=(",", ":")) if facts else None
 
 
@@ -161,7 +164,7 @@ def read_facts(text: str | None) -> Mapping[str, Any]:
 
 
 def rate_text(per_second: float | None, burst: int) -> str | None:
-    """A rate limit as acts show it; None for no limit. PostgreSQL words it the same."""
+    """A rate limit as acts show it; None for no limit. PostgreSQL produces the same text."""
     return None if per_second is None else f"{float(per_second)!r}".removesuffix(".0") + f"/s, burst {burst}"
 
 

@@ -1,7 +1,7 @@
-"""Calls that meet on their way to a ledger go together: whoever comes while one batch is under way is in the next.
+"""Group commit for ledger calls: calls that arrive while a batch is in progress go together in the next one.
 
-There is no timer: an idle batcher sends at once. A call whose caller has gone before it was sent is not sent. When one call of a batch
-is refused, the others are made again without it. Calls that ask for the very same share one (`SingleFlight`).
+There is no timer: an idle batcher sends at once. A call whose caller is gone before it was sent is not sent. When one
+call of a batch is refused, the others are made again without it. Identical calls share one answer (`SingleFlight`).
 """
 
 import asyncio
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 
 class Batcher(Generic[Item, Answer]):
-    """Calls that arrive while one batch is under way go together in the next; idle means at once."""
+    """Collects calls that arrive while a batch is in progress into the next batch. When idle, sends at once."""
 
     def __init__(
         self, run: Callable[[Sequence[Item]], Awaitable[list[Answer]]], weigh: Callable[[Item], int], limit: int
@@ -29,7 +29,7 @@ class Batcher(Generic[Item, Answer]):
         self._task: asyncio.Task[None] | None = None
 
     async def put(self, item: Item) -> Answer:
-        """The answer to this item, after the transaction that carried it."""
+        """The answer to this item, after the transaction that carried it has committed."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._task is None or self._task.done():
@@ -37,7 +37,7 @@ class Batcher(Generic[Item, Answer]):
         return await future
 
     async def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the batches in progress."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
@@ -48,7 +48,7 @@ class Batcher(Generic[Item, Answer]):
                 await self._settle(batch)
 
     def _take(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
-        """As many as the limit allows, but one at least; those that nobody waits for any more are left out."""
+        """The next batch: up to the weight limit, but at least one item. Items whose caller is gone are left out."""
         batch: list[tuple[Item, asyncio.Future[Answer]]] = []
         weight = 0
         while self._waiting:
@@ -67,7 +67,7 @@ class Batcher(Generic[Item, Answer]):
         try:
             answers = await self._run([item for item, _ in batch])
         except (InputError, Refused) as error:
-            # A refusal belongs to one caller: the others' calls are made again without it.
+            # A refusal concerns one caller only: the other calls are made again one by one.
             if len(batch) == 1:
                 _fail(batch, error)
             else:
@@ -90,23 +90,23 @@ def _fail(batch: Sequence[tuple[Any, asyncio.Future[Any]]], error: BaseException
 
 
 class SingleFlight(Generic[Key, Answer]):
-    """Calls with the same key that meet share one answer or one error. Nothing is kept once the call has ended."""
+    """Concurrent calls with the same key share one answer or one error. Nothing is cached after the call has ended."""
 
     def __init__(self, run: Callable[[Key], Awaitable[Answer]]) -> None:
         self._run = run
         self._under_way: dict[Key, asyncio.Task[Answer]] = {}
 
     async def call(self, key: Key) -> Answer:
-        """The answer for this key. A caller that is cancelled leaves the call to the others that wait for it."""
+        """The answer for this key. A cancelled caller does not cancel the call for the others."""
         task = self._under_way.get(key)
         if task is None:
             task = self._under_way[key] = asyncio.create_task(self._answer(key))
-            # Nobody may be left to hear of an error, which is none of asyncio's business.
+            # All callers may be gone when it fails: read the exception, so that asyncio does not warn about it.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the calls in progress."""
         if self._under_way:
             await asyncio.wait(list(self._under_way.values()))
 

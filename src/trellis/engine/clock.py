@@ -1,4 +1,4 @@
-"""How the engine's loops see time: a monotonic reading and a sleep, passed in so that tests never wait."""
+"""The clock of the engine's loops: a monotonic reading and a sleep, injected so that tests never wait."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,19 +8,22 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """Elapsed time of this process. It says nothing about the ledger's time and is never compared with it."""
+    """Elapsed time of this process. It is unrelated to the ledger's time and never compared with it."""
 
     def monotonic(self) -> float:
-        """Seconds that only ever grow."""
+        """Seconds that never decrease."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Come back after that long by this clock."""
+        """Return after this many seconds of this clock."""
         ...
 
 
 async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns, or TimeoutError after that long by this clock; then, and when cut from outside, it is ended first."""
+    """Run `work` for at most this many seconds of this clock, else raise TimeoutError.
+
+    On time-out or cancellation, `work` is cancelled and awaited first.
+    """
     working = asyncio.ensure_future(work)
     limit = asyncio.ensure_future(clock.sleep(seconds))
     try:
@@ -37,7 +40,7 @@ async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> 
 async def sleep_or_stop(
     clock: Clock, stop: asyncio.Event, seconds: float, *, sooner: Coroutine[Any, Any, None] | None = None
 ) -> bool:
-    """Sleep, but no longer than until `stop` is set or `sooner` comes back; True when `stop` is set."""
+    """Sleep until the time is over, `stop` is set or `sooner` returns. True when `stop` is set."""
     if stop.is_set() or seconds <= 0:
         if sooner is not None:
             sooner.close()

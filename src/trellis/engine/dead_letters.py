@@ -1,7 +1,7 @@
-"""Dead-lettering by an operator: the one way for Python, HTTP and the command line (DJ-18).
+"""Dead-lettering by an operator, the same for Python, HTTP and the command line (DJ-18).
 
-A job that is queued, assigned or running ends at once, without a retry; its holder's work is refused. The letter says who ended it, for
-which of these reasons, and how far the job was.
+A queued, assigned or running job ends at once, without a retry. Later writes of its holder are refused. The dead letter
+says who ended the job, for which of these reasons, and at which stage it was.
 """
 
 from trellis.engine.errors import JobNotFound, OptionInvalid
@@ -29,14 +29,14 @@ OPERATOR_REASON_CODES = (
     ReasonCode.VALIDATION_FAILED,
     ReasonCode.PARSE_ERROR,
 )
-"""The reasons that a person can know; the others are found by the engine itself."""
+"""The reasons that an operator may give. The engine itself determines the others."""
 LOOKS_MAX = 5
-"""A job may take a step between being looked at and being moved; then it is looked at again, so often."""
+"""How often the job is read and moved before giving up, when it changes between the two."""
 CAUSE_CHARS_MAX = 200
 
 
 def operator_reason_code(code: str) -> ReasonCode:
-    """The reason by its code; raises OptionInvalid."""
+    """The reason for this code. Raises OptionInvalid."""
     if code not in OPERATOR_REASON_CODES:
         raise OptionInvalid(
             option="reason_code", value=code, expected=f"choose one of {', '.join(OPERATOR_REASON_CODES)}"
@@ -47,7 +47,10 @@ def operator_reason_code(code: str) -> ReasonCode:
 async def dead_letter(
     ledger: Ledger, actor: Actor, job_id: JobId, request_id: RequestId, *, reason_code: ReasonCode, reason: str
 ) -> Moved | NotMoved:
-    """End a job with a dead letter; the same request again gets the same answer. Raises JobNotFound, OptionInvalid."""
+    """End a job with a dead letter.
+
+    Repeating the request id returns the same answer. Raises JobNotFound, OptionInvalid.
+    """
     text = (storable(reason) or "").strip()[:ERROR_CHARS_MAX]
     if not text:
         raise OptionInvalid(option="reason", value=reason, expected="say why the job is dead-lettered")

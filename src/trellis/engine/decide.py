@@ -1,8 +1,8 @@
-"""What happens to a job by itself: its lease is lost, its timer falls due, its deadline passes, or a soft cancel is carried out.
+"""Decides automatic steps of a job: lease lost, timer due, deadline passed, or a soft cancel to carry out.
 
-This is decided here, once, for both ledgers. A decision is a pure function of the job's state, the occasion and a few facts.
-SQLite's ledger calls `decision`. PostgreSQL's functions read the table `decision`: every answer there is, written into the
-database by each `trellis migrate` (`decision_rows`). Neither ledger has a text, a reason or a stage of its own.
+Both ledgers use these decisions. A decision is a pure function of the job's state, the occasion and a few facts. The
+SQLite ledger calls `decision`. PostgreSQL's functions read the table `decision`, which holds every possible answer and
+is written by each `trellis migrate` (`decision_rows`). Neither ledger has a text, a reason or a stage of its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,28 +18,28 @@ from trellis.lifecycles.events import Cause
 
 
 class Occasion(StrEnum):
-    """What came to pass without anybody's call. The values are what PostgreSQL's functions ask for."""
+    """What happened without a call. PostgreSQL's functions use these values."""
 
     LEASE_LOST = "lease_lost"
     TIMER_DUE = "timer_due"
     DEADLINE = "deadline"
     CANCEL_GRACE_OVER = "cancel_grace_over"
-    """The holder was asked to stop and did not within its grace."""
+    """The holder had a cancel request and did not stop within the grace period."""
     CANCEL_LET_GO = "cancel_let_go"
-    """The holder was asked to stop and gives the job back, or has not begun it."""
+    """The holder had a cancel request and releases the job, or has not started it."""
 
 
 class Fact(IntFlag):
-    """What a decision depends on besides the state. PostgreSQL passes them by name to `_facts`."""
+    """The facts that a decision depends on besides the state. PostgreSQL passes them by name to `_facts`."""
 
     CANCEL_REQUESTED = 1
     ATTEMPTS_LEFT = 2
     FIRST_DEATH = 4
-    """No worker died under this job before."""
+    """No worker died while running this job before."""
     LAST_DEATH = 8
-    """This death of a worker reaches the job's `max_deaths`."""
+    """This worker death reaches the job's `max_deaths`."""
     SPARABLE = 16
-    """Not so many attempts were lost that a further one must count although it never began."""
+    """Few enough attempts were lost that one lost before it began need not count."""
     DEADLINE_PASSED = 32
 
 
@@ -53,7 +53,7 @@ class Decision:
     trigger: str | None
     """None: the job keeps its state and waits there for the next holder."""
     cause: str | None = None
-    """For the event and the dead letter; `%s` stands for the number of deaths."""
+    """For the event and the dead letter. `%s` stands for the number of deaths."""
     reason_code: ReasonCode | None = None
     """For the dead letter; None where the target state has none."""
     stage: Stage | None = None
@@ -61,19 +61,22 @@ class Decision:
     spares_attempt: bool = False
 
     def cause_after(self, deaths: int) -> str | None:
-        """The cause as it is recorded after so many deaths."""
+        """The cause to record after this many deaths."""
         return None if self.cause is None else self.cause.replace("%s", str(deaths))
 
 
 @cache
 def decision(lifecycle: int, state: int, occasion: Occasion, facts: Fact) -> Decision | None:
-    """The decision for a job in a state, both by their stored numbers; None where the lifecycle declares nothing for the occasion."""
+    """The decision for a job in a state, both by their stored numbers.
+
+    None where the lifecycle declares nothing for the occasion.
+    """
     declared = BY_CODE[lifecycle]
     return _RULES[occasion][0](declared, declared.state_of(state), facts)
 
 
 def decision_rows() -> Iterator[tuple[int, int, str, int, str | None, str | None, str | None, str | None, bool, bool]]:
-    """Every decision there is, in the order of the columns of PostgreSQL's table `decision`."""
+    """Every possible decision, in the column order of PostgreSQL's table `decision`."""
     for lifecycle, occasion in product(BY_CODE.values(), Occasion):
         read = _RULES[occasion][1]
         for state, facts in product(lifecycle.states, range(max(Fact) * 2)):
@@ -87,7 +90,7 @@ def decision_rows() -> Iterator[tuple[int, int, str, int, str | None, str | None
 
 
 def _on_lease_lost(lifecycle: Lifecycle, state: State, facts: Fact) -> Decision | None:
-    """A cancel that was requested, the next attempt, or the end. A death counts where user code ran."""
+    """Carry out a requested cancel, or start the next attempt, or end the job. A death counts where user code ran."""
     if state.phase is not Phase.HELD:
         return None
     cancel = _cancel(lifecycle, state, Cause.CANCEL_HOLDER_GONE) if Fact.CANCEL_REQUESTED in facts else None
@@ -107,7 +110,7 @@ def _on_lease_lost(lifecycle: Lifecycle, state: State, facts: Fact) -> Decision 
 
 
 def _on_timer_due(lifecycle: Lifecycle, state: State, facts: Fact) -> Decision | None:
-    """The next attempt, or the end when no attempt or no time is left."""
+    """Start the next attempt, or end the job when no attempt or no time is left."""
     if not _may(lifecycle, state, Trigger.DUE):
         return None
     if not _may(lifecycle, state, Trigger.EXHAUST):
@@ -122,7 +125,7 @@ def _on_timer_due(lifecycle: Lifecycle, state: State, facts: Fact) -> Decision |
 
 
 def _on_deadline(lifecycle: Lifecycle, state: State, _: Fact) -> Decision | None:
-    """The end where the state knows deadlines; elsewhere the deadline is left for a later state."""
+    """End the job if the state has a deadline transition. Otherwise the deadline applies in a later state."""
     if not _may(lifecycle, state, Trigger.DEADLINE):
         return None
     return _end(lifecycle, state, Trigger.DEADLINE, Cause.DEADLINE_PASSED, ReasonCode.TIMEOUT)
@@ -151,7 +154,7 @@ def _end(
     stage: Stage | None = None,
     died: bool = False,
 ) -> Decision:
-    """The step to the job's end, with a dead letter where the target state has one."""
+    """The step to the job's end, with a dead letter if the target state requires one."""
     target = next_state(lifecycle, state.name, trigger, lifecycle.swept_by)
     if isinstance(target, Illegal) or not target.dead_letter:
         return Decision(trigger=trigger, cause=cause, counts_death=died)
@@ -160,7 +163,7 @@ def _end(
 
 
 def _may(lifecycle: Lifecycle, state: State, trigger: str) -> bool:
-    """Whether the role that sweeps this lifecycle may pull the trigger in this state."""
+    """Whether the role that sweeps this lifecycle may fire the trigger in this state."""
     return not isinstance(next_state(lifecycle, state.name, trigger, lifecycle.swept_by), Illegal)
 
 
@@ -171,4 +174,4 @@ _RULES: Mapping[Occasion, tuple[Callable[[Lifecycle, State, Fact], Decision | No
     Occasion.CANCEL_GRACE_OVER: (_on_cancel_grace_over, NO_FACTS),
     Occasion.CANCEL_LET_GO: (_on_cancel_let_go, NO_FACTS),
 }
-"""The rule of each occasion, and the facts that it reads."""
+"""The rule of each occasion, and the facts it reads."""

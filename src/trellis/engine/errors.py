@@ -52,7 +52,7 @@ class TrellisError(Exception):
 
     code: ClassVar[str] = "INTERNAL_ERROR"
     shown: ClassVar[str | None] = None
-    """What a caller over the network is told instead of a message that may hold addresses of servers."""
+    """The text that network callers get instead of a message that may contain server addresses."""
 
     def __init__(self, **data: object) -> None:
         self.data = data
@@ -185,7 +185,7 @@ class LedgerUrlInvalid(LedgerError):
     code = "VALIDATION_FAILED"
 
     def __init__(self, *, url: object, reason: object) -> None:
-        # Errors end up in logs; a password does not.
+        # Errors are logged: mask the password.
         covered = re.sub(r"(//[^/@:]*:)[^/@]*@", r"\1***@", str(url))
         super().__init__(url=re.sub(r"\b(password=)[^&]*", r"\1***", covered), reason=reason)
 

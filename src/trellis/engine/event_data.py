@@ -1,7 +1,7 @@
-"""What the events of a job carry beside the step: artifacts that its handler named, the traceback of a failure, who asked it to stop.
+"""The data that a job's events carry: artifacts named by its handler, the traceback of a failure, a cancel request.
 
-Everything here is written in the transaction of the step and never changes. Artifacts belong to the completion: the job has succeeded
-and they are there, or neither is so (DJ-20).
+All of it is written in the transaction of the step and never changes. Artifacts belong to the completion: either the
+job has succeeded and they are recorded, or neither (DJ-20).
 """
 
 import json
@@ -16,7 +16,7 @@ from trellis.engine.text import is_storable
 
 ARTIFACTS_MAX = 100
 ARTIFACTS_BYTES_MAX = 65_536
-"""Of all pointers of a job together: they travel with its last event to every reader of the feed."""
+"""For all pointers of a job together: every reader of the feed receives them with the last event."""
 POINTER_CHARS_MAX = 2_000
 NAME_CHARS_MAX = 200
 SHA256_CHARS = 64
@@ -24,7 +24,10 @@ SHA256_CHARS = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtifactPointer:
-    """Where something is that a job made: `pointer` is an address (s3://…, file://…), the rest says how to check it."""
+    """The location of something a job made.
+
+    `pointer` is an address (s3://…, file://…); the other fields allow checking it.
+    """
 
     pointer: str
     name: str | None = None
@@ -42,7 +45,7 @@ class ArtifactPointer:
 
 
 def add_artifact(artifacts: list[ArtifactPointer], one: ArtifactPointer) -> None:
-    """Name one more; raises OptionInvalid when there are too many."""
+    """Add an artifact. Raises OptionInvalid when there are too many."""
     if len(artifacts) >= ARTIFACTS_MAX:
         raise OptionInvalid(option="artifacts", value=len(artifacts) + 1, expected=f"at most {ARTIFACTS_MAX} of a job")
     size = len(artifacts_data([*artifacts, one]) or b"")
@@ -55,7 +58,7 @@ def add_artifact(artifacts: list[ArtifactPointer], one: ArtifactPointer) -> None
 
 
 def artifacts_data(artifacts: Sequence[ArtifactPointer]) -> bytes | None:
-    """The data of a completion that names these artifacts; None without any."""
+    """The event data of a completion that names these artifacts; None without any."""
     if not artifacts:
         return None
     told = [{name: value for name, value in asdict(one).items() if value is not None} for one in artifacts]
@@ -63,7 +66,10 @@ def artifacts_data(artifacts: Sequence[ArtifactPointer]) -> bytes | None:
 
 
 def artifacts_of(events: Sequence[Event]) -> tuple[ArtifactPointer, ...]:
-    """The artifacts that the job's completion named, also when it was compensated later; none where it did not succeed."""
+    """The artifacts that the job's completion named, also after a later compensation.
+
+    Empty if the job did not succeed.
+    """
     done = next((event for event in reversed(events) if event.source != event.target), None)
     told = None if done is None else data_of(done).get("artifacts")
     named = cast("list[dict[str, Any]]", told) if isinstance(told, list) else []
@@ -71,7 +77,7 @@ def artifacts_of(events: Sequence[Event]) -> tuple[ArtifactPointer, ...]:
 
 
 def last_traceback(events: Sequence[Event]) -> str | None:
-    """Where the handler's last failure was raised, as Python tells it; None when none failed."""
+    """The Python traceback of the handler's last failure; None if it never failed."""
     for event in reversed(events):
         error = data_of(event).get("error")
         told = cast("dict[str, Any]", error).get("traceback") if isinstance(error, dict) else None
@@ -81,7 +87,7 @@ def last_traceback(events: Sequence[Event]) -> str | None:
 
 
 def cause_of(event: Event) -> str | None:
-    """Why this step was made. Of a soft cancel that was carried out: how it ended, who asked for it and why."""
+    """Why this step was made. For a completed soft cancel: how it ended, who requested it and why."""
     data = data_of(event)
     by, reason = data.get("asked_by"), data.get("reason")
     if by is None:
@@ -91,24 +97,24 @@ def cause_of(event: Event) -> str | None:
 
 
 CANCEL_REQUESTED = "cancel_requested"
-"""Where the event of a job's end says that somebody had asked its holder to stop: the job ended otherwise before it did."""
+"""The member of an end event's data that records a cancel request. The job ended before it took effect."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CancelRequest:
-    """A soft cancel that a job's holder was asked for."""
+    """A soft cancel requested of a job's holder."""
 
     actor: str
     role: str
     at: datetime | None
-    """None in ledgers that recorded the request before its time was kept."""
+    """None for requests recorded by ledgers that did not store the time."""
     cause: str | None
 
 
 def with_cancel_request(data: bytes | None, request: CancelRequest | None) -> bytes | None:
-    """The data of the event of an end, with the request beside it; data that is no JSON object stays as it is.
+    """The data of an end event with the cancel request added. Data that is not a JSON object stays unchanged.
 
-    `_with_cancel_request` says the same to PostgreSQL.
+    PostgreSQL's `_with_cancel_request` does the same.
     """
     if request is None:
         return data
@@ -122,7 +128,7 @@ def with_cancel_request(data: bytes | None, request: CancelRequest | None) -> by
 
 
 def cancel_request_in(data: bytes | None) -> CancelRequest | None:
-    """The request that the data of an end carries, if any."""
+    """The cancel request in an end event's data, if any."""
     read: Any = json.loads(data) if data and CANCEL_REQUESTED.encode() in data else None
     told: Any = cast("dict[str, Any]", read).get(CANCEL_REQUESTED) if isinstance(read, dict) else None
     if not isinstance(told, dict):
@@ -138,14 +144,14 @@ def cancel_request_in(data: bytes | None) -> CancelRequest | None:
 
 
 def with_cancel_request_of(job: Job, request: CancelRequest | None) -> Job:
-    """The job with who asked its holder to stop; the same job when nobody did."""
+    """The job with its cancel request filled in; the same job without one."""
     if request is None:
         return job
     return replace(job, cancel_asked_by=request.actor, cancel_asked_at=request.at, cancel_cause=request.cause)
 
 
 def reason_of(event: Event) -> str:
-    """Why a job ended that did not succeed: the error with its code, else the cause, else the event's type."""
+    """Why a job ended without success: the error with its code, else the cause, else the event's type."""
     data = data_of(event)
     error: Any = data.get("error", data.get("error_message"))
     message = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
@@ -155,7 +161,7 @@ def reason_of(event: Event) -> str:
 
 
 def data_of(event: Event) -> dict[str, Any]:
-    """What the event carries; empty for one that carries nothing, or something else than an object."""
+    """The event's data; empty when there is none or it is not a JSON object."""
     read: Any = json.loads(event.data) if event.data else None
     return cast("dict[str, Any]", read) if isinstance(read, dict) else {}
 

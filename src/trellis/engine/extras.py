@@ -1,4 +1,4 @@
-"""The optional parts of Trellis: extras of its own, and plugins that other packages bring."""
+"""The optional parts of Trellis: its own extras, and plugins that other packages provide."""
 
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
@@ -8,11 +8,9 @@ from typing import Any
 
 from trellis.engine.errors import ExtraMissing, SettingsInvalid
 
-# The optional parts of Trellis: who needs one that is not installed is told the name of its extra.
-
 
 class Extra(StrEnum):
-    """The extras of `pyproject.toml` that code asks for, by name."""
+    """The extras of `pyproject.toml` that code needs."""
 
     POSTGRES = "postgres"
     S3 = "s3"
@@ -28,14 +26,14 @@ PACKAGES: dict[Extra, frozenset[str]] = {
     Extra.BUS: frozenset({"cap", "google", "grpc", "nats", "redis"}),
     Extra.OTEL: frozenset({"opentelemetry"}),
 }
-"""The top-level modules that each extra brings and the base install lacks."""
+"""The top-level modules that each extra adds to the base install."""
 
 
 @contextmanager
 def extra_needed(extra: Extra, feature: str) -> Generator[None]:
-    """Import optional packages inside; raises ExtraMissing where one of this extra's is not installed.
+    """Import optional packages inside. Raises ExtraMissing, with the extra's name, when one of its packages is missing.
 
-    Any other missing module is a fault of the installation or of the code and is raised as it is.
+    Any other missing module is a fault of the installation or the code and is raised unchanged.
     """
     try:
         yield
@@ -46,11 +44,14 @@ def extra_needed(extra: Extra, feature: str) -> Generator[None]:
         raise ExtraMissing(feature=feature, package=package, extra=extra.value) from error
 
 
-# Parts that an installed package brings, by an entry point: its group says what kind of part it is, its name is what the setting says.
+# Plugins are entry points: the group is the kind of plugin, the name is the value of the setting.
 
 
 def load_plugin(group: str, name: str, *, ours: Iterable[str]) -> Any:
-    """The object that one installed package brings under this name; raises SettingsInvalid, which names what can be chosen."""
+    """The plugin that an installed package provides under this name.
+
+    Raises SettingsInvalid, which lists the known names.
+    """
     brought = entry_points(group=group)
     found = [point for point in brought if point.name == name]
     if not found:

@@ -1,4 +1,11 @@
-"""Jobs as values: what a caller asks of the ledger, which ids are reserved, and the options of a job type."""
+"""The engine's value types: jobs, leases, claims, steps and their answers; reserved job ids; options of a job type.
+
+- `JobId` is the external text id that people and documents see; `JobKey` is the ledger's own number.
+- `Epoch` is the fencing token of a job. It rises at every claim and every revocation and is never reset.
+- `version` counts a job's transitions.
+- Attempts and generations count from 0 here; people see attempt + 1.
+- Values made for every job on the hot path are named tuples: they cost an eighth of a frozen dataclass.
+"""
 
 import re
 from collections.abc import Mapping
@@ -13,13 +20,6 @@ from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
 
-# The nouns of the engine, as values: jobs, leases, events, dead letters, and what a caller asks of the ledger.
-#
-# Ids: `JobId` is the external text id that people and documents see; `JobKey` is the ledger's own number. `Epoch` is the
-# fencing token: it rises at every claim and every revocation and is never reset. `version` counts a job's transitions.
-# Attempts and generations count from 0 here; people see attempt + 1. What is made for every single job on the hot path is a
-# named tuple, an eighth of the price of a frozen dataclass.
-
 JobId = NewType("JobId", str)
 JobKey = NewType("JobKey", int)
 Epoch = NewType("Epoch", int)
@@ -27,7 +27,7 @@ ClaimId = NewType("ClaimId", str)
 RequestId = NewType("RequestId", str)
 
 CORRELATION_PATTERN = r"[A-Za-z0-9._:-]{1,100}"
-"""What a caller may choose as the correlation id of a request or a run."""
+"""The correlation ids that a caller may choose for a request or a run."""
 JOB_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$"
 TYPE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:>*-]{0,199}$"
 PAYLOAD_BYTES_MAX = 1024 * 1024
@@ -35,14 +35,17 @@ RESULT_BYTES_MAX = 1024 * 1024
 ERROR_CHARS_MAX = 8_000
 CLAIM_MAX = 1_000
 LEAST_URGENT_FIRST_EVERY = 8
-"""Every so many claims of one claimer look at the least urgent class first, so that none starves."""
+"""Once in this many claims a claimer takes the least urgent priority first, so that no priority starves."""
 SUBMIT_MAX = 5_000
 RESTORE_MAX = 500
 REMARKS_MAX = 100
 HEAD_PAYLOAD_BYTES_MAX = 8_192
-"""A head comes without a larger payload."""
+"""`peek_ready` leaves out payloads larger than this."""
 HEADS_MAX = 5_000
-"""Jobs that one look at the heads of all types gives; where they are more, the first of every type come before the second."""
+"""The most jobs that one call of `peek_ready` returns.
+
+Beyond that, the first job of every type comes before the second of any.
+"""
 DELAY_S_MAX = 366 * 24 * 3600.0
 ATTEMPTS_DEFAULT = 5
 ATTEMPTS_MAX = 1_000
@@ -51,16 +54,19 @@ LEASE_S_DEFAULT = 60.0
 HEARTBEAT_S_DEFAULT = 15.0
 CANCEL_GRACE_S_DEFAULT = 30.0
 SILENCE_GRACE_S = 0.5
-"""How much more than two heartbeats of silence a holder is given; with the sweep on top it is free within one second."""
+"""Added to two heartbeats before a silent holder loses its lease.
+
+With the sweep on top the job is free within one second.
+"""
 
 
 def heartbeat_for(lease_s: float) -> float:
-    """How often a lease is renewed where nobody says: three times while it lasts, and every HEARTBEAT_S_DEFAULT at least (D65)."""
+    """The default heartbeat interval: three times per lease, and at least every HEARTBEAT_S_DEFAULT (D65)."""
     return min(HEARTBEAT_S_DEFAULT, lease_s / 3)
 
 
 def lease_length_s(lease_s: float, heartbeat_s: float) -> float:
-    """How long a silent holder keeps a job: its lease, or two missed heartbeats, whichever is over first."""
+    """How long a silent holder keeps its lease: `lease_s`, or two missed heartbeats plus a grace if that is shorter."""
     return min(lease_s, 2 * heartbeat_s + SILENCE_GRACE_S)
 
 
@@ -86,7 +92,7 @@ class ReasonCode(StrEnum):
 
 
 class Stage(StrEnum):
-    """How far a job was when it was dead-lettered."""
+    """The stage that a job had reached when it was dead-lettered."""
 
     FETCH = "fetch"
     INPUT = "input"
@@ -96,7 +102,7 @@ class Stage(StrEnum):
 
 
 class CancelMode(StrEnum):
-    """Soft asks the holder to stop; hard ends the job now."""
+    """How a job is cancelled: soft asks its holder to stop, hard ends the job now."""
 
     SOFT = "soft"
     HARD = "hard"
@@ -111,21 +117,27 @@ class Actor:
 
 
 class ChosenOptions:
-    """Which options a submit chose by name, as bits of `NewJob.chosen`. The others are as the job's type declares them."""
+    """Bits of `NewJob.chosen`: the options that a submit sets explicitly.
+
+    The job type's declaration sets the others.
+    """
 
     PRIORITY = 1
     MAX_ATTEMPTS = 2
     MAX_DEATHS = 4
     DEADLINE = 8
     CONCURRENCY_KEY = 16
-    """A key was given, or a function of the application was asked for one."""
+    """The caller gave a key, or a function of the application was asked to compute one."""
     CONCURRENCY_LIMIT = 32
     ALL = 63
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewJob:
-    """A job to submit. `fingerprint` is what "the same request" means for its idempotency key and its own id."""
+    """A job to submit.
+
+    `fingerprint` identifies the request: the same idempotency key or job id must come with the same one.
+    """
 
     job_id: JobId
     type: str
@@ -140,18 +152,18 @@ class NewJob:
     concurrency_key: str | None = None
     concurrency_limit: int = 1
     waiting_max: int | None = None
-    """Refused with QueueFull when so many jobs of its concurrency key wait already; those that are held or have ended do not count."""
+    """Refuse with QueueFull when this many jobs of the concurrency key wait. Held and ended jobs do not count."""
     idempotency_key: str | None = None
     idempotency_scope: str = ""
     fingerprint: bytes = b""
     id_is_given: bool = False
-    """The caller chose job_id: submitting the same id and body again is answered with the existing job."""
+    """The caller chose job_id. Submitting the same id and body again returns the existing job."""
     correlation_id: str | None = None
     trace: str | None = None
     parent_id: JobId | None = None
     compensates: JobId | None = None
     chosen: int = ChosenOptions.ALL
-    """Options whose bit is missing give way to what the job's type declares in the ledger, if it declares anything."""
+    """Options whose bit is missing take the value that the job's type declares in the ledger, if it declares one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,14 +176,14 @@ class Submitted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mismatch:
-    """The key or id was used before for another request: nothing was written for this job."""
+    """The idempotency key or job id belongs to a different request. Nothing was written for this job."""
 
     key: str
     job_id: JobId
 
 
 class Lease(NamedTuple):
-    """The right to move one job, while `epoch` is the job's epoch."""
+    """The right to move one job. It is valid while `epoch` equals the job's epoch."""
 
     key: JobKey
     epoch: Epoch
@@ -180,7 +192,7 @@ class Lease(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """A job just claimed, with what its holder needs to run it."""
+    """A claimed job, with what its holder needs to run it."""
 
     lease: Lease
     type: str
@@ -191,7 +203,7 @@ class Claimed(NamedTuple):
     max_attempts: int
     deaths: int
     lease_s: float
-    """How long the lease holds from the moment the claim was sent, unless renewed."""
+    """How long the lease lasts from the moment the claim was sent, unless renewed."""
     heartbeat_s: float
     correlation_id: str
     trace: str | None
@@ -201,24 +213,30 @@ class Claimed(NamedTuple):
     deadline_s: float | None
     """Seconds from the claim to the job's deadline, by the ledger's clock."""
     runs_alone: bool = False
-    """Its workers died: it must have the next one to itself (`engine/retry_policy.py`)."""
+    """Workers died while running this job, so it must be the only job of its next worker (`engine/retry_policy.py`)."""
     spared: int = 0
-    """Attempts that closed without counting (snooze, release); `attempt` and `max_attempts` have each risen by as many."""
+    """Attempts that closed without counting (snooze, release).
+
+    `attempt` and `max_attempts` have both risen by this number.
+    """
 
     @property
     def attempts_spent(self) -> int:
-        """How many attempts of this generation counted before the present one."""
+        """How many attempts of this generation counted before the current one."""
         return self.attempt - self.spared
 
     @property
     def attempts_allowed(self) -> int:
-        """How many may count, as the job was submitted."""
+        """How many attempts may count, as submitted."""
         return self.max_attempts - self.spared
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLetterReason:
-    """What a dead letter must say; the ledger adds attempts, last owner, lease end and correlation."""
+    """What the caller must state for a dead letter.
+
+    The ledger adds attempts, last owner, lease end and correlation id.
+    """
 
     reason_code: ReasonCode
     stage: Stage
@@ -226,15 +244,15 @@ class DeadLetterReason:
 
 
 class Advance(NamedTuple):
-    """One step of a held job by its holder: pull `trigger` in `source` with the lease's epoch."""
+    """A step that a holder makes on its job: fire `trigger` in state `source` under the lease's epoch."""
 
     lease: Lease
     source: str
     trigger: str
     delay_s: float = 0.0
-    """Into a waiting state: how long before it may be claimed again, or before its timer falls due."""
+    """For a step into a waiting state: seconds until the job may be claimed again, or until its timer is due."""
     spare_attempt: bool = False
-    """The attempt this closes does not count against max_attempts (snooze, release)."""
+    """The attempt that this step closes does not count against max_attempts (snooze, release)."""
     cause: str | None = None
     data: bytes | None = None
     """JSON object for the event's payload."""
@@ -242,15 +260,18 @@ class Advance(NamedTuple):
     result_ttl_s: float | None = None
     death: DeadLetterReason | None = None
     version: int | None = None
-    """The job's version this step follows; what makes one of several equal steps (a self-transition) itself."""
+    """The job's version before this step. It tells apart equal steps of the same job (self-transitions)."""
     finalizes: JobId | None = None
-    """The job's staged artifact that becomes final with this step; where a transition `finalizes`, and nowhere else."""
+    """The staged artifact that becomes final with this step. Set exactly where the transition has `finalizes`."""
     unless_cancelled: bool = False
-    """Into an end: refused when somebody has asked the holder to stop, for who would end it otherwise then."""
+    """For a step into an end state: refuse it when a cancel was requested of the holder."""
 
 
 class HeldLease(NamedTuple):
-    """A job that is held now, as one who is not its holder finds it: with `lease` it can be moved or renewed in the holder's place."""
+    """A held job as seen by a process other than its holder.
+
+    `lease` allows moving or renewing it in the holder's place.
+    """
 
     lease: Lease
     type: str
@@ -260,28 +281,28 @@ class HeldLease(NamedTuple):
     version: int
     owner: str | None
     left_s: float
-    """How long the lease still runs; negative when it is over and nobody has taken the job back yet."""
+    """Seconds until the lease ends; negative when it has ended and the job was not yet taken back."""
     cancel: bool
-    """Whether somebody asked the holder to stop."""
+    """Whether a cancel was requested of the holder."""
     correlation_id: str
 
 
 class StepApplied(NamedTuple):
-    """The step is in the ledger; `repeated` when an earlier call with the same epoch had made it."""
+    """The step is recorded. `repeated` means an earlier call with the same epoch had recorded it."""
 
     version: int
     repeated: bool = False
 
 
 class LeaseLost(NamedTuple):
-    """The step was refused: the job has another epoch, another state, or has ended."""
+    """The step was refused: the job has a different epoch or state, or has ended."""
 
     lease: Lease
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TypeClaim:
-    """One job type a claimer serves, with the lease it wants there."""
+    """A job type that a claimer serves, with the lease and heartbeat it asks for."""
 
     type: str
     lease_s: float = LEASE_S_DEFAULT
@@ -290,9 +311,9 @@ class TypeClaim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """A request for jobs: the first `start` are claimed and started at once, up to `prefetch` more only claimed.
+    """A request for jobs. The first `start` jobs are claimed and started; up to `prefetch` more are only claimed.
 
-    The same claim id asked again returns the same jobs while their leases live.
+    Repeating a claim id returns the same jobs while their leases live.
     """
 
     claim_id: ClaimId
@@ -301,14 +322,16 @@ class Claim:
     prefetch: int = 0
     lifecycle: str = "leased-job"
     isolates: bool = False
-    """The claimer can run a job alone. It is handed at most one that must run so, not started, while nobody holds another;
-    a claimer that cannot gets such jobs like any other.
+    """The claimer can run a job alone in its worker.
+
+    A claim then hands out at most one job that must run alone, not started, and only while no other such job is held.
+    Claimers that cannot isolate get such jobs like any other.
     """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One transaction of a holder: settle and start what it holds, then claim more."""
+    """One transaction of a holder: settle and start its jobs, then claim more."""
 
     actor: Actor
     advances: tuple[Advance, ...] = ()
@@ -325,7 +348,10 @@ class TurnResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subscription:
-    """The right to follow the feed under a name, while `epoch` is that name's epoch; `position` None is the beginning."""
+    """The right to read the feed as a named subscriber, valid while `epoch` is that name's epoch.
+
+    `position` None is the start.
+    """
 
     name: str
     epoch: Epoch
@@ -334,7 +360,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """The lease runs on; `cancel` asks the holder to stop."""
+    """The lease was extended. `cancel` asks the holder to stop."""
 
     cancel: bool
 
@@ -343,7 +369,7 @@ class Renewed:
 class Move:
     """A step by a role that holds no lease: validate, approve, deny, cancel, requeue, dead-letter, claim by id.
 
-    The same request id again returns the first answer. `version`, when given, must be the job's version.
+    Repeating a request id returns the first answer. `version`, if given, must equal the job's version.
     """
 
     job_id: JobId
@@ -351,7 +377,7 @@ class Move:
     request_id: RequestId
     version: int | None = None
     delay_s: float | None = None
-    """Into a waiting state: when its timer falls due; None rests until someone moves it."""
+    """For a step into a waiting state: seconds until its timer is due. None waits until a role moves the job."""
     lease_s: float = LEASE_S_DEFAULT
     heartbeat_s: float = HEARTBEAT_S_DEFAULT
     cause: str | None = None
@@ -361,7 +387,7 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moved:
-    """The step is in the ledger; `lease` when the target state is held."""
+    """The step is recorded. `lease` is set when the target state is held."""
 
     job_id: JobId
     source: str
@@ -373,7 +399,7 @@ class Moved:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NotMoved:
-    """The step was refused; `state` is where the job is."""
+    """The step was refused. `state` is the job's current state."""
 
     job_id: JobId
     state: str
@@ -383,47 +409,47 @@ class NotMoved:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CancelRequested:
-    """A soft cancel was handed to the holder; after the grace the sweep ends the job."""
+    """The cancel request was recorded for the holder. After the grace period the sweep ends the job."""
 
     job_id: JobId
     state: str
 
 
-# Job ids that the engine derives from the ids of other jobs: retries (`.r1`), compensations (`.c`), jobs that an operator runs again
-# (`.q-…`) and the names of single attempts (`@1`).
+# Reserved job ids: those the engine derives from the ids of other jobs, for retries (`.r1`), compensations (`.c`), jobs
+# that an operator runs again (`.q-…`) and single attempts (`@1`).
 #
-# Nobody else may give a job such an id. Job ids are unique over all lifecycles: whoever took one first would keep the engine from making
-# what follows from somebody else's job. Every ledger asks here before it takes in a new job; PostgreSQL holds the same rule for callers
-# that bypass us.
+# Job ids are unique over all lifecycles. A caller that took a derived id first would keep the engine from creating the
+# job that id stands for. Every ledger calls `check_new_id` before it accepts a new job; PostgreSQL enforces the same
+# rule for callers that bypass Python.
 
 RESERVED_ID_PATTERN = r"(\.(c|r[0-9]+|q-[0-9a-f]+)|@[0-9]+)\Z"
-"""How derived ids end. Python and PostgreSQL read it alike."""
+"""The endings of derived ids. Python and PostgreSQL interpret the pattern alike."""
 DERIVING_ROLES: Mapping[str, Role] = MappingProxyType({BUS_JOB.name: Role.RECONCILER, NLM_JOB.name: Role.NLM_BACKEND})
-"""By lifecycle: the one role that makes jobs with derived ids."""
+"""By lifecycle: the only role that may create jobs with derived ids."""
 
 _reserved = re.compile(RESERVED_ID_PATTERN)
 
 
 def check_new_id(job_id: str, lifecycle: str, role: Role) -> None:
-    """Nothing, when this role may give a new job this id; raises IdReserved."""
+    """Check that this role may give a new job this id. Raises IdReserved."""
     if _reserved.search(job_id) and DERIVING_ROLES.get(lifecycle) is not role:
         raise IdReserved(job_id=job_id)
 
 
-# Type options: what an application declares about a job type, as the ledger keeps it for every submit (D66).
+# Type options: what an application declares about a job type, stored in the ledger for every submit (D66).
 #
-# A worker declares the types of its application when it starts; a client with an application declares those that the ledger does not
-# know yet. Submits from anywhere (Python, command line, HTTP, SQL) get the declared values for every option that they do not choose by
-# name. A concurrency key that a Python function computes cannot be computed by the ledger: a submit that has neither the
-# application nor a key is refused, because it would pass by the limit.
+# A worker declares its application's types when it starts. A client with an application declares the types that the
+# ledger does not know yet. Every submit (Python, command line, HTTP, SQL) gets the declared value for each option it
+# does not set. The ledger cannot compute a concurrency key that a Python function computes. A submit with neither the
+# application nor a key is refused, because it would bypass the limit.
 
 DECLARED_MAX = 1_000
-"""Types that one call declares, and that one look at the declared ones gives."""
+"""The most types that one call may declare, and that one listing returns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TypeOptions:
-    """What holds for jobs of a type unless their submit says otherwise."""
+    """The defaults of a job type, for options that a submit does not set."""
 
     type: str
     lifecycle: str = "leased-job"
@@ -435,15 +461,15 @@ class TypeOptions:
     keyed: bool = False
     """A function of the application computes the concurrency key of each job."""
     compensation: str | None = None
-    """The job type that undoes a succeeded job of this one."""
+    """The job type that undoes a succeeded job of this type."""
 
 
 DECLARED = "declared by an application"
-"""Why the options of a type changed, as acts say it."""
+"""The cause recorded by the administrative act when the options of a type change."""
 
 
 def options_text(options: TypeOptions) -> str:
-    """The options of a type as acts show them. PostgreSQL words it the same."""
+    """A type's options as administrative acts show them. PostgreSQL produces the same text."""
     deadline = None if options.deadline_s is None else f"{float(options.deadline_s)!r}".removesuffix(".0")
     named = {
         "priority": int(options.priority),
@@ -468,7 +494,7 @@ class ResolvedOptions(NamedTuple):
 
 
 def resolve_options(job: NewJob, declared: TypeOptions | None) -> ResolvedOptions:
-    """What the job chose itself, and for the rest what its type declares; raises ConcurrencyKeyMissing."""
+    """The options the job sets, and its type's declaration for the rest. Raises ConcurrencyKeyMissing."""
     chosen = job.chosen
     if declared is None or chosen == ChosenOptions.ALL:
         return ResolvedOptions(job.priority, job.max_attempts, job.max_deaths, job.deadline_s, job.concurrency_limit)

@@ -1,7 +1,8 @@
-"""Takes up jobs and drives them under their leases, as many processes of it as one likes.
+"""Claims jobs and drives them under their leases. Any number of processes may do so at once.
 
-Who drives a job is kept by the ledger (its lease). A holder only claims, drives, renews, and lets go of what is no longer its own:
-a job whose lease it cannot renew in time is stopped here before anybody else can have it, also while a renewal hangs.
+The ledger's lease says which process drives a job. A runner claims, drives, renews, and drops jobs whose lease it lost.
+When a lease cannot be renewed in time, the drive is stopped before another process can claim the job, even while a
+renewal hangs.
 """
 
 import asyncio
@@ -28,14 +29,14 @@ from trellis.engine.outage_log import Failures
 
 RENEW_RETRY_S_MIN = 0.5
 FENCE_LOOK_S_MAX = 1.0
-"""A timer stands still while the machine sleeps: fences are looked at so often."""
+"""The longest sleep between two checks of the fences. Timers stand still while the machine sleeps."""
 
 _log = log_of("trellis.holding")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseRunnerOptions:
-    """How much this process takes on."""
+    """Concurrency, lease terms and poll interval of one runner."""
 
     concurrency: int = 10
     lease_s: float = 30.0
@@ -45,7 +46,7 @@ class LeaseRunnerOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseRunnerReport:
-    """What one pass did."""
+    """The result of one pass."""
 
     accepted: int = 0
     claimed: int = 0
@@ -53,13 +54,16 @@ class LeaseRunnerReport:
 
 
 class StepExecutor(Protocol):
-    """What takes one claimed job as far as it goes."""
+    """Runs one claimed job as far as it goes."""
 
     cancel_requests: set[str]
-    """Jobs that somebody asked to stop; their drive is cancelled after they were put here."""
+    """Ids of jobs with a cancel request. An id is added here before its drive is cancelled."""
 
     def drive(self, claimed: Claimed, /) -> Coroutine[Any, Any, object]:
-        """Until the job has ended or is another's. Cancelled, it lets go; or, with a wish, ends the job."""
+        """Run until the job has ended or another process owns it.
+
+        When cancelled, release the job, or end it if a cancel request exists.
+        """
         ...
 
 
@@ -68,7 +72,10 @@ EndT = TypeVar("EndT")
 
 
 def consume_cancel(cancel_requests: set[str], job_id: str) -> bool:
-    """Whether a cancellation of this task was a wish, meant for what was under way; what follows must not be cut by it."""
+    """Consume a cancel request: True if this task's cancellation came from one.
+
+    The task is then uncancelled, so that the steps that follow are not interrupted.
+    """
     if job_id not in cancel_requests:
         return False
     cancel_requests.discard(job_id)
@@ -79,7 +86,11 @@ def consume_cancel(cancel_requests: set[str], job_id: str) -> bool:
 
 
 async def shield_final_step(cancel_requests: set[str], job_id: str, ending: Coroutine[Any, Any, EndT]) -> EndT:
-    """Make the last transition. A wish that comes now is too late: the first of both wins. Whatever else cuts it, cuts it."""
+    """Make the last transition.
+
+    A cancel request that arrives now is too late: the first step wins. Any other cancellation interrupts the
+    transition.
+    """
     making = asyncio.ensure_future(ending)
     while True:
         try:
@@ -93,11 +104,11 @@ async def shield_final_step(cancel_requests: set[str], job_id: str, ending: Coro
 
 
 class DriveStopped(Exception):
-    """The job is not this driver's any more: its lease is lost, or the process drains."""
+    """This driver no longer owns the job: its lease is lost, or the process drains."""
 
 
 async def journal_once(ledger: Ledger, lease: Lease, entry: str, body: bytes) -> bytes:
-    """What is kept in the job's journal under this name now: whoever kept something first is believed. Raises Stopped."""
+    """Write a journal entry unless the job has one of this name. Returns the stored entry. Raises DriveStopped."""
     answer = await ledger.journal(lease, entry, body)
     if isinstance(answer, LeaseLost):
         raise DriveStopped
@@ -115,7 +126,10 @@ class _DrivenJob:
 
 @dataclass(kw_only=True)
 class LeaseRunner(Generic[StepExecutorT]):
-    """Claims jobs of one lifecycle and drives them. One pass takes in what waits to be accepted, then claims for the free room."""
+    """Claims jobs of one lifecycle and drives them.
+
+    One pass accepts waiting jobs, then claims up to the free concurrency.
+    """
 
     ledger: Ledger
     actor: Actor
@@ -127,7 +141,7 @@ class LeaseRunner(Generic[StepExecutorT]):
     lifecycle: str
     name: str
     also: tuple[str, ...] = ()
-    """More types of the same lifecycle."""
+    """Further job types of the same lifecycle to claim."""
     claiming: bool = True
     waits_for_events = True
     _driving: dict[str, _DrivenJob] = field(default_factory=dict[str, _DrivenJob])
@@ -144,16 +158,19 @@ class LeaseRunner(Generic[StepExecutorT]):
         return LeaseRunnerReport(accepted=accepted, claimed=claimed, driving=len(self._driving))
 
     def pause_s(self, report: LeaseRunnerReport) -> float:
-        """At once while there is more to take and room for it."""
+        """Zero while the last pass claimed jobs and there is room for more."""
         return 0.0 if report.claimed and len(self._driving) < self.options.concurrency else self.options.poll_s
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is driven."""
+        """Whether no job is being driven."""
         return not self._driving
 
     async def accept(self) -> int:
-        """Make claimable what only waits for that; how many. A kind of job that needs it says how."""
+        """Make jobs claimable that wait for acceptance and return their number.
+
+        Subclasses whose jobs need it override this.
+        """
         return 0
 
     async def _claim(self) -> int:
@@ -190,7 +207,7 @@ class LeaseRunner(Generic[StepExecutorT]):
             _log.info("let_go", job_id=job_id, epoch=claimed.lease.epoch)
             raise
         except LedgerError as error:
-            # The job stays held; when the lease is over somebody takes it up where it stands.
+            # The job stays held. When its lease ends, another process takes it up from its current state.
             _log.warning("left", job_id=job_id, error=str(error))
         except Exception:  # noqa: BLE001 - as above: the job is left, and the others go on
             _log.exception("drive_failed", job_id=job_id)
@@ -211,7 +228,10 @@ class LeaseRunner(Generic[StepExecutorT]):
             self._look()
 
     def _look(self) -> None:
-        """A drive has ended: there is room here, and its key may have a next job. One claim serves all that end meanwhile."""
+        """Claim again after a drive has ended.
+
+        There is room, and its concurrency key may have a next job. Drives that end meanwhile share one claim.
+        """
         self._look_again = True
         if self.claiming and (self._looking is None or self._looking.done()):
             self._looking = asyncio.get_running_loop().create_task(self._claim_while_any_ended())
@@ -222,12 +242,15 @@ class LeaseRunner(Generic[StepExecutorT]):
             try:
                 await self._claim()
             except LedgerError as error:
-                self._claims.failed(error, now=self.clock.monotonic())  # the next pass claims
+                self._claims.failed(error, now=self.clock.monotonic())  # the next pass claims again
             else:
                 self._claims.succeeded(now=self.clock.monotonic())
 
     async def renew(self) -> int:
-        """One heartbeat for every job driven here; how many are still this process's. Past its fence a drive is cut."""
+        """Send one heartbeat for every driven job.
+
+        Returns how many are still owned by this process. A drive past its fence is cut.
+        """
         self._fence_off()
         driving, sent_at = self._uncut(), self.clock.monotonic()
         if not driving:
@@ -255,7 +278,10 @@ class LeaseRunner(Generic[StepExecutorT]):
         return len(self._driving)
 
     async def _keep_fences(self) -> None:
-        """Cut each drive at its fence, whatever a renewal or a claim is doing meanwhile; until there is none to cut."""
+        """Cut each drive at its fence, also while a renewal or a claim is pending.
+
+        Ends when no drive is left to cut.
+        """
         while driving := self._uncut():
             next_fence = min(mine.fence for mine in driving)
             await self.clock.sleep(min(FENCE_LOOK_S_MAX, next_fence - self.clock.monotonic()))
@@ -271,17 +297,17 @@ class LeaseRunner(Generic[StepExecutorT]):
         return [mine for mine in self._driving.values() if not mine.cut]
 
     def _cut(self, job: _DrivenJob) -> None:
-        """The drive ends here, whatever somebody wished before: it may be another's now."""
+        """Stop the drive and ignore any cancel request: another process may own the job now."""
         job.cut = True
         self.driver.cancel_requests.discard(job.claimed.lease.job_id)
         job.task.cancel()
 
     async def drain(self) -> None:
-        """Let go of everything; another process goes on where each job stands."""
+        """Stop all drives and release their jobs. Other processes continue each job from its current state."""
         self.claiming = False
         if self._looking is not None:
-            await asyncio.wait({self._looking})  # what it claims is let go of below
-        await asyncio.sleep(0)  # a drive that has not begun could not tell anybody that it lets go
+            await asyncio.wait({self._looking})  # jobs it claims are released below
+        await asyncio.sleep(0)  # a drive that has not begun yet could not release its job
         driving = list(self._driving.values())
         for mine in driving:
             self._cut(mine)
@@ -290,16 +316,16 @@ class LeaseRunner(Generic[StepExecutorT]):
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseHeartbeat:
-    """Renews the jobs of one holder."""
+    """Renews the leases of one runner's jobs."""
 
     holder: LeaseRunner[Any]
     name: str
 
     async def run_once(self) -> int:
-        """One heartbeat."""
+        """Send one heartbeat for all jobs of the runner."""
         return await self.holder.renew()
 
     def pause_s(self, report: int) -> float:
-        """The heartbeat interval, also while nothing is driven; a failed one is tried again soon."""
+        """The heartbeat interval, also while nothing is driven. A failed heartbeat is retried soon."""
         heartbeat_s = self.holder.options.heartbeat_s
         return heartbeat_s if report or self.holder.is_idle else min(heartbeat_s, RENEW_RETRY_S_MIN)

@@ -1,6 +1,6 @@
-"""Logging for a library: event names with fields, through the standard library, so that the host program decides.
+"""Structured logging for a library: event names with fields, through `logging`, so that the host program configures it.
 
-A record's message has the fields in it for people; `record.event` and `record.fields` are there for machines.
+The message of a record includes the fields for people; `record.event` and `record.fields` hold them for machines.
 """
 
 import logging
@@ -13,11 +13,11 @@ from trellis.engine.text import safe_repr, storable
 
 _CORRELATION: ContextVar[str | None] = ContextVar("trellis.correlation", default=None)
 CALLER = 3
-"""How many frames up whoever logs is: a record names that line."""
+"""The `stacklevel` at which a record names the line of the caller of `Log`."""
 
 
 class Log:
-    """The logger of a part: `log.warning("turn_failed", failures=2)`."""
+    """The logger of one component: `log.warning("turn_failed", failures=2)`."""
 
     __slots__ = ("_bound", "_logger")
 
@@ -25,27 +25,27 @@ class Log:
         self._logger, self._bound = logger, bound
 
     def bind(self, **fields: Any) -> Self:
-        """The same logger, that says these fields with every event."""
+        """A logger that adds these fields to every event."""
         return type(self)(self._logger, {**self._bound, **fields})
 
     def debug(self, event: str, /, **fields: Any) -> None:
-        """An event for whoever debugs this part."""
+        """Log at DEBUG level."""
         self._tell(logging.DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: Any) -> None:
-        """An event as it should be."""
+        """Log at INFO level."""
         self._tell(logging.INFO, event, fields)
 
     def warning(self, event: str, /, **fields: Any) -> None:
-        """An odd one."""
+        """Log at WARNING level."""
         self._tell(logging.WARNING, event, fields)
 
     def error(self, event: str, /, **fields: Any) -> None:
-        """One that went wrong."""
+        """Log at ERROR level."""
         self._tell(logging.ERROR, event, fields)
 
     def exception(self, event: str, /, **fields: Any) -> None:
-        """One that went wrong, with the exception being handled."""
+        """Log at ERROR level, with the exception being handled."""
         self._tell(logging.ERROR, event, {"exc_info": True, **fields})
 
     def _tell(self, level: int, event: str, fields: Mapping[str, Any]) -> None:
@@ -54,14 +54,14 @@ class Log:
         name, said = storable(safe_repr(event, str)) or "", {**_correlation(), **self._bound, **fields}
         exc_info = said.pop("exc_info", None) or None
         text = " ".join([name, *(f"{key}={safe_repr(value)}" for key, value in said.items())])
-        # `%` in a value must not be taken for a placeholder: the standard library formats only when there are arguments.
+        # `logging` interpolates `%` only when there are arguments: pass none, so that a `%` in a value is kept.
         extra = {"event": name, "fields": said}
         self._logger.log(level, text, exc_info=exc_info, stacklevel=CALLER, extra=extra)
 
 
 @contextmanager
 def correlated(correlation_id: str | None) -> Generator[None]:
-    """Every event that is logged inside has this correlation id, also in tasks that are begun there; None adds none (OBS-6)."""
+    """Add this correlation id to every event logged inside, also by tasks started there. None adds none (OBS-6)."""
     token = _CORRELATION.set(correlation_id)
     try:
         yield

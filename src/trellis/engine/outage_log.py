@@ -1,7 +1,7 @@
-"""How a failure that lasts is logged: the first one at once, then a count a minute, then that it is over and for how long it was.
+"""Logs failures that last: the first at once, then a count per minute, then the recovery with its duration.
 
-An outage belongs to the process and not to the loop that met it: when the ledger is away, one line says so, not one line for
-each of a dozen services. An outage is over when everybody who met it has succeeded again, or is gone.
+An outage belongs to the process, not to the loop that met it. When the ledger is away, one line says so, not one line
+for each of a dozen services. An outage is over when every loop that met it has succeeded again or has ended.
 """
 
 import re
@@ -12,16 +12,16 @@ from trellis.engine.logs import Log, log_of
 
 SUMMARY_S = 60.0
 STALE_S = 3 * SUMMARY_S
-"""Whoever failed so long ago, and has not come back since, does not keep an outage open."""
+"""A loop whose last failure is older than this no longer keeps an outage open."""
 TRACEBACKS_MAX = 100
-"""How many distinct errors are remembered; a further one has no traceback."""
+"""How many distinct errors get a traceback; further ones get none."""
 RECOVERED = "recovered"
 
 _log = log_of("trellis.outage")
 
 
 class Outage:
-    """One thing that is away, for all in this process that need it."""
+    """One unavailable dependency, shared by all loops of this process that need it."""
 
     def __init__(self, event: str, log: Log = _log) -> None:
         self._event, self._log = event, log
@@ -31,7 +31,10 @@ class Outage:
         self._kind: type[BaseException] | None = None
 
     def failed(self, source: "Failures", error: BaseException, *, name: str, now: float) -> None:
-        """Somebody called `name` has failed because of it. Logged when it is the first, another kind of error, or a minute later."""
+        """Record a failure of the loop `name`.
+
+        Logged when it is the first, has another error class, or a minute has passed.
+        """
         if not 0 <= now - self._last <= STALE_S:
             self._failing.clear()
         first = not self._failing
@@ -51,13 +54,13 @@ class Outage:
         self._kind, self._logged = type(error), now
 
     def succeeded(self, source: "Failures", *, now: float) -> None:
-        """Whoever had failed because of it did not this time."""
+        """Record that a loop which had failed has succeeded."""
         if self._failing.pop(source, None) is not None and not self._failing:
             for_s = round(max(now - self._began, 0.0), 1)
             self._log.info(RECOVERED, after=self._event, for_s=for_s, failures=self._failures)
 
     def left(self, source: "Failures") -> None:
-        """Whoever had failed because of it has ended."""
+        """Record that a loop which had failed has ended."""
         self._failing.pop(source, None)
 
 
@@ -66,7 +69,7 @@ _outages: dict[str, Outage] = {}
 
 
 def outage_of(error: BaseException) -> Outage | None:
-    """What is away when this is the error; None when it is no outage but a fault."""
+    """The outage that this error belongs to; None when the error is a fault of the code."""
     if isinstance(error, LedgerError):
         return LEDGER
     if not isinstance(error, TrellisError) or error.code != "UPSTREAM_UNAVAILABLE":
@@ -76,9 +79,9 @@ def outage_of(error: BaseException) -> Outage | None:
 
 
 class Failures:
-    """The failures in a row of one loop: outages are shared with the process, a fault is the loop's own.
+    """The consecutive failures of one loop. Outages are shared with the process; a fault is the loop's own.
 
-    A fault is logged with its traceback once for each distinct error; when it repeats it is counted like an outage.
+    A fault is logged with its traceback once for each distinct error. Repeated faults are counted like an outage.
     """
 
     def __init__(self, name: str, log: Log = _log, event: str = "pass_failed") -> None:
@@ -87,10 +90,10 @@ class Failures:
         self._open: Outage | None = None
         self._shown: set[tuple[type[BaseException], str]] = set()
         self.count = 0
-        """How many in a row."""
+        """Consecutive failures so far."""
 
     def failed(self, error: BaseException, *, now: float) -> None:
-        """One more."""
+        """Record one more failure."""
         self.count += 1
         outage = outage_of(error) or self._fault
         if self._open is not None and self._open is not outage:
@@ -101,14 +104,14 @@ class Failures:
         outage.failed(self, error, name=self._name, now=now)
 
     def succeeded(self, *, now: float) -> None:
-        """The row has ended."""
+        """Record a success: the count starts again from 0."""
         self.count = 0
         if self._open is not None:
             self._open.succeeded(self, now=now)
             self._open = None
 
     def left(self) -> None:
-        """Whoever failed has ended: it cannot say any more whether it is over."""
+        """Record that the loop has ended: it can no longer report a recovery."""
         if self._open is not None:
             self._open.left(self)
             self._open = None

@@ -1,7 +1,7 @@
-"""Files that are nobody else's: what this process makes, and the secrets that it is given.
+"""File modes of what this process creates, and checks on the secret files it reads.
 
-What is made in a store follows the mode of the store's top folder, as in PostgreSQL's data folder: its group may do
-what that mode gives a group, and others nothing. A new top folder is its owner's alone; `chmod` and `chgrp` share it.
+Files in a store follow the mode of the store's top folder, as in PostgreSQL's data directory: the group gets what that
+mode gives a group, others get nothing. A new top folder is its owner's alone; `chmod` and `chgrp` share it.
 """
 
 import os
@@ -27,13 +27,13 @@ def folder_mode(top: int) -> int:
 
 
 def share(descriptor: int, mode: int) -> None:
-    """Give a new file or folder exactly this mode where a group shares it: the umask may have taken from it."""
+    """Set exactly this mode on a new file or folder shared with a group: the umask may have removed bits."""
     if mode & _GROUP:
         os.fchmod(descriptor, mode)
 
 
 def open_beside(path: Path, beside: Path, flags: int) -> int:
-    """Open a file, made if it is not there with the mode of the file that it belongs to, as SQLite makes its own."""
+    """Open a file. If missing, create it with the mode of the file `beside`, as SQLite does with its own files."""
     mode = file_mode(beside.stat().st_mode)
     try:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, mode)
@@ -44,7 +44,7 @@ def open_beside(path: Path, beside: Path, flags: int) -> int:
 
 
 def is_open_to_others(path: Path) -> bool:
-    """Whether users beyond owner and group can get at what is there: by its mode, and through its folder."""
+    """Whether users other than owner and group can access this path, by its mode and its folder's mode."""
     try:
         return bool(path.stat().st_mode & 0o007 and path.absolute().parent.stat().st_mode & 0o001)
     except OSError:
@@ -52,9 +52,9 @@ def is_open_to_others(path: Path) -> bool:
 
 
 def make_private(path: Path) -> None:
-    """Make an empty file that its owner alone can read, unless there is one.
+    """Create an empty file that only its owner can read, unless the file exists.
 
-    An error is left to whoever opens the file, and knows how to say it.
+    Errors are ignored: opening the file later reports them.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE))
@@ -63,14 +63,14 @@ def make_private(path: Path) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Make a file that its owner alone can read; raises FileExistsError."""
+    """Create a file that only its owner can read. Raises FileExistsError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(text)
 
 
 def read_private(path: Path) -> bytes:
-    """The bytes of a secret's file; raises KeyUnusable unless this user or root owns it and nobody else can read it."""
+    """The bytes of a secret file. Raises KeyUnusable unless this user or root owns it and no other user can read it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
@@ -85,7 +85,7 @@ def read_private(path: Path) -> bytes:
 
 
 def check_owner(path: Path, found: os.stat_result) -> None:
-    """Raise KeyUnusable for a key file of another user, who could put another key there at any time."""
+    """Raise KeyUnusable for a key file of another user, who could replace the key at any time."""
     if found.st_uid not in {os.geteuid(), 0}:
         reason = f"{path} belongs to another user ({found.st_uid}); run: chown {os.geteuid()} {path}"
         raise KeyUnusable(reason=reason)

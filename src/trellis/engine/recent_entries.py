@@ -1,4 +1,4 @@
-"""What a process remembers of what it saw last: so many entries, and the one not used for longest goes first."""
+"""A bounded cache of recent entries. The least recently used entry is removed first."""
 
 from collections import OrderedDict
 from typing import Generic, TypeVar
@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """A bounded memory. Whatever is forgotten can be read again, or is only done once more."""
+    """A bounded LRU cache. Callers must be able to read a removed entry again, or repeat its work safely."""
 
     def __init__(self, limit: int = REMEMBERED_MAX) -> None:
         self._limit = limit
@@ -30,9 +30,9 @@ class LruCache(Generic[K, V]):
             self._kept.popitem(last=False)
 
     def get(self, key: K) -> V | None:
-        """What is known under this key; None when nothing is."""
+        """The value of this key, or None."""
         return self[key] if key in self._kept else None
 
     def drop(self, key: K) -> None:
-        """Know nothing of it any more."""
+        """Remove this key, if present."""
         self._kept.pop(key, None)

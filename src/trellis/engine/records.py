@@ -15,17 +15,17 @@ BEGUN_BY_TIMER = frozenset(
     for one in LIFECYCLES.values()
     if any(t.trigger == Trigger.DUE and t.opens is Progress.ATTEMPT for t in one.transitions)
 )
-"""Lifecycles in which an attempt that closes leads to a pause, and the end of the pause begins the next."""
+"""Lifecycles in which a closed attempt leads to a pause, and the end of the pause begins the next attempt."""
 
 
 class JobPlace(StrEnum):
-    """Where a job's row is: every job is in exactly one place."""
+    """Where a job's row is stored. Every job is in exactly one place."""
 
     READY = "ready"
     SCHEDULED = "resting"
-    """Waiting for a time, a person or a role: not claimable now."""
+    """Waiting for a time, a person or a role; not claimable now."""
     BLOCKED = "parked"
-    """Claimable but for its concurrency key."""
+    """Claimable as soon as its concurrency key has a free slot."""
     LEASED = "held"
     ENDED = "ended"
 
@@ -49,20 +49,24 @@ class Job:
     created_at: datetime
     updated_at: datetime
     spared: int = 0
-    """Attempts of this generation that closed without counting; `attempt` and `max_attempts` have each risen by as many.
+    """Attempts of this generation that closed without counting.
 
-    `heads` does not tell it on PostgreSQL: who takes jobs asks whether one is left.
+    `attempt` and `max_attempts` have both risen by this number.
+
+    `peek_ready` on PostgreSQL does not fill it: claimers only ask whether an attempt is left.
     """
     due_at: datetime | None = None
-    """Resting: when its timer falls due or it becomes ready."""
+    """For a scheduled job: when its timer is due or it becomes ready."""
     deadline_at: datetime | None = None
     owner: str | None = None
     lease_expires_at: datetime | None = None
     cancel_requested: bool = False
-    """Whether its holder has been asked to stop and holds it still."""
+    """Whether a cancel was requested of its holder, and the job is still held."""
     cancel_asked_by: str | None = None
-    """Who asked its holder to stop: while that is not carried out, and of a job that ended otherwise before it was. Told of one
-    job, not in listings, like the two that follow.
+    """Who requested the cancel.
+
+    Set while the request is pending, and on a job that ended otherwise before it took effect. Filled when one job is
+    read, not in listings; so are the next two fields.
     """
     cancel_asked_at: datetime | None = None
     cancel_cause: str | None = None
@@ -76,23 +80,29 @@ class Job:
 
     @property
     def runs_alone(self) -> bool:
-        """Whether it has its worker to itself, as far as a reader can tell: `max_deaths` of 2 brings that one death earlier."""
+        """Whether the job runs alone in its worker, as far as a reader can tell.
+
+        With `max_deaths` 2 that begins one death earlier.
+        """
         spent = {"attempt": self.attempt, "max_attempts": self.max_attempts}
         return self.lifecycle == LEASED_JOB.name and runs_alone(deaths=self.deaths, max_deaths=0, **spent)
 
     @property
     def attempts_spent(self) -> int:
-        """How many attempts of this generation counted before the present one."""
+        """How many attempts of this generation counted before the current one."""
         return self.attempt - self._left_out
 
     @property
     def attempts_allowed(self) -> int:
-        """How many may count, as the job was submitted."""
+        """How many attempts may count, as submitted."""
         return self.max_attempts - self._left_out
 
     @property
     def _left_out(self) -> int:
-        """Of the spared ones, those that people do not see: where a timer begins the next attempt, each that began is told (D38)."""
+        """Spared attempts that people do not see.
+
+        Where a timer begins the next attempt, every attempt that began is shown (D38).
+        """
         return 0 if self.lifecycle in BEGUN_BY_TIMER else self.spared
 
 
@@ -117,12 +127,12 @@ class Event:
     version: int
     data: bytes | None = None
     node: str | None = None
-    """The machine that wrote it; None for what was written before machines were recorded."""
+    """The machine that wrote the event; None for events from before machines were recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLetter:
-    """A complete entry of the dead letter queue."""
+    """A complete entry of the dead-letter queue."""
 
     job_id: JobId
     type: str
@@ -131,8 +141,10 @@ class DeadLetter:
     stage: Stage
     last_error: str
     attempts: int
-    """How many attempts of this generation failed or were lost, the one that ended the job included: 1 where none had begun. What
-    `Job.attempts_spent` leaves out is left out here: snoozes, jobs given back, and leases lost before anything ran.
+    """Attempts of this generation that failed or were lost, including the one that ended the job.
+
+    1 where none had begun. Attempts that `Job.attempts_spent` leaves out are left out here: snoozes, released jobs, and
+    leases lost before anything ran.
     """
     last_owner: str | None
     last_lease_expires_at: datetime | None
@@ -144,7 +156,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFilter:
-    """Which jobs a listing or a bulk requeue means; None means any."""
+    """Selects jobs for a listing or a bulk requeue. None matches any value."""
 
     lifecycle: str | None = None
     type: str | None = None
@@ -157,7 +169,10 @@ class JobFilter:
 
     @property
     def of_open_state(self) -> bool:
-        """Whether it means jobs in one state that is no end: such a list is worked off, and can be read from its oldest."""
+        """Whether it selects jobs in one state that is not an end.
+
+        Such a listing is a work queue and can be read oldest first.
+        """
         named = [one for one in LIFECYCLES.values() if self.lifecycle in (None, one.name) and self.state in one.by_name]
         is_open = all(one.by_name[self.state or ""].phase is not Phase.ENDED for one in named)
         return bool(named) and is_open and self.parent_id is None and self.reason_code is None
@@ -165,7 +180,7 @@ class JobFilter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueDepth:
-    """How much of one type is where."""
+    """How many jobs of one type are in each place."""
 
     type: str
     lifecycle: str
@@ -176,7 +191,7 @@ class QueueDepth:
     paused: bool
     oldest_ready_s: float | None
     rate_limit: float | None
-    """Claims a second, None without a limit."""
+    """Claims per second; None without a limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,17 +206,17 @@ class WorkerRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubscriberRecord:
-    """Who follows the feed under a name, and how far it is behind."""
+    """A named subscriber of the feed, and how far it is behind."""
 
     name: str
     actor: str
-    """Who followed last."""
+    """The actor that subscribed last."""
     until: datetime
-    """When its time is over, or was."""
+    """When its subscription lease ends or ended."""
     waits: bool
-    """Whether retention keeps for it what it has not read: it has a place, and nobody has left it behind."""
+    """Whether retention keeps its unread events: it has a position, and no operator has released it."""
     unread_since: datetime | None
-    """When the first happened of what it has not read; None when there is nothing, or it has no place."""
+    """The time of its first unread event; None when all is read or it has no position."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,7 +230,7 @@ class JobHistory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IdempotencyKey:
-    """A name under which a job was asked for, and what "the same request" meant."""
+    """The idempotency key of a submit, with the fingerprint of its request."""
 
     scope: str
     key: str
@@ -224,7 +239,7 @@ class IdempotencyKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
-    """What was asked: all of a job that never changes."""
+    """What the submit asked for: everything about a job that never changes."""
 
     type: str
     priority: Priority
@@ -232,10 +247,10 @@ class Submission:
     max_deaths: int
     payload: bytes
     deadline_us: int | None = None
-    """From the submit, and again from each requeue, to the deadline."""
+    """Microseconds from the submit, and again from each requeue, to the deadline."""
     concurrency_key: str | None = None
     concurrency_limit: int = 1
-    """What the job would have set, had it been the first of its key."""
+    """The limit this job would have set, had it been the first of its key."""
     trace: str | None = None
     parent_id: JobId | None = None
     compensates: JobId | None = None
@@ -244,38 +259,41 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedEvent:
-    """An event with everything that the ledger knows beside it: all events of a job in this form make the job again."""
+    """An event with everything the ledger stores beside it.
+
+    All events of a job in this form suffice to restore the job.
+    """
 
     event: Event
     type: str
-    """The job's."""
+    """The job's type."""
     submitted_at: datetime
-    """When the job came into being, the same in all its records: an id that is used again has another one."""
+    """When the job was submitted; the same in all its records. A reused job id has a different time."""
     submission: Submission | None = None
-    """With a job's first event."""
+    """Set on a job's first event only."""
     due_at: datetime | None = None
-    """Into a rest: when it would end."""
+    """For a step into a waiting state: when the wait would end."""
     request: str | None = None
-    """The id of the request that asked for the step."""
+    """The id of the request that caused the step."""
     dead_letter: DeadLetter | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobToRestore:
-    """A job to put back into a ledger that lost it: all its events, oldest first, and what its holders had kept."""
+    """A job to restore into a ledger that lost it: all its events, oldest first, and the data its holders stored."""
 
     records: tuple[RecordedEvent, ...]
     journal: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
     @property
     def job_id(self) -> JobId:
-        """Which job it is."""
+        """The job's id."""
         return self.records[0].event.job_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyOverLimit:
-    """A concurrency key of which more jobs are held than its limit allows and a lowered limit explains."""
+    """A concurrency key with more jobs held than its limit allows and a lowered limit explains."""
 
     key: str
     held: int
@@ -284,7 +302,10 @@ class KeyOverLimit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnpairedArtifact:
-    """A job that ended with an artifact and has another number of finalized ones than one, or that has not and has some."""
+    """A job whose finalized artifacts do not match its state.
+
+    It completed without exactly one, or has some without having completed.
+    """
 
     job_id: JobId
     complete: bool
@@ -293,9 +314,9 @@ class UnpairedArtifact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedPage:
-    """Events in feed order; ask on with `position`. A position is opaque text that sorts as the feed does.
+    """Events in feed order. Pass `position` to read on. A position is opaque text that sorts in feed order.
 
-    `positions` has one for each event, for those who must be able to go on after any of them.
+    `positions` has one position per event, for readers that must be able to continue after any of them.
     """
 
     events: tuple[Event, ...]
@@ -305,7 +326,7 @@ class FeedPage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signal:
-    """A heartbeat with progress, a renewal or a log line: no transition, kept for a while."""
+    """A heartbeat with progress, a renewal or a log line. It is no transition and is kept for a limited time."""
 
     job_id: JobId
     type: str
@@ -314,12 +335,12 @@ class Signal:
 
 
 SWEEP_QUIET_S = 5.0
-"""How often an elected sweep signs the ledger while nothing is held or falls due; otherwise it signs every time."""
+"""How often an elected sweep records itself while nothing is held or due. Otherwise it records every sweep."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepReport:
-    """What one sweep did. `next_due_s` is when the next thing falls due, at most the sweep interval away."""
+    """What one sweep did. `next_due_s` is when the next item is due, at most one sweep interval away."""
 
     elected: bool
     amnesty: int = 0
@@ -334,14 +355,14 @@ class SweepReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepOptions:
-    """How a sweep behaves."""
+    """Settings of a sweep."""
 
     interval_s: float = 1.0
     batch: int = 500
     elect: bool = True
-    """False sweeps without standing for election (tests, `trellis sweep`)."""
+    """False sweeps without an election (tests, `trellis sweep`)."""
     windows_s: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
-    """By lifecycle and state: how long a job that a sweep puts there rests, where the lifecycle's own timer is not meant."""
+    """By lifecycle and state: how long a job that a sweep puts there waits, instead of the lifecycle's own timer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -352,12 +373,12 @@ class RetentionOptions:
     signals_s: float = 24 * 3600.0
     batch: int = 500
     unread_s: float = 90 * 24 * 3600.0
-    """How much longer it is kept for a follower that has not read it."""
+    """How much longer ended work is kept for a subscriber that has not read it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionReport:
-    """What one retention pass removed; `more` says that another pass would find more."""
+    """What one retention pass removed. `more` means another pass would remove more."""
 
     jobs: int = 0
     events: int = 0
@@ -366,11 +387,11 @@ class RetentionReport:
     keys: int = 0
     more: bool = False
     unread: int = 0
-    """Jobs among those removed that a follower had not read, and never will."""
+    """Removed jobs with events that a subscriber had not read and can no longer read."""
 
 
 class FindingSeverity(StrEnum):
-    """How bad a finding of `doctor` is."""
+    """The severity of a `doctor` finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -379,7 +400,7 @@ class FindingSeverity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One line of `doctor`: what was looked at, what was found, what to do."""
+    """One finding of `doctor`: what was checked, what was found, what to do."""
 
     check: str
     severity: FindingSeverity
@@ -389,19 +410,25 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChildPage:
-    """Jobs of one parent, of any lifecycle, in the order of their numbers; `mark` asks for those that came after them."""
+    """Child jobs of one parent, of any lifecycle, by ascending number.
+
+    Pass `mark` to read the jobs that came after them.
+    """
 
     job_ids: tuple[JobId, ...]
     numbers: tuple[int, ...]
-    """Of each one its own; a job that is removed takes its number with it, and another one may have its id."""
+    """The number of each job. A removed job's number is not reused, even if its id is."""
     mark: str
     anew: bool = False
-    """Those that the mark stood for are not the same any more: some came late or were removed. These are the first of all there are."""
+    """The jobs before the mark changed: some arrived late or were removed.
+
+    This page starts again from the first job.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobPage:
-    """One page of a listing, newest first; `cursor` asks for the next, None at the end."""
+    """One page of a listing, newest first. Pass `cursor` to read the next page; None at the end."""
 
     jobs: tuple[Job, ...] = field(default_factory=tuple)
     cursor: str | None = None

@@ -1,7 +1,8 @@
-"""How a lost job comes back: judged by its events, and put where they say it stood. Pure; every ledger does as it says.
+"""Decides how a lost job is restored from its recorded events. Pure; every ledger follows it.
 
-What holds: a job comes back only if its whole history replays. Whatever its holders had is over: a held job's lease has ended, and the
-epoch of every job lies far above any recorded one, because somebody may still hold an epoch that was never recorded.
+Invariants: a job is restored only if its whole history replays. No earlier holder keeps any right: a held job comes
+back with an ended lease, and every job's epoch is far above any recorded one, because a holder may still have an epoch
+that was never recorded.
 """
 
 from collections.abc import Iterator
@@ -18,19 +19,22 @@ from trellis.lifecycles.events import Cause
 from trellis.lifecycles.replay import ReplayViolation, replay
 
 EPOCHS_ABOVE = 1_000
-"""How far above the highest recorded epoch a job comes back."""
+"""How far above the highest recorded epoch a restored job's epoch is."""
 SPARING_TRIGGERS = frozenset({Trigger.SNOOZE, Trigger.RELEASE})
 """Steps that close an attempt without counting it."""
 
 RELEASED_CAUSE = "the holder was stopped and let go"
-"""What a holder gives as the cause when it closes an attempt as if it had failed, and without counting it."""
+"""The cause a stopped holder records when it closes an attempt as a retry that does not count."""
 GIVEN_BACK_PREFIX = "given back: "
-"""How the cause begins when a job that reached nobody is given back, and the attempt does not count."""
+"""The prefix of the cause when an undelivered job is given back and the attempt does not count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestoredPlace:
-    """Where a job stands again. READY means claimable: a keyed one is parked and gets its slot from the sweep."""
+    """Where a restored job is put.
+
+    READY means claimable: a job with a concurrency key is parked, and the sweep gives it its slot.
+    """
 
     place: JobPlace
     epoch: Epoch
@@ -39,12 +43,12 @@ class RestoredPlace:
     due_at: datetime | None
     deadline_at: datetime | None
     held_by: Event | None
-    """The last event of this generation that left somebody with a lease."""
+    """The last event of this generation that left the job held."""
     held_until: datetime | None
 
 
 def check_restorable(job: JobToRestore) -> Lifecycle:
-    """The lifecycle of a job whose history can have been; raises HistoryBroken."""
+    """The lifecycle of a job whose history is valid. Raises HistoryBroken."""
     reason = next(_problems(job), None)
     if reason is not None:
         raise HistoryBroken(job_id=job.job_id if job.records else None, reason=reason)
@@ -52,13 +56,13 @@ def check_restorable(job: JobToRestore) -> Lifecycle:
 
 
 def may_have_letter(event: Event) -> bool:
-    """Whether a dead letter can lie beside this event."""
+    """Whether a dead letter may belong to this event."""
     state = LIFECYCLES[event.lifecycle].by_name[event.target]
     return state.phase is Phase.ENDED and not state.success
 
 
 def restored_place(job: JobToRestore, now: datetime) -> RestoredPlace:
-    """Where a checked job stands now."""
+    """Where a checked job belongs now."""
     lifecycle = LIFECYCLES[job.records[0].event.lifecycle]
     first, last = job.records[0], job.records[-1]
     assert first.submission is not None, "a checked job says what was asked"
@@ -135,7 +139,7 @@ def _place_after(lifecycle: Lifecycle, last: RecordedEvent, now: datetime) -> tu
 
 
 def _holder(lifecycle: Lifecycle, own: list[Event]) -> tuple[Event | None, datetime | None]:
-    """Who held the job last in this generation, and when that was over at the latest."""
+    """The event that made the job held last in this generation, and the latest time that lease can have ended."""
     held = [n for n, event in enumerate(own) if lifecycle.by_name[event.target].phase is Phase.HELD]
     if not held:
         return None, None
@@ -144,7 +148,7 @@ def _holder(lifecycle: Lifecycle, own: list[Event]) -> tuple[Event | None, datet
 
 
 def _spares(lifecycle: Lifecycle, event: Event) -> bool:
-    """Whether a step closed an attempt without counting it."""
+    """Whether this step closed an attempt without counting it."""
     made_by, cause = _triggers(lifecycle, event), event.cause or ""
     source = lifecycle.by_name[event.source] if event.source is not None else None
     if (
@@ -160,7 +164,7 @@ def _spares(lifecycle: Lifecycle, event: Event) -> bool:
 
 
 def _triggers(lifecycle: Lifecycle, event: Event) -> frozenset[str]:
-    """What can have made this step; never nothing in a history that replays."""
+    """The triggers that can have caused this step. Never empty in a history that replays."""
     step = (event.source, event.target, event.type)
     return frozenset(
         t.trigger for t in lifecycle.transitions if (t.source, t.target, t.event) == step and event.role in t.actors

@@ -1,4 +1,7 @@
-"""What an error, or the death of a worker, means for a job: retry, fail or dead letter."""
+"""Decides what an error, or the death of a worker, means for a job: retry, fail or dead letter.
+
+All functions are pure.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,21 +13,22 @@ from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, DeadLetterReason, 
 from trellis.engine.text import error_message
 from trellis.lifecycles import Lifecycle, State, Trigger
 
-# What an error means for a job: a pure decision from the error's class, the attempts left and the type's policy.
+# Errors: the decision depends on the error's class, the attempts left and the type's policy.
 #
 # | The handler raised | Decision |
 # |---|---|
 # | `ValidationError` | dead letter `validation_failed`, no retry |
-# | `PermanentError` | failed; with a dead letter (`validation_failed`) too when the policy says `dlq_on_fail` |
-# | the same with a `reason_code` of AT_ONCE | dead letter with that reason, no retry |
-# | `TransientError`, any other exception | retry while attempts are left, then what `on_exhausted` says |
+# | `PermanentError` | failed; also a dead letter (`validation_failed`) when the policy has `dlq_on_fail` |
+# | `PermanentError` with a `reason_code` of NEVER_RETRIED_REASONS | dead letter with that reason, no retry |
+# | `TransientError`, any other exception | retry while attempts are left, then as `on_exhausted` says |
 #
-# Where the attempts are spent the letter says `dependency_unavailable` if the last of them failed for a transient cause (`TransientError`,
-# a lost or refused connection, a time-out of what was called), `infrastructure_failure` if the ledger itself did not answer the handler, else
-# `exhausted_retries`. A handler may name another of the eight reasons: `PermanentError("…", reason_code="policy_violation")`.
+# When the attempts are exhausted, the dead letter says `dependency_unavailable` if the last error was transient
+# (`TransientError`, a lost or refused connection, a time-out of a dependency), `infrastructure_failure` if the ledger
+# did not answer the handler, else `exhausted_retries`. A handler may name another of the eight reasons:
+# `PermanentError("…", reason_code="policy_violation")`.
 #
-# The wait before attempt n + 1 is `base_s * factor ** n`, at most `max_s`, and of that a random share: full jitter (0 to
-# 100 %) spreads a crowd of failed jobs evenly; a smaller `jitter` keeps the wait nearer to its nominal length.
+# The wait before attempt n + 1 is `base_s * factor ** n`, at most `max_s`, times a random share. Full jitter (0 to 100
+# %) spreads many failed jobs evenly. A smaller `jitter` keeps the wait nearer to its nominal length.
 
 RETRY_BASE_S_DEFAULT = 0.5
 RETRY_FACTOR_DEFAULT = 2.0
@@ -41,7 +45,7 @@ NEVER_RETRIED_REASONS = frozenset(
 )
 """Reasons that dead-letter a job without a retry, whatever its type's policy says (DJ-18)."""
 TRANSIENT_CAUSES = (TransientError, ConnectionError, TimeoutError)
-"""Errors of what a handler depends on; after the last attempt the dead letter says `dependency_unavailable`."""
+"""Errors of a handler's dependencies. After the last attempt the dead letter says `dependency_unavailable`."""
 
 
 def _check(option: str, value: float, *, low: float, high: float) -> None:
@@ -50,7 +54,7 @@ def _check(option: str, value: float, *, low: float, high: float) -> None:
 
 
 class OnExhausted(StrEnum):
-    """Where a job goes whose last attempt failed."""
+    """What happens to a job whose last attempt failed."""
 
     DEAD_LETTER = "dead_letter"
     FAIL = "fail"
@@ -77,7 +81,7 @@ class RetryPolicy:
 
     def nominal_s(self, attempt: int) -> float:
         """The wait after attempt `attempt` (from 0) before jitter."""
-        # Past 2 ** 64 the power only overflows; the cap has long been reached.
+        # Larger exponents only overflow; the cap is reached long before.
         return min(self.max_s, self.base_s * self.factor ** min(attempt, 64))
 
     def delay_s(self, attempt: int, draw: float) -> float:
@@ -91,7 +95,7 @@ RETRY_DEFAULT = RetryPolicy()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorPolicy:
-    """Everything a job type says about errors."""
+    """How a job type handles errors."""
 
     retry: RetryPolicy = RETRY_DEFAULT
     on_exhausted: OnExhausted = OnExhausted.DEAD_LETTER
@@ -108,7 +112,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The job has failed; `death` when a dead letter is kept as well."""
+    """The job has failed. `death` is set when a dead letter is kept as well."""
 
     error: str
     death: DeadLetterReason | None
@@ -124,7 +128,7 @@ class DeadLetterJob:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFacts:
-    """Which attempt failed (from 0) and how many the job has."""
+    """Which attempt failed (from 0) and how many attempts the job has."""
 
     attempt: int
     max_attempts: int
@@ -138,7 +142,7 @@ class AttemptFacts:
 def on_error(
     job: AttemptFacts, error: BaseException, policy: ErrorPolicy, draw: Callable[[], float]
 ) -> Retry | Fail | DeadLetterJob:
-    """Decide what an error of a handler means. `draw` gives a number in [0, 1) when a wait needs jitter."""
+    """Decide what a handler's error means for its job. `draw` returns a number in [0, 1) for the jitter."""
     text = error_text(error)
     if isinstance(error, ValidationError):
         return DeadLetterJob(text, _death(ReasonCode.VALIDATION_FAILED, text))
@@ -155,14 +159,14 @@ def on_error(
 
 
 def error_text(error: BaseException) -> str:
-    """A text that names the error; never empty, never longer than the ledger keeps, storable everywhere."""
+    """The error's class and message: never empty, never longer than the ledger stores, storable in every ledger."""
     name = type(error).__name__
     message = storable(error_message(error))
     return (f"{name}: {message}" if message else name)[:ERROR_CHARS_MAX]
 
 
 def storable(text: str) -> str:
-    """The text without what a database refuses to store: zero bytes and halves of surrogate pairs."""
+    """The text with NUL bytes and lone surrogates, which databases refuse, escaped."""
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
@@ -180,7 +184,7 @@ def _fail(text: str, reason: ReasonCode, policy: ErrorPolicy) -> Fail:
 
 
 def _reason_when_exhausted(error: BaseException) -> ReasonCode:
-    """The reason where the attempts are spent and this was the last error."""
+    """The dead-letter reason when this error ended the last attempt."""
     if isinstance(error, LedgerError):
         return ReasonCode.INFRASTRUCTURE_FAILURE
     known = ReasonCode.DEPENDENCY_UNAVAILABLE if isinstance(error, TRANSIENT_CAUSES) else ReasonCode.EXHAUSTED_RETRIES
@@ -188,7 +192,7 @@ def _reason_when_exhausted(error: BaseException) -> ReasonCode:
 
 
 def _named_reason(error: BaseException) -> ReasonCode | None:
-    """The reason that the handler names, if it is one of the eight."""
+    """The reason code that the handler named, if it is one of the eight."""
     named = error.data.get("reason_code") if isinstance(error, JobError) else None
     return ReasonCode(named) if named in set(ReasonCode) else None
 
@@ -197,42 +201,49 @@ def _death(reason: ReasonCode, text: str) -> DeadLetterReason:
     return DeadLetterReason(reason_code=reason, stage=Stage.EXEC, last_error=text)
 
 
-# What the death of a worker means for the jobs it held. Pure; `engine/decide.py` uses it.
+# Worker deaths: what the death of a worker means for the jobs it held. `engine/decide.py` uses it. PostgreSQL calls
+# `_runs_alone` and `_sparable`, which `trellis migrate` writes with the bounds of this module.
 #
-# PostgreSQL asks `_runs_alone` and `_sparable`, which migrating writes with the bounds of this module.
+# A death counts for every job that the worker was running, because nothing shows which job killed it. So no job ends
+# because of a death it shared: the death that reaches `max_deaths` (from 2 on) always finds the job alone in its
+# worker.
 #
-# A death counts for every job that the worker was running, because nobody can tell which of them killed it. So no job is condemned
-# for a death in company: the death that reaches `max_deaths` (from 2 on) always finds the job alone in its worker.
-#
-# - After its first death a job runs beside others again: most workers die of something else, and all their jobs go on at once.
-# - It runs alone once it has died twice, or when one more death would be its last for want of deaths or attempts.
-# - One job at a time runs alone in the whole fleet, so that one worker at most does nothing else, and the others go on.
-# - A job that was claimed and never started loses nothing: neither a death is counted nor an attempt.
+# - After its first death a job runs beside others again. Most workers die of something else, and all their jobs
+#   continue at once.
+# - A job runs alone once it has died twice, or when one more death would exhaust its deaths or attempts.
+# - One job at a time runs alone in the whole fleet, so that at most one worker is reserved and the others continue.
+# - A job that was claimed and never started loses nothing: neither a death nor an attempt is counted.
 
 SHARED_DEATHS_MAX = 2
-"""After so many deaths a job runs alone, however many more it may have."""
+"""After this many deaths a job runs alone, even if `max_deaths` allows more."""
 UNBEGUN_LOSSES_MAX = 100
-"""So many lost attempts are spared that never began; then they count, so that nothing goes round for ever."""
+"""Up to this many attempts that were lost before they began do not count.
+
+Later ones count, so that no job loops for ever.
+"""
 
 
 def stage_in(state: State) -> Stage:
-    """How far a job is while it is in this state, for a dead letter that nobody who ran it writes: user code runs, or not yet."""
+    """The stage for a dead letter written by the engine: EXEC if user code runs in this state, else FETCH."""
     return Stage.EXEC if state.runs_code else Stage.FETCH
 
 
 def releasable(lifecycle: Lifecycle, state: State) -> bool:
-    """Whether nothing ran in this state and its holder could have given the job back: a lease lost there may cost no attempt."""
+    """Whether no user code runs in this state and its holder may release the job.
+
+    A lease lost there need not cost an attempt.
+    """
     released = any(t.source == state.name and t.trigger == Trigger.RELEASE for t in lifecycle.transitions)
     return released and not state.runs_code
 
 
 def sparable(attempt: int) -> bool:
-    """Whether so few attempts were lost that one more which never began costs none."""
+    """Whether few enough attempts were lost that another one lost before it began does not count."""
     return attempt < UNBEGUN_LOSSES_MAX
 
 
 def runs_alone(*, deaths: int, max_deaths: int, attempt: int, max_attempts: int) -> bool:
-    """Whether a job must have its worker to itself: it may be what kills workers, or must not be lost to one that is."""
+    """Whether a job must be the only job of its worker: it may kill workers, or one more death would end it."""
     if not deaths:
         return False
     last_death = 0 < max_deaths <= deaths + 1

@@ -1,4 +1,9 @@
-"""Background services: the loop that runs them, and waiting for a ledger that is not there yet."""
+"""Background services, the loop that runs them, and waiting for a ledger that is not reachable yet.
+
+A service has frozen options and `run_once() -> report`; `pause_s(report)` says when it wants to run again. `serve` is
+the loop. It waits, backs off while the ledger does not answer, survives a failed pass, and stops only between passes. A
+service that has work only when the ledger has new events (`EventDriven`) waits longer while there are none.
+"""
 
 import asyncio
 import random
@@ -15,12 +20,6 @@ from trellis.engine.logs import log_of
 from trellis.engine.outage_log import SUMMARY_S, Failures
 from trellis.engine.records import RetentionOptions, RetentionReport, SweepOptions, SweepReport
 
-# The one shape of every background service, and the loop, written once.
-#
-# A service is frozen options and `run_once() -> report`; `pause_s(report)` says when it wants to run again. `serve` is
-# the loop: it waits, backs off while the ledger does not answer, outlives one bad pass, and stops between passes only.
-# A service that only has to do when the ledger has new events rests longer while there are none (`EventDriven`).
-
 BACKOFF_S_FIRST = 0.1
 BACKOFF_S_MAX = 5.0
 SWEEP_DEFAULT = SweepOptions()
@@ -30,7 +29,7 @@ RETENTION_INTERVAL_S_DEFAULT = 60.0
 RETENTION_PAUSE_S_MIN = 0.05
 PRESENCE_INTERVAL_S_DEFAULT = 10.0
 POLL_S_IDLE = 1.0
-"""How long anything that is polled for may lie unseen when no hint came (D32)."""
+"""How long new work may stay unnoticed by a poller when no hint arrives (D32)."""
 LOOK_AT_FOLLOWERS = "trellis followers"
 
 _log = log_of("trellis.service")
@@ -39,27 +38,27 @@ ReportT = TypeVar("ReportT")
 
 
 class Service(Protocol[ReportT]):
-    """One background duty."""
+    """One background task that runs in passes."""
 
     @property
     def name(self) -> str:
-        """What people see in logs."""
+        """The name in logs."""
         ...
 
     async def run_once(self) -> ReportT:
-        """One pass; the report says what it did."""
+        """Run one pass. The report says what it did."""
         ...
 
     def pause_s(self, report: ReportT) -> float:
-        """How long to rest after a pass with this report."""
+        """Seconds to wait after a pass with this report."""
         ...
 
 
 @runtime_checkable
 class EventDriven(Protocol):
-    """A service that has nothing to do before its ledger has new events.
+    """A service that has work only when its ledger has new events.
 
-    Its pause is the shortest time between two passes. After it, it waits for a hint of new events, but no longer than
+    Its pause is the shortest time between two passes. After the pause it waits for a hint of new events, at most
     `POLL_S_IDLE` in all.
     """
 
@@ -67,18 +66,18 @@ class EventDriven(Protocol):
 
     @property
     def ledger(self) -> Ledger:
-        """Whose events they are."""
+        """The ledger whose events it waits for."""
         ...
 
 
 def backoff_s(failures: int, draw: float) -> float:
-    """How long to wait after the nth failure in a row (from 1), half of it drawn at random."""
+    """Seconds to wait after the nth failure in a row (from 1). Half of it is random."""
     nominal = min(BACKOFF_S_MAX, BACKOFF_S_FIRST * 2.0 ** min(failures - 1, 16))
     return nominal * (0.5 + 0.5 * draw)
 
 
 async def serve(service: Service[Any], clock: Clock, rng: random.Random, stop: asyncio.Event) -> None:
-    """Run a service until `stop` is set. A pass under way is finished first."""
+    """Run a service until `stop` is set. A pass in progress is finished first."""
     failures = Failures(service.name, _log)
     hinted = service if isinstance(service, EventDriven) else None
     while not stop.is_set():
@@ -94,7 +93,8 @@ async def serve(service: Service[Any], clock: Clock, rng: random.Random, stop: a
             pause = backoff_s(failures.count, rng.random())
         elif hinted is not None and 0 < pause < POLL_S_IDLE:
             began = clock.monotonic()
-            # To the next whole second: all that is idle in a process looks at the same time, and the process wakes once.
+            # Wait until the next whole second: all idle services of a process then poll at the same time, and it wakes
+            # once.
             idle = POLL_S_IDLE - began % POLL_S_IDLE
             await sleep_or_stop(clock, stop, idle, sooner=hinted.ledger.wait_for_events(mark, idle))
             pause -= clock.monotonic() - began
@@ -104,10 +104,10 @@ async def serve(service: Service[Any], clock: Clock, rng: random.Random, stop: a
 
 @dataclass(kw_only=True)
 class Sweeper:
-    """Ends leases, backoffs, deadlines and windows as they fall due.
+    """Handles leases, backoffs, deadlines and windows as they fall due.
 
-    One sweeper is elected per interval. The elected one comes back when the next thing falls due, without standing
-    for election again: otherwise whatever expires within the interval would wait for its end.
+    One sweeper is elected per interval. The elected one returns when the next item falls due, without another election.
+    Otherwise whatever expires within the interval would wait until its end.
     """
 
     ledger: Ledger
@@ -117,13 +117,13 @@ class Sweeper:
     _elected: bool = False
 
     async def run_once(self) -> SweepReport:
-        """One sweep."""
+        """Run one sweep."""
         options = replace(self.options, elect=self.options.elect and not self._elected)
         self._elected = False
         return await self.ledger.sweep(self.actor, options)
 
     def pause_s(self, report: SweepReport) -> float:
-        """Until the next thing is due, or the next election."""
+        """Until the next item is due, or until the next election."""
         interval = self.options.interval_s
         if not report.elected or report.next_due_s is None or report.next_due_s >= interval:
             return interval
@@ -133,7 +133,10 @@ class Sweeper:
 
 @dataclass(kw_only=True)
 class Retention:
-    """Removes ended work whose time is over, in small batches, and says once for which follower it keeps more."""
+    """Removes ended jobs past their retention, in small batches.
+
+    Warns once about each subscriber that delays removal.
+    """
 
     ledger: Ledger
     options: RetentionOptions = RETENTION_DEFAULT
@@ -142,7 +145,7 @@ class Retention:
     _behind: frozenset[str] = frozenset()
 
     async def run_once(self) -> RetentionReport:
-        """One batch."""
+        """Remove one batch."""
         report = await self.ledger.retain(self.options)
         if report.unread:
             _log.error("removed_unread", jobs=report.unread, kept_for_s=self.options.unread_s, remedy=LOOK_AT_FOLLOWERS)
@@ -155,7 +158,7 @@ class Retention:
         return RETENTION_PAUSE_S_MIN if report.more else self.interval_s
 
     async def _tell_who_is_behind(self) -> None:
-        """Those that have not read what would be removed by now."""
+        """Warn about subscribers that have not read events whose jobs would be removed by now."""
         now, ended_s = await self.ledger.now(), self.options.ended_s
         waiting = [(seen.name, seen.unread_since) for seen in await self.ledger.followers() if seen.waits]
         behind = {name: since for name, since in waiting if since and (now - since).total_seconds() > ended_s}
@@ -166,25 +169,25 @@ class Retention:
 
 @dataclass(frozen=True, kw_only=True)
 class PresenceBeacon:
-    """Says that this process is alive, for people who look."""
+    """Records in the ledger that this process is alive, for operators."""
 
     ledger: Ledger
     actor: Actor
     about: Callable[[], bytes | None] | None = None
-    """What it says about itself, as JSON."""
+    """Returns what the process reports about itself, as JSON."""
     interval_s: float = PRESENCE_INTERVAL_S_DEFAULT
     name: str = "presence"
 
     async def run_once(self) -> None:
-        """One sign of life."""
+        """Record one heartbeat of the process."""
         await self.ledger.heartbeat_worker(self.actor, self.about() if self.about else None)
 
     def pause_s(self, report: None) -> float:  # noqa: ARG002 - the shape of every service
-        """Always the same."""
+        """The fixed interval."""
         return self.interval_s
 
 
-# Waiting for a ledger that is not there yet: a process may be started before its database is.
+# Waiting for a ledger: a process may start before its database does.
 
 OpenLedger = Callable[[], Awaitable[Ledger]]
 
@@ -194,8 +197,8 @@ async def wait_for_ledger(
 ) -> Ledger | None:
     """The ledger as soon as it answers; None when `stop` is set first.
 
-    Only a ledger that does not answer is waited for. One that answers and is the wrong one (address, password, schema)
-    will be no other after any wait: its error is raised at once, and so is that of a host name nobody knows.
+    Only a ledger that does not answer is waited for. A wrong ledger (address, password, schema) stays wrong: its error
+    is raised at once, and so is that of an unknown host name.
     """
     log, began, failures, logged, last = log_of("trellis.service"), clock.monotonic(), 0, 0.0, ""
     while not stop.is_set():
@@ -219,7 +222,10 @@ async def wait_for_ledger(
 
 
 async def _opened_unless_stopped(open_ledger: OpenLedger, stop: asyncio.Event) -> Ledger | None:
-    """A server that takes the connection and then says nothing must not keep a process from stopping."""
+    """Open the ledger, or return None once `stop` is set.
+
+    A server that accepts the connection and then stays silent must not keep a process from stopping.
+    """
     opening, stopping = asyncio.ensure_future(open_ledger()), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -237,7 +243,7 @@ async def _opened_unless_stopped(open_ledger: OpenLedger, stop: asyncio.Event) -
 
 
 def _names_no_host(error: BaseException) -> bool:
-    """Somewhere behind this error the system said that no host has that name."""
+    """Whether the error's chain holds a name resolution failure for an unknown host."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:

@@ -1,10 +1,11 @@
-"""Spans, and the trace that goes on from one part to the next (OBS-6), through the API of OpenTelemetry.
+"""Spans and trace propagation through the OpenTelemetry API (OBS-6).
 
-What holds:
-- a job keeps the `traceparent` (W3C) of whoever submitted it; who takes the job up goes on with that trace, however often and wherever;
-- where no SDK is configured no span is made: a trace that came from outside is passed on as it came, and work without one costs nothing;
-- text from outside that is no traceparent begins nothing, is passed to nobody and never stored;
-- whatever the tracing library raises is told once in the log, and the work goes on.
+Invariants:
+- A job stores the `traceparent` (W3C) of its submitter. Every attempt, on any worker, continues that trace.
+- Without a configured SDK no span is made. An incoming trace is passed on unchanged, and work without one costs
+  nothing.
+- Incoming text that is no traceparent starts no trace, is not forwarded and is never stored.
+- An exception of the tracing library is logged once, and the work continues.
 """
 
 import asyncio
@@ -34,13 +35,13 @@ from trellis.engine.text import error_message
 
 HEADER = "traceparent"
 IN_ENV = "TRACEPARENT"
-"""Where the trace stands among environment variables, and in the `env` of a request on the bus."""
+"""The environment variable of the trace, also used in the `env` of a request on the bus."""
 CLIENT, SERVER, PRODUCER, CONSUMER = SpanKind.CLIENT, SpanKind.SERVER, SpanKind.PRODUCER, SpanKind.CONSUMER
-"""What a span is of: a request that goes out, one that came in, a job that is submitted, one that is taken up."""
+"""Span kinds: an outgoing request, an incoming request, a job being submitted, a job being run."""
 TEXT_CHARS_MAX = 500
 LINKS_MAX = 100
 COMPLAINTS_MAX = 16
-"""How many different failures of the tracing library one process tells of."""
+"""How many different failures of the tracing library one process logs."""
 
 Value: TypeAlias = str | bool | int | float
 Values: TypeAlias = Mapping[str, Value]
@@ -53,7 +54,7 @@ _log = log_of("trellis.tracing")
 
 
 class Span:
-    """One piece of work. It begins and ends with its `with` block; without an SDK it does nothing."""
+    """One span. It begins and ends with its `with` block. Without an SDK it does nothing."""
 
     __slots__ = ()
 
@@ -66,17 +67,17 @@ class Span:
         pass
 
     def note(self, values: Values) -> None:
-        """Say more about it."""
+        """Add attributes."""
 
     def rename(self, name: str) -> None:
-        """What it turned out to be."""
+        """Change the span's name."""
 
     def fail(self, text: str) -> None:
-        """It went wrong, and nothing is raised."""
+        """Set the error status, without an exception."""
 
 
 class _ForwardedSpan(Span):
-    """No span: the trace that came, or none, is what those inside go on with."""
+    """Makes no span; the incoming trace, or none, is the current trace inside the block."""
 
     __slots__ = ("_parent", "_token")
 
@@ -94,7 +95,7 @@ class _ForwardedSpan(Span):
 
 
 class _RecordedSpan(Span):
-    """A span that the SDK knows of."""
+    """A span of the SDK."""
 
     __slots__ = ("_span", "_token")
 
@@ -133,16 +134,16 @@ _NO_SPAN = Span()
 
 
 def is_on() -> bool:
-    """Whether somebody set a provider: only then is it worth a question to find out which trace a piece of work goes on with."""
+    """Whether a tracer provider is set. Callers skip finding the parent trace otherwise."""
     try:
-        # The library's public question reads the environment each time, at ten times the price.
+        # The library's public function reads the environment each time, at ten times the cost.
         return api._TRACER_PROVIDER is not None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     except AttributeError:
         return not isinstance(api.get_tracer_provider(), api.ProxyTracerProvider)
 
 
 def span(name: str, values: Values | None = None, *, kind: SpanKind = SpanKind.INTERNAL) -> Span:
-    """A part of what is under way here; where nothing is, the first of a new trace."""
+    """A child of the current span, or the root of a new trace."""
     if not is_on():
         return _NO_SPAN
     return _begun(name, values, kind, None, ())
@@ -156,9 +157,9 @@ def carried(
     kind: SpanKind = SpanKind.INTERNAL,
     besides: tuple[str | None, ...] = (),
 ) -> Span:
-    """What goes on with a trace that came from elsewhere: a header, a stored job. Without one, the first of a new trace.
+    """A span that continues a trace from elsewhere (a header, a stored job). Without one, the root of a new trace.
 
-    `besides` are the traces of others that the same work serves; it is linked to them.
+    `besides` are the traces of other work that this span also serves; it is linked to them.
     """
     if not is_on():
         return _passed_on(trace)
@@ -167,14 +168,14 @@ def carried(
 
 
 def attempt_span(claimed: Claimed, name: str, *, besides: tuple[str | None, ...] = ()) -> Span:
-    """The work of one attempt of a job, in the trace of whoever submitted it."""
+    """The span of one attempt of a job, in its submitter's trace."""
     if not is_on():
         return _passed_on(claimed.trace)
     return carried(claimed.trace, name, about(claimed), kind=CONSUMER, besides=besides)
 
 
 def about(claimed: Claimed) -> dict[str, Value]:
-    """What a span says of the attempt that it is."""
+    """The span attributes of an attempt."""
     return {
         "trellis.job_id": claimed.lease.job_id,
         "trellis.type": claimed.type,
@@ -186,7 +187,7 @@ def about(claimed: Claimed) -> dict[str, Value]:
 
 
 def of_job(job: Job) -> dict[str, Value]:
-    """What a span says of the job that it is about."""
+    """The span attributes of a job."""
     return {
         "trellis.job_id": job.job_id,
         "trellis.type": job.type,
@@ -196,7 +197,7 @@ def of_job(job: Job) -> dict[str, Value]:
 
 
 def note(values: Values) -> None:
-    """Say more about the span that is under way here, if there is one."""
+    """Add attributes to the current span, if there is one."""
     current = api.get_current_span()
     if current.is_recording():
         _guarded(lambda: current.set_attributes(values))
@@ -206,7 +207,7 @@ def note(values: Values) -> None:
 
 
 def here() -> str | None:
-    """The traceparent for whatever is begun here: what a new job keeps; None where there is no trace."""
+    """The traceparent of the current span, as a new job stores it; None without a trace."""
     current = api.get_current_span()
     if current is INVALID_SPAN:
         return None
@@ -215,18 +216,18 @@ def here() -> str | None:
 
 
 def headers() -> dict[str, str]:
-    """The header that takes the trace along with a request; none where there is no trace."""
+    """The header that propagates the trace with a request; empty without a trace."""
     trace = here()
     return {} if trace is None else {HEADER: trace}
 
 
 def readable(text: str | None) -> str | None:
-    """The same text when it is a traceparent, else None."""
+    """The text if it is a valid traceparent, else None."""
     return None if _parent(text) is None else text
 
 
 def trace_id(trace: str | None) -> str | None:
-    """The id of a traceparent's trace, None when it is none."""
+    """The trace id of a traceparent; None if it is invalid."""
     found = _parent(trace)
     return None if found is None else f"{found.trace_id:032x}"
 
@@ -242,18 +243,18 @@ def _begun(
 
 
 def _around(parent: SpanContext | None) -> Context:
-    """A context with this parent alone: what else is under way here has nothing to do with it."""
+    """A context with this parent alone, independent of the current one."""
     return Context() if parent is None else set_span_in_context(NonRecordingSpan(parent), Context())
 
 
 def _passed_on(trace: str | None) -> Span:
-    """What is done without an SDK: nothing, where no trace came and none is here."""
+    """The span when no SDK is configured: a no-op if there is neither an incoming nor a current trace."""
     parent = _parent(trace)
     return _NO_SPAN if parent is None and not contexts.get_current() else _ForwardedSpan(parent)
 
 
 def _parent(trace: str | None) -> SpanContext | None:
-    """The parent that a traceparent names, None when it names none. One of a later version is read as far as we know it."""
+    """The parent span of a traceparent; None if it is invalid. Of a later version, only the known fields are read."""
     found = None if trace is None else _FORM.fullmatch(trace)
     if found is None or (found[5] is not None and found[1] == "00"):
         return None
@@ -263,7 +264,7 @@ def _parent(trace: str | None) -> SpanContext | None:
 
 
 def _guarded(call: Callable[[], MadeT]) -> MadeT | None:
-    """What the tracing library gives, None when it fails: its failures are not those of the work."""
+    """Call the tracing library. Returns None if it raises: its failures must not affect the work."""
     try:
         return call()
     except Exception as error:  # noqa: BLE001 - whatever it raises, the work must not notice

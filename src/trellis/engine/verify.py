@@ -1,17 +1,17 @@
-"""`verify`: every job's history replayed through its lifecycle and compared with its current row.
+"""`verify`: replays every job's history through its lifecycle and compares it with the job's current row.
 
-What it proves of a ledger, without trusting the code that wrote it:
+It checks the following, without trusting the code that wrote the ledger:
 
-- each history replays: versions 1, 2, 3 … without a gap, each step declared for its role, with its event type, progress
-  (generation, attempt, rank) never decreasing, nothing after an end but what the lifecycle declares;
-- the row says what the history says: state, version, generation, attempt, correlation, and a place that fits the state;
-- the epoch never falls from event to event and rises wherever a lease is granted or revoked, and a held job has a holder,
-  a lease and an epoch;
-- every dead letter is complete and belongs to an event, and a state that needs one has exactly one;
-- no concurrency key is held beyond its stored limit, nor beyond one the caller names;
-- a job that ends with an artifact has exactly one finalized artifact when it has ended so, and none before.
+- Each history replays: versions 1, 2, 3 … without a gap, each step declared for its role, with its event type; progress
+  (generation, attempt, rank) never decreases; nothing follows an end but what the lifecycle declares.
+- The row agrees with the history: state, version, generation, attempt, correlation id, and a place that fits the state.
+- The epoch never falls from event to event and rises wherever a lease is granted or revoked. A held job has a holder, a
+  lease and an epoch.
+- Every dead letter is complete and belongs to an event. A state that requires a dead letter has exactly one.
+- No concurrency key is held beyond its stored limit, nor beyond a limit the caller names.
+- A job that completed with an artifact has exactly one finalized artifact; a job that has not completed has none.
 
-Memory is bounded: one history at a time, the first VIOLATIONS_MAX findings, and a count for each key that is held now.
+Memory is bounded: one history at a time, the first VIOLATIONS_MAX findings, and a counter per key that is held now.
 """
 
 from collections import Counter
@@ -35,20 +35,20 @@ WAITING_PLACES = frozenset({JobPlace.READY, JobPlace.SCHEDULED, JobPlace.BLOCKED
 
 
 class VerifyRule(StrEnum):
-    """What a violation breaks."""
+    """The kind of rule that a violation breaks."""
 
     HISTORY = "history"
     """The events do not replay through the lifecycle."""
     ROW = "row"
     """The row disagrees with its events."""
     PLACE = "place"
-    """The row is where a job in its state cannot be, or twice."""
+    """The job's place does not fit its state, or the job is in two places."""
     LEASE = "lease"
-    """Held without holder, lease or epoch, or a lease on a job that nobody holds."""
+    """A held job lacks holder, lease or epoch, or a job that is not held has a lease."""
     EPOCH = "epoch"
-    """The fencing token fell, or did not rise when a lease was granted or revoked."""
+    """The epoch fell, or did not rise when a lease was granted or revoked."""
     DEAD_LETTER = "dead_letter"
-    """A dead letter is missing, doubled, incomplete or belongs to no event."""
+    """A dead letter is missing, duplicated, incomplete or belongs to no event."""
     KEY_LIMIT = "key_limit"
     """More jobs of a concurrency key are held than its limit."""
     ARTIFACT = "artifact"
@@ -57,7 +57,7 @@ class VerifyRule(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyViolation:
-    """One thing that must not be; `version` is the event it shows at, where one is to blame."""
+    """One broken rule. `version` is the event where it shows, if it shows at one."""
 
     rule: VerifyRule
     job_id: JobId | None
@@ -67,7 +67,7 @@ class VerifyViolation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyReport:
-    """What `verify` read and what it found. `found` counts also what did not fit into `violations`."""
+    """What `verify` read and found. `found` also counts violations that did not fit into `violations`."""
 
     jobs: int
     events: int
@@ -76,13 +76,13 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Nothing is wrong."""
+        """Whether no violation was found."""
         return self.found == 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyProgress:
-    """How far a running `verify` is."""
+    """The progress of a running `verify`."""
 
     jobs: int
     events: int
@@ -101,7 +101,7 @@ class Histories(Protocol):
         ...
 
     async def unpaired(self) -> list[UnpairedArtifact]:
-        """Jobs whose end and whose artifacts do not belong together, as of one moment."""
+        """Jobs whose completion and finalized artifacts do not match, as of one moment."""
         ...
 
 
@@ -112,10 +112,10 @@ async def verify(
     on_progress: Callable[[VerifyProgress], None] | None = None,
     batch: int = BATCH_DEFAULT,
 ) -> VerifyReport:
-    """Read every history and report what breaks a rule.
+    """Read every history and report each broken rule.
 
-    Stored limits of concurrency keys are checked as of one instant. `key_limits` names further ones, and is only fair on a
-    ledger at rest: jobs are read one after the other.
+    Stored limits of concurrency keys are checked as of one instant. `key_limits` names further limits. Those are
+    reliable only on a ledger at rest, because jobs are read one after the other.
     """
     limits = key_limits or {}
     held: Counter[str] = Counter()
@@ -143,7 +143,7 @@ async def verify(
 
 
 def check_history(history: JobHistory) -> list[VerifyViolation]:
-    """What is wrong with one job, judged by its own rows alone."""
+    """The violations of one job, judged by its own rows alone."""
     return list(_violations(history))
 
 
@@ -179,7 +179,7 @@ def _history(lifecycle: Lifecycle, job: Job, events: tuple[Event, ...]) -> Itera
 
 
 def recorded_step(event: Event) -> RecordedStep:
-    """What replay needs of an event."""
+    """The fields of an event that replay needs."""
     return RecordedStep(
         version=event.version,
         source=event.source,
@@ -217,14 +217,14 @@ def _epochs(lifecycle: Lifecycle, job: Job, events: tuple[Event, ...]) -> Iterat
 
 
 def _changes_holder(lifecycle: Lifecycle, event: Event) -> bool:
-    """Whether this step grants a lease, or takes it from its holder: the fencing token must rise with it (D2)."""
+    """Whether this step grants or revokes a lease. The epoch must rise with it (D2)."""
     source, target = lifecycle.by_name.get(event.source or ""), lifecycle.by_name.get(event.target)
     if source is None or target is None:
         return False
     if source.phase is not Phase.HELD:
         return target.phase is Phase.HELD
     if event.cause == Cause.CANCEL_LET_GO:
-        return False  # ledgers of before wrote it without raising the epoch on SQLite
+        return False  # older SQLite ledgers recorded this step without raising the epoch
     made_by = [
         t
         for t in lifecycle.transitions
@@ -294,10 +294,11 @@ def _dead_letters(lifecycle: Lifecycle, history: JobHistory, state: State) -> It
 
 
 def _lacks(lifecycle: Lifecycle, history: JobHistory, letter: DeadLetter, event: Event) -> Iterator[str]:
-    """What the entry should say and does not; the generation's own events tell whether there was a lease."""
+    """What a dead letter lacks. The events of its generation show whether there was a lease."""
     if not letter.last_error.strip():
         yield "has no last_error"
-    # Spared attempts are left out. How many an earlier generation spared is not kept, and letters once counted them.
+    # Spared attempts do not count. How many an earlier generation spared is not stored, and older dead letters counted
+    # them.
     job, begun = history.job, event.attempt + 1
     spared = job.spared if event.generation == job.generation else event.attempt
     if not max(1, begun - spared) <= letter.attempts <= begun:

@@ -1,4 +1,4 @@
-"""Ledgers: the implementations of the engine's port, one folder each, opened by address."""
+"""Ledger implementations of the engine's port, one package each, opened by URL."""
 
 import asyncio
 import time
@@ -25,8 +25,8 @@ async def open_ledger(
 ) -> Ledger:
     """Open the ledger at `url`. `clock` is an SQLite ledger's time; PostgreSQL has its own and takes `options`.
 
-    `part` is what of Trellis this process is: PostgreSQL lists its connections as `trellis-<part>`.
-    `node` is the machine that audit records name; by default this one.
+    `part` names the component of Trellis: PostgreSQL lists its connections as `trellis-<part>`. `node` is the machine
+    named in audit records; this machine by default.
     """
     if url.startswith("sqlite:") or url == ":memory:":
         from trellis.ledgers.sqlite.ledger import SqliteLedger
@@ -44,9 +44,9 @@ async def open_ledger(
 
 
 async def migrate(url: str, *, by: str | None = None, reason: str | None = None, **options: Any) -> None:
-    """Make or upgrade the schema of the ledger at `url`; an SQLite file is also migrated whenever it is opened.
+    """Create or upgrade the schema of the ledger at `url`. An SQLite file is also migrated whenever it is opened.
 
-    What changes is recorded as an administrative act of `by`, by default of this process, with the reason.
+    A change is recorded as an administrative act of `by`, by default this process, with the reason.
     """
     author = migrated_by(by, cause=reason)
     if url.startswith("sqlite:"):

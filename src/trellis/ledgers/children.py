@@ -1,7 +1,7 @@
-"""The mark behind the children of a parent: how many there are up to a number, and the sum of their numbers. Pure.
+"""The mark of a child listing: how many children there are up to a number, and the sum of their numbers. Pure.
 
-Numbers rise and are never used twice, but one may be committed after a higher one. Equal counts and sums below the highest number that was
-given mean that nobody came late and nobody was removed.
+Numbers rise and are never reused, but a lower number may be committed after a higher one. If count and sum up to the
+last returned number are unchanged, no child came late and none was removed.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ DIGITS_MAX = 40
 
 
 class ChildMark(NamedTuple):
-    """What was given so far."""
+    """How far a child listing has been read."""
 
     many: int = 0
     total: int = 0
@@ -23,7 +23,7 @@ class ChildMark(NamedTuple):
 
     @classmethod
     def read(cls, text: str | None) -> "ChildMark":
-        """The mark that an answer gave, None before the first; raises OptionInvalid."""
+        """Parse a returned mark; None means the beginning. Raises OptionInvalid."""
         if text is None:
             return cls()
         parts = [int(part) for part in text.split(".") if part.isascii() and part.isdigit() and len(part) <= DIGITS_MAX]
@@ -32,12 +32,15 @@ class ChildMark(NamedTuple):
         return cls(*parts)
 
     def stands(self, many: int, total: int) -> bool:
-        """Whether those up to the last are the same as when they were given."""
+        """Whether the children up to the last one are unchanged since they were returned."""
         return (many, total) == (self.many, self.total)
 
 
 def children_after(before: ChildMark, found: Sequence[tuple[int, JobId]], *, anew: bool = False) -> ChildPage:
-    """The answer with these numbers and ids, in their order, which come after those of the mark; or, anew, after nobody."""
+    """The page of these numbers and ids, in order, and its mark.
+
+    They follow those of `before`, or with `anew` start the listing again.
+    """
     known = ChildMark() if anew else before
     numbers = [number for number, _ in found]
     mark = ChildMark(known.many + len(numbers), known.total + sum(numbers), numbers[-1] if numbers else known.last)

@@ -1,7 +1,7 @@
-"""SQL by name: a class names the queries it needs, a `.sql` file beside the ledger holds them.
+"""Named SQL queries: a class declares the queries it needs, a `.sql` file beside the ledger holds them.
 
-A file is a header comment and then queries, each after a line `-- name: the_name`. Importing fails when the file and
-the class do not name the same queries, so that a typing error is found before any ledger is opened.
+A file is a header comment followed by queries, each after a line `-- name: the_name`. Importing fails unless file and
+class have the same query names, so that a misspelling is found before any ledger is opened.
 """
 
 import re
@@ -11,7 +11,7 @@ _NAME = re.compile(r"^-- name: ([a-z0-9_]+)[ \t]*$", re.MULTILINE)
 
 
 class QueryFileError(ImportError):
-    """A `.sql` file and the class that reads it do not fit."""
+    """The queries of a `.sql` file differ from those its class declares."""
 
 
 class NamedQueries:

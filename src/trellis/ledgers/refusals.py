@@ -1,4 +1,4 @@
-"""What every ledger refuses: questions without a bound, and steps that the lifecycle forbids."""
+"""What every ledger refuses: calls without a bound, invalid values, and steps that the lifecycle forbids."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from trellis.engine.jobs import (
 )
 from trellis.lifecycles import REMARK_TYPES, SIGNAL_TYPES, Lifecycle, Phase, Role, State, Transition, Trigger
 
-# What a ledger refuses before it looks: questions without a bound, and words that mean nothing. The same in every ledger.
+# Checks of arguments, before the ledger is read. The same for every ledger.
 
 SIGNALS_MAX = 1_000
 CHILDREN_MAX = 1_000
@@ -26,7 +26,7 @@ HOLDER_SIGNAL_TYPES = tuple(word for word in SIGNAL_TYPES if word not in REMARK_
 
 
 def check_signals(signals: Sequence[tuple[str, bytes | None]]) -> None:
-    """Nothing for signals that a holder may write; raises OptionInvalid."""
+    """Check the signals of a holder. Raises OptionInvalid."""
     if len(signals) > SIGNALS_MAX:
         raise OptionInvalid(option="signals", value=len(signals), expected=f"at most {SIGNALS_MAX} in one call")
     for type_, _ in signals:
@@ -35,7 +35,7 @@ def check_signals(signals: Sequence[tuple[str, bytes | None]]) -> None:
 
 
 def check_annotation(type_: str, body: bytes) -> None:
-    """Nothing for a remark that can be kept; raises OptionInvalid."""
+    """Check a remark about a job. Raises OptionInvalid."""
     if type_ not in REMARK_TYPES:
         raise OptionInvalid(option="remark type", value=type_, expected=f"one of {', '.join(REMARK_TYPES)}")
     if len(body) > PAYLOAD_BYTES_MAX:
@@ -43,7 +43,7 @@ def check_annotation(type_: str, body: bytes) -> None:
 
 
 def check_declared(types: Sequence[TypeOptions]) -> None:
-    """Nothing for as many types as may be declared at once; raises OptionInvalid."""
+    """Check the number and the values of declared types. Raises OptionInvalid."""
     if len(types) > DECLARED_MAX:
         raise OptionInvalid(option="types", value=len(types), expected=f"at most {DECLARED_MAX} in one call")
     for one in types:
@@ -51,7 +51,7 @@ def check_declared(types: Sequence[TypeOptions]) -> None:
 
 
 def _check_type_options(one: TypeOptions) -> None:
-    """The bounds that a submit of such a job has."""
+    """Check the options of a type against the bounds of a submit."""
     checks = {
         "max_attempts": (one.max_attempts, 1 <= one.max_attempts <= ATTEMPTS_MAX, f"from 1 to {ATTEMPTS_MAX}"),
         "max_deaths": (one.max_deaths, 0 <= one.max_deaths <= ATTEMPTS_MAX, f"from 0 to {ATTEMPTS_MAX}"),
@@ -69,44 +69,45 @@ def _check_type_options(one: TypeOptions) -> None:
 
 
 def check_peek_limit(each: int) -> None:
-    """Nothing for a number of jobs of each kind that may be asked for; raises OptionInvalid."""
+    """Check how many jobs per type and priority a caller asks for. Raises OptionInvalid."""
     if not 1 <= each <= CLAIM_MAX:
         raise OptionInvalid(option="each", value=each, expected=f"from 1 to {CLAIM_MAX}")
 
 
 def check_children(limit: int) -> None:
-    """Nothing for as many children as may be asked for at once; raises OptionInvalid."""
+    """Check how many children a caller asks for. Raises OptionInvalid."""
     if not 1 <= limit <= CHILDREN_MAX:
         raise OptionInvalid(option="limit", value=limit, expected=f"from 1 to {CHILDREN_MAX}")
 
 
 def check_ids(job_ids: Sequence[JobId]) -> None:
-    """Nothing for as many ids as may be asked about at once; raises OptionInvalid."""
+    """Check how many ids a caller asks about. Raises OptionInvalid."""
     if len(job_ids) > CLAIM_MAX:
         raise OptionInvalid(option="job_ids", value=len(job_ids), expected=f"at most {CLAIM_MAX} in one call")
 
 
 def check_expiring(within_s: float, limit: int) -> None:
-    """Nothing for a look ahead that has an end; raises OptionInvalid."""
+    """Check the time range and the number of leases a caller asks for. Raises OptionInvalid."""
     if not 0 <= within_s <= DELAY_S_MAX:
         raise OptionInvalid(option="within_s", value=within_s, expected=f"from 0 to {DELAY_S_MAX:.0f}")
     if not 1 <= limit <= CLAIM_MAX:
         raise OptionInvalid(option="limit", value=limit, expected=f"from 1 to {CLAIM_MAX}")
 
 
-# Why a ledger refuses a step, in the same words on every store. Pure: asked of the lifecycle and the job's state alone.
+# Reasons for refusing a step, in the same words for every ledger. Pure: they depend on the lifecycle and the job's
+# state alone.
 
 ENGINE_TRIGGERS = {
     Trigger.COMPENSATED: "the engine itself records that a compensation succeeded",
     Trigger.FINALIZE: "only the completion of its job finalizes an artifact",
 }
-"""Steps that nobody asks for by name, and why: each is a part of another job's step."""
+"""Triggers that no caller may fire, and why: each is part of another job's step."""
 
 KEY_IS_FULL = "its concurrency key is at its limit"
 
 
 def transition_or_refusal(lifecycle: Lifecycle, source: str, target: str, role: Role) -> Transition | str:
-    """The transition that a `move` of this role makes from one state to another, or why there is none."""
+    """The transition that a `move` by this role makes from one state to another, or why there is none."""
     if target not in lifecycle.by_name:
         return f"{lifecycle.name} has no such state"
     declared = [t for t in lifecycle.transitions if (t.source, t.target) == (source, target)]
@@ -122,7 +123,7 @@ def transition_or_refusal(lifecycle: Lifecycle, source: str, target: str, role: 
 
 
 def trigger_refusal(lifecycle: Lifecycle, state: str, trigger: str, role: Role) -> str:
-    """Why this role's cancel or requeue does nothing to a job in this state."""
+    """Why this role's cancel or requeue has no effect on a job in this state."""
     if lifecycle.pull(state, trigger) is not None:
         return f"{role.value} may not {trigger} it"
     ended = trigger == Trigger.CANCEL and lifecycle.by_name[state].phase is Phase.ENDED
@@ -130,7 +131,7 @@ def trigger_refusal(lifecycle: Lifecycle, state: str, trigger: str, role: Role) 
 
 
 def advance_refusal(transition: Transition | None, role: Role, advance: Advance) -> str | None:
-    """Why this role cannot make this step as a lease holder, whoever holds the job; None when it can."""
+    """Why this role cannot make this step as a lease holder; None when it can. Independent of who holds the job."""
     if transition is None:
         return "not declared"
     if role not in transition.actors:
@@ -149,7 +150,7 @@ def version_refusal(found: int, asked: int | None) -> str:
 
 
 def check_death(target: State, death: DeadLetterReason | None) -> None:
-    """A state that needs a dead letter is entered with one that says what went wrong; raises OptionInvalid."""
+    """Check that a state which requires a dead letter gets one with an error text. Raises OptionInvalid."""
     if death is not None and not death.last_error:
         raise OptionInvalid(option="last_error", value="", expected="a dead letter says what went wrong")
     if death is None and target.dead_letter:

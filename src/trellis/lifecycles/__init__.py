@@ -1,4 +1,4 @@
-"""What may happen: eight lifecycles as data, and pure functions over them. Imports nothing else of Trellis."""
+"""The eight lifecycles as data, and pure functions over them. Imports nothing else of Trellis."""
 
 from trellis.lifecycles.events import EVENT_TYPES, REMARK_TYPES, SIGNAL_TYPES, event_code, event_name
 from trellis.lifecycles.lifecycle import (

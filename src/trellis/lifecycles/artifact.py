@@ -1,4 +1,4 @@
-"""artifact: what a queue job leaves behind (decision D15). It is finalized by its job's completion and by nothing else."""
+"""artifact: the output of a queue job (decision D15). Only its job's completion finalizes it."""
 
 from trellis.lifecycles.lifecycle import Lifecycle, Role, Trigger, arrow, ended, waiting
 

@@ -1,4 +1,4 @@
-"""bus-job: jobs that travel over the bus in CAP (source document 004)."""
+"""bus-job: jobs sent over the bus in CAP (source document 004)."""
 
 from functools import partial
 

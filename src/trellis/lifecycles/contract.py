@@ -1,7 +1,7 @@
-"""The lifecycles as numbers: what a database is loaded with so that it can refuse by itself.
+"""The lifecycles as numbers, loaded into the databases so that they can refuse illegal steps themselves.
 
-`transition_bits` has one bit for each (lifecycle, role, source, target); `rank_bytes` one byte for each (lifecycle,
-state). Rows for the `state` and `transition` tables carry everything the sweep needs, so that no SQL names a state.
+`transition_bits` has one bit for each (lifecycle, role, source, target); `rank_bytes` has one byte for each (lifecycle,
+state). Rows for the `state` and `transition` tables hold everything the sweep needs, so that no SQL names a state.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class StateRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransitionRow:
-    """One row of the databases' `transition` table: roles is a bit mask over role codes."""
+    """One row of the databases' `transition` table. `roles` is a bit mask over role codes."""
 
     lifecycle: int
     source: int
@@ -107,12 +107,12 @@ def transition_rows() -> Iterator[TransitionRow]:
 
 
 def completed_states() -> list[tuple[int, int]]:
-    """(lifecycle, state) of jobs that can only have ended with an artifact."""
+    """(lifecycle, state) of jobs that must have an artifact to be in that state."""
     return sorted({(row.lifecycle, row.target) for row in transition_rows() if row.finalizes})
 
 
 def final_states() -> list[tuple[int, int]]:
-    """(lifecycle, state) of artifacts that were finalized, whatever came of them later."""
+    """(lifecycle, state) of finalized artifacts, including the states that follow finalization."""
     rows = [(row.lifecycle, row.source, row.target) for row in transition_rows()]
     found = {(row.lifecycle, row.target) for row in transition_rows() if row.trigger == Trigger.FINALIZE}
     while more := {(lifecycle, target) for lifecycle, source, target in rows if (lifecycle, source) in found} - found:
@@ -121,7 +121,7 @@ def final_states() -> list[tuple[int, int]]:
 
 
 def transition_bit(lifecycle: int, role: int, source: int, target: int) -> int:
-    """Where the bit of one (lifecycle, role, source, target) stands."""
+    """The bit position of one (lifecycle, role, source, target)."""
     return ((lifecycle * ROLES_MAX + role) * STATES_SLOTS + source) * STATES_SLOTS + target
 
 
@@ -135,7 +135,7 @@ def transition_bits() -> bytes:
 
 
 def rank_bytes() -> bytes:
-    """One byte for each (lifecycle, state): its rank; 0 where there is no such state."""
+    """One byte for each (lifecycle, state): its rank; 0 for undefined states."""
     ranks = bytearray(LIFECYCLES_MAX * STATES_SLOTS)
     for row in state_rows():
         ranks[row.lifecycle * STATES_SLOTS + row.state] = row.rank

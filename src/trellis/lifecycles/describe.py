@@ -11,7 +11,7 @@ OPENS_WORDS = {Progress.SAME: "same attempt", Progress.ATTEMPT: "next attempt", 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateLine:
-    """One state, in words; the fields are STATE_COLUMNS."""
+    """One state as text. The fields are STATE_COLUMNS."""
 
     state: str
     phase: Phase
@@ -25,7 +25,7 @@ class StateLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransitionLine:
-    """One transition, in words; the fields are TRANSITION_COLUMNS."""
+    """One transition as text. The fields are TRANSITION_COLUMNS."""
 
     source: str
     target: str
@@ -43,7 +43,7 @@ class TransitionLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Description:
-    """A whole lifecycle, in words."""
+    """A whole lifecycle as text."""
 
     name: str
     title: str
@@ -54,7 +54,7 @@ class Description:
 
 
 def describe(lifecycle: Lifecycle) -> Description:
-    """Everything about a lifecycle that a person may want to read."""
+    """Describe a lifecycle for people."""
     return Description(
         name=lifecycle.name,
         title=lifecycle.title,

@@ -1,4 +1,4 @@
-"""A lifecycle as Mermaid text, for places that draw it themselves."""
+"""A lifecycle as Mermaid text, for tools that render it."""
 
 from collections import defaultdict
 
@@ -12,9 +12,9 @@ COLOURS = {
 
 
 def mermaid(lifecycle: Lifecycle) -> str:
-    """A `stateDiagram-v2`: one arrow for each pair of states, a line of its label for each transition.
+    """A `stateDiagram-v2`: one arrow per pair of states, with one label line per transition.
 
-    A dagger marks a transition that the source document does not have and a recorded decision added.
+    A dagger marks a transition that is not in the source document and was added by a recorded decision.
     """
     arrows: dict[tuple[str, str], list[Transition]] = defaultdict(list)
     for t in lifecycle.transitions:

@@ -2,10 +2,10 @@
 
 from enum import StrEnum
 
-# Every event type there is. The order is the stored code: append, never reorder.
+# Every event type. The position is the stored code: append, never reorder.
 
 EVENT_TYPES: tuple[str, ...] = (
-    # leased-job and the words the other job lifecycles share with it
+    # leased-job, and types that other job lifecycles share with it
     "job_queued",
     "job_claimed",
     "job_started",
@@ -63,17 +63,20 @@ EVENT_TYPES: tuple[str, ...] = (
     "artifact.finalized",
     "artifact.discarded",
     "artifact.removed",
-    # bus-job: held by the safety kernel, put off by the scheduler, let go by a person
+    # bus-job: held by the safety kernel, postponed by the scheduler, released by a person
     "job_held",
     "job_deferred",
     "job_approved",
 )
 
 SIGNAL_TYPES: tuple[str, ...] = ("job_heartbeat", "job_lease_renewed", "job_log", "job_result_refused")
-"""Not transitions: kept apart, with a time to live, outside the count of events."""
+"""Records that are no transitions.
+
+They are stored apart from events, with a time to live, and are not counted as events.
+"""
 
 REMARK_TYPES: tuple[str, ...] = ("job_result_refused",)
-"""Those of them that are not a holder's: what was said about a job and changed nothing."""
+"""Signal types that do not come from a job's holder: remarks about a job that did not change it."""
 
 _CODES = {name: code for code, name in enumerate(EVENT_TYPES, start=1)}
 
@@ -84,35 +87,34 @@ def event_code(name: str) -> int:
 
 
 def event_name(code: int) -> str:
-    """The event type behind a stored number."""
+    """The event type of a stored number."""
     return EVENT_TYPES[code - 1]
 
 
-# The causes that the ledgers themselves record with an event or a dead letter, each written once.
-#
-# `engine/decide.py` says which of them goes with which step. PostgreSQL's functions read the others from `_cause(name)`, which
-# migrating writes from this same enumeration (`scripts/contract.sql`).
+# The causes that the ledgers themselves record with an event or a dead letter. `engine/decide.py` says which cause goes
+# with which step. PostgreSQL's functions read the others through `_cause(name)`, which `trellis migrate` generates from
+# this enumeration (`scripts/contract.sql`).
 
 
 class Cause(StrEnum):
-    """Why the engine made a step on its own account. The names are what SQL asks for; the values are stored."""
+    """Why the engine made a step by itself. SQL refers to the names; the values are stored."""
 
     LEASE_EXPIRED = "lease expired"
     DEADLINE_PASSED = "deadline passed"
     ATTEMPTS_SPENT = "attempts spent"
     WORKER_DIED = "its worker died %s times while running this job"
-    """With the number of deaths in the place of %s."""
+    """`%s` is the number of deaths."""
     WORKER_DIED_ONCE = "its worker died once while running this job"
     CANCEL_LET_GO = "soft cancel: the holder let go"
-    """The holder gave the job back, or came to start it, after it was asked to stop."""
+    """After a cancel request the holder released the job, or tried to start it."""
     CANCEL_GRACE_OVER = "soft cancel: the grace is over"
     CANCEL_HOLDER_GONE = "soft cancel: the holder is gone"
-    """The lease ended while its holder had been asked to stop."""
+    """The lease ended while a cancel request was pending."""
     COMPENSATED = "compensated by %s"
-    """With the id of the compensating job in the place of %s."""
+    """`%s` is the id of the compensating job."""
 
 
 def sql_cases() -> str:
-    """The branches of an SQL `case` from a cause's name to its text."""
+    """The branches of an SQL `case` that maps a cause's name to its text."""
     texts = {cause.name.lower(): cause.value.replace("'", "''") for cause in Cause}
     return " ".join(f"when '{name}' then '{text}'" for name, text in texts.items())

@@ -1,4 +1,4 @@
-"""inbox-entry: what somebody sends in, and what the gate makes of it (decision D51)."""
+"""inbox-entry: an incoming message and its path through the gate (decision D51)."""
 
 from functools import partial
 

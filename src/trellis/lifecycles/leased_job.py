@@ -1,4 +1,4 @@
-"""leased-job: what distributed workers do (source document 003, both halves)."""
+"""leased-job: jobs run by distributed workers (source document 003, both halves)."""
 
 from functools import partial
 

@@ -1,10 +1,10 @@
-"""What a lifecycle is: states with a phase and a rank, transitions with trigger, actors and event.
+"""The types of a lifecycle: states with a phase and a rank, transitions with trigger, actors and event.
 
-A lifecycle is a value. The engine asks it (`next_state`, `Lifecycle.between`), the databases are loaded with it
-(`contract`), the diagrams are drawn from it. Nothing here reads a clock, a file or a database.
+A lifecycle is a value. The engine queries it (`next_state`, `Lifecycle.between`), the databases are loaded with it
+(`contract`), and the diagrams are drawn from it. Nothing here reads a clock, a file or a database.
 
-Codes are part of the stored format: a state's code is its place in `Lifecycle.states` counted from 1 (0 means "does not
-exist yet"), so states, roles and event types may be appended and never reordered.
+Codes are part of the stored format. A state's code is its position in `Lifecycle.states`, from 1; 0 means "does not
+exist yet". So states, roles and event types may be appended but never reordered.
 """
 
 from collections.abc import Iterable
@@ -13,11 +13,11 @@ from enum import IntEnum, StrEnum
 from functools import cached_property
 
 STATES_MAX = 15
-"""States of one lifecycle; with "does not exist yet" they fill four bits of the contract."""
+"""The most states of one lifecycle. With "does not exist yet" they fill four bits of the contract."""
 
 
 class Phase(StrEnum):
-    """Where a job in a state rests: nobody's, one lease holder's, or nowhere any more."""
+    """Who has a job in a state: no holder yet, one lease holder, or none because it has ended."""
 
     WAITING = "waiting"
     HELD = "held"
@@ -25,7 +25,7 @@ class Phase(StrEnum):
 
 
 class Role(StrEnum):
-    """Who may cause a transition. The order is the stored code."""
+    """The roles that may cause transitions. The position is the stored code."""
 
     OWNER = "owner"
     FRONTEND = "frontend"
@@ -54,7 +54,10 @@ ROLES: tuple[Role, ...] = tuple(Role)
 
 
 class Progress(IntEnum):
-    """What a transition does to progress (generation, attempt, rank): stay in the attempt, open the next, start anew."""
+    """What a transition does to progress (generation, attempt, rank).
+
+    It stays in the attempt, opens the next attempt, or starts a new generation.
+    """
 
     SAME = 0
     ATTEMPT = 1
@@ -62,7 +65,7 @@ class Progress(IntEnum):
 
 
 class LeaseLoss(StrEnum):
-    """What a lost lease means in a held state."""
+    """What happens in a held state when the lease is lost."""
 
     EXPIRE = "expire"
     """The `expire` transition (or `exhaust`, when no attempt is left) is taken."""
@@ -71,7 +74,7 @@ class LeaseLoss(StrEnum):
 
 
 class Trigger:
-    """Triggers the engine itself pulls; every other trigger belongs to the lifecycle that names it."""
+    """Triggers that the engine itself fires. Every other trigger belongs to the lifecycle that names it."""
 
     SUBMIT = "submit"
     CLAIM = "claim"
@@ -100,21 +103,24 @@ class State:
     phase: Phase
     rank: int
     claimable: bool = False
-    """Waiting: a claimer may take it. Held: a claimer may take it over once its lease is lost (`LeaseLoss.STAY`)."""
+    """In a waiting state: a claimer may take the job.
+
+    In a held state: a claimer may take it over once its lease is lost (`LeaseLoss.STAY`).
+    """
     lease_loss: LeaseLoss | None = None
     on_error: str | None = None
-    """Held: the trigger a retryable error pulls here."""
+    """Held states: the trigger that a retryable error fires."""
     runs_code: bool = False
-    """Held: user code runs here, so a worker's death here counts against the payload."""
+    """Held states: user code runs here, so a worker's death counts against the job."""
     dead_letter: bool = False
-    """Ended: entering it needs a complete dead letter."""
+    """Ended states: entering requires a complete dead letter."""
     success: bool = False
     timer_s: float | None = None
-    """Waiting: how long the sweep lets a job rest here before it pulls `due`, when nobody said otherwise."""
+    """Waiting states: how long a job waits before the sweep fires `due`, unless the step sets another delay."""
 
 
 def waiting(name: str, rank: int, *, claimable: bool = False, timer_s: float | None = None) -> State:
-    """A state in which the job is nobody's."""
+    """A state without a holder."""
     return State(name=name, phase=Phase.WAITING, rank=rank, claimable=claimable, timer_s=timer_s)
 
 
@@ -139,13 +145,13 @@ def held(
 
 
 def ended(name: str, rank: int, *, dead_letter: bool = False, success: bool = False) -> State:
-    """A state nothing leaves, but for a declared requeue."""
+    """A final state. Only a declared requeue leaves it."""
     return State(name=name, phase=Phase.ENDED, rank=rank, dead_letter=dead_letter, success=success)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transition:
-    """One declared arrow. `source` None means the job comes into being."""
+    """One declared transition. `source` None creates the job."""
 
     source: str | None
     target: str
@@ -154,13 +160,13 @@ class Transition:
     event: str
     opens: Progress = Progress.SAME
     fenced: bool = False
-    """Only the lease holder may make it, with its epoch."""
+    """Only the lease holder may make it, under its epoch."""
     when: str = ""
-    """The trigger in the words of the documents."""
+    """The trigger as the source documents word it."""
     extension: bool = False
-    """Not in the source document's own table; added by a recorded decision."""
+    """Not in the source document's table; added by a recorded decision."""
     finalizes: bool = False
-    """It names an artifact of the job, which makes its `finalize` step in the same transaction."""
+    """The step names an artifact of the job, which makes its `finalize` step in the same transaction."""
 
 
 def arrow(
@@ -176,7 +182,7 @@ def arrow(
     extension: bool = False,
     finalizes: bool = False,
 ) -> Transition:
-    """A transition in the order in which the documents' tables write it."""
+    """A transition, with arguments in the order of the documents' tables."""
     return Transition(
         source=source,
         target=target,
@@ -193,7 +199,7 @@ def arrow(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Illegal:
-    """The answer when a lifecycle does not declare what was asked."""
+    """The answer when a lifecycle does not declare the requested step, and why."""
 
     lifecycle: str
     source: str | None
@@ -205,7 +211,7 @@ class Illegal:
 
 @dataclass(frozen=True, kw_only=True)
 class Lifecycle:
-    """A whole lifecycle, checked for sense when it is made."""
+    """A whole lifecycle. Its consistency is checked on construction."""
 
     name: str
     code: int
@@ -213,7 +219,7 @@ class Lifecycle:
     states: tuple[State, ...]
     transitions: tuple[Transition, ...]
     swept_by: Role
-    """The role in whose name the sweep acts: the single writer of the documents, where they name one."""
+    """The role in whose name the sweep acts: the documents' single writer, where they name one."""
     version: int = 1
     by_name: dict[str, State] = field(init=False, repr=False, compare=False)
 
@@ -225,17 +231,17 @@ class Lifecycle:
 
     @cached_property
     def by_trigger(self) -> dict[tuple[str | None, str], Transition]:
-        """The one transition a trigger pulls in a state."""
+        """The transition of each (state, trigger)."""
         return {(t.source, t.trigger): t for t in self.transitions}
 
     @cached_property
     def codes(self) -> dict[str, int]:
-        """The stored number of each state: its place in the declaration, from 1."""
+        """The stored number of each state: its position in the declaration, from 1."""
         return {state.name: code for code, state in enumerate(self.states, start=1)}
 
     @property
     def initial(self) -> State:
-        """The state a submit makes."""
+        """The state of a submitted job."""
         return self.by_name[self.by_trigger[None, Trigger.SUBMIT].target]
 
     def code_of(self, state: str | None) -> int:
@@ -243,23 +249,26 @@ class Lifecycle:
         return 0 if state is None else self.codes[state]
 
     def state_of(self, code: int) -> State:
-        """The state behind a stored number."""
+        """The state of a stored number."""
         return self.states[code - 1]
 
     def pull(self, source: str | None, trigger: str) -> Transition | None:
-        """The transition `trigger` pulls in `source`, or None."""
+        """The transition that `trigger` fires in `source`, or None."""
         return self.by_trigger.get((source, trigger))
 
     def asks_to_start(self, transition: Transition) -> bool:
-        """Whether this is a start by the role that claims: it asks whether user code may run, so its lease must be alive (DJ-19).
+        """Whether this is a start by the claiming role.
 
-        Where another role starts, as on the bus, the start reports what runs already, and the epoch alone decides.
+        It asks whether user code may run, so its lease must be alive (DJ-19).
+
+        Where another role starts jobs, as on the bus, the start reports work that already runs. Then only the epoch
+        decides.
         """
         claimers = {role for t in self.transitions if t.trigger == Trigger.CLAIM for role in t.actors}
         return transition.trigger == Trigger.START and not claimers.isdisjoint(transition.actors)
 
     def is_settled(self, state: str) -> bool:
-        """Whether the work is over unless a person has it done again: it has ended, or can only end otherwise than well."""
+        """Whether the work is over unless a person repeats it: the job has ended, or can only end without success."""
         found = self.by_name[state]
         if found.phase is Phase.ENDED:
             return True
@@ -278,7 +287,7 @@ class Lifecycle:
 
 
 def next_state(lifecycle: Lifecycle, state: str | None, trigger: str, actor: Role) -> State | Illegal:
-    """The only way a state changes: the declared target, or why there is none."""
+    """The target state of a trigger, or why it is refused. The only way a state changes."""
     transition = lifecycle.pull(state, trigger)
     if transition is None:
         reason = "not declared"
@@ -291,7 +300,7 @@ def next_state(lifecycle: Lifecycle, state: str | None, trigger: str, actor: Rol
 
 
 def progress(lifecycle: Lifecycle, generation: int, attempt: int, state: str) -> tuple[int, int, int]:
-    """The tuple that never decreases in a job's life."""
+    """The progress tuple. It never decreases in a job's life."""
     return (generation, attempt, lifecycle.by_name[state].rank)
 
 
@@ -300,7 +309,7 @@ def _names(actors: Iterable[Role]) -> str:
 
 
 def _problems(lifecycle: Lifecycle) -> Iterable[str]:
-    """Everything that makes the data no lifecycle."""
+    """Every inconsistency of a lifecycle's data."""
     names = [state.name for state in lifecycle.states]
     if len(set(names)) != len(names):
         yield "a state is declared twice"

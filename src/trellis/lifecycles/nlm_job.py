@@ -1,4 +1,4 @@
-"""nlm-job: what happens inside the NLM backend (source document 000 §2)."""
+"""nlm-job: jobs inside the NLM backend (source document 000 §2)."""
 
 from functools import partial
 from itertools import pairwise

@@ -1,7 +1,7 @@
-"""How one job reads in the words of another lifecycle, for surfaces that show several of them together.
+"""Translates a job's state into another lifecycle's vocabulary, for surfaces that show several lifecycles together.
 
-A projection is only ever shown: the stored state is the lifecycle's own. Each state has a position in the life of any
-job, and each vocabulary has a word for a position, or says why it has none. A caller who knows more than the state (a
+A projection is for display only; the stored state is the lifecycle's own. Each state has a position in the life of any
+job. Each vocabulary has a word for a position, or says why it has none. A caller that knows more than the state (a
 FAILED whose error says CANCELLED, a dead letter's reason) asks for the word of that position instead.
 """
 
@@ -17,7 +17,7 @@ from trellis.lifecycles.run import RUN
 
 
 class Position(StrEnum):
-    """How far a job is, in no lifecycle's words."""
+    """How far a job is, independent of any lifecycle's vocabulary."""
 
     NEW = "accepted, not yet validated"
     READY = "ready, or held back"
@@ -37,7 +37,7 @@ class Position(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The word, or None and why there is none; `note` is what the word leaves out."""
+    """The word, or None and why there is none. `note` says what the word leaves out."""
 
     state: str | None
     note: str = ""
@@ -62,7 +62,8 @@ POSITIONS: dict[str, dict[str, Position]] = {
         "FAILED": Position.FAILED,
         "DEAD": Position.DEAD,
     },
-    # All of an nlm-job happens while its queue-job is in NOTEBOOKLM_CALL, its ends too: only the callback moves on.
+    # An nlm-job exists only while its queue-job is in NOTEBOOKLM_CALL, even when it has ended: only the callback moves
+    # on.
     NLM_JOB.name: {state.name: Position.CALL for state in NLM_JOB.states},
     LEASED_JOB.name: {
         "queued": Position.READY,
@@ -170,11 +171,14 @@ WIRE_NUMBERS: dict[str, int] = {
     "DENIED": 8,
     "TIMEOUT": 9,
 }
-"""JobStatus of CAP v1. A result may also say FAILED_RETRYABLE (10) or FAILED_FATAL (11): of an attempt, not of a job."""
+"""JobStatus of CAP v1.
+
+A result may also say FAILED_RETRYABLE (10) or FAILED_FATAL (11), of an attempt rather than a job.
+"""
 
 
 def project(lifecycle: Lifecycle, state: str, to: Lifecycle) -> Projection:
-    """How a job of `lifecycle` in `state` reads in the words of `to`."""
+    """The word in `to`'s vocabulary for a job of `lifecycle` in `state`."""
     own = lifecycle.by_name[state].name
     if to.name == lifecycle.name:
         return Projection(own)
@@ -187,5 +191,5 @@ def project(lifecycle: Lifecycle, state: str, to: Lifecycle) -> Projection:
 
 
 def word(position: Position, to: Lifecycle) -> Projection:
-    """How a position reads in the words of `to`, for a caller who knows more than the state."""
+    """The word in `to`'s vocabulary for a position, for callers that know more than the state."""
     return WORDS[to.name][position]

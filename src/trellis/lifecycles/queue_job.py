@@ -1,4 +1,4 @@
-"""queue-job: the job queue of source document 000 §1, written by the orchestration layer alone."""
+"""queue-job: the job queue of source document 000 §1. The orchestration layer is its only writer."""
 
 from functools import partial
 

@@ -1,6 +1,6 @@
-"""A job's recorded history against its lifecycle: where it ends, or the first event that cannot be.
+"""Replays a job's recorded history through its lifecycle: where it ends, or the first invalid event.
 
-Pure: `verify` feeds it from a ledger, the frozen v1 logs feed it from files.
+Pure. `verify` feeds it from a ledger; the frozen v1 logs feed it from files.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from trellis.lifecycles.lifecycle import Lifecycle, Progress, Role, Transition, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedStep:
-    """What replay needs of an event; `generation` and `attempt` are those after the step."""
+    """The fields of an event that replay needs. `generation` and `attempt` are those after the step."""
 
     version: int
     source: str | None
@@ -25,7 +25,7 @@ class RecordedStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replayed:
-    """The history holds; the job must be here."""
+    """The history is valid, and the job must be in this state."""
 
     state: str
     generation: int
@@ -34,7 +34,7 @@ class Replayed:
 
 
 class ReplayRule(StrEnum):
-    """What a history can break."""
+    """The rules that a history can break."""
 
     EMPTY = "empty"
     VERSION = "version"
@@ -47,7 +47,7 @@ class ReplayRule(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayViolation:
-    """The first step that cannot be, and the rule it breaks; `version` is the step's own claim."""
+    """The first invalid step, and the rule it breaks. `version` is the one the step itself states."""
 
     rule: ReplayRule
     version: int
@@ -55,7 +55,7 @@ class ReplayViolation:
 
 
 def replay(lifecycle: Lifecycle, steps: Iterable[RecordedStep]) -> Replayed | ReplayViolation:
-    """Follow a job's events, oldest first."""
+    """Replay a job's events, oldest first."""
     at: RecordedStep | None = None
     for step in steps:
         violation = _violation(lifecycle, at, step)
@@ -76,7 +76,7 @@ def _violation(lifecycle: Lifecycle, before: RecordedStep | None, step: Recorded
 def _broken_rules(
     lifecycle: Lifecycle, before: RecordedStep | None, step: RecordedStep
 ) -> Iterable[tuple[ReplayRule, str]]:
-    """Each rule a step breaks; a later rule is asked only when the earlier ones hold."""
+    """Each rule a step breaks. A later rule is checked only when the earlier ones hold."""
     version, state = (before.version, before.target) if before else (0, None)
     if step.version != version + 1:
         yield ReplayRule.VERSION, f"version {step.version} follows {version}"

@@ -1,1 +1,1 @@
-"""The fleet's ledger: PostgreSQL through asyncpg. Tables move rows, functions are the only writers."""
+"""The ledger for fleets: PostgreSQL through asyncpg. Only the database's functions write."""

@@ -1,8 +1,8 @@
-"""Connections to PostgreSQL: direct, or through a pooler."""
+"""Connections to PostgreSQL, direct or through a pooler. Only this module knows the driver."""
 
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# The driver ships no complete types; `PostgresConnection` below says what we use of it.
+# The driver ships no complete types; `PostgresConnection` below declares what is used of it.
 
 import asyncio
 import re
@@ -17,24 +17,23 @@ import asyncpg
 from trellis.engine.errors import LedgerTooOld, LedgerUnavailable, LedgerUrlInvalid, PoolerUnfit
 from trellis.engine.logs import log_of
 
-# A connection through a pooler that may give every transaction to another session of the server.
-#
-# That is how pgbouncer works in transaction mode. What is set for a session is gone with the next statement, or is there for
-# somebody else's. So each statement runs in a transaction that sets what it needs for itself alone, nothing is prepared under
-# a name, and nobody listens: work is found by polling.
+# A connection through a pooler that may assign every transaction to another server session, as pgbouncer does in
+# transaction mode. Session settings would be lost, or would affect other clients. So each statement runs in a
+# transaction that sets what it needs with `set local`. No statement is prepared under a name. LISTEN is not used: work
+# is found by polling.
 
 ROLLBACK_S = 2.0
 
 
 class PooledConnection:
-    """The connection, for one transaction at a time; `lost` are the errors that mean it is gone."""
+    """A pooled connection, for one transaction at a time. `lost` are the errors that mean the connection is gone."""
 
     def __init__(self, connection: "PostgresConnection", local: str, lost: tuple[type[Exception], ...]) -> None:
         self._connection, self._local, self._lost = connection, local, lost
         self._in_transaction = False
 
     async def fetch(self, query: str, *args: object) -> "list[PostgresRow]":
-        """The rows."""
+        """The rows of a query."""
         async with self._transaction():
             return await self._connection.fetch(query, *args)
 
@@ -44,25 +43,25 @@ class PooledConnection:
             return await self._connection.fetchval(query, *args)
 
     async def execute(self, query: str, *args: object) -> str:
-        """Run it."""
+        """Run a statement."""
         async with self._transaction():
             return await self._connection.execute(query, *args)
 
     async def executemany(self, command: str, args: Iterable[Sequence[object]]) -> None:
-        """Run it for each."""
+        """Run a statement for each tuple of arguments."""
         async with self._transaction():
             await self._connection.executemany(command, args)
 
     def transaction(
         self, *, isolation: str | None = None, readonly: bool = False
     ) -> AbstractAsyncContextManager[object]:
-        """A transaction; the driver's own could not set what must hold in it."""
+        """A transaction with the local settings; the driver's own transaction could not set them."""
         level = "" if isolation is None else f" isolation level {isolation.replace('_', ' ')}"
         return self._transaction(f"begin{level}{' read only' if readonly else ''}")
 
     @asynccontextmanager
     async def _transaction(self, begin: str = "begin") -> AsyncGenerator[None]:
-        """The one that is open, else a new one."""
+        """Join the open transaction, or begin a new one."""
         if self._in_transaction:
             yield
             return
@@ -78,7 +77,7 @@ class PooledConnection:
                 await self._roll_back()
 
     async def _roll_back(self) -> None:
-        """A connection that cannot say that it did must not be used again."""
+        """Roll back. A connection that does not confirm the rollback is terminated."""
         if self._connection.is_closed():
             return
         try:
@@ -88,11 +87,11 @@ class PooledConnection:
             self._connection.terminate()
 
     async def add_listener(self, channel: str, callback: Callable[..., None]) -> None:
-        """Nothing would be heard: the session that listens is another one in the next transaction."""
+        """Not possible through a pooler: the next transaction may run in another session."""
         raise AssertionError(f"{channel}, {callback}: ask `listens` first")
 
     def get_server_version(self) -> "ServerVersion":
-        """What the driver says of the server."""
+        """The server version that the driver reports."""
         return self._connection.get_server_version()
 
     def get_server_pid(self) -> int:
@@ -100,38 +99,38 @@ class PooledConnection:
         return self._connection.get_server_pid()
 
     async def close(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109 the driver's own name
-        """Hang up."""
+        """Close the connection."""
         await self._connection.close(timeout=timeout)
 
     def terminate(self) -> None:
-        """Hang up without a word."""
+        """Close the connection at once, without telling the server."""
         self._connection.terminate()
 
     def is_closed(self) -> bool:
-        """Whether it is gone."""
+        """Whether the connection is closed."""
         return self._connection.is_closed()
 
 
-# How a connection to PostgreSQL is made, and which of its errors mean what. The only module that knows the driver.
+# Making connections, and classifying the driver's errors.
 
 CONNECT_TIMEOUT_S = 10.0
 SERVER_VERSION_MIN = 15
 DEFAULT_PORT = 5432
 APPLICATION_NAME = "trellis"
 APPLICATION_NAME_MAX = 63
-"""The server cuts what is longer."""
+"""The server truncates longer names."""
 SESSION_SETTINGS = {
     "search_path": "trellis",
     "timezone": "UTC",
     "jit": "off",
     "idle_in_transaction_session_timeout": "5000",
 }
-"""What holds on every connection: for its whole time, or for each transaction where a pooler shares out the sessions."""
+"""Settings of every connection: per session, or per transaction behind a pooler."""
 LOCAL_SETTINGS = "; ".join(f"set local {name} = '{value}'" for name, value in SESSION_SETTINGS.items())
 BEHIND_POOLER = "TR009"
-"""What the question below ends with when the answer comes from another process than the one that let us in."""
+"""The SQLSTATE of the check in `_direct`: the process that answers did not accept the connection."""
 _pooled_urls: set[str] = set()
-"""Addresses where this process has met a pooler: it is not tried again as if there were none."""
+"""Addresses where this process found a pooler. A direct connection is not tried there again."""
 
 _POOLER_REFUSES = re.compile("startup parameter|pooling mode")
 
@@ -142,7 +141,7 @@ PostgresRow: TypeAlias = Any
 
 
 class ServerVersion(NamedTuple):
-    """What the driver says of the server."""
+    """The server version that the driver reports."""
 
     major: int
     minor: int
@@ -152,7 +151,7 @@ class ServerVersion(NamedTuple):
 
 
 class PostgresConnection(Protocol):
-    """What the ledger uses of a connection."""
+    """The part of a connection that the ledger uses."""
 
     async def fetch(self, query: str, *args: object) -> list[PostgresRow]: ...
     async def fetchval(self, query: str, *args: object) -> Any: ...
@@ -180,24 +179,24 @@ CONNECTION_LOST_ERRORS: tuple[type[Exception], ...] = (
     asyncio.IncompleteReadError,
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # a call that meets a session which was ended from outside
+    asyncpg.InternalClientError,  # a call on a session that was ended from outside
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
     asyncpg.TooManyConnectionsError,
 )
-"""The connection is gone or was never there: what was asked may or may not have happened."""
+"""The connection is gone or was never made. The call may or may not have had its effect."""
 
 CONFLICT_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
-    asyncpg.InternalServerError,  # "cache lookup failed": what it was about to use was replaced, by a migration say
+    asyncpg.InternalServerError,  # "cache lookup failed": an object in use was replaced, for example by a migration
 )
-"""The transaction was chosen as the victim of another: it did nothing and may be made again."""
+"""The transaction was rolled back because of a conflict. It had no effect and may be repeated."""
 
 
 def check_url(url: str) -> None:
-    """Refuse an address that is none, before anything is tried."""
+    """Refuse an invalid address before connecting."""
     parts = urlsplit(url)
     if parts.scheme not in {"postgresql", "postgres"}:
         raise LedgerUrlInvalid(url=url, reason=f"scheme {parts.scheme!r} is not postgresql")
@@ -210,7 +209,7 @@ def check_url(url: str) -> None:
 async def connect(
     url: str, *, timeout_s: float = CONNECT_TIMEOUT_S, application_name: str = APPLICATION_NAME
 ) -> PostgresConnection:
-    """A connection to a server that is new enough, or what is wrong with it. A pooler in between is noticed."""
+    """A connection to a server that is new enough. Raises otherwise. Detects a pooler in between."""
     check_url(url)
     name = {"application_name": application_name[:APPLICATION_NAME_MAX]}
     made: PostgresConnection | None = None
@@ -228,7 +227,7 @@ async def connect(
 
 
 def listens(connection: PostgresConnection) -> bool:
-    """Whether notifications reach this connection."""
+    """Whether this connection receives notifications."""
     return not isinstance(connection, PooledConnection)
 
 
@@ -238,9 +237,9 @@ async def _open(url: str, timeout_s: float, settings: dict[str, str], **options:
 
 
 async def _direct(url: str, timeout_s: float, settings: dict[str, str]) -> PostgresConnection | None:
-    """A session of the server's own; None where a pooler is in between.
+    """A direct server session; None if there is a pooler in between.
 
-    A pooler refuses settings of a session, or lets in under a number that no process of the server has.
+    A pooler refuses session settings, or reports a process number that no server process has.
     """
     try:
         made = await _open(url, timeout_s, settings)
@@ -264,16 +263,16 @@ async def _direct(url: str, timeout_s: float, settings: dict[str, str]) -> Postg
 
 
 async def _pooled(url: str, timeout_s: float, settings: dict[str, str]) -> PostgresConnection:
-    """A connection that gives a pooler nothing to refuse; raises PoolerUnfit when it refuses all the same."""
+    """A connection that uses only what poolers accept. Raises PoolerUnfit if the pooler refuses it."""
     try:
-        # Without a cache no statement gets a name: the session that knows the name may be another's by then.
+        # Without a cache no statement is prepared under a name, which another session would not know.
         made = await _open(url, timeout_s, settings, statement_cache_size=0)
         try:
             async with asyncio.timeout(timeout_s):
                 await made.execute(f"begin; {LOCAL_SETTINGS}")
                 await made.execute("commit")
         except BaseException:
-            made.terminate()  # else it stays in the pooler's line, and takes a session when its turn comes
+            made.terminate()  # otherwise it stays in the pooler's queue and takes a session when its turn comes
             raise
     except asyncpg.PostgresConnectionError as error:
         if not _POOLER_REFUSES.search(str(error)):
@@ -287,7 +286,7 @@ async def _pooled(url: str, timeout_s: float, settings: dict[str, str]) -> Postg
 
 
 def _why_lost(error: Exception, url: str, timeout_s: float) -> str:
-    """Why no connection came about, in words rather than in the names of the system's errors."""
+    """Why no connection was made, in words instead of the system's error names."""
     parts = urlsplit(url)
     host, port = parts.hostname or "localhost", parts.port or DEFAULT_PORT
     match error:

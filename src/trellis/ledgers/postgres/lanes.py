@@ -1,7 +1,7 @@
-"""Lanes: one connection each, one call at a time, and what happens when an answer is lost.
+"""Lanes: one connection each, one call at a time, with retries after lost answers.
 
-Every verb function of the database may be called again with the same ids: it returns what the first call did, or does
-it now. So a lost answer is resolved by asking the same thing again, for a bounded time, and never by asking anew.
+Every verb function of the database may be called again with the same ids. It returns what the first call did, or does
+it now. So a lost answer is resolved by repeating the same call for a bounded time, never by a call with new ids.
 """
 
 import asyncio
@@ -47,21 +47,21 @@ COLLISIONS_MAX = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneOptions:
-    """How long a lane waits."""
+    """Time-outs and names of a lane."""
 
     call_timeout_s: float = 30.0
-    """An answer that takes longer is taken for lost."""
+    """An answer that takes longer counts as lost."""
     outcome_window_s: float = 30.0
-    """How long a lost answer is asked for again before the caller is told that nobody knows."""
+    """How long a call is repeated after a lost answer before the caller gets OutcomeUnknown."""
     connect_timeout_s: float = 10.0
     application_name: str = APPLICATION_NAME
-    """What `pg_stat_activity` calls this process."""
+    """The name of this process in `pg_stat_activity`."""
     node: str | None = None
-    """The machine that audit records name; by default this one."""
+    """The machine named in audit records; this machine by default."""
 
 
 class PostgresLane:
-    """One connection, opened when first used and again when lost."""
+    """One connection, opened on first use and again when lost."""
 
     def __init__(self, url: str, options: LaneOptions, failures: Failures | None = None) -> None:
         self._url = url
@@ -70,7 +70,7 @@ class PostgresLane:
         self._lock = asyncio.Lock()
         self._connection: PostgresConnection | None = None
         self.waiting = 0
-        """Calls under way or in line."""
+        """Calls in progress or queued."""
 
     async def call(
         self,
@@ -80,7 +80,10 @@ class PostgresLane:
         *,
         window_s: float | None = None,
     ) -> Answer:
-        """Ask, and after a lost answer ask again; `ask` is told whether an earlier try may have had its effect."""
+        """Make a call and repeat it after a lost answer.
+
+        `ask` is told whether an earlier try may have had its effect.
+        """
         self.waiting += 1
         try:
             return await self._call(verb, request, ask, window_s)
@@ -107,8 +110,9 @@ class PostgresLane:
                     lost: Exception = error
                     self._note_outage(verb, error, loop.time())
                 except UniqueViolation as error:
-                    # A repeat can meet its own first try: ours, still under way when we looked, or that of a caller who
-                    # asks again after an unknown outcome. Asked as a repeat it is answered with what is there.
+                    # A repeat can collide with its own first try: ours, still in progress when checked, or that of a
+                    # caller that repeats after an unknown outcome. Sent as a repeat, the call is answered with what
+                    # exists.
                     collisions += 1
                     if collisions > COLLISIONS_MAX:
                         raise to_trellis_error(error) from error
@@ -133,7 +137,10 @@ class PostgresLane:
         *,
         sent_before: bool,
     ) -> Answer:
-        """The answer in time. Whoever stops waiting leaves a connection behind on which the answer may still come."""
+        """The answer, within the time-out.
+
+        A cancelled caller drops the connection, because the answer may still arrive on it.
+        """
         try:
             async with asyncio.timeout(self._options.call_timeout_s):
                 return await ask(connection, sent_before)
@@ -142,7 +149,7 @@ class PostgresLane:
             raise
 
     def _note_outage(self, verb: str, error: Exception, now: float) -> None:
-        """A server that cannot be reached, or falls silent, is logged; a connection that is replaced at once is not."""
+        """Log a server that is unreachable or silent. A connection that is replaced at once is not logged."""
         if isinstance(error, LedgerUnavailable):
             self._failures.failed(error, now=now)
         elif isinstance(error, TimeoutError):
@@ -163,13 +170,13 @@ class PostgresLane:
         return self._connection
 
     def drop(self) -> None:
-        """Forget the connection without waiting for it."""
+        """Drop the connection without waiting for it."""
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
 
     async def close(self) -> None:
-        """Finish the call under way and hang up."""
+        """Finish the call in progress and close the connection."""
         async with self._lock:
             if self._connection is not None:
                 try:
@@ -208,7 +215,7 @@ BY_STATE: dict[str, Callable[[str], TrellisError]] = {
 
 
 def to_trellis_error(error: Exception) -> TrellisError:
-    """The database's no, as ours."""
+    """The TrellisError for a refusal by the database."""
     state = str(getattr(error, "sqlstate", ""))
     if state == "TR006":
         return QueueFull(**json.loads(str(getattr(error, "detail", "{}"))))
@@ -216,6 +223,6 @@ def to_trellis_error(error: Exception) -> TrellisError:
         return IdReserved(job_id=str(getattr(error, "detail", "")))
     if state == "TR008":
         return ConcurrencyKeyMissing(type=str(getattr(error, "detail", "")))
-    if state == "TR005":  # the one refusal that only the database can word: what the artifact is that a job names
+    if state == "TR005":  # only the database can word this refusal: it knows the state of the artifact
         return InvalidTransition(**json.loads(str(getattr(error, "detail", "{}"))))
     return BY_STATE.get(state, lambda message: Refused(detail=message))(str(error))

@@ -1,7 +1,7 @@
-"""The PostgreSQL ledger: the port, on the functions in `functions/`.
+"""The PostgreSQL ledger: the port, implemented by the functions in `functions/`.
 
-Calls of one kind go through one lane; submits that meet on the way share a transaction. The functions check the actor
-against the database role of the connection, so a role is granted by the database and not by this program.
+Calls of one kind go through one lane; concurrent submits share a transaction. The functions check the actor against the
+connection's database role, so that the database grants roles, not this program.
 """
 
 import asyncio
@@ -62,15 +62,15 @@ from trellis.ledgers.refusals import check_annotation, check_declared, check_sig
 from trellis.lifecycles import SIGNAL_TYPES, Trigger
 
 HOLDER_TIMEOUT_S = 5.0
-"""A renewal that waits longer is asked again on a new connection: one that fell silent must not outlast a lease."""
+"""A renewal that takes longer is repeated on a new connection: a silent connection must not outlast a lease."""
 PING_S = 1.0
-"""How long an answer to whether the server answers may take."""
+"""The time-out of `ping`."""
 JOURNAL_BATCH_MAX = 500
 ACTORS_CACHED_MAX = 10_000
 BATCH_MAX = 500
-"""Moves that meet go together, and so do steps: so many of them, fewer where they carry much."""
+"""The most concurrent moves, or steps, that share a transaction; fewer if they carry much data."""
 CARRIED_BYTES = 65_536
-"""Counts as much as a move of its own."""
+"""Data of this size counts as one more move."""
 
 
 class PostgresLedger(PostgresReads):
@@ -120,7 +120,7 @@ class PostgresLedger(PostgresReads):
     async def open(
         cls, url: str, *, hints: bool = True, options: LaneOptions | None = None, part: str | None = None
     ) -> Self:
-        """Open a migrated database, or say what is wrong with it."""
+        """Open a migrated database. Raises if it cannot be used."""
         check_url(url)
         chosen = options or LaneOptions()
         if part is not None:
@@ -137,7 +137,7 @@ class PostgresLedger(PostgresReads):
         return ledger
 
     async def close(self) -> None:
-        """Finish what is under way and hang up."""
+        """Finish calls in progress and close all connections."""
         await self._submits.close()
         await self._journals.close()
         await self._moves.close()
@@ -213,7 +213,7 @@ class PostgresLedger(PostgresReads):
     async def _submit_calls(
         self, connection: PostgresConnection, calls: Sequence[tuple[int, tuple[NewJob, ...]]], *, repeat: bool
     ) -> list[list[Submitted | Mismatch]]:
-        """One transaction for calls of many callers: the plain jobs of each actor set-wise, the keyed ones one by one."""
+        """One transaction for calls of many callers: each actor's plain jobs set-wise, jobs with keys one by one."""
         plain: dict[int, list[NewJob]] = {}
         keyed: dict[int, list[NewJob]] = {}
         for actor, jobs in calls:
@@ -264,7 +264,7 @@ class PostgresLedger(PostgresReads):
         return await self._steps_lane.call("turn", f"{len(asked)} turns", lambda c, _: turns.run_turns(c, asked))
 
     async def renew(self, actor: Actor, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
-        # The newest epoch of a job counts where a caller has two: an older one can only be lost.
+        # If a caller has two epochs of a job, only the newest counts: the older lease is lost.
         ordered = sorted({lease.key: lease for lease in sorted(leases)}.values())
         number = await self._actor(actor)
         keys, epochs = [lease.key for lease in ordered], [lease.epoch for lease in ordered]
@@ -275,7 +275,7 @@ class PostgresLedger(PostgresReads):
         return [told.get((lease.key, lease.epoch)) or LeaseLost(lease) for lease in leases]
 
     async def _note(self, verb: str, sql: str, *args: object) -> list[PostgresRow]:
-        """What a holder writes down about its job: on a lane of its own, so that heartbeats never wait behind it."""
+        """A holder's writes besides steps. They use their own lane, so that heartbeats never wait behind them."""
         return await self._note_lane.call(verb, "", lambda c, _: c.fetch(sql, *args))
 
     async def save_checkpoint(self, lease: Lease, body: bytes) -> StepApplied | LeaseLost:
@@ -321,7 +321,7 @@ class PostgresLedger(PostgresReads):
         asked = moves.move_arguments(await self._actor(actor), move)
         try:
             row = await self._moves.put((move, asked))
-        except OutcomeUnknown as error:  # of all that went together; this caller asks again for its own
+        except OutcomeUnknown as error:  # unknown for the whole batch; this caller repeats its own call
             raise OutcomeUnknown(verb="move", request=move.request_id) from error
         self._notifier.notify()
         return moves.move_answer(move, row, actor.role)
@@ -515,7 +515,7 @@ def _check_claimer(actor: Actor, claim: Claim) -> None:
 
 
 async def _check(connection: PostgresConnection, url: str) -> str:
-    """What the database records in front of the names that this login gives; raises LedgerNotMigrated."""
+    """The prefix that the database adds to names of this login. Raises LedgerNotMigrated."""
     found = await stored_version(connection)
     if found != schema_version():
         raise LedgerNotMigrated(found=found, needed=schema_version(), url=url)
@@ -523,7 +523,7 @@ async def _check(connection: PostgresConnection, url: str) -> str:
 
 
 def _windows(options: SweepOptions) -> str | None:
-    """How long jobs rest where a sweep puts them, by the numbers of lifecycle and state; None where the lifecycles say it all."""
+    """The configured windows by lifecycle and state number; None where the lifecycles' own timers apply."""
     named = ((lifecycle_named(name), state, window_s) for (name, state), window_s in options.windows_s.items())
     windows = {lc.code * 16 + lc.code_of(state): window_s for lc, state, window_s in named}
     return json.dumps(windows) if windows else None

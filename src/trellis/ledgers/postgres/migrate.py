@@ -1,8 +1,8 @@
-"""Brings a PostgreSQL database to this program's schema, and says who may use it.
+"""Migrates a PostgreSQL database to this program's schema and grants access to it.
 
-Tables come from numbered migrations, each applied once. Functions, views and the lifecycles are written anew at every
-run, because they replace themselves. Everything belongs to `trellis_owner`, which cannot log in; the application's role
-gets SELECT and EXECUTE, so that the database can refuse what the functions do not allow.
+Tables come from numbered migrations, each applied once. Functions, views and the lifecycles are replaced at every run.
+Everything belongs to `trellis_owner`, which cannot log in. The application's role gets SELECT and EXECUTE, so that the
+database can refuse what the functions do not allow.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ MIGRATION_LOCK_S = 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Migrated:
-    """What a migration did."""
+    """The result of a migration."""
 
     version_before: int
     version: int
@@ -41,7 +41,7 @@ class Migrated:
 
 
 def sql_files(folder: Literal["migrations", "functions"]) -> Iterable[tuple[str, LiteralString]]:
-    """The SQL files of a folder in their order; they ship with the program, so their text counts as literal."""
+    """The SQL files of a folder in order. They ship with the program, so their text counts as literal."""
     for entry in sorted(files("trellis.ledgers.postgres").joinpath(folder).iterdir(), key=lambda e: e.name):
         if entry.name.endswith(".sql"):
             yield entry.name, cast("LiteralString", entry.read_text(encoding="utf-8"))
@@ -49,7 +49,7 @@ def sql_files(folder: Literal["migrations", "functions"]) -> Iterable[tuple[str,
 
 @cache
 def schema_version() -> int:
-    """The schema version this program needs. Asked at every opening, so the folder is read once."""
+    """The schema version this program needs. Cached, because it is read at every opening."""
     return len(list(sql_files("migrations")))
 
 
@@ -60,10 +60,10 @@ async def migrate(
     grants: Sequence[tuple[str, Role]] = (),
     by: MigratedBy | None = None,
 ) -> Migrated:
-    """Create or upgrade the schema. `grants` lets further database roles act in single roles of ours.
+    """Create or upgrade the schema. `grants` lets further database roles act in single Trellis roles.
 
-    A change of the schema, and each grant that is new, is one administrative act in the same transaction; only a new schema that nobody is
-    named for has none.
+    A schema change, and each new grant, is one administrative act in the same transaction. Only a new schema without a
+    named author has none.
     """
     connection = await connect(url)
     try:
@@ -88,7 +88,7 @@ async def _migrate(
     if before > schema_version():
         raise LedgerNotMigrated(found=before, needed=schema_version(), url="<a newer program's ledger>")
     if 0 < before < schema_version():
-        # In the order in which the verbs take them: whoever works meanwhile waits, and neither waits for the other.
+        # In the verbs' locking order: concurrent calls wait for the migration, without deadlock.
         tables = "actor, job, ready, resting, parked, lease, ended, event"
         await connection.execute(f"lock table {tables} in access exclusive mode")
     applied: list[str] = []
@@ -117,14 +117,14 @@ async def _migrate(
 
 
 async def _grant(connection: PostgresConnection, grants: Sequence[tuple[str, Role]]) -> list[tuple[str, Role]]:
-    """Let the application act in every role, and others in the ones that are given; those of the others that are new."""
+    """Let the application act in every role, and the given logins in theirs. Returns the new grants of the latter."""
     statement = "insert into authority (db_role, role) values ($1, $2) on conflict do nothing returning db_role"
     await connection.executemany(statement, [(APP_ROLE, role.code) for role in ROLES])
     return [one for one in grants if await connection.fetchval(statement, one[0], one[1].code) is not None]
 
 
 async def _record(connection: PostgresConnection, by: MigratedBy, act: NewAct) -> None:
-    """As the owner of the tables: whoever migrates need not be one of the application's logins."""
+    """Record an act as the owner of the tables: the migrating login need not be one of the application's."""
     await connection.execute(
         "insert into actor (role, db_role, name, node) values ($1, session_user, $2, $3) on conflict do nothing",
         by.actor.role.code,
@@ -140,7 +140,7 @@ async def _record(connection: PostgresConnection, by: MigratedBy, act: NewAct) -
 
 
 async def _lock_migrations(connection: PostgresConnection) -> None:
-    """Let no other migration run meanwhile. Anybody can hold an advisory lock, so this one is not waited for without end."""
+    """Block concurrent migrations. Any login can hold an advisory lock, so the wait is bounded."""
     await connection.execute(f"set local lock_timeout = '{MIGRATION_LOCK_S}s'")
     try:
         await connection.execute("select pg_advisory_xact_lock(hashtext('trellis.migrate'))")
@@ -154,14 +154,14 @@ async def _lock_migrations(connection: PostgresConnection) -> None:
 
 
 async def stored_version(connection: PostgresConnection) -> int:
-    """The schema version a database has; 0 for none."""
+    """The schema version of a database; 0 for none."""
     if await connection.fetchval("select to_regclass('trellis.meta')") is None:
         return 0
     return int(await connection.fetchval("select value from trellis.meta where name = 'schema_version'") or 0)
 
 
 def _constants() -> LiteralString:
-    """The functions that hold what other functions read as constants and texts."""
+    """The functions that return constants and texts for other functions."""
     deriving = ", ".join(f"({LIFECYCLES[name].code}, {role.code})" for name, role in DERIVING_ROLES.items())
     text = (
         _script("contract")
@@ -180,7 +180,7 @@ def _constants() -> LiteralString:
 
 
 async def _load_contract(connection: PostgresConnection) -> None:
-    """The lifecycles and decisions as rows, what functions read as constants, and who may do what."""
+    """Load the lifecycles and decisions as rows, the constants of functions, and the grants of roles."""
     await connection.execute(_constants())
     await connection.executemany(
         "insert into lifecycle (lifecycle, name, version, swept_by) values ($1, $2, $3, $4)"

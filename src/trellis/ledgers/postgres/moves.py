@@ -13,13 +13,16 @@ from trellis.ledgers.postgres.reads import ReadQueries, lifecycle_named, state_p
 from trellis.ledgers.refusals import check_death
 from trellis.lifecycles import BY_CODE, Phase, Role
 
-# Moves on PostgreSQL: how those that meet become the arguments of one function call, and its rows become answers.
+# Moves: concurrent moves become the arguments of one function call, and its rows become answers.
 
 MOVES = "select * from moves($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
 
 
 def move_arguments(actor: int, move: Move) -> tuple[object, ...]:
-    """What the function is told of a move by the actor of this number. Whatever cannot be told is refused here, before it meets others."""
+    """The function's arguments for a move by this actor.
+
+    Invalid values are refused here, before the move joins a batch.
+    """
     death = move.death
     return (
         actor,
@@ -39,7 +42,7 @@ def move_arguments(actor: int, move: Move) -> tuple[object, ...]:
 
 
 async def run_moves(connection: PostgresConnection, asked: Sequence[tuple[object, ...]]) -> list[PostgresRow]:
-    """The rows that answer these moves, in their order; each comes with its arguments."""
+    """The result rows of these moves, in order. Each item holds a move's arguments."""
     rows = await connection.fetch(MOVES, *map(list, zip(*asked, strict=True)))
     return sorted(rows, key=lambda row: row["n"])
 
@@ -51,7 +54,7 @@ def _ms(option: str, seconds: float) -> int:
 
 
 def move_answer(move: Move, row: PostgresRow, role: Role) -> Moved | NotMoved:
-    """What a row says about a move in this role; raises JobNotFound, OptionInvalid."""
+    """The answer to a move in this role. Raises JobNotFound, OptionInvalid."""
     if row["outcome"] == "missing":
         raise JobNotFound(job_id=move.job_id)
     lifecycle, source = BY_CODE[row["lifecycle"]], state_name(row["lifecycle"], row["source"])
@@ -71,7 +74,7 @@ def move_answer(move: Move, row: PostgresRow, role: Role) -> Moved | NotMoved:
 
 
 def state_name(lifecycle: int, code: int) -> str:
-    """What a state is called."""
+    """The name of a state."""
     return BY_CODE[lifecycle].state_of(code).name
 
 
@@ -100,10 +103,9 @@ def moved_answer(job_id: str, row: PostgresRow, trigger: str, role: Role) -> Mov
     )
 
 
-# Requeue on PostgreSQL: which jobs a filter means is looked up first, and one statement moves them.
-#
-# Two equal requests at the very same moment may both look before either has moved anything; they mean the same oldest jobs then, and the
-# second finds them moved.
+# Requeue: the jobs of a filter are looked up first, then one statement moves them. Two equal requests at the same
+# moment may both look up the jobs before either moves them. Both then select the same oldest jobs, and the second finds
+# them moved.
 
 
 async def requeue(
@@ -113,7 +115,7 @@ async def requeue(
     *,
     limit: int,
 ) -> tuple[list[JobId], list[PostgresRow]]:
-    """The jobs that were meant, and what came of each."""
+    """The selected jobs, and the outcome of each."""
     number, request_id, cause = asked
     filtered = isinstance(jobs, JobFilter)
     chosen = await _requeueable(connection, jobs, limit, request_id) if filtered else list(jobs)
@@ -124,7 +126,7 @@ async def requeue(
 async def _requeueable(
     connection: PostgresConnection, where: JobFilter, limit: int, request_id: RequestId
 ) -> list[JobId]:
-    """The jobs a filter means: those this request took before, if it did, so that asking again takes no more."""
+    """The jobs a filter selects. A repeated request id selects the jobs it took before, and no more."""
     before = await connection.fetch(ReadQueries.requested, request_id)
     if before:
         return [JobId(row["job_id"]) for row in before]

@@ -1,8 +1,8 @@
-"""Hints that work may be there, or that events were appended. A hint may be lost or late: polling is the truth.
+"""Hints that work may be available or events were appended. A hint may be lost or late; only polling is reliable.
 
-A ring is sent after the commit, on a connection of its own and at most one at a time: NOTIFY inside the writing
-transaction would make every commit of the server wait for every other one. Whoever makes new work also appends events,
-so a ring for work is one for events too; rings for events alone are sent at most every `EVENTS_GAP_S`.
+NOTIFY is sent after the commit, on its own connection and at most one at a time: inside the writing transaction it
+would make every commit of the server wait for every other one. New work also appends events, so a hint of work is one
+of events too. Hints of events alone are sent at most every `EVENTS_GAP_S`.
 """
 
 import asyncio
@@ -23,21 +23,21 @@ NOTIFY_EVENTS: LiteralString = f"select pg_notify('{EVENTS_CHANNEL}', '')"
 
 
 class PostgresNotifier:
-    """Rings for others and hears them."""
+    """Sends and receives hints."""
 
     def __init__(self, url: str, options: LaneOptions, *, on: bool) -> None:
         self._url = url
         self._options = options
         self._on = on
         self._listens = on
-        """Whether hints can be heard; through a pooler only polling finds work."""
+        """Whether hints can be received. Through a pooler only polling finds work."""
         self._lane = PostgresLane(url, options)
         self._heard = asyncio.Event()
         self._listener: PostgresConnection | None = None
         self._listens_to: set[str] = set()
         self._connecting = asyncio.Lock()
         self._attempts: dict[str, asyncio.Task[None]] = {}
-        """The newest attempt to listen, by channel."""
+        """The latest attempt to listen, by channel."""
         self._ringing: asyncio.Task[None] | None = None
         self._again = False
         self._events = 0
@@ -52,7 +52,7 @@ class PostgresNotifier:
         return self._events
 
     def notify(self) -> None:
-        """Tell whoever waits for work or events; rings under way swallow the ones that follow, but for one."""
+        """Notify waiters for work or events. Calls during a notification are merged into one more."""
         self._heard.set()
         self._hear_events()
         if not self._on:
@@ -70,7 +70,7 @@ class PostgresNotifier:
                 return
 
     def notify_events(self) -> None:
-        """Tell whoever waits for events only; those that follow soon make one more ring."""
+        """Notify waiters for events only. Calls that follow soon are merged into one more notification."""
         self._hear_events()
         if not self._on:
             return
@@ -91,18 +91,18 @@ class PostgresNotifier:
             await self._lane.call("ring", "", lambda c, _: c.execute(ring), window_s=0)
 
     def skip_next_notify(self) -> None:
-        """Forget what was heard: a claim that looks now will see it."""
+        """Discard received hints: the claim that follows will see the work they announced."""
         self._heard.clear()
 
     async def wait(self, timeout_s: float) -> None:
-        """Return at the next hint since `skip_next_notify`, or after the time."""
+        """Return at the next hint since `skip_next_notify`, or after the time-out."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._listening(CHANNEL, self._heard.set)
                 await self._heard.wait()
 
     async def wait_for_events(self, mark: int, timeout_s: float) -> None:
-        """Return at the next hint since there were `mark` of them, or after the time."""
+        """Return when there are more than `mark` hints, or after the time-out."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._listening(EVENTS_CHANNEL, self._hear_events)
@@ -115,7 +115,7 @@ class PostgresNotifier:
         self._next_event = asyncio.Event()
 
     async def _listening(self, channel: str, hear: Callable[[], None]) -> None:
-        """Return once the channel is listened to or cannot be now. A caller whose time ends does not stop the attempt."""
+        """Return once the channel is listened to, or cannot be now. A caller's time-out does not stop the attempt."""
         if not self._listens:
             return
         attempt = self._attempts.get(channel)
@@ -126,7 +126,7 @@ class PostgresNotifier:
         await asyncio.shield(attempt)
 
     async def _listen(self, channel: str, hear: Callable[[], None]) -> None:
-        """What was rung before this process listened was not heard: the first time counts as a ring."""
+        """Listen to a channel. Earlier hints were missed, so the start counts as a hint."""
         async with self._connecting:
             try:
                 if not self._is_connected():
@@ -156,7 +156,7 @@ class PostgresNotifier:
             self._listener = None
 
     async def close(self) -> None:
-        """Hang up."""
+        """Finish notifications in progress and close the connections."""
         self._closing.set()
         ringing = [task for task in (self._ringing, self._ringing_events) if task is not None]
         if ringing:

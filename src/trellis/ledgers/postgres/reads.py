@@ -1,4 +1,4 @@
-"""Reads on PostgreSQL: jobs, events, dead letters, and what `doctor` is told."""
+"""Reads on PostgreSQL: jobs, events, dead letters, and the findings for `doctor`."""
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
@@ -40,7 +40,7 @@ from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.leased_job import LEASED_JOB
 
-# What `doctor` says about a PostgreSQL ledger.
+# Findings for `doctor`.
 
 SWEEP_AGE_S_MAX = 10.0
 OLD_TRANSACTION_S = 60.0
@@ -48,7 +48,7 @@ UNSEQUENCED_MAX = 10_000
 
 
 def findings(row: PostgresRow) -> list[Finding]:
-    """One finding for each thing looked at."""
+    """One finding per check."""
     return [*_durability(row), _role(row), _sweep(row), _old_transaction(row), _feed(row)]
 
 
@@ -118,17 +118,17 @@ def _feed(row: PostgresRow) -> Finding:
     )
 
 
-# What readers ask of PostgreSQL.
+# Reads of jobs, events and dead letters.
 
 ID_MAX = 2**63 - 1
 VERSION_MAX = 2**31 - 1
 FEED_BATCHES = 32
 FEED_BATCHES_NARROWED = 2_000
-"""Places that one query looks at when it leaves out the lifecycles of FREQUENT: few events are there, and an index finds them."""
+"""Feed positions per query when the lifecycles of FREQUENT are left out: few events match, and an index finds them."""
 FREQUENT = frozenset({LEASED_JOB.code, BUS_JOB.code})
-"""Lifecycles whose events the index `event_infrequent` leaves out, and so costs nothing for."""
+"""Lifecycles that the index `event_infrequent` leaves out, so that their events do not pay for it."""
 FEED_EMPTY_BATCHES_MAX = 2_048
-"""Places that are read at once where the ones before them had no events."""
+"""The most feed positions per query after positions without matching events."""
 BEGINNING = (0, 0, 0)
 OPEN_ONLY = "a filter by a state that is no end, without parent and reason"
 COMPLETED = completed_states()
@@ -187,7 +187,7 @@ class ReadQueries(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
 
 
 def lifecycle_named(name: str) -> Lifecycle:
-    """The lifecycle, or UnknownLifecycle with the names there are."""
+    """The lifecycle of this name. Raises UnknownLifecycle, which lists the known names."""
     try:
         return LIFECYCLES[name]
     except KeyError:
@@ -195,7 +195,7 @@ def lifecycle_named(name: str) -> Lifecycle:
 
 
 def state_pairs(where: JobFilter) -> list[tuple[Lifecycle, int]] | None:
-    """The states a filter's word means, one for each lifecycle that has it; None for any state."""
+    """The states that a filter's state name selects, one per lifecycle that has it; None for any state."""
     if where.state is None:
         return None
     among = [lifecycle_named(where.lifecycle)] if where.lifecycle else list(LIFECYCLES.values())
@@ -207,12 +207,12 @@ def state_pairs(where: JobFilter) -> list[tuple[Lifecycle, int]] | None:
 
 
 class PostgresReads:
-    """The reading half of the ledger; the writing half extends it."""
+    """The reading half of the ledger. PostgresLedger adds the writing half."""
 
     _read_lane: PostgresLane
 
     async def fetch(self, sql: LiteralString, *args: object) -> list[PostgresRow]:
-        """Rows of a read, asked again when the connection is lost."""
+        """The rows of a read, repeated when the connection is lost."""
         return await self._read_lane.call("read", "", lambda connection, _: connection.fetch(sql, *args))
 
     async def job(self, job_id: JobId) -> Job | None:
@@ -278,7 +278,7 @@ class PostgresReads:
     async def _jobs_in(
         self, pairs: list[tuple[Lifecycle, int]], before: int, limit: int, type_id: int | None, where: JobFilter
     ) -> list[PostgresRow]:
-        """Jobs in certain states: ended ones and the others are in different places."""
+        """Jobs in certain states. Ended and unfinished jobs are in different tables."""
         found: list[PostgresRow] = []
         for ended in (True, False):
             of = [(lc, code) for lc, code in pairs if (lc.state_of(code).phase is Phase.ENDED) is ended]
@@ -302,7 +302,7 @@ class PostgresReads:
         return sorted(found, key=lambda row: row["id"], reverse=True)[:limit]
 
     async def _type_of(self, where: JobFilter) -> int | None:
-        """The number of the filter's type, None for any, 0 for a type nobody ever submitted."""
+        """The number of the filter's type; None for any, 0 for an unknown type."""
         if where.type is None:
             return None
         found = await self.fetch(ReadQueries.type_by_name, where.type)
@@ -384,7 +384,7 @@ class PostgresReads:
         events: list[Event] = []
         positions: list[str] = []
         while len(events) < limit:
-            # A place that was read to its end is not read again.
+            # A position that was read to its end is not read again.
             read_to_end = after[1] == ID_MAX
             batches = await self.fetch(ReadQueries.feed_batches, after[0] + read_to_end, places)
             if not batches:
@@ -409,7 +409,7 @@ class PostgresReads:
                 after = (last, ID_MAX, 0)
                 break
             else:
-                # Never beyond `feed_end`, so that who keeps it can tell it from a foreign one.
+                # Never beyond `feed_end`, so that a reader can tell a stored position from one of another ledger.
                 after = (last, ID_MAX, 0)
                 places = at_once if found else min(4 * places, FEED_EMPTY_BATCHES_MAX)
         return FeedPage(events=tuple(events), positions=tuple(positions), position=_position_text(after))
@@ -540,7 +540,7 @@ class PostgresReads:
 async def _snapshot(
     connection: PostgresConnection, after: int, limit: int
 ) -> tuple[list[PostgresRow], list[PostgresRow], list[PostgresRow]]:
-    """Jobs, their events and their dead letters as of one moment, so that `verify` is fair on a ledger at work."""
+    """Jobs, their events and their dead letters as of one moment, so that `verify` is reliable on a busy ledger."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         found = await connection.fetch(ReadQueries.histories, after, limit)
         keys = [row["id"] for row in found]
@@ -552,12 +552,15 @@ async def _snapshot(
 
 
 def state_at(events: list[Event], version: int) -> str:
-    """The state an event of this version led to."""
+    """The state that the event of this version led to."""
     return next(event.target for event in events if event.version == version)
 
 
 def _states_by_place(where: JobFilter) -> list[tuple[Lifecycle, int]]:
-    """Every state that a filter without a word for one can mean: of dead letters and of what has ended, the ends."""
+    """The states that a filter without a state name selects.
+
+    Those are end states for ended jobs and dead letters, else the others.
+    """
     ended = where.reason_code is not None or where.place is JobPlace.ENDED
     among = [lifecycle_named(where.lifecycle)] if where.lifecycle else list(LIFECYCLES.values())
     return [
@@ -566,7 +569,7 @@ def _states_by_place(where: JobFilter) -> list[tuple[Lifecycle, int]]:
 
 
 def _move(pairs: list[tuple[Lifecycle, int]]) -> bool:
-    """Whether jobs in one of these states may be elsewhere than at rest."""
+    """Whether jobs in one of these states may be in another place than `resting`."""
     return any(lc.state_of(code).claimable or lc.state_of(code).phase is Phase.HELD for lc, code in pairs)
 
 

@@ -1,4 +1,4 @@
-"""Putting lost jobs back, and reading events with everything that makes them again: what goes through `restore` and comes out of reads."""
+"""Restores lost jobs through the function `restore`, and assembles recorded events from reads."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ RESTORE = "select job_id from restore($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 
 
 class RestoreBatch:
-    """Jobs in the shape in which `restore` takes them: JSON, and the bytes beside it, counted from 1."""
+    """Jobs as `restore` takes them: JSON, with bytes in separate arrays, indexed from 1."""
 
     def __init__(self, now: datetime) -> None:
         self._now = now
@@ -31,7 +31,7 @@ class RestoreBatch:
         self._bodies: list[bytes] = []
 
     def add(self, job: JobToRestore) -> None:
-        """Take a job in; raises HistoryBroken."""
+        """Add a job. Raises HistoryBroken."""
         lifecycle = check_restorable(job)
         asked = job.records[0].submission
         assert asked is not None, "a checked job says what was asked"
@@ -57,7 +57,7 @@ class RestoreBatch:
             self._journal.append({"n": len(self._bodies), **kept})
 
     async def put_back(self, connection: PostgresConnection, actor: int) -> set[str]:
-        """Which of them were put back."""
+        """Restore the batch. Returns the ids of the restored jobs."""
         found = await connection.fetch(
             RESTORE,
             actor,
@@ -141,7 +141,7 @@ def _submission_json(job: JobToRestore, asked: Submission) -> dict[str, Any]:
 
 
 def _letter(job: JobToRestore, event: Event, letter: DeadLetter) -> dict[str, Any]:
-    """A dead letter, with the moment at which somebody requeued its job."""
+    """A dead letter, with the time its job was requeued."""
     later = (one.event for one in job.records if one.event.generation > event.generation)
     requeued = next(later, None)
     holder = next((one.event for one in job.records if one.event.actor == letter.last_owner), event)
@@ -175,7 +175,7 @@ def recorded(
     keys: list[PostgresRow],
     letters: list[PostgresRow],
 ) -> list[RecordedEvent]:
-    """Events with what four queries say beside them; those of a job that is gone are left out."""
+    """Events with the data of four queries beside them. Events of removed jobs are left out."""
     rest = {(row["job_id"], row["version"]): row for row in beside}
     keys_of: dict[str, list[IdempotencyKey]] = {}
     for row in keys:

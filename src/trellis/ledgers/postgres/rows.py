@@ -1,4 +1,4 @@
-"""Rows of the database as the engine's values."""
+"""Converts database rows into the engine's values."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from trellis.lifecycles.lifecycle import ROLES
 
 
 def job(row: PostgresRow) -> Job:
-    """A row of `job_status` with its names."""
+    """A row of `job_status`, joined with its names."""
     lifecycle = BY_CODE[row["lifecycle"]]
     found = Job(
         job_id=JobId(row["job_id"]),
@@ -52,7 +52,7 @@ def job(row: PostgresRow) -> Job:
 
 
 def type_options(row: PostgresRow) -> TypeOptions:
-    """A row of `type_options` with its names."""
+    """A row of `type_options`, joined with its names."""
     return TypeOptions(
         type=row["name"],
         lifecycle=BY_CODE[row["lifecycle"]].name,
@@ -67,7 +67,7 @@ def type_options(row: PostgresRow) -> TypeOptions:
 
 
 def hold(row: PostgresRow) -> HeldLease:
-    """A row of `lease` with its names."""
+    """A row of `lease`, joined with its names."""
     lifecycle = BY_CODE[row["lifecycle"]]
     return HeldLease(
         lease=Lease(JobKey(row["id"]), Epoch(row["epoch"]), JobId(row["job_id"]), lifecycle.name),
@@ -84,7 +84,7 @@ def hold(row: PostgresRow) -> HeldLease:
 
 
 def event(row: PostgresRow) -> Event:
-    """A row of `event` with its names."""
+    """A row of `event`, joined with its names."""
     lifecycle = BY_CODE[row["lifecycle"]]
     source = row["from_state"]
     return Event(
@@ -109,7 +109,7 @@ def event(row: PostgresRow) -> Event:
 
 
 def dead_letter(row: PostgresRow, state: str | None = None) -> DeadLetter:
-    """A row of `dead_letter` with its names."""
+    """A row of `dead_letter`, joined with its names."""
     lifecycle = BY_CODE[row["lifecycle"]]
     return DeadLetter(
         job_id=JobId(row["job_id"]),
@@ -129,7 +129,7 @@ def dead_letter(row: PostgresRow, state: str | None = None) -> DeadLetter:
 
 
 def queue_depth(row: PostgresRow) -> QueueDepth:
-    """One type and how much of it is where."""
+    """The number of jobs of one type in each place."""
     return QueueDepth(
         type=row["name"],
         lifecycle=BY_CODE[row["lifecycle"]].name if row["lifecycle"] is not None else "leased-job",
@@ -144,7 +144,7 @@ def queue_depth(row: PostgresRow) -> QueueDepth:
 
 
 def act(row: PostgresRow) -> AdminAct:
-    """A row of `act` with its names."""
+    """A row of `act`, joined with its names."""
     return AdminAct(
         no=row["no"],
         id=row["act_id"],
@@ -164,13 +164,13 @@ def act(row: PostgresRow) -> AdminAct:
 
 
 def act_arguments(actor: int, act: NewAct) -> tuple[object, ...]:
-    """An act in the order in which `record_act` takes it."""
+    """An act's values in the argument order of `record_act`."""
     about = (act.event, act.subject, act.source, act.target, act.cause, act.correlation_id, act.job_id)
     return (actor, *about, facts_text(act.facts), act.id)
 
 
 def acts_json(acts: Sequence[AdminAct]) -> str:
-    """Acts in the shape in which `restore_acts` takes them."""
+    """Acts in the JSON form that `restore_acts` takes."""
     return json.dumps(
         [
             {

@@ -1,4 +1,4 @@
-"""Submit on PostgreSQL: which function takes which jobs, and the arrays it takes them in."""
+"""Submit on PostgreSQL: chooses the function for each job and builds its array arguments."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -12,11 +12,11 @@ SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11
 SUBMIT_KEYED = "select outcome, job_id from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24)"
 GIVEN_ID_SCOPE = "job_id"
 CALLER_SCOPE = "key:"
-"""How every scope of a caller begins, so that none meets the ids that callers choose."""
+"""The prefix of every caller's scope, so that none collides with the scope of chosen job ids."""
 
 
 def is_plain(job: NewJob) -> bool:
-    """No key of any kind: such jobs go in set-wise."""
+    """Whether a job has no key of any kind. Such jobs are inserted set-wise."""
     return not (job.idempotency_key or job.concurrency_key or job.compensates or job.id_is_given)
 
 
@@ -27,7 +27,7 @@ def _some(values: list[Any]) -> list[Any] | None:
 async def submit_plain(
     connection: PostgresConnection, actor: int, jobs: Sequence[NewJob], types: dict[str, int], *, repeat: bool
 ) -> None:
-    """Jobs without keys, one statement for each lifecycle."""
+    """Submit jobs without keys, one statement per lifecycle."""
     for lifecycle, group in groupby(sorted(jobs, key=lambda j: j.lifecycle), key=lambda j: j.lifecycle):
         same = list(group)
         await connection.execute(
@@ -52,7 +52,7 @@ async def submit_plain(
 
 
 def declaring(actor: int, types: Sequence[TypeOptions], *, only_new: bool) -> tuple[Any, ...]:
-    """The verb, the statement and the values that declare the options of types."""
+    """The verb, the statement and the arguments that declare the options of types."""
     return (
         "declare_types",
         "select declare_types($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
@@ -71,7 +71,7 @@ def declaring(actor: int, types: Sequence[TypeOptions], *, only_new: bool) -> tu
 
 
 async def lock_waiting(connection: PostgresConnection, jobs: Sequence[NewJob]) -> None:
-    """The first statement of a transaction with several calls: each of them alone would lock in an order of its own."""
+    """Lock the bounded keys of all calls first: each call alone would lock in its own order and could deadlock."""
     bounded = [job.concurrency_key for job in jobs if job.waiting_max is not None]
     if bounded:
         await connection.execute("select lock_waiting($1)", bounded)
@@ -80,7 +80,7 @@ async def lock_waiting(connection: PostgresConnection, jobs: Sequence[NewJob]) -
 async def submit_keyed(
     connection: PostgresConnection, actor: int, jobs: Sequence[NewJob], types: dict[str, int], *, repeat: bool
 ) -> list[Submitted | Mismatch]:
-    """Jobs with keys, one by one inside one statement."""
+    """Submit jobs with keys, one by one inside one statement."""
     keys = [_key(job) for job in jobs]
     rows = await connection.fetch(
         SUBMIT_KEYED,

@@ -1,4 +1,4 @@
-"""A turn on PostgreSQL: how steps and claims become the arguments of one function call, and its rows become answers."""
+"""A turn on PostgreSQL: steps and claims become the arguments of one function call, and its rows become answers."""
 
 import asyncio
 import base64
@@ -39,7 +39,7 @@ PRIORITIES = tuple(int(priority) for priority in Priority)
 
 @dataclass(slots=True)
 class SortedSteps:
-    """The steps of one call, sorted into what the function takes as arrays and what it takes one by one."""
+    """The steps of one call, split into those the function takes as arrays and those it takes one by one."""
 
     lifecycle: Lifecycle
     done_source: str | None = None
@@ -49,7 +49,7 @@ class SortedSteps:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether none of them goes set-wise."""
+        """Whether all steps go one by one."""
         return bool(self.others) and not (self.done or self.starts)
 
 
@@ -60,7 +60,7 @@ _DEAD_LETTER_STATES = {
 
 @lru_cache(maxsize=1024)
 def declared(lifecycle: str, source: str, trigger: str, role: Role) -> Transition | None:
-    """The transition a holder's step pulls; None when there is none that this role may make."""
+    """The transition that a holder's step makes; None if this role may make none."""
     transition = LIFECYCLES[lifecycle].pull(source, trigger)
     return transition if transition is not None and transition.fenced and role in transition.actors else None
 
@@ -77,7 +77,10 @@ def _refused(advance: Advance, role: Role) -> InvalidTransition:
 
 
 def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> SortedSteps:
-    """Completions and starts of one lifecycle go set-wise, everything else one by one; each kind sorted by job."""
+    """Split steps: completions and starts of one lifecycle go set-wise, all others one by one.
+
+    Each kind is sorted by job.
+    """
     ordered = sorted(advances, key=itemgetter(0))
     name = claim.lifecycle if claim else ordered[0].lease.lifecycle if ordered else "leased-job"
     steps = SortedSteps(lifecycle=LIFECYCLES[name])
@@ -90,8 +93,8 @@ def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> 
             raise _refused(advance, role)
         if death is not None or transition.target in _DEAD_LETTER_STATES[lifecycle]:
             check_death(LIFECYCLES[lifecycle].by_name[transition.target], death)
-        # What follows a step that goes one by one does too: it must come after it. So does a start that another step follows: whether
-        # it was made before cannot be told without knowing how many follow.
+        # A step after one that goes one by one also goes one by one, to stay behind it. So does a start that another
+        # step of the same job follows: whether it was made before depends on how many steps follow.
         plain = cause is data is death is version is finalizes is None and not guarded
         if lifecycle != name or key == last_other or not plain:
             last_other = key
@@ -109,7 +112,7 @@ def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> 
 
 
 def _others(advances: Sequence[Advance]) -> list[dict[str, Any]]:
-    """In their order, each with how many of the same lease follow it."""
+    """The steps in order, each with how many steps of the same lease follow it."""
     seen: Counter[Lease] = Counter()
     told: list[dict[str, Any]] = []
     for n, advance in reversed(list(enumerate(advances))):
@@ -153,7 +156,7 @@ def _text(advance: Advance) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepsCall:
-    """A turn that claims nothing and goes one by one, as the function is told it."""
+    """A turn without a claim whose steps go one by one, as the function's arguments."""
 
     actor: int
     key: int
@@ -163,7 +166,7 @@ class StepsCall:
 
 
 def steps_call(actor: int, steps: SortedSteps) -> StepsCall:
-    """For the actor of this number. Whatever cannot be told is refused here, before it meets others."""
+    """The arguments for the actor of this number. Invalid values are refused here, before the turn joins a batch."""
     others = steps.others
     return StepsCall(actor=actor, key=others[0].lease.key, steps=len(others), told=json.dumps(_others(others)))
 
@@ -171,9 +174,9 @@ def steps_call(actor: int, steps: SortedSteps) -> StepsCall:
 class LowWaterMarks:
     """Low-water marks of a claimer: where it last found work, by type and priority.
 
-    They are used while claims come back full, for at most half a second on end. A job that commits late, or that keeps an older
-    place because it waited for its key's slot, stands before the mark: a claim that finds too little behind its marks takes it in
-    the same call, and one that comes back full leaves it to a later claim, half a second later at most.
+    They are used while claims come back full, for at most half a second at a time. A job that commits late, or that
+    keeps an older position because it waited for its key's slot, is before the mark. A claim that finds too little
+    behind its marks takes it in the same call. A full claim leaves it to a later claim, at most half a second later.
     """
 
     FULL_SCAN_EVERY_S = 0.5
@@ -185,23 +188,23 @@ class LowWaterMarks:
         self._claims = 0
 
     def order(self) -> tuple[int, ...]:
-        """Priorities in the order in which this claim looks at them."""
+        """The order in which this claim searches the priorities."""
         self._claims += 1
         return PRIORITIES[::-1] if self._claims % LEAST_URGENT_FIRST_EVERY == 0 else PRIORITIES
 
     def lows(self, types: Sequence[int], priorities: Sequence[int], now: float) -> list[int]:
-        """A mark for each priority and type; 0 stands for the beginning."""
+        """A mark for each priority and type; 0 is the beginning."""
         if not self._full or now - self._scanned_at > self.FULL_SCAN_EVERY_S:
             self._scanned_at = now
             self._low.clear()
         return [self._low.get((type_, priority), 0) for priority in priorities for type_ in types]
 
     def note(self, claimed: PostgresRow | None, wanted: int) -> None:
-        """Remember where the last claimed jobs stood."""
+        """Store the positions of the jobs claimed last."""
         self._full = claimed is not None and len(claimed["ids"]) >= wanted
         if claimed is None:
             return
-        # In claim order, so the last of a type and priority stood furthest behind.
+        # The rows are in claim order: the last one of a type and priority has the highest position.
         last = dict(zip(zip(claimed["types"], claimed["prios"], strict=True), claimed["places"], strict=True))
         for place, position in last.items():
             if position is not None:
@@ -209,18 +212,18 @@ class LowWaterMarks:
 
 
 class TurnCaller:
-    """Makes turns over a lane. The turners of one claimer share its marks."""
+    """Makes turns over a lane. The TurnCallers of one claimer share its marks."""
 
     def __init__(self, lane: PostgresLane, marks: LowWaterMarks) -> None:
         self.lane = lane
         self.waiting = 0
-        """Turns under way or in line."""
+        """Turns in progress or queued."""
         self._marks = marks
 
     async def turn(
         self, actor: int, steps: SortedSteps, claim: Claim | None, types: Sequence[int]
     ) -> list[PostgresRow]:
-        """The rows that answer one turn."""
+        """The result rows of one turn."""
         self.waiting += 1
         try:
             return await self._turn(actor, steps, claim, types)
@@ -242,8 +245,8 @@ class TurnCaller:
 
 
 async def run_turns(connection: PostgresConnection, turns: Sequence[StepsCall]) -> list[list[PostgresRow]]:
-    """The rows that answer each of these turns."""
-    # By job, as every call goes: those of one job each never wait for each other in a ring.
+    """The result rows of each of these turns."""
+    # Sorted by job, like every call, so that turns of one job each cannot deadlock.
     order = sorted(range(len(turns)), key=lambda n: turns[n].key)
     rows = await connection.fetch(TURNS, [turns[n].actor for n in order], [turns[n].told for n in order])
     told: list[list[PostgresRow]] = [[] for _ in turns]
@@ -289,11 +292,11 @@ def turn_arguments(
 
 
 STARTED, DONE, OTHER = range(3)
-"""Which part of a call an answer belongs to: one job may be started and completed in one call."""
+"""The part of a call that an answer belongs to. One job may be started and completed in one call."""
 
 
 def claimed_of(rows: Sequence[PostgresRow]) -> PostgresRow | None:
-    """The row that says what was claimed."""
+    """The row with the claimed jobs."""
     return next((row for row in rows if row["kind"] == CLAIMED), None)
 
 
@@ -304,7 +307,7 @@ def turn_answers(
     names: dict[int, str],
     claim: Claim | None,
 ) -> TurnResult:
-    """What the rows of `turn` say about each step, and the jobs they hand out."""
+    """The outcome of each step and the claimed jobs, from the rows of `turn`."""
     claimed = claimed_of(rows) if claim else None
     jobs = _claimed(claimed, rows, names, claim) if claim and claimed else []
     return TurnResult(_outcomes(advances, steps, rows) if advances else [], jobs)
@@ -341,7 +344,7 @@ def _applied(version: int) -> StepApplied:
     return StepApplied(version)
 
 
-# Made straight from a tuple of all fields: thousands are made in a second, and named arguments double the price.
+# Built straight from a tuple of all fields: thousands are made per second, and named arguments double the cost.
 _new: Callable[..., Any] = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 _lease: Callable[[tuple[Any, ...]], Lease] = partial(_new, Lease)
 _job: Callable[[tuple[Any, ...]], Claimed] = partial(_new, Claimed)

@@ -1,4 +1,4 @@
-"""Claiming: which ready jobs, in which order, under which limits, and the leases that come of it."""
+"""Claiming: selects ready jobs by priority and limits, and grants their leases."""
 
 import heapq
 import json
@@ -64,7 +64,7 @@ class _ReadyRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _TypeDemand:
-    """One type of a claim: its number, its lease, and how many may be taken now."""
+    """One job type of a claim: its number, its lease terms, and how many jobs may be taken now."""
 
     id: int
     claim: TypeClaim
@@ -74,7 +74,7 @@ class _TypeDemand:
 
 
 def claim(tx: Transaction, actor: Actor, who: ActorRef, request: Claim, *, least_urgent_first: bool) -> list[Claimed]:
-    """Leases on up to `start + prefetch` ready jobs; the first `start` of them are started."""
+    """Grant leases on up to `start + prefetch` ready jobs and start the first `start` of them."""
     lifecycle = _claimable_by(actor, who, request.lifecycle)
     before = _claimed_before(tx, who, lifecycle, request)
     if before is not None:
@@ -110,7 +110,7 @@ def _claimable_by(actor: Actor, who: ActorRef, name: str) -> Lifecycle:
 
 
 def _type_demands(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: int) -> list[_TypeDemand]:
-    """The types of a claim that exist, are not paused and have tokens left."""
+    """The types of a claim that exist, are not paused and have rate-limit tokens left."""
     controls = {row[0]: row[1:] for row in tx.db.execute(_ClaimQueries.controls)}
     wanted: dict[int, _TypeDemand] = {}
     for one in request.types:
@@ -130,7 +130,7 @@ def _type_demands(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: 
 
 
 def _held_back(tx: Transaction, lifecycle: Lifecycle, wanted: list[_TypeDemand]) -> list[int]:
-    """Jobs that must run alone, but for the first of them while nobody holds another."""
+    """Jobs that must run alone and cannot be claimed now: all but the first, or all while another such job is held."""
     died = tx.db.execute(_ClaimQueries.died_and_claimable_or_held, (lifecycle.code,))
     alone = [
         (place, prio, pos, key, type_)
@@ -146,7 +146,7 @@ def _held_back(tx: Transaction, lifecycle: Lifecycle, wanted: list[_TypeDemand])
 def _pick(
     tx: Transaction, wanted: list[_TypeDemand], count: int, held_back: str, *, least_urgent_first: bool
 ) -> list[int]:
-    """Keys of ready jobs by priority and readiness, of each type no more than there is room for."""
+    """Keys of ready jobs by priority and readiness, limited by the room of each type."""
     if least_urgent_first:
         return _pick_by_class(tx, wanted, count, held_back)
     heads = [tx.db.execute(_ClaimQueries.ready_of_type, (w.id, held_back, w.room)).fetchall() for w in wanted]
@@ -155,7 +155,7 @@ def _pick(
 
 
 def _pick_by_class(tx: Transaction, wanted: list[_TypeDemand], count: int, held_back: str) -> list[int]:
-    """The same with the least urgent class first. What one class takes of a type's room, the next cannot take again."""
+    """`_pick` with the least urgent priority first. The priorities share each type's room."""
     picked: list[int] = []
     room = {w.id: w.room for w in wanted}
     for priority in reversed(Priority):
@@ -185,7 +185,7 @@ def _spend(tx: Transaction, by_type: dict[int, _TypeDemand], rows: list[_ReadyRo
 
 @dataclass(slots=True)
 class _ClaimPlan:
-    """What jobs of one type in one state do when they are claimed, and which jobs those are."""
+    """How jobs of one type in one state are claimed, and which jobs those are."""
 
     claim: StepWrite | None
     start: StepWrite | None
@@ -212,9 +212,10 @@ def _grant(
     by_type: dict[int, _TypeDemand],
     request: Claim,
 ) -> list[Claimed]:
-    """The claims' events, then the starts' events; jobs that kept a held state get a lease without an event.
+    """Write the events of the claims, then of the starts. Jobs that kept a held state get a lease without an event.
 
-    A job that runs alone is not started: its neighbours may have to end first, and their worker may die of them.
+    A job that must run alone is not started here: the other jobs of its worker may have to end first, and may kill the
+    worker.
     """
     courses: dict[tuple[int, int, bool], _ClaimPlan] = {}
     claimed: list[Claimed] = []
@@ -264,7 +265,7 @@ def _claimed(row: _ReadyRow, lifecycle: Lifecycle, state: int, epoch: int, want:
 
 
 def _claimed_before(tx: Transaction, who: ActorRef, lifecycle: Lifecycle, request: Claim) -> list[Claimed] | None:
-    """What this claim id gave to this claimer before, as far as those leases live; None when it was never used."""
+    """The jobs that this claim id gave this claimer before, if their leases live; None when the id was never used."""
     found = tx.db.execute(_ClaimQueries.claim_before, (request.claim_id,)).fetchall()
     if not found:
         return None

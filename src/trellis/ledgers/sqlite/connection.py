@@ -1,4 +1,4 @@
-"""Opening the file and saying what is wrong with it: URLs, the library's version, pragmas, errors as our types."""
+"""Opens the SQLite file: URLs, library version, pragmas, and the translation of errors."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -21,22 +21,25 @@ from trellis.engine.private_files import make_private
 
 SQLITE_NEEDED = (3, 51, 3)
 BUSY_TIMEOUT_S = 10.0
-"""How long a write waits for another process's write before it gives up with LedgerUnavailable."""
+"""How long a write waits for another process's write before it raises LedgerUnavailable."""
 WAL_SWITCH_POLL_S = 0.01
 WAL_SWITCH_TRIES = int(BUSY_TIMEOUT_S / WAL_SWITCH_POLL_S)
-"""How often the switch to the write-ahead log is tried before an opener gives up with LedgerUnavailable."""
+"""How often the switch to the write-ahead log is tried before opening raises LedgerUnavailable."""
 CACHE_KIB = 64 * 1024
 STATEMENTS = 256
 WAL_PAGES = 4_000
-"""Pages in the write-ahead log before a commit folds them back: four times the default, so that hot pages are written
-back less often. Three noisy runs put it ahead of both 1,000 and 16,000."""
+"""Pages in the write-ahead log before a commit checkpoints it.
+
+That is four times the default, so that hot pages are written back less often. Three noisy runs put it ahead of both
+1,000 and 16,000.
+"""
 SCHEME = "sqlite://"
 _MEMORY = ("", "/:memory:", ":memory:")
 _FULL_AT_IO = (apsw.SQLITE_IOERR_WRITE, apsw.SQLITE_IOERR_SHMSIZE, apsw.SQLITE_IOERR_SHMMAP)
 
 
 class ResultRows(Protocol):
-    """What `execute` gives back."""
+    """The result of `execute`."""
 
     def fetchall(self) -> list[Any]: ...
 
@@ -44,7 +47,7 @@ class ResultRows(Protocol):
 
 
 class Database(Protocol):
-    """What the verbs need of a connection: apsw's and the standard library's both have it."""
+    """The part of a connection that the verbs use. Connections of apsw and of the standard library both have it."""
 
     def execute(self, sql: str, bindings: Any = ..., /) -> ResultRows: ...
 
@@ -53,14 +56,14 @@ class Database(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SqliteTarget:
-    """Where a ledger is: a file, or None for one that lives in this process's memory only."""
+    """The location of a ledger: a file, or None for a database in this process's memory."""
 
     url: str
     path: Path | None
 
 
 def parse_url(url: str) -> SqliteTarget:
-    """`sqlite:///relative.db`, `sqlite:////absolute.db`, `sqlite://` (memory); anything else is refused."""
+    """Parse `sqlite:///relative.db`, `sqlite:////absolute.db` or `sqlite://` (memory). Raises for anything else."""
     if url == ":memory:":
         return SqliteTarget(url=url, path=None)
     if not url.startswith(SCHEME):
@@ -77,7 +80,7 @@ def parse_url(url: str) -> SqliteTarget:
 
 
 def refuse_old_library(version: str) -> None:
-    """SQLite before 3.51.3 can damage a file that several connections write (the WAL-reset bug)."""
+    """Refuse SQLite before 3.51.3: it can damage a file that several connections write (the WAL-reset bug)."""
     if tuple(int(part) for part in version.split(".")[:3]) < SQLITE_NEEDED:
         needed = ".".join(map(str, SQLITE_NEEDED))
         reason = "older ones can damage a database that several connections write"
@@ -85,7 +88,7 @@ def refuse_old_library(version: str) -> None:
 
 
 def connect(target: SqliteTarget, *, sleep: Callable[[float], None] = time.sleep) -> apsw.Connection:
-    """A connection as every part of the ledger uses it; the file is made when it is not there."""
+    """A connection configured for the ledger. Creates the file if it does not exist."""
     refuse_old_library(apsw.sqlite_lib_version())
     _refuse_impossible(target)
     name = ":memory:" if target.path is None else str(target.path)
@@ -120,7 +123,7 @@ def _configure(connection: Database, sleep: Callable[[float], None]) -> None:
 
 
 def _switch_to_wal(connection: Database, sleep: Callable[[float], None]) -> None:
-    """Use the write-ahead log. SQLite's own busy timeout does not cover this switch: an opener that meets another must ask again."""
+    """Switch to the write-ahead log. SQLite's busy timeout does not cover this switch, so concurrent openers retry."""
     for _ in range(WAL_SWITCH_TRIES - 1):
         try:
             connection.execute("PRAGMA journal_mode = WAL").fetchall()
@@ -142,7 +145,7 @@ def _refuse_impossible(target: SqliteTarget) -> None:
 
 
 def to_ledger_error(error: apsw.Error, url: str, *, committing: bool = False) -> LedgerError:
-    """What an error of the library means to a caller."""
+    """The LedgerError for an error of the library."""
     if isinstance(error, apsw.FullError) or getattr(error, "extendedresult", 0) in _FULL_AT_IO:
         made: LedgerError = LedgerFull()
     elif isinstance(error, apsw.ReadOnlyError):
@@ -160,5 +163,5 @@ def to_ledger_error(error: apsw.Error, url: str, *, committing: bool = False) ->
 
 
 def spoils_transaction(error: BaseException) -> bool:
-    """Whether an error is the store's (every call of the transaction fails with it) or one call's own."""
+    """Whether an error is the store's, so that every call of the transaction fails, or one call's own."""
     return isinstance(error, apsw.Error) and not isinstance(error, (apsw.ConstraintError, apsw.SQLError))

@@ -1,4 +1,4 @@
-"""What operators change in an SQLite ledger, and the administrative acts that record it."""
+"""Operators' settings of an SQLite ledger, and the administrative acts that record their changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from trellis.ledgers.sqlite.steps import StepQueries as StepSql
 from trellis.ledgers.sqlite.steps import promote
 from trellis.lifecycles.lifecycle import ROLES
 
-# Administrative acts: recorded in the transaction of the change that they tell of, read by the projector, marked when published.
+# Administrative acts: recorded in the transaction of their change, read by the projector, marked when published.
 
 
 class _ActQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/acts.sql"):
@@ -43,7 +43,7 @@ class _ActQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/acts.sql"):
 
 
 def record(tx: Transaction, actor: Actor, act: NewAct) -> str:
-    """Write the act down, unless one of its id is there; its id."""
+    """Record an act unless its id exists. Returns its id."""
     values = {
         "at": tx.now,
         "role": ROLE_CODES[actor.role],
@@ -64,7 +64,7 @@ def record(tx: Transaction, actor: Actor, act: NewAct) -> str:
 
 
 def put_back(tx: Transaction, lost: Sequence[AdminAct]) -> None:
-    """Write acts down that this ledger lost, as they were; those that are there stay."""
+    """Restore acts that this ledger lost. Existing acts stay unchanged."""
     for act in lost:
         who = (ROLE_CODES[act.role], tx.names.actor_id(act.actor, act.node or ""))
         about = (act.event, act.subject, act.source, act.target, act.cause, act.correlation_id, act.job_id)
@@ -101,9 +101,8 @@ def _act(row: rows.SqliteRow) -> AdminAct:
     )
 
 
-# Pausing types, limiting rates and keys, and worker processes that say they are alive.
-#
-# Each change that somebody makes here is one administrative act; what is set as it was is none.
+# Pauses, rate limits, key limits and worker heartbeats. Each change of a setting is one administrative act. Setting a
+# value to what it already is records none.
 
 
 class _ControlQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/control.sql"):
@@ -124,7 +123,7 @@ class _ControlQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/control
 
 @dataclass(frozen=True, slots=True)
 class _TypeControl:
-    """What is set for a type."""
+    """The settings of a type."""
 
     paused: int = 0
     rate: float | None = None
@@ -140,7 +139,7 @@ def _control(tx: Transaction, type_: str) -> _TypeControl:
 def _note(
     tx: Transaction, actor: Actor, event: str, subject: str, change: tuple[object, object], cause: str | None
 ) -> None:
-    """Record the act if it changed something: `change` is how it stood before and stands now."""
+    """Record an act if the value changed. `change` is the value before and after."""
     if change[0] != change[1]:
         before, after = (None if one is None else str(one) for one in change)
         record(tx, actor, NewAct(event=event, subject=subject, source=before, target=after, cause=cause))
@@ -156,7 +155,7 @@ def pause(tx: Transaction, actor: Actor, type_: str, *, paused: bool, cause: str
 def limit_rate(
     tx: Transaction, actor: Actor, type_: str, per_second: float | None, burst: int, *, cause: str | None
 ) -> None:
-    """A full bucket of `burst` to begin with, refilled at `per_second`."""
+    """Set a token bucket: it starts full with `burst` tokens and refills at `per_second`."""
     if per_second is not None and per_second <= 0:
         raise OptionInvalid(option="per_second", value=per_second, expected="more than 0; pause the type to stop it")
     if burst < 1:
@@ -212,7 +211,10 @@ def set_home_issuer(tx: Transaction, actor: Actor, issuer: str, replaces: str | 
 
 
 def limit_key(tx: Transaction, actor: Actor, key: str, limit: int, *, cause: str | None) -> None:
-    """A lower limit takes slots back from jobs nobody holds; held ones finish."""
+    """Set the limit of a concurrency key.
+
+    A lower limit takes slots back from jobs that are not held; held jobs finish.
+    """
     if limit < 0:
         raise OptionInvalid(option="limit", value=limit, expected="0 or more; 0 hands out nothing")
     _note(tx, actor, KEY_LIMIT, key, (tx.names.key_limit(key), limit), cause)

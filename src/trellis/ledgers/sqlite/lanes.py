@@ -1,4 +1,4 @@
-"""Lanes of an SQLite ledger: one thread and one connection each, and the queue of writers at one file."""
+"""Lanes of an SQLite ledger: one thread and one connection each, and a fair queue of writers per file."""
 
 import asyncio
 import contextlib
@@ -21,18 +21,18 @@ from trellis.ledgers.sqlite.connection import Database, spoils_transaction, to_l
 from trellis.ledgers.sqlite.names import NameNumbers
 from trellis.ledgers.sqlite.plan import US
 
-# Taking turns at one file: the lock that writers of several processes wait for is handed on, not grabbed again.
+# Fairness between writers of several processes.
 #
-# SQLite's lock goes to whoever asks first after a commit, which is nearly always the writer that just committed. So a
-# writer that has to wait shows it, with a shared lock on a file beside the database, and one that has committed looks
-# there and lets others go first. Nobody waits without a bound: waiting is sleeping in small steps.
+# SQLite's lock goes to whichever writer asks first after a commit, which is nearly always the one that just committed.
+# So a waiting writer takes a shared lock on a file beside the database. A writer that has committed checks that file
+# and pauses briefly if others wait. Every wait is bounded and sleeps in small steps.
 
 POLL_S = (0.001, 0.002, 0.003, 0.002)
 GIVE_WAY_S = 0.003
 
 
 class WriterQueue:
-    """One writer's place at the file `<database>-queue`."""
+    """One writer's place in the queue, kept in the file `<database>-queue`."""
 
     def __init__(self, database: Path, patience_s: float) -> None:
         self._file = open_beside(Path(f"{database}-queue"), database, os.O_RDWR | os.O_CLOEXEC)
@@ -40,10 +40,10 @@ class WriterQueue:
         self._waited_s = 0.0
 
     def wait(self, tries: int) -> bool:
-        """Called while another has the lock; False gives up."""
+        """Sleep once while another writer has the lock. False when the patience is over."""
         if tries == 0:
             self._waited_s = 0.0
-            with contextlib.suppress(BlockingIOError):  # somebody looks whether anyone waits, just now
+            with contextlib.suppress(BlockingIOError):  # a writer is just checking whether others wait
                 fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         pause_s = POLL_S[(tries + self._file) % len(POLL_S)]
         self._waited_s += pause_s
@@ -51,13 +51,13 @@ class WriterQueue:
         return self._waited_s < self._patience_s
 
     def enter(self) -> None:
-        """The lock is ours: no longer waiting."""
+        """Stop waiting: this writer has the lock."""
         if self._waited_s:
             self._waited_s = 0.0
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def leave(self) -> None:
-        """The lock is free again: let those who wait go first."""
+        """Give way to waiting writers after releasing the lock."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -69,26 +69,26 @@ class WriterQueue:
         os.close(self._file)
 
 
-# Threads with one connection each: the writer, which commits many calls at once, and the reader.
+# The writer and reader threads, with one connection each.
 #
-# Group commit without timers: the writer takes every call that is waiting, runs them in one transaction with a savepoint
-# each, commits once and wakes every event loop once. An idle writer starts at once, so a lone call waits for nothing.
+# Group commit without timers: the writer takes every waiting call, runs them in one transaction with a savepoint each,
+# commits once and wakes every event loop once. An idle writer starts at once, so a single call does not wait.
 #
-# A writer with little to do also folds the write-ahead log back into the database: SQLite itself does that only every few
-# thousand pages, which an idle ledger reaches in hours.
+# A writer with little to do also checkpoints the write-ahead log. SQLite itself does that only every few thousand
+# pages, which an idle ledger reaches in hours.
 
 T = TypeVar("T")
 CALLS_MAX = 512
-"""Calls that share one transaction; the rest make the next one."""
+"""The most calls that share one transaction. Further calls go into the next one."""
 SHARED_ITEMS_MAX = 1_000
-"""Items of calls that are made as one."""
+"""The most items of calls that run as one."""
 QUIET_S = 5.0
 QUIET_COMMITS_MAX = 50
-"""A writer that commits no more than so often within `QUIET_S` has little to do."""
+"""A writer with at most this many commits within `QUIET_S` is quiet."""
 PAGE_BYTES = 4096 + 24
-"""A page in the log, with its header."""
+"""The size of a page in the log, with its header."""
 QUIET_PAGES_MAX = 64
-"""Pages of the write-ahead log that a quiet writer leaves there."""
+"""Pages of the write-ahead log that a quiet writer leaves unmerged."""
 
 
 @dataclass(slots=True)
@@ -99,9 +99,9 @@ class Transaction:
     names: NameNumbers
     now: int
     woke: bool = False
-    """Something became claimable: whoever waits for work is told after the commit."""
+    """A job became claimable: waiters for work are notified after the commit."""
     appended: bool = False
-    """There are new events: whoever waits for those, or for work, is told after the commit."""
+    """Events were appended: waiters for events or work are notified after the commit."""
 
 
 LaneWork = Callable[[Transaction], Any]
@@ -109,7 +109,10 @@ LaneWork = Callable[[Transaction], Any]
 
 @dataclass(frozen=True, slots=True)
 class SharedCall:
-    """A call that others of its kind can be served with: `work` takes the items of all, and answers each item in order."""
+    """A call that can be merged with others of its kind.
+
+    `work` takes the items of all calls and answers each item in order.
+    """
 
     kind: Hashable
     items: Sequence[Any]
@@ -135,7 +138,7 @@ class _Stop:
 
 
 class SqliteLane:
-    """One thread, one connection, calls in the order in which they came."""
+    """One thread with one connection. Calls run in the order of arrival."""
 
     def __init__(
         self,
@@ -170,11 +173,11 @@ class SqliteLane:
         self._thread.start()
 
     async def run(self, work: Callable[[Transaction], T]) -> T:
-        """The answer of `work`, once what it did is committed."""
+        """The result of `work`, after its commit."""
         return await self._send(work)
 
     async def share(self, shared: SharedCall) -> list[Any]:
-        """As `run`; calls of one kind that wait together are made as one."""
+        """Like `run`, but waiting calls of one kind are merged into one."""
         return await self._send(shared.alone, shared=shared)
 
     async def _send(self, work: Callable[[Transaction], T], *, shared: SharedCall | None = None) -> T:
@@ -190,7 +193,7 @@ class SqliteLane:
         return int(self._clock() * US)
 
     async def close(self) -> None:
-        """Finish the calls under way, then let go of the connection."""
+        """Finish the calls in progress, then close the connection."""
         if self._stop is None:
             self._stop = _Stop()
             self._calls.put(self._stop)
@@ -208,7 +211,7 @@ class SqliteLane:
                 return
 
     def _gather(self) -> tuple[list[_LaneCall], _Stop | None]:
-        """Every call that waits, after waiting for the first."""
+        """Wait for the first call, then take all waiting calls."""
         batch: list[_LaneCall] = []
         item: _LaneCall | _Stop = self._calls.get()
         while True:
@@ -277,12 +280,12 @@ class SqliteLane:
             self._on_events()
 
     def _one(self, call: _LaneCall, transaction: Transaction, *, alone: bool) -> None:
-        """Run one call; its own failure undoes its own writes and nothing else."""
+        """Run one call. A failure rolls back only this call's writes."""
         if not alone:
             self._db.execute("SAVEPOINT call")
         try:
             call.answer = call.work(transaction)
-        except BaseException as error:  # whatever it is belongs to the caller who gave the work
+        except BaseException as error:  # any error belongs to the caller of this work
             if spoils_transaction(error):
                 raise
             call.error = _error_for_caller(error, self._url)
@@ -292,7 +295,7 @@ class SqliteLane:
             self._db.execute("RELEASE call")
 
     def _together(self, calls: list[_LaneCall], transaction: Transaction) -> None:
-        """Run calls of one kind as one; when that fails each is run by itself, so that only the one to blame fails."""
+        """Run calls of one kind as one. If that fails, run each alone, so that only the failing call fails."""
         shares = [call.shared for call in calls if call.shared is not None]
         self._db.execute("SAVEPOINT call")
         try:
@@ -311,7 +314,7 @@ class SqliteLane:
             call.answer = list(islice(answers, len(shared.items)))
 
     def _spoil(self, batch: list[_LaneCall], error: apsw.Error, *, committing: bool) -> None:
-        """The store failed: nothing of this transaction is there, and every caller is told so."""
+        """The store failed: the transaction is rolled back, and every caller gets the error."""
         self._names.forget()
         if self._connection.in_transaction:
             self._db.execute("ROLLBACK")
@@ -319,9 +322,9 @@ class SqliteLane:
             call.error = to_ledger_error(error, self._url, committing=committing)
 
     def _fold_back_when_quiet(self) -> None:
-        """Move what the log holds into the database, so that the next commits write over it from its beginning.
+        """Checkpoint the write-ahead log when the writer is quiet, so that later commits reuse it from its beginning.
 
-        A passive checkpoint waits for nobody and holds up nobody: neither readers nor a writer on another connection.
+        A passive checkpoint neither waits for nor blocks readers and writers of other connections.
         """
         changes = self._connection.total_changes()
         if self._room is None or changes == self._changes:
@@ -333,7 +336,7 @@ class SqliteLane:
             return
         quiet = self._commits <= QUIET_COMMITS_MAX
         self._quiet_since, self._commits = now, 0
-        # Where the log begins anew it is cut to this; a busy writer would only have to extend it again.
+        # When the log restarts it is truncated to this size. A busy writer would only have to extend it again.
         limit = QUIET_PAGES_MAX * PAGE_BYTES if quiet else -1
         self._connection.set_busy_handler(None)
         try:
@@ -343,7 +346,7 @@ class SqliteLane:
             pages, _ = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
             if pages > QUIET_PAGES_MAX:
                 self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-        except apsw.Error:  # a reader or another writer is there: the next one does it
+        except apsw.Error:  # a reader or another writer is active: the next checkpoint does it
             pass
         finally:
             self._connection.set_busy_handler(self._room.wait)
@@ -365,14 +368,14 @@ class SqliteLane:
 
 
 def _error_for_caller(error: BaseException, url: str) -> BaseException:
-    """What one call's own failure is to its caller: a guard of the database that says no is a refusal."""
+    """The error for one call's own failure. A trigger of the database that raises is a refusal."""
     if isinstance(error, apsw.ConstraintError):
         return Refused(detail=str(error))
     return to_ledger_error(error, url) if isinstance(error, apsw.Error) else error
 
 
 def _units(batch: list[_LaneCall]) -> list[list[_LaneCall]]:
-    """Calls that are run as one, up to a bound; every other call by itself."""
+    """Groups of calls that run as one, up to a bound. Every other call is a group of its own."""
     units: list[list[_LaneCall]] = []
     open_units: dict[Hashable, tuple[list[_LaneCall], int]] = {}
     for call in batch:
@@ -389,14 +392,14 @@ def _units(batch: list[_LaneCall]) -> list[list[_LaneCall]]:
 
 
 def _answer_callers(batch: list[_LaneCall]) -> None:
-    """Give every caller its answer, with one wake-up for each event loop."""
+    """Deliver all answers, with one wake-up per event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_LaneCall]] = {}
     for call in batch:
         by_loop.setdefault(call.loop, []).append(call)
     for loop, calls in by_loop.items():
         try:
             loop.call_soon_threadsafe(_resolve, calls)
-        except RuntimeError:  # the loop was closed: nobody waits there any more
+        except RuntimeError:  # the loop was closed: no caller waits there any more
             continue
 
 

@@ -1,4 +1,4 @@
-"""The ledger port on one SQLite file. Every verb is a function over a transaction; this class only sends it to its lane."""
+"""The ledger port on one SQLite file. Verbs are functions over a transaction; this class sends each to its lane."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -81,11 +81,14 @@ from trellis.ledgers.sqlite.submit import OuterConnection, submit_on
 from trellis.ledgers.sqlite.turn import turn as take_turn
 
 ROOM_BYTES_MIN = 2 * PAYLOAD_BYTES_MAX
-"""With less room on its disk a ledger is full: the longest payload is written to the log and then to the file."""
+"""The ledger counts as full with less free disk space than this.
+
+The longest payload is written to the log and then to the file.
+"""
 
 
 class SqliteLedger:
-    """One open ledger; made by `open`, safe to use from several event loops and threads."""
+    """One open ledger, made by `open`. Safe to use from several event loops and threads."""
 
     turns_at_once = 1
     name_prefix = ""
@@ -118,7 +121,7 @@ class SqliteLedger:
             on_wake=self._notifier.notify,
             on_events=self._events.notify,
         )
-        # A database in memory belongs to its one connection: its reads go the writer's way.
+        # A database in memory exists only in its one connection: reads use the writer's lane.
         self._reader = (
             self._writer
             if reading is None
@@ -128,11 +131,11 @@ class SqliteLedger:
 
     @classmethod
     async def open(cls, url: str, *, clock: Callable[[], float], node: str | None = None) -> "SqliteLedger":
-        """Open a ledger, making or upgrading its file as needed; `node` is this machine unless another is named."""
+        """Open a ledger and create or upgrade its file as needed. `node` defaults to this machine."""
         return await asyncio.get_running_loop().run_in_executor(None, cls, parse_url(url), clock, node)
 
     def _watch_of(self, path: Path) -> CommitWatch:
-        """Hints of what other processes commit."""
+        """A watch for commits of other processes."""
         log = path.with_name(f"{path.name}-wal")
         return CommitWatch(
             lambda: connect(self._target), log, on_commit=self._commits.notify, on_events=self._events.notify
@@ -276,7 +279,7 @@ class SqliteLedger:
     def submit_on(
         self, connection: OuterConnection, actor: Actor, jobs: Sequence[NewJob]
     ) -> list[Submitted | Mismatch]:
-        """Submit inside the caller's own open transaction on a connection to this ledger's file."""
+        """Submit inside the caller's own open transaction, on a connection to this ledger's file."""
         return submit_on(connection, actor, jobs, self._writer.now())
 
     # --- wait ----------------------------------------------------------------------------------------------------
@@ -295,7 +298,7 @@ class SqliteLedger:
             elsewhere.cancel()
 
     async def _ready_elsewhere(self, types: Sequence[str]) -> None:
-        """Return when another process has committed and there is something to claim of these types."""
+        """Return when another process has committed and a job of these types can be claimed."""
         with nullcontext() if self._watch is None else self._watch.attend():
             while True:
                 committed = self._commits.wait(self._commits_seen)
@@ -304,7 +307,7 @@ class SqliteLedger:
                 finally:
                     self._commits.leave(committed)
                 self._commits_seen = self._commits.notifications
-                with suppress(LedgerError):  # a hint less: the caller's own polling says what is wrong
+                with suppress(LedgerError):  # only a hint is lost: the caller's own polling reports what is wrong
                     if await self._any_ready(types):
                         return
 

@@ -1,4 +1,4 @@
-"""Steps by roles that hold no lease: move, cancel, requeue. A request id asked again gets its first answer."""
+"""Steps by roles that hold no lease: move, cancel, requeue. Repeating a request id returns the first answer."""
 
 import json
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ from trellis.lifecycles.lifecycle import ROLES
 
 REQUEUED = event_code("job_requeued")
 STOP = "stop"
-"""The trigger by which a holder obeys a soft cancel."""
+"""The trigger with which a holder follows a soft cancel."""
 
 
 class _MoveQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/moves.sql"):
@@ -110,14 +110,14 @@ def make_step(
     request_id: RequestId | None = None,
     death: DeadLetterReason | None = None,
 ) -> Moved:
-    """Write one decided step; out of a held place it revokes the lease, into one it grants a lease."""
+    """Write one decided step. A step out of a held place revokes the lease; a step into one grants a lease."""
     who = ActorRef(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
     place, wait = (HELD, length) if step.held else target_place(step, keyed=row.ckey is not None, delay_us=delay_us)
     if state_of(row.lifecycle, row.state).phase is Phase.ENDED and step.ended:
         place = row.place
     revokes = HELD in {row.place, place}
     batch = StepBatch()
-    # Somebody's own cancel takes nothing over, and neither does a move that looks just like it.
+    # A cancel does not copy an earlier cancel request into its event, nor does a move that is identical to a cancel.
     cancel = STEPS.get((row.lifecycle, row.state, Trigger.CANCEL))
     is_cancel = cancel is not None and (step.target, step.event) == (cancel.target, cancel.event)
     told = data if is_cancel else ended_otherwise(tx, row, step, data)
@@ -142,7 +142,7 @@ def cancel(
     grace_s: float,
     cause: str | None,
 ) -> Moved | NotMoved | CancelRequested:
-    """End a job by its lifecycle's `cancel`; soft on a held job only asks its holder."""
+    """End a job by its lifecycle's `cancel`. A soft cancel of a held job only records the request for its holder."""
     row = find_job_row(tx, job_id)
     before = _made_before(tx, row, job_id, request_id)
     if before is not None:
@@ -162,7 +162,7 @@ def cancel(
 
 
 def cancel_request_data(tx: Transaction, row: JobRow) -> bytes | None:
-    """Who asked the holder of this job to stop, and why, for the event of the cancel; None when nobody did."""
+    """The cancel event's data: who requested the cancel, and why. None without a request."""
     request = _cancel_request(tx, row)
     if request is None:
         return None
@@ -171,7 +171,7 @@ def cancel_request_data(tx: Transaction, row: JobRow) -> bytes | None:
 
 
 def ended_otherwise(tx: Transaction, row: JobRow, step: StoredStep, data: bytes | None) -> bytes | None:
-    """The data of a step, and of one that ends a job whose holder was asked to stop also who asked, when and why."""
+    """The step's data. If it ends a job with a pending cancel request, who requested it, when and why is added."""
     if row.cancel_at is None or row.place != HELD or not step.ended or step.trigger in {Trigger.CANCEL, STOP}:
         return data
     return with_cancel_request(data, _cancel_request(tx, row))
@@ -194,7 +194,10 @@ def requeue(
     limit: int,
     cause: str | None,
 ) -> list[Moved | NotMoved]:
-    """Open the next generation of jobs that declare it, oldest first, so that it gets a free slot of its key first."""
+    """Start the next generation of jobs that declare a requeue.
+
+    The oldest come first, so that they get free slots of their keys first.
+    """
     ids = _jobs_of_filter(tx, jobs, request_id, limit) if isinstance(jobs, JobFilter) else jobs
     oldest_first = sorted(dict.fromkeys(ids), key=lambda job_id: find_job_row(tx, job_id).id)
     answers = {job_id: _requeue_one(tx, actor, job_id, request_id, cause) for job_id in oldest_first}
@@ -215,7 +218,7 @@ def _requeue_one(
 
 
 def _jobs_of_filter(tx: Transaction, where: JobFilter, request_id: RequestId, limit: int) -> list[JobId]:
-    """The jobs a filter means; asked again with the same request id, those it meant the first time."""
+    """The jobs a filter selects. A repeated request id selects the same jobs as the first time."""
     rows = tx.db.execute(_MoveQueries.jobs_of_request, (request_id, REQUEUED)).fetchall()
     if not rows:
         states = [step.lifecycle * 16 + step.source for step in STEPS.values() if step.trigger == Trigger.REQUEUE]

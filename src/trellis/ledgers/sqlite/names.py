@@ -1,8 +1,8 @@
-"""Numbers for names: types, actors and concurrency keys are written once and then referred to by number.
+"""Numbers for names: types, actors and concurrency keys are stored once and referred to by number.
 
-Types and actors are never removed, so their numbers are cached: once committed they stay good in every process. Keys are looked
-up each time: an unused one leaves, and comes back under another number. Numbers learned in a transaction
-that was rolled back are not: `forget` drops what is cached.
+Types and actors are never removed, so their committed numbers are cached and stay valid in every process. Keys are
+looked up each time, because an unused key is removed and gets another number later. Numbers from a transaction that was
+rolled back are invalid: `forget` clears the cache.
 """
 
 from typing import LiteralString
@@ -25,7 +25,7 @@ class _NameQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/names.sql"
 
 
 class NameNumbers:
-    """The dictionaries of one connection, in a process on `node`."""
+    """The name tables of one connection, in a process on `node`."""
 
     def __init__(self, connection: Database, node: str) -> None:
         self._db = connection
@@ -38,30 +38,30 @@ class NameNumbers:
         self._actors.clear()
 
     def type_id(self, lifecycle: int, name: str) -> int:
-        """The number of a type, made when it is new."""
+        """The number of a type; created if new."""
         known = self._types.get((lifecycle, name))
         return known or self._learn_type(lifecycle, name)
 
     def known_type(self, lifecycle: int, name: str) -> int | None:
-        """The number of a type somebody has submitted, or None."""
+        """The number of a type that was submitted before, or None."""
         known = self._types.get((lifecycle, name))
         if known is None and (rows := self._db.execute(_NameQueries.find_type, (lifecycle, name)).fetchall()):
             known = self._types[lifecycle, name] = rows[0][0]
         return known
 
     def actor_id(self, name: str, node: str | None = None) -> int:
-        """The number of an actor who writes from this node, or wrote from another."""
+        """The number of an actor that writes from this node, or from the node given."""
         named = (name, self._node if node is None else node)
         known = self._actors.get(named)
         return known or self._learn_actor(named)
 
     def key_id(self, name: str, limit: int) -> int:
-        """The number of a concurrency key; a new one gets `limit`, a known one keeps its own."""
+        """The number of a concurrency key. A new key gets `limit`; a known key keeps its own."""
         rows = self._db.execute(_NameQueries.find_key, (name,)).fetchall()
         return rows[0][0] if rows else self._db.execute(_NameQueries.add_key, (name, limit)).fetchall()[0][0]
 
     def key_limit(self, name: str) -> int | None:
-        """How many of a concurrency key may be held; None for a key that is not known."""
+        """How many jobs of a concurrency key may be held; None for an unknown key."""
         rows = self._db.execute(_NameQueries.key_limit, (name,)).fetchall()
         return rows[0][0] if rows else None
 

@@ -1,4 +1,4 @@
-"""Waiting for work and for events on SQLite: woken by commits, of this process or of another one."""
+"""Waiting for work and events on SQLite, woken by commits of this or another process."""
 
 import asyncio
 import ctypes
@@ -16,10 +16,8 @@ import apsw
 from trellis.engine.errors import LedgerError
 from trellis.ledgers.sqlite.connection import Database
 
-# Sleeping until a file is written, where the system can say so: Linux, by inotify.
-#
-# SQLite writes a commit into the write-ahead log before other processes can see it, so a write is a hint that a commit
-# comes, never proof of one.
+# Waiting until a file is written, through inotify on Linux. SQLite writes a commit into the write-ahead log before
+# other processes can see it. So a write is a hint that a commit follows, never proof of one.
 
 IN_MODIFY = 0x2
 READ_BYTES = 4096
@@ -27,7 +25,7 @@ MS = 1_000
 
 
 class FileWatch:
-    """One file. `wait` is for one thread; `interrupt` may be called from any other."""
+    """Watches one file. One thread may `wait`; any other may `interrupt`."""
 
     def __init__(self, notify: int, stop: int) -> None:
         self._notify = notify
@@ -38,7 +36,7 @@ class FileWatch:
 
     @classmethod
     def of(cls, path: Path) -> Self | None:
-        """A watch of this file; None where the system has no such thing, or gives out no more of them."""
+        """A watch of this file; None where the system has no inotify or no free watches."""
         if sys.platform != "linux":
             return None
         libc = ctypes.CDLL(None)
@@ -52,44 +50,46 @@ class FileWatch:
             return None
         try:
             stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        except OSError:  # no descriptor is left
+        except OSError:  # no file descriptor is left
             os.close(notify)
             return None
         return cls(notify, stop)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the file was written or `interrupt` was called; False after the time."""
+        """Whether the file was written or `interrupt` was called; False after the time-out."""
         ready = self._poll.poll(timeout_s * MS)
         if any(number == self._notify for number, _ in ready):
             os.read(self._notify, READ_BYTES)
         return bool(ready)
 
     def interrupt(self) -> None:
-        """End every wait, this one and those to come."""
+        """End the current wait and all later ones."""
         os.eventfd_write(self._stop, 1)
 
     def close(self) -> None:
-        """Give the descriptors back; nobody may be waiting."""
+        """Close the descriptors. No thread may be waiting."""
         os.close(self._notify)
         os.close(self._stop)
 
 
-# Waiting for work and for events: a commit of this process wakes at once, one of another process a moment later.
-#
-# Hints may be lost; whoever waits polls the ledger itself as well.
+# Notifications: a commit of this process wakes waiters at once, one of another process a moment later. Hints may be
+# lost, so waiters also poll the ledger.
 
 POLL_S = 0.015
-"""Between looks at the commits of others while the log is being written, or where nothing says when it is."""
+"""The interval between checks for other processes' commits, while the log is being written or without inotify."""
 FIRST_POLL_S = 0.002
-"""After the log was written: the commit can be seen as soon as its frames are on the disk."""
+"""The first check after a write to the log: the commit is visible as soon as its frames are on the disk."""
 WRITING_S = 0.1
 """How long after a write to the log a commit is expected."""
 UNTOLD_POLL_S = 0.5
-"""Between looks while the log is not written: some file systems do not tell of what another machine writes."""
+"""The interval between checks while the log is not written.
+
+Some file systems do not report writes of other machines.
+"""
 
 
 class WorkNotifier:
-    """Who waits for work in this process, in whichever event loop."""
+    """The waiters for work in this process, over all event loops."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,11 +98,14 @@ class WorkNotifier:
 
     @property
     def notifications(self) -> int:
-        """How often it rang: a claim that found nothing remembers this, so that nothing rung since is missed."""
+        """How many notifications there were.
+
+        A claim that found nothing passes it to `wait`, so that no later one is missed.
+        """
         return self._rung
 
     def notify(self) -> None:
-        """Wake everybody; may be called from any thread."""
+        """Wake all waiters. May be called from any thread."""
         with self._lock:
             self._rung += 1
             waiting, self._waiting = self._waiting, {}
@@ -113,7 +116,7 @@ class WorkNotifier:
                 continue
 
     def wait(self, since: int) -> "asyncio.Future[None]":
-        """A future that is done when the bell rings, at once if it rang after `since`."""
+        """A future that completes at the next notification, or at once if there was one after `since`."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         with self._lock:
@@ -134,9 +137,9 @@ def _wake(future: "asyncio.Future[None]") -> None:
 
 
 class CommitWatch:
-    """Looks for commits of other connections, in a thread of its own, while somebody waits for one.
+    """Checks for commits of other connections, in its own thread, while a caller waits for one.
 
-    `on_commit` is called after any commit, `on_events` after one that appended events; both from that thread.
+    `on_commit` is called after any commit, `on_events` after a commit that appended events; both from that thread.
     """
 
     def __init__(
@@ -159,7 +162,7 @@ class CommitWatch:
 
     @contextmanager
     def attend(self) -> Generator[None]:
-        """Somebody waits for commits as long as this lasts."""
+        """Watch for commits while this context is open."""
         with self._changed:
             self._waiting += 1
             self._changed.notify()
@@ -173,7 +176,7 @@ class CommitWatch:
                 self._waiting -= 1
 
     def close(self) -> None:
-        """End the thread; blocks until it has let go of its connection."""
+        """End the thread. Blocks until it has closed its connection."""
         with self._changed:
             self._closed.set()
             self._changed.notify()
@@ -185,7 +188,7 @@ class CommitWatch:
     def _serve(self) -> None:
         try:
             connection = self._open_connection()
-        except LedgerError:  # no hints of others: whoever waits polls
+        except LedgerError:  # no hints of other processes: waiters poll
             return
         try:
             self._watch(connection)
@@ -203,7 +206,7 @@ class CommitWatch:
                 self._on_commit()
                 if newest != before:
                     self._on_events()
-                # One commit comes rarely alone: while others follow, they are looked for at the pace of POLL_S.
+                # Commits rarely come alone: for a while, check for further ones every POLL_S.
                 pause_s, written_s = POLL_S, WRITING_S
             if file is None or written_s > 0:
                 self._closed.wait(pause_s)
@@ -222,7 +225,7 @@ class CommitWatch:
             return self._file
 
     def _is_wanted(self) -> bool:
-        """True as soon as somebody waits; False when the ledger is closed."""
+        """Block until a caller waits (True) or the ledger is closed (False)."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed.is_set())
         return not self._closed.is_set()
@@ -240,5 +243,5 @@ def _newest_event(connection: Database) -> int | None:
 def _number(connection: Database, sql: str) -> int | None:
     try:
         return connection.execute(sql).fetchall()[0][0]
-    except apsw.Error:  # a hint less
+    except apsw.Error:  # only a hint is lost
         return None

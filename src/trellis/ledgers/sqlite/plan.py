@@ -1,4 +1,4 @@
-"""What a step means here: pure functions from lifecycle data and a job's standing to the act that is written.
+"""Pure functions from lifecycle data and a job's row to the step that is written.
 
 Nothing in this module touches the database. The numbers are those of `migrations/0001_ledger.sql`.
 """
@@ -32,12 +32,12 @@ US = 1_000_000
 
 
 def place_code(place: JobPlace | None) -> int | None:
-    """The number of a place that a caller named; of the two for ended jobs the lower one stands for both."""
+    """The number of a place that a caller named. Ended jobs have two places; the lower number stands for both."""
     return None if place is None else PLACES.index(place)
 
 
 class JobRow(NamedTuple):
-    """The row of `job`, in the order of the query `standing`."""
+    """A row of `job`, in the column order of the query `standing`."""
 
     id: JobKey
     lifecycle: int
@@ -68,7 +68,7 @@ class JobRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredStep:
-    """A declared transition in stored numbers, with what the ledger asks about its target. Each exists once: see STEPS."""
+    """A declared transition in stored numbers, with the properties of its target. Each exists once, in STEPS."""
 
     lifecycle: int
     source: int
@@ -83,15 +83,15 @@ class StoredStep:
     ended: bool
     claimable: bool
     timed: bool
-    """The target has a timer of its own: `due` or `exhaust` leaves it."""
+    """The target has its own timer, which fires `due` or `exhaust`."""
     timer_us: int | None
-    """When that timer falls due, where nobody says otherwise."""
+    """The length of that timer, unless the step sets another."""
     dead_letter: bool
     success: bool
     end_place: int
     finalizes: bool
     asks_to_start: bool
-    """Refused once the lease's time is over: user code would begin."""
+    """Refused once the lease has expired, because user code would begin."""
 
     def allows(self, role: int) -> bool:
         return bool(self.roles >> role & 1)
@@ -105,14 +105,14 @@ class ActorRef(NamedTuple):
 
 
 class StepWrite(NamedTuple):
-    """Everything the events of one statement have in common; jobs that make the same act are written together."""
+    """What the events of one statement have in common. Jobs that make the same step are written together."""
 
     step: StoredStep
     who: ActorRef
     place: int
     wait: int | None
     revokes: bool = False
-    """The epoch rises: a lease is granted or taken away."""
+    """The epoch rises: a lease is granted or revoked."""
     cause: str | None = None
     data: bytes | None = None
     request: str | None = None
@@ -187,7 +187,7 @@ HOLDERS_STEPS: dict[int, str] = {
     )
     for code in BY_CODE
 }
-"""The fenced steps of each lifecycle as the query `last_steps_of_epoch` asks for them."""
+"""The fenced steps of each lifecycle, as arguments of the query `last_steps_of_epoch`."""
 ROLE_CODES: dict[Role, int] = {role: role.code for role in Role}
 
 
@@ -205,16 +205,16 @@ def lifecycle_code(name: str | None) -> int | None:
 
 
 def lifecycle_bits(names: str | frozenset[str] | None) -> int | None:
-    """A number with the bit of every lifecycle that a caller named; None stays None."""
+    """A bit mask of the lifecycles that a caller named; None stays None."""
     if names is None:
         return None
     return sum(1 << (lifecycle_code(name) or 0) for name in ({names} if isinstance(names, str) else names))
 
 
 def target_place(step: StoredStep, *, keyed: bool, delay_us: int | None) -> tuple[int, int | None]:
-    """Where a step that takes no lease puts the job, and how long it waits there.
+    """The place a step without a lease puts the job in, and how long it waits there.
 
-    A keyed job that could be claimed is parked first; handing out the key's slots is one act for every way in.
+    A claimable job with a concurrency key is parked first. Slots of a key are handed out in one place of the code.
     """
     if step.ended:
         return step.end_place, None
@@ -226,7 +226,7 @@ def target_place(step: StoredStep, *, keyed: bool, delay_us: int | None) -> tupl
 
 
 def decision_for(row: JobRow, occasion: Occasion, facts: Fact = NO_FACTS) -> tuple[Decision, StoredStep | None] | None:
-    """What happens to this job on an occasion, with the step it makes; None where nothing does."""
+    """The decision for this job on an occasion, with its step; None where nothing happens."""
     made = decision(row.lifecycle, row.state, occasion, facts)
     if made is None:
         return None
@@ -238,5 +238,5 @@ def sweeping_role(lifecycle: int) -> int:
 
 
 def lease_length_us(lease_s: float, heartbeat_s: float) -> int:
-    """How long a silent holder keeps a job, in microseconds."""
+    """How long a silent holder keeps its lease, in microseconds."""
     return int(lease_length_s(lease_s, heartbeat_s) * US)

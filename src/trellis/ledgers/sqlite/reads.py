@@ -1,4 +1,4 @@
-"""Reads on SQLite: jobs, events and dead letters, and events with everything that makes them again."""
+"""Reads on SQLite: jobs, events and dead letters, and events with all data needed to restore their jobs."""
 
 import json
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ from trellis.lifecycles import BY_CODE, Phase, event_code
 from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.events import EVENT_TYPES
 
-# Reading: short transactions on the reader's own connection.
+# Reads: short transactions on the reader's own connection.
 
 PAGE_MAX = 10_000
 LAST = 2**62
@@ -115,7 +115,7 @@ def job(tx: Transaction, job_id: JobId) -> Job | None:
 
 
 def jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -> JobPage:
-    """One page, newest first; the cursor is the last key seen, so that pages neither repeat nor skip."""
+    """One page, newest first. The cursor is the last key read, so that pages neither repeat nor skip jobs."""
     values = _filter(where) | {"before": _cursor(cursor), "limit": page_size(limit) + 1}
     found = tx.db.execute(_listing(where), values).fetchall()
     page = found[:limit]
@@ -124,7 +124,7 @@ def jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -
 
 
 def oldest_jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -> JobPage:
-    """One page of what waits in a state, oldest first."""
+    """One page of the jobs in a state, oldest first."""
     if not where.of_open_state:
         raise OptionInvalid(option="oldest_first", value=True, expected=OPEN_ONLY)
     values = _filter(where) | {"after": 0 if cursor is None else _cursor(cursor), "limit": page_size(limit) + 1}
@@ -174,7 +174,10 @@ def payloads(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
 
 
 def feed(tx: Transaction, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None) -> FeedPage:
-    """A filtered page goes on after everything it looked at, so that a consumer of a rare kind gets ahead."""
+    """A page of the feed.
+
+    With a filter its position is after all events it examined, so that rare lifecycles advance.
+    """
     after = _position(position)
     end: int = tx.db.execute(_ReadQueries.feed_end).fetchall()[0][0]
     if end <= after:
@@ -298,7 +301,7 @@ def followers(tx: Transaction) -> list[SubscriberRecord]:
 
 
 def histories(tx: Transaction, after: int, limit: int) -> tuple[list[JobHistory], int]:
-    """Some jobs with all their events, and the key to go on after."""
+    """A batch of jobs with all their events, and the key to continue after."""
     found = tx.db.execute(_ReadQueries.job_keys, (after, limit)).fetchall()
     made: list[JobHistory] = []
     for key, job_id in found:
@@ -314,7 +317,7 @@ def any_ready(tx: Transaction, types: list[str]) -> bool:
     return bool(tx.db.execute(_ReadQueries.any_ready, (json.dumps(types),)).fetchall())
 
 
-# --- what callers write ----------------------------------------------------------------------------------------------
+# --- callers' filters ------------------------------------------------------------------------------------------------
 
 
 def page_size(limit: int) -> int:
@@ -324,7 +327,7 @@ def page_size(limit: int) -> int:
 
 
 def _listing(where: JobFilter) -> LiteralString:
-    """The statement whose index fits the filter best."""
+    """The query whose index fits the filter best."""
     if where.parent_id is not None:
         return _ReadQueries.jobs_of_parent
     if where.correlation_id is not None:
@@ -354,9 +357,9 @@ def _filter(where: JobFilter) -> dict[str, str | int | None]:
 
 
 def _states(where: JobFilter) -> list[int] | None:
-    """What the filter's word for a state means: one for each lifecycle that has it; None for any state.
+    """The states that a filter selects: one per lifecycle with that name; None for any state.
 
-    Whoever asks for a place where jobs have not ended means every state that is no end: the few jobs there are have their indexes.
+    A filter for a place of unfinished jobs selects every state that is not an end: those jobs are few and indexed.
     """
     if where.state is None and where.place in {None, JobPlace.ENDED}:
         return None
@@ -397,7 +400,7 @@ def _text(position: int) -> str:
     return f"{position:0{POSITION_DIGITS}d}"
 
 
-# Events with everything that is known beside them: a few statements for a whole page of events.
+# Events with all data stored beside them: a few statements per page of events.
 
 
 class _RecordQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/recorded.sql"):
@@ -408,7 +411,7 @@ class _RecordQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/recorded
 
 
 def recorded(tx: Transaction, events: Sequence[Event]) -> list[RecordedEvent]:
-    """In the order of the events; a job that was removed meanwhile is left out."""
+    """The records, in the order of the events. Removed jobs are left out."""
     if not events:
         return []
     wanted = _pairs(events)

@@ -1,10 +1,12 @@
-"""Putting lost jobs back. Each event is inserted again, so that the guards of the database judge it as they did when it was made.
+"""Restores lost jobs. Each event is inserted again, so that the triggers of the database check it as when it was made.
 
-Two rules stand aside while histories are written, inside the transaction. The limits of concurrency keys: what was held one after the
-other is written down all at once. Jobs that hold a slot beyond the limit may go on, as after a lowered limit; the others are parked, and
-the sweep hands out what is free. And the tie between a job and the artifact it completed with, for jobs without any event alone: each
-half comes back by itself, in any order, and `verify` says whether both are there. What stays refused is a second final artifact of a job,
-and a final one of a job that is here and has not completed.
+Two rules are suspended inside the transaction while histories are written:
+
+- The limits of concurrency keys, because jobs held one after the other are written at once. Jobs that hold a slot
+  beyond the limit may continue, as after a lowered limit. The others are parked, and the sweep hands out free slots.
+- The link between a job and the artifact it completed with, but only for jobs without any event. Each half comes back
+  by itself, in any order, and `verify` checks that both exist. Still refused are a second final artifact of a job, and
+  a final artifact of an existing job that has not completed.
 """
 
 from collections.abc import Sequence
@@ -24,7 +26,7 @@ from trellis.ledgers.sqlite.submit import existing, last_job
 from trellis.lifecycles import Lifecycle, Phase, event_code
 
 LEASE_US = 1
-"""A lease that comes back is over: how long it once was does not matter."""
+"""The length of a restored lease. It has ended, so its original length does not matter."""
 NO_LIMIT = 2**31 - 1
 
 
@@ -45,12 +47,13 @@ class _RestoreQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/restore
 
 
 def restore(tx: Transaction, jobs: Sequence[JobToRestore]) -> list[bool]:
-    """True for each job that was put back, False for one that is there; nothing is written when one cannot be."""
+    """True for each restored job, False for one that exists. If one job cannot be restored, nothing is written."""
     if len(jobs) > RESTORE_MAX:
         raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {RESTORE_MAX} in one call")
     lifecycles = [check_restorable(job) for job in jobs]
     there = existing(tx, [job.job_id for job in jobs])
-    # Numbers that the lost ledger cannot have given out: it counted jobs from 1, or from an earlier moment like this one.
+    # Start from a number that the lost ledger cannot have given out: it counted from 1, or from an earlier time like
+    # this.
     number = max(last_job(tx), tx.now)
     keys = _UnlimitedKeys(tx)
     answers: list[bool] = []
@@ -67,7 +70,7 @@ def restore(tx: Transaction, jobs: Sequence[JobToRestore]) -> list[bool]:
 
 
 class _UnlimitedKeys:
-    """The concurrency keys of a batch: without a limit until they are set back."""
+    """The concurrency keys of a batch, without a limit until `set_back`."""
 
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
@@ -179,7 +182,7 @@ def _write_event(tx: Transaction, lifecycle: Lifecycle, one: RecordedEvent, numb
 def _landing(
     lifecycle: Lifecycle, target: str, due_at: datetime | None, at: int, *, keyed: bool
 ) -> tuple[int, int | None]:
-    """Where an event led, as far as the history needs it."""
+    """The place an event led to, as far as the history needs it."""
     state = lifecycle.by_name[target]
     if state.phase is Phase.HELD:
         return HELD, LEASE_US

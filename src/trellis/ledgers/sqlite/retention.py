@@ -1,4 +1,4 @@
-"""Retention: one small batch of ended work, old results, signals and claim records at a time."""
+"""Retention: removes ended jobs, old results, signals and claim records, one small batch at a time."""
 
 from dataclasses import dataclass
 from typing import LiteralString
@@ -10,11 +10,11 @@ from trellis.ledgers.sqlite.plan import ENDED_WELL, US
 from trellis.ledgers.sqlite.steps import rows_changed
 
 KEY_US_MIN = 24 * 3600 * US
-"""An idempotency key answers at least this long, whatever the retention of its job."""
+"""An idempotency key is kept at least this long, whatever the retention of its job."""
 CLAIM_S = 24 * 3600.0
 WORKER_S = 7 * 24 * 3600.0
 LOOK_AGAIN_US = 3600 * US
-"""How soon a job that was passed by, and that a follower has not read, is looked at again."""
+"""When to check again a skipped job that a subscriber has not read."""
 
 
 class _RetentionQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/retain.sql"):
@@ -39,7 +39,7 @@ class _RetentionQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/retai
 
 @dataclass(slots=True)
 class _PurgeReport:
-    """What a pass removed of ended work, and whether it pays to go on."""
+    """What a pass removed, and whether more remains."""
 
     jobs: int = 0
     events: int = 0
@@ -55,7 +55,7 @@ class _PurgeReport:
 
 @dataclass(frozen=True, slots=True)
 class _RetentionHorizon:
-    """How far everybody has read for whom is waited, and how old is what nobody is waited for any more."""
+    """How far all subscribers that retention waits for have read, and when unread events are removed anyway."""
 
     read_up_to: int | None
     unread_before: int
@@ -73,7 +73,7 @@ class _RetentionHorizon:
 
 
 def retain(tx: Transaction, options: RetentionOptions) -> RetentionReport:
-    """Remove at most a batch of each kind."""
+    """Remove at most one batch of each kind."""
     horizon = _RetentionHorizon.now(tx, options)
     purged = _purge_ended(tx, options, horizon)
     _purge_kept(tx, options, horizon, purged)
@@ -102,7 +102,7 @@ def retain(tx: Transaction, options: RetentionOptions) -> RetentionReport:
 
 
 def _prune_keys(tx: Transaction, limit: int) -> bool:
-    """Remove concurrency keys that no job refers to any more: some each time, going round. True when it pays to go on."""
+    """Remove unused concurrency keys, some each time, in rotation. True when another pass would find more."""
     stored = tx.db.execute(_RetentionQueries.keys_pruned_up_to).fetchall()
     after: int = stored[0][0] if stored else 0
     seen = tx.db.execute(_RetentionQueries.next_keys, (after, limit)).fetchall()
@@ -118,7 +118,7 @@ def _prune_keys(tx: Transaction, limit: int) -> bool:
 
 
 def _purge_ended(tx: Transaction, options: RetentionOptions, horizon: _RetentionHorizon) -> _PurgeReport:
-    """Walk the history from where the last pass stopped; stop where the first event is too young, or has still to be read."""
+    """Walk the history from where the last pass stopped. Stop at the first event that is too recent or still unread."""
     stored = tx.db.execute(_RetentionQueries.position).fetchall()
     position: int = stored[0][0] if stored else 0
     ended_before = tx.now - int(options.ended_s * US)
@@ -139,7 +139,10 @@ def _purge_ended(tx: Transaction, options: RetentionOptions, horizon: _Retention
 
 
 def _purge_kept(tx: Transaction, options: RetentionOptions, horizon: _RetentionHorizon, done: _PurgeReport) -> None:
-    """The jobs that were passed by for their keys. One that lives again is met by the walk once more when it has ended."""
+    """Remove the jobs that the walk skipped because of their idempotency keys.
+
+    A requeued one is met by the walk again after it has ended.
+    """
     rows = tx.db.execute(_RetentionQueries.kept, (tx.now, options.batch)).fetchall()
     for job, place, seq, at, version, key_count, key_at in rows:
         over = at + int(options.ended_s * US)

@@ -1,4 +1,4 @@
-"""Stored rows as the values readers see."""
+"""Converts stored rows into the values readers see."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,7 +15,7 @@ SqliteRow = Any
 
 
 def moment(us: int) -> datetime:
-    """The moment, or the first or last one there is: no stored row may keep others from being read."""
+    """The datetime, clamped to the supported range: no stored row may prevent others from being read."""
     return _EPOCH + timedelta(microseconds=min(max(us, _FIRST_US), _LAST_US))
 
 

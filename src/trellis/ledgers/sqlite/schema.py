@@ -1,4 +1,4 @@
-"""The schema of an SQLite ledger: its migrations, the lifecycles loaded into it, and what `doctor` is told of it."""
+"""The schema of an SQLite ledger: its migrations, the lifecycles loaded into it, and the findings for `doctor`."""
 
 import hashlib
 import re
@@ -21,7 +21,7 @@ from trellis.ledgers.sqlite.plan import CLAIMABLE, ENDED_OTHERWISE, ENDED_WELL, 
 from trellis.lifecycles import EVENT_TYPES, Role, Trigger
 from trellis.lifecycles.contract import StateRow, TransitionRow, lifecycle_rows, state_rows, transition_rows
 
-# Loads the lifecycles into the tables the triggers read, when they differ from what is there. Additive only (DJ-22).
+# Loading the lifecycles into the tables that the triggers read, when they differ. Additive only (DJ-22).
 
 _WAITING, _HELD = 0, 1
 ArrowRow = tuple[int, int, int, int, int, int, int]
@@ -44,7 +44,7 @@ class _ContractQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/contra
 
 
 def load_contract(connection: Database, url: str) -> None:
-    """Bring the contract tables up to this program's lifecycles; the caller holds a write transaction."""
+    """Update the contract tables to this program's lifecycles. The caller holds a write transaction."""
     wanted = contract_hash()
     if connection.execute(_ContractQueries.read_hash).fetchall() == [(wanted,)]:
         return
@@ -65,14 +65,14 @@ def load_contract(connection: Database, url: str) -> None:
 
 @cache
 def contract_hash() -> str:
-    """What tells one set of lifecycles from another. Asked at every opening, the same for the whole life of a process."""
+    """A hash of this program's lifecycles. Computed once per process, compared at every opening."""
     rows = [repr(astuple(row)) for source in (lifecycle_rows(), state_rows(), transition_rows()) for row in source]
     return hashlib.sha256("\n".join([*rows, *EVENT_TYPES, *Role]).encode()).hexdigest()
 
 
 @cache
 def arrow_rows() -> tuple[ArrowRow, ...]:
-    """One row for each (lifecycle, source, target, event type); the roles of transitions that share it are joined."""
+    """One row for each (lifecycle, source, target, event type). The roles of transitions that share it are joined."""
     states = {(row.lifecycle, row.state): row for row in state_rows()}
     arrows: dict[int, ArrowRow] = {}
     for t in transition_rows():
@@ -85,7 +85,10 @@ def arrow_rows() -> tuple[ArrowRow, ...]:
 
 @cache
 def finalizer_rows() -> tuple[FinalizerRow, ...]:
-    """The completion of a job with an artifact and the finalization of one; what tells them must not need the lifecycle."""
+    """The steps that complete a job with an artifact or finalize one.
+
+    Their codes must be unique without the lifecycle.
+    """
     rows: dict[int, FinalizerRow] = {}
     for t in transition_rows():
         if t.finalizes or t.trigger == Trigger.FINALIZE:
@@ -114,7 +117,10 @@ def _arrow(t: TransitionRow, source: StateRow | None, target: StateRow) -> Arrow
 
 
 def _places(row: StateRow) -> int:
-    """The places a job may be in while it has this state; one whose lease was lost may be claimed where it stays."""
+    """The places a job in this state may be in.
+
+    A job that keeps its state after a lost lease may be claimable there.
+    """
     if row.phase == _WAITING:
         return 1 << RESTING | (CLAIMABLE if row.claimable else 0)
     if row.phase == _HELD:
@@ -128,7 +134,7 @@ def _state(row: StateRow) -> tuple[int, int, str, int, int, int, int]:
 
 
 def _refuse_other_meanings(connection: Database, url: str) -> None:
-    """A stored number that means something else here was written by a program this one cannot share a ledger with."""
+    """Refuse a ledger whose stored numbers have another meaning: an incompatible program wrote it."""
     ours = {(row.lifecycle * 16 + row.state): row.name for row in state_rows()}
     states = connection.execute(_ContractQueries.stored_states).fetchall()
     types = connection.execute(_ContractQueries.stored_event_types).fetchall()
@@ -138,7 +144,7 @@ def _refuse_other_meanings(connection: Database, url: str) -> None:
         raise LedgerNotMigrated(found=f"another meaning of {', '.join(clash)}", needed="this program's", url=url)
 
 
-# Brings a file to this program's schema: numbered `.sql` files, applied in order, each once, in one transaction.
+# Migrations: numbered `.sql` files, applied in order, each once, in one transaction.
 
 _NUMBERED = re.compile(r"^(\d{4})_[a-z0-9_]+\.sql$")
 
@@ -153,7 +159,7 @@ class _SchemaQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/migrate.
 
 @cache
 def migrations() -> dict[int, str]:
-    """The text of every migration by its number; the numbers are 1, 2, 3, … without a gap."""
+    """The text of every migration by its number. The numbers are 1, 2, 3, … without a gap."""
     folder = resources.files("trellis.ledgers.sqlite").joinpath("migrations")
     found = {
         int(match[1]): entry.read_text(encoding="utf-8")
@@ -168,7 +174,7 @@ SCHEMA_VERSION = len(migrations())
 
 
 def migrate(target: SqliteTarget, *, by: MigratedBy | None = None) -> int:
-    """Make or upgrade the schema and load the lifecycles; returns the version that was there before."""
+    """Create or upgrade the schema and load the lifecycles. Returns the version found before."""
     connection = connect(target)
     try:
         return prepare(connection, target.url, by=by)
@@ -177,9 +183,9 @@ def migrate(target: SqliteTarget, *, by: MigratedBy | None = None) -> int:
 
 
 def prepare(connection: Database, url: str, *, by: MigratedBy | None = None) -> int:
-    """`migrate` on an open connection: processes that open one file at once wait here for each other.
+    """`migrate` on an open connection. Processes that open one file at the same time wait for each other here.
 
-    A change of the schema is one administrative act in the same transaction; only a new file that nobody is named for has none.
+    A schema change is one administrative act in the same transaction. Only a new file without a named author has none.
     """
     try:
         connection.execute("BEGIN IMMEDIATE")
@@ -223,13 +229,13 @@ def _apply(connection: Database, url: str) -> int:
     return found
 
 
-# What `doctor` should know about an SQLite ledger.
+# Findings for `doctor`.
 
 WAL_BYTES_WARN = 256 * 1024 * 1024
 
 
 def inspect(tx: Transaction, target: SqliteTarget) -> list[Finding]:
-    """The library, the schema, the file's own check and the size of its write-ahead log."""
+    """Check the library, the schema, the file's integrity and the size of its write-ahead log."""
     findings = [
         Finding(check="sqlite", severity=FindingSeverity.OK, detail=f"SQLite {apsw.sqlite_lib_version()}"),
         Finding(

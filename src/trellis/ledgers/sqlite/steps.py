@@ -1,4 +1,4 @@
-"""Applies decided steps: events, and what goes with them. Used by every verb that moves jobs."""
+"""Writes decided steps: events, and the rows that go with them. Used by every verb that moves jobs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ from trellis.lifecycles.events import Cause
 
 
 def array(numbers: Iterable[int]) -> str:
-    """Numbers as one value that a statement can read with json_each."""
+    """Numbers as one JSON value that a statement reads with json_each."""
     return f"[{','.join(map(str, numbers))}]"
 
 
 _BEGUN_BY_TIMER = array(LIFECYCLES[name].code for name in BEGUN_BY_TIMER)
 """Lifecycles whose dead letters count every attempt that began."""
 PROMOTED_MAX = 1_000
-"""Jobs of one key that are handed slots at once; the sweep hands out the rest."""
+"""The most jobs of one key that get slots at once. The sweep hands out the rest."""
 
 
 class StepQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/steps.sql"):
@@ -55,20 +55,20 @@ class StepQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/steps.sql")
 
 @dataclass(slots=True)
 class StepBatch:
-    """Steps decided and not yet written. `write` makes them: one statement for all jobs that make the same step."""
+    """Decided steps that are not written yet. `write` uses one statement for all jobs that make the same step."""
 
     acts: dict[StepWrite, list[JobKey]] = field(default_factory=dict[StepWrite, list[JobKey]])
     deaths: list[tuple[JobKey, DeadLetterReason]] = field(default_factory=list[tuple[JobKey, DeadLetterReason]])
     results: list[tuple[JobKey, bytes, int | None]] = field(default_factory=list[tuple[JobKey, bytes, int | None]])
     finalized: list[tuple[JobKey, JobKey]] = field(default_factory=list[tuple[JobKey, JobKey]])
-    """Jobs that complete, each with its artifact: the database finalizes it with the job's event."""
+    """Completing jobs, each with its artifact, which the database finalizes with the job's event."""
     spared: list[JobKey] = field(default_factory=list[JobKey])
     restarted: list[JobKey] = field(default_factory=list[JobKey])
     compensated: list[tuple[JobRow, ActorRef]] = field(default_factory=list[tuple[JobRow, ActorRef]])
     keys: set[int] = field(default_factory=set[int])
 
     def add(self, row: JobRow, act: StepWrite, death: DeadLetterReason | None = None) -> None:
-        """Take one decided step in; a job may be in a batch once."""
+        """Add one decided step. A job may be in a batch once."""
         jobs = self.acts.get(act)
         if jobs is None:
             self.acts[act] = [row.id]
@@ -86,7 +86,7 @@ class StepBatch:
             self.keys.add(row.ckey)
 
     def write(self, tx: Transaction) -> None:
-        """Everything that was taken in, and what follows from it: recorded compensations, slots handed on."""
+        """Write all steps and their consequences: recorded compensations, slots handed on."""
         for key, death in self.deaths:
             tx.db.execute(StepQueries.insert_dead_letter, _dead_letter_row(key, death, tx.now))
         if self.finalized:
@@ -106,25 +106,25 @@ class StepBatch:
 
 
 def write_step(tx: Transaction, act: StepWrite, jobs: Sequence[int]) -> None:
-    """The events of jobs that make the same step; the database moves the jobs."""
+    """Insert the events of jobs that make the same step. Triggers of the database move the jobs."""
     tx.db.execute(StepQueries.insert_events, act.bindings(tx.now, array(jobs)))
     tx.woke |= act.place == READY
     tx.appended = True
 
 
 def job_row(tx: Transaction, key: int) -> JobRow:
-    """Where one job stands; its key is known to exist."""
+    """The row of one job. Its key must exist."""
     return JobRow._make(tx.db.execute(StepQueries.standing, (key,)).fetchall()[0])
 
 
 def job_rows(tx: Transaction, keys: Iterable[int]) -> dict[int, JobRow]:
-    """Where jobs stand, by key; unknown keys are left out."""
+    """The rows of jobs, by key. Unknown keys are left out."""
     rows = tx.db.execute(StepQueries.standings, (array(keys),))
     return {row[0]: JobRow._make(row) for row in rows}
 
 
 def find_job_row(tx: Transaction, job_id: JobId) -> JobRow:
-    """Where the job with this id stands, or JobNotFound."""
+    """The row of the job with this id. Raises JobNotFound."""
     rows = tx.db.execute(StepQueries.find_key_of_job, (job_id,)).fetchall()
     if not rows:
         raise JobNotFound(job_id=job_id)
@@ -141,7 +141,7 @@ def job_id_of(tx: Transaction, key: int) -> JobId:
 
 
 def promote(tx: Transaction, keys: Iterable[int]) -> int:
-    """Hand the free slots of keys to the jobs parked first; returns how many became ready."""
+    """Give the free slots of keys to the jobs parked first. Returns how many became ready."""
     return sum(_promote_one(tx, key) for key in sorted(keys))
 
 
@@ -161,7 +161,7 @@ def _promote_one(tx: Transaction, key: int) -> int:
 
 
 def _let_urgent_pass(tx: Transaction, key: int) -> int:
-    """A parked job of a more urgent class takes the slot of a ready one nobody has claimed yet."""
+    """Give the slot of a ready, unclaimed job to a parked job of a more urgent priority."""
     for passed in range(PROMOTED_MAX):
         first = tx.db.execute(StepQueries.parked_first, (key, 1)).fetchall()
         last = tx.db.execute(StepQueries.ready_last, (key,)).fetchall() if first else []
@@ -184,7 +184,7 @@ def _dead_letter_row(key: JobKey, death: DeadLetterReason, at: int) -> dict[str,
 
 
 def _record_compensation(tx: Transaction, row: JobRow, who: ActorRef) -> None:
-    """A compensation succeeded: a versioned event on its original, without a change of state (D36)."""
+    """Record a succeeded compensation as a versioned event on its original, without a change of state (D36)."""
     assert row.compensates is not None
     original = job_rows(tx, [row.compensates]).get(row.compensates)
     if original is None:

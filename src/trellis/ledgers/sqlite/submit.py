@@ -43,7 +43,7 @@ from trellis.ledgers.sqlite.schema import SCHEMA_VERSION, stored_version
 from trellis.ledgers.sqlite.steps import array, promote, write_step
 from trellis.lifecycles import BY_CODE, LIFECYCLES, Trigger
 
-# What applications declare about their job types: written by workers, read by every submit.
+# Declared type options: written by workers, read by every submit.
 
 
 class _TypeOptionQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/type_options.sql"):
@@ -53,7 +53,7 @@ class _TypeOptionQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/type
 
 
 def declare(tx: Transaction, actor: Actor, types: Sequence[TypeOptions], *, only_new: bool) -> None:
-    """Keep the options of types; each change is one administrative act. What is declared already is not written again."""
+    """Store the options of types. Each change is one administrative act. Unchanged options are not written again."""
     by = tx.names.actor_id(actor.name)
     for one in types:
         row = _row(one)
@@ -76,14 +76,14 @@ def every_declared(tx: Transaction, type_: str | None) -> list[TypeOptions]:
 
 
 class DeclaredOptions:
-    """The declared options of the jobs of one submit: each type is looked up once."""
+    """The declared options for the jobs of one submit. Each type is looked up once."""
 
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
         self._known: dict[tuple[str, str], TypeOptions | None] = {}
 
     def of(self, job: NewJob) -> TypeOptions | None:
-        """What the job's type declares."""
+        """The declared options of the job's type."""
         name = (job.lifecycle, job.type)
         if name not in self._known:
             self._known[name] = declared(self._tx, LIFECYCLES[job.lifecycle].code, job.type)
@@ -91,7 +91,7 @@ class DeclaredOptions:
 
 
 def _row(options: TypeOptions) -> tuple[str | int | float | None, ...]:
-    """The options in the order of the queries."""
+    """The options in the column order of the queries."""
     return (
         options.type,
         lifecycle_code(options.lifecycle),
@@ -120,12 +120,12 @@ def _options(row: Sequence[Any]) -> TypeOptions:
     )
 
 
-# Submitting: every answer is decided first, then all new jobs are written with one statement for each table.
+# Submitting: all answers are decided first, then all new jobs are written with one statement per table.
 
 GIVEN_ID_SCOPE = "job_id"
-"""The scope of ids that callers choose, beside callers' own scopes."""
+"""The scope of job ids that callers choose; callers' own scopes are separate."""
 CALLER_SCOPE = "key:"
-"""How every scope of a caller begins."""
+"""The prefix of every caller's scope."""
 
 
 class SubmitQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/submit.sql"):
@@ -142,22 +142,22 @@ class SubmitQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/submit.sq
 
 @dataclass(slots=True)
 class _NewRows:
-    """Rows to insert, table by table."""
+    """Rows to insert, by table."""
 
     jobs: dict[tuple[int | None, ...], list[int]] = field(default_factory=dict[tuple[int | None, ...], list[int]])
-    """Keys by what their rows of `job` have in common."""
+    """Keys of new jobs, grouped by the values their `job` rows share."""
     submissions: list[tuple[object, ...]] = field(default_factory=list[tuple[object, ...]])
     keys: list[tuple[str, str, int, bytes, int]] = field(default_factory=list[tuple[str, str, int, bytes, int]])
     acts: dict[StepWrite, list[int]] = field(default_factory=dict[StepWrite, list[int]])
     concurrency: set[int] = field(default_factory=set[int])
     ids: dict[str, tuple[NewJob, int]] = field(default_factory=dict[str, tuple[NewJob, int]])
     waiting: dict[str, int] = field(default_factory=dict[str, int])
-    """How many jobs of a concurrency key wait, those of this call among them."""
+    """How many jobs of each concurrency key wait among those of this call."""
     seen: dict[tuple[str, str], tuple[bytes, JobId]] = field(default_factory=dict[tuple[str, str], tuple[bytes, JobId]])
 
 
 def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
-    """One answer for each job, in order; nothing is written when one of them cannot be taken."""
+    """One answer per job, in order. If one job is refused, nothing is written."""
     if len(jobs) > SUBMIT_MAX:
         raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {SUBMIT_MAX} in one call")
     steps = [_submit_step(actor, job) for job in jobs]
@@ -191,7 +191,7 @@ def _submit_step(actor: Actor, job: NewJob) -> StoredStep:
 
 
 def existing(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, int]:
-    """The numbers of those jobs that are there."""
+    """The numbers of those jobs that exist."""
     if len(job_ids) == 1:
         return dict(tx.db.execute(SubmitQueries.existing_one, (job_ids[0],)).fetchall())
     return dict(tx.db.execute(SubmitQueries.existing, (json.dumps(job_ids),)).fetchall())
@@ -203,7 +203,7 @@ def last_job(tx: Transaction) -> int:
 
 
 def _earlier(tx: Transaction, job: NewJob, known: dict[JobId, int], new: _NewRows) -> Submitted | Mismatch | None:
-    """The answer of an earlier submit with the same key or id, or None when this one is the first."""
+    """The answer of an earlier submit with the same idempotency key or id; None when this is the first."""
     if job.idempotency_key is not None:
         answer = _by_key(tx, job, _scope(job), job.idempotency_key, new)
         if answer is not None:
@@ -223,7 +223,7 @@ def _earlier(tx: Transaction, job: NewJob, known: dict[JobId, int], new: _NewRow
 
 
 def _refuse_full(tx: Transaction, job: NewJob, new: _NewRows) -> None:
-    """Nothing while there is room behind the job's key; raises QueueFull. Whatever waits is counted, whoever submitted it."""
+    """Raise QueueFull when the job's concurrency key has no room. All waiting jobs count, whoever submitted them."""
     key = job.concurrency_key
     if key is None:
         return
@@ -235,7 +235,7 @@ def _refuse_full(tx: Transaction, job: NewJob, new: _NewRows) -> None:
 
 
 def _bind(new: _NewRows, job: NewJob, key: int, now: int) -> None:
-    """A free key of a request whose job is there already means that job from now on."""
+    """Bind a free idempotency key to the existing job of the same request."""
     if job.idempotency_key is not None:
         new.keys.append((_scope(job), job.idempotency_key, key, job.fingerprint, now))
         new.seen[_scope(job), job.idempotency_key] = (job.fingerprint, job.job_id)
@@ -247,7 +247,7 @@ def _by_key(tx: Transaction, job: NewJob, scope: str, key: str, new: _NewRows) -
 
 
 def find_by_idempotency_key(tx: Transaction, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
-    """What a caller's key was used for before, as a submit would say it; None when it was not."""
+    """The answer to a submit with this idempotency key; None when the key is free."""
     found = _used(tx, CALLER_SCOPE + scope, key)
     return None if found is None else _repeated_answer(key, found, fingerprint)
 
@@ -264,7 +264,7 @@ def _repeated_answer(key: str, found: tuple[bytes, JobId], fingerprint: bytes) -
 
 
 def _by_id(tx: Transaction, job: NewJob, key: int) -> Submitted | Mismatch:
-    """An id seen before: a repeated call when it was made by us, the caller's own choice when it was given."""
+    """The answer for a known id. A chosen id is compared by fingerprint, a generated one by the request itself."""
     rows = tx.db.execute(SubmitQueries.find_key, (GIVEN_ID_SCOPE, job.job_id)).fetchall()
     if rows:
         same = rows[0][1] == job.fingerprint
@@ -278,7 +278,7 @@ def _same_id(job: NewJob, *, same: bool) -> Submitted | Mismatch:
 
 
 def _request(job: NewJob) -> tuple[int, str, bytes]:
-    """What was asked, in the order of the query `same_request`."""
+    """The request's fields, in the column order of the query `same_request`."""
     return (LIFECYCLES[job.lifecycle].code, job.type, job.payload)
 
 
@@ -328,7 +328,7 @@ def _scope(job: NewJob) -> str:
 
 
 def _delay_us(job: NewJob, now: int) -> int | None:
-    """How long the job rests first: the later of its delay and its wished time; None when it need not."""
+    """How long the job is delayed: the later of its delay and its requested time; None without delay."""
     delay = int(job.delay_s * US)
     if job.run_at is not None:
         delay = max(delay, int(job.run_at.timestamp() * US) - now)
@@ -357,8 +357,8 @@ def _write(tx: Transaction, new: _NewRows) -> None:
 
 # Submitting inside the caller's own transaction, on the caller's connection to the ledger's file.
 #
-# The job is there when the caller commits and never was when it rolls back. The caller's library must be one that does
-# not damage files (3.51.3); the standard library's `sqlite3` is often older.
+# The job exists once the caller commits, and never if it rolls back. The caller's SQLite library must not damage files
+# (3.51.3 or later); the standard library's `sqlite3` is often older.
 
 
 class OuterConnection(Database, Protocol):
@@ -368,7 +368,7 @@ class OuterConnection(Database, Protocol):
 def submit_on(
     connection: OuterConnection, actor: Actor, jobs: Sequence[NewJob], now: int
 ) -> list[Submitted | Mismatch]:
-    """Submit in the transaction that is open on `connection`; the caller commits it or rolls it back."""
+    """Submit in the transaction that is open on `connection`. The caller commits it or rolls it back."""
     refuse_old_library(connection.execute("SELECT sqlite_version()").fetchall()[0][0])
     if not _in_transaction(connection):
         raise OptionInvalid(option="connection", value="not in a transaction", expected="begin one first")

@@ -1,6 +1,6 @@
-"""The sweep: amnesty after an outage, then soft cancels, expired leases, timers, deadlines and parked keys.
+"""The sweep: lease extension after an outage, then soft cancels, expired leases, timers, deadlines and parked keys.
 
-What happens to each job is decided by `engine/decide.py`; the role that acts is the lifecycle's own.
+`engine/decide.py` decides what happens to each job. The acting role is the one the lifecycle names for its sweep.
 """
 
 import json
@@ -56,7 +56,7 @@ class _SweepQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/sweep.sql
 
 
 def sweep(tx: Transaction, actor: Actor, options: SweepOptions) -> SweepReport:
-    """One pass; does nothing when another sweep passed less than an interval ago, or when there is nothing to do."""
+    """One pass. Does nothing when another sweep ran less than an interval ago, or when nothing is due."""
     interval = int(options.interval_s * US)
     rows = tx.db.execute(_SweepQueries.last_tick).fetchall()
     gap = tx.now - rows[0][0] if rows else None
@@ -85,14 +85,14 @@ def sweep(tx: Transaction, actor: Actor, options: SweepOptions) -> SweepReport:
 
 
 def _is_quiet(tx: Transaction, interval: int) -> bool:
-    """Whether there is nothing that time can do before the next sweep."""
+    """Whether nothing falls due before the next sweep."""
     return bool(tx.db.execute(_SweepQueries.is_quiet, {"soon": tx.now + interval}).fetchall()[0][0])
 
 
 def _amnesty(tx: Transaction, gap: int | None, interval: int) -> int:
-    """After an outage of more than half a lease the living must be able to renew before anything is reaped (D31).
+    """Extend leases after an outage of more than half a lease (D31). Live holders can then renew before leases expire.
 
-    A tick that a busy machine made late is no outage.
+    A sweep delayed by a busy machine is not an outage.
     """
     late = int(2.5 * interval)
     if gap is None or gap <= late:
@@ -107,7 +107,7 @@ def _harden_cancels(tx: Transaction, actor: Actor, options: SweepOptions) -> int
 
 
 def _end_leases(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[int, int, int]:
-    """How many leases expired, ran out of attempts, or ended in a cancel that had been asked for."""
+    """End expired leases. Returns how many expired, ran out of attempts, or ended in a requested cancel."""
     max_deaths: dict[int, int] = dict(tx.db.execute(_SweepQueries.expired, (tx.now, options.batch)).fetchall())
     made = {Trigger.EXPIRE: 0, Trigger.EXHAUST: 0, Trigger.CANCEL: 0}
     batch = StepBatch()
@@ -144,7 +144,7 @@ def _on_lease_lost(row: JobRow, max_deaths: int) -> tuple[Decision, StoredStep |
 
 
 def _lose_in_place(tx: Transaction, batch: StepBatch, row: JobRow) -> None:
-    """The job keeps its state and may be claimed there again; its slot is handed out anew, to whoever comes first."""
+    """Let the job keep its state and be claimable there. Its slot goes to the next job of its key."""
     tx.db.execute(_SweepQueries.lose_in_place, (READY if row.ckey is None else PARKED, row.id))
     if row.ckey is None:
         tx.woke = True
@@ -153,7 +153,7 @@ def _lose_in_place(tx: Transaction, batch: StepBatch, row: JobRow) -> None:
 
 
 def _pull_timers(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[int, int]:
-    """How many rests ended, and how many of them in the end of the job's attempts."""
+    """Handle due timers. Returns how many waits ended, and how many jobs exhausted their attempts."""
     keys = tx.db.execute(_SweepQueries.due, (tx.now, options.batch)).fetchall()
     due = exhausted = 0
     batch = StepBatch()
@@ -178,7 +178,7 @@ def _facts_when_due(row: JobRow, now: int) -> Fact:
 
 
 def _end_rest(tx: Transaction, batch: StepBatch, row: JobRow) -> None:
-    """No step: the job only becomes claimable, or goes on resting where a timer means nothing."""
+    """End a wait without a step: the job becomes claimable, or keeps waiting where a timer has no meaning."""
     if not state_of(row.lifecycle, row.state).claimable:
         tx.db.execute(_SweepQueries.rests_on, (row.id,))
     elif row.ckey is None:
@@ -196,7 +196,10 @@ def _pass_deadlines(tx: Transaction, actor: Actor, options: SweepOptions) -> int
 
 
 def _heal_keys(tx: Transaction, limit: int) -> int:
-    """Every exit hands its slot on by itself; this looks at some keys each time, in turn, so that no slot stays idle."""
+    """Hand out idle slots of some keys each time, in rotation.
+
+    Every exit already hands on its slot; this is a safety net.
+    """
     rows = tx.db.execute(_SweepQueries.healed_up_to).fetchall()
     keys = tx.db.execute(_SweepQueries.keys_with_parked, (rows[0][0] if rows else 0, limit)).fetchall()
     reached = keys[-1][0] if len(keys) == limit else 0
@@ -206,7 +209,7 @@ def _heal_keys(tx: Transaction, limit: int) -> int:
 
 
 def _apply_verdicts(tx: Transaction, actor: Actor, options: SweepOptions, keys: list[int], occasion: Occasion) -> int:
-    """Make the step that is decided for each job, where the lifecycle has one for this occasion."""
+    """Make the decided step of each job, where the lifecycle has one for this occasion."""
     batch, count = StepBatch(), 0
     for row in job_rows(tx, keys).values():
         made = decision_for(row, occasion)
@@ -238,7 +241,11 @@ def _add_to_batch(
 
 
 def _rest_us(step: StoredStep, options: SweepOptions) -> int | None:
-    """A lost lease and a passed deadline wait for nothing (D8); otherwise the target's own timer runs, or the set window."""
+    """Microseconds that the job waits in the target.
+
+    A lost lease and a passed deadline do not wait (D8). Otherwise the target's own timer or the configured window
+    applies.
+    """
     if step.trigger in {Trigger.EXPIRE, Trigger.DEADLINE}:
         return 0
     if step.trigger == Trigger.CANCEL:

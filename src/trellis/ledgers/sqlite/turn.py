@@ -43,7 +43,7 @@ from trellis.ledgers.sqlite.plan import (
 from trellis.ledgers.sqlite.steps import StepBatch, StepQueries, job_rows
 from trellis.lifecycles import LIFECYCLES, Trigger
 
-# What a lease holder writes besides steps: heartbeats, checkpoints, journal entries, signals, all fenced. And others' remarks.
+# A holder's writes besides steps: heartbeats, checkpoints, journal entries, signals, all fenced. And remarks by others.
 
 
 class _HolderQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/holder.sql"):
@@ -58,7 +58,7 @@ class _HolderQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/holder.s
 
 
 def renew(tx: Transaction, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
-    """Each lease for its own length from now; one that nobody has revoked is renewed even when its time is over."""
+    """Renew each lease for its own length from now. An expired lease that was not revoked is renewed, too."""
     answers: list[Renewed | LeaseLost] = []
     for lease in leases:
         values = {"now": tx.now, "job": lease.key, "epoch": lease.epoch}
@@ -78,7 +78,7 @@ def save_checkpoint(tx: Transaction, lease: Lease, body: bytes) -> StepApplied |
 
 
 def journal(tx: Transaction, lease: Lease, entry: str, body: bytes) -> bytes | LeaseLost:
-    """The first body under a name stays and is the answer."""
+    """The first body under a name stays and is returned."""
     if _version_held(tx, lease) is None:
         return LeaseLost(lease)
     rows = tx.db.execute(_HolderQueries.journal_entry, (lease.key, entry)).fetchall()
@@ -107,7 +107,7 @@ def _version_held(tx: Transaction, lease: Lease) -> int | None:
     return rows[0][0] if rows else None
 
 
-# A holder's turn: settle and start what it holds. What it asks for next is in `claims`.
+# A holder's turn: settle and start its jobs. Claims are in `claims`.
 
 
 def turn(tx: Transaction, request: Turn, *, least_urgent_first: bool) -> TurnResult:
@@ -121,7 +121,7 @@ def turn(tx: Transaction, request: Turn, *, least_urgent_first: bool) -> TurnRes
 
 
 def settle(tx: Transaction, actor: Actor, who: ActorRef, advances: Sequence[Advance]) -> list[StepApplied | LeaseLost]:
-    """One outcome for each advance, in order. Steps of one job in one turn see each other."""
+    """One outcome per advance, in order. Steps of one job in one turn see each other."""
     steps = [_declared(actor, advance) for advance in advances]
     outcomes: list[StepApplied | LeaseLost] = []
     batch, moved = StepBatch(), set[int]()
@@ -150,7 +150,7 @@ def settle(tx: Transaction, actor: Actor, who: ActorRef, advances: Sequence[Adva
 
 
 def _declared(actor: Actor, advance: Advance) -> StoredStep:
-    """The holder's step, or why there is none: asked before anything is written."""
+    """The declared step, or a refusal. Checked before anything is written."""
     name = advance.lease.lifecycle
     lifecycle = LIFECYCLES.get(name)
     if lifecycle is None:
@@ -170,7 +170,10 @@ def _refusal(actor: Actor, advance: Advance, target: str, reason: str) -> Invali
 
 
 def _staged(tx: Transaction, actor: Actor, advance: Advance, step: StoredStep) -> JobKey:
-    """The artifact that this step names, if it is the job's own and waits for it; else nothing of the turn is written."""
+    """The artifact that this step names.
+
+    It must be staged and belong to the job; otherwise nothing of the turn is written.
+    """
     found = tx.db.execute(StepQueries.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
     if not found:
         raise _refusal(actor, advance, step.target_name, f"{advance.finalizes} is no artifact of this job")
@@ -201,15 +204,17 @@ def _later(advances: Sequence[Advance], number: int) -> int:
 
 
 def _runs_no_user_code(step: StoredStep, later: int) -> bool:
-    """No user code runs at this step: it has not begun, or the holder gives the job back. A start that is told together with what came
-    after it has been, and so has the work.
+    """Whether no user code runs at this step: it has not begun, or the holder releases the job.
+
+    If later steps of the same lease follow a start in the turn, the work has already run.
     """
     return (step.trigger == Trigger.START and not later) or not (step.held or step.ended)
 
 
 def _cancel_instead(tx: Transaction, batch: StepBatch, row: JobRow, who: ActorRef) -> bool:
-    """Cancel a job whose holder was asked to stop and runs no user code: it must not begin, or begin once more. False where the
-    lifecycle has no cancel here.
+    """Cancel a job with a cancel request instead of starting or releasing it, while no user code runs.
+
+    False where the lifecycle has no cancel here.
     """
     made = decision_for(row, Occasion.CANCEL_LET_GO)
     what, step = made or (None, None)
@@ -243,10 +248,11 @@ def _decide(tx: Transaction, batch: StepBatch, row: JobRow, step: StoredStep, wh
 def _repeated_or_lost(
     tx: Transaction, row: JobRow | None, who: ActorRef, advance: Advance, step: StoredStep, later: int
 ) -> StepApplied | LeaseLost:
-    """Refused; unless the last step that a holder made in this epoch is this very one, whose answer was lost.
+    """`StepApplied` if this step was already made in this epoch and its answer was lost; else `LeaseLost`.
 
-    `later` steps of the same lease follow in the same turn: then it is among the last so many. A step into a held state
-    is only told to have been made while the lease lives: its caller would go on.
+    The step must be the last that a holder made in this epoch. If `later` steps of the same lease follow in the turn,
+    it may be that many steps earlier. A step into a held state counts as made only while the lease lives, because its
+    caller would continue.
     """
     lease, made = advance.lease, (step.source, step.target, step.event)
     if step.held and (row is None or row.epoch != lease.epoch or (later == 0 and row.place != HELD)):
@@ -263,7 +269,10 @@ def _repeated_or_lost(
 
 
 def _cancelled_instead(tx: Transaction, who: ActorRef, advance: Advance, step: StoredStep) -> StepApplied | None:
-    """The cancel that this very step left in its place, when it gave back a job that shall stop: one epoch on, without a request."""
+    """The cancel that was made instead of this step when it released a job with a cancel request.
+
+    It is the first event of the next epoch and has no request id.
+    """
     cancel = STEPS.get((step.lifecycle, step.source, Trigger.CANCEL))
     if cancel is None or step.held or step.ended:
         return None
@@ -276,6 +285,6 @@ def _cancelled_instead(tx: Transaction, who: ActorRef, advance: Advance, step: S
 
 
 def _is_final(tx: Transaction, advance: Advance) -> bool:
-    """Whether the step that was made is the one that finalized this very artifact: a job has one."""
+    """Whether this artifact was finalized by the job's completion. A job has one final artifact."""
     found = tx.db.execute(StepQueries.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
     return bool(found) and found[0][1:] in FINAL_STATES

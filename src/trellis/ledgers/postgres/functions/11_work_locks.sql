@@ -1,18 +1,19 @@
--- Locks that last until the transaction is over.
+-- Locks that last until the end of the transaction.
 
--- Whether this transaction is now the only one at this kind of work; it never waits.
+-- Whether this transaction has taken the lock of this kind of work. Never waits.
 create or replace function _try_work_lock(p_kind text) returns boolean language plpgsql set search_path from current as $$
 begin
   perform from work_lock w where w.kind = p_kind for update skip locked;
   return found;
 end $$;
 
--- What is locked while jobs of a key are counted; another number than the key's own.
+-- The lock number for counting the jobs of a key. It differs from the key's own number.
 create or replace function _waiting_lock(p_name text) returns bigint language sql immutable as $$ select hashtextextended(p_name, 43) $$;
 
--- Lets those who count the jobs of one key do so one after the other. This is the one advisory lock: a row would give whoever waits a
--- transaction number, and the feed would wait for it. Anybody can hold an advisory lock, so nobody waits for it without end: after a time
--- that no count takes, the jobs are counted without it, and the bound of the key may be passed by those who count at the same moment.
+-- Serializes transactions that count the waiting jobs of one key. This is the only advisory lock: waiting for a row
+-- lock would assign a transaction id, and the feed would wait for it. Any login can hold an advisory lock, so the wait
+-- is bounded. After a time that no count takes, the jobs are counted without the lock, and concurrent submits may
+-- exceed the key's bound.
 create or replace function _lock_waiting(p_lock bigint) returns void language plpgsql set lock_timeout = '3s' as $$
 begin
   perform pg_advisory_xact_lock(p_lock);

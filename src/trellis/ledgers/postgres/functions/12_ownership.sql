@@ -1,18 +1,18 @@
--- Limited logins: those that are no member of trellis_app and act only in the roles that `authority` gives them. A job is owned by the
--- login that submitted it, and by the one that holds it for as long as it does. What a limited login may read of its own only, it may
--- touch of its own only; and the names it gives (actors, idempotency keys, concurrency keys) are its own too, so that no login can use,
--- block or learn of another's.
+-- Limited logins: logins that are not members of trellis_app and act only in the roles that `authority` gives them. A
+-- job is owned by the login that submitted it, and by the login that holds it while it does. A login limited to reading
+-- its own jobs may also change only its own. The names it gives (actors, idempotency keys, concurrency keys) are its
+-- own, too, so that no login can use, block or discover another's.
 
 create or replace function _is_limited() returns boolean language sql stable as $$
   select not pg_has_role(session_user, 'trellis_app', 'member')
 $$;
 
--- How a name of a limited login is stored; one of the application stays as it is.
+-- The stored form of a limited login's name; the application's names stay unchanged.
 create or replace function _of_login(p_name text) returns text language sql stable set search_path from current as $$
   select case when _is_limited() then 'db:' || session_user || ':' || p_name else p_name end
 $$;
 
--- What stands in front of the names that this login gives; empty for the application. Clients compare owners with it.
+-- The prefix of names that this login gives; empty for the application. Clients compare owners with it.
 create or replace function name_prefix() returns text language sql stable security definer set search_path from current as $$
   select _of_login('')
 $$;
@@ -28,14 +28,15 @@ create or replace function owns(p_id bigint) returns boolean language sql stable
       or exists (select from lease d join actor a on a.id = d.owner where d.id = p_id and a.db_role = session_user)
 $$;
 
--- Whether whoever acts in this role may touch the job. One that may not is answered as if there were no such job.
+-- Whether an actor in this role may access the job. If not, the answer is that there is no such job.
 create or replace function _within_reach(p_role smallint, p_id bigint) returns boolean language sql stable
 set search_path from current as $$
   select not _is_limited() or exists (select from rule_grant r where r.rule = 'jobs.read' and r.role = p_role and r.reach = 'yes')
       or owns(p_id)
 $$;
 
--- A limited login steps with leases of its own only, unless its role may change every job: an epoch can be read by whoever may read jobs.
+-- A limited login may use only its own leases, unless its role may change every job: everyone who may read jobs can
+-- read an epoch.
 create or replace function _check_holder(p_role smallint, p_ids bigint[]) returns void language plpgsql stable
 set search_path from current as $$
 begin
@@ -46,7 +47,8 @@ begin
   end if;
 end $$;
 
--- A login that reaches its own jobs only submits plain jobs: requests on topics name parties and links that the gateway checks.
+-- A login limited to its own jobs may submit plain jobs only: jobs on topics name parties and links that the gateway
+-- checks.
 create or replace function _check_lifecycle(p_role smallint, p_lifecycles smallint[]) returns void language plpgsql stable
 set search_path from current as $$
 begin
@@ -56,8 +58,8 @@ begin
   end if;
 end $$;
 
--- A limited login links its jobs to its own jobs only: a child is undone and cancelled with its parent, and a compensation is written
--- into the history of the job that it undoes.
+-- A limited login may link jobs only to its own: a child is undone and cancelled with its parent, and a compensation is
+-- written into the history of the job it undoes.
 create or replace function _check_links(p_role smallint, p_job_ids text[]) returns void language plpgsql stable
 set search_path from current as $$
 declare foreign_id text;

@@ -1,4 +1,4 @@
--- Called after the contract tables are loaded: folds the transitions the hot path needs into arrays by source state.
+-- Called after the contract tables are loaded: folds the transitions of the hot path into arrays by source state.
 create or replace function _fold_contract() returns void language sql set search_path from current as $$
   update lifecycle l set
     claim_to = (select array_agg(x.target order by g) from generate_series(1, 15) g
@@ -12,7 +12,7 @@ create or replace function _fold_contract() returns void language sql set search
                   left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'start'),
     start_roles = (select array_agg(x.roles order by g) from generate_series(1, 15) g
                   left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'start'),
-    -- one that finalizes an artifact names it, and goes one by one
+    -- a step that finalizes an artifact names it and goes one by one
     done_to = (select array_agg(x.target order by g) from generate_series(1, 15) g
                   left join transition x on x.lifecycle = l.lifecycle and x.source = g and x.trigger = 'complete' and not x.finalizes),
     done_event = (select array_agg(x.event order by g) from generate_series(1, 15) g

@@ -1,6 +1,6 @@
--- What the database refuses by itself, whoever inserts an event: an undeclared transition, a version gap, a source that is
--- not the predecessor's target, and a decreasing (generation, attempt, rank) or epoch. Two events for one version are
--- refused by the primary key. Partitions of `event` cover 4,194,304 jobs each.
+-- Checks on every insert of an event, whoever makes it. Refused are an undeclared transition, a version gap, a source
+-- that is not the previous target, and a decreasing (generation, attempt, rank) or epoch. The primary key refuses two
+-- events for one version. Partitions of `event` cover 4,194,304 jobs each.
 
 create or replace function _check_events() returns trigger language plpgsql
 set search_path from current
@@ -30,7 +30,7 @@ begin
 end $$;
 create or replace trigger refuse_update before update or truncate on event for each statement execute function _refuse_change();
 
--- Which partition a job's events are in.
+-- The partition of a job's events.
 create or replace function _partition_of(p_id bigint) returns bigint language sql immutable as $$ select p_id / 4194304 $$;
 
 create or replace function _make_partition(p_n bigint) returns void language plpgsql set search_path from current as $$
@@ -46,7 +46,7 @@ begin
   end if;
 end $$;
 
--- Makes the partitions the next jobs will need, and gives sealed ones their look-up index (type, at).
+-- Creates the partitions that the next jobs need, and the look-up index (type, at) of earlier, complete ones.
 create or replace function _ensure_partitions() returns void language plpgsql set search_path from current as $$
 declare
   next bigint;

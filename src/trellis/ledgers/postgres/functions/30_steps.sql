@@ -1,5 +1,5 @@
--- The one way a job makes a single step, used by every verb that moves jobs one by one. Callers take the job's moving row
--- out of its place first; `_step` writes the event and puts the row where its new state belongs.
+-- The single way to make one step of a job, used by every verb that moves jobs one by one. Callers first take the job's
+-- moving row out of its place. `_step` writes the event and puts the row where its new state belongs.
 
 create or replace function _actor(p_actor int, out role smallint, out name text) language plpgsql stable
 set search_path from current as $$
@@ -10,7 +10,8 @@ begin
   end if;
 end $$;
 
--- Some verbs are no transition of a lifecycle; auth/principals.py says who may use them, and `rule_grant` holds what it says.
+-- Administrative verbs are no transitions of a lifecycle. auth/principals.py says which roles may use them;
+-- `rule_grant` holds that.
 create or replace function _require(p_role smallint, p_verb text) returns void language plpgsql stable set search_path from current as $$
 begin
   if not exists (select from rule_grant g where g.rule = 'ledger.' || p_verb and g.role = p_role and g.reach = 'yes') then
@@ -18,8 +19,8 @@ begin
   end if;
 end $$;
 
--- A limited login cannot write another's name into the history: its actors carry its own. `p_node` is the machine that it writes from;
--- whoever does not say it is known by the address of its connection.
+-- A limited login cannot write another's name into the history: its actors carry its own prefix. `p_node` is the
+-- machine it writes from; without one, the address of its connection is used.
 create or replace function register_actor(p_name text, p_role smallint, p_node text default null) returns int language plpgsql
 security definer set search_path from current as $$
 declare
@@ -60,7 +61,8 @@ create or replace function _open_batch() returns bigint language sql volatile se
   insert into batch (xid) values (pg_current_xact_id()::text::bigint) returning no
 $$;
 
--- Make the rows of keys that jobs wait for. Whoever finds another at it goes on without: the row is made by the next.
+-- Creates the rows of keys that jobs wait for. A job locked by another transaction is skipped; the next caller creates
+-- the row.
 create or replace function _make_keys(p_keys bigint[]) returns void language sql set search_path from current as $$
   insert into concurrency_key (id, name, cap)
   select w.ckey, head.key_name, head.key_cap from (
@@ -70,9 +72,9 @@ create or replace function _make_keys(p_keys bigint[]) returns void language sql
   on conflict do nothing
 $$;
 
--- Hand free slots of these keys to the jobs parked first. A caller that may wait locks keys in order, once in its
--- transaction; every other passes over a key that is locked, and so does everybody over a parked row that is being
--- cancelled: what is passed over, the next sweep promotes.
+-- Gives free slots of these keys to the jobs parked first. A caller that may wait locks keys in order, once in its
+-- transaction. Other callers skip locked keys, and every caller skips a parked row that is being cancelled. The next
+-- sweep promotes what was skipped.
 create or replace function _promote(p_keys bigint[], p_wait boolean) returns int language plpgsql set search_path from current as $$
 declare
   k record;
@@ -85,7 +87,7 @@ begin
   if p_wait then
     mine := array(select c.id from concurrency_key c where c.id = any(p_keys) order by c.id for update);
     if exists (select from unnest(p_keys) u(id) where u.id <> all(mine)) then
-      -- Removed as unused while we waited for it: whoever is parked there makes it anew.
+      -- Removed as unused while this transaction waited: the parked jobs create the key again.
       perform _make_keys(p_keys);
       mine := array(select c.id from concurrency_key c where c.id = any(p_keys) order by c.id for update);
     end if;
@@ -93,7 +95,7 @@ begin
     mine := array(select c.id from concurrency_key c where c.id = any(p_keys) order by c.id for update skip locked);
   end if;
   for k in select c.id, c.cap from concurrency_key c where c.id = any(mine) order by c.id loop
-    -- After a limit was lowered slots beyond it may still be owned: what counts is how many there are.
+    -- After a limit was lowered, slots beyond it may still be taken, so the number of slots counts.
     for seat in select s.n from generate_series(1, k.cap) s(n)
                  where not exists (select from slot o where o.ckey = k.id and o.n = s.n)
                  order by s.n limit greatest(0, k.cap - (select count(*) from slot o where o.ckey = k.id)) loop
@@ -101,7 +103,7 @@ begin
                                           for update skip locked) returning p.* into head;
       exit when not found;
       insert into slot (ckey, n, id) values (k.id, seat, head.id);
-      -- It keeps its place among those of its class: it has waited since then.
+      -- The job keeps its position within its priority, because it has waited since then.
       insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state,
                          lifecycle, prio, flags, pos)
       values (head.id, head.ckey, head.until, head.type, head.version, head.epoch, head.owner, head.generation, head.attempt,
@@ -113,7 +115,7 @@ begin
   return promoted;
 end $$;
 
--- A parked job of a more urgent class takes the slot of a ready one that nobody has claimed yet. The caller has locked the key.
+-- Gives the slot of a ready, unclaimed job to a parked job of a more urgent priority. The caller has locked the key.
 create or replace function _let_urgent_pass(p_key bigint) returns int language plpgsql set search_path from current as $$
 declare
   head parked;
@@ -149,12 +151,13 @@ begin
   perform _promote(p_keys, p_wait);
 end $$;
 
--- Whether a state has a timer: elsewhere a time to rest until means nothing, unless the job can be claimed after it.
+-- Whether a state has a timer. In other states a due time has no meaning, unless the job can be claimed after it.
 create or replace function _is_timed(p_lifecycle smallint, p_state smallint) returns boolean language sql stable set search_path from current as $$
   select exists (select from transition r where r.lifecycle = p_lifecycle and r.source = p_state and r.trigger in ('due', 'exhaust'))
 $$;
 
--- Put a waiting job where its state and delay say. A null delay in a claimable state means now, elsewhere "until moved".
+-- Puts a waiting job where its state and delay say. A null delay means now in a claimable state, and "until moved"
+-- elsewhere.
 create or replace function _put_waiting(t token, p_claimable boolean, p_due timestamptz, p_now timestamptz) returns void
 language plpgsql set search_path from current as $$
 begin
@@ -178,9 +181,9 @@ begin
   end if;
 end $$;
 
--- The letter counts the attempts that failed or were lost: a snooze, and a lease that was lost before anything ran, are spared, each by
--- one more attempt that the job may have. Where a timer begins the next attempt, every one that began counts (D38; `attempts_spent` of
--- engine/records.py).
+-- A dead letter counts the attempts that failed or were lost. A snooze, and a lease lost before anything ran, are
+-- spared by one more allowed attempt each. Where a timer begins the next attempt, every attempt that began counts (D38;
+-- `attempts_spent` in engine/records.py).
 create or replace function _bury(t token, p_now timestamptz, p_reason text, p_stage text, p_error text) returns void
 language plpgsql set search_path from current as $$
 begin
@@ -193,7 +196,7 @@ begin
     from job j where j.id = t.id;
 end $$;
 
--- A successful compensation is recorded on its original: a versioned event without a change of state.
+-- Records a succeeded compensation on its original: a versioned event without a change of state.
 create or replace function _compensated(p_id bigint, p_actor int, p_role smallint, p_now timestamptz, p_batch bigint) returns void
 language plpgsql set search_path from current as $$
 declare
@@ -213,8 +216,8 @@ begin
           e.attempt, p_role, format(_cause('compensated'), by_job));
 end $$;
 
--- Who asked for the soft cancel that is being carried out, and why; null when nobody did. `p_epoch` is the job's epoch now: that of
--- the lease, or one more when the lease was revoked.
+-- Who requested the soft cancel that is being carried out, and why; null without a request. `p_epoch` is the job's
+-- current epoch: that of the lease, or one more if the lease was revoked.
 create or replace function _asked(p_id bigint, p_epoch int) returns bytea language sql stable set search_path from current as $$
   select convert_to(format('{"asked_by": %s, "asked_as": %s, "reason": %s}', to_json(a.name), to_json(r.name),
                            coalesce(to_json(w.cause)::text, 'null')), 'UTF8')
@@ -222,8 +225,8 @@ create or replace function _asked(p_id bigint, p_epoch int) returns bytea langua
    where w.id = p_id and w.epoch between p_epoch - 1 and p_epoch
 $$;
 
--- The data of the event of an end, and beside it who had asked the holder to stop, when and why; data that is no JSON object stays as it
--- is (`with_cancel_request` of engine/event_data.py). `p_epoch` as in `_asked`.
+-- The data of an end event, with who requested a cancel, when and why. Data that is not a JSON object stays unchanged
+-- (`with_cancel_request` in engine/event_data.py). `p_epoch` as in `_asked`.
 create or replace function _with_cancel_request(p_data bytea, p_id bigint, p_epoch int) returns bytea language plpgsql stable
 set search_path from current as $$
 declare
@@ -239,7 +242,7 @@ begin
                          else left(body, -1) || ', ' || member || '}' end, 'UTF8');
 end $$;
 
--- t: the moving row as it was, already out of its place; epoch already raised when a lease is revoked or granted.
+-- t: the previous moving row, already out of its place; its epoch is already raised if a lease is revoked or granted.
 create or replace function _step(
   t token, x transition, p_actor int, p_role smallint, p_now timestamptz, p_batch bigint,
   p_due timestamptz default null, p_spare boolean default false, p_cause text default null, p_request text default null,
@@ -284,7 +287,8 @@ begin
     delete from wish w where w.id = t.id;
   elsif s.phase = 2 and exists (select from wish w where w.id = t.id)
         and exists (select from state n where n.lifecycle = x.lifecycle and n.state = x.source and n.phase = 1)
-        -- Somebody's own cancel takes nothing over, and neither does a move that looks just like it.
+        -- A cancel does not copy an earlier cancel request into its event, nor does a move that is identical to a
+        -- cancel.
         and not (p_request is not null and exists (select from transition n where n.lifecycle = x.lifecycle and n.source = x.source
                     and n.trigger = 'cancel' and n.target = x.target and n.event = x.event)) then
     p_data := _with_cancel_request(p_data, t.id, t.epoch);
@@ -311,7 +315,7 @@ begin
   return t;
 end $$;
 
--- Find a job's moving row and lock it where it is. A row that moves while we look is looked for again; place is null when
+-- Finds a job's moving row and locks it in its place. A row that moves meanwhile is searched again. `place` is null if
 -- the job is unknown.
 create or replace function _find(p_id bigint, out t token, out place text)
 language plpgsql set search_path from current as $$
@@ -339,7 +343,7 @@ begin
   place := null;
 end $$;
 
--- Take a row found and locked out of its place.
+-- Takes a found and locked row out of its place.
 create or replace function _remove(p_id bigint, p_place text) returns void language plpgsql set search_path from current as $$
 begin
   case p_place

@@ -1,5 +1,6 @@
--- Type options: what applications declare about their job types (D66). Bits of what a submit chose by name, as in engine/jobs.py:
--- 1 priority, 2 max_attempts, 4 max_deaths, 8 deadline, 16 concurrency key, 32 concurrency limit; 63 is everything.
+-- Type options: what applications declare about their job types (D66). The bits of the options that a submit sets, as
+-- in engine/jobs.py: 1 priority, 2 max_attempts, 4 max_deaths, 8 deadline, 16 concurrency key, 32 concurrency limit; 63
+-- is all.
 
 create or replace function _refuse_unkeyed(p_type int) returns boolean language plpgsql stable set search_path from current as $$
 declare of_type text := (select t.name from job_type t where t.id = p_type);
@@ -8,14 +9,14 @@ begin
     using errcode = 'TR008', detail = of_type;
 end $$;
 
--- The options of a type as acts show them. engine/jobs.py words it the same.
+-- A type's options as administrative acts show them. engine/jobs.py produces the same text.
 create or replace function _options_text(p_prio smallint, p_attempts int, p_deaths smallint, p_deadline float8, p_limit int, p_keyed boolean,
                                          p_compensation text) returns text language sql immutable set search_path from current as $$
   select concat_ws(', ', 'priority ' || p_prio, 'max_attempts ' || p_attempts, 'max_deaths ' || p_deaths, 'deadline_s ' || p_deadline,
                    'concurrency_limit ' || p_limit, case when p_keyed then 'keyed' end, 'compensation ' || p_compensation)
 $$;
 
--- What is declared already is not written again, so that workers that start do not wait for each other.
+-- Unchanged declarations are not written again, so that starting workers do not wait for each other.
 create or replace function declare_types(
   p_actor int, p_only_new boolean, p_lifecycles smallint[], p_types text[], p_prios smallint[], p_max_attempts int[],
   p_max_deaths smallint[], p_deadlines float8[], p_limits int[], p_keyed boolean[], p_compensations text[]) returns void

@@ -1,5 +1,6 @@
--- Submit. `submit_plain` takes jobs without keys of any kind, set-wise; `submit_keyed` one by one, with idempotency keys,
--- given ids, concurrency keys and compensations; `submit_job` is for callers that speak SQL inside their own transaction.
+-- Submit. `submit_plain` takes jobs without keys of any kind, set-wise. `submit_keyed` takes jobs one by one, with
+-- idempotency keys, given ids, concurrency keys and compensations. `submit_job` is for SQL callers inside their own
+-- transaction.
 
 create or replace function _refuse_reserved(p_job_id text) returns void language plpgsql set search_path from current as $$
 begin
@@ -64,16 +65,16 @@ end $$;
 
 create or replace function _key_hash(p_name text) returns bigint language sql immutable as $$ select hashtextextended(p_name, 42) $$;
 
--- In one order, before anything else of the transaction is locked or written: two that bound the same keys wait for each other and never
--- in a circle, and whoever waits has no number yet that the feed would wait for. Several calls of one transaction ask for all their keys
--- here first.
+-- Locks bounded keys in one order, before the transaction locks or writes anything else. So two submits that bound the
+-- same keys cannot deadlock, and a waiting one has no transaction id yet that the feed would wait for. Several calls of
+-- one transaction lock all their keys here first.
 create or replace function lock_waiting(p_names text[]) returns void language plpgsql security definer set search_path from current as $$
 begin
   perform _lock_waiting(o.no) from (select distinct _waiting_lock(_of_login(u.name)) as no from unnest(p_names) u(name) order by 1) o;
 end $$;
 
--- Nothing while there is room behind a key, else an error. Whoever asks holds a lock until it has committed, so that of many at once
--- each counts those before it. Jobs that own a slot wait while they are ready.
+-- Raises an error if the key has no room. The caller holds the lock until it has committed, so that concurrent submits
+-- count one another. Ready jobs that own a slot also count as waiting.
 create or replace function _refuse_full(p_key text, p_max int) returns void language plpgsql set search_path from current as $$
 declare
   key_id bigint := _key_hash(p_key);
@@ -88,8 +89,8 @@ begin
   end if;
 end $$;
 
--- Takes a key, or gives the job that has it: with its row locked, so that retention, which passes over what is locked, does not remove it
--- before we have committed. A key whose job is gone is nobody's.
+-- Takes an idempotency key, or returns the job that has it. That job's row is locked: retention skips locked rows and
+-- so does not remove it before this transaction commits. A key whose job is gone is free.
 create or replace function _take_key(p_scope text, p_key text, p_now timestamptz, p_id bigint, p_fingerprint bytea, out taken boolean, out id bigint,
   out job_id text, out fingerprint bytea) language plpgsql set search_path from current as $$
 #variable_conflict use_column
@@ -106,7 +107,8 @@ begin
   raise exception 'key % changes hands all the time', p_key using errcode = '40001';
 end $$;
 
--- outcome: 'created', 'existing', 'mismatch' or 'mismatched_id'; an existing job that carries our own id is our own earlier submit.
+-- outcome: 'created', 'existing', 'mismatch' or 'mismatched_id'. An existing job with our own generated id is our own
+-- earlier submit.
 create or replace function _submit_one(
   p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, p_lifecycle smallint, p_job_id text, p_type int, p_prio smallint,
   p_payload bytea, p_max_attempts smallint, p_max_deaths smallint, p_delay float8, p_run_at timestamptz, p_deadline float8,
@@ -182,8 +184,8 @@ begin
           p_prio, p_job_id, p_correlation, p_trace, p_parent, p_payload, p_deadline * 1000000, p_compensates)
   on conflict on constraint job_job_id_key do nothing;
   if not found then
-    -- Its id is there. Where it was chosen its fingerprint says whether this is the same request, else what was asked; a key of the same
-    -- request means that job from now on.
+    -- The id exists. If a caller chose it, the fingerprint says whether this is the same request; otherwise the request
+    -- itself is compared. An idempotency key of the same request is bound to that job.
     job_id := p_job_id;
     select j.id, coalesce((select k.fingerprint = p_fingerprint from idempotency k where k.scope = 'job_id' and k.key = p_job_id
                               and k.id <> new_id), (j.lifecycle, j.type, j.payload) = (p_lifecycle, p_type, p_payload)) as same
@@ -224,7 +226,7 @@ begin
   end if;
   if _is_limited() then
     p_ckeys := array(select _of_login(u.name) from unnest(p_ckeys) with ordinality u(name, n) order by u.n);
-    -- What undoes a job is made once, whoever asks for it: that job is the login's own.
+    -- Compensations are not scoped by login: each is made once, for a job that is the login's own.
     p_scopes := array(select case when u.name = 'job_id' or p_compensates[u.n] is not null then u.name else _of_login(u.name) end
                         from unnest(p_scopes) with ordinality u(name, n) order by u.n);
   end if;
@@ -240,10 +242,10 @@ begin
   perform _promote(array(select distinct _key_hash(k) from unnest(p_ckeys) k where k is not null), true);
 end $$;
 
--- For any driver, inside any transaction: the job exists if and only if that transaction commits. Returns the job id. The caller
--- may keep its transaction open for long, so nothing is locked here that others need: a job with a concurrency key waits for
--- the next sweep (a second at most) to be given its slot, and a type must be known before, by a worker or by `type_id`. What is not
--- given is as the type declares it.
+-- For any driver, inside any transaction: the job exists if and only if that transaction commits. Returns the job id.
+-- The caller may keep its transaction open for long, so nothing is locked here that others need. A job with a
+-- concurrency key gets its slot from the next sweep (within a second). Its type must be known before, from a worker or
+-- from `type_id`. Missing options are taken from the type's declaration.
 create or replace function submit_job(
   p_type text, p_payload jsonb default 'null', p_job_id text default null, p_priority text default null,
   p_delay_s float8 default 0, p_run_at timestamptz default null, p_deadline_s float8 default null,

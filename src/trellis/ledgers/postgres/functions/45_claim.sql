@@ -1,10 +1,10 @@
--- Claim. Rows of `ready` are never updated, so a ctid locked here stays good for the delete. The low-water marks let a
--- claimer start behind the rows it took before, which matters while an old snapshot keeps those rows from being removed. A claim
--- that finds too little behind its marks also looks before them: a job that got its key's slot keeps its older place, and a job may
--- commit late. So a claim comes back short only when there is nothing more to claim.
+-- Claim. Rows of `ready` are never updated, so a ctid locked here stays valid for the delete. The low-water marks let a
+-- claimer start behind the rows it took before, which matters while an old snapshot prevents their removal. A claim
+-- that finds too little behind its marks also searches before them: a job that got its key's slot keeps its older
+-- position, and a job may commit late. So a claim returns fewer jobs than asked only when there are no more.
 
--- The one job that must run alone and may be handed out now: the first of them, while nobody holds another. The lock lasts until the
--- claim commits, so that two claimers do not both find that nobody does.
+-- The only job that must run alone and may be handed out now: the first one, while no other is held. The lock lasts
+-- until the claim commits, so that two claimers cannot both find that none is held.
 create or replace function _next_alone(p_lifecycle smallint, p_types int[]) returns bigint language plpgsql set search_path from current as $$
 declare first bigint;
 begin
@@ -38,7 +38,7 @@ begin
     elsif kinds[i].rate_per_s is not null then budget[i] := _refill(kinds[i].id, p_now);
     end if;
     if kinds[i].held_max is not null and coalesce(budget[i], 1) > 0 then
-      -- Its row stays locked until the claim commits, so that two claimers cannot both count the same free room.
+      -- The row stays locked until the claim commits, so that two claimers cannot both count the same free room.
       perform from job_type t where t.id = kinds[i].id for update;
       budget[i] := least(budget[i], greatest(0, kinds[i].held_max - (select count(*)::int from lease d where d.type = kinds[i].id)));
     end if;
@@ -53,7 +53,8 @@ begin
         room := least(p_want - cardinality(picked), coalesce(budget[i], p_want));
         mark := p_lows[(p - 1) * cardinality(p_types) + i];
         continue when room <= 0 or (before_marks = 1 and mark = 0);
-        -- Two statements, because a range with both ends is planned as a few rows to be sorted, and the ready ones are many.
+        -- Two statements: the planner expects few rows from a range with two ends and sorts them, but ready rows are
+        -- many.
         if before_marks = 0 then
           found_tids := array(select r.ctid from ready r
                          where r.type = p_types[i] and r.prio = p_prios[p] and r.pos >= mark and r.lifecycle = p_lifecycle
@@ -80,7 +81,7 @@ begin
   return picked;
 end $$;
 
--- The whole tokens of a rate-limited type, refilled to now; its row stays locked until the claim commits.
+-- The whole tokens of a rate-limited type, refilled to now. Its row stays locked until the claim commits.
 create or replace function _refill(p_type int, p_now timestamptz) returns int language plpgsql set search_path from current as $$
 declare whole int;
 begin
@@ -91,7 +92,7 @@ begin
   return whole;
 end $$;
 
--- What few jobs have, as JSON, so that most rows stay narrow.
+-- Values that few jobs have, as JSON, so that most rows stay narrow.
 create or replace function _extra(j job, p_now timestamptz) returns text language sql stable set search_path from current as $$
   select json_build_object(
     'trace', j.trace, 'parent_id', j.parent_id, 'compensates', (select o.job_id from job o where o.id = j.compensates),
@@ -101,9 +102,10 @@ create or replace function _extra(j job, p_now timestamptz) returns text languag
     'checkpoint', (select encode(c.body, 'base64') from checkpoint c where c.id = j.id))::text
 $$;
 
--- What a claim hands out comes as one row of arrays, in claim order, because rows of many columns cost more to pass on than to
--- find. Wide things (a large payload, a checkpoint, what few jobs have) follow as rows of their own.
--- The jobs of a claim that was made before, as far as they are still held under it.
+-- A claim returns its jobs as one row of arrays, in claim order, because rows of many columns cost more to transfer
+-- than to find. Large values (a large payload, a checkpoint, values that few jobs have) follow as rows of their own.
+--
+-- The next function returns the jobs of an earlier claim with the same id, if they are still held under it.
 create or replace function _claimed_before(p_claim bigint, p_actor int, p_lifecycle smallint, p_types int[]) returns claimed language sql stable set search_path from current as $$
   select array_agg(d.id), array_agg(d.epoch), array_agg(d.state), array_agg(d.type), array_agg(d.attempt), array_agg(d.generation),
          array_agg(d.max_attempts), array_agg(d.deaths), array_agg(j.job_id), array_agg(null::bytea), array_agg(j.correlation_id),
@@ -146,7 +148,8 @@ begin
     delete from ready r using unnest(picked) with ordinality u(place, n) where r.ctid = u.place
     returning r.id, r.ckey, r.type, r.version, r.epoch + 1 as epoch, r.generation, r.attempt, r.max_attempts, r.deaths, r.prio,
               r.flags, r.pos, r.state, claim_to[r.state] as claimed_state, array_position(p_types, r.type) as k,
-              -- One that runs alone is not started: its neighbours may have to end first, and their worker may die of them.
+              -- A job that must run alone is not started here: the other jobs of its worker may have to end first, and
+              -- may kill it.
               case when u.n <= p_start and start_roles[claim_to[r.state]] & (1 << p_role::int) <> 0
                     and (r.deaths = 0 or not p_isolates or not _runs_alone(
                            r.deaths, (select j.max_deaths from job j where j.id = r.id), r.attempt, r.max_attempts))

@@ -1,6 +1,7 @@
--- What a role that takes jobs by name may take next: the first ready jobs of each type and urgency, longest ready first. Where even that
--- is too much, the longest tails go. A large payload is asked for with its job, or thousands of them would come at once. Only indexes find them, whatever the statistics say about a table that is empty one moment and
--- long the next.
+-- The next jobs for a role that takes jobs by id: the first ready jobs of each type and priority, longest ready first.
+-- If they are still too many, the longest lists are cut. A large payload is left out; otherwise one call could return
+-- thousands of them. The settings force index scans, because statistics mislead for a table that is empty one moment
+-- and long the next.
 create or replace function heads(p_lifecycle smallint, p_each int, p_limit int)
 returns table (
   id bigint, job_id text, lifecycle smallint, type_name text, state smallint, prio smallint, generation smallint, attempt int,

@@ -1,14 +1,14 @@
--- A holder's turn: settle what is done, start what was prefetched, make the rarer steps, claim more. One transaction.
+-- A holder's turn: complete jobs, start prefetched ones, make the rarer steps, claim more. One transaction.
 
--- Artifacts of a job that have been finalized, whatever came of them later.
+-- The finalized artifacts of a job, including those in a state that follows finalization.
 create or replace function _final_artifacts(p_parent text) returns table (id bigint, job_id text) language sql stable
 set search_path from current as $$
   select a.id, a.job_id from job a join transition x on x.lifecycle = a.lifecycle and x.trigger = 'finalize'
     join event e on e.id = a.id and e.type = x.event where a.parent_id = p_parent
 $$;
 
--- The artifact that a job is completed with makes its own step first, in the same actor's name. It is the job's own and waits for it,
--- or nothing of the turn is written.
+-- The artifact that a job completes with makes its own step first, under the same actor. It must be staged and belong
+-- to the job; otherwise nothing of the turn is written.
 create or replace function _finalize(
   t token, x transition, p_artifact text, p_actor int, p_role smallint, p_now timestamptz, p_batch bigint) returns void
 language plpgsql set search_path from current as $$
@@ -41,21 +41,21 @@ begin
   perform _step(k.t, own, p_actor, p_role, p_now, p_batch, null, false, 'finalized by ' || by_job);
 end $$;
 
--- Whether this artifact of the job has been finalized, whatever came of it later.
+-- Whether this artifact of the job was finalized, including later states.
 create or replace function _is_final(p_job bigint, p_artifact text) returns boolean language sql stable set search_path from current as $$
   select exists (select from job a join job j on j.job_id = a.parent_id join event e on e.id = a.id
                    join transition x on x.lifecycle = a.lifecycle and x.trigger = 'finalize' and x.event = e.type
                   where a.job_id = p_artifact and j.id = p_job)
 $$;
 
--- Whether this is a start by the role that claims: it asks whether user code may run, so its lease must be alive. Where another role
--- starts, it reports what runs already, and the epoch alone decides.
+-- Whether this is a start by the claiming role. It asks whether user code may run, so its lease must be alive. Where
+-- another role starts jobs, the start reports work that already runs, and only the epoch decides.
 create or replace function _asks_to_start(x transition) returns boolean language sql stable set search_path from current as $$
   select x.trigger = 'start' and x.roles & l.claim_roles <> 0 from lifecycle l where l.lifecycle = x.lifecycle
 $$;
 
--- The rarer steps come as a JSON array, one object each; most of them carry an error, a delay or a dead letter. One answer for each, in
--- their order. `later` is how many steps of the same lease follow.
+-- The rarer steps come as a JSON array, one object each; most carry an error, a delay or a dead letter. One answer per
+-- step, in order. `later` is the number of steps of the same lease that follow.
 create or replace function _advance_others(p_others jsonb, p_actor int, p_role smallint, p_now timestamptz, p_batch bigint)
 returns table (kind smallint, id bigint, version int) language plpgsql set search_path from current as $$
 #variable_conflict use_column
@@ -82,14 +82,14 @@ begin
     if ((x.trigger = 'start' and o.later = 0) or s.phase = 0)
        and exists (select from lease l where l.id = o.id and l.epoch = o.epoch and l.state = o.source and l.lifecycle = o.lifecycle
                      and l.cancel_at is not null and (o.version is null or l.version = o.version)) then
-      -- Somebody asked for a stop and no user code runs, before a start or when the holder lets go: nothing has to be waited for. A start
-      -- that is told together with what came after it has been, and so has the work.
+      -- A cancel was requested and no user code runs, before a start or when the holder releases the job: cancel now.
+      -- If later steps of the same lease follow a start in the turn, the work has already run.
       cancelled := _cancel_now(o.id, p_actor, p_now, p_batch, ((_decide(o.lifecycle, o.source, 'cancel_let_go', 0)).d).cause);
       if cancelled is not null then
         return query select case when x.trigger = 'start' then 1 else 3 end::smallint, o.id, cancelled;
         continue;
       end if;
-      -- Its lifecycle does not let the cancel be carried out: the next holder was asked for nothing.
+      -- The lifecycle has no cancel here. The request does not apply to the next holder.
       if s.phase = 0 then delete from wish w where w.id = o.id; end if;
     end if;
     if s.phase = 1 then
@@ -123,7 +123,8 @@ begin
     if t.id = o.id then
       return query select 3::smallint, o.id, t.version;
     else
-      -- A step that let go of a job to be cancelled left the cancel in its place, as the first event one epoch on, in the holder's name.
+      -- A step that released a job with a cancel request was replaced by the cancel: the first event of the next epoch,
+      -- under the holder's name.
       return query select coalesce(c.kind, r.kind), r.id, coalesce(c.version, r.version)
         from _was_applied(o.id, o.epoch, x.source, x.target, x.event, o.version, o.finalizes, o.later) r
         left join lateral (select 2::smallint as kind, e.version from event e join transition n on n.lifecycle = e.lifecycle
@@ -137,10 +138,11 @@ begin
   end loop;
 end $$;
 
--- For a step that found no lease to move: kind 2 when it is the last step that a holder made in its epoch, or one of the last so many
--- where others of the same turn follow it, or the one at the version that it names (and, where it led to a held state, the job still
--- has that epoch; where it names an artifact, it finalized that one), else 1 (lost). What others did to the job after its holder let
--- go of it, in the same epoch, changes nothing about that.
+-- For a step that found no lease to move: kind 2 (repeated) or 1 (lost). It is a repeat if it is the last step that a
+-- holder made in its epoch, or, if `p_later` steps of the same turn follow it, one of the last p_later + 1, or the one
+-- at the version it names. A step into a held state also needs the job to still have that epoch. A step that names an
+-- artifact must have finalized that one. Steps that others made in the same epoch after the holder released the job do
+-- not count.
 create or replace function _was_applied(
   p_id bigint, p_epoch int, p_source smallint, p_target smallint, p_type smallint, p_version int, p_artifact text, p_later int)
 returns table (kind smallint, id bigint, version int) language sql stable set search_path from current as $$
@@ -165,8 +167,8 @@ returns table (kind smallint, id bigint, version int) language sql stable set se
        order by h.version desc limit 1) e on true
 $$;
 
--- Answers: kind 1 to 3 about steps (lost, repeated, applied; `part` says whether as a start, a completion or another step), 0 for
--- what was claimed, 4 for the wide things of a claimed job.
+-- Answers: kinds 1 to 3 are outcomes of steps (lost, repeated, applied); `part` says whether of a start, a completion
+-- or another step. Kind 0 holds the claimed jobs, kind 4 the large values of a claimed job.
 create or replace function turn(
   p_actor int, p_lifecycle smallint,
   p_done bigint[], p_done_epochs int[], p_done_source smallint, p_results bytea[], p_ttls float8[],
@@ -217,7 +219,7 @@ begin
           where got is null or u.id <> all(got)) m
         left join lease c on c.id = m.id and c.epoch = m.epoch,
         lateral _was_applied(m.id, m.epoch, null, c.state, l.start_event[array_position(l.start_to, c.state)], null, null, 0) w loop
-        -- Somebody asked for a stop before user code began: nothing has to be waited for.
+        -- A cancel was requested before user code began: cancel now.
         if told.cancel_at is not null and told.kind = 1 then
           perform _cancel_now(told.id, p_actor, now_at, batch_no, ((_decide(told.lifecycle, told.state, 'cancel_let_go', 0)).d).cause);
         end if;
@@ -238,7 +240,8 @@ begin
         using errcode = 'TR001';
     end if;
     batch_no := coalesce(batch_no, _open_batch());
-    -- Looked up by its place in the sorted array and not by a join: whatever the statistics say, this walks the primary key.
+    -- Looked up by its index in the sorted array, not by a join, so that the primary key is used whatever the
+    -- statistics say.
     with x as (
       delete from lease d
        where d.id = any(p_done) and d.epoch = p_done_epochs[width_bucket(d.id, p_done)] and d.state = p_done_source
@@ -303,8 +306,8 @@ begin
   end if;
 end $$;
 
--- The steps of many turns that claim nothing, each turn in the name of its own actor, in one transaction. `turn` numbers them from 1; the
--- answers of each come in the order of its steps.
+-- The steps of many turns without claims, each under its own actor, in one transaction. `turn` numbers them from 1. The
+-- answers of each turn are in the order of its steps.
 create or replace function turns(p_actors int[], p_others text[])
 returns table (turn bigint, kind smallint, part smallint, id bigint, version int)
 language plpgsql security definer set search_path from current

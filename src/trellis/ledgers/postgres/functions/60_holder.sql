@@ -1,4 +1,4 @@
--- What a holder does between steps: renew, checkpoint, journal, signal, fenced by epoch like every step. And what others say.
+-- A holder's calls between steps: renew, checkpoint, journal, signal, all fenced by the epoch. And remarks by others.
 
 create or replace function renew(p_actor int, p_ids bigint[], p_epochs int[])
 returns table (id bigint, epoch int, cancel boolean) language plpgsql security definer set search_path from current
@@ -33,14 +33,15 @@ begin
   return held;
 end $$;
 
--- Entries of many holders at once. The first body under a name stays and is returned; an entry whose lease is lost is not.
+-- Journal entries of many holders at once. The first body under a name stays and is returned. An entry whose lease is
+-- lost is not returned.
 create or replace function journal_entries(p_ids bigint[], p_epochs int[], p_entries text[], p_bodies bytea[])
 returns table (n int, body bytea) language plpgsql security definer set search_path from current
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare at timestamptz := trellis.now();
 begin
-  -- A key share keeps the leases from ending before we do, and does not stand in the way of their renewal.
+  -- A key share lock keeps the leases from ending before this transaction does, without blocking their renewal.
   perform from lease d where d.id = any(p_ids) order by d.id for key share;
   insert into journal (id, entry, at, epoch, body)
   select u.id, u.entry, at, u.epoch, u.body from unnest(p_ids, p_epochs, p_entries, p_bodies) u(id, epoch, entry, body)
@@ -61,7 +62,8 @@ begin
   select d.version into held from lease d where d.id = p_id and d.epoch = p_epoch
      and exists (select from actor o where o.id = d.owner and o.db_role = session_user) for update;
   if not found then return null; end if;
-  -- Signals have no ids: the same ones right after themselves are the echo of a lost answer, and no news either way.
+  -- Signals have no ids. The same signals directly after themselves repeat a call whose answer was lost, and add
+  -- nothing.
   if exists (select from (select array_agg(r.type order by r.no) as types, array_agg(r.data order by r.no) as data
                             from (select s.no, s.type, s.data from signal s where s.id = p_id order by s.no desc
                                    limit cardinality(p_types)) r) last
@@ -72,7 +74,7 @@ begin
   return held;
 end $$;
 
--- What somebody else than the holder says about a job. A repeat of a lost call finds its own remark as the last one.
+-- A remark about a job by another role than its holder. A repeated call finds its own remark as the last one.
 create or replace function remark(p_actor int, p_job_id text, p_type smallint, p_body bytea, p_most int, p_repeat boolean) returns boolean
 language plpgsql security definer set search_path from current as $$
 declare

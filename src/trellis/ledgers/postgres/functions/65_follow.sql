@@ -1,5 +1,6 @@
--- Following the feed under a name: one at a time, each where the last one stopped, fenced by an epoch. An empty place is that of a
--- follower that has read nothing yet; one that begins with ! is one that retention does not wait for, until somebody follows from there.
+-- Named subscribers of the feed: one process at a time per name, from the last stored position, fenced by an epoch. An
+-- empty place means that the subscriber has read nothing yet. Retention does not wait for a place that begins with !,
+-- until the subscriber reads on from there.
 
 create or replace function follow(p_actor int, p_name text, p_lease_s float8, p_reads boolean) returns table (epoch int, place text)
 language plpgsql security definer set search_path from current as $$
@@ -18,7 +19,7 @@ begin
   returning f.epoch, nullif(ltrim(f.place, '!'), '');
 end $$;
 
--- Also how it lets go: with nothing to remember and no time left.
+-- Also ends a subscription: with no position and no time left.
 create or replace function followed(p_name text, p_epoch int, p_place text, p_lease_s float8) returns boolean
 language plpgsql security definer set search_path from current as $$
 begin
@@ -43,7 +44,7 @@ begin
   return waited is not null;
 end $$;
 
--- How far each follower has read that has a place. A place begins with a position; one that does not is before everything.
+-- How far each subscriber with a place has read. A place begins with a position; any other place is before all events.
 create or replace view follower_place as
 select f.name, left(f.place, 1) <> '!' as waits, coalesce(m.at[1]::numeric, 0) as pos, coalesce(m.at[2]::numeric, 0) as id,
        coalesce(m.at[3]::numeric, 0) as version

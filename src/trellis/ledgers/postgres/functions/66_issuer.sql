@@ -1,4 +1,4 @@
--- Whose subjects the plain names of this ledger are. Recorded once; another issuer instead of that one is an operator's act.
+-- The issuer whose subjects have plain names in this ledger. Recorded once; replacing it is an operator's act.
 create or replace function set_home_issuer(p_actor int, p_issuer text, p_replaces text, p_cause text default null)
 returns text
 language plpgsql security definer set search_path from current as $$

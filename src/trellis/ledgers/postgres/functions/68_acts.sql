@@ -1,4 +1,4 @@
--- Administrative acts, each recorded in the transaction of the change that it tells of. Nobody writes them but these functions.
+-- Administrative acts, each recorded in the transaction of its change. Only these functions write them.
 
 create or replace function _record_act(p_actor int, p_role smallint, p_event text, p_subject text, p_source text, p_target text,
                                        p_cause text, p_correlation text, p_job text default null, p_facts text default null,
@@ -13,8 +13,8 @@ begin
   return its_id;
 end $$;
 
--- For a change of something that is not in this database (an agent's file, a token), and for a request that a gateway refused. An act
--- that is recorded a second time under an id of the caller's own stays as it is.
+-- For changes outside this database (an agent's file, a token), and for requests that a gateway refused. An existing
+-- act with the caller's own id stays unchanged.
 create or replace function record_act(p_actor int, p_event text, p_subject text, p_source text, p_target text, p_cause text,
                                       p_correlation text, p_job text default null, p_facts text default null, p_id text default null)
 returns text language plpgsql security definer set search_path from current as $$
@@ -43,7 +43,7 @@ begin
   update act c set published = true where c.no = any(p_nos) and not c.published;
 end $$;
 
--- Acts that were recorded and lost with the database come back as they were, for whoever owns the ledger; those that are there stay.
+-- Restores acts that were lost with the database, for the owner of the ledger only. Existing acts stay unchanged.
 create or replace function restore_acts(p_actor int, p_acts jsonb) returns void language plpgsql security definer
 set search_path from current as $$
 declare

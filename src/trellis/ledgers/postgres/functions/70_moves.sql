@@ -1,12 +1,12 @@
--- Steps by roles that hold no lease: move, cancel, requeue. The request id is kept with the event, so that the same
--- request again is answered with what it did the first time.
+-- Steps by roles that hold no lease: move, cancel, requeue. The request id is stored with the event, so that a repeated
+-- request gets its first answer.
 
--- A free slot for a job that goes from anywhere into a held state; false when its key is full.
+-- Takes a free slot for a job that moves into a held state; false if its key is full.
 create or replace function _seat(p_id bigint, p_key bigint) returns boolean language plpgsql set search_path from current as $$
 declare cap_now int;
 begin
   if exists (select from slot o where o.id = p_id) then return true; end if;
-  -- Nobody of its key may ever have been parked: then the job itself says what the key's limit is.
+  -- If no job of this key was ever parked, the key has no row: the job itself holds the key's limit.
   insert into concurrency_key (id, name, cap) select j.ckey, j.key_name, j.key_cap from job j where j.id = p_id on conflict do nothing;
   select k.cap into cap_now from concurrency_key k where k.id = p_key for update;
   insert into slot (ckey, n, id)
@@ -15,9 +15,9 @@ begin
   return found;
 end $$;
 
--- The declared transition that leads from a state to a target or by a trigger, the one this role may make first. That a job was
--- compensated is the engine's own finding, written when the compensation succeeds: nobody may claim it. An artifact is finalized by the
--- completion of its job alone.
+-- The declared transition from a state to a target or by a trigger; one that this role may make comes first. Only the
+-- engine records that a job was compensated, when the compensation succeeds. Only the completion of its job finalizes
+-- an artifact.
 create or replace function _declared_step(p_lifecycle smallint, p_source smallint, p_target smallint, p_trigger text, p_role smallint,
                                           out x transition, out refusal text)
 language plpgsql stable set search_path from current as $$
@@ -70,7 +70,7 @@ begin
   outcome := 'moved'; target := (d.x).target; version := t.version; epoch := t.epoch;
 end $$;
 
--- Carry out a request to cancel, in the name of the lifecycle's sweep.
+-- Carries out a cancel request, in the role that sweeps the lifecycle.
 create or replace function _cancel_now(p_id bigint, p_actor int, p_now timestamptz, p_batch bigint, p_cause text) returns int language sql
 set search_path from current as $$
   select case when m.outcome = 'moved' then m.version end from _move_one(
@@ -78,8 +78,8 @@ set search_path from current as $$
     p_batch, null, null, null, null, null, p_cause, null, null, null, null) m
 $$;
 
--- Moves of many callers, each in the name of its own actor, in one transaction. They go by job, so that two of these never wait for each
--- other in a ring; those of one job in the order in which they came.
+-- Moves of many callers, each under its own actor, in one transaction. They are ordered by job, so that two calls
+-- cannot deadlock; moves of one job keep their order of arrival.
 create or replace function moves(
   p_actors int[], p_job_ids text[], p_targets text[], p_requests text[], p_versions int[], p_delays float8[], p_lease_ms int[],
   p_beat_ms int[], p_causes text[], p_datas bytea[], p_reasons text[], p_stages text[], p_errors text[])
@@ -113,9 +113,9 @@ begin
   end loop;
 end $$;
 
--- Soft leaves a wish with the lease: the holder learns it when it renews, and it is carried out as soon as no user code runs
--- (a start, the end of the attempt, a lost lease) or when its grace is over. Who asked first, and why, is kept for the event of
--- the cancel. Hard, and any cancel of a waiting job, is now.
+-- A soft cancel stores a request with the lease. The holder learns of it when it renews. It is carried out as soon as
+-- no user code runs (a start, the end of the attempt, a lost lease) or when its grace is over. The first requester and
+-- reason are stored for the event of the cancel. A hard cancel, and any cancel of a waiting job, takes effect now.
 create or replace function cancel(
   p_actor int, p_job_id text, p_soft boolean, p_request text, p_grace_s float8, p_cause text)
 returns table (outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
@@ -166,7 +166,7 @@ begin
   end loop;
 end $$;
 
--- What administrators set. Each change is one administrative act; what is set as it was is none.
+-- Operators' settings. Each change is one administrative act; setting a value to what it already is records none.
 
 create or replace function set_paused(p_actor int, p_type text, p_paused boolean, p_cause text default null) returns void
 language plpgsql security definer set search_path from current as $$

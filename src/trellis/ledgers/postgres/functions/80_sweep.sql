@@ -1,7 +1,8 @@
--- The sweep: what time does to jobs. One of many sweepers is elected by the row in `sweeper`.
+-- The sweep: steps that time causes. One of many sweepers is elected through the row in `sweeper`.
 
--- What happens to a job in this state on this occasion, with the step that it makes. The table `decision` holds every answer of
--- engine/decide.py; a null occasion in `d` means that nothing happens, a null trigger that the job keeps its state.
+-- The decision for a job in this state on this occasion, with its step. The table `decision` holds every answer of
+-- engine/decide.py. A null occasion in `d` means that nothing happens; a null trigger means that the job keeps its
+-- state.
 create or replace function _decide(p_lifecycle smallint, p_state smallint, p_occasion text, p_facts int, out d decision, out x transition)
 language plpgsql stable set search_path from current as $$
 begin
@@ -35,7 +36,7 @@ begin
   if d.counts_death then t.deaths := t.deaths + 1; end if;
   delete from lease o where o.id = l.id;
   if d.trigger is null and exists (select from concurrency_key k where k.id = t.ckey and k.cap = 0) then
-    -- Its key hands out nothing now: it waits with the others, without a slot.
+    -- The key's limit is 0 now: the job is parked with the others, without a slot.
     delete from slot o where o.id = t.id;
     perform _put_waiting(t, true, null, p_now);
     return 'stayed';
@@ -53,7 +54,7 @@ begin
   return case when d.trigger = 'expire' then 'expired' else 'exhausted' end;
 end $$;
 
--- A waiting job whose timer fell due. Returns whether that was the end of its attempts; null when it no longer rests.
+-- Handles a waiting job whose timer is due. Returns whether its attempts were exhausted; null when it no longer rests.
 create or replace function _ring(p_id bigint, p_actor int, p_now timestamptz, p_batch bigint, p_windows jsonb) returns boolean
 language plpgsql set search_path from current as $$
 declare
@@ -76,7 +77,7 @@ begin
   return d.trigger = 'exhaust';
 end $$;
 
--- When a state's own timer falls due, if the lifecycle gives it one or the sweep sets another: the operator's window of a failed job.
+-- When a state's timer is due, if the lifecycle or the sweep's options set one: the operator window of a failed job.
 -- p_windows: seconds by lifecycle * 16 + state.
 create or replace function _own_timer(p_lifecycle smallint, p_state smallint, p_now timestamptz, p_windows jsonb) returns timestamptz
 language sql stable set search_path from current as $$
@@ -102,7 +103,7 @@ begin
     exception when others then raise warning 'trellis: the timer of job % could not be served: %', d.id, sqlerrm;
     end;
   end loop;
-  -- A time that means nothing in the state it is in is forgotten, or the sweep would come back for it for ever.
+  -- A due time without meaning in the job's state is cleared; otherwise every sweep would find it again.
   update resting r set due_at = null where r.id = any(array(
     select q.id from resting q join state s on s.lifecycle = q.lifecycle and s.state = q.state and not s.claimable
      where q.due_at <= p_now and not exists (select from transition x where x.lifecycle = q.lifecycle and x.source = q.state
@@ -112,7 +113,7 @@ begin
       select q.id from resting q join state s on s.lifecycle = q.lifecycle and s.state = q.state and s.claimable
        where q.due_at <= p_now order by q.due_at limit p_limit for update of q skip locked)) returning r.*
   ), placed as materialized (
-    -- With and without a key they stand in one line, the oldest first.
+    -- Jobs with and without a key get their positions in one sequence, oldest first.
     select o.*, nextval('ready_pos') as pos from (select * from rested order by rested.id) o
   ), to_ready as (
     insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,
@@ -130,7 +131,7 @@ begin
   due := due + moved;
 end $$;
 
--- A deadline that the present state does not know is left for a later one.
+-- A deadline that has no transition in the current state is left for a later one.
 create or replace function _sweep_deadlines(p_actor int, p_now timestamptz, p_batch bigint, p_limit int) returns int language plpgsql
 set search_path from current as $$
 declare
@@ -153,7 +154,7 @@ begin
         select c.swept_by into by_role from lifecycle c where c.lifecycle = t.lifecycle;
         perform _remove(d.id, k.place);
         if k.place = 'held' then t.epoch := t.epoch + 1; end if;
-        -- Into a state that has a timer: it falls due at once, and the timer finds that the deadline has passed.
+        -- If the target state has a timer, it is due at once, and its handler finds that the deadline has passed.
         perform _step(t, v.x, p_actor, by_role, p_now, p_batch, p_now, false, (v.d).cause, null, null, (v.d).reason_code, (v.d).stage,
                       (v.d).cause);
         done := done + 1;
@@ -182,7 +183,8 @@ begin
   return done;
 end $$;
 
--- Keys with someone parked and a slot free: what a promotion passed over. At most 1,000 keys a sweep, going round.
+-- Promotes jobs of keys with parked jobs and a free slot that earlier promotions skipped. At most 1,000 keys per sweep,
+-- in rotation.
 create or replace function _heal_keys() returns int language plpgsql set search_path from current as $$
 declare
   seen bigint[];
@@ -202,8 +204,8 @@ begin
   return coalesce(promoted, 0);
 end $$;
 
--- Whether there is nothing that time can do before the next sweep: nothing is held or parked, and nothing falls due. The tick is then
--- written every 5 s only (SWEEP_QUIET_S), as a sign that somebody sweeps.
+-- Whether nothing can happen before the next sweep: nothing is held or parked, and nothing falls due. Then the tick is
+-- written only every 5 s (SWEEP_QUIET_S), to show that a sweeper is alive.
 create or replace function _is_quiet(p_now timestamptz, p_interval_s float8) returns boolean language sql stable
 set search_path from current as $$
   select s.tick > p_now - interval '5 s' and s.tick <= p_now and not exists (select from lease)
@@ -212,7 +214,7 @@ set search_path from current as $$
     from sweeper s
 $$;
 
--- Whether some lease, cancel, timer or deadline is over.
+-- Whether a lease, cancel, timer or deadline is due.
 create or replace function _anything_due(p_now timestamptz) returns boolean language sql stable set search_path from current as $$
   select exists (select from lease d where d.until <= p_now or d.cancel_at <= p_now)
       or exists (select from resting r where r.due_at <= p_now) or exists (select from deadline o where o.at <= p_now)
@@ -244,7 +246,7 @@ begin
   end if;
   elected := true;
   update sweeper s set tick = now_at, actor = p_actor;
-  -- A lease that was renewed after the last sweep (it ends its length later) was in no outage before that.
+  -- A lease renewed after the last sweep (its end minus its length) had no outage before the renewal.
   update lease d set until = now_at + _length(d.lease_ms, d.beat_ms)
    where now_at - greatest(last, d.until - _length(d.lease_ms, d.beat_ms))
          > greatest(_length(d.lease_ms, d.beat_ms) / 2, 2.5 * p_interval_s * interval '1 s')
@@ -254,7 +256,7 @@ begin
     batch_no := _open_batch();
     cancelled := _sweep_cancels(p_actor, now_at, batch_no, p_limit);
     for l in select d.* from lease d where d.until <= now_at order by d.id limit p_limit for update skip locked loop
-      -- One job that cannot be reaped must not keep the others from it.
+      -- A job whose lease cannot be ended must not block the others.
       begin
         what := _reap(l, p_actor, now_at, batch_no);
       exception when others then
@@ -268,7 +270,7 @@ begin
     select w.rested, exhausted + w.spent into due, exhausted
       from _sweep_due(p_actor, now_at, batch_no, p_limit, p_windows) w(rested, spent);
     deadlines := _sweep_deadlines(p_actor, now_at, batch_no, p_limit);
-    -- Nothing moved after all, so there is no event: an empty place in the feed would be read by every follower.
+    -- Nothing moved, so there is no event: every subscriber would read an empty feed position.
     if expired + exhausted + cancelled + due + deadlines = 0 then delete from batch b where b.no = batch_no; end if;
   end if;
   promoted := _heal_keys();

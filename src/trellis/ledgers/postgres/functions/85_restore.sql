@@ -1,14 +1,14 @@
--- Putting lost jobs back: for whoever owns the ledger, and nobody else. The events are judged like all others. Jobs come as JSON, one
--- object each and one for each event; bytes come beside them, found by their place.
+-- Restores lost jobs, for the owner of the ledger only. The events are checked like all others. Jobs and events come as
+-- JSON objects; bytes come in separate arrays and are referred to by index.
 
--- A slot for a job that comes back held, beyond the limit when there is none below it: it may go on, as after a lowered limit.
+-- A slot for a job restored as held, beyond the limit if none is free: it may continue, as after a lowered limit.
 create or replace function _seat_restored(p_id bigint, p_key bigint) returns void language sql set search_path from current as $$
   insert into slot (ckey, n, id)
   select p_key, s.n, p_id from generate_series(1, (select count(*)::int + 1 from slot o where o.ckey = p_key)) s(n)
    where not exists (select from slot o where o.ckey = p_key and o.n = s.n) order by s.n limit 1
 $$;
 
--- Where jobs stand again: j is what `restore` wrote down about each, with its number.
+-- Puts restored jobs in their places. j holds the data that `restore` collected for each, with its number.
 create or replace function _place_restored(j jsonb, p_now timestamptz) returns void language plpgsql set search_path from current as $$
 declare
   r record;
@@ -39,8 +39,8 @@ begin
   end loop;
 end $$;
 
--- Numbers for jobs that come back, which the lost ledger cannot have given out: it counted from 1, or from an earlier moment like this
--- one. The partition is made first, and whoever is given a number behind it waits until it is there.
+-- Numbers for restored jobs, which the lost ledger cannot have given out: it counted from 1, or from an earlier time
+-- like this one. The partition is created first. A concurrent submit with a later number waits until it exists.
 create or replace function _restored_numbers(p_count int, p_now timestamptz) returns bigint[] language plpgsql
 set search_path from current as $$
 declare
@@ -111,7 +111,8 @@ begin
     join actor o on o.name = e.actor_name and o.role = e.role and o.db_role = session_user and o.node = e.node
    where e.job_id = any(fresh) order by j.id, e.version;
 
-  -- Halves come back in any order; but a job has one final artifact, and none while it is here and has not completed.
+  -- A job and its artifact may come back in any order. But a job has one final artifact, and none while it exists and
+  -- has not completed.
   select w.job_id into apart from job w, lateral _final_artifacts(w.parent_id) o where w.job_id = any(fresh) and o.id = w.id and (
     exists (select from _final_artifacts(w.parent_id) m where m.id <> w.id)
     or exists (select from job p where p.job_id = w.parent_id and not exists (
@@ -132,7 +133,7 @@ begin
     left join actor o on o.name = d.last_owner and o.role = d.role and o.db_role = session_user and o.node = d.node
    where d.job_id = any(fresh);
 
-  -- A key that another job has stays that job's.
+  -- A key that belongs to another job stays with that job.
   insert into idempotency (scope, key, at, id, fingerprint)
   select k.scope, k.key, j.created_at, j.id, p_fingerprints[k.n]
     from jsonb_to_recordset(p_keys) as k(n int, job_id text, scope text, key text) join job j on j.job_id = k.job_id

@@ -1,6 +1,7 @@
--- The feed's sequencer and the removal of what nobody keeps.
+-- The sequencer of the feed, and retention.
 
--- Dense positions for every batch whose transaction, and every older one, is over. Safe to call from anywhere, often.
+-- Assigns dense positions to every batch whose transaction, and every older one, has ended. May be called from
+-- anywhere, often.
 create or replace function sequence_feed() returns void language plpgsql security definer set search_path from current as $$
 declare
   horizon bigint;
@@ -8,7 +9,7 @@ declare
 begin
   horizon := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
   if not exists (select from batch b where b.xid < horizon) then return; end if;
-  -- One at a time, by a row that only the ledger's functions can lock (see work_lock).
+  -- One sequencer at a time, by a row that only the ledger's functions can lock (see work_lock).
   select f.pos into before from feed_end f for update skip locked;
   if not found then return; end if;
   with over as (
@@ -19,7 +20,7 @@ begin
   update feed_end f set pos = greatest(f.pos, (select max(p.pos) from placed p));
 end $$;
 
--- The next places of the feed, after what is new has got its place. Where nothing is new this only reads.
+-- The next positions of the feed, after new batches have got theirs. Only reads if there are none.
 create or replace function feed_places(p_from bigint, p_limit int) returns table (pos bigint, batch bigint)
 language plpgsql security definer set search_path from current as $$
 #variable_conflict use_column
@@ -28,9 +29,9 @@ begin
   return query select f.pos, f.batch from feed f where f.pos >= p_from order by f.pos limit p_limit;
 end $$;
 
--- Keys that no job refers to any more and whose limit nobody set. Some each time, going round; true when it pays to go on at once.
--- Locked first and looked at again: a submit that had the key meanwhile has committed its job by then, and one that comes later
--- waits for us and makes the key anew.
+-- Removes keys that no job refers to and whose limit no operator set. Some each time, in rotation; true when another
+-- pass would find more. Keys are locked first and checked again: a submit that had the key meanwhile has committed its
+-- job by then, and a later one waits for this transaction and creates the key again.
 create or replace function _prune_keys(p_limit int) returns boolean language plpgsql set search_path from current as $$
 declare
   lowest constant bigint := -9223372036854775808;
@@ -48,8 +49,8 @@ begin
   return found and cardinality(seen) = p_limit;
 end $$;
 
--- Places in the feed where nothing is left that stands there. Jobs that rest for good keep theirs: a page of such places is passed over
--- until the round is through. True when it pays to go on at once.
+-- Removes feed positions whose events are gone. Jobs that rest for ever keep theirs: a page of such positions is
+-- skipped until the next round. True when another pass would find more.
 create or replace function _prune_feed(p_before timestamptz, p_limit int) returns boolean language plpgsql set search_path from current as $$
 declare
   after bigint := coalesce((select m.value::bigint from meta m where m.name = 'feed_pruned_up_to'), 0);
@@ -67,7 +68,8 @@ begin
   return passed > 0 and page.looked = p_limit;
 end $$;
 
--- Those of these ended jobs whose last event somebody has still to read for whom is waited. An event without a place in the feed was read by nobody.
+-- Which of these ended jobs have a last event that a subscriber, for which retention waits, has not read. An event
+-- without a feed position is unread.
 create or replace function _unread(p_ids bigint[]) returns bigint[] language plpgsql set search_path from current as $$
 declare
   slowest record;
@@ -94,7 +96,7 @@ begin
     raise exception 'database role % may not %', session_user, _action('retain') using errcode = 'TR002';
   end if;
   jobs := 0; events := 0; results := 0; signals := 0; keys := 0; more := false; unread := 0;
-  -- One at a time: a second remover would only wait for the first.
+  -- One pass at a time: a second one would only wait for the first.
   if not _try_work_lock('retain') then
     return next;
     return;
@@ -109,13 +111,13 @@ begin
        and o.at < now_at - p_signals_s * interval '1 s' limit p_limit for update skip locked));
   get diagnostics renewals = row_count;
   signals := signals + renewals;
-  -- Jobs end roughly in the order of their keys, so the oldest are found at the low end of the primary key.
+  -- Jobs end roughly in the order of their keys, so the oldest are at the low end of the primary key.
   gone := array(select w.id from (select n.id, n.at from ended n order by n.id limit 40 * p_limit) w
                  where w.at < now_at - p_ended_s * interval '1 s'
                    and not exists (select from idempotency k where k.id = w.id and k.at > now_at - interval '1 day')
                  order by w.id limit p_limit);
-  -- Locked and looked at again: one that was requeued meanwhile has not ended any more, and one that got another key is kept for it. Whoever
-  -- is at one now is not waited for.
+  -- Locked and checked again: a job requeued meanwhile has not ended, and a job with another idempotency key is kept
+  -- for it. Locked jobs are skipped.
   gone := array(select n.id from ended n join job j on j.id = n.id where n.id = any(gone) and n.at < now_at - p_ended_s * interval '1 s'
                  order by n.id for update of n, j skip locked);
   gone := array(select g.id from unnest(gone) g(id)

@@ -1,4 +1,4 @@
--- Every job with its moving part, wherever that is.
+-- Every job with its moving row, whichever table holds it.
 create or replace view job_status with (security_invoker = true) as
   select m.id, m.place, m.version, m.epoch, m.generation, m.attempt, m.max_attempts, m.deaths, m.state, m.owner, m.until, m.due_at,
          m.cancel_at, m.ended_at, j.job_id, j.lifecycle, j.type, j.prio, j.created_at, j.deadline_at, j.ckey, j.key_name, j.correlation_id, j.trace,

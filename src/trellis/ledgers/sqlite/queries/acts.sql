@@ -1,6 +1,6 @@
 -- Administrative acts. Those with `published` 0 wait for the projector.
 
--- An act that is there under an id of its caller's own stays as it is.
+-- An existing act with the caller's own id stays unchanged.
 -- name: add
 INSERT INTO trellis_act (id, at, role, actor, event, subject, source, target, cause, correlation, job, facts)
 VALUES (coalesce(:id, 'act-' || lower(hex(randomblob(16)))), :at, :role, :actor, :event, :subject, :source, :target, :cause, :correlation,

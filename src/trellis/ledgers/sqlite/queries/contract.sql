@@ -1,4 +1,4 @@
--- The lifecycles as the triggers read them. Rows are added or brought up to date, never removed.
+-- The lifecycles as the triggers read them. Rows are added or updated, never removed.
 
 -- name: read_hash
 SELECT value FROM trellis_meta WHERE key = 'contract';

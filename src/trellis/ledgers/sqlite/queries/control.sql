@@ -1,4 +1,4 @@
--- What operators and workers say about themselves and about types and keys.
+-- Settings of types and keys, worker heartbeats, and subscribers of the feed.
 
 -- name: control_of
 SELECT paused, rate, burst, held_max FROM trellis_type_control WHERE name = ?;
@@ -17,8 +17,8 @@ ON CONFLICT (name) DO UPDATE SET rate = excluded.rate, burst = excluded.burst, t
 INSERT INTO trellis_type_control (name, held_max, changed_by) VALUES (?, ?, ?)
 ON CONFLICT (name) DO UPDATE SET held_max = excluded.held_max, changed_by = excluded.changed_by;
 
--- An empty place is that of a follower that has read nothing yet; one that begins with ! is one that retention does not wait for, until
--- somebody follows from there.
+-- An empty place means that the subscriber has read nothing yet. Retention does not wait for a place that begins with
+-- !, until the subscriber reads on from there.
 -- name: follow
 INSERT INTO trellis_follower (name, epoch, actor, until, place) VALUES (:name, 1, :actor, :until, iif(:reads, '', NULL))
 ON CONFLICT (name) DO UPDATE SET epoch = epoch + 1, actor = excluded.actor, until = excluded.until,

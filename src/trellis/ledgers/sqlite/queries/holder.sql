@@ -1,10 +1,10 @@
--- What the holder of a lease writes besides steps: every statement of it carries the epoch. And what others say about a job.
+-- A lease holder's writes besides steps; every statement carries the epoch. And remarks by others about a job.
 
 -- name: renew
 UPDATE trellis_job SET until = :now + length WHERE id = :job AND epoch = :epoch AND place = 4
 RETURNING cancel_at IS NOT NULL;
 
--- One for each job: the unique index makes this one take the place of the one before.
+-- One row per job: the unique index makes the new row replace the previous one.
 -- name: note_renewal
 INSERT OR REPLACE INTO trellis_signal (job, type, at) VALUES (:job, 'job_lease_renewed', :now);
 
@@ -24,7 +24,7 @@ INSERT INTO trellis_journal (job, entry, epoch, at, body) VALUES (?, ?, ?, ?, ?)
 -- name: put_signal
 INSERT OR REPLACE INTO trellis_signal (job, type, at, data) VALUES (?, ?, ?, ?);
 
--- How many are there is read from an index of remarks alone: a job can have any number of heartbeats.
+-- Counted through an index of remarks alone: a job can have any number of heartbeats.
 -- name: put_remark
 INSERT INTO trellis_signal (job, type, at, data)
 SELECT s.id, :type, :now, :data FROM trellis_submission s WHERE s.job_id = :job_id

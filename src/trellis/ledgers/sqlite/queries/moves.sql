@@ -17,7 +17,7 @@ ON CONFLICT (job) DO UPDATE SET epoch = excluded.epoch, role = excluded.role, ac
 -- name: wish
 SELECT a.name, w.role, w.cause, w.at FROM trellis_wish w JOIN trellis_actor a ON a.id = w.actor WHERE w.job = ? AND w.epoch = ?;
 
--- Which ended or resting jobs a requeue with a filter means, oldest first. `states` are lifecycle * 16 + state.
+-- The ended or resting jobs that a requeue with a filter selects, oldest first. `states` are lifecycle * 16 + state.
 -- name: requeueable
 SELECT j.id FROM trellis_job j JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
 LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey

@@ -1,4 +1,4 @@
--- Names said once: types, actors, concurrency keys.
+-- Names stored once: types, actors, concurrency keys.
 
 -- name: find_type
 SELECT id FROM trellis_job_type WHERE lifecycle = ? AND name = ?;

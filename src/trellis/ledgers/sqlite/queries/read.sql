@@ -1,4 +1,4 @@
--- Reading. Ids of jobs are newest first in listings, events oldest first.
+-- Reads. Listings of jobs are newest first, events oldest first.
 
 -- name: job
 SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
@@ -41,7 +41,7 @@ WHERE j.id < :before
     SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
 ORDER BY j.id DESC LIMIT :limit;
 
--- The same for states that are not ended, or ended otherwise than well: their indexes are small, the table is not.
+-- The same for states that have not ended, or ended without success: their indexes are small, the table is not.
 -- name: jobs_in_places
 SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
   j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
@@ -68,7 +68,7 @@ WHERE j.id < :before
     SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
 ORDER BY j.id DESC LIMIT :limit;
 
--- What waits in a state, from its head: which jobs is decided before anything else of them is read.
+-- The jobs in a state, oldest first. The jobs are selected before their other columns are read.
 -- name: jobs_oldest
 SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
   j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
@@ -95,7 +95,7 @@ JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owne
 LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
 ORDER BY j.id;
 
--- The same for one state of one lifecycle in which jobs only rest: newest first without reading the others.
+-- The same for one state of one lifecycle in which jobs only rest: newest first, without reading other states.
 -- name: jobs_resting
 SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
   j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
@@ -153,7 +153,7 @@ WHERE j.id < :before
     SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
 ORDER BY j.id DESC LIMIT :limit;
 
--- Whether those below a number are still the same, then those above it: two reads of one transaction.
+-- Checks whether the children up to a number are unchanged, then reads those above it: two reads of one transaction.
 -- name: children_below
 SELECT count(*), coalesce(sum(id), 0) FROM trellis_submission INDEXED BY trellis_submission_parent WHERE parent = ? AND id <= ?;
 
@@ -278,8 +278,8 @@ FROM trellis_follower f JOIN trellis_actor a ON a.id = f.actor ORDER BY f.name L
 SELECT k.name, count(*), k.slots FROM trellis_job j INDEXED BY trellis_job_held JOIN trellis_concurrency_key k ON k.id = j.ckey
 WHERE j.place = 4 GROUP BY k.id HAVING count(*) > k.slots + sum(j.slot >= k.slots) ORDER BY k.name LIMIT 1000;
 
--- Both ways: jobs that ended with an artifact and do not have exactly one, and artifacts made final whose job is there and has not
--- ended so. `completed` and `final` are lifecycle * 16 + state.
+-- Mismatches in both directions: jobs that completed with an artifact and do not have exactly one, and finalized
+-- artifacts whose job exists and has not completed. `completed` and `final` are lifecycle * 16 + state.
 -- name: unpaired
 SELECT job_id, complete, artifacts FROM (
   SELECT s.job_id, 1 AS complete, (
@@ -303,8 +303,9 @@ SELECT id, job_id FROM trellis_submission WHERE id > ? ORDER BY id LIMIT ?;
 SELECT 1 WHERE EXISTS (SELECT 1 FROM trellis_job j INDEXED BY trellis_job_ready WHERE j.place = 1 AND j.type IN (
   SELECT t.id FROM trellis_job_type t WHERE t.name IN (SELECT value FROM json_each(?))));
 
--- What a role that takes jobs by name may take next: the first of each type and urgency, through the index that claims use. Where even
--- that is too much, the longest tails go. A large payload is asked for with its job, or thousands of them would come at once.
+-- The next jobs for a role that takes jobs by id: the first of each type and priority, through the index that claims
+-- use. If they are still too many, the longest lists are cut. A large payload is left out; otherwise one call could
+-- return thousands of them.
 -- name: heads
 SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
   j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, NULL, j.until, j.cancel_at,

@@ -1,4 +1,4 @@
--- What is known beside events. `wanted` is a JSON array of job ids, or of pairs of a job id and a version.
+-- Data stored beside events. `wanted` is a JSON array of job ids, or of pairs of a job id and a version.
 
 -- name: beside
 SELECT s.job_id, e.version, t.name, iif(e.place = 2, e.at + e.wait, NULL), e.request, s.created_at
@@ -6,15 +6,15 @@ FROM json_each(?) w CROSS JOIN trellis_submission s ON s.job_id = w.value ->> 0
 CROSS JOIN trellis_event e ON e.job = s.id AND e.version = w.value ->> 1
 CROSS JOIN trellis_job j ON j.id = s.id CROSS JOIN trellis_job_type t ON t.id = j.type;
 
--- Only what never changes: a row older than migration 3 says nothing of its deadline, its key's limit and what it compensates, because
--- all that could be read in their place changes later.
+-- Only columns that never change. A row older than migration 3 has no deadline, key limit or compensated job: every
+-- other source for them may have changed since.
 -- name: submissions
 SELECT s.job_id, t.name, j.prio, s.max_attempts, s.max_deaths, s.payload, s.deadline, k.name, coalesce(s.key_limit, 1), s.trace, s.parent,
   s.compensates
 FROM json_each(?) w CROSS JOIN trellis_submission s ON s.job_id = w.value CROSS JOIN trellis_job j ON j.id = s.id
 JOIN trellis_job_type t ON t.id = j.type LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey;
 
--- Those that it was submitted with: a record says what was asked, and a key that came later changes nothing of that.
+-- The keys of the original submit. A key that was bound later is not part of the request.
 -- name: idempotency_keys
 SELECT s.job_id, i.scope, i.key, i.fingerprint
 FROM json_each(?) w CROSS JOIN trellis_submission s ON s.job_id = w.value CROSS JOIN trellis_idempotency i ON i.job = s.id

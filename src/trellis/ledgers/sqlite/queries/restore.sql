@@ -1,4 +1,4 @@
--- Jobs that come back. Their events go the way of every event: the guards judge each of them.
+-- Restored jobs. Their events are inserted like any other, so the triggers check each of them.
 
 -- name: add_job
 INSERT INTO trellis_job (id, lifecycle, type, prio, max_attempts, deadline_at, ckey, compensates) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
@@ -24,7 +24,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 INSERT INTO trellis_dead_letter (job, version, reason, stage, last_error, attempts, last_owner, last_lease_expires_at, at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- A key that another job has stays that job's.
+-- A key that belongs to another job stays with that job.
 -- name: add_key
 INSERT INTO trellis_idempotency (scope, key, job, fingerprint, at) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
 

@@ -1,6 +1,6 @@
--- Removing what is over. Ended jobs are found by walking the history from where the last pass stopped: the event that is
--- its job's last one and ended it long enough ago marks a job to purge. One whose key must still answer is passed by and looked at again
--- when that is over.
+-- Retention. Ended jobs are found by walking the history from where the last pass stopped. An event that is the last of
+-- its job, and ended it long enough ago, marks a job to remove. A job whose idempotency key must still answer is
+-- skipped and checked again after that.
 
 -- name: position
 SELECT value FROM trellis_meta WHERE key = 'retained_up_to';
@@ -8,7 +8,8 @@ SELECT value FROM trellis_meta WHERE key = 'retained_up_to';
 -- name: write_position
 INSERT INTO trellis_meta (key, value) VALUES ('retained_up_to', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 
--- How far everybody has read for whom is waited. A place begins with a position; one that does not is before everything.
+-- How far every subscriber that retention waits for has read. A place begins with a position; any other place is before
+-- all events.
 -- name: read_up_to
 SELECT min(CAST(place AS INTEGER)) FROM trellis_follower WHERE place NOT LIKE '!%';
 
@@ -48,7 +49,7 @@ INSERT INTO trellis_meta (key, value) VALUES ('keys_pruned_up_to', ?) ON CONFLIC
 -- name: next_keys
 SELECT id FROM trellis_concurrency_key WHERE id > ? ORDER BY id LIMIT ?;
 
--- A limit that somebody set stays, also while no job uses the key.
+-- A key whose limit an operator set stays, even while no job uses it.
 -- name: drop_unused_keys
 DELETE FROM trellis_concurrency_key WHERE id > ? AND id <= ? AND changed_by IS NULL
   AND NOT EXISTS (SELECT 1 FROM trellis_job j INDEXED BY trellis_job_of_key WHERE j.ckey = trellis_concurrency_key.id);

@@ -1,4 +1,4 @@
--- Standing and steps of single jobs: what every verb that moves jobs is made of.
+-- Rows and steps of single jobs, used by every verb that moves jobs.
 
 -- name: standing
 SELECT id, lifecycle, type, state, place, version, epoch, generation, attempt, prio, max_attempts, deaths, length, until,
@@ -10,7 +10,7 @@ SELECT id, lifecycle, type, state, place, version, epoch, generation, attempt, p
   owner, due_at, deadline_at, cancel_at, ckey, slot, compensates
 FROM trellis_job WHERE id IN (SELECT value FROM json_each(?));
 
--- One statement for all jobs that make the same step: the rest of each event follows from where its job stands.
+-- One statement for all jobs that make the same step. The other columns of each event come from its job's row.
 -- name: insert_events
 INSERT INTO trellis_event (job, version, type, source, target, role, actor, epoch, generation, attempt, at, place, wait,
   cause, data, request)
@@ -40,7 +40,7 @@ JOIN trellis_event e ON e.job = a.id AND e.source = f.source AND e.target = f.ta
 -- name: spare_attempt
 UPDATE trellis_job SET max_attempts = max_attempts + 1 WHERE id = ?;
 
--- As submitted: all attempts, and as long until the deadline as it had then.
+-- As submitted: all attempts, and the same time until the deadline.
 -- name: start_anew
 UPDATE trellis_job SET max_attempts = s.max_attempts, deadline_at = :now + coalesce(s.deadline, deadline_at - s.created_at)
 FROM trellis_submission s WHERE s.id = trellis_job.id AND trellis_job.id = :job;
@@ -58,13 +58,13 @@ SELECT job_id FROM trellis_submission WHERE id = ?;
 -- name: find_key_of_job
 SELECT id FROM trellis_submission WHERE job_id = ?;
 
--- Of the steps that holders made: what others did in the same epoch, after its holder had let go of the job, has no place here.
+-- Steps made by holders only. Steps that others made in the same epoch after the holder released the job do not count.
 -- name: last_steps_of_epoch
 SELECT version, source, target, type FROM trellis_event WHERE job = ? AND epoch = ? AND request IS NULL
   AND (source * 16 + target) * 256 + type IN (SELECT value FROM json_each(?))
 ORDER BY version DESC LIMIT ? + 1;
 
--- The event that began an epoch, if this actor made it and nobody asked for it.
+-- The first event of an epoch, if this actor made it and it has no request id.
 -- name: unasked_step_of_epoch
 SELECT version, source, target, type FROM trellis_event e WHERE job = ? AND epoch = ? AND actor = ? AND request IS NULL
   AND NOT EXISTS (SELECT 1 FROM trellis_event b WHERE b.job = e.job AND b.version = e.version - 1 AND b.epoch = e.epoch)

@@ -30,6 +30,6 @@ INSERT INTO trellis_submission (id, job_id, created_at, max_attempts, max_deaths
   key_limit, compensates)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- How many jobs of a concurrency key wait: for their turn, for a time, for a role.
+-- How many jobs of a concurrency key wait: for their slot, for a time, or for a role.
 -- name: waiting
 SELECT count(*) FROM trellis_concurrency_key k JOIN trellis_job j ON j.ckey = k.id WHERE k.name = ? AND j.place < 4;

@@ -1,4 +1,4 @@
--- What falls due. Columns of a standing first, then what the decision needs.
+-- Items that fall due. The columns of a job's row come first, then what the decision needs.
 
 -- name: last_tick
 SELECT value FROM trellis_meta WHERE key = 'sweep_tick';
@@ -6,13 +6,13 @@ SELECT value FROM trellis_meta WHERE key = 'sweep_tick';
 -- name: write_tick
 INSERT INTO trellis_meta (key, value) VALUES ('sweep_tick', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 
--- Nothing is held or parked, and nothing falls due before :soon.
+-- True when nothing is held or parked, and nothing falls due before :soon.
 -- name: is_quiet
 SELECT NOT EXISTS (SELECT 1 FROM trellis_job WHERE place = 3) AND NOT EXISTS (SELECT 1 FROM trellis_job WHERE place = 4)
   AND NOT EXISTS (SELECT 1 FROM trellis_job WHERE place = 2 AND due_at IS NOT NULL AND due_at <= :soon)
   AND NOT EXISTS (SELECT 1 FROM trellis_job WHERE deadline_at <= :soon AND deadline_at IS NOT NULL AND place < 5);
 
--- A lease that was renewed after the last sweep (it ends its length later) was in no outage before that.
+-- A lease renewed after the last sweep (its end minus its length) had no outage before the renewal.
 -- name: amnesty
 UPDATE trellis_job SET until = :now + length
 WHERE place = 4 AND length < 2 * (:now - max(:last, until - length)) AND :now - max(:last, until - length) > :late
@@ -38,7 +38,7 @@ UPDATE trellis_job SET deaths = deaths + 1 WHERE id = ?;
 -- name: lose_in_place
 UPDATE trellis_job SET epoch = epoch + 1, place = ?, slot = NULL, length = NULL, cancel_at = NULL WHERE id = ?;
 
--- Behind whatever is ready by now.
+-- Behind all jobs that are ready now.
 -- name: becomes_claimable
 UPDATE trellis_job SET place = ?, pos = (SELECT max(seq) + 1 FROM trellis_event), due_at = NULL WHERE id = ?;
 

@@ -1,4 +1,4 @@
--- Claiming. Places: 1 ready, 4 held.
+-- Claims. Places: 1 ready, 4 held.
 
 -- name: ready_of_type
 SELECT prio, pos, id FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1 AND type = ?

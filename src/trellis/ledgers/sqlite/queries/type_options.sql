@@ -1,4 +1,4 @@
--- What applications declare about their job types.
+-- Declared options of job types.
 
 -- name: declared
 SELECT name, lifecycle, prio, max_attempts, max_deaths, deadline_s, concurrency_limit, keyed, compensation
