@@ -93,11 +93,10 @@ def with_finalization(job: JobToRestore, spool: RecordSpool) -> JobToRestore:
 async def artifact_journal(
     objects: ObjectStore, spool: RecordSpool, job: JobToRestore
 ) -> tuple[dict[str, bytes], bool]:
-    """The journal entry that a completed job had for its artifact, and whether the artifact's object must be published
-    again.
+    """The journal entry that a completed job had for its artifact, and whether the artifact's object is not as
+    recorded.
 
-    The flag is set if the object is missing, or if it still exists although the artifact has ended. Raises
-    HistoryBroken.
+    It is not as recorded if it is missing, or if it still exists although the artifact has ended. Raises HistoryBroken.
     """
     row = _row_of(spool, job)
     if row is not None and row.state in ENDED_STATES:

@@ -8,8 +8,8 @@ version, and objects that differ are reported.
 
 From the records: a job is restored completely or not at all, and a job that the ledger has is left alone. Until the
 rebuild is complete, the projector's position is `REBUILDING`, so an interrupted rebuild can be started again and
-continues. The rebuild changes no audit record. A document that shows a higher version than the records proves that
-records are lost.
+continues. Restoring a job changes nothing in the object store. A document that shows a higher version than the records
+proves that records are lost.
 """
 
 import asyncio
@@ -423,7 +423,8 @@ def _was_removed(life: RecordedLife, rivals: Sequence[RecordedLife]) -> bool:
     """Whether retention removed this job before another one came with its id or key.
 
     Retention removes only ended jobs. So a job that has not ended is still there, and of two ended jobs the one
-    submitted later is. Raises HistoryBroken if two rivals have not ended and so neither can be chosen.
+    submitted later is. Raises HistoryBroken if neither this job nor a rival has ended: it cannot be decided which one
+    to restore.
     """
     if life.has_ended:
         return any(not other.has_ended or other.submitted_at > life.submitted_at for other in rivals)
