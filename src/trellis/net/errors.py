@@ -1,10 +1,10 @@
 """Errors of outgoing requests.
 
-    OutgoingError
-    ├── UrlRefused            the policy forbids the URL; nothing was looked up or sent
-    ├── AddressRefused        the host has an address that is not allowed; no connection was made
-    ├── OutgoingUnavailable   the server did not answer, or not in time: worth a retry
-    └── AnswerRefused         the response is larger than allowed or has the wrong encoding
+OutgoingError
+├── UrlRefused            the policy forbids the URL; nothing was looked up or sent
+├── AddressRefused        the host has an address that is not allowed; no connection was made
+├── OutgoingUnavailable   the server did not answer, or not in time: worth a retry
+└── AnswerRefused         the response is larger than allowed or has the wrong encoding
 """
 
 from trellis.engine.errors import TrellisError

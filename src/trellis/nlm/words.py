@@ -1,8 +1,8 @@
-"""Words as an index compares them: lower case, without apostrophe and ending, cut to a few letters.
+"""Normalizes words for the index: lower case, without apostrophe and ending, shortened to a few letters.
 
-There is no dictionary. The endings of English and Ukrainian are few (`languages.toml`), and what is left without them is
-cut at `STEM_CHARS_MAX` letters: "записує", "записати" and "запису" meet, and so do "retry", "retries" and "retried".
-Stop words, which carry a sentence rather than its matter, are not compared at all.
+No dictionary is used. English and Ukrainian have few endings (`languages.toml`), and the rest of a word is cut at
+`STEM_CHARS_MAX` letters: "записує", "записати" and "запису" become equal, and so do "retry", "retries" and "retried".
+Stop words are not compared at all.
 """
 
 # ruff: noqa: RUF001 - apostrophes as people type them
@@ -29,7 +29,7 @@ _ENGLISH_LAST = ("e", "y", "i")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What is known of one language. Its words begin with letters from the first to the last of `letters`."""
+    """The tables of one language. Its words begin with a letter between the first and the last of `letters`."""
 
     letters: str
     stop_words: frozenset[str]
@@ -61,18 +61,18 @@ def words(text: str) -> list[str]:
 
 
 def spans(text: str) -> list[tuple[int, int]]:
-    """Where the words of a text stand, in order."""
+    """The positions of the words of a text, in order."""
     return [match.span() for match in _WORD.finditer(text)]
 
 
 def stems(text: str) -> list[str]:
-    """What the words of a text are compared by, in order, without stop words."""
+    """The stems of a text's words, in order, without stop words."""
     return [stem(word[:WORD_CHARS_MAX]) for word in words(text) if word not in STOP_WORDS]
 
 
 @lru_cache(maxsize=STEMS_CACHED)
 def stem(word: str) -> str:
-    """The word without its ending, at most `STEM_CHARS_MAX` letters of it. Names with digits stay whole."""
+    """The word without its ending, at most `STEM_CHARS_MAX` letters. Names with digits stay unchanged."""
     plain = _APOSTROPHES.sub("", _POSSESSIVE.sub("", word))
     if any(letter.isdigit() for letter in plain):
         return plain
