@@ -70,7 +70,7 @@ _AROUND = re.compile(r"\s*```\s*|\s+")
 
 
 class ReplyCitation(pydantic.BaseModel):
-    """What the model says a source says."""
+    """A citation as the model claims it."""
 
     model_config = pydantic.ConfigDict(frozen=True)
 

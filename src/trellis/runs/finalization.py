@@ -32,7 +32,7 @@ from trellis.storage.objects.store import ObjectStore
 COMPLETE = next(state.name for state in QUEUE_JOB.states if state.success)
 
 
-# --- published ---------------------------------------------------------------------------------------------------------
+# --- published -------------------------------------------------------------------------------------------------------
 
 
 async def publications(ledger: Ledger, objects: ObjectStore, row: ArtifactRow) -> list[Publication]:

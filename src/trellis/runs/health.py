@@ -85,7 +85,7 @@ def error_of(slug: str, run_id: JobId, events: list[Event]) -> str:
     return json.loads(run_documents.status(RunFacts(run_id, RunRequest(slug, "", {}), tuple(events))))["error"] or ""
 
 
-# --- three failed runs in a row ----------------------------------------------------------------------------------------
+# --- three failed runs in a row --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -112,7 +112,7 @@ def _no_progress(what: str, count: int) -> None:
     """Ignore progress."""
 
 
-# --- from the ledger ---------------------------------------------------------------------------------------------------
+# --- from the ledger -------------------------------------------------------------------------------------------------
 
 
 async def rebuild_objects(
@@ -180,7 +180,7 @@ def _is_wanted(event: Event, at: str, place: ProjectorPosition, recorded: Record
     return place.position is not None and at <= place.position and event not in recorded
 
 
-# --- from the records --------------------------------------------------------------------------------------------------
+# --- from the records ------------------------------------------------------------------------------------------------
 
 
 async def rebuild_ledger(
@@ -464,7 +464,7 @@ def _counted(job: JobToRestore) -> list[Event]:
     return [record.event for record in job.records if record.event.type == run_documents.STEP_DONE]
 
 
-# --- the record --------------------------------------------------------------------------------------------------------
+# --- the record ------------------------------------------------------------------------------------------------------
 
 
 async def _read_record(

@@ -1,7 +1,7 @@
 """The interface of a run's steps: what a step receives and what it returns. A step does work and never changes the run.
 
-A step may be executed again after a crash. Whatever must not happen twice goes through `StepContext.once`: it keeps the
-first answer in the ledger under a name, and returns that answer from then on.
+A step may be executed again after a crash. An action that must not happen twice goes through `StepContext.once`. It
+keeps the first answer in the ledger under a name, and returns that answer from then on.
 """
 
 import json
