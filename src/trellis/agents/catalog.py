@@ -116,7 +116,7 @@ def _entry(agent: AgentDefinition | AgentMalformed, etag: str) -> IndexEntry:
 # - `agents/{slug}/_agent.md` is the agent; a folder without it is none.
 # - A malformed file affects only its own agent: it is listed, with everything to correct in it.
 # - A status change is written by compare-and-set over the bytes it was decided on, so no edit of the owner is lost.
-# - Listing agents costs one or two requests each, however many runs they have published.
+# - Finding the agents costs at most two requests each, however many runs they have published.
 
 AGENT_FILE = "_agent.md"
 FOLDERS_MAX = 1_000
@@ -243,7 +243,7 @@ class Catalog:
         # Other processes keep writing it. If the index is not stored, the next reader rebuilds it.
         return build_index(await self._read(await self._scan()))
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------------------
 
     async def _scan(self) -> _AgentFileScan:
         """Find the agents' files by jumping from folder to folder, past everything else in them."""

@@ -215,7 +215,7 @@ class FieldReader:
         entry = self._table.entries.get(name)
         return entry.line if entry else 1
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _chosen(self, name: str, value: Scalar, choices: type[Choice]) -> Choice | None:
         if value.text in set(choices):
@@ -461,7 +461,7 @@ def with_status(data: bytes, status: AgentStatus, *, at: datetime) -> bytes:
     return changed
 
 
-# --- inside ----------------------------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------------------------
 
 
 def _checked_definition(front: FrontMatter, data: bytes, slug: str | None) -> AgentDefinition | AgentMalformed:

@@ -106,7 +106,7 @@ _FIELDS: dict[Tool, tuple[dict[str, Any], list[str]]] = {
 # - Each call is journaled under its id with a digest of its arguments. A replay gets the first answer, or raises
 #   JournalDiffers.
 # - A call's effect on the run's state is always taken from the journal, also the first time.
-# - A call that exceeds a limit is refused to the model with the reason, and recorded.
+# - A call that asks for more than is allowed is refused to the model with the reason, and recorded.
 
 ENTRY = "tool/{call_id}"
 REFUSED_MAX = 100
@@ -229,7 +229,7 @@ class Toolbox:
         if len(self.refused) < REFUSED_MAX:
             self.refused.append(refusal)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     async def _done(self, tool: Tool, args: Mapping[str, Any]) -> _ToolOutcome:
         try:

@@ -49,7 +49,9 @@ class DocumentPublisher:
         return self._objects
 
     def shown(self, key: str) -> int | None:
-        """The version of a document that this publisher last wrote or saw; None if it has not handled the document."""
+        """The version of a document that this publisher wrote last; None if it wrote none, or has dropped it from its
+        cache.
+        """
         seen = self._seen.get(key)
         return None if seen is None else seen.version
 

@@ -113,7 +113,7 @@ class GuardedClient:
             reason = f"{self._policy.total_s:g} s were not enough"
             raise OutgoingUnavailable(url=url_for_message(url), reason=reason) from None
 
-    # --- where ---------------------------------------------------------------------------------------------------
+    # --- checking the target -----------------------------------------------------------------------------------------
 
     def _judged(self, target: UrlTarget) -> None:
         """All checks that need no lookup."""
@@ -160,7 +160,7 @@ class GuardedClient:
         if not (is_usable(address) if listed else is_public(address)):
             raise AddressRefused(url=url_for_message(target.url), host=target.host, address=str(address))
 
-    # --- there and back ------------------------------------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------------------------------------
 
     async def _first(
         self,

@@ -79,7 +79,7 @@ class ReplyCitation(pydantic.BaseModel):
 
 
 class ModelReply(pydantic.BaseModel):
-    """The object a model is asked for. `found` is false when the sources do not say."""
+    """The JSON object that a model is asked to send. `found` is false if the sources do not answer the question."""
 
     model_config = pydantic.ConfigDict(frozen=True)
 

@@ -93,7 +93,7 @@ class ScriptedProvider:
         self._extractive = ExtractiveProvider()
 
     async def prepare(self, sources: tuple[NlmSource, ...]) -> PreparedCorpus:
-        """Check the sources."""
+        """Validate the sources."""
         return corpus(sources)
 
     async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:

@@ -83,7 +83,9 @@ def stem(word: str) -> str:
 
 
 def _english(word: str) -> str:
-    """English doubles a consonant before an ending (stopp-ed, runn-ing) and writes "y" as "i" (retr-y, retr-ies)."""
+    """Strip English endings. A doubled consonant before one is undone (stopp-ed, runn-ing), and "y" equals "i"
+    (retr-ies).
+    """
     if not word.endswith(("ss", "us", "is")):
         word = _without(word, VOCABULARIES["en"].endings)
     if len(word) > STEM_CHARS_MIN and word[-1] == word[-2] and word[-1] not in _NEVER_DOUBLED:
@@ -92,7 +94,7 @@ def _english(word: str) -> str:
 
 
 def _ukrainian(word: str) -> str:
-    """A reflexive verb has its ending before "ся"."""
+    """Strip Ukrainian endings. A reflexive verb has its ending before "ся"."""
     return _without(_without(word, _REFLEXIVE), VOCABULARIES["uk"].endings)
 
 

@@ -23,7 +23,7 @@ from trellis.storage.objects.keys import object_key
 # Proposals and the decisions on them (D21, D22, PIPE-7, AUTH-6).
 #
 # A proposal is a job of lifecycle `proposal`. Its body is the job's payload and never changes; its state follows from
-# its events. The action alone decides its kind and whether a person must review it. Nothing that a model wrote does.
+# its events. Whether a person must review it follows from its action and priority, never from text that a model wrote.
 #
 # A person is not asked twice about the same change. Equal proposals share a concurrency key behind which only one may
 # wait, so the ledger accepts one of them. This holds for runs, HTTP and the inbox, also for concurrent requests. A run

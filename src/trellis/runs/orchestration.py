@@ -190,7 +190,7 @@ class BuiltinLayer:
         return answer.job_id
 
     async def _take_in(self, run_id: JobId, request: RunRequest) -> None:
-        """Publish `requested` and queue the run. Never raises for a ledger or store error.
+        """Publish `requested` and queue the run. Does not raise if the store is unavailable or the ledger fails.
 
         The run is already in the ledger, so the caller must be told that it exists. What fails here, or is lost in a
         crash, is done by the projector and the orchestrators.

@@ -74,7 +74,7 @@ class RunSteps:
             "finalize": self.finalize,
         }
 
-    # --- 1 -----------------------------------------------------------------------------------------------------------
+    # --- step 1: load-context ----------------------------------------------------------------------------------------
 
     async def load_context(self, context: StepContext, /) -> StepResult:
         """Load the agent's file, sources and memory as they are now."""
@@ -114,7 +114,7 @@ class RunSteps:
             "content": dict(view.content),
         }
 
-    # --- 2 -----------------------------------------------------------------------------------------------------------
+    # --- step 2: execute-agent ---------------------------------------------------------------------------------------
 
     async def execute_agent(self, context: StepContext, /) -> StepResult:
         """Run the agent. Every model request and tool call is journaled."""
@@ -158,7 +158,7 @@ class RunSteps:
             read_memory_deep=deep,
         )
 
-    # --- 3 -----------------------------------------------------------------------------------------------------------
+    # --- step 3: persist-results -------------------------------------------------------------------------------------
 
     async def persist_results(self, context: StepContext, /) -> StepResult:
         """Turn drafts into proposals. A memory update of normal priority is applied at once.
@@ -250,7 +250,7 @@ class RunSteps:
         found = await self.objects.get(object_key("agents", slug, *target.split("/")))
         return None if found is None else sha256(found.body)
 
-    # --- 4 -----------------------------------------------------------------------------------------------------------
+    # --- step 4: finalize --------------------------------------------------------------------------------------------
 
     async def finalize(self, context: StepContext, /) -> StepResult:
         """Report what the run produced. Everything is stored already; the manifest and the final status

@@ -105,7 +105,7 @@ SUBSCRIBER_NAME = "projector"
 SEGMENTED = frozenset({LEASED_JOB.name, BUS_JOB.name})
 """Lifecycles whose events share segments. Every other event has its own audit record object."""
 DOCUMENTED = frozenset(LIFECYCLES) - SEGMENTED
-"""Lifecycles that are published as documents, ahead of the segments."""
+"""Lifecycles whose events are published one by one, ahead of the segments. All documents come from these."""
 PAYLOADS_MAX = 1_000
 JOBS_AT_ONCE = 16
 """Number of jobs whose documents are written concurrently."""

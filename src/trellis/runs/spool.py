@@ -73,7 +73,7 @@ _READABLE = " and ".join(map(str, sorted(audit.READABLE)))
 
 
 class RecordSpool:
-    """One set of records. Used by one task at a time."""
+    """The spooled records of one rebuild. Used by one task at a time."""
 
     def __init__(self) -> None:
         self._connection = apsw.Connection(_TEMPORARY_FILE)

@@ -39,7 +39,7 @@ def load(objects: BaseObjectStore, name: ObjectID, kind: type[_Kind]) -> _Kind:
 
 
 def load_commit(objects: BaseObjectStore, name: ObjectID) -> Commit:
-    """A commit."""
+    """The commit with this id; raises MemoryDamaged."""
     return load(objects, name, Commit)
 
 

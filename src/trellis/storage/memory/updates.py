@@ -151,7 +151,7 @@ def digest(updates: Sequence[Update]) -> str:
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-# -- each update by itself ---------------------------------------------------------------------------------------
+# -- checks of a single update -----------------------------------------------------------------------------------
 
 
 def _shape_problems(number: int, update: Update, run_id: str | None) -> list[UpdateProblem]:
@@ -223,7 +223,7 @@ def _text_problems(update: Update) -> list[_UpdateWrong]:
     return wrong
 
 
-# -- on the files ------------------------------------------------------------------------------------------------
+# -- applying to the files ---------------------------------------------------------------------------------------
 
 
 def _step(text: str, update: Update, today: date) -> str:

@@ -88,11 +88,11 @@ class LocalObjects:
         return self._url
 
     async def get(self, key: str) -> StoredObject | None:
-        """The object, or None."""
+        """The object with its bytes; None if it does not exist."""
         return await self._run("get", checked_key(key), partial(self._get, key))
 
     async def head(self, key: str) -> ObjectInfo | None:
-        """The object without its bytes, or None."""
+        """The object's metadata; None if it does not exist."""
         return await self._run("head", checked_key(key), partial(self._info, file_path(key), key))
 
     async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:

@@ -81,7 +81,7 @@ if TYPE_CHECKING:  # obstore has these names for type checkers only
 
 
 class S3Objects:
-    """Objects in a bucket."""
+    """The object store in one S3 bucket."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class S3Objects:
         return self._address.url
 
     async def get(self, key: str) -> StoredObject | None:
-        """The object, or None."""
+        """The object with its bytes; None if it does not exist."""
         place = self._place(key)
 
         async def read() -> StoredObject:
@@ -140,7 +140,7 @@ class S3Objects:
         return await self._read("get", key, read)
 
     async def head(self, key: str) -> ObjectInfo | None:
-        """The object without its bytes, or None."""
+        """The object's metadata; None if it does not exist."""
         place = self._place(key)
 
         async def look() -> ObjectInfo:
@@ -204,7 +204,7 @@ class S3Objects:
     async def close(self) -> None:
         """Does nothing: idle connections close by themselves."""
 
-    # -- parts ---------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _place(self, key: str) -> str:
         place = self._base + checked_key(key)

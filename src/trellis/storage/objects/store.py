@@ -153,11 +153,11 @@ class ObjectStore(Protocol):
         ...
 
     async def get(self, key: str) -> StoredObject | None:
-        """The object, or None; raises ObjectTooLarge."""
+        """The object with its bytes; None if it does not exist. Raises ObjectTooLarge."""
         ...
 
     async def head(self, key: str) -> ObjectInfo | None:
-        """The object without its bytes, or None."""
+        """The object's metadata; None if it does not exist."""
         ...
 
     async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
