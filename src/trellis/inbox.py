@@ -119,8 +119,9 @@ class InboxCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class InboxService:
-    """Accepts entries in the gateway's name. `new_job` builds the job that an entry asks for in its sender's name, or
-    raises an InputError.
+    """Accepts entries in the gateway's name.
+
+    `new_job` builds the job that an entry asks for in its sender's name, or raises an InputError.
     """
 
     ledger: Ledger

@@ -230,8 +230,9 @@ def _described(tool: ToolDefinition) -> list[Any]:
 
 
 def _object(part: ToolCallPart) -> dict[str, Any]:
-    """The arguments as a JSON object that the ledger can store. Anything else becomes an object that no tool
-    accepts.
+    """The arguments as a JSON object that the ledger can store.
+
+    Anything else becomes an object that no tool accepts.
     """
     raw: object = part.args
     if isinstance(raw, str):

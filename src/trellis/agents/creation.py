@@ -135,8 +135,9 @@ async def create_agent(
     at: datetime,
     before_file: Callable[[], Awaitable[None]],
 ) -> tuple[AgentDefinition, Sequence[str]]:
-    """Create the agent with these sources, by file name. Returns the definition, and the keys with the agent's file
-    last.
+    """Create the agent with these sources, by file name.
+
+    Returns the definition, and the keys with the agent's file last.
 
     `before_file` is called after the sources are written and before the agent's file is.
 

@@ -59,8 +59,9 @@ def check_model(name: str, options: ModelOptions) -> None:
 
 @asynccontextmanager
 async def open_model(name: str, options: ModelOptions) -> "AsyncGenerator[Model]":
-    """The model of this name, for one run. Opened in a thread, because importing pydantic-ai takes seconds the first
-    time.
+    """The model of this name, for one run.
+
+    Opened in a thread, because importing pydantic-ai takes seconds the first time.
     """
     check_model(name, options)
     model, client = await asyncio.to_thread(_open, name, options)

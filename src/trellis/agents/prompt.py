@@ -1,5 +1,6 @@
-"""Builds the messages to a model. The rules come first, then the owner's instructions; everything else is fenced as
-data.
+"""Builds the messages to a model.
+
+The rules come first, then the owner's instructions; everything else is fenced as data.
 
 A fence contains the hash of its text, so no text can contain the end of its own fence. The same context gives the same
 messages: they contain no time.

@@ -21,8 +21,9 @@ from trellis.storage.objects.store import ObjectStore, StoreError
 
 KEYS_MAX = 1_000
 KEYS_CHARS_MAX = 200_000
-"""Limits on the object keys that a rebuild's act lists: their number, and their total length. Further objects are only
-counted.
+"""Limits on the object keys that a rebuild's act lists: their number, and their total length.
+
+Further objects are only counted.
 """
 ERROR_CHARS_MAX = 500
 
@@ -30,8 +31,9 @@ _log = log_of("trellis.projector")
 
 
 class ActRecorder:
-    """Publishes acts of one ledger. An existing object with other bytes stays, is reported once, and stops no other
-    act.
+    """Publishes acts of one ledger.
+
+    An existing object with other bytes stays, is reported once, and stops no other act.
     """
 
     def __init__(self, ledger: Ledger, actor: Actor, publisher: DocumentPublisher) -> None:
@@ -51,8 +53,9 @@ class ActRecorder:
         return written
 
     async def publish_all(self) -> int:
-        """Publish every act whose record the store lacks, including acts marked as published. Returns how many were
-        written.
+        """Publish every act whose record the store lacks, including acts marked as published.
+
+        Returns how many were written.
         """
         written, last = 0, 0
         while page := await self._ledger.acts(after=last):

@@ -121,8 +121,9 @@ def is_of_event(made: Mapping[str, Any]) -> bool:
 
 
 def is_of_act(made: Mapping[str, Any]) -> bool:
-    """Whether this is the record of an administrative act. Old records of rebuilds, refusals and stopped agents have no
-    subject and do not count.
+    """Whether this is the record of an administrative act.
+
+    Old records of rebuilds, refusals and stopped agents have no subject and do not count.
     """
     return "subject" in made and not is_of_event(made) and made.get("format") in READABLE
 

@@ -48,8 +48,9 @@ def line_of(record: RecordedEvent) -> SegmentLine:
 
 
 class SegmentWriter:
-    """Collects lines and writes them as segments. `create` writes bytes if the key is free, and returns what is stored
-    there.
+    """Collects lines and writes them as segments.
+
+    `create` writes bytes if the key is free, and returns what is stored there.
     """
 
     def __init__(self, create: Callable[[str, bytes], Awaitable[bytes]], aside: OnConflict) -> None:
@@ -156,8 +157,9 @@ def event_ids(key: str, body: bytes) -> list[str]:
 
 
 async def find_audit(objects: ObjectStore, event_id: str, at: datetime) -> dict[str, Any] | None:
-    """The record of an event of that time: its own object, or its line in one of the day's segments. None if there is
-    none.
+    """The record of an event of that time: its own object, or its line in one of the day's segments.
+
+    None if there is none.
     """
     own = await objects.get(ids.audit_key(at, event_id))
     if own is not None:

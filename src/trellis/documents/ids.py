@@ -1,5 +1,6 @@
-"""Builds run ids (D12), proposal ids (D21) and the keys of everything a run publishes (D11). No other module builds
-them.
+"""Builds run ids (D12), proposal ids (D21) and the keys of everything a run publishes (D11).
+
+No other module builds them.
 """
 
 import hashlib
@@ -117,7 +118,8 @@ def segment_folder(at: datetime) -> str:
 
 
 def segment_key(at: datetime, event_id: str) -> str:
-    """The key of the segment that begins with this event. The segments of a day sort by the time of that
-    event (D35).
+    """The key of the segment that begins with this event.
+
+    The segments of a day sort by the time of that event (D35).
     """
     return f"{segment_folder(at)}/{at.astimezone(UTC):%H%M%S%f}-{event_id}.jsonl"

@@ -78,8 +78,9 @@ class DocumentPublisher:
         return written
 
     async def create(self, key: str, body: bytes) -> bytes:
-        """Write the object if it does not exist. Returns what is stored now: these bytes, or those of an earlier
-        writer.
+        """Write the object if it does not exist.
+
+        Returns what is stored now: these bytes, or those of an earlier writer.
         """
         if isinstance(await self._objects.put(key, body, when=CREATE), PutStored):
             self._wrote(key)

@@ -92,8 +92,9 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """One object to write. With `version` None it is written once and never changes; otherwise a higher version
-    replaces it.
+    """One object to write.
+
+    With `version` None it is written once and never changes; otherwise a higher version replaces it.
     """
 
     key: str
@@ -151,8 +152,9 @@ def manifest(facts: RunFacts) -> bytes:
 
 
 def step_publications(facts: RunFacts, journal: Mapping[str, bytes]) -> list[Publication]:
-    """The step file that the last event counts. Written before its audit record, so that everything recorded is
-    readable.
+    """The step file that the last event counts.
+
+    Written before its audit record, so that everything recorded is readable.
     """
     slug, run_id = facts.request.agent_slug, facts.run_id
     if facts.events[-1].type != STEP_DONE:

@@ -62,8 +62,9 @@ def signed_headers(key: bytes, *, id_: str, timestamp: int, body: bytes) -> dict
 
 
 def check_headers(headers: Mapping[str, str], *, now: float) -> CallbackSignature:
-    """The id and timestamp, if the headers are well-formed and recent; raises SignatureRefused. Does not verify a
-    signature.
+    """The id and timestamp, if the headers are well-formed and recent; raises SignatureRefused.
+
+    Does not verify a signature.
     """
     id_, timestamp = headers.get(ID_HEADER, ""), headers.get(TIMESTAMP_HEADER, "")
     given = headers.get(SIGNATURE_HEADER, "")

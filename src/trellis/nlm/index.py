@@ -80,8 +80,9 @@ class PassageIndex:
         return [RankedPassage(self.entries[number - 1], score) for number, score in rows]
 
     def weight(self, stem: str) -> float:
-        """The weight of a word: the fewer passages contain it, the higher. A word that none contains has the
-        highest.
+        """The weight of a word: the fewer passages contain it, the higher.
+
+        A word that none contains has the highest.
         """
         count = len(self.entries)
         return math.log(1.0 + (count + 1.0) / (self._found_in[stem] + 0.5))

@@ -211,8 +211,9 @@ _CELL = re.compile(r"(?<!\\)\|")
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A span of a source, and its text on one line. `row` means that it is a list item or table row, not
-    running text.
+    """A span of a source, and its text on one line.
+
+    `row` means that it is a list item or table row, not running text.
     """
 
     start: int
@@ -315,8 +316,9 @@ PASSAGE_CHARS_MAX = 900
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Sentences that belong together. The first `leads` of them introduce the others, and may be repeated in several
-    passages.
+    """Sentences that belong together.
+
+    The first `leads` of them introduce the others, and may be repeated in several passages.
     """
 
     ref: str

@@ -83,8 +83,9 @@ def stem(word: str) -> str:
 
 
 def _english(word: str) -> str:
-    """Strip English endings. A doubled consonant before one is undone (stopp-ed, runn-ing), and "y" equals "i"
-    (retr-ies).
+    """Strip English endings.
+
+    A doubled consonant before one is undone (stopp-ed, runn-ing), and "y" equals "i" (retr-ies).
     """
     if not word.endswith(("ss", "us", "is")):
         word = _without(word, VOCABULARIES["en"].endings)

@@ -301,8 +301,9 @@ def is_open(events: Sequence[Event]) -> bool:
 
 
 def _was_lost(event: Event) -> bool:
-    """Whether an engine died with the proposal. A failing engine records data; a dead one does not, and its lease
-    expires.
+    """Whether an engine died with the proposal.
+
+    A failing engine records data; a dead one does not, and its lease expires.
     """
     return event.target == FAILED and event.data is None
 

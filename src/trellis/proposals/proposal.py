@@ -47,8 +47,9 @@ TTL_S = next(state.timer_s for state in PROPOSAL.states if state.name == "pendin
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProposalContent:
-    """The content of a proposal. `content` is the agent's own text; `action` was checked against the agent's safe
-    outputs.
+    """The content of a proposal.
+
+    `content` is the agent's own text; `action` was checked against the agent's safe outputs.
     """
 
     action: str
@@ -206,8 +207,9 @@ async def _still_rejected(ledger: Ledger, rejected: Job, body: Mapping[str, Any]
 
 
 def sources_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a source cited by one of two equal proposals has changed, is new or is gone. Without citations, any
-    source.
+    """Whether a source cited by one of two equal proposals has changed, is new or is gone.
+
+    Without citations, any source.
 
     A proposal that was not made by a run names no sources: then nothing counts as changed.
     """
@@ -286,8 +288,9 @@ async def _submit(ledger: Ledger, actor: Actor, jobs: Sequence[NewJob]) -> None:
 
 
 async def auto_approve(ledger: Ledger, actor: Actor, proposal: JobId, body: Mapping[str, Any]) -> bool:
-    """Approve a proposal that needs no person. Returns False if it needs one, or if another process changed its state
-    first.
+    """Approve a proposal that needs no person.
+
+    Returns False if it needs one, or if another process changed its state first.
     """
     if not may_auto_approve(body):
         return False
@@ -305,8 +308,9 @@ async def decide_proposal(
     request_id: RequestId,
     version: int | None = None,
 ) -> Moved | NotMoved:
-    """Record a person's decision, on this version if one is given. A rejection needs a note. Repeated decisions return
-    the first answer.
+    """Record a person's decision, on this version if one is given.
+
+    A rejection needs a note. Repeated decisions return the first answer.
     """
     if actor.role is not Role.OWNER:
         raise NotAllowed(role=actor.role.value, action="decide about a proposal", reason="a person does that")

@@ -84,8 +84,9 @@ class ProposalService:
         return OfferedProposal(id=made.job_id, status=await self._status(made.job_id), created=made.created)
 
     async def make_first(self, offer: ProposalOffer, proposal: JobId) -> OfferedProposal:
-        """Like `make`, under the given id. The id is the idempotency key: a repeated call returns the first
-        proposal.
+        """Like `make`, under the given id.
+
+        The id is the idempotency key: a repeated call returns the first proposal.
         """
         made = await self.ledger.job(proposal)
         if made is not None and made.parent_id != offer.source.inbox_entry_id:
@@ -122,8 +123,9 @@ class ProposalService:
                 return found
 
     async def about_file(self, slug: str, action: str, target: str, content: Mapping[str, Any]) -> ProposalContent:
-        """Proposal content for a file of the agent as it is now. Raises TargetRefused if the change does not fit the
-        file.
+        """Proposal content for a file of the agent as it is now.
+
+        Raises TargetRefused if the change does not fit the file.
         """
         change = targets.file_change(slug, {"action": action, "target": target, "content": content})
         there = await self.objects.get(object_key("agents", slug, *target.split("/")))

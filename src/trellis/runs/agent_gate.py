@@ -43,8 +43,9 @@ class GateReport:
 
 @dataclass(kw_only=True)
 class AgentGate:
-    """The service. Each pass checks one page of the runs that are blocked by their concurrency key, all pages
-    in turn.
+    """The service.
+
+    Each pass checks one page of the runs that are blocked by their concurrency key, all pages in turn.
     """
 
     ledger: Ledger
@@ -71,8 +72,9 @@ class AgentGate:
         return self.poll_s if self._cursor is None else PAGE_PAUSE_S
 
     async def _is_to_open(self, key: str) -> bool:
-        """Whether no run of this key is leased or ready although its agent may run. Otherwise its runs only wait for
-        each other.
+        """Whether no run of this key is leased or ready although its agent may run.
+
+        Otherwise its runs only wait for each other.
 
         Only the agent's status decides. To hold back an agent's runs, pause the agent, not the key.
         """

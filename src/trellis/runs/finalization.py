@@ -36,8 +36,9 @@ COMPLETE = next(state.name for state in QUEUE_JOB.states if state.success)
 
 
 async def publications(ledger: Ledger, objects: ObjectStore, row: ArtifactRow) -> list[Publication]:
-    """The bytes of a finalized artifact, unless they are published or the artifact was removed. Raises
-    DocumentDiffers.
+    """The bytes of a finalized artifact, unless they are published or the artifact was removed.
+
+    Raises DocumentDiffers.
     """
     now = await ledger.job(row.artifact_id) if row.state == FINALIZED else None
     if now is None or now.state != FINALIZED:
@@ -78,8 +79,9 @@ async def delete_published(objects: ObjectStore, row: ArtifactRow) -> None:
 
 
 def with_finalization(job: JobToRestore, spool: RecordSpool) -> JobToRestore:
-    """The job as recorded. For a staged artifact whose job's completion is recorded, the implied finalization is
-    appended.
+    """The job as recorded.
+
+    For a staged artifact whose job's completion is recorded, the implied finalization is appended.
     """
     last, asked = job.records[-1], job.records[0].submission
     if last.event.lifecycle != ARTIFACT.name or last.event.target != STAGED or asked is None or asked.parent_id is None:

@@ -49,8 +49,9 @@ class RunFailure:
 
 
 async def failures(ledger: Ledger, slug: str, *, since: datetime | None = None) -> AsyncIterator[RunFailure]:
-    """The failed runs of an agent since its last completed one, newest first. With `since`, only those that ended
-    later.
+    """The failed runs of an agent since its last completed one, newest first.
+
+    With `since`, only those that ended later.
     """
     where = JobFilter(lifecycle=RUN.name, concurrency_key=f"run:{slug}")
     cursor: str | None = None
@@ -156,8 +157,9 @@ class AgentHealth:
             await self.ledger.unsubscribe(following)
 
     async def _judge(self, event: Event) -> str | None:
-        """Set the agent's status to `error` if this event is its third failure in a row. Returns the agent's slug if it
-        was.
+        """Set the agent's status to `error` if this event is its third failure in a row.
+
+        Returns the agent's slug if it was.
         """
         job = await self.ledger.job(event.job_id) if event.type == run_documents.FAILED else None
         if job is None or job.payload is None:
@@ -224,7 +226,8 @@ def _was_stopped_by(event: Event, agent: AgentDefinition) -> bool:
 
 
 def _last_change(agent: AgentDefinition, modified_at: datetime, *, now: datetime) -> datetime | None:
-    """When the agent's file was last changed, by its own `updated_at` or the store's time. Times in the future are
-    ignored.
+    """When the agent's file was last changed, by its own `updated_at` or the store's time.
+
+    Times in the future are ignored.
     """
     return max((moment for moment in (agent.updated_at, modified_at) if moment <= now), default=None)

@@ -92,8 +92,9 @@ class OrchestrationLayer(Protocol):
         retry_of: str | None = None,
         correlation_id: str | None = None,
     ) -> JobId:
-        """Start a run and return its id. The same `key` again returns the same run. `retry_of` goes into its manifest
-        (D20).
+        """Start a run and return its id.
+
+        The same `key` again returns the same run. `retry_of` goes into its manifest (D20).
 
         `correlation_id` comes from the caller: the run's events and proposals carry it. Without one it is the run's id.
 
@@ -127,8 +128,9 @@ class OrchestrationLayer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltinLayer:
-    """The built-in layer: runs are jobs in the ledger. Orchestrator processes claim them and fire what the timetable
-    says.
+    """The built-in layer: runs are jobs in the ledger.
+
+    Orchestrator processes claim them and fire what the timetable says.
     """
 
     ledger: Ledger

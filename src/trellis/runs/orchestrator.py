@@ -218,8 +218,9 @@ class _RunDrive:
         return result_of(self._journal[_entry(2)]).get("summary")
 
     async def _make(self, number: int) -> bytes:
-        """Execute a step, with its retries, and journal its file. If another driver journaled the step first, its bytes
-        are used.
+        """Execute a step, with its retries, and journal its file.
+
+        If another driver journaled the step first, its bytes are used.
         """
         result, began, ended = await self._with_retries(number)
         if result.output is not None:
@@ -272,8 +273,9 @@ class _RunDrive:
         return min(UPSTREAM_PAUSE_S_MAX, delays[min(tries, len(delays)) - 1] * 2.0 ** min(beyond, 16))
 
     async def _wait(self, reason: str, since: datetime | None = None) -> None:
-        """Note that the run waits for upstream. Raises UpstreamUnavailable when the total wait reaches
-        `upstream_wait_s`.
+        """Note that the run waits for upstream.
+
+        Raises UpstreamUnavailable when the total wait reaches `upstream_wait_s`.
         """
         now, limit_s = (await self._driver.ledger_time()).now, self._driver.options.upstream_wait_s
         if not self._waits.is_open:
@@ -340,8 +342,9 @@ class _RunDrive:
         await self._until_published(number)
 
     async def _until_published(self, number: int) -> None:
-        """Return when readers can see the step. Raises UpstreamUnavailable when the run has waited too long
-        in total.
+        """Return when readers can see the step.
+
+        Raises UpstreamUnavailable when the run has waited too long in total.
         """
         patience_s = self._driver.options.wait_noted_s
         while not await self._is_published_within(patience_s):
@@ -453,8 +456,9 @@ class Orchestrator(LeaseRunner[RunDriver]):
     name: str = "orchestrator"
 
     async def accept(self) -> int:
-        """Queue runs that are only requested, oldest first. The process that triggers a run does this too, but may die
-        before.
+        """Queue runs that are only requested, oldest first.
+
+        The process that triggers a run does this too, but may die before.
         """
         where = JobFilter(lifecycle="run", state="requested")
         found = (await self.ledger.jobs(where, limit=ACCEPT_BATCH_MAX, oldest_first=True)).jobs

@@ -253,8 +253,9 @@ class RunSteps:
     # --- step 4: finalize --------------------------------------------------------------------------------------------
 
     async def finalize(self, context: StepContext, /) -> StepResult:
-        """Report what the run produced. Everything is stored already; the manifest and the final status
-        follow from it.
+        """Report what the run produced.
+
+        Everything is stored already; the manifest and the final status follow from it.
         """
         persisted = context.before["persist-results"]["proposals"]
         made = await artifacts_of_run(self.ledger, context.run_id, context.request.agent_slug)
@@ -299,8 +300,9 @@ def _failed(error: AgentRunError) -> Exception:
 
 
 def _target(draft: AgentDraft) -> str:
-    """The file that a draft changes. A logic update always goes to LOGIC_FILE: only the owner edits the agent's
-    definition.
+    """The file that a draft changes.
+
+    A logic update always goes to LOGIC_FILE: only the owner edits the agent's definition.
     """
     if draft.action is SafeOutput.LOGIC_UPDATE:
         return proposal.LOGIC_FILE

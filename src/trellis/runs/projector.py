@@ -179,8 +179,9 @@ class _JobPast:
 
 
 class EventRecorder:
-    """Publishes events, those of one job in the order given. Documents and single records are written at once, other
-    records go into segments.
+    """Publishes events, those of one job in the order given.
+
+    Documents and single records are written at once, other records go into segments.
 
     A job for which the store holds something else is set aside, and the others go on. Its next event makes the recorder
     try again from the event where it stopped, so no later state is shown before the earlier ones are published.
@@ -225,8 +226,9 @@ class EventRecorder:
     async def _publish_families(
         self, families: Iterable[Sequence[RecordedEvent]], between: Callable[[], Awaitable[None]] | None
     ) -> int:
-        """Publish families concurrently, each family's events in order. An error is raised after all families have
-        finished.
+        """Publish families concurrently, each family's events in order.
+
+        An error is raised after all families have finished.
         """
         room = asyncio.Semaphore(JOBS_AT_ONCE)
         if self._aside is None:
@@ -284,8 +286,9 @@ class EventRecorder:
         return alert
 
     async def _publish(self, record: RecordedEvent, past: "_JobPast") -> int:
-        """Publish one event. Step files and artifact bytes come before its audit record, state documents and deletions
-        after it.
+        """Publish one event.
+
+        Step files and artifact bytes come before its audit record, state documents and deletions after it.
         """
         files, shown = await self._documents(record, past)
         written = await self._publisher.publish(files)
@@ -404,8 +407,9 @@ class Projector:
     _kept_at: float = 0.0
 
     async def run_once(self) -> ProjectorReport:
-        """Publish documents first, then one page. After a store error the next pass continues from the same
-        position.
+        """Publish documents first, then one page.
+
+        After a store error the next pass continues from the same position.
         """
         following = self._following or await self._begin()
         if following is None:
@@ -504,8 +508,9 @@ class Projector:
         self._kept_at = self.clock.monotonic()
 
     async def _remember(self, following: Subscription) -> None:
-        """Store the position if it changed and no segment line waits. Otherwise only renew the subscription from time
-        to time.
+        """Store the position if it changed and no segment line waits.
+
+        Otherwise only renew the subscription from time to time.
         """
         if self._read_up_to == self._remembered or not self._recorder.segments.settled:
             if self.clock.monotonic() >= self._kept_at + self.options.lease_s / 3:

@@ -57,15 +57,17 @@ BATCH_JOBS = 200
 BATCH_BYTES = 16 * 1024 * 1024
 REFUSALS_KEPT = 1_000
 ELSEWHERE = frozenset({NLM_JOB.name})
-"""Lifecycles whose jobs are not restored. The NLM backend has its own ledger and is asked again for lost jobs (D42,
-NLM-6).
+"""Lifecycles whose jobs are not restored.
+
+The NLM backend has its own ledger and is asked again for lost jobs (D42, NLM-6).
 """
 
 Progress = Callable[[str, int], None]
 """Callback that receives the name of the current phase and the number of items done in it."""
 Keep = Callable[..., Awaitable[None]]
-"""Renews the projector's subscription and, if a position is given, stores it. Raises RecordInUse when it was taken
-over.
+"""Renews the projector's subscription and, if a position is given, stores it.
+
+Raises RecordInUse when it was taken over.
 """
 
 
@@ -79,8 +81,9 @@ class ObjectsRebuildReport:
     older: int = 0
     """Number of existing audit records in another format. They are left unchanged."""
     differing: tuple[str, ...] = ()
-    """Keys of objects that differ from what the ledger recorded. They stay unchanged, and later events of their jobs
-    are not published.
+    """Keys of objects that differ from what the ledger recorded.
+
+    They stay unchanged, and later events of their jobs are not published.
     """
 
 
@@ -163,8 +166,9 @@ async def rebuild_objects(
 
 
 async def _withdraw_alerts(objects: ObjectStore, recorder: EventRecorder) -> None:
-    """Delete alerts about objects that are gone. The recorder withdraws alerts of published jobs itself; alerts about
-    segments are withdrawn only here.
+    """Delete alerts about objects that are gone.
+
+    The recorder withdraws alerts of published jobs itself; alerts about segments are withdrawn only here.
     """
     async for alert in read_alerts(objects):
         if alert.key not in recorder.differing and await objects.head(alert.key) is None:
@@ -172,8 +176,9 @@ async def _withdraw_alerts(objects: ObjectStore, recorder: EventRecorder) -> Non
 
 
 def _is_wanted(event: Event, at: str, place: ProjectorPosition, recorded: RecordSpool) -> bool:
-    """Whether the rebuild publishes this event. Segments are rebuilt only up to the projector's position: it writes
-    later ones itself.
+    """Whether the rebuild publishes this event.
+
+    Segments are rebuilt only up to the projector's position: it writes later ones itself.
     """
     if event.lifecycle not in SEGMENTED:
         return True
@@ -252,8 +257,9 @@ def _facts(event: Event) -> Event:
 async def _publish_others(
     ledger: Ledger, recorder: EventRecorder, spool: RecordSpool, behind: Container[JobId], keep: Keep
 ) -> str:
-    """Publish events that are not recorded yet and documents that lag behind the records. Returns the end of
-    the feed.
+    """Publish events that are not recorded yet and documents that lag behind the records.
+
+    Returns the end of the feed.
     """
     position = None
     while True:
@@ -470,8 +476,9 @@ def _counted(job: JobToRestore) -> list[Event]:
 async def _read_record(
     objects: ObjectStore, spool: RecordSpool, on_progress: Progress, keep: Keep, *, bodies: bool
 ) -> None:
-    """Read every audit record into the spool; without `bodies` only the event ids. Raises RecordInvalid,
-    StoreUnavailable.
+    """Read every audit record into the spool; without `bodies` only the event ids.
+
+    Raises RecordInvalid, StoreUnavailable.
     """
     after: str | None = None
     while True:

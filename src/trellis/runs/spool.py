@@ -174,8 +174,9 @@ class RecordSpool:
         return RecordedLife(JobId(found[0][0]), found[0][1], bool(found[0][2])) if found else None
 
     def rivals(self, life: RecordedLife) -> list[RecordedLife]:
-        """Other recorded jobs with the same id or one of the same idempotency keys. A ledger holds only one of them at
-        a time.
+        """Other recorded jobs with the same id or one of the same idempotency keys.
+
+        A ledger holds only one of them at a time.
         """
         found = self._db.execute(_SpoolQueries.rivals, {"job": life.job_id, "life": life.submitted_at})
         return [RecordedLife(JobId(job), at, bool(ended)) for job, at, ended in found]

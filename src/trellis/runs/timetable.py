@@ -133,8 +133,9 @@ class Timetable:
         return [found for found in seen.values() if found.schedule.cron is not None]
 
     async def register(self, slug: str, cron: str | None, *, at: datetime) -> bool:
-        """Set the agent's expression from now on; None removes it. Returns whether it changed. Raises SlugInvalid,
-        ScheduleContended.
+        """Set the agent's expression from now on; None removes it.
+
+        Returns whether it changed. Raises SlugInvalid, ScheduleContended.
         """
         key = schedule_key(slug)
         for _ in range(WRITE_TRIES_MAX):

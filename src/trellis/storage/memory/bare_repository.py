@@ -87,8 +87,9 @@ class BareRepository:
             os.close(handle)
 
     def write(self, objects: Iterable[ShaFile]) -> None:
-        """Write and sync objects. Needs the lock. An existing object is written again, because it may not be synced
-        yet.
+        """Write and sync objects.
+
+        Needs the lock. An existing object is written again, because it may not be synced yet.
         """
         folder = self.path / "objects"
         with unavailable_on_os_error(), contextlib.ExitStack() as cleanup:
@@ -113,8 +114,9 @@ class BareRepository:
             sync_folder(folder)
 
     def move_branch(self, old: ObjectID | None, new: ObjectID) -> bool:
-        """Move the branch from `old` to `new` durably. Needs the lock. Returns False if the branch names something
-        else.
+        """Move the branch from `old` to `new` durably.
+
+        Needs the lock. Returns False if the branch names something else.
         """
         place = self.path / BRANCH
         lock, candidate = place.with_name(f"{place.name}.lock"), self.path / _CANDIDATE

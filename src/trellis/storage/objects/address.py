@@ -58,8 +58,9 @@ def read_address(url: str) -> Path | S3Address:
 
 
 def object_url(store: str, key: str) -> str:
-    """The URL of one object of this store: its file, or its address in the bucket. Raises StoreUrlInvalid,
-    KeyInvalid.
+    """The URL of one object of this store: its file, or its address in the bucket.
+
+    Raises StoreUrlInvalid, KeyInvalid.
     """
     place = read_address(store)
     if isinstance(place, Path):

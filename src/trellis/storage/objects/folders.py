@@ -293,8 +293,9 @@ class WalkEntry:
 
 @dataclass(frozen=True, slots=True)
 class _FolderWindow:
-    """The first entries of a folder that may hold keys from `low` on, in order. `whole` if there are no
-    further ones.
+    """The first entries of a folder that may hold keys from `low` on, in order.
+
+    `whole` if there are no further ones.
     """
 
     identity: tuple[int, ...]

@@ -292,8 +292,9 @@ def _open(folder: int, name: bytes) -> tuple[int, os.stat_result]:
 
 
 def _read(fd: int, size: int, most: int) -> bytes:
-    """Read a whole file that had this size. One that has grown since, because a person writes to it, is read to its
-    end.
+    """Read a whole file that had this size.
+
+    One that has grown since, because a person writes to it, is read to its end.
 
     A read may return less than requested; only an empty read means the end. Reads at most `most` + 1 bytes.
     """

@@ -217,8 +217,9 @@ class S3Objects:
         return self._timeout_s + size / BYTES_PER_S_MIN
 
     async def _read(self, verb: str, key: str, read: Callable[[], Awaitable[T]]) -> T | None:
-        """The result of `read`; None if the object does not exist. Retried while that may help and the
-        timeout lasts.
+        """The result of `read`; None if the object does not exist.
+
+        Retried while that may help and the timeout lasts.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._timeout_s
@@ -316,8 +317,9 @@ class S3Objects:
         return list(found.values())
 
     async def _lists_in_order(self, name: str) -> bool:
-        """Whether the server lists in byte order. Some file-based servers list `a/b` before `a-b`, and skip `a/b` after
-        `a`.
+        """Whether the server lists in byte order.
+
+        Some file-based servers list `a/b` before `a-b`, and skip `a/b` after `a`.
         """
         keys = [object_key(PROBE_FOLDER, name, *rest) for rest in (("a",), ("a-b",), ("a", "b"))]
         try:
