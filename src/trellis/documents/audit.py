@@ -77,8 +77,9 @@ def to_line(record: RecordedEvent) -> bytes:
 
 
 def act_to_bytes(act: AdminAct) -> bytes:
-    """The record of an administrative act as a separate object: the fields of document 000 first, the act's
-    facts last.
+    """The record of an administrative act as a separate object.
+
+    The fields of document 000 come first, the act's facts last.
     """
     fields = (
         *(timestamp(act.at), act.event, _actor_name(act.role), act.job_id, act.source, act.target, act.node, FORMAT),

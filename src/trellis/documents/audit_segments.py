@@ -1,11 +1,10 @@
-"""Audit segments: immutable JSON-lines objects with the records of many events, each event in exactly one segment
-(D35).
+"""Audit segments: immutable JSON-lines objects with the records of many events (D35).
 
-No lock is needed. The events of a day have one order, that of the feed. A segment is named by its first event and
-written create-only. The next segment begins with the first event that is in none. So writers that start from the same
-position, even without knowing of each other, compute the same name. A writer that finds the name taken takes over the
-content of that segment and continues behind it. If the object of that name is something else, the first event gets a
-separate object.
+Each event is in exactly one segment, and no lock is needed for that. The events of a day have one order, that of the
+feed. A segment is named by its first event and written create-only. The next segment begins with the first event that
+is in none. So writers that start from the same position, even without knowing of each other, compute the same name. A
+writer that finds the name taken takes over the content of that segment and continues behind it. If the object of that
+name is something else, the first event gets a separate object.
 
 A feed position may be stored only when the writer is `settled`: everything before the position is in a segment, and no
 segment reaches beyond it.

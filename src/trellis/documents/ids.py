@@ -38,8 +38,9 @@ def short_form(run_id: str) -> str | None:
 
 
 def proposal_id(run_id: str, ordinal: int, action: str, target: str, content: bytes) -> JobId:
-    """A deterministic id: the same proposal of the same run gets the same id, so a repeated step creates no
-    second one.
+    """A deterministic proposal id.
+
+    The same proposal of the same run gets the same id, so a repeated step creates no second one.
     """
     parts = (run_id.encode(), str(ordinal).encode(), action.encode(), target.encode(), content)
     digest = hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()

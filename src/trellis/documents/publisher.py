@@ -1,6 +1,4 @@
-"""Published documents: writing them so that no document goes back to an older version, reading them, and waiting for
-them.
-"""
+"""Published documents: writing, reading and waiting for them. No document goes back to an older version."""
 
 import asyncio
 import contextlib
@@ -49,8 +47,9 @@ class DocumentPublisher:
         return self._objects
 
     def shown(self, key: str) -> int | None:
-        """The version of a document that this publisher wrote last; None if it wrote none, or has dropped it from its
-        cache.
+        """The version of a document that this publisher wrote last.
+
+        None if it wrote none, or has dropped the document from its cache.
         """
         seen = self._seen.get(key)
         return None if seen is None else seen.version

@@ -178,8 +178,9 @@ def has_ended(event: Event) -> bool:
 
 
 def is_archived(state: str) -> bool:
-    """Whether a run in this state is archived: it has ended, so it no longer changes and need not be polled (document
-    002, 1.3).
+    """Whether a run in this state is archived (document 002, 1.3).
+
+    An archived run has ended, so it no longer changes and need not be polled.
     """
     return RUN.by_name[state].phase is Phase.ENDED
 
@@ -210,9 +211,7 @@ def _extra_fields(done: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def listing_document(job: Job, events: Sequence[Event]) -> dict[str, Any]:
-    """A run in a listing: its state, the number of its proposals, and the number of wanted changes without a
-    proposal.
-    """
+    """A run in a listing: its state, the number of its proposals, and of wanted changes without a proposal."""
     done = [_data(event) for event in events if event.type == STEP_DONE]
     told = _extra_fields(done)
     return {

@@ -239,9 +239,7 @@ def _once(ranked: list[RankedPassage], scored: list[_SentenceChoice]) -> list[_S
 
 
 def _picked(wanted: list[str], ranked: list[RankedPassage], scored: list[_SentenceChoice]) -> list[_SentenceChoice]:
-    """The sentences that score nearly as well as the best, then those that add words of the question not
-    covered yet.
-    """
+    """The sentences that score nearly as well as the best, then those that add further words of the question."""
     good = [choice for choice in scored if choice.score >= SENTENCE_SHARE_MIN * scored[0].score][:SENTENCES_MAX]
     unsaid = set(wanted).difference(*(_own(ranked, choice) for choice in good))
     for choice in scored[len(good) :]:

@@ -85,7 +85,7 @@ def stem(word: str) -> str:
 def _english(word: str) -> str:
     """Strip English endings.
 
-    A doubled consonant before one is undone (stopp-ed, runn-ing), and "y" equals "i" (retr-ies).
+    A doubled consonant before an ending is undone (stopp-ed, runn-ing), and "y" equals "i" (retr-y, retr-ies).
     """
     if not word.endswith(("ss", "us", "is")):
         word = _without(word, VOCABULARIES["en"].endings)

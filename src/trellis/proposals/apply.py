@@ -258,8 +258,9 @@ class ApplyEngine:
         return {"object_key": change.key}
 
     async def _shows(self, key: str, body: bytes) -> bool:
-        """Whether the object already has these bytes: from an engine whose lease expired, or from a put whose answer
-        was lost.
+        """Whether the object already has these bytes.
+
+        They may come from an engine whose lease expired, or from a put of this engine whose answer was lost.
         """
         there = await self.objects.get(key)
         return there is not None and there.body == body

@@ -150,8 +150,7 @@ def may_auto_approve(body: Mapping[str, Any]) -> bool:
 
 
 def duplicate_digest(body: Mapping[str, Any]) -> str:
-    """A digest that is equal for proposals of an agent that would make the same change to the same version of the
-    target.
+    """Identifies a change of one version of a target: equal for proposals of an agent that would do the same.
 
     Reasons and wording do not matter. A proposal for another version of the target is a different one: the earlier one
     can no longer be applied.
@@ -451,8 +450,9 @@ def apply_change(change: AgentFileChange, before: bytes | None) -> bytes:
 
 
 def is_changed(change: AgentFileChange, expected: str | None, there: bytes) -> bool:
-    """Whether the file is already the result of the change, applied to the file with sha256 `expected` (None for no
-    file).
+    """Whether the file already is the result of the change.
+
+    `expected` is the sha256 of the file that the change applies to; None for no file.
     """
     end = b"\n\n" + _change_bytes(change)
     if change.kind != "append" or expected in {None, _EMPTY}:

@@ -95,10 +95,9 @@ def with_finalization(job: JobToRestore, spool: RecordSpool) -> JobToRestore:
 async def artifact_journal(
     objects: ObjectStore, spool: RecordSpool, job: JobToRestore
 ) -> tuple[dict[str, bytes], bool]:
-    """The journal entry that a completed job had for its artifact, and whether the artifact's object is not as
-    recorded.
+    """The journal entry that a completed job had for its artifact, and whether the artifact's object needs an update.
 
-    It is not as recorded if it is missing, or if it still exists although the artifact has ended. Raises HistoryBroken.
+    It needs one if it is missing, or if it still exists although the artifact has ended. Raises HistoryBroken.
     """
     row = _row_of(spool, job)
     if row is not None and row.state in ENDED_STATES:

@@ -54,12 +54,11 @@ ADVANCES_MAX = 200
 LOOKS_MAX = 1_000
 """Most drives served by one query for the ledger's time."""
 CLOCKS_ALIKE_S = 1.0
-"""For shorter durations the local clock is precise enough (drift below a millisecond), so the ledger's is not
-queried.
-"""
+"""Shorter durations are measured with the local clock, not the ledger's: it drifts less than a millisecond."""
 UPSTREAM_PAUSE_S_MAX = 30.0
-"""Longest pause between two tries of a step whose object store does not answer, and between two checks of a wait's
-limit.
+"""Longest pause between two tries of a step whose object store does not answer.
+
+Also the longest pause between two checks of a wait's limit.
 """
 RUNNING = "running"
 STEP_LEFT = "left"
@@ -80,8 +79,9 @@ class RunDriverOptions:
     upstream_wait_s: float = 86_400.0
     """How long a run may wait in total for a projector or object store that is away, before it fails."""
     wait_noted_s: float = 5.0
-    """A counted step that is not published for this long becomes a wait: noted, and not counted against the
-    run's time.
+    """A counted step that is not published for this long becomes a wait.
+
+    A wait is noted in the journal and does not count against the run's time.
     """
 
 
@@ -264,9 +264,7 @@ class _RunDrive:
                 return result, began.now, await self._end_of(began)
 
     async def _upstream_pause_s(self, problem: str, since: datetime, tries: int) -> float:
-        """The pause after a try that failed for an upstream reason: the retry delays in turn, then doubled
-        each time.
-        """
+        """The pause after a try that failed upstream: the retry delays in turn, then doubled each time."""
         await self._wait(problem, since)
         delays = self._driver.options.retry_delays_s or (1.0,)
         beyond = max(0, tries - len(delays))
@@ -363,10 +361,10 @@ class _RunDrive:
         return True
 
     async def put_aside(self, reason: str) -> None:
-        """Stop driving the run until its agent is active again, by setting the limit of the agent's concurrency key to
-        0.
+        """Stop driving the run until its agent is active again.
 
-        Without a holder the run takes no slot that runs of other agents need. `AgentGate` restores the limit.
+        Sets the limit of the agent's concurrency key to 0. Without a holder the run takes no slot that runs of other
+        agents need. `AgentGate` restores the limit.
         """
         await self._waits.begin(reason, (await self._driver.ledger_time()).now, is_bounded=False)
         key = run_key(self._request.agent_slug)

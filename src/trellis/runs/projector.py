@@ -1,5 +1,6 @@
-"""The projector: publishes the ledger's events as documents and audit records, and keeps alerts for jobs it cannot
-publish.
+"""The projector: publishes the ledger's events as documents and audit records.
+
+It keeps alerts for jobs that it cannot publish.
 """
 
 import asyncio
@@ -217,8 +218,9 @@ class EventRecorder:
         return written
 
     async def _family(self, record: RecordedEvent) -> JobId:
-        """The job whose events are published in sequence with these: the event's own job, or the job that an artifact
-        belongs to.
+        """The job whose events are published in sequence with these.
+
+        This is the event's own job, or the job that an artifact belongs to.
         """
         row = await self._artifact(record)
         return record.event.job_id if row is None else row.job_id

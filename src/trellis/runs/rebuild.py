@@ -248,9 +248,7 @@ async def _refuse_others(ledger: Ledger, spool: RecordSpool) -> None:
 
 
 def _facts(event: Event) -> Event:
-    """The event without `data`, whose white space the record does not keep, and without `node`, which old
-    records lack.
-    """
+    """The event without `data`, whose white space is not recorded, and without `node`, which old records lack."""
     return replace(event, data=None, node=None)
 
 
@@ -285,9 +283,7 @@ class _LedgerRestorer:
         self._batch: list[JobToRestore] = []
         self._bytes = 0
         self.behind: set[JobId] = set()
-        """Jobs whose documents show less than is recorded: their publisher died in between, or the documents
-        are lost.
-        """
+        """Jobs whose documents show less than is recorded: their publisher died, or the documents are lost."""
         self.done = LedgerRebuildReport()
 
     async def all_jobs(self) -> AsyncGenerator[LedgerRebuildReport]:

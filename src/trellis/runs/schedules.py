@@ -117,9 +117,7 @@ class RegistrarReport:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleRegistrar:
-    """Registers the `triggers.cron` of active agents with the orchestration layer, and removes schedules that
-    are gone.
-    """
+    """Keeps the layer's schedules equal to the `triggers.cron` of the active agents."""
 
     layer: OrchestrationLayer
     catalog: Catalog

@@ -1,5 +1,6 @@
-"""The registered schedules, each an object `schedules/{slug}.json` with the cron expression, the time of registration
-and the result of the last instant.
+"""The registered schedules, each an object `schedules/{slug}.json`.
+
+It holds the cron expression, the time of registration and the result of the last instant.
 
 Invariants:
 - A schedule is written by compare-and-set on the version that was read, so of two concurrent writers one succeeds.

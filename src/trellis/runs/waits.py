@@ -1,5 +1,6 @@
-"""Records how long a run has waited: for its documents to be published, for an object store that does not answer, or
-for its agent to be active.
+"""Records how long a run has waited for upstream.
+
+A run waits for its documents to be published, for an object store that does not answer, or for its agent to be active.
 
 Invariants:
 - Each wait is stored in the run's journal as two entries: its start with the reason, and its end. So the next driver

@@ -96,14 +96,15 @@ def statement(ref: str, excerpt: str) -> Statement:
 
 
 def conflicts(statements: Sequence[Statement]) -> list[StatementConflict]:
-    """Pairs from different sources whose figures differ, weightiest first; each statement at most once."""
+    """Pairs from different sources whose figures differ, weightiest first. Each statement is in at most one pair."""
     found = [pair for first, second in combinations(statements, 2) if (pair := _differ(first, second))]
     return _without_shared_statements(found)
 
 
 def conflicts_between(ours: Sequence[Statement], theirs: Sequence[Statement]) -> list[StatementConflict]:
-    """Pairs of one of `ours` and one of `theirs` whose figures differ, weightiest first; each statement at
-    most once.
+    """Pairs of one of `ours` and one of `theirs` whose figures differ, weightiest first.
+
+    Each statement is in at most one pair.
     """
     return _without_shared_statements([pair for first in ours for second in theirs if (pair := _differ(first, second))])
 

@@ -1,5 +1,6 @@
-"""The questions that the offline model asks: the owner's, disagreements of sources, open loops, the sources' own
-questions.
+"""Chooses the questions that the offline model asks.
+
+They come from the owner's instructions, from disagreements between sources, from open loops, and from the sources.
 """
 
 import re

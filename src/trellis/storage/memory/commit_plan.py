@@ -318,9 +318,7 @@ def _touched(updates: Sequence[Update]) -> list[str]:
 
 
 def _marker_file(proposal_id: str) -> str:
-    """The marker's path, spread over 256 folders so that a commit rewrites two small trees instead of one very large
-    one.
-    """
+    """The marker's path. It is spread over 256 folders, so that a commit rewrites only small trees."""
     return f"{APPLIED}/{hashlib.sha256(proposal_id.encode()).hexdigest()[:2]}/{proposal_id}.json"
 
 

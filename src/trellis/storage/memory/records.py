@@ -1,5 +1,6 @@
-"""Result types of agent memory (contents, commit outcomes, history), and the two small JSON files stored with
-a memory.
+"""Result types of agent memory: contents, commit outcomes and history.
+
+Also defines the two small JSON files stored with a memory.
 """
 
 from collections.abc import Mapping

@@ -56,8 +56,9 @@ class Folders:
         self._above = (path.parent, *(above.parent for above in made))
         """Folders to sync before the first write, so that the root folder itself is not lost."""
         self._synced: dict[tuple[bytes, ...], tuple[int, int]] = {}
-        """Folders that are synced with all folders above them, with their inodes: another process may remove and
-        recreate one.
+        """Folders that are synced with all folders above them, and their inodes.
+
+        The inode is compared because another process may remove and recreate a folder.
         """
         self._root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         top = os.fstat(self._root).st_mode
@@ -326,9 +327,7 @@ class FolderWalk:
         self._lock = threading.Lock()
 
     def places(self, prefix: str, after: str | None) -> Iterator[WalkEntry]:
-        """Every file whose key begins with `prefix` and is greater than `after`: depth first, each folder in
-        key order.
-        """
+        """Every file whose key begins with `prefix` and is greater than `after`, in key order, depth first."""
         walks = [self._below(WalkEntry((), "", NameKind.FOLDER), prefix, after)]
         while walks:
             place = next(walks[-1], None)

@@ -202,8 +202,9 @@ class LocalObjects:
         return None
 
     def _refused(self, folder: int, name: bytes, etag: str | None) -> PutRefused:
-        """Sync the existing object before refusing: the caller relies on it, and its writer may have died before
-        syncing.
+        """Refuse a put, after syncing the existing object.
+
+        The caller relies on that object, and its writer may have died before syncing it.
         """
         with contextlib.suppress(FileNotFoundError):
             fd, _ = _open(folder, name)
