@@ -1,10 +1,12 @@
-"""The inbox: what somebody sends in passes one gate and becomes a run, a job or a proposal, once (D51, JQ-12).
+"""The inbox: a submitted entry is checked once and becomes one run, job or proposal (D51, JQ-12).
 
-What holds:
-- an entry is a job of lifecycle `inbox-entry`; its payload holds the gate's verdict, which is made once and before the entry is stored;
-- what an accepted entry makes, it makes under the key `inbox:<id>` (a proposal: under an id that follows from the entry's), so whoever
-  settles it, and however often, makes one; and of equal proposals that come at once, one waits for a person;
-- an entry that cannot be served now (its agent has too many runs waiting) stays pending, is tried again, and expires when its time is over.
+Invariants:
+- An entry is a job of lifecycle `inbox-entry`. Its payload holds the verdict of the check, which is made once, before
+  the entry is stored.
+- An accepted entry creates its run or job under the idempotency key `inbox:<id>`, and a proposal under an id derived
+  from the entry's. So settling it repeatedly or concurrently creates one. Of concurrent equal proposals one waits.
+- An entry that cannot be served now, because its agent has too many waiting runs, stays pending. It is retried and
+  expires when its time to live is over.
 """
 
 import json
@@ -35,17 +37,17 @@ RUN = "run"
 JOB = "job"
 ACTIONS = (RUN, JOB, *sorted(CONTENT_ACTIONS))
 RULES: Mapping[str, str] = MappingProxyType({RUN: "runs.trigger", JOB: "jobs.create"})
-"""What an entry makes needs the right to make it; a proposal changes nothing and needs none beyond the inbox's own."""
+"""Rule that the sender needs for each action. A proposal changes nothing and needs only the right to use the inbox."""
 KEY_SCOPE = "inbox"
 ENTRY = b"entry"
-"""The fingerprint of what an entry makes: under its key there is only one request."""
+"""The fingerprint of what an entry creates: its key is used for one request only."""
 SETTLE_BATCH_MAX = 100
 SETTLE_POLL_S = 5.0
 SETTLED_EVENTS = ("inbox.processed", "inbox.rejected", "inbox.expired")
 TRIGGERS: Mapping[str, TriggerKind] = MappingProxyType(
     {"cron": TriggerKind.CRON, "webhook": TriggerKind.EVENT, "agent": TriggerKind.EVENT}
 )
-"""What began a run that an entry asks for, by where the entry came from; a person's entry is manual (RUN-9)."""
+"""Trigger kind of an entry's run, by the entry's source type. A person's entry is manual (RUN-9)."""
 RELAYS: Mapping[str, frozenset[Role]] = MappingProxyType(
     {
         "cron": frozenset({Role.GATEWAY, Role.ORCHESTRATOR}),
@@ -53,12 +55,12 @@ RELAYS: Mapping[str, frozenset[Role]] = MappingProxyType(
         "agent": frozenset({Role.GATEWAY, Role.ORCHESTRATOR, Role.AGENT_RUNTIME}),
     }
 )
-"""Who passes on what a clock, another system or an agent began: from a sender with none of these roles an entry is a person's."""
+"""Roles that may relay an entry of each source type. An entry from any other sender counts as a person's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewInboxEntry:
-    """What was sent in. `identity` is the caller's, whatever the entry says of itself."""
+    """A submitted entry. `identity` is the authenticated caller's, whatever the entry says."""
 
     id: JobId
     source_type: str
@@ -71,15 +73,15 @@ class NewInboxEntry:
     priority: str
     ttl_hours: float
     roles: frozenset[Role] = frozenset()
-    """The sender's, as its token says."""
+    """The sender's roles, from its token."""
 
     @property
     def is_relayed(self) -> bool:
-        """Whether its sender is one of those who pass on what the entry says began it."""
+        """Whether the sender has a role that may relay entries of this source type."""
         return not self.roles.isdisjoint(RELAYS.get(self.source_type, frozenset()))
 
     def to_dict(self) -> dict[str, Any]:
-        """As D51 writes it."""
+        """The entry in the form of D51."""
         return {
             "id": self.id,
             "source": {"type": self.source_type, "identity": self.identity, "timestamp": timestamp(self.at)},
@@ -94,7 +96,7 @@ class NewInboxEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InboxEntryState:
-    """An entry and what became of it; `made` names what it made, `rejection` says why it made nothing."""
+    """An entry and its outcome. `made` names what it created, `rejection` says why it created nothing."""
 
     entry: Mapping[str, Any]
     status: str
@@ -107,7 +109,7 @@ class InboxEntryState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InboxCounts:
-    """How much lies in the inbox, and what became of what today (by UTC)."""
+    """Number of pending entries, and of entries settled today (UTC) by outcome."""
 
     pending: int
     processed_today: int
@@ -117,7 +119,10 @@ class InboxCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class InboxService:
-    """Takes entries in the gateway's name. `new_job` makes the job that an entry asks for in its sender's name, or raises an InputError."""
+    """Accepts entries in the gateway's name.
+
+    `new_job` builds the job that an entry asks for in its sender's name, or raises an InputError.
+    """
 
     ledger: Ledger
     gateway: Actor
@@ -128,9 +133,9 @@ class InboxService:
     async def submit(
         self, entry: NewInboxEntry, *, key: IdempotencyKey | None, fingerprint: bytes = b"", given: bool = False
     ) -> Submitted:
-        """Judge an entry and store it with its verdict; raises IdempotencyMismatch.
+        """Check an entry and store it with the verdict; raises IdempotencyMismatch.
 
-        With a key, a second one is the first. `given`: its sender chose its id, which then is a key, too.
+        A repeated key returns the first entry. `given` means that the sender chose the id, which then is a key as well.
         """
         refusal = await self._judge(entry)
         job = NewJob(
@@ -152,7 +157,7 @@ class InboxService:
         return answer
 
     async def settle(self, entry: JobId) -> InboxEntryState:
-        """Do what the verdict says, once; how the entry stands then. Raises EntryNotFound."""
+        """Do what the verdict says, once. Returns the entry's state afterwards. Raises EntryNotFound."""
         job = await self.found(entry)
         if job.state == "pending":
             with tracing.carried(job.trace, "inbox.settle", {"trellis.job_id": entry}):
@@ -167,19 +172,19 @@ class InboxService:
         return job
 
     async def entry_state(self, entry: str) -> InboxEntryState:
-        """How it stands; raises EntryNotFound."""
+        """The entry's state; raises EntryNotFound."""
         job = await self.found(entry)
         return _entry_state(job, await self.ledger.events(job.job_id))
 
     async def entry_states(self, jobs: Sequence[Job]) -> list[InboxEntryState]:
-        """How several entries stand, with two queries for all of them; those that are gone meanwhile are left out."""
+        """The states of several entries, with two queries in total. Entries removed meanwhile are left out."""
         entries = [job.job_id for job in jobs]
         payloads, events = await self.ledger.payloads(entries), await self.ledger.events_of(entries)
         whole = [replace(job, payload=payloads[job.job_id]) for job in jobs if job.job_id in payloads]
         return [_entry_state(job, events[job.job_id]) for job in whole if job.job_id in events]
 
     async def stats(self) -> InboxCounts:
-        """Counted from what is stored."""
+        """Counts from the ledger."""
         now = await self.ledger.now()
         midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         today = await self.ledger.count_events(SETTLED_EVENTS, since=midnight)
@@ -191,10 +196,10 @@ class InboxService:
             expired_today=today["inbox.expired"],
         )
 
-    # --- the gate ----------------------------------------------------------------------------------------------------
+    # --- the check ---------------------------------------------------------------------------------------------------
 
     async def _judge(self, entry: NewInboxEntry) -> dict[str, str] | None:
-        """None, or why this entry makes nothing: kind not listed, target not there, or the same waits already."""
+        """Why this entry is rejected, or None: action not allowed, target missing, or an equal proposal waits."""
         try:
             if entry.action == JOB:
                 await self._job(entry.to_dict())
@@ -207,12 +212,12 @@ class InboxService:
                 await self.proposal_service.check(offer)
                 await self.proposal_service.refuse_duplicate(offer)
         except QueueFull:
-            return None  # it waits here until there is room
+            return None  # the entry stays pending until there is room
         except (AgentError, RunError, InputError, NotAllowed) as error:
             return {"code": error.code, "reason": str(error)}
         return None
 
-    # --- what an entry makes -------------------------------------------------------------------------------------------
+    # --- settling ----------------------------------------------------------------------------------------------------
 
     async def _settle(self, job: Job) -> None:
         told = json.loads(job.payload or b"{}")
@@ -246,7 +251,7 @@ class InboxService:
             return {"job_id": job.job_id}
         proposal = ids.entry_proposal_id(told["id"], datetime.fromisoformat(told["source"]["timestamp"]))
         made = await self.ledger.job(proposal)
-        if made is not None and made.parent_id == told["id"]:  # also when its target is not what it was any more
+        if made is not None and made.parent_id == told["id"]:  # even if its target has changed since
             return {"proposal_id": proposal}
         return {"proposal_id": (await self.proposal_service.make_first(await self._offer(told), proposal)).id}
 
@@ -291,7 +296,7 @@ class InboxService:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InboxReport:
-    """What one pass did."""
+    """Result of one pass."""
 
     settled: int = 0
     more: bool = False
@@ -299,14 +304,14 @@ class InboxReport:
 
 @dataclass(kw_only=True)
 class InboxSettler:
-    """The service: settles what a gateway left pending, because it died or because there was no room for what it makes."""
+    """The service: settles entries that a gateway left pending, because it died or because there was no room."""
 
     inbox: InboxService
     name: str = "inbox-keeper"
     _cursor: str | None = None
 
     async def run_once(self) -> InboxReport:
-        """A page of the pending entries, the whole of them in turn."""
+        """Settle one page of the pending entries, all pages in turn."""
         where = JobFilter(lifecycle=INBOX_ENTRY.name, state="pending")
         page = await self.inbox.ledger.jobs(where, limit=SETTLE_BATCH_MAX, cursor=self._cursor)
         self._cursor = page.cursor
@@ -314,17 +319,17 @@ class InboxSettler:
         return InboxReport(settled=sum(one.status != "pending" for one in standings), more=page.cursor is not None)
 
     def pause_s(self, report: InboxReport) -> float:
-        """At once while there is more to look at."""
+        """No pause while there are more pages."""
         return 0.0 if report.more else SETTLE_POLL_S
 
 
 def _trigger_kind(source: str, *, relayed: bool) -> TriggerKind:
-    """What began the run that an entry asks for; what the entry says of it counts from those alone who pass such things on."""
+    """The trigger kind of an entry's run. The entry's own source type counts only if it was relayed."""
     return TRIGGERS.get(source, TriggerKind.MANUAL) if relayed else TriggerKind.MANUAL
 
 
 def _refuse_trigger(agent: AgentDefinition, source: str, *, relayed: bool) -> None:
-    """Raise AgentNotRunnable for an agent that nobody may begin by hand and that has no trigger of the kind an entry is of."""
+    """Raise AgentNotRunnable if the agent has no manual trigger and no trigger of the entry's kind."""
     own = {"cron": agent.triggers.cron is not None, "webhook": bool(agent.triggers.events)}.get(source, False)
     if source in TRIGGERS and not agent.triggers.manual and not (own and relayed):
         why = "it names no trigger for" if relayed else "the sender has no role that passes on"

@@ -1,1 +1,1 @@
-"""Agents as files: what `_agent.md` says, which agents there are, and what each of them reads."""
+"""Agents: their definition files, the catalog, their sources, and the runtime that executes them."""

@@ -1,9 +1,9 @@
-"""Annotations: approved comments and tags, kept beside the text that they are about (D63).
+"""Annotations: approved comments and tags, stored beside the text that they are about (D63).
 
-What holds:
-- an annotation is an object of its own under `agents/{slug}/annotations/`; the text it is about keeps its bytes;
-- it names its author, its date, its proposal and the version of the text it was written about;
-- agents see annotations apart from the sources: a citation is looked for in sources alone, so no annotation is evidence.
+Invariants:
+- An annotation is a separate object under `agents/{slug}/annotations/`. The text it is about keeps its bytes.
+- It names its author, its date, its proposal and the version of the text.
+- Agents see annotations apart from the sources. Citations are searched in sources only, so no annotation is evidence.
 """
 
 import json
@@ -18,23 +18,23 @@ from trellis.storage.objects.store import ObjectStore
 
 FOLDER = "annotations"
 ANNOTATIONS_MAX = 100
-"""The most annotations of one agent that a run reads."""
+"""Most annotations of one agent that a run reads."""
 KINDS = {SafeOutput.PROPOSE_COMMENT.value: "comment", SafeOutput.PROPOSE_TAG.value: "tag"}
-"""The actions that annotate, each with the kind of annotation it makes."""
+"""The actions that annotate, each with the kind of its annotation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Annotation:
-    """What a person let stand beside a text."""
+    """An approved comment or tag on a text."""
 
     kind: str
     target: str
-    """The text it is about: its place below the agent's folder."""
+    """The text it is about, as a path below the agent's folder."""
     target_sha256: str
     """The version of the text that it was written about."""
     text: str
     author: str
-    """Who proposed it, such as `agent:archivist-violin`."""
+    """The author of the proposal, such as `agent:archivist-violin`."""
     approved_by: str
     approved_at: str
     proposal_id: str
@@ -60,12 +60,12 @@ def annotation_of(proposal: dict[str, Any], *, approved_by: str, approved_at: da
 
 
 def annotation_key(slug: str, annotation: Annotation) -> str:
-    """Where an annotation is stored: with the others about the same text, under the id of its proposal."""
+    """The key of an annotation: grouped by the text it is about, named by its proposal."""
     return object_key("agents", slug, FOLDER, *annotation.target.split("/"), f"{annotation.proposal_id}.json")
 
 
 async def read_annotations(objects: ObjectStore, slug: str) -> tuple[Annotation, ...]:
-    """The agent's annotations, those about one text together; objects that hold no annotation are passed over."""
+    """The agent's annotations, grouped by text. Objects that hold no annotation are skipped."""
     page = await objects.list(f"{object_key('agents', slug, FOLDER)}/", limit=ANNOTATIONS_MAX)
     found: list[Annotation] = []
     for info in page.items:

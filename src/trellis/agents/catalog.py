@@ -1,4 +1,4 @@
-"""The catalog of agents: which there are, read from the object store, with an index for listings."""
+"""The catalog of agents: lists and loads agents from the object store, and keeps an index for listings."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -24,22 +24,21 @@ from trellis.storage.memory.layout import TokenCounter, count_tokens
 from trellis.storage.objects.keys import object_key
 from trellis.storage.objects.store import CREATE, ObjectInfo, ObjectStore, PutStored, if_match
 
-# `agents/index.json`: a cache of what the `_agent.md` files say, for listings.
+# `agents/index.json`: a cache of the `_agent.md` files, for listings.
 #
-# It never decides anything. Its bytes follow from the files alone, so whoever rebuilds it writes the same; it is fresh while
-# it names exactly the files that are there, each with its etag, and anything else about it (absent, cut off, of another
-# version, from another store) only means that it is made again.
+# It is never authoritative. Its bytes follow from the files alone, so concurrent rebuilds write the same bytes. It is
+# fresh while it lists exactly the existing files with their etags. A missing, truncated or outdated index is rebuilt.
 
 INDEX_KEY = "agents/index.json"
 INDEX_BYTES_MAX = 4 * 1024 * 1024
 INDEX_PROBLEMS_MAX = 5
-"""Of a malformed agent so many problems are kept here, and the number of all of them."""
+"""Problems kept in the index for a malformed agent; `problem_count` has the number of all."""
 INDEX_VERSION = 1
-"""Rises with the shape of an entry and with the rules by which files are judged."""
+"""Increases with the form of an entry and with the validation rules."""
 
 
 class IndexEntry(BaseModel):
-    """One agent in short. A malformed one has problems instead of a name and a status."""
+    """Summary of one agent. A malformed one has problems instead of a name and a status."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,7 +56,7 @@ class IndexEntry(BaseModel):
 
 
 class AgentIndex(BaseModel):
-    """All agents in short, by slug."""
+    """Summaries of all agents, by slug."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -66,23 +65,23 @@ class AgentIndex(BaseModel):
     agents: tuple[IndexEntry, ...]
 
     def fits(self, etags: Mapping[str, str]) -> bool:
-        """Whether it names exactly these files."""
+        """Whether the index lists exactly these files."""
         return {entry.slug: entry.etag for entry in self.agents} == etags
 
     def to_bytes(self) -> bytes:
-        """The object's bytes: the same index always gives the same ones."""
+        """The object's bytes. The same index always gives the same bytes."""
         return (self.model_dump_json(indent=2) + "\n").encode()
 
 
 def build_index(agents: Iterable[tuple[AgentDefinition | AgentMalformed, str]]) -> AgentIndex:
-    """The index of agents, each given with its folder's file and etag."""
+    """The index of these agents, each with the etag of its file."""
     entries = sorted((_entry(agent, etag) for agent, etag in agents), key=lambda entry: entry.slug)
     moments: list[datetime] = [entry.updated_at for entry in entries if entry.updated_at is not None]
     return AgentIndex(updated_at=max(moments, default=None), agents=tuple(entries))
 
 
 def read_index(body: bytes) -> AgentIndex | None:
-    """The index, or None if these bytes are none."""
+    """Parse the index; None if the bytes are not a valid index."""
     if len(body) > INDEX_BYTES_MAX:
         return None
     try:
@@ -113,13 +112,11 @@ def _entry(agent: AgentDefinition | AgentMalformed, etag: str) -> IndexEntry:
     )
 
 
-# Which agents there are, as the object store says it now.
-#
-# What holds:
-# - `agents/{slug}/_agent.md` is the agent; a folder without it is none;
-# - a malformed file stops its own agent and no other: it is listed, with everything to correct in it;
-# - a change of status is written over exactly the bytes it was decided on, so no edit of the owner is lost;
-# - finding the agents costs one question for each, however many runs they have published.
+# Agents in the object store. Invariants:
+# - `agents/{slug}/_agent.md` is the agent; a folder without it is none.
+# - A malformed file affects only its own agent: it is listed, with everything to correct in it.
+# - A status change is written by compare-and-set over the bytes it was decided on, so no edit of the owner is lost.
+# - Finding the agents costs at most two requests each, however many runs they have published.
 
 AGENT_FILE = "_agent.md"
 FOLDERS_MAX = 1_000
@@ -128,12 +125,12 @@ WRITE_TRIES_MAX = 5
 
 _ROOT = "agents/"
 _AFTER_SLASH = "0"
-"""The character after `/`: a folder's name with it comes after everything in the folder and before the next one."""
+"""The character after `/`. A folder name followed by it sorts after everything in the folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentMissing:
-    """There is no such agent."""
+    """There is no agent with this slug."""
 
     slug: str
 
@@ -146,7 +143,7 @@ Agent = AgentDefinition | AgentMalformed
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentFile:
-    """An agent as its file says it, and when the store last took that file."""
+    """An agent, and when the store last modified its file."""
 
     agent: Agent
     modified_at: datetime
@@ -154,7 +151,7 @@ class AgentFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentList:
-    """The agents by slug. `complete` is false when there were more folders than are looked at."""
+    """The agents by slug. `complete` is False if there are more than FOLDERS_MAX folders."""
 
     agents: tuple[Agent, ...]
     complete: bool
@@ -162,7 +159,7 @@ class AgentList:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusChanged:
-    """The agent as it is now, and the status it had; the same one means that nothing was written."""
+    """The agent as it is now, and its previous status. If they are equal, nothing was written."""
 
     agent: AgentDefinition
     previous: AgentStatus
@@ -170,14 +167,14 @@ class StatusChanged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _AgentFileScan:
-    """The files of the agents, by folder."""
+    """The agents' files, by folder."""
 
     files: dict[str, ObjectInfo]
     complete: bool
 
 
 class Catalog:
-    """The agents of one object store. Keeps nothing between calls; every verb may raise what the store raises."""
+    """The agents of one object store. Keeps nothing between calls. Every method may raise the store's errors."""
 
     def __init__(self, objects: ObjectStore, *, counter: TokenCounter = count_tokens) -> None:
         self._objects = objects
@@ -189,27 +186,28 @@ class Catalog:
         return found if isinstance(found, AgentMissing) else found.agent
 
     async def file(self, slug: str) -> AgentFile | AgentMissing:
-        """One agent, with what is known of its file; raises SlugInvalid."""
+        """One agent, with its file's modification time; raises SlugInvalid."""
         found = await self._objects.get(agent_key(slug))
         if found is None:
             return AgentMissing(slug=slug)
         return AgentFile(agent=read_definition(found.body, slug=slug), modified_at=found.modified_at)
 
     async def list(self) -> AgentList:
-        """Every agent, from its file."""
+        """Every agent, read from its file."""
         scan = await self._scan()
         return AgentList(agents=tuple(agent for agent, _ in await self._read(scan)), complete=scan.complete)
 
     async def sources(self, slug: str, definition: AgentDefinition) -> AgentSources:
-        """What the agent reads; raises SlugInvalid."""
+        """The agent's sources; raises SlugInvalid."""
         return await read_sources(self._objects, slug, definition.context, counter=self._counter)
 
     async def change_status(
         self, slug: str, status: AgentStatus, *, at: datetime, seen: str | None = None
     ) -> StatusChanged | AgentMissing | AgentMalformed:
-        """Another status in the agent's file; raises SlugInvalid, StatusChangeRefused and DefinitionContended.
+        """Set another status in the agent's file; raises SlugInvalid, StatusChangeRefused and DefinitionContended.
 
-        `seen` is the sha256 of the file this was decided on: one that its owner has changed since stays as it is.
+        `seen` is the sha256 of the file on which the change was decided. If the owner has changed the file since, it
+        stays.
         """
         key = agent_key(slug)
         for _ in range(WRITE_TRIES_MAX):
@@ -231,7 +229,7 @@ class Catalog:
         raise DefinitionContended(slug=slug, tries=WRITE_TRIES_MAX)
 
     async def index(self) -> AgentIndex:
-        """All agents in short: the cache if it is fresh, else made from the files and written for the next reader."""
+        """Summaries of all agents: the cached index if it is fresh, otherwise rebuilt from the files and stored."""
         for _ in range(WRITE_TRIES_MAX):
             cached = await self._objects.get(INDEX_KEY)
             scan = await self._scan()
@@ -242,13 +240,13 @@ class Catalog:
             when = if_match(cached.etag) if cached else CREATE
             if isinstance(await self._objects.put(INDEX_KEY, made.to_bytes(), when=when), PutStored):
                 return made
-        # Others keep writing it. What is not written costs the next reader a rebuild and nothing else.
+        # Other processes keep writing it. If the index is not stored, the next reader rebuilds it.
         return build_index(await self._read(await self._scan()))
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------------------
 
     async def _scan(self) -> _AgentFileScan:
-        """The agents' files, by jumping from folder to folder over everything else that lies in them."""
+        """Find the agents' files by jumping from folder to folder, past everything else in them."""
         files: dict[str, ObjectInfo] = {}
         after: str | None = None
         for _ in range(FOLDERS_MAX):
@@ -268,7 +266,7 @@ class Catalog:
         return _AgentFileScan(files=files, complete=False)
 
     async def _read(self, scan: _AgentFileScan) -> tuple[tuple[Agent, str], ...]:
-        """The agents with the etags of what was read, by folder; one that was removed meanwhile is not among them."""
+        """The agents with the etags of the files read, by folder. Files removed meanwhile are left out."""
         gate = asyncio.Semaphore(READS_AT_ONCE)
 
         async def read(folder: str, info: ObjectInfo) -> tuple[Agent, str] | None:
@@ -289,7 +287,7 @@ class Catalog:
 
 
 def agent_key(slug: str) -> str:
-    """Where an agent's file is; raises SlugInvalid."""
+    """The key of an agent's file; raises SlugInvalid."""
     return object_key("agents", checked_slug(slug), AGENT_FILE)
 
 

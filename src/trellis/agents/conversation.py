@@ -1,4 +1,4 @@
-"""The conversation of an agent with its model and its tools, every answer journalled before it is used."""
+"""The conversation of an agent with its model and its tools. Every answer is journaled before it is used."""
 
 import asyncio
 import hashlib
@@ -46,17 +46,15 @@ from trellis.engine.text import storable
 from trellis.storage.memory import markdown
 from trellis.storage.memory.layout import TokenCounter, count_tokens
 
-# A model whose every answer is journalled before anybody acts on it: a crash never pays for a request twice.
+# A model whose answers are journaled before they are used, so that a crash never pays for a request twice. Invariants:
+# - The Nth request of a run is the entry `model/NN`: the answer, and a digest of the request.
+# - A replay with a different request raises JournalDiffers. It neither uses the wrong answer nor asks again.
+# - The answer is always taken from the journal, also the first time.
+# - The digest contains nothing that differs between two identical runs: no time and no random id. Tool calls are
+#   numbered here, whatever ids the provider uses.
+# - Steps, tokens and tool calls of a run are limited here, before and after each request.
 #
-# What holds:
-# - the Nth request of a run is the entry `model/NN`: the answer, and a digest of the request it answers;
-# - a replay that would ask something else raises JournalDiffers; it neither answers wrongly nor asks again;
-# - what is acted on is what the journal gave back, at the first time as at a replay;
-# - the digest holds nothing that differs between two identical runs: no time, no id that was drawn; tool calls are
-# numbered here, whatever the provider called them;
-# - steps, tokens and tool calls of a run are bounded here, before and after each request.
-#
-# This module imports pydantic-ai, which takes seconds: it is imported in a thread, when the first agent runs.
+# This module imports pydantic-ai, which takes seconds. It is imported in a thread when the first agent runs.
 
 ENTRY = "model/{number:02}"
 CALL_ID = "{number:02}-{ordinal}"
@@ -69,7 +67,7 @@ _BUSY = frozenset({408, 409, 425, 429})
 
 
 class JournalledModel(WrapperModel):
-    """A model inside one run. `number` counts its requests."""
+    """A model within one run. `number` counts its requests."""
 
     def __init__(
         self,
@@ -99,7 +97,7 @@ class JournalledModel(WrapperModel):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        """The journalled answer to this request, made now if there is none."""
+        """The journaled answer to this request; made now if there is none."""
         if self.number >= self._steps_max:
             raise StepsExceeded(limit=self._steps_max)
         self.number += 1
@@ -134,7 +132,7 @@ class JournalledModel(WrapperModel):
         except TimeoutError:
             raise OutOfTime(what=f"request {self.number} was answered") from None
         except ModelHTTPError as error:
-            # The body may repeat a part of the key, so the status alone is told.
+            # The body may contain part of the key, so only the status is reported.
             reason = f"HTTP status {error.status_code}"
             if error.status_code in _BUSY or error.status_code >= 500:
                 raise ModelUnavailable(model=self.model_name, reason=reason) from None
@@ -159,7 +157,7 @@ class JournalledModel(WrapperModel):
         return body
 
     def _stable(self, response: ModelResponse) -> list[ModelResponsePart]:
-        """The parts that this runtime has a use for."""
+        """The parts of an answer that this runtime uses."""
         kept: list[ModelResponsePart] = []
         ordinal = 0
         for part in response.parts:
@@ -172,7 +170,7 @@ class JournalledModel(WrapperModel):
         return kept
 
     def _measured(self, response: ModelResponse, size: int) -> ModelResponse:
-        """With its cost; a provider that does not count is counted for (D50)."""
+        """The answer with its token usage; counted here if the provider reports none (D50)."""
         if response.usage.input_tokens or response.usage.output_tokens:
             tokens = RequestUsage(input_tokens=response.usage.input_tokens, output_tokens=response.usage.output_tokens)
         else:
@@ -181,7 +179,7 @@ class JournalledModel(WrapperModel):
         return replace(response, usage=tokens)
 
     def _count(self, response: ModelResponse, parameters: ModelRequestParameters) -> None:
-        """What this answer costs and asks for, within the bounds of the run."""
+        """Add the answer's tokens and tool calls, and enforce the limits of the run."""
         self.used = TokenUsage(
             input=self.used.input + response.usage.input_tokens, output=self.used.output + response.usage.output_tokens
         )
@@ -206,7 +204,7 @@ def request_form(
     settings: ModelSettings | None,
     parameters: ModelRequestParameters,
 ) -> bytes:
-    """Everything that makes two requests the same request, and nothing else."""
+    """The bytes that identify a request: equal for equal requests, with nothing else in them."""
     dumped = cast("list[dict[str, Any]]", ModelMessagesTypeAdapter.dump_python(messages, mode="json"))
     return canonical_json(
         {
@@ -232,7 +230,10 @@ def _described(tool: ToolDefinition) -> list[Any]:
 
 
 def _object(part: ToolCallPart) -> dict[str, Any]:
-    """The arguments as an object that JSON and the ledger can hold; what is none becomes one that no tool accepts."""
+    """The arguments as a JSON object that the ledger can store.
+
+    Anything else becomes an object that no tool accepts.
+    """
     raw: object = part.args
     if isinstance(raw, str):
         try:
@@ -251,27 +252,25 @@ def _object(part: ToolCallPart) -> dict[str, Any]:
     return given
 
 
-# The loop between a model and the tools, by pydantic-ai. Nothing is decided here that is not journalled elsewhere.
-#
-# This module imports pydantic-ai, which takes seconds: see `runtime`.
+# The loop between the model and the tools, by pydantic-ai. Everything it acts on is journaled.
 
 FINISH = "finish"
 SUMMARY_CHARS_MAX = 8_000
 UNLISTED_RETRIES = 1_000
-"""More than a run can have: its steps and tool calls end first, with an error of their own."""
+"""More than a run can have: the limits on steps and tool calls end it first, with an error of their own."""
 
 
 class Finish(BaseModel):
     """The end of the run: what was found, for a person to read."""
 
-    # Whatever else a model writes here is looked at once, to be named and dropped.
+    # Other fields are accepted in order to report and drop them.
     model_config = ConfigDict(extra="allow")
     summary: str = Field(description="What you found and proposed, in a few sentences.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpeningMessages:
-    """What is said to the model."""
+    """The instructions and the first message to the model."""
 
     instructions: str
     opening: str
@@ -280,7 +279,7 @@ class OpeningMessages:
 async def run_conversation(
     definition: AgentDefinition, talk: OpeningMessages, *, model: JournalledModel, toolbox: Toolbox, limits: RunLimits
 ) -> str:
-    """Let the model work until it finishes; its summary."""
+    """Run the model until it finishes. Returns its summary."""
     agent: Agent[None, Any] = Agent(
         model,
         output_type=[ToolOutput(Finish, name=FINISH), str],
@@ -306,7 +305,7 @@ async def run_conversation(
 
 
 def _without_invisible_characters(text: str) -> str:
-    """Without what a person would not see: a summary is read, and never executed or kept as memory."""
+    """The text without invisible characters. A summary is shown to people, never executed or stored as memory."""
     plain = (storable(text) or "").replace("\r\n", "\n").strip()
     return markdown.UNSEEN.sub("\N{REPLACEMENT CHARACTER}", plain)
 
@@ -316,7 +315,7 @@ def _tool(toolbox: Toolbox, tool: Tool) -> AiTool[None]:
         assert ctx.tool_call_id is not None
         return await toolbox.call(tool, ctx.tool_call_id, args)
 
-    # One at a time, in the order in which the model asked: the journal and the drafts keep that order.
+    # Sequential, in the order of the model's calls: the journal and the drafts keep that order.
     return AiTool.from_schema(
         call,
         name=tool.value,

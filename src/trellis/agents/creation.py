@@ -1,9 +1,10 @@
-"""A new agent: its file and its sources, made in the object store.
+"""Creates a new agent: writes its sources and its file to the object store.
 
-What holds:
-- nothing that is there is overwritten: a file with other bytes, or an agent of that name, ends it with AgentExists;
-- what is made is a valid definition, checked before anything is written;
-- the agent's file comes last, so an agent that can be found has its sources. Creating it again after a crash finishes the rest.
+Invariants:
+- Nothing is overwritten. An existing agent, or a file with other bytes, raises AgentExists.
+- The definition is validated before anything is written.
+- The agent's file is written last, so an agent that can be found has its sources. Repeating the call after a crash
+  completes it.
 """
 
 import json
@@ -63,7 +64,7 @@ _BODY = """# What you are for
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewAgent:
-    """What a person says about an agent that is to be made."""
+    """A person's description of a new agent."""
 
     slug: str
     purpose: str
@@ -74,7 +75,7 @@ class NewAgent:
 
 
 def definition_file(agent: NewAgent, *, sources: int, at: datetime) -> bytes:
-    """The agent's file; raises SlugInvalid, and DefinitionMalformed for words that do not fit into it."""
+    """The agent's file. Raises SlugInvalid, SourceRefused, and DefinitionMalformed for text that does not fit."""
     if sources > MAX_SOURCES_MAX:
         reason = f"an agent reads at most {MAX_SOURCES_MAX} sources, and these are {sources}"
         raise SourceRefused(file="the last one", reason=reason)
@@ -134,9 +135,11 @@ async def create_agent(
     at: datetime,
     before_file: Callable[[], Awaitable[None]],
 ) -> tuple[AgentDefinition, Sequence[str]]:
-    """Make the agent with these sources, by file name; what was made, and its keys with the agent's file last.
+    """Create the agent with these sources, by file name.
 
-    `before_file` is called when the sources are there and the agent's file is the only thing left to be made.
+    Returns the definition, and the keys with the agent's file last.
+
+    `before_file` is called after the sources are written and before the agent's file is.
 
     Raises SlugInvalid, DefinitionMalformed, SourceRefused, AgentExists, KeyInvalid.
     """
@@ -160,5 +163,5 @@ async def create_agent(
 
 
 def _quoted(text: str) -> str:
-    """As a value in double quotes, which YAML and JSON write alike."""
+    """The text as a double-quoted value, which YAML and JSON write alike."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,6 +1,7 @@
-"""Five-field cron expressions in UTC: whether one can ever be due, told when it is written and not when it should have fired.
+"""Validates and evaluates five-field cron expressions in UTC.
 
-What is taken here is a part of what `cronsim` understands, and it is asked too: an expression without a problem has a next instant.
+An expression that can never be due is refused when it is written. The accepted syntax is a subset of `cronsim`'s, which
+is consulted too: a valid expression always has a next instant.
 """
 
 import re
@@ -36,7 +37,7 @@ _RANGE = re.compile(r"(\*|[0-9a-z]{1,3})(?:-([0-9a-z]{1,3}))?(?:/(\d{1,2}))?")
 
 
 def cron_problem(expression: str) -> str | None:
-    """What is wrong with an expression, or None."""
+    """What is wrong with an expression; None if it is valid."""
     if len(expression) > CRON_CHARS_MAX:
         return f"it has {len(expression)} characters and the limit is {CRON_CHARS_MAX}"
     fields = expression.lower().split()
@@ -59,13 +60,13 @@ def cron_problem(expression: str) -> str | None:
 
 
 def next_instant(expression: str, after: datetime) -> datetime:
-    """The first instant after a moment; only for an expression without a problem."""
+    """The first instant after `after`; only for a valid expression."""
     return next(CronSim(expression, after.astimezone(UTC)))
 
 
 def latest_instant(expression: str, until: datetime) -> datetime:
-    """The last instant that is not after a moment; only for an expression without a problem."""
-    # Backwards, the simulation leaves out a moment that is itself an instant: it begins just behind it.
+    """The last instant up to and including `until`; only for a valid expression."""
+    # In reverse, the simulation excludes its starting time, so it starts a microsecond later.
     return next(CronSim(expression, until.astimezone(UTC) + timedelta(microseconds=1), reverse=True))
 
 
@@ -90,7 +91,7 @@ def _values(part: _CronField, field: str) -> set[int] | None:
 
 
 def _number(part: _CronField, word: str) -> int:
-    """The number a word stands for, or one that is out of every bound."""
+    """The number of a word; -1, which is out of every range, if it has none."""
     if word.isdigit():
         return int(word)
     return part.words.index(word) + part.low if word in part.words else -1

@@ -1,4 +1,4 @@
-"""The definition of an agent: the file `_agent.md`, read field by field and judged."""
+"""Agent definitions: parses and validates the file `_agent.md`."""
 
 import hashlib
 import math
@@ -27,15 +27,15 @@ from trellis.agents.frontmatter import (
 )
 from trellis.storage.memory.layout import ReadMode
 
-# Fields taken out of a table one by one, each with what is expected of it.
+# Reading the fields of a front matter table.
 #
-# A field that does not fit becomes a problem and yields a stand-in, so that every field is looked at. Whoever reads a table asks
-# `problems` before using anything: a stand-in never leaves a file that has problems.
+# An invalid field becomes a problem and yields a placeholder, so that every field is checked in one pass. Callers must
+# check `problems` before they use a value: a file with problems never yields a definition.
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
 SUGGESTION_SIMILARITY_MIN = 0.7
-"""How alike two words are (0 to 1) before one is suggested for the other."""
+"""Similarity (0 to 1) above which a known word is suggested for an unknown one."""
 _WHOLE = re.compile(r"\d{1,9}")
 _NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
@@ -43,7 +43,7 @@ _STAND_IN_MOMENT = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class FieldReader:
-    """The fields of one table. `within` is the path that leads to it, such as `triggers.`."""
+    """Reads the fields of one table. `within` is the path that leads to it, such as `triggers.`."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class FieldReader:
         return value.text
 
     def matching(self, name: str, pattern: re.Pattern[str], expected: str) -> str:
-        """Text of a certain form; a number without quotes is judged as it is written."""
+        """Text that matches a pattern. An unquoted number is checked as it is written."""
         value = self._scalar(name, expected)
         if value is None:
             return ""
@@ -90,7 +90,7 @@ class FieldReader:
         return value.text
 
     def choice(self, name: str, choices: type[Choice], default: Choice | None = None) -> Choice:
-        """One of the words of an enumeration."""
+        """One value of an enumeration."""
         stand_in = default or next(iter(choices))
         if default is not None and name not in self._table.entries:
             self._asked.append(name)
@@ -99,7 +99,7 @@ class FieldReader:
         return stand_in if value is None else self._chosen(name, value, choices) or stand_in
 
     def choices(self, name: str, choices: type[Choice], *, required: bool = True) -> tuple[Choice, ...]:
-        """Some of the words of an enumeration, each once."""
+        """Values of an enumeration, each at most once."""
         expected = f"a list of {', '.join(choices)}"
         entry = self._entry(name, expected, required=required)
         if entry is None or (not required and _is_empty(entry)):
@@ -122,7 +122,7 @@ class FieldReader:
         return tuple(found)
 
     def moment(self, name: str) -> datetime:
-        """A moment of ISO 8601 with its offset; a day alone is its first moment in UTC."""
+        """An ISO 8601 time with its offset. A date alone means midnight UTC."""
         expected = "a moment such as 2026-02-14T08:00:00Z"
         value = self._scalar(name, expected)
         if value is None:
@@ -141,7 +141,7 @@ class FieldReader:
         return moment
 
     def whole(self, name: str, *, low: int, high: int, default: int) -> int:
-        """A whole number between bounds."""
+        """A whole number between `low` and `high`."""
         value = self._optional(name, f"a whole number from {low} to {high}")
         if value is None:
             return default
@@ -156,7 +156,7 @@ class FieldReader:
         return int(value.text)
 
     def number(self, name: str, *, low: float, high: float, default: float) -> float:
-        """A number between bounds."""
+        """A number between `low` and `high`."""
         value = self._optional(name, f"a number from {low} to {high}")
         if value is None:
             return default
@@ -169,7 +169,7 @@ class FieldReader:
         return number
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """True or false."""
+        """A boolean."""
         value = self._optional(name, "true or false")
         if value is None:
             return default
@@ -180,12 +180,12 @@ class FieldReader:
         return value.text == "true"
 
     def optional_text(self, name: str, expected: str) -> tuple[str, int] | None:
-        """Text and its line, or None if the field is left out or empty."""
+        """Text and its line; None if the field is missing or empty."""
         value = self._optional(name, expected)
         return None if value is None or value.kind is ScalarKind.NOTHING else (value.text, value.line)
 
     def form(self, name: str) -> "FieldReader":
-        """The fields of a table inside this one; an empty one where it is left out."""
+        """A reader for a nested table; empty if the field is missing."""
         entry = self._entry(name, "fields of its own", required=False)
         table = entry.value if entry else None
         if entry is not None and not isinstance(table, TableValue) and not _is_empty(entry):
@@ -194,9 +194,9 @@ class FieldReader:
         return FieldReader(known, self._problems, within=f"{self._within}{name}.")
 
     def close(self) -> None:
-        """Every field that nobody asked for is unknown, and one that was asked for in vain is missing.
+        """Report every field that was not requested as unknown, and every requested one that is absent as missing.
 
-        A name that is nearly the missing one is one mistake, not two.
+        An unknown name that resembles a missing one is reported as one problem, not two.
         """
         for name, entry in self._table.entries.items():
             if name not in self._asked:
@@ -207,15 +207,15 @@ class FieldReader:
             self._wrong(name, 1, "the field is missing", expected)
 
     def wrong(self, name: str, line: int, wrong: str, expected: str, suggestion: str | None = None) -> None:
-        """A problem that the reader of the form found."""
+        """Report a problem that the caller found."""
         self._wrong(name, line, wrong, expected, suggestion)
 
     def line(self, name: str) -> int:
-        """Where a field is, or 1."""
+        """The line of a field; 1 if it is missing."""
         entry = self._table.entries.get(name)
         return entry.line if entry else 1
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _chosen(self, name: str, value: Scalar, choices: type[Choice]) -> Choice | None:
         if value.text in set(choices):
@@ -270,13 +270,11 @@ def _nearest_name(word: str, known: Iterable[str]) -> str | None:
     )
 
 
-# What an agent is: the file `_agent.md`, read and judged (D24).
-#
-# What holds:
-# - the file decides: no `_agent.md`, no agent, and nothing about an agent is kept elsewhere;
-# - a file is either a whole AgentDefinition or a list of everything that has to be corrected, never something between;
-# - an agent can only propose: a definition without a way to propose, or with a tool nobody knows, is malformed;
-# - changing the status changes the status and `updated_at`; every other byte of the owner's file stays.
+# Agent definitions (D24). Invariants:
+# - The file decides: without `_agent.md` there is no agent, and nothing about an agent is stored elsewhere.
+# - Parsing gives either a complete AgentDefinition or a list of everything to correct.
+# - An agent can only propose. A definition without a tool to propose, or with an unknown tool, is malformed.
+# - Changing the status changes only `status` and `updated_at`. Every other byte of the owner's file stays.
 
 TEMPERATURE_DEFAULT = 0.3
 MAX_STEPS_DEFAULT = 5
@@ -287,7 +285,7 @@ NAME_CHARS_MAX = 100
 DESCRIPTION_CHARS_MAX = 1_000
 SOURCES_FOLDER = "sources"
 FILES_REMEMBERED = 128
-"""Files whose meaning a process remembers, by their bytes: at most 8 MiB."""
+"""Number of parsed files that a process caches, keyed by their bytes: at most 8 MiB."""
 
 SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,99}")
@@ -300,7 +298,7 @@ _FOLDER = re.compile(r"sources(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){0,5}")
 
 
 class Tool(StrEnum):
-    """What an agent may be given to work with."""
+    """The tools that an agent may have."""
 
     READ_CONTEXT = "read-context"
     READ_MEMORY = "read-memory"
@@ -310,11 +308,11 @@ class Tool(StrEnum):
 
 
 SAFE_OUTPUT_TOOLS = frozenset({Tool.CREATE_PROPOSAL})
-"""The tools through which an agent proposes; it needs one of them."""
+"""The tools with which an agent proposes. It needs at least one of them."""
 
 
 class SafeOutput(StrEnum):
-    """What an agent may propose."""
+    """The actions that an agent may propose."""
 
     PROPOSE_EDIT = "propose-edit"
     PROPOSE_SUMMARY = "propose-summary"
@@ -327,7 +325,7 @@ class SafeOutput(StrEnum):
 
 
 class AgentStatus(StrEnum):
-    """Whether an agent may run: only an active one does."""
+    """The status of an agent. Only an active agent may run."""
 
     DRAFT = "draft"
     ACTIVE = "active"
@@ -346,7 +344,7 @@ STATUS_CHANGES: Mapping[AgentStatus, tuple[AgentStatus, ...]] = {
 
 
 class TriggerEvent(StrEnum):
-    """What may start a run beside a person and a clock."""
+    """Events that may start a run, besides manual and cron triggers."""
 
     INBOX_ITEM_CREATED = "inbox.item.created"
     PROPOSAL_APPLIED = "proposal.applied"
@@ -363,7 +361,7 @@ class Triggers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContextOptions:
-    """What an agent reads before it begins: sources of a folder (`sources` or one inside it), and so much of its memory."""
+    """What an agent reads first: the source folder (`sources` or one inside it), and how much of its memory."""
 
     folder: str = SOURCES_FOLDER
     max_sources: int = MAX_SOURCES_DEFAULT
@@ -372,7 +370,7 @@ class ContextOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentDefinition:
-    """An `_agent.md` without a problem. `sha256` is of the file's bytes; a warning keeps nothing from running."""
+    """A valid `_agent.md`. `sha256` is of the file's bytes. Warnings do not prevent the agent from running."""
 
     name: str
     slug: str
@@ -395,15 +393,15 @@ class AgentDefinition:
 
     @property
     def may_run(self) -> bool:
-        """Whether a run may start, however it is triggered."""
+        """Whether a run may start, by any trigger."""
         return self.status is AgentStatus.ACTIVE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentMalformed:
-    """An `_agent.md` that is no definition, and everything to correct in it, in the order of its lines.
+    """An invalid `_agent.md`, with everything to correct in it, in line order.
 
-    `slug` is the folder it lies in, where that is known; `sha256` is None for a file that was not read.
+    `slug` is its folder, where known. `sha256` is None for a file that was not read.
     """
 
     slug: str | None
@@ -415,16 +413,16 @@ class AgentMalformed:
 
 
 def checked_slug(slug: str) -> str:
-    """The slug, or SlugInvalid: what is no slug never becomes part of a key."""
+    """The slug; raises SlugInvalid. Only a valid slug may become part of a key."""
     if not SLUG.fullmatch(slug):
         raise SlugInvalid(slug=slug[:100])
     return slug
 
 
 def read_definition(data: bytes, *, slug: str | None = None) -> AgentDefinition | AgentMalformed:
-    """What the file says. `slug` is the folder it lies in: the file must name the same one.
+    """Parse the file. `slug` is the folder it is in: the file must name the same one.
 
-    The same bytes are read once: parsing takes some 10 ms, and a gateway asks for the agent with every request about it.
+    Results are cached by the file's bytes: parsing takes about 10 ms, and a gateway loads the agent with every request.
     """
     return _read(data, slug)
 
@@ -435,12 +433,12 @@ def _read(data: bytes, slug: str | None) -> AgentDefinition | AgentMalformed:
 
 
 def may_change(source: AgentStatus, target: AgentStatus) -> bool:
-    """Whether an agent of one status may get the other; the same one again is no change and always allowed."""
+    """Whether an agent may change from one status to the other. The same status is always allowed."""
     return source is target or target in STATUS_CHANGES[source]
 
 
 def with_status(data: bytes, status: AgentStatus, *, at: datetime) -> bytes:
-    """The file with another status and `updated_at`, every other byte as it was; the same status changes nothing.
+    """The file with another status and `updated_at`; every other byte stays. The same status changes nothing.
 
     Raises DefinitionMalformed and StatusChangeRefused.
     """
@@ -463,7 +461,7 @@ def with_status(data: bytes, status: AgentStatus, *, at: datetime) -> bytes:
     return changed
 
 
-# --- inside ----------------------------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------------------------
 
 
 def _checked_definition(front: FrontMatter, data: bytes, slug: str | None) -> AgentDefinition | AgentMalformed:
@@ -483,7 +481,7 @@ def _checked_definition(front: FrontMatter, data: bytes, slug: str | None) -> Ag
 
 
 def _definition(form: FieldReader, instructions: str, sha256: str) -> AgentDefinition:
-    """Every field is asked for, in the order in which a person is told about them."""
+    """Read every field, in the order in which problems are reported."""
     return AgentDefinition(
         name=form.text("name", chars_max=NAME_CHARS_MAX),
         slug=form.matching("slug", SLUG, "lower-case letters, digits and hyphens, at most 63"),
@@ -554,7 +552,7 @@ def _warnings(definition: AgentDefinition, form: FieldReader) -> tuple[FrontMatt
 
 
 def _with_values_replaced(front: FrontMatter, values: Mapping[str, str]) -> bytes:
-    """The text with some one-line values exchanged, from the last to the first so that places stay true."""
+    """The text with some one-line values replaced, from last to first so that positions stay valid."""
     assert front.table is not None
     places: list[tuple[Scalar, str]] = []
     for name, new in values.items():

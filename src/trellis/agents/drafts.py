@@ -1,9 +1,8 @@
-"""Whether what a model asks create-proposal for becomes a draft: a pure decision.
+"""Decides whether the arguments of a create-proposal call become a draft. Pure functions.
 
-What holds: the action is one that the agent's file allows; the target is a place that this action may touch, below the
-agent's own folder; sizes are bounded; text is what a person can see; citations are those that the sources read hold.
-Fields that the tool does not have are dropped and named, so nothing that a model writes can become a priority, a status
-or an id.
+The action must be one that the agent's file allows. The target must be a place that this action may change, below the
+agent's own folder. Sizes are bounded. Text contains only visible characters. Citations must be found in the sources
+that were read. Unknown fields are dropped and reported, so a model cannot set a priority, a status or an id.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,14 +42,14 @@ FIELDS = (
     "resolution",
 )
 _ALIASES = {"file": "target", "content": "text"}
-"""How the memory's own vocabulary calls the same fields."""
+"""Names of the same fields in memory updates."""
 _NEEDS_FILES = frozenset({ProblemCode.SECTION_MISSING, ProblemCode.LOOP_MISSING, ProblemCode.NOTHING_CHANGED})
 _STAND_IN_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class _ActionRule:
-    """What an action may touch: new places below some folders, or one of the sources; and how."""
+    """What an action may change: new files below some folders, or one of the sources; and how."""
 
     changes: tuple[DraftChange, ...]
     folders: tuple[str, ...] = ()
@@ -71,14 +70,14 @@ _ACTION_RULES: Mapping[SafeOutput, _ActionRule] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftingContext:
-    """What a draft is judged against."""
+    """What a draft is checked against."""
 
     run_id: str
     safe_outputs: tuple[SafeOutput, ...]
     sources: tuple[NlmSource, ...]
-    """Everything the agent may read."""
+    """Every source that the agent may read."""
     read: tuple[NlmSource, ...]
-    """What it has read so far."""
+    """The sources that it has read so far."""
     memory: Mapping[str, str]
     drafts: Sequence[ProposalDraft]
     proposals_max: int
@@ -93,7 +92,7 @@ class _DraftRefused(Exception):
 
 
 def check_draft(args: Mapping[str, Any], desktop: DraftingContext) -> ProposalDraft | ToolRefusal:
-    """The draft, or why there is none."""
+    """The draft, or the refusal."""
     given = {_ALIASES.get(name, name): value for name, value in args.items()}
     try:
         draft = _draft(given, desktop)
@@ -109,7 +108,7 @@ def check_draft(args: Mapping[str, Any], desktop: DraftingContext) -> ProposalDr
 
 
 def dropped_field_flags(given: Mapping[str, Any], known: Sequence[str] = FIELDS) -> tuple[str, ...]:
-    """Flags that name the fields nobody asked for."""
+    """Flags that name the unknown fields."""
     unknown = [name for name in given if name not in known]
     return tuple(f"{RefusalCode.FIELD_DROPPED}:{_short_repr(name)}" for name in unknown[:DROPPED_MAX])
 
@@ -170,7 +169,7 @@ def _change(value: object, action: SafeOutput, rule: _ActionRule) -> DraftChange
 
 
 def _target(target: str, action: SafeOutput, rule: _ActionRule, desktop: DraftingContext) -> str:
-    """The target as it was given, if this action may touch it. Nothing is repaired: what is odd is refused."""
+    """The target as given, if this action may change it. Nothing is normalized: an unusual name is refused."""
     if action is SafeOutput.MEMORY_UPDATE:
         return target
     if action is SafeOutput.LOGIC_UPDATE:
@@ -226,7 +225,7 @@ def _text(given: Mapping[str, Any], name: str, *, chars_max: int = 0, bytes_max:
 
 
 def _check_update(draft: ProposalDraft, desktop: DraftingContext) -> None:
-    """What memory itself would refuse, as far as that can be known from what the agent read."""
+    """Check the update as the memory would, as far as the files that the agent read allow."""
     tried = apply_updates(desktop.memory, (draft.update(),), _STAND_IN_TIME, run_id=desktop.run_id)
     match tried:
         case AppliedUpdates():
@@ -239,7 +238,7 @@ def _check_update(draft: ProposalDraft, desktop: DraftingContext) -> None:
 
 
 def _citations(value: object, read: tuple[NlmSource, ...]) -> tuple[tuple[Citation, ...], tuple[str, ...]]:
-    """The citations that stand in what was read, and what is to be known about the others."""
+    """The citations that are found in the sources read, and flags about the others."""
     if value is None:
         value = []
     if not isinstance(value, list):

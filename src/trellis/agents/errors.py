@@ -1,19 +1,19 @@
-"""What can go wrong with agents: with their files, and while one works."""
+"""Errors of agents: of their files, and of their runs."""
 
 from typing import ClassVar
 
 from trellis.engine.errors import TrellisError
 
-# What can go wrong with agents beyond a file that is missing or malformed: those two are answers, not errors.
+# Errors of agents' files. A missing or malformed file is a return value where callers expect it.
 #
-# AgentError
-# ├── SlugInvalid
-# ├── AgentNotFound           nothing under that slug
-# ├── AgentExists             something under that slug already
-# ├── SourceRefused           a file that cannot be a source
-# ├── DefinitionMalformed     a file that had to be good is not
-# ├── StatusChangeRefused     no such change of status
-# └── DefinitionContended     other writers kept changing the file
+#     AgentError
+#     ├── SlugInvalid
+#     ├── AgentNotFound           no agent with that slug
+#     ├── AgentExists             that slug is taken
+#     ├── SourceRefused           a file that cannot be a source
+#     ├── DefinitionMalformed     a file that had to be valid is not
+#     ├── StatusChangeRefused     no such change of status
+#     └── DefinitionContended     other writers kept changing the file
 
 
 class AgentError(TrellisError):
@@ -58,20 +58,20 @@ class DefinitionContended(AgentError):
     code = "CONFLICT"
 
 
-# What ends an agent's work before it has an output. Everything the model alone did wrong is told to the model instead.
+# Errors that end an agent's run without an output. Mistakes of the model alone are reported to the model instead.
 #
-# AgentRunError
-# ├── ModelUnknown            the definition names a model nobody can open
-# ├── ModelSettingInvalid     the model is known, but not set up
-# ├── ModelUnavailable        it does not answer now: the step is worth another try, nothing paid for is lost
-# ├── ModelRefused            it says no, and would say it again
-# ├── ModelGarbage            it answered, but not with anything that can be used
-# ├── JournalDiffers          what was recorded answers another request than the one made now
-# ├── OutOfTime               the step's or the run's time is over
-# └── LimitExceeded
-# ├── StepsExceeded
-# ├── TokensExceeded
-# └── ToolCallsExceeded
+#     AgentRunError
+#     ├── ModelUnknown            the definition names an unknown model
+#     ├── ModelSettingInvalid     the model is known, but not configured
+#     ├── ModelUnavailable        it does not answer now: the step is retried, and paid answers are replayed
+#     ├── ModelRefused            it refuses the request, and would again
+#     ├── ModelGarbage            its answer cannot be used
+#     ├── JournalDiffers          the journal holds the answer to another request
+#     ├── OutOfTime               the step's or the run's time is over
+#     └── LimitExceeded
+#         ├── StepsExceeded
+#         ├── TokensExceeded
+#         └── ToolCallsExceeded
 
 
 class AgentRunError(AgentError):
@@ -79,7 +79,7 @@ class AgentRunError(AgentError):
 
     code = "INTERNAL_ERROR"
     retries: ClassVar[bool] = False
-    """Whether the step is worth another try (D7); requests that were answered are then replayed, not repeated."""
+    """Whether the step is retried (D7). Answered requests are then replayed, not repeated."""
 
 
 class ModelUnknown(AgentRunError):

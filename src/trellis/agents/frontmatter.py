@@ -1,9 +1,9 @@
-"""The front matter of a Markdown file, as values that know where in the file they stand.
+"""Parses the front matter of a Markdown file into values with their positions in the file.
 
-What holds:
-- YAML is composed, never constructed: no tag, anchor or alias is followed, depth and number of values are bounded;
-- every value carries its line and its place in the file's text, so that a problem can name the one and an edit keep the rest;
-- one mistake does not hide the next: where the whole cannot be read, each field is read alone.
+Invariants:
+- YAML is composed, never constructed: tags, anchors and aliases are refused; depth and number of values are bounded.
+- Every value has its line and its position in the text, so that problems name the line and edits keep the rest.
+- One mistake does not hide the next: if the whole cannot be parsed, each field is parsed alone.
 """
 
 import re
@@ -23,7 +23,7 @@ HEADER_CHARS_MAX = 16 * 1024
 DEPTH_MAX = 4
 VALUES_MAX = 1_000
 FIELDS_ALONE_MAX = 100
-"""So many fields are read one by one where the whole cannot be read; a file with more is no agent's."""
+"""Most fields that are parsed one by one if the whole cannot be parsed."""
 PROBLEMS_MAX = 50
 SHOWN_CHARS_MAX = 60
 
@@ -34,9 +34,9 @@ _LIKE_A_FENCE = re.compile("[-_=~\N{EN DASH}\N{EM DASH}\N{HORIZONTAL BAR}]+\\s*"
 _FIELD_START = re.compile(r"^[^\s#\-\[\]{}&*!|>%@`][^\n]*?:(?=\s|$)", re.MULTILINE)
 _NAME = re.compile(r"^[ ]*([\w-]+)[ ]*:", re.MULTILINE)
 _FORBIDDEN_CHARACTER = re.compile(
-    # C0 and C1 controls but tab and line ends, a carriage return alone, further byte order marks, non-characters
+    # C0 and C1 controls except tab and line ends, a lone carriage return, further byte order marks, non-characters
     "[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff\ufffe\uffff]|\r(?!\n)"
-    # line separators that not everybody counts, and characters that hide text or turn it round
+    # line separators that not every tool counts, and characters that hide or reorder text
     "|[\u2028\u2029\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
 )
 
@@ -58,7 +58,7 @@ class FrontMatterProblem:
 
 
 class ScalarKind(StrEnum):
-    """What YAML takes a value without quotes for."""
+    """The type that YAML gives an unquoted value."""
 
     TEXT = "text"
     INTEGER = "a whole number"
@@ -71,7 +71,7 @@ class ScalarKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scalar:
-    """A single value; `start` and `end` enclose it, with its quotes, in the text of the file."""
+    """A single value. `start` and `end` enclose it, with its quotes, in the text of the file."""
 
     line: int
     text: str
@@ -102,7 +102,7 @@ Value = Scalar | ListValue | TableValue
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableEntry:
-    """A named value; the line is that of the name."""
+    """A named value. `line` is that of the name."""
 
     line: int
     value: Value
@@ -110,7 +110,7 @@ class TableEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrontMatter:
-    """A file taken apart. `unread` are fields that are there and could not be read."""
+    """A parsed file. `unread` names the fields that are there and could not be parsed."""
 
     text: str
     table: TableValue | None
@@ -120,7 +120,7 @@ class FrontMatter:
 
 
 def read(data: bytes) -> FrontMatter:
-    """Front matter and body of a file, with every problem that does not depend on what the fields mean."""
+    """Parse front matter and body of a file, with every problem that does not depend on the meaning of the fields."""
     if len(data) > FILE_BYTES_MAX:
         return _unreadable("", 1, f"the file has {len(data)} bytes", f"at most {FILE_BYTES_MAX}")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -146,7 +146,7 @@ def read(data: bytes) -> FrontMatter:
 
 
 def quoted_for_message(text: str) -> str:
-    """A value as a message quotes it: in quotes, escaped, and not for pages."""
+    """A value for use in a message: quoted, escaped and shortened."""
     return repr(text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "…")
 
 
@@ -177,7 +177,7 @@ def _without_fence(text: str, problems: list[FrontMatterProblem]) -> FrontMatter
 
 
 def _decoded(data: bytes, problems: list[FrontMatterProblem]) -> str:
-    """The text, with a stand-in of the same length for each character that does not belong there."""
+    """The text, with a replacement of the same length for each forbidden character."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -208,7 +208,7 @@ def _without_tabs(header: str, problems: list[FrontMatterProblem]) -> str:
 
 
 class _Composer(yaml.SafeLoader):
-    """The safe loader, up to its nodes, with what could make them many or make them act refused."""
+    """The safe loader, up to its nodes. Refuses tags, anchors, aliases and excessive size."""
 
     depth = 0
     values = 0
@@ -236,7 +236,7 @@ def _refusal(event: NodeEvent, what: str) -> ComposerError:
 
 @dataclass(frozen=True, slots=True)
 class _HeaderParser:
-    """A piece of the header, and where it stands in the file."""
+    """A part of the header, with its position in the file."""
 
     header: str
     first_line: int
@@ -244,7 +244,7 @@ class _HeaderParser:
     problems: list[FrontMatterProblem]
 
     def table(self) -> tuple[TableValue | None, frozenset[str]]:
-        """The fields, and the names of those that could not be read."""
+        """The fields, and the names of those that could not be parsed."""
         try:
             node = _composed(self.header)
         except MarkedYAMLError as error:
@@ -258,7 +258,7 @@ class _HeaderParser:
         return self._table(node, ""), frozenset()
 
     def _piecewise(self, error: MarkedYAMLError) -> tuple[TableValue | None, frozenset[str]]:
-        """Each field alone, so that one that cannot be read does not hide the others."""
+        """Parse each field alone, so that an invalid one does not hide the others."""
         starts = [found.start() for found in _FIELD_START.finditer(self.header)]
         if not 1 < len(starts) <= FIELDS_ALONE_MAX:
             self._syntax(error)
@@ -344,7 +344,7 @@ _KINDS = {
     "tag:yaml.org,2002:null": ScalarKind.NOTHING,
 }
 
-# What the parser says -> what a person should write.
+# The parser's message -> what a person should write.
 _EXPECTED_INSTEAD = {
     "mapping values are not allowed here": "quotes around a value that has a colon in it",
     "could not find expected ':'": "`field: value`, with a space after the colon",

@@ -1,7 +1,7 @@
-"""How the name of a model in an agent's file becomes a model.
+"""Opens the model that an agent's file names.
 
-`offline` needs no key and no network. `openai:<model>` is any server that speaks OpenAI's chat completions; its address
-and key come from settings and appear in no message. `scripted:<name>` is a function that a test gives.
+`offline` needs no key and no network. `openai:<model>` is any server with OpenAI's chat completions API; its address
+and key come from settings and appear in no message. `scripted:<name>` is a function that a test provides.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 OFFLINE = "offline"
 OPENAI = "openai"
 LIBRARY = "openai"
-"""The package behind it, which an extra brings."""
+"""The package behind it, installed by an extra."""
 SCRIPTED = "scripted"
 KNOWN = f"{OFFLINE}, or {OPENAI}:<model>"
 BASE_URL_SETTING, KEY_SETTING = "TRELLIS_MODEL_BASE_URL", "TRELLIS_MODEL_KEY"
 BASE_URL_EXAMPLE = "http://127.0.0.1:11434/v1"
 REQUEST_TIMEOUT_S = 110.0
-"""Under the step's own limit, so that a silent server is named as the cause."""
+"""Below the step's own limit, so that a silent server is named as the cause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOptions:
-    """What models need besides their names. The key is kept out of every representation."""
+    """Settings of models. The key is left out of every representation."""
 
     base_url: str | None = None
     key: str | None = field(default=None, repr=False)
@@ -41,7 +41,7 @@ class ModelOptions:
 
 
 def check_model(name: str, options: ModelOptions) -> None:
-    """Whether a model of this name can be opened, without opening it; raises ModelUnknown or ModelSettingInvalid."""
+    """Check that a model of this name can be opened; raises ModelUnknown or ModelSettingInvalid."""
     kind, _, rest = name.partition(":")
     if kind == OPENAI and rest:
         address = f"{BASE_URL_SETTING} to the server's address, such as {BASE_URL_EXAMPLE}"
@@ -59,7 +59,10 @@ def check_model(name: str, options: ModelOptions) -> None:
 
 @asynccontextmanager
 async def open_model(name: str, options: ModelOptions) -> "AsyncGenerator[Model]":
-    """The model of this name, for one run. Opened in a thread: importing pydantic-ai takes seconds the first time."""
+    """The model of this name, for one run.
+
+    Opened in a thread, because importing pydantic-ai takes seconds the first time.
+    """
     check_model(name, options)
     model, client = await asyncio.to_thread(_open, name, options)
     try:
@@ -87,6 +90,6 @@ def _openai(name: str, model: str, options: ModelOptions) -> "tuple[Model, Async
         from openai import AsyncOpenAI
         from pydantic_ai.models.openai import OpenAIChatModel
         from pydantic_ai.providers.openai import OpenAIProvider
-    # The step tries again (D7); a second layer of retries would multiply the first.
+    # The step is retried (D7); a second layer of retries would multiply the first.
     client = AsyncOpenAI(base_url=options.base_url, api_key=options.key, max_retries=0, timeout=REQUEST_TIMEOUT_S)
     return OpenAIChatModel(model, provider=OpenAIProvider(openai_client=client)), client

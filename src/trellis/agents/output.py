@@ -1,7 +1,7 @@
-"""What a run of an agent gives back: drafts of proposals, a summary, and what was refused on the way (PIPE-6).
+"""The output of an agent run: drafts of proposals, a summary, and the refused calls (PIPE-6).
 
-A draft says what the model may say and no more: there is no place in it for an id, a status, a priority or a reviewer.
-Those follow from the action, and the orchestrator sets them. The same run gives the same bytes.
+A draft holds only what the model may decide. It has no field for an id, a status, a priority or a reviewer: the
+orchestrator sets those from the action. The same run gives the same bytes.
 """
 
 import json
@@ -16,7 +16,7 @@ from trellis.storage.memory.updates import Operation, Update
 
 
 class DraftChange(StrEnum):
-    """What a draft does to its target."""
+    """How a draft changes its target."""
 
     APPEND = "append"
     REPLACE = "replace"
@@ -25,7 +25,7 @@ class DraftChange(StrEnum):
 
 
 class RefusalCode(StrEnum):
-    """Why a tool said no to the model."""
+    """Why a tool refused a call."""
 
     TOOL_NOT_LISTED = "tool_not_listed"
     ACTION_NOT_ALLOWED = "action_not_allowed"
@@ -44,11 +44,11 @@ class RefusalCode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProposalDraft:
-    """A proposal as the model may draft it. Every citation stands in a source that the run read."""
+    """A draft of a proposal. Every citation is found in a source that the run read."""
 
     action: SafeOutput
     target: str
-    """A place below the agent's folder; for a memory-update the file below its memory."""
+    """A path below the agent's folder; for a memory-update, a file of its memory."""
     change: DraftChange
     summary: str
     text: str
@@ -60,7 +60,7 @@ class ProposalDraft:
     resolution: str | None = None
 
     def update(self) -> Update:
-        """The change of the agent's memory that a memory-update asks for."""
+        """The memory update that a memory-update draft asks for."""
         assert self.action is SafeOutput.MEMORY_UPDATE, self.action
         return Update(
             file=self.target,
@@ -72,7 +72,7 @@ class ProposalDraft:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The form in JSON."""
         return {
             **asdict(self),
             "action": self.action.value,
@@ -83,7 +83,7 @@ class ProposalDraft:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "ProposalDraft":
-        """What `to_dict` made."""
+        """Parse the result of `to_dict`."""
         plain: dict[str, Any] = {
             **data,
             "action": SafeOutput(data["action"]),
@@ -96,7 +96,7 @@ class ProposalDraft:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolRefusal:
-    """What a tool did not do, and why; the model was told the same."""
+    """A refused tool call and the reason, as told to the model."""
 
     tool: str
     code: RefusalCode
@@ -105,19 +105,19 @@ class ToolRefusal:
     target: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The form in JSON."""
         return {**asdict(self), "code": self.code.value}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "ToolRefusal":
-        """What `to_dict` made."""
+        """Parse the result of `to_dict`."""
         plain: dict[str, Any] = {**data, "code": RefusalCode(data["code"])}
         return cls(**plain)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
-    """That a tool was called, and whether it did what was asked."""
+    """A tool call, and whether it was accepted."""
 
     name: str
     ok: bool
@@ -125,7 +125,7 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenUsage:
-    """What the model requests of the run cost together."""
+    """Tokens of all model requests of the run."""
 
     input: int = 0
     output: int = 0
@@ -143,7 +143,7 @@ class AgentOutput:
     model: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The form in JSON."""
         return {
             "proposals": [draft.to_dict() for draft in self.proposals],
             "summary": self.summary,
@@ -155,7 +155,7 @@ class AgentOutput:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "AgentOutput":
-        """What `to_dict` made."""
+        """Parse the result of `to_dict`."""
         return cls(
             proposals=tuple(ProposalDraft.from_dict(draft) for draft in data["proposals"]),
             summary=data["summary"],
@@ -166,11 +166,11 @@ class AgentOutput:
         )
 
     def to_bytes(self) -> bytes:
-        """The one form of this output as bytes."""
+        """The canonical bytes of this output."""
         return canonical_json(self.to_dict())
 
 
 def canonical_json(value: object) -> bytes:
-    """JSON with one form for each value: what is hashed, journalled and compared."""
+    """JSON with one form for each value, for hashing, journaling and comparing."""
     text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode()

@@ -1,7 +1,9 @@
-"""What a model is told. The rules come first, then the owner's instructions; everything else is fenced as data.
+"""Builds the messages to a model.
 
-A fence carries the hash of what it holds, so no text can hold the end of its own fence. The same context gives the same
-words: nothing here knows the time.
+The rules come first, then the owner's instructions; everything else is fenced as data.
+
+A fence contains the hash of its text, so no text can contain the end of its own fence. The same context gives the same
+messages: they contain no time.
 """
 
 import hashlib
@@ -39,14 +41,14 @@ def system_instructions(definition: AgentDefinition) -> str:
 
 
 def owner_part(text: str) -> str:
-    """The owner's instructions inside `system_instructions(…)`."""
+    """The owner's instructions from the result of `system_instructions(…)`."""
     return text.partition(f"{OWNER_BEGINS}\n\n")[2]
 
 
 def opening_message(
     *, run_id: str, turns: int, sources: Mapping[str, str], memory: Mapping[str, str], params: Mapping[str, Any]
 ) -> str:
-    """The first message: what there is to work with."""
+    """The first message: the run, the sources and the memory."""
     listed = [f"- {ref} ({count_tokens(text)} tokens)" for ref, text in sources.items()] or ["- none"]
     parts = [
         f"{RUN} {run_id}",
@@ -60,7 +62,7 @@ def opening_message(
 
 
 def fenced(name: str, text: str) -> str:
-    """A text that cannot leave its fence."""
+    """The text inside a fence that it cannot close."""
     mark = hashlib.sha256(text.encode()).hexdigest()[:16]
     return f"<data {json.dumps(name, ensure_ascii=False)} {mark}>\n{text}\n</data {mark}>"
 
@@ -72,7 +74,7 @@ def fenced_texts(text: str) -> Iterator[tuple[str, str]]:
 
 
 def text_after_label(text: str, label: str) -> str:
-    """What an opening says after a label of its own, before any data."""
+    """The text after a label in an opening message, before any data."""
     for line in text.split("\n"):
         if line.startswith("<data "):
             break

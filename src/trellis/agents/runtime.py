@@ -1,12 +1,12 @@
-"""Runs one agent: context in, structured output out (PIPE-6). The runtime keeps nothing and writes nothing itself.
+"""Runs one agent: context in, structured output out (PIPE-6). The runtime itself stores nothing.
 
-What holds:
-- every model request and every tool call goes through `once`; a run that died anywhere is run again from the start, gets
-  what was already paid for from there, and ends with the same bytes;
-- an agent has the tools and the ways to propose that its file lists (PIPE-14); a model that asks for others is refused;
-- what sources, memory and answers say can become text of a draft and nothing else.
+Invariants:
+- Every model request and tool call goes through `once`. A run that died is executed again from the start, gets the
+  answers already paid for from the journal, and ends with the same bytes.
+- An agent has only the tools and actions that its file lists (PIPE-14). Others are refused to the model.
+- Text from sources, memory and answers can only become text of a draft.
 
-pydantic-ai is imported in a thread when the first agent runs: it takes seconds, and leases are renewed meanwhile.
+pydantic-ai is imported in a thread when the first agent runs: it takes seconds, and leases must be renewed meanwhile.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ async def run_agent(
     left_s: Callable[[], float],
     models: ModelOptions,
 ) -> AgentOutput:
-    """The agent's output. Raises AgentRunError, and what the desk's ports raise."""
+    """Run the agent and return its output. Raises AgentRunError, and what the functions of `desk` raise."""
     check_model(definition.model, models)
     await asyncio.to_thread(importlib.import_module, "trellis.agents.conversation")
     from trellis.agents import conversation

@@ -1,9 +1,9 @@
-"""What an agent reads: the files below `agents/{slug}/sources/`, whole or not at all.
+"""Reads an agent's sources: the files below `agents/{slug}/sources/`, each complete or not at all.
 
-What holds:
-- the same files give the same sources in the same order: by name, the first `context.max_sources` of those that are text;
-- together they fit the token budget (D50), and no source is ever cut to make it fit;
-- whatever is left out is named with its reason, so that nobody takes a part for the whole.
+Invariants:
+- The same files give the same sources in the same order: by name, the first `context.max_sources` text files.
+- Together they fit the token budget (D50). A source is never truncated.
+- Every omitted file is reported with its reason.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ from trellis.storage.objects.store import ObjectInfo, ObjectStore
 
 SOURCES_TOKENS_MAX = 20_000
 SOURCE_BYTES_MAX = 256 * 1024
-"""Beyond this a file is not even fetched."""
+"""A larger file is not fetched."""
 LISTED_MAX = 1_000
 TEXT_SUFFIXES = (".md", ".txt", ".json")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentSource:
-    """A text the agent may read and cite; `ref` is its place below the agent's folder, `sha256` that of its bytes."""
+    """A text the agent may read and cite. `ref` is its path below the agent's folder, `sha256` that of its bytes."""
 
     ref: str
     text: str
@@ -44,7 +44,7 @@ class OmissionReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OmittedSource:
-    """A file that is there and was not taken."""
+    """A file that exists and was not read."""
 
     ref: str
     reason: OmissionReason
@@ -53,7 +53,7 @@ class OmittedSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentSources:
-    """What an agent reads, and what it does not. `complete` is false when there were more files than are looked at."""
+    """The sources of an agent, and the omitted files. `complete` is False if there are more than LISTED_MAX files."""
 
     items: tuple[AgentSource, ...]
     left_out: tuple[OmittedSource, ...]
@@ -99,7 +99,7 @@ async def read_sources(
 def _selected_files(
     folder: str, listed: tuple[ObjectInfo, ...], max_sources: int
 ) -> tuple[tuple[ObjectInfo, ...], list[OmittedSource]]:
-    """The first files that are text by their name and not too large, and why the others are not among them."""
+    """The first text files that are not too large, and the reasons for omitting the others."""
     wanted: list[ObjectInfo] = []
     left_out: list[OmittedSource] = []
     for info in listed:

@@ -1,1 +1,1 @@
-"""What the ledger decided, as documents in the object store: names, shapes, publishing, audit records."""
+"""Documents that the ledger's events are published as: ids and keys, contents, publishing, audit records."""

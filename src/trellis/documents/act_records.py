@@ -1,6 +1,7 @@
-"""Publishes the audit records of administrative acts: one object each, create-only, made of what the ledger recorded (OBS-1, D35).
+"""Publishes the audit records of administrative acts: one create-only object each, made from the ledger (OBS-1, D35).
 
-A rebuild holds the projector's place, so it publishes the act of itself too. What it may not publish, the next projector does.
+A rebuild holds the projector's subscription, so it publishes the record of its own act. If it cannot, the next
+projector does.
 """
 
 import uuid
@@ -20,24 +21,30 @@ from trellis.storage.objects.store import ObjectStore, StoreError
 
 KEYS_MAX = 1_000
 KEYS_CHARS_MAX = 200_000
-"""Objects that the act of one rebuild names, and how long their keys may be together; beyond it they are counted only."""
+"""Limits on the object keys that a rebuild's act lists: their number, and their total length.
+
+Further objects are only counted.
+"""
 ERROR_CHARS_MAX = 500
 
 _log = log_of("trellis.projector")
 
 
 class ActRecorder:
-    """Publishes acts of one ledger. An object of that name with other bytes stays, is named once, and stops no other act."""
+    """Publishes acts of one ledger.
+
+    An existing object with other bytes stays, is reported once, and stops no other act.
+    """
 
     def __init__(self, ledger: Ledger, actor: Actor, publisher: DocumentPublisher) -> None:
         self._ledger = ledger
         self._actor = actor
         self._publisher = publisher
         self.differing: set[str] = set()
-        """Keys where something else is than the record of the act."""
+        """Keys of objects that differ from the act's record."""
 
     async def publish_new(self) -> int:
-        """Publish the acts that have no record yet; how many records were written. Raises StoreUnavailable."""
+        """Publish acts without a record. Returns how many records were written. Raises StoreUnavailable."""
         waiting = await self._ledger.acts(unpublished=True)
         written = sum([await self._publish(act) for act in waiting])
         published = [act for act in waiting if _key(act) not in self.differing]
@@ -46,7 +53,10 @@ class ActRecorder:
         return written
 
     async def publish_all(self) -> int:
-        """Publish every act whose record the store lacks, also those that had one; how many records were written."""
+        """Publish every act whose record the store lacks, including acts marked as published.
+
+        Returns how many were written.
+        """
         written, last = 0, 0
         while page := await self._ledger.acts(after=last):
             written += sum([await self._publish(act) for act in page])
@@ -69,15 +79,15 @@ def _key(act: AdminAct) -> str:
 
 @dataclass(kw_only=True)
 class RebuildRecord:
-    """What a rebuild did, while it is under way."""
+    """What a running rebuild has done so far."""
 
     written: list[str] = field(default_factory=list[str])
-    """The objects that it made, by key, as far as the act names them."""
+    """Keys of the objects it wrote, within the limits of an act."""
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     _chars: int = 0
 
     def wrote(self, key: str) -> None:
-        """An object was made."""
+        """Note that an object was written."""
         self._chars += len(key)
         if len(self.written) < KEYS_MAX and self._chars <= KEYS_CHARS_MAX:
             self.written.append(key)
@@ -87,7 +97,7 @@ class RebuildRecord:
 async def recorded_rebuild(
     ledger: Ledger, objects: ObjectStore, actor: Actor, event: str, cause: str | None
 ) -> AsyncGenerator[RebuildRecord]:
-    """Record who rebuilt what and why, when it is over; one that fails is recorded with its error."""
+    """Record a rebuild as an act when it ends. A failed one is recorded with its error."""
     rebuild = RebuildRecord()
     try:
         yield rebuild
@@ -102,7 +112,7 @@ async def recorded_rebuild(
 
 
 def listed_keys(keys: list[str]) -> list[str]:
-    """As many of these keys as an act names."""
+    """The first of these keys, within the limits of an act."""
     kept, chars = keys[:KEYS_MAX], 0
     for number, key in enumerate(kept):
         chars += len(key)

@@ -1,7 +1,7 @@
-"""Audit records: what the ledger knows of one event, as a document and back (OBS-1, D14, D35).
+"""Audit records: converts an event of the ledger to a document and back (OBS-1, D14, D35).
 
-A record is a function of the ledger alone, so that a lost one is made again byte for byte. All records of a job hold enough to make the
-job again: the first one says what was asked. Only the white space inside an event's data is not kept.
+A record is a function of the ledger alone, so a lost one is recreated byte for byte. The records of a job hold enough
+to restore the job: the first one holds the submission. Only the white space inside an event's data is not kept.
 """
 
 import base64
@@ -18,17 +18,17 @@ from trellis.engine.records import DeadLetter, Event, IdempotencyKey, RecordedEv
 from trellis.lifecycles import Role
 
 FORMAT = 2
-"""What records look like; one more when that changes. The first ones did not say."""
+"""Version of the record format; increases with every change. The first records had no such field."""
 READABLE = frozenset({1, FORMAT})
-"""Formats that a job can be made of again. In the first one `node` was taken from the name of the actor."""
+"""Formats from which a job can be restored. In format 1, `node` was derived from the actor's name."""
 ORCHESTRATOR_NAME = "orchestration-layer"
-"""What document 000 calls the orchestrator."""
+"""The orchestrator's name in document 000."""
 DEPTH_MAX = 100
-"""JSON that is nested deeper than this is carried as bytes."""
+"""JSON nested deeper than this is stored as base64 bytes."""
 
 
 def document(record: RecordedEvent) -> dict[str, Any]:
-    """The fields of document 000 first, then the whole event and what is known beside it."""
+    """The record as a dict: the fields of document 000 first, then the rest of the event."""
     event = record.event
     made: dict[str, Any] = {
         "ts": timestamp(event.ts),
@@ -67,17 +67,20 @@ def document(record: RecordedEvent) -> dict[str, Any]:
 
 
 def to_bytes(record: RecordedEvent) -> bytes:
-    """As an object of its own."""
+    """The record as a separate object."""
     return encode(document(record))
 
 
 def to_line(record: RecordedEvent) -> bytes:
-    """As a line of a segment, without its end."""
+    """The record as a line of a segment, without the newline."""
     return _dumps(document(record))
 
 
 def act_to_bytes(act: AdminAct) -> bytes:
-    """The record of an administrative act, as an object of its own: the fields of document 000 first, the act's facts last."""
+    """The record of an administrative act as a separate object.
+
+    The fields of document 000 come first, the act's facts last.
+    """
     fields = (
         *(timestamp(act.at), act.event, _actor_name(act.role), act.job_id, act.source, act.target, act.node, FORMAT),
         *(act.id, act.subject, act.role.value, act.actor, act.correlation_id, act.cause),
@@ -90,17 +93,17 @@ def _actor_name(role: Role) -> str:
 
 
 def line_to_bytes(line: bytes) -> bytes:
-    """The line of a segment as an object of its own."""
+    """A line of a segment as a separate object."""
     return encode(json.loads(line))
 
 
 def timestamp(at: datetime) -> str:
-    """A moment to the microsecond: the ledger's own precision."""
+    """A time with microseconds, the ledger's precision."""
     return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def is_older(body: bytes, event_id: str) -> bool:
-    """Whether these bytes are a record of that event in another format than ours."""
+    """Whether these bytes are a record of that event in another format."""
     known, made = _value(body)
     if not known or not isinstance(made, dict):
         return False
@@ -109,22 +112,25 @@ def is_older(body: bytes, event_id: str) -> bool:
 
 
 def is_readable(made: Mapping[str, Any]) -> bool:
-    """Whether a record of an event has a format that a job can be made of again."""
+    """Whether a job can be restored from a record of this format."""
     return made.get("format") in READABLE
 
 
 def is_of_event(made: Mapping[str, Any]) -> bool:
-    """Whether a record is one of a job's event; other acts are recorded too."""
+    """Whether this is the record of a job's event, not of an administrative act."""
     return "lifecycle" in made and "version" in made
 
 
 def is_of_act(made: Mapping[str, Any]) -> bool:
-    """Whether a record is one of an administrative act. Rebuilds, refusals and stopped agents of before name no subject: they stay as they are."""
+    """Whether this is the record of an administrative act.
+
+    Old records of rebuilds, refusals and stopped agents have no subject and do not count.
+    """
     return "subject" in made and not is_of_event(made) and made.get("format") in READABLE
 
 
 def read_act(made: Mapping[str, Any]) -> AdminAct:
-    """The act back; raises RecordInvalid."""
+    """Parse the record of an act; raises RecordInvalid."""
     try:
         return AdminAct(
             no=0,
@@ -148,7 +154,7 @@ def read_act(made: Mapping[str, Any]) -> AdminAct:
 
 
 def read_record(made: Mapping[str, Any]) -> RecordedEvent:
-    """The record back; raises RecordInvalid."""
+    """Parse the record of an event; raises RecordInvalid."""
     try:
         event = _event(made)
         return RecordedEvent(
@@ -165,7 +171,7 @@ def read_record(made: Mapping[str, Any]) -> RecordedEvent:
         raise RecordInvalid(event=str(made.get("event_id")), problem=problem) from error
 
 
-# --- there ---------------------------------------------------------------------------------------------------------------
+# --- to a record -----------------------------------------------------------------------------------------------------
 
 
 def _data(body: bytes) -> dict[str, Any]:
@@ -202,7 +208,7 @@ def _job(asked: Submission) -> dict[str, Any]:
 
 
 def _payload(body: bytes) -> dict[str, Any]:
-    """JSON for people where it is JSON, and how to get the very same bytes from it."""
+    """The payload as JSON where it is JSON, with what is needed to restore the same bytes."""
     known, value = _value(body)
     if not known:
         return {"base64": _base64(body)}
@@ -211,7 +217,7 @@ def _payload(body: bytes) -> dict[str, Any]:
 
 
 def _value(body: bytes) -> tuple[bool, Any]:
-    """Whether these bytes are JSON that can be written again, and what they say."""
+    """Whether these bytes are JSON that can be written again, and the value."""
     try:
         value = json.loads(body, parse_constant=_refuse)
         _dumps(value)
@@ -221,7 +227,7 @@ def _value(body: bytes) -> tuple[bool, Any]:
 
 
 def _is_flat(body: bytes, value: Any) -> bool:
-    """Whether no writer of JSON runs out of depth with it."""
+    """Whether the value is nested at most DEPTH_MAX deep, so that no JSON writer exceeds its recursion limit."""
     level = [value] if body.count(b"[") + body.count(b"{") > DEPTH_MAX else []
     for _ in range(DEPTH_MAX):
         if not level:
@@ -253,14 +259,14 @@ _FORMS: Mapping[str, Callable[[Any], bytes]] = {
     "spaced": lambda value: _SPACED.encode(value).encode(),
     "document": encode,
 }
-"""How JSON may have been written: a record says which, so that the very same bytes come back."""
+"""Ways the JSON may have been written. A record names the one that restores the same bytes."""
 
 
 def _base64(body: bytes) -> str:
     return base64.b64encode(body).decode()
 
 
-# --- and back ------------------------------------------------------------------------------------------------------------
+# --- from a record ---------------------------------------------------------------------------------------------------
 
 
 def _event(made: Mapping[str, Any]) -> Event:

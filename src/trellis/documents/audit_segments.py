@@ -1,10 +1,13 @@
-"""Audit records of many events in one object: immutable JSON-lines segments, each event in exactly one of them (D35).
+"""Audit segments: immutable JSON-lines objects with the records of many events (D35).
 
-How that is kept without a lock. The events of a day are a sequence: the order in which the feed gives them. A segment is named by its
-first event and put create-only, and the next one begins with the first event that no segment has. So whoever goes on from the same
-place, also one who does not know that another was there before, comes to the same name; finds it taken; takes over what is in it; and
-goes on behind it. Where something else has the name, the event of that name gets an object of its own. A place in the feed may be remembered only when `settled`: everything before it is in a segment, and no segment
-reaches beyond it.
+Each event is in exactly one segment, and no lock is needed for that. The events of a day have one order, that of the
+feed. A segment is named by its first event and written create-only. The next segment begins with the first event that
+is in none. So writers that start from the same position, even without knowing of each other, compute the same name. A
+writer that finds the name taken takes over the content of that segment and continues behind it. If the object of that
+name is something else, the first event gets a separate object.
+
+A feed position may be stored only when the writer is `settled`: everything before the position is in a segment, and no
+segment reaches beyond it.
 """
 
 import json
@@ -21,13 +24,13 @@ from trellis.storage.objects.store import ObjectStore
 
 EVENTS_MAX = 5_000
 BYTES_MAX = 8 * 1024 * 1024
-"""A segment is closed before it has more than this; one line alone may be longer."""
+"""Largest size of a segment; a single longer line gets a segment to itself."""
 SUFFIX = ".jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentLine:
-    """The record of one event, as it stands in a segment."""
+    """The record of one event as a line of a segment."""
 
     event_id: str
     at: datetime
@@ -35,7 +38,7 @@ class SegmentLine:
 
 
 OnConflict = Callable[[str, SegmentLine], Awaitable[None]]
-"""Told of a segment that is not ours, and of the line that was to be its first."""
+"""Called with the key of a conflicting object and the line that should have been first in it."""
 
 
 def line_of(record: RecordedEvent) -> SegmentLine:
@@ -44,7 +47,10 @@ def line_of(record: RecordedEvent) -> SegmentLine:
 
 
 class SegmentWriter:
-    """Lines that wait for their segment. `create` puts bytes where nothing is and says what is there now."""
+    """Collects lines and writes them as segments.
+
+    `create` writes bytes if the key is free, and returns what is stored there.
+    """
 
     def __init__(self, create: Callable[[str, bytes], Awaitable[bytes]], aside: OnConflict) -> None:
         self._create = create
@@ -56,29 +62,29 @@ class SegmentWriter:
 
     @property
     def settled(self) -> bool:
-        """Nothing waits, and nothing that was found in a segment is still to come in the feed."""
+        """Whether no line waits, and no event found in another writer's segment is still ahead in the feed."""
         return not self.waiting and not self._ahead
 
     @property
     def full(self) -> bool:
-        """Enough waits for a segment."""
+        """Whether enough lines wait for a full segment."""
         return self.waiting >= EVENTS_MAX or self.bytes_waiting >= BYTES_MAX
 
     def is_recorded(self, event_id: str) -> bool:
-        """Whether this event was found in a segment of another; asked once for each event, in the order of the feed."""
+        """Whether another writer's segment has this event. Call it once per event, in feed order."""
         if event_id not in self._ahead:
             return False
         self._ahead.discard(event_id)
         return True
 
     def add(self, line: SegmentLine) -> None:
-        """Let a line wait; in the order of the feed."""
+        """Queue a line. Lines are added in feed order."""
         self._days.setdefault(line.at.astimezone(UTC).date(), deque()).append(line)
         self.waiting += 1
         self.bytes_waiting += len(line.body)
 
     async def write(self) -> int:
-        """Put everything that waits into segments; how many segments were written. Raises StoreUnavailable."""
+        """Write all waiting lines. Returns how many segments were written. Raises StoreUnavailable."""
         written = 0
         for day in sorted(self._days):
             lines = self._days[day]
@@ -100,7 +106,7 @@ class SegmentWriter:
         return there is body
 
     def _pass_over(self, lines: deque[SegmentLine], recorded: set[str]) -> None:
-        """Take lines out that are in a segment; what it has beyond them is known when the feed comes to it."""
+        """Remove lines that are in a segment. Its further events are remembered until the feed reaches them."""
         while lines and lines[0].event_id in recorded:
             line = lines.popleft()
             recorded.discard(line.event_id)
@@ -110,7 +116,7 @@ class SegmentWriter:
 
 
 def _ours(key: str, there: bytes, first: SegmentLine) -> list[str]:
-    """Whose records are in a segment that begins as it must; of nobody when it does not, or is none."""
+    """The event ids in a segment that begins with the right event; empty if it does not, or is no segment."""
     try:
         found = event_ids(key, there)
     except RecordInvalid:
@@ -130,7 +136,7 @@ def _next_segment(lines: deque[SegmentLine]) -> list[SegmentLine]:
     return piece
 
 
-# --- reading -----------------------------------------------------------------------------------------------------------
+# --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def lines(key: str, body: bytes) -> list[dict[str, Any]]:
@@ -145,12 +151,15 @@ def lines(key: str, body: bytes) -> list[dict[str, Any]]:
 
 
 def event_ids(key: str, body: bytes) -> list[str]:
-    """Whose records are in a segment, in order; raises RecordInvalid."""
+    """The event ids in a segment, in order; raises RecordInvalid."""
     return [str(made.get("event_id")) for made in lines(key, body)]
 
 
 async def find_audit(objects: ObjectStore, event_id: str, at: datetime) -> dict[str, Any] | None:
-    """The record of an event of that moment: its own object, or its line in one of the day's segments. None when there is none."""
+    """The record of an event of that time: its own object, or its line in one of the day's segments.
+
+    None if there is none.
+    """
     own = await objects.get(ids.audit_key(at, event_id))
     if own is not None:
         return json.loads(own.body)
@@ -163,7 +172,7 @@ async def find_audit(objects: ObjectStore, event_id: str, at: datetime) -> dict[
 
 
 async def _nearest(objects: ObjectStore, at: datetime) -> AsyncGenerator[str]:
-    """The day's segments, the likeliest first: from the last that began by then back to the first, then those that follow."""
+    """The day's segments, likeliest first: from the last that began by then back to the first, then the later ones."""
     folder, after = ids.segment_folder(at) + "/", None
     keys: list[str] = []
     while True:

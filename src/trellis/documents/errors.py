@@ -1,36 +1,36 @@
-"""What can go wrong with runs.
+"""Errors of runs, proposals, the inbox and rebuilds. The docstring of a class is its message.
 
 RunError
 ├── RunIdInvalid
 ├── RunNotFound
-├── RunIdAmbiguous        a short run id that fits several runs
+├── RunIdAmbiguous        a short run id that matches several runs
 ├── AgentNotRunnable      no such agent, malformed, or not active
 ├── TooManyWaiting        the agent's queue is full
-├── CronInvalid           an expression by which no agent can run
+├── CronInvalid           an invalid cron expression
 ├── ScheduleContended     other writers kept changing the schedule
 ├── ProposalNotFound
 ├── ProposalConflict      another body under the same id
 ├── NoteTooShort          rejecting needs a reason
-├── TargetRefused         a proposal about something it may not touch
-├── OutputRefused         a proposal of a kind that its agent's file does not list
-├── DuplicateProposal     the same is proposed already and waits for a person
-├── RunOfAnother          a proposal in the name of a run of another agent
+├── TargetRefused         a proposal about a file that it may not change
+├── OutputRefused         a proposal with an action that its agent's file does not list
+├── DuplicateProposal     an equal proposal waits for a person
+├── RunOfAnother          a proposal that names a run of another agent
 ├── EntryNotFound
-├── ApplyRefused          a proposal that cannot be applied as things are now
-├── DocumentDiffers       the object store holds something the ledger does not know
+├── ApplyRefused          a proposal that cannot be applied in the current state
+├── DocumentDiffers       an object differs from what the ledger recorded
 ├── RecordInvalid         an audit record that cannot be read
 ├── RebuildError
-│   ├── LedgerHasOthers   a ledger that holds other jobs than the record
-│   └── RecordInUse       a projector is at work
-└── StepError             a step failed; `code` is what status.json shows (RUN-7)
+│   ├── LedgerHasOthers   the ledger holds other jobs than the records
+│   └── RecordInUse       a projector is running
+└── StepError             a step failed; status.json shows its `code` (RUN-7)
     ├── UpstreamUnavailable
-    │   └── StoreAway     the run waits for it
+    │   └── StoreAway     the run waits until the store answers
     ├── NlmDown
     ├── AgentTimeout
     │   └── RunTimeout
     ├── StepFailed
     ├── AgentStopped      the run waits until its agent is active again
-    └── StepHopeless      no other try would help
+    └── StepHopeless      a retry would not help
 """
 
 from typing import ClassVar
@@ -163,9 +163,9 @@ class StepError(RunError):
 
     code: ClassVar[str] = "INTERNAL_ERROR"
     retries: ClassVar[bool] = True
-    """Whether the step is worth another try: one layer retries each class of error (D7)."""
+    """Whether the step is retried. One layer retries each class of error (D7)."""
     waits: ClassVar[bool] = False
-    """Whether the run waits until it is over, however long that takes, instead of failing: no run can help it."""
+    """Whether the run waits until the cause is gone instead of failing: the run itself cannot fix it."""
 
 
 class UpstreamUnavailable(StepError):

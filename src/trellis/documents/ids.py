@@ -1,4 +1,7 @@
-"""Names: run ids (D12), proposal ids (D21) and the keys of everything a run publishes (D11). The only place that builds them."""
+"""Builds run ids (D12), proposal ids (D21) and the keys of everything a run publishes (D11).
+
+No other module builds them.
+"""
 
 import hashlib
 import re
@@ -16,12 +19,12 @@ STEPS = ("load-context", "execute-agent", "persist-results", "finalize")
 
 
 def make_run_id(at: datetime, random_text: str) -> JobId:
-    """`run_YYYY-MM-DD_HHMMSS_xxxxxx`; the last part from random hexadecimal text."""
+    """`run_YYYY-MM-DD_HHMMSS_xxxxxx`; the last part is taken from random hexadecimal text."""
     return JobId(f"run_{at.astimezone(UTC):%Y-%m-%d_%H%M%S}_{random_text[:RANDOM_CHARS]}")
 
 
 def run_date(run_id: str) -> str:
-    """The day in a run id of either form, or RunIdInvalid."""
+    """The day in a long or short run id; raises RunIdInvalid."""
     matched = RUN_ID.fullmatch(run_id)
     if matched is None:
         raise RunIdInvalid(run_id=run_id)
@@ -29,25 +32,28 @@ def run_date(run_id: str) -> str:
 
 
 def short_form(run_id: str) -> str | None:
-    """A run id without its time of day, None for what is no run id."""
+    """A run id without its time of day; None if it is no run id."""
     matched = RUN_ID.fullmatch(run_id)
     return None if matched is None else f"run_{matched.group(1)}_{matched.group(2)}"
 
 
 def proposal_id(run_id: str, ordinal: int, action: str, target: str, content: bytes) -> JobId:
-    """The same proposal of the same run always has the same id, so that a step done again makes no second one."""
+    """A deterministic proposal id.
+
+    The same proposal of the same run gets the same id, so a repeated step creates no second one.
+    """
     parts = (run_id.encode(), str(ordinal).encode(), action.encode(), target.encode(), content)
     digest = hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
     return JobId(f"prop_{run_date(run_id)}_{digest[:12]}")
 
 
 def make_proposal_id(at: datetime, random_text: str) -> JobId:
-    """The id of a proposal that no run's step makes: `prop_YYYY-MM-DD_xxxxxxxxxxxx`, from random hexadecimal text."""
+    """A random id for a proposal outside a run: `prop_YYYY-MM-DD_xxxxxxxxxxxx`, from random hexadecimal text."""
     return JobId(f"prop_{at.astimezone(UTC):%Y-%m-%d}_{random_text.replace('-', '')[:12]}")
 
 
 def entry_proposal_id(entry: str, at: datetime) -> JobId:
-    """The one proposal that an entry of the inbox makes, sent in at this moment."""
+    """The id of the one proposal that an inbox entry creates; `at` is the entry's timestamp."""
     return make_proposal_id(at, hashlib.sha256(entry.encode()).hexdigest())
 
 
@@ -57,7 +63,7 @@ def make_entry_id(at: datetime, random_text: str) -> JobId:
 
 
 def run_folder(slug: str, run_id: str) -> str:
-    """Where a run publishes."""
+    """The folder in which a run publishes."""
     run_date(run_id)
     return f"agents/{checked_slug(slug)}/runs/{run_id}"
 
@@ -73,45 +79,48 @@ def manifest_key(slug: str, run_id: str) -> str:
 
 
 def output_key(slug: str, run_id: str) -> str:
-    """What the agent proposed, in order."""
+    """The run's proposals, in order: output/proposal.json."""
     return f"{run_folder(slug, run_id)}/output/proposal.json"
 
 
 def step_file(number: int) -> str:
-    """The file of a step inside the run folder; steps count from 1."""
+    """The path of a step's file inside the run folder. Steps count from 1."""
     return f"steps/{number:02}-{STEPS[number - 1]}.json"
 
 
 def step_key(slug: str, run_id: str, number: int) -> str:
-    """The result of a step."""
+    """The key of a step's file."""
     return f"{run_folder(slug, run_id)}/{step_file(number)}"
 
 
 def proposal_key(slug: str, proposal: str) -> str:
-    """A proposal with its state."""
+    """The key of a proposal's document."""
     return f"agents/{checked_slug(slug)}/proposals/{proposal}.json"
 
 
 def audit_folder(at: datetime) -> str:
-    """Where everything of that day is recorded."""
+    """The folder of a day's audit records."""
     return f"{AUDIT_FOLDER}/{at.astimezone(UTC):%Y%m%d}"
 
 
 def audit_key(at: datetime, event_id: str) -> str:
-    """The audit record of one event (OBS-1)."""
+    """The key of the audit record of one event (OBS-1)."""
     return f"{audit_folder(at)}/{event_id}.json"
 
 
 def alert_key(job_id: JobId) -> str:
-    """What the projector could not publish of a job."""
+    """The key of the projector's alert for a job."""
     return f"{ALERT_FOLDER}/{job_id}.json"
 
 
 def segment_folder(at: datetime) -> str:
-    """Where the day's segments are; a `/` follows."""
+    """The folder of a day's segments, without the trailing `/`."""
     return f"{audit_folder(at)}/segments"
 
 
 def segment_key(at: datetime, event_id: str) -> str:
-    """The segment that begins with this event; the names of a day sort by the time of that event (D35)."""
+    """The key of the segment that begins with this event.
+
+    The segments of a day sort by the time of that event (D35).
+    """
     return f"{segment_folder(at)}/{at.astimezone(UTC):%H%M%S%f}-{event_id}.jsonl"

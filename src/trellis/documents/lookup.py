@@ -1,7 +1,7 @@
-"""Finding a run by what a person typed: its id, or the short form without the time of day (D12).
+"""Finds a run by its id, or by the short form without the time of day (D12).
 
-A run that retention has removed from the ledger is found by its id in what was published: the audit record of its first event says whose
-it was (D61).
+A run that retention removed from the ledger is found by its id in the object store: the audit record of its first event
+names its agent (D61).
 """
 
 import json
@@ -21,14 +21,14 @@ from trellis.storage.objects.store import ObjectStore
 
 PAGE = 500
 PAGES_MAX = 100
-"""How many runs are looked through for a short form; beyond that the long one is needed."""
+"""Pages of runs searched for a short form. Beyond that the long form is needed."""
 AROUND_MIDNIGHT = timedelta(minutes=5)
-"""An id is made a moment before its run is stored."""
+"""A run id is made slightly before the run is stored, so its day may be the day before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedRun:
-    """What the record of a run's first event says: which agent it was of, and who asked for it."""
+    """What the record of a run's first event says: its agent, and who requested it."""
 
     run_id: JobId
     agent_slug: str
@@ -36,9 +36,9 @@ class PublishedRun:
 
 
 async def find_published(objects: ObjectStore, run_id: str) -> PublishedRun | None:
-    """The run with this id, in its long form, that was published; None when no record of it can be read. Raises RunIdInvalid."""
+    """The published run with this long id; None if no readable record exists. Raises RunIdInvalid."""
     begun = _day(run_id)
-    for day in (begun, begun + timedelta(days=1)):  # an id is made a moment before its run is stored
+    for day in (begun, begun + timedelta(days=1)):  # the run may be stored just after midnight
         found = await objects.get(ids.audit_key(day, f"{run_id}-1"))
         if found is None:
             continue
@@ -54,7 +54,7 @@ async def find_published(objects: ObjectStore, run_id: str) -> PublishedRun | No
 
 
 async def find_run(ledger: Ledger, text: str) -> JobId:
-    """The id of the run that is meant; raises RunIdInvalid, RunNotFound, RunIdAmbiguous."""
+    """The id of the run that `text` names; raises RunIdInvalid, RunNotFound, RunIdAmbiguous."""
     day = _day(text)
     job = await ledger.job(JobId(text))
     if job is not None and job.lifecycle == RUN.name:
@@ -68,7 +68,7 @@ async def find_run(ledger: Ledger, text: str) -> JobId:
 
 
 async def listed_runs(ledger: Ledger, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """Runs as listings show them, with two queries for all of them. A run that retention removes meanwhile is left out."""
+    """Runs in the form of listings, with two queries in total. Runs that retention removes meanwhile are left out."""
     run_ids = [job.job_id for job in jobs]
     payloads, events = await ledger.payloads(run_ids), await ledger.events_of(run_ids)
     whole = [replace(job, payload=payloads[job.job_id]) for job in jobs if job.job_id in payloads]
@@ -76,7 +76,7 @@ async def listed_runs(ledger: Ledger, jobs: Sequence[Job]) -> list[dict[str, Any
 
 
 async def _of_day(ledger: Ledger, short: str, begins: datetime) -> list[JobId]:
-    """The runs with this short form, looked for from the newest run back to the first of that day."""
+    """The runs with this short form, searched from the newest run back to `begins`."""
     found: list[JobId] = []
     cursor: str | None = None
     for _ in range(PAGES_MAX):
@@ -91,5 +91,5 @@ async def _of_day(ledger: Ledger, short: str, begins: datetime) -> list[JobId]:
 def _day(text: str) -> datetime:
     try:
         return datetime.fromisoformat(ids.run_date(text)).replace(tzinfo=UTC)
-    except ValueError:  # the form of a day, but none of the calendar
+    except ValueError:  # formed like a date, but not a valid one
         raise RunIdInvalid(run_id=text) from None

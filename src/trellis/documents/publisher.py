@@ -1,4 +1,4 @@
-"""Published documents: writing them so that none goes back, reading them, and waiting for them."""
+"""Published documents: writing, reading and waiting for them. No document goes back to an older version."""
 
 import asyncio
 import contextlib
@@ -13,10 +13,10 @@ from trellis.documents.run_documents import Publication
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreUnavailable, if_match
 
-# Puts documents into the object store so that readers never see one go back (RUN-3, D14).
+# Writing: readers never see a document go back to an older version (RUN-3, D14).
 #
-# A document that is made once is put create-only. One with a version is replaced only by a higher version, by compare-and-set
-# on what is there. So it does not matter how often, or by how many writers, the same facts are published.
+# A document without a version is written create-only. A document with a version is replaced only by a higher version,
+# with compare-and-set. So the same facts may be published any number of times, by any number of writers.
 
 CONFLICTS_MAX = 20
 CACHE_MAX = 10_000
@@ -30,9 +30,9 @@ class _PublishedVersion:
 
 
 class DocumentPublisher:
-    """Publishes into one store; remembers what it put last, so that a rising document costs one request.
+    """Publishes into one object store. Remembers etags, so that the next version of a document costs one request.
 
-    `on_write` is told the key of every object that was put.
+    `on_write` is called with the key of every object written.
     """
 
     def __init__(self, objects: ObjectStore, on_write: Callable[[str], None] | None = None) -> None:
@@ -43,17 +43,20 @@ class DocumentPublisher:
 
     @property
     def objects(self) -> ObjectStore:
-        """Where it publishes."""
+        """The object store it publishes to."""
         return self._objects
 
     def shown(self, key: str) -> int | None:
-        """The version under which this publisher knows a document to be in the store; None when it knows nothing of it."""
+        """The version of a document that this publisher wrote last.
+
+        None if it wrote none, or has dropped the document from its cache.
+        """
         seen = self._seen.get(key)
         return None if seen is None else seen.version
 
     @contextlib.contextmanager
     def news_of(self, key: str) -> Generator[asyncio.Event]:
-        """Set whenever this publisher has put the document. What another process puts is not heard here."""
+        """An event that is set whenever this publisher writes the document. Writes by other processes do not set it."""
         news = asyncio.Event()
         self._listening.setdefault(key, []).append(news)
         try:
@@ -64,7 +67,7 @@ class DocumentPublisher:
                 del self._listening[key]
 
     async def publish(self, publications: Sequence[Publication]) -> int:
-        """Put them in this order; how many were not there yet. Raises StoreUnavailable, DocumentDiffers."""
+        """Write the documents in this order. Returns how many were new. Raises StoreUnavailable, DocumentDiffers."""
         written = 0
         for publication in publications:
             if publication.version is None:
@@ -74,7 +77,10 @@ class DocumentPublisher:
         return written
 
     async def create(self, key: str, body: bytes) -> bytes:
-        """Put it where nothing is; what is there now: these bytes, or those of whoever came first."""
+        """Write the object if it does not exist.
+
+        Returns what is stored now: these bytes, or those of an earlier writer.
+        """
         if isinstance(await self._objects.put(key, body, when=CREATE), PutStored):
             self._wrote(key)
             return body
@@ -92,7 +98,7 @@ class DocumentPublisher:
     async def _rising(self, publication: Publication, version: int) -> bool:
         for tried in range(CONFLICTS_MAX):
             seen = self._seen.get(publication.key)
-            expected = tried or version > FIRST_VERSION  # before its first version there is nothing to look at
+            expected = tried or version > FIRST_VERSION  # version 1 needs no read: nothing is there
             if seen is None and expected:
                 seen = await self._look(publication.key)
             if seen is not None and seen.version >= version:
@@ -128,19 +134,19 @@ class DocumentPublisher:
 
 
 def published_version(body: bytes) -> int:
-    """The version a published document carries."""
+    """The version field of a published document."""
     return int(json.loads(body)["version"])
 
 
-# Reading what was published, and waiting for it.
+# Reading published documents, and waiting for them.
 #
-# What the object store shows is the truth. A publisher of this process can say sooner that it has put something there, and is believed,
-# because a put that was answered is what every reader sees; what another process publishes is found by asking the store.
+# The object store is authoritative. A publisher in the same process reports its own writes sooner, which is safe
+# because an acknowledged put is visible to every reader. Writes by other processes are found by polling the store.
 
 WAIT_S_FIRST = 0.01
 WAIT_S_MAX = 0.25
 WAIT_S_HEARING = 1.0
-"""Between questions about a run that is published by this very process, and so is heard of: another may have taken over."""
+"""Polling interval for a run that this process publishes: another process may have taken over."""
 
 
 class PublishedRuns:
@@ -152,12 +158,12 @@ class PublishedRuns:
         self._publisher = publisher or DocumentPublisher(objects)
 
     async def status(self, slug: str, run_id: str) -> dict[str, Any] | None:
-        """The run's status.json, or None before there is one."""
+        """The run's status.json; None if it does not exist yet."""
         found = await self._objects.get(ids.status_key(slug, run_id))
         return None if found is None else json.loads(found.body)
 
     async def reached(self, slug: str, run_id: str, version: int) -> None:
-        """Come back when status.json has this version or a later one. The caller bounds the time."""
+        """Return when status.json has this version or a later one. Has no time limit of its own."""
         key, pause_s, heard = ids.status_key(slug, run_id), WAIT_S_FIRST, True
         with self._publisher.news_of(key) as news:
             while True:

@@ -1,7 +1,7 @@
-"""What a run publishes, as pure functions of what the ledger recorded (D14, RUN-3, PIPE-15, OBS-1).
+"""The documents of a run, as pure functions of what the ledger recorded (D14, RUN-3, PIPE-15, OBS-1).
 
-Every document of a run at version v follows from the run's request and its events 1 to v, and the bytes of step files are
-in the ledger. So a lost object is made again byte for byte, and two projectors can only write the same thing.
+Every document of a run at version v follows from the run's request and its events 1 to v. The bytes of step files are
+in the ledger. So a lost object is recreated byte for byte, and two projectors can only write the same bytes.
 """
 
 import json
@@ -42,27 +42,27 @@ STARTED = "run.started"
 STEP_DONE = "run.step.completed"
 FAILED = "run.failed"
 STEP_ENTRY = "step/{number:02}"
-"""The journal entry that holds the bytes of a step's file."""
+"""Journal entry with the bytes of a step's file."""
 OUTPUT_ENTRY = "output"
-"""The journal entry that holds the bytes of output/proposal.json."""
+"""Journal entry with the bytes of output/proposal.json."""
 EXTRA_FIELDS = ("already_proposed", "refused_actions")
-"""What a step tells of proposals that the agent wanted and that were not made."""
+"""Fields of a step about proposals that the agent wanted and that were not created."""
 PERSIST_STEP = ids.STEPS.index("persist-results") + 1
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What a run was asked to do; the payload of its job."""
+    """The request for a run; the payload of its job."""
 
     agent_slug: str
     trigger: str
     params: dict[str, Any]
     retry_of: str | None = None
-    """The run that this one repeats, because a job of it was requeued after its end (D20)."""
+    """The run that this one repeats, because one of its jobs was requeued after it ended (D20)."""
 
     @classmethod
     def read(cls, payload: bytes) -> "RunRequest":
-        """From the job's payload."""
+        """Parse the job's payload."""
         data = json.loads(payload)
         return cls(data["agent_slug"], data["trigger"], data["params"], data.get("retry_of"))
 
@@ -73,26 +73,29 @@ class RunRequest:
 
     @property
     def repeats(self) -> dict[str, str]:
-        """What documents say of it; nothing of a run that repeats none."""
+        """The `retry_of` field of documents; empty for a run that repeats none."""
         return {} if self.retry_of is None else {"retry_of": self.retry_of}
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What the ledger knows of one run: its request and its events, oldest first."""
+    """What the ledger has of one run: its request and its events, oldest first."""
 
     run_id: str
     request: RunRequest
     events: tuple[Event, ...]
 
     def until(self, version: int) -> "RunFacts":
-        """As it was right after the event of that version."""
+        """The facts as of the event with that version."""
         return RunFacts(self.run_id, self.request, self.events[:version])
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """One object to put. `version` None: it is made once and never changes; else the number that rises with it."""
+    """One object to write.
+
+    With `version` None it is written once and never changes; otherwise a higher version replaces it.
+    """
 
     key: str
     body: bytes
@@ -100,7 +103,7 @@ class Publication:
 
 
 def status(facts: RunFacts) -> bytes:
-    """status.json after the last of these events."""
+    """The bytes of status.json after the last of these events."""
     last = facts.events[-1]
     done = _steps(facts)
     begun = any(event.type == STARTED for event in facts.events)
@@ -124,7 +127,7 @@ def status(facts: RunFacts) -> bytes:
 
 
 def manifest(facts: RunFacts) -> bytes:
-    """manifest.json of a run that ended."""
+    """The bytes of manifest.json of a run that ended."""
     last, done = facts.events[-1], _steps(facts)
     told = _data(last)
     return encode(
@@ -149,7 +152,10 @@ def manifest(facts: RunFacts) -> bytes:
 
 
 def step_publications(facts: RunFacts, journal: Mapping[str, bytes]) -> list[Publication]:
-    """What the last of these events counts: there before its audit record, so that whatever is recorded can be read."""
+    """The step file that the last event counts.
+
+    Written before its audit record, so that everything recorded is readable.
+    """
     slug, run_id = facts.request.agent_slug, facts.run_id
     if facts.events[-1].type != STEP_DONE:
         return []
@@ -160,19 +166,22 @@ def step_publications(facts: RunFacts, journal: Mapping[str, bytes]) -> list[Pub
 
 
 def state_publications(facts: RunFacts) -> list[Publication]:
-    """How the run stands after the last of these events: there after its audit record, so that whatever is shown is recorded."""
+    """The run's state after the last event. Written after its audit record, so that everything shown is recorded."""
     last, slug, run_id = facts.events[-1], facts.request.agent_slug, facts.run_id
     puts = [Publication(ids.manifest_key(slug, run_id), manifest(facts))] if has_ended(last) else []
     return [*puts, Publication(ids.status_key(slug, run_id), status(facts), last.version)]
 
 
 def has_ended(event: Event) -> bool:
-    """Whether this event of a run is its end."""
+    """Whether this event ended the run."""
     return is_archived(event.target)
 
 
 def is_archived(state: str) -> bool:
-    """Whether a run in this state is archived: it has ended, so nothing of it changes any more and nobody polls it (document 002, 1.3)."""
+    """Whether a run in this state is archived (document 002, 1.3).
+
+    An archived run has ended, so it no longer changes and need not be polled.
+    """
     return RUN.by_name[state].phase is Phase.ENDED
 
 
@@ -185,7 +194,7 @@ def _steps(facts: RunFacts) -> list[dict[str, Any]]:
 
 
 def proposals_created(events: Sequence[Event]) -> list[str]:
-    """The proposals that the counted steps of a run created, in their order."""
+    """The proposals created by the counted steps of a run, in order."""
     return _proposals([_data(event) for event in events if event.type == STEP_DONE])
 
 
@@ -194,7 +203,7 @@ def _proposals(done: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _extra_fields(done: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the agent wanted and no proposal came of: already proposed, or refused. Documents of runs without such are as before."""
+    """What the agent wanted without a new proposal: already proposed, or refused. Empty for runs without either."""
     told: dict[str, Any] = {}
     for step in done:
         told.update({name: step[name] for name in EXTRA_FIELDS if name in step})
@@ -202,7 +211,7 @@ def _extra_fields(done: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def listing_document(job: Job, events: Sequence[Event]) -> dict[str, Any]:
-    """A run in a listing: how it stands, how many proposals it made, and how many of its agent's wishes came to none."""
+    """A run in a listing: its state, the number of its proposals, and of wanted changes without a proposal."""
     done = [_data(event) for event in events if event.type == STEP_DONE]
     told = _extra_fields(done)
     return {
@@ -220,12 +229,12 @@ def listing_document(job: Job, events: Sequence[Event]) -> dict[str, Any]:
 
 
 def _artifacts(done: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> list[str]:
-    """What jobs of the run had made when its last step was counted, or when it failed (PIPE-15)."""
+    """The artifacts that jobs of the run had made when its last step was counted, or when it failed (PIPE-15)."""
     return list(dict.fromkeys([made for one in (*done, told) for made in one.get("artifacts", ())]))
 
 
 def _error(event: Event) -> str | None:
-    """As RUN-7 says, CODE: message. What the engine itself ended was cancelled, or had passed its deadline."""
+    """The error as `CODE: message` (RUN-7). A run that the engine ended was cancelled or passed its deadline."""
     if event.type != FAILED:
         return None
     told = _data(event)

@@ -1,1 +1,1 @@
-"""Connections to addresses that somebody else chose."""
+"""Outgoing connections to URLs that callers provide."""

@@ -1,10 +1,10 @@
-"""What can go wrong on the way out.
+"""Errors of outgoing requests.
 
 OutgoingError
-├── UrlRefused            the guard says no; nothing was sent and nobody was asked
-├── AddressRefused        the host has an address that nobody outside may point us to; no connection was made
-├── OutgoingUnavailable   it did not answer, or not in time: worth another try
-└── AnswerRefused         it answered with more than is read here
+├── UrlRefused            the policy forbids the URL; nothing was looked up or sent
+├── AddressRefused        the host has an address that is not allowed; no connection was made
+├── OutgoingUnavailable   the server did not answer, or not in time: worth a retry
+└── AnswerRefused         the response is larger than allowed or has the wrong encoding
 """
 
 from trellis.engine.errors import TrellisError

@@ -1,11 +1,12 @@
-"""The one way out to a URL that somebody else chose: a callback, a snapshot, a webhook.
+"""The only client for URLs that callers provide: callbacks, snapshots, webhooks.
 
-What holds:
-- a URL leads to a public address over https, or to an origin that the operator listed; anything else is refused before a packet;
-- the host is looked up once, every answer is judged, and the connection goes to the very address that was judged; the name stays
-  in TLS and in the Host header, so a certificate must still be the name's;
-- no redirect is followed, no proxy and no password is taken from the environment, no connection is used for another request;
-- bytes and time have a bound, from the first look-up to the last byte.
+Invariants:
+- A URL leads to a public address over https, or to an origin that the operator listed. Anything else is refused before
+  a packet is sent.
+- The host is resolved once, every address is checked, and the connection goes to a checked address. The name stays in
+  TLS and in the Host header, so the certificate must match the name.
+- No redirect is followed, no proxy or password is taken from the environment, and no connection is reused.
+- Bytes and time are limited, from the lookup to the last byte.
 """
 
 import asyncio
@@ -27,17 +28,17 @@ CONNECTIONS_MAX = 32
 REQUEST_HEADERS_REFUSED = frozenset({"host", "connection", "transfer-encoding", "content-length", "accept-encoding"})
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a host, as text; raises OSError."""
+"""Returns the addresses of a host, as text; raises OSError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutgoingPolicy:
-    """Where requests may go and how much they may take."""
+    """Where requests may go, and their limits."""
 
     origins: tuple[str, ...] = ()
-    """`https://host` or `http://host:port` that may be asked although they are not public; names or addresses."""
+    """`https://host` or `http://host:port` that are allowed although they are not public; names or addresses."""
     public: bool = True
-    """Whether every public address may be asked too, over https."""
+    """Whether every public address is allowed too, over https."""
     public_ports: frozenset[int] = frozenset({443})
     answer_bytes_max: int = 5 * 1024 * 1024
     connect_s: float = 5.0
@@ -46,23 +47,23 @@ class OutgoingPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchedResponse:
-    """What came back. A redirect is an answer like any other; nobody follows it."""
+    """The response. Redirects are returned, not followed."""
 
     status: int
     headers: Mapping[str, str]
-    """With names in small letters."""
+    """Header names are in lower case."""
     body: bytes
 
 
 def guarded_client(
     policy: OutgoingPolicy, *, resolve: Resolve | None = None, tls: ssl.SSLContext | None = None
 ) -> "GuardedClient":
-    """A client that keeps the policy. `tls` is for certificates of a private authority."""
+    """A client that enforces the policy. `tls` is for certificates of a private authority."""
     return GuardedClient(policy, resolve or system_resolve, tls)
 
 
 class GuardedClient:
-    """Sends single requests; close it when done."""
+    """Sends single requests. Close it when done."""
 
     def __init__(self, policy: OutgoingPolicy, resolve: Resolve, tls: ssl.SSLContext | None) -> None:
         self._policy, self._resolve = policy, resolve
@@ -72,7 +73,7 @@ class GuardedClient:
             trust_env=False,
             follow_redirects=False,
             timeout=httpx2.Timeout(policy.total_s, connect=policy.connect_s),
-            # A connection is pinned for one name: another name at the same address must not get it.
+            # A connection is pinned to one name: another name at the same address must not reuse it.
             limits=httpx2.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=0),
         )
 
@@ -85,11 +86,11 @@ class GuardedClient:
         await self.close()
 
     async def close(self) -> None:
-        """Let go of what is open."""
+        """Close open connections."""
         await self._client.aclose()
 
     def check(self, url: str) -> None:
-        """Whether the URL could be asked, without looking anything up; raises UrlRefused, AddressRefused."""
+        """Check that the URL is allowed, without resolving it; raises UrlRefused, AddressRefused."""
         self._judged(read_target(url))
 
     async def send(
@@ -112,10 +113,10 @@ class GuardedClient:
             reason = f"{self._policy.total_s:g} s were not enough"
             raise OutgoingUnavailable(url=url_for_message(url), reason=reason) from None
 
-    # --- where ---------------------------------------------------------------------------------------------------
+    # --- checking the target -----------------------------------------------------------------------------------------
 
     def _judged(self, target: UrlTarget) -> None:
-        """All that can be said without a look-up."""
+        """All checks that need no lookup."""
         if target.origin in self._origins:
             return
         if not self._policy.public:
@@ -135,7 +136,7 @@ class GuardedClient:
             self._admit(target, target.address)
 
     async def _addresses(self, target: UrlTarget) -> list[IPv4Address | IPv6Address]:
-        """The host's addresses, looked up this once; one bad answer refuses all of them."""
+        """The host's addresses, resolved once. One forbidden address refuses all of them."""
         if target.address is not None:
             return [target.address]
         try:
@@ -159,7 +160,7 @@ class GuardedClient:
         if not (is_usable(address) if listed else is_public(address)):
             raise AddressRefused(url=url_for_message(target.url), host=target.host, address=str(address))
 
-    # --- there and back ------------------------------------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------------------------------------
 
     async def _first(
         self,
@@ -169,7 +170,7 @@ class GuardedClient:
         headers: Mapping[str, str],
         content: bytes | None,
     ) -> FetchedResponse:
-        """From the first address that takes the connection; after that there is no second try."""
+        """Send to the first address that accepts the connection. After that there is no second try."""
         for address in addresses[:-1]:
             try:
                 return await self._ask(target, address, method, headers, content)
@@ -219,7 +220,7 @@ class GuardedClient:
 
 
 async def system_resolve(host: str, port: int) -> Sequence[str]:
-    """As this machine resolves names."""
+    """Resolve with the operating system's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(place[0]) for *_, place in found]
 
@@ -232,5 +233,5 @@ def _origin(text: str) -> str:
 
 
 def _unavailable(target: UrlTarget, error: httpx2.HTTPError) -> OutgoingUnavailable:
-    """Without the library's own message, which may repeat the request."""
+    """The error without the library's own message, which may contain the request."""
     return OutgoingUnavailable(url=url_for_message(target.url), reason=type(error).__name__)

@@ -1,11 +1,14 @@
-"""When to ask again, as a server says it."""
+"""Parses the Retry-After header."""
 
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds, or a date against the server's own: no clock of ours has a part in it. Names are looked up as `headers` does."""
+    """The delay in seconds. A date is compared with the server's own Date header, so the local clock does not matter.
+
+    None if the header is missing or invalid. Header names are looked up as `headers` does.
+    """
     asked = headers.get("Retry-After", "").strip()
     if asked.isascii() and asked.isdigit():
         return float(asked[:9])

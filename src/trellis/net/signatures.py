@@ -1,11 +1,11 @@
-"""Signatures of callbacks: who sent this body, about which job, and when (D26).
+"""Signatures of callbacks: they prove the sender, the job and the time of a body (D26).
 
-What holds:
-- a key is made for one role and one job, so that what is signed for one job says nothing about another;
-- the signature is over id, timestamp and body, in the form of Standard Webhooks: headers `webhook-id`, `webhook-timestamp` and
-  `webhook-signature`, the last with one or more `v1,BASE64`;
-- it is good for five minutes around its timestamp, and compared in constant time;
-- several secrets may verify while only one signs, so that a secret can be changed without a pause.
+Invariants:
+- A key is derived for one role and one job, so a signature for one job is not valid for another.
+- The signature covers id, timestamp and body, in the form of Standard Webhooks: headers `webhook-id`,
+  `webhook-timestamp` and `webhook-signature`, the last with one or more `v1,BASE64`.
+- It is valid for five minutes around its timestamp, and compared in constant time.
+- Several secrets may verify while only one signs, so that a secret can be rotated without downtime.
 """
 
 import base64
@@ -39,21 +39,21 @@ class SignatureRefused(Refused):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallbackSignature:
-    """What a good signature says."""
+    """The id and timestamp of a valid signature."""
 
     id: str
     timestamp: int
 
 
 def job_key(secret: bytes, role: str, job_id: str) -> bytes:
-    """The key of one role for one job: what one HKDF step (RFC 5869) makes of the secret."""
+    """The key of one role for one job: one HKDF step (RFC 5869) on the secret."""
     parts = (_LABEL, role.encode(), job_id.encode())
     info = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return hmac.digest(secret, info + b"\x01", hashlib.sha256)
 
 
 def signed_headers(key: bytes, *, id_: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The three headers that go with a body."""
+    """The three headers for a body."""
     return {
         ID_HEADER: id_,
         TIMESTAMP_HEADER: str(timestamp),
@@ -62,7 +62,10 @@ def signed_headers(key: bytes, *, id_: str, timestamp: int, body: bytes) -> dict
 
 
 def check_headers(headers: Mapping[str, str], *, now: float) -> CallbackSignature:
-    """What the headers say, if they have the right form and are of now; raises SignatureRefused. Nobody has signed it yet."""
+    """The id and timestamp, if the headers are well-formed and recent; raises SignatureRefused.
+
+    Does not verify a signature.
+    """
     id_, timestamp = headers.get(ID_HEADER, ""), headers.get(TIMESTAMP_HEADER, "")
     given = headers.get(SIGNATURE_HEADER, "")
     if not given:
@@ -80,12 +83,12 @@ def check_headers(headers: Mapping[str, str], *, now: float) -> CallbackSignatur
 
 
 def check_signature(headers: Mapping[str, str], body: bytes, keys: Sequence[bytes], *, now: float) -> CallbackSignature:
-    """What the headers say, if one of the keys signed it, and lately; raises SignatureRefused."""
+    """The id and timestamp, if one of the keys signed the body recently; raises SignatureRefused."""
     said = check_headers(headers, now=now)
     given, timestamp = headers.get(SIGNATURE_HEADER, ""), headers.get(TIMESTAMP_HEADER, "")
     candidates = [one.removeprefix(_VERSION).encode() for one in given.split(" ") if one.startswith(_VERSION)]
     wanted = [_signature(key, said.id, timestamp, body).encode() for key in keys]
-    # All pairs, without stopping at the first: how long it takes says nothing.
+    # Compare all pairs without stopping at the first, so that timing reveals nothing.
     fits = [hmac.compare_digest(one, other) for one in candidates for other in wanted]
     if not any(fits):
         raise SignatureRefused(

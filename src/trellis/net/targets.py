@@ -1,4 +1,4 @@
-"""Targets of outgoing calls: how a URL is read, and which addresses it may lead to."""
+"""Targets of outgoing requests: parsing URLs, and which addresses are allowed."""
 
 import re
 from dataclasses import dataclass
@@ -6,24 +6,24 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from trellis.net.errors import UrlRefused
 
-# Which addresses a URL of somebody else may lead to: those of the public internet, and nothing that is special in any way.
+# Allowed addresses: those of the public internet, and no special-purpose ones.
 #
-# The tables are our own: what the standard library calls global changed between versions of Python, and an address that carries
-# another one inside (mapped, translated, tunnelled) is never public here, whatever it carries.
+# The tables are our own: what the standard library calls global changed between Python versions. An address that embeds
+# another one (mapped, translated, tunnelled) is never public here, whatever it embeds.
 
 _IPV4_SPECIAL = tuple(
     ip_network(network)
     for network in (
         "0.0.0.0/8",  # this network
         "10.0.0.0/8",
-        "100.64.0.0/10",  # behind a carrier's translation; one cloud has its metadata here
+        "100.64.0.0/10",  # carrier-grade NAT; one cloud has its metadata here
         "127.0.0.0/8",
-        "168.63.129.16/32",  # a cloud's own server for its guests, on a public number
-        "169.254.0.0/16",  # link-local, where metadata services are
+        "168.63.129.16/32",  # a cloud's service for its guests, on a public address
+        "169.254.0.0/16",  # link-local, used by metadata services
         "172.16.0.0/12",
         "192.0.0.0/24",
         "192.0.2.0/24",
-        "192.88.99.0/24",  # relays of 6to4
+        "192.88.99.0/24",  # 6to4 relays
         "192.168.0.0/16",
         "198.18.0.0/15",
         "198.51.100.0/24",
@@ -33,13 +33,13 @@ _IPV4_SPECIAL = tuple(
     )
 )
 _IPV6_UNICAST = ip_network("2000::/3")
-"""All that is routed; mapped, translated, local and multicast addresses are outside."""
+"""All routed addresses. Mapped, translated, local and multicast addresses are outside."""
 _IPV6_SPECIAL = tuple(
     ip_network(network)
     for network in (
-        "2001::/23",  # protocol assignments, among them Teredo
+        "2001::/23",  # protocol assignments, including Teredo
         "2001:db8::/32",
-        "2002::/16",  # 6to4 carries any IPv4 address
+        "2002::/16",  # 6to4 embeds any IPv4 address
         "3fff::/20",
     )
 )
@@ -56,11 +56,11 @@ _NEVER = tuple(
         "ff00::/8",
     )
 )
-"""Where no listed name leads either: a name can be pointed anywhere by whoever runs its domain."""
+"""Refused even for listed names: the owner of a domain can point a name anywhere."""
 
 
 def read_ip(text: str) -> IPv4Address | IPv6Address | None:
-    """The address in its one plain form: four decimal numbers, or IPv6 without a zone. Anything else is None."""
+    """The address in its plain form: four decimal numbers, or IPv6 without a zone. None for anything else."""
     if "%" in text:
         return None
     try:
@@ -70,14 +70,14 @@ def read_ip(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Whether anybody may point us there."""
+    """Whether a caller's URL may lead to this address."""
     if isinstance(address, IPv4Address):
         return not any(address in network for network in _IPV4_SPECIAL)
     return address in _IPV6_UNICAST and not any(address in network for network in _IPV6_SPECIAL)
 
 
 def is_usable(address: IPv4Address | IPv6Address) -> bool:
-    """Whether a host that the operator listed may be there; a private network is its good right."""
+    """Whether a listed host may have this address. Private networks are allowed."""
     inside = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return not any(
         one in network
@@ -89,14 +89,14 @@ def is_usable(address: IPv4Address | IPv6Address) -> bool:
 
 
 def is_loopback(address: IPv4Address | IPv6Address) -> bool:
-    """Whether only this machine reaches it."""
+    """Whether the address is a loopback address."""
     return address.is_loopback
 
 
 def one_sender(address: str) -> str:
-    """What counts as one sender of those who have no other name: an IPv4 address, or the /64 of an IPv6 address.
+    """The unit by which anonymous senders are counted: an IPv4 address, or the /64 of an IPv6 address.
 
-    Whoever has one address of IPv6 has a /64 at least, and could send from another one every time.
+    A sender with one IPv6 address has at least a /64, and could use another address every time.
     """
     found = read_ip(address.partition("%")[0])
     if not isinstance(found, IPv6Address):
@@ -104,10 +104,10 @@ def one_sender(address: str) -> str:
     return str(found.ipv4_mapped or ip_network((found, 64), strict=False))
 
 
-# Where a URL leads, read in the one way that leaves nothing to another reader's opinion.
+# Parsing URLs strictly, so that no other parser can read them differently.
 #
-# What two libraries could understand differently is refused: user names, backslashes, white space, other alphabets, dots at the
-# end, numbers that some would take for an address. So what was checked is what is connected to.
+# Anything that two libraries could interpret differently is refused: user names, backslashes, white space, other
+# alphabets, trailing dots, numbers that some parse as an address. So the checked host is the one connected to.
 
 URL_CHARS_MAX = 2_048
 PORTS_OF_SCHEME = {"http": 80, "https": 443}
@@ -117,24 +117,24 @@ _URL = re.compile(
     r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?"
     r"(?P<rest>(?:/[!$&-;=?-Z_a-z~%]*)?)"
 )
-"""After the first slash everything that may stand in a path or a query but `#`, `@` in front of the host, and white space."""
+"""The rest after the first slash allows every path or query character, but no `#` and no white space."""
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UrlTarget:
-    """A URL, taken apart."""
+    """A parsed URL."""
 
     url: str
     scheme: str
     host: str
-    """In small letters; an IPv6 address without brackets."""
+    """In lower case; an IPv6 address without brackets."""
     port: int
     path: str
     """With the query; begins with a slash."""
     address: IPv4Address | IPv6Address | None
-    """What the host is if it is no name."""
+    """The host as an address; None if it is a name."""
 
     @property
     def origin(self) -> str:
@@ -143,18 +143,18 @@ class UrlTarget:
 
     @property
     def written_host(self) -> str:
-        """As it stands in a URL."""
+        """The host as written in a URL, with brackets for IPv6."""
         return f"[{self.host}]" if ":" in self.host else self.host
 
     @property
     def host_header(self) -> str:
-        """As the server expects it: the port only where it is not the usual one."""
+        """The value of the Host header: with the port only if it is not the default."""
         usual = PORTS_OF_SCHEME[self.scheme] == self.port
         return self.written_host if usual else f"{self.written_host}:{self.port}"
 
 
 def read_target(url: str) -> UrlTarget:
-    """What the URL names; raises UrlRefused. Nothing is looked up."""
+    """Parse the URL; raises UrlRefused. Nothing is resolved."""
     if len(url) > URL_CHARS_MAX:
         raise _refused(url, f"it has {len(url)} characters and the limit is {URL_CHARS_MAX}")
     if not url.isascii() or not url.isprintable() or " " in url:
@@ -197,6 +197,6 @@ def _refused(url: str, reason: str) -> UrlRefused:
 
 
 def url_for_message(url: str) -> str:
-    """Short enough for a message, and without what stands before an @ or after a ?: both may be secrets."""
+    """The URL for a message: shortened, and without text before an @ or after a ?, which may be secret."""
     told = re.sub(r"//[^/]*@", "//…@", url.partition("?")[0])
     return told if len(told) <= SHOWN_CHARS_MAX else f"{told[:SHOWN_CHARS_MAX]}…"

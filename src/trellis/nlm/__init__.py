@@ -1,1 +1,1 @@
-"""Grounded answers: a question about sources, an answer whose citations were found in them."""
+"""Grounded answers: a question about sources, and an answer whose citations are verified against them."""

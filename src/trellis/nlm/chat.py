@@ -1,4 +1,4 @@
-"""The exchange with a chat model: the prompt it is sent, and its reply read with suspicion."""
+"""The exchange with a chat model: building the prompt, and parsing the untrusted reply."""
 
 import json
 import re
@@ -20,11 +20,11 @@ from trellis.nlm.provider import (
     no_answer,
 )
 
-# What a model is told: the question, the sources as fenced data, and the form of the answer.
+# The prompt: the question, the sources as fenced data, and the form of the answer.
 #
-# Sources come from anywhere, and one may say "ignore the rules above". Each stands between fences that carry a digest of the
-# corpus, which no source can know; the rules say that nothing between them is an order. What the model makes of it is
-# checked all the same: a citation counts only when it is found.
+# Sources are untrusted and may contain text such as "ignore the rules above". Each is enclosed in fences with a digest
+# of the corpus, which no source can know. The rules say that nothing inside is an instruction. The answer is checked
+# anyway: a citation counts only if it is found.
 
 FENCE_CHARS = 16
 
@@ -42,7 +42,7 @@ If the sources do not answer the question, send {{"found": false, "answer": "", 
 
 
 def messages(prepared: PreparedCorpus, question: NlmQuestion, shown: tuple[NlmSource, ...]) -> list[dict[str, str]]:
-    """The messages of a chat; `shown` are the sources, or the parts of them that fit."""
+    """The messages of the chat. `shown` are the sources, or the parts of them that fit."""
     fence = prepared.key[:FENCE_CHARS]
     rules = _RULES.format(fence=fence, language=_LANGUAGES[language_of(question)])
     fenced = "\n\n".join(_fenced(source, fence) for source in shown)
@@ -55,22 +55,22 @@ def _fenced(source: NlmSource, fence: str) -> str:
     return f"<<<SOURCE {fence} {ref}>>>\n{source.text}\n<<<END {fence}>>>"
 
 
-# What a model sent back, read with suspicion: an answer with citations that are still to be verified, or an error.
+# Parsing the reply: an answer with citations that are not verified yet, or an error.
 #
-# A reply is one JSON object. A fence or prose around it is forgiven, the same object twice counts once, and anything else
-# (half an object, two different ones, another shape) is NlmGarbage: what cannot be read is never guessed at.
+# A reply is one JSON object. A fence or prose around it is tolerated, and the same object twice counts once. Anything
+# else (half an object, two different ones, another shape) raises NlmGarbage: nothing is guessed.
 
 REASON_CHARS_MAX = 300
 RETRY_AFTER_S_MAX = 3_600.0
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
-"""And every status from 500 on: the same question may be answered later."""
+"""HTTP statuses that are retried, besides all from 500 on."""
 
 _DECODER = json.JSONDecoder()
 _AROUND = re.compile(r"\s*```\s*|\s+")
 
 
 class ReplyCitation(pydantic.BaseModel):
-    """What the model says a source says."""
+    """A citation as the model claims it."""
 
     model_config = pydantic.ConfigDict(frozen=True)
 
@@ -79,7 +79,7 @@ class ReplyCitation(pydantic.BaseModel):
 
 
 class ModelReply(pydantic.BaseModel):
-    """The object a model is asked for. `found` is false when the sources do not say."""
+    """The JSON object that a model is asked to send. `found` is false if the sources do not answer the question."""
 
     model_config = pydantic.ConfigDict(frozen=True)
 
@@ -105,7 +105,7 @@ def read_reply(
 
 
 def error_of(status: int, reason: str, *, provider: str, retry_after_s: float | None = None) -> NlmError:
-    """What an HTTP status other than success means."""
+    """The error for an HTTP status other than success."""
     shown = f"HTTP {status}" + (f", {one_line(reason)}" if reason.strip() else "")
     if status in RETRIED_STATUSES or status >= 500:
         after_s = None if retry_after_s is None else min(max(0.0, retry_after_s), RETRY_AFTER_S_MAX)
@@ -114,7 +114,7 @@ def error_of(status: int, reason: str, *, provider: str, retry_after_s: float | 
 
 
 def one_line(text: str) -> str:
-    """A stranger's text made fit for an error message."""
+    """Untrusted text, on one line and shortened for an error message."""
     return " ".join((storable(text) or "").split())[:REASON_CHARS_MAX]
 
 

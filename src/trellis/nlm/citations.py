@@ -1,4 +1,4 @@
-"""Citations: whether a quotation stands in a source, and where."""
+"""Verifies citations: whether an excerpt is in a source, and at which position."""
 
 
 # ruff: noqa: RUF001 - quotes and dashes that look alike are the subject
@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from trellis.engine.text import storable
 from trellis.nlm.provider import AnswerFlag, Citation, NlmAnswer, NlmSource
 
-# Text as a quoting model sees it: white space, quotes, dashes and Markdown emphasis made alike, with the way back.
+# Folding: normalizes white space, quotes, dashes and Markdown emphasis, and maps positions back.
 #
-# Every stretch of the folded text knows the stretch of the original it came from, so that what is found in the one is
-# cited from the other, to the character. Nothing that carries meaning is folded: letters, digits, case and order stay.
+# Every piece of the folded text knows its position in the original. So a match in the folded text is cited from the
+# original, to the character. Nothing that carries meaning is folded: letters, digits, case and order stay.
 
 OCCURRENCES_MAX = 1_000
-"""How many places of an excerpt are looked at for one that cuts no word."""
+"""Most occurrences of an excerpt that are checked for one that cuts no word."""
 
 _ALIKE = str.maketrans(dict.fromkeys("«»“”„‟＂", '"') | dict.fromkeys("‘’‚‛ʼʹ′`´", "'") | dict.fromkeys("‐‑‒–—―−", "-"))
 _INVISIBLE = "\u00ad\u200b\u200c\u200d\u2060\ufeff"
@@ -37,7 +37,7 @@ _SPECIAL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """`length` folded characters from `at` stand for `source_length` from `source_at`; character by character if equal."""
+    """`length` folded characters from `at` correspond to `source_length` from `source_at`; one to one if equal."""
 
     at: int
     length: int
@@ -46,7 +46,7 @@ class _Piece:
 
 
 class Folded:
-    """A folded text that remembers where each of its characters came from."""
+    """A folded text with the original position of each character."""
 
     def __init__(self, text: str) -> None:
         self._parts: list[str] = []
@@ -62,7 +62,7 @@ class Folded:
         self._starts = [piece.at for piece in self._pieces]
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """The original's span for a span of the folded text that is not empty."""
+        """The original's span for a non-empty span of the folded text."""
         first, last = self._piece(start), self._piece(end - 1)
         begin = first.source_at + (start - first.at if first.length == first.source_length else 0)
         if last.length == last.source_length:
@@ -102,7 +102,7 @@ class Folded:
 
 
 def find_whole(text: str, wanted: str) -> int:
-    """Where `wanted` first stands in the text without cutting a word in two, or -1: "legal" is not said by "illegal"."""
+    """The first position of `wanted` in the text that cuts no word, or -1: "illegal" does not contain "legal"."""
     at = text.find(wanted)
     for _ in range(OCCURRENCES_MAX):
         if at < 0 or is_whole(text, at, at + len(wanted)):
@@ -112,29 +112,29 @@ def find_whole(text: str, wanted: str) -> int:
 
 
 def is_whole(text: str, start: int, end: int) -> bool:
-    """Whether a span that is not empty begins and ends between words."""
+    """Whether a non-empty span begins and ends at word boundaries."""
     before = text[max(0, start - 4) : start].rstrip(_INVISIBLE)[-1:]
     after = text[end : end + 4].lstrip(_INVISIBLE)[:1]
     return not (before.isalnum() and text[start].isalnum()) and not (text[end - 1].isalnum() and after.isalnum())
 
 
-# Whether an answer's citations stand in its sources. This is what "grounded" means here, for every provider.
+# Verification: whether an answer's citations are in its sources. This defines "grounded" for every provider.
 #
-# An excerpt is looked for as it is, then with white space, quotes, dashes and emphasis made alike (`folding`); found, it
-# becomes the source's own text with its span. What is not found is dropped and flagged, never repaired: no other
-# source, no similar wording, no guess. Verifying twice changes nothing.
+# An excerpt is searched unchanged, then folded. If found, it becomes the source's own text with its span. Otherwise it
+# is dropped and flagged, never repaired: no other source, no similar wording, no guess. Verifying twice changes
+# nothing.
 
 CITATIONS_MAX = 50
 EXCERPT_CHARS_MAX = 4_000
 EXCERPT_LETTERS_MIN = 8
-"""Letters and digits. Fewer are found in any text and show nothing."""
+"""Least number of letters and digits. Shorter excerpts would be found in any text."""
 ANSWER_CHARS_MAX = 20_000
 FLAG_REF_CHARS_MAX = 200
 _OUTER = " \"'…"
 
 
 def verify(answer: NlmAnswer, sources: tuple[NlmSource, ...]) -> NlmAnswer:
-    """The answer with the citations that its sources hold; `confident` only if it was and nothing had to be dropped."""
+    """The answer with only the citations found in its sources. `confident` stays only if nothing had to be dropped."""
     places = {source.ref: _SourceText(source) for source in sources}
     kept: list[Citation] = []
     dropped: list[str] = []
@@ -161,13 +161,13 @@ def verify(answer: NlmAnswer, sources: tuple[NlmSource, ...]) -> NlmAnswer:
 
 
 def is_citable(excerpt: str) -> bool:
-    """Whether an excerpt has a length that shows something."""
+    """Whether an excerpt has an acceptable length."""
     letters = sum(letter.isalnum() for letter in excerpt[:EXCERPT_CHARS_MAX])
     return letters >= EXCERPT_LETTERS_MIN and len(excerpt) <= EXCERPT_CHARS_MAX
 
 
 class _SourceText:
-    """A source, and its folded form once an excerpt needs it."""
+    """A source, and its folded form once it is needed."""
 
     def __init__(self, source: NlmSource) -> None:
         self.text = source.text
@@ -192,7 +192,7 @@ def _located(citation: Citation, place: _SourceText | None) -> Citation | Answer
 
 
 def _exact(citation: Citation, text: str) -> tuple[int, int] | None:
-    """The span the provider gave if it is right, else the first place of the excerpt."""
+    """The span that the provider gave if it is right, otherwise the first occurrence of the excerpt."""
     start, end = citation.start, citation.end
     if 0 <= start < end and text[start:end] == citation.excerpt and is_whole(text, start, end):
         return start, end

@@ -1,12 +1,12 @@
-"""Every error of the NLM part. The docstring is the message, the data sits on the exception, `retries` says who goes on.
+"""Errors of the NLM package. The docstring is the message; `retries` says whether the caller may retry.
 
 NlmError
-├── NlmInputInvalid         what the caller gave cannot be asked about; nothing was sent
-├── NlmSettingInvalid       the provider cannot be opened as it is set
-├── NlmUnavailable          the provider does not answer now: worth another try, after `retry_after_s` if it said so
-│   └── NlmTimeout          the time for the question is over: 504 to whoever asked over HTTP (RUN-7)
-├── NlmRefused              the provider says no, and would say it again
-└── NlmGarbage              the provider answered, but not with an answer: worth another try
+├── NlmInputInvalid         the input is invalid; nothing was sent
+├── NlmSettingInvalid       the provider cannot be opened with these settings
+├── NlmUnavailable          the provider does not answer now: retry, after `retry_after_s` if given
+│   └── NlmTimeout          the time for the question is over: 504 over HTTP (RUN-7)
+├── NlmRefused              the provider refuses the question, and would again
+└── NlmGarbage              the provider's response is not an answer: retry
 """
 
 from typing import ClassVar
@@ -19,7 +19,7 @@ class NlmError(TrellisError):
 
     code: ClassVar[str] = "NLM_UNAVAILABLE"
     retries: ClassVar[bool] = False
-    """Whether the same question is worth another try (D7: the caller's tool tries, and no other layer)."""
+    """Whether the same question is worth a retry (D7: only the caller's tool retries)."""
 
 
 class NlmInputInvalid(NlmError):
@@ -44,7 +44,7 @@ class NlmUnavailable(NlmError):
     ) -> None:
         self.retry_after_s = retry_after_s
         self.status = status
-        """Of the answer, where there was one over HTTP."""
+        """The HTTP status of the response, if there was one."""
         super().__init__(provider=provider, reason=reason, retry_after_s=retry_after_s)
 
 

@@ -1,6 +1,18 @@
-"""The extractive provider: answers put together from sentences of the sources, without a model.
+"""The extractive provider: builds answers from sentences of the sources, without a model, a key or a network.
 
-Evaluation, 12 documents in English and Ukrainian: hit@3 46/46, held out 12/12; refused without an answer 20/20, held out 8/8.
+Passages are ranked by the words they share with the question (`index`). The best sentences in them are quoted unchanged
+under their headings, with exact citations. Nothing is invented, and the same sources and question give the same bytes.
+Only words are compared: a question in one language finds nothing in a source of another.
+
+The words of the question are weighted: the fewer passages contain a word, the higher its weight, and a word that no
+source contains has the highest. A passage that covers less than `COVERAGE_MIN` of the weight does not answer the
+question. From `COVERAGE_CONFIDENT` on an answer is confident. In the evaluation (`tests/nlm/evaluation.toml`) the best
+passage for a question without an answer never covers more than 0.28, which is one word of three matched by chance, and
+for one with an answer never less than 0.31. With 900 passages instead of 41, chance reached 0.57.
+
+Evaluation, 12 documents in English and Ukrainian:
+- hit@3 46/46, held out 12/12;
+- refused without an answer 20/20, held out 8/8.
 """
 
 
@@ -27,17 +39,17 @@ from trellis.nlm.provider import (
 )
 from trellis.nlm.words import stems
 
-# An answer put together from sentences of sources: readable, each stretch followed by the number of its citation.
+# Building the answer: sentences of the sources, each stretch followed by the number of its citation.
 #
-# Every word of it is a source's own, the headings and column names included; what is added are colons, dashes and numbers.
-# Sentences that stand side by side are one stretch and one citation.
+# All words come from the sources, including headings and column names. Only colons, dashes and numbers are added.
+# Adjacent sentences form one stretch with one citation.
 
 HEADINGS_JOINED = " › "
 _SHOWN_GAP = "\n\n"
 
 
 class _CitationNumbers:
-    """Citations by number, each place once."""
+    """Numbers the citations, each position once."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, int, int], int] = {}
@@ -52,7 +64,7 @@ class _CitationNumbers:
 def stitch_answer(
     parts: list[tuple[Passage, tuple[int, ...]]], texts: dict[str, str]
 ) -> tuple[str, tuple[Citation, ...]]:
-    """The answer's text and its citations, from the chosen sentences of each passage in the order of telling."""
+    """The answer's text and citations, from the chosen sentences of each passage in the order of the answer."""
     numbers = _CitationNumbers()
     told = [_paragraph(passage, _with_leads(passage, chosen), numbers) for passage, chosen in parts]
     citations = (Citation(ref, texts[ref][start:end], start, end) for ref, start, end in numbers.places())
@@ -60,7 +72,7 @@ def stitch_answer(
 
 
 def _with_leads(passage: Passage, chosen: tuple[int, ...]) -> list[Sentence]:
-    """An item without the line that leads to it may mean anything: the lead comes along."""
+    """The chosen sentences with the lead-in of their list: an item without its lead-in may be misleading."""
     leads = range(passage.leads) if chosen else ()
     return [passage.sentences[at] for at in sorted({*leads, *chosen}) if passage.sentences[at].citable]
 
@@ -78,7 +90,7 @@ def _paragraph(passage: Passage, sentences: list[Sentence], numbers: _CitationNu
 
 
 def _stretches(passage: Passage, sentences: list[Sentence]) -> list[list[Sentence]]:
-    """Sentences side by side are told in one breath; items and rows each have their own line."""
+    """Group adjacent sentences. List items and table rows each have their own line."""
     stretches: list[list[Sentence]] = []
     for sentence in sentences:
         last = stretches[-1] if stretches else []
@@ -94,39 +106,29 @@ def _is_adjacent(passage: Passage, stretch: list[Sentence], sentence: Sentence) 
     return follows and sentence.end - stretch[0].start <= EXCERPT_CHARS_MAX
 
 
-# The provider that needs no key and no network: it answers with the sources' own sentences.
-#
-# The passages that share most with the question are ranked (`index`), the sentences in them that share most are taken as
-# they are, put under their headings and cited to the character. It invents nothing, and the same sources and question give
-# the same bytes. It compares words: a question in one language finds nothing in a source of the other.
-#
-# What is asked is weighed word by word: the fewer passages hold a word, the more it tells, and one that no source holds
-# tells most. A passage that holds less than `COVERAGE_MIN` of it does not answer the question, and an answer is confident
-# from `COVERAGE_CONFIDENT` on. In the evaluation (`tests/nlm/evaluation.toml`) the best passage for a question without an
-# answer never holds more than 0.28, which is one word of three met by chance, and for one with an answer never less than
-# 0.31; with 900 passages instead of 41, chance reached 0.57.
+# The provider: chooses the sentences of an answer.
 
 NAME = "extractive"
 COVERAGE_MIN = 0.3
 COVERAGE_CONFIDENT = 0.7
 SENTENCES_MAX = 6
 SENTENCE_SHARE_MIN = 0.6
-"""A sentence joins the answer if it fits at least this well against the best one."""
+"""A sentence joins the answer if its score is at least this share of the best one's."""
 CONTEXT_SHARE = 0.4
-"""What a word counts for a sentence when only its heading holds it."""
+"""The weight of a word for a sentence if only its heading or lead-in contains it."""
 LENGTH_HALVES = 1_200.0
-"""The length at which a sentence counts half: a long one holds many words without being about them."""
+"""The length at which a sentence's score is halved: long sentences contain many words without being about them."""
 FIRST_BONUS = 1.25
-"""What it is worth that a sentence begins with a word of the question: definitions do."""
+"""Factor for a sentence that begins with a word of the question, as definitions do."""
 FIRST_CHARS = 60
 POOL = 3
-"""How many times more passages are looked into than are told."""
+"""How many times more passages are searched than are quoted."""
 INDEXES_MAX = 16
 INDEXED_CHARS_MAX = 8_000_000
 
 
 class ExtractiveProvider:
-    """Answers from an index of the sources. Indexes are kept while there is room and rebuilt when they are gone."""
+    """Answers from an index of the sources. Indexes are cached while there is room, and rebuilt when needed."""
 
     name = NAME
 
@@ -140,7 +142,7 @@ class ExtractiveProvider:
         return prepared
 
     async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
-        """The sources' own sentences, or that there are none."""
+        """Sentences of the sources, or the answer that there are none."""
         check_fits(prepared, question)
         try:
             async with asyncio.timeout(deadline_s):
@@ -151,20 +153,20 @@ class ExtractiveProvider:
         return verify(found, prepared.sources)
 
     async def health(self) -> ProviderHealth:
-        """It is always there."""
+        """Always healthy."""
         return ProviderHealth(ok=True, detail="answers from the sources alone, no network")
 
     async def release(self, prepared: PreparedCorpus) -> None:
-        """The first to go when room is needed."""
+        """Make this corpus the first to be dropped when room is needed."""
         if prepared.key in self._indexes:
             self._indexes.move_to_end(prepared.key, last=False)
 
     async def close(self) -> None:
-        """Forget every index."""
+        """Drop every index."""
         self._indexes.clear()
 
     async def index(self, prepared: PreparedCorpus) -> PassageIndex:
-        """The index of a corpus, from memory or made now."""
+        """The index of a corpus, cached or built now."""
         found = self._indexes.get(prepared.key)
         if found is None:
             found = await asyncio.to_thread(PassageIndex, prepared.sources)
@@ -175,7 +177,7 @@ class ExtractiveProvider:
         return found
 
     def _make_room(self) -> None:
-        # An index that is dropped here may still be answering: it goes when its last user lets go of it.
+        # A dropped index may still be in use: it is freed when its last user releases it.
         while len(self._indexes) > INDEXES_MAX or (
             len(self._indexes) > 1 and sum(index.chars for index in self._indexes.values()) > INDEXED_CHARS_MAX
         ):
@@ -184,7 +186,7 @@ class ExtractiveProvider:
 
 @dataclass(frozen=True, slots=True)
 class _SentenceChoice:
-    """A sentence of a passage that may go into the answer."""
+    """A candidate sentence for the answer."""
 
     rank: int
     at: int
@@ -192,7 +194,7 @@ class _SentenceChoice:
 
 
 def answer(index: PassageIndex, question: NlmQuestion) -> NlmAnswer:
-    """The answer to a question from an index; not verified yet."""
+    """The answer to a question from an index, not verified yet."""
     wanted = list(dict.fromkeys(stems(question.text)))
     ranked = index.rank(wanted, question.max_passages * POOL)
     choices = _choices(index, wanted, ranked, question.max_passages)
@@ -205,7 +207,7 @@ def answer(index: PassageIndex, question: NlmQuestion) -> NlmAnswer:
 
 
 def coverage(index: PassageIndex, wanted: list[str], entry: IndexedPassage) -> float:
-    """How much of the question a passage holds, from 0 to 1."""
+    """The share of the question's weight that a passage contains, from 0 to 1."""
     held = sum(index.weight(stem) for stem in wanted if stem in entry.body or stem in entry.context)
     return held / sum(index.weight(stem) for stem in wanted)
 
@@ -213,7 +215,7 @@ def coverage(index: PassageIndex, wanted: list[str], entry: IndexedPassage) -> f
 def _choices(
     index: PassageIndex, wanted: list[str], ranked: list[RankedPassage], passages_max: int
 ) -> list[_SentenceChoice]:
-    """The sentences that fit best, in the order in which they are told."""
+    """The best sentences, in the order of the answer."""
     scored: list[_SentenceChoice] = []
     for rank, best in enumerate(ranked):
         share = best.score / ranked[0].score if ranked[0].score > 0 else 1.0
@@ -229,7 +231,7 @@ def _choices(
 
 
 def _once(ranked: list[RankedPassage], scored: list[_SentenceChoice]) -> list[_SentenceChoice]:
-    """Without what another source says in the same words."""
+    """Drop sentences that repeat another source word for word."""
     first: dict[str, _SentenceChoice] = {}
     for choice in scored:
         first.setdefault(ranked[choice.rank].entry.passage.sentences[choice.at].shown, choice)
@@ -237,7 +239,7 @@ def _once(ranked: list[RankedPassage], scored: list[_SentenceChoice]) -> list[_S
 
 
 def _picked(wanted: list[str], ranked: list[RankedPassage], scored: list[_SentenceChoice]) -> list[_SentenceChoice]:
-    """The sentences that fit nearly as well as the best, then those that say something asked and not yet said."""
+    """The sentences that score nearly as well as the best, then those that add further words of the question."""
     good = [choice for choice in scored if choice.score >= SENTENCE_SHARE_MIN * scored[0].score][:SENTENCES_MAX]
     unsaid = set(wanted).difference(*(_own(ranked, choice) for choice in good))
     for choice in scored[len(good) :]:
@@ -252,7 +254,7 @@ def _own(ranked: list[RankedPassage], choice: _SentenceChoice) -> frozenset[str]
 
 
 def fit_of(index: PassageIndex, wanted: list[str], entry: IndexedPassage, at: int) -> float:
-    """What a sentence shares with the question; what only stands in its headings or leads to it counts less."""
+    """How well a sentence fits the question. Words that are only in its headings or lead-in count less."""
     own = entry.sentence_stems[at]
     around = entry.context.union(*entry.sentence_stems[: entry.passage.leads])
     told = sum(index.weight(stem) for stem in wanted if stem in own)

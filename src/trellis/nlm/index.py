@@ -1,7 +1,7 @@
-"""Passages ranked for a question: BM25 of SQLite's FTS5, in memory, over stems.
+"""Ranks passages for a question: BM25 of SQLite's FTS5, in memory, over stems.
 
-The same corpus gives the same index and the same ranking: passages are numbered in the order of refs and text, and equal
-scores fall in that order. An index is used by one thread at a time.
+The same corpus gives the same index and ranking: passages are numbered in the order of refs and text, and equal scores
+keep that order. An index is used by one thread at a time.
 """
 
 import math
@@ -20,7 +20,7 @@ from trellis.nlm.provider import NlmSource
 from trellis.nlm.words import stems
 
 CONTEXT_WEIGHT = 1.5
-"""What a word in the headings counts against one in the text."""
+"""The weight of a word in the headings relative to one in the text."""
 QUERY_STEMS_MAX = 60
 
 
@@ -32,7 +32,7 @@ class _Queries(NamedQueries, file="trellis.nlm:passages.sql"):
 
 @dataclass(frozen=True)
 class IndexedPassage:
-    """A passage with what it is compared by."""
+    """A passage with its stems."""
 
     number: int
     passage: Passage
@@ -47,14 +47,14 @@ class IndexedPassage:
 
 @dataclass(frozen=True, slots=True)
 class RankedPassage:
-    """A passage that shares words with the question, and how well it fits: more is better."""
+    """A passage that shares words with the question, and its score: higher is better."""
 
     entry: IndexedPassage
     score: float
 
 
 class PassageIndex:
-    """One corpus, ready for questions."""
+    """The index of one corpus."""
 
     def __init__(self, sources: Sequence[NlmSource]) -> None:
         self.entries: list[IndexedPassage] = []
@@ -68,7 +68,7 @@ class PassageIndex:
             self._database.executemany(_Queries.add_passage, self._rows(sources))
 
     def rank(self, wanted: Iterable[str], limit: int) -> list[RankedPassage]:
-        """The passages that fit best, at most `limit`."""
+        """The best passages, at most `limit`."""
         known = [stem for stem in dict.fromkeys(wanted) if self._found_in[stem]][:QUERY_STEMS_MAX]
         if not known:
             return []
@@ -80,7 +80,10 @@ class PassageIndex:
         return [RankedPassage(self.entries[number - 1], score) for number, score in rows]
 
     def weight(self, stem: str) -> float:
-        """How much a word tells: the fewer passages hold it, the more. One that none holds tells most of all."""
+        """The weight of a word: the fewer passages contain it, the higher.
+
+        A word that none contains has the highest.
+        """
         count = len(self.entries)
         return math.log(1.0 + (count + 1.0) / (self._found_in[stem] + 0.5))
 
@@ -96,5 +99,5 @@ class PassageIndex:
 
 
 def _spaced(ref: str) -> str:
-    """A ref is a path or an address: its parts are words."""
+    """The words of a ref, which is a path or an address."""
     return ref.rpartition(".")[0].replace("/", " ") or ref

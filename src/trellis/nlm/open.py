@@ -1,7 +1,7 @@
-"""Which provider a setting names: `extractive`, `openai`, `scripted:FILE`, or one that an installed package brings.
+"""Opens the provider that a setting names: `extractive`, `openai`, `scripted:FILE`, or one from an installed package.
 
-A package brings one by an entry point in the group `trellis.nlm`: its name is the setting's first part, and it is called
-with `ProviderOptions` and returns an NlmProvider. The names above are ours and cannot be taken.
+A package provides one with an entry point in the group `trellis.nlm`. Its name is the setting's first part; it is
+called with `ProviderOptions` and returns an NlmProvider. The names above are reserved.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ OPENAI_NEEDS = "set TRELLIS_NLM_BASE_URL and TRELLIS_NLM_MODEL, and TRELLIS_NLM_
 
 @dataclass(frozen=True, kw_only=True)
 class ProviderOptions:
-    """What the settings say about the provider. `argument` is what stands after the colon."""
+    """The provider's settings. `argument` is the text after the colon."""
 
     name: str
     argument: str = ""
@@ -42,7 +42,7 @@ def open_provider(
     model: str | None = None,
     key: pydantic.SecretStr | None = None,
 ) -> NlmProvider:
-    """The provider that a setting names; raises NlmSettingInvalid. The caller closes it."""
+    """Open the provider that a setting names; raises NlmSettingInvalid. The caller closes it."""
     name, _, argument = setting.partition(":")
     options = ProviderOptions(name=name, argument=argument, base_url=base_url, model=model, key=key)
     match name:
@@ -57,7 +57,7 @@ def open_provider(
 
 
 def _openai(options: ProviderOptions) -> NlmProvider:
-    # The HTTP library takes a while to import, and only this provider needs it.
+    # Imported here: the HTTP library is slow to import, and only this provider needs it.
     from trellis.nlm.openai import OpenAiOptions, OpenAiProvider
 
     if options.base_url is None or options.model is None:

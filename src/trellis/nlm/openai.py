@@ -1,8 +1,8 @@
-"""The provider for any endpoint that speaks OpenAI's chat completions: OpenAI, vLLM, Ollama, llama.cpp and others.
+"""The provider for any server with OpenAI's chat completions API: OpenAI, vLLM, Ollama, llama.cpp and others.
 
-The key is sent and never shown: not in logs, not in errors, not in `repr`, also when the server repeats it. A response is
-read up to `RESPONSE_BYTES_MAX` and only as plain bytes, no redirect is followed, and the deadline ends whatever is under
-way. Sources longer than the model takes are cut to the passages that fit the question best, and the answer says so.
+The key is never shown: not in logs, errors or `repr`, even if the server repeats it. A response is read up to
+`RESPONSE_BYTES_MAX` and only uncompressed. No redirect is followed. The deadline ends everything in progress. Sources
+longer than the limit are reduced to the passages that fit the question best, and the answer has a flag that says so.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ CONNECT_S = 10.0
 HEALTH_S = 5.0
 CONNECTIONS_MAX = 16
 SOURCE_CHARS_DEFAULT = 80_000
-"""About 20,000 tokens of English, which is what a run may spend on sources."""
+"""About 20,000 tokens of English, a run's budget for sources."""
 OUTPUT_TOKENS_DEFAULT = 2_000
 PASSAGES_SHOWN_MAX = 400
 _PART_JOINED = "\n\n"
@@ -47,7 +47,7 @@ _PART_JOINED = "\n\n"
 
 @dataclass(frozen=True, kw_only=True)
 class OpenAiOptions:
-    """Where the model is, what it is called, and how much it is given."""
+    """The server's address, the model and its limits."""
 
     base_url: str
     model: str
@@ -55,7 +55,7 @@ class OpenAiOptions:
     source_chars_max: int = SOURCE_CHARS_DEFAULT
     output_tokens_max: int = OUTPUT_TOKENS_DEFAULT
     json_mode: bool = True
-    """Whether to ask the server itself for JSON; a few old ones refuse to be asked."""
+    """Whether to request JSON output from the server; a few old servers refuse this parameter."""
 
     def __post_init__(self) -> None:
         try:
@@ -76,7 +76,7 @@ class OpenAiOptions:
 
 
 class OpenAiProvider:
-    """Asks a model over HTTP and believes only what it can find in the sources."""
+    """Asks a model over HTTP, and keeps only citations that are found in the sources."""
 
     name = NAME
 
@@ -91,14 +91,14 @@ class OpenAiProvider:
         )
 
     async def prepare(self, sources: tuple[NlmSource, ...]) -> PreparedCorpus:
-        """Check the sources; they travel with each question."""
+        """Validate the sources. They are sent with each question."""
         prepared = corpus(sources)
         if self._too_long(prepared):
             await self._indexes.index(prepared)
         return prepared
 
     async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
-        """Ask the model, and verify what it cites."""
+        """Ask the model, and verify its citations."""
         check_fits(prepared, question)
         if not any(source.text.strip() for source in prepared.sources):
             return no_answer(question, model=self._options.model)
@@ -114,7 +114,7 @@ class OpenAiProvider:
         return verify(answer, prepared.sources)
 
     async def health(self) -> ProviderHealth:
-        """Whether the endpoint lists its models for this key."""
+        """Whether the server lists its models for this key."""
         try:
             async with asyncio.timeout(HEALTH_S):
                 await self._send("GET", "/models", None)
@@ -125,7 +125,7 @@ class OpenAiProvider:
         return ProviderHealth(ok=True, detail=f"{self._options.model} at {httpx2.URL(self._base_url).host}")
 
     async def release(self, prepared: PreparedCorpus) -> None:
-        """The corpus's index goes first when room is needed."""
+        """Make the corpus's index the first to be dropped."""
         await self._indexes.release(prepared)
 
     async def close(self) -> None:
@@ -137,7 +137,7 @@ class OpenAiProvider:
         return sum(len(source.text) for source in prepared.sources) > self._options.source_chars_max
 
     async def _shown(self, prepared: PreparedCorpus, question: NlmQuestion) -> tuple[NlmSource, ...]:
-        """All sources, or of long ones the passages that fit the question best, in their own order."""
+        """All sources; if they are too long, the passages that fit the question best, in their own order."""
         if not self._too_long(prepared):
             return prepared.sources
         index = await self._indexes.index(prepared)
@@ -175,7 +175,7 @@ class OpenAiProvider:
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self._options.key is not None:
             headers["Authorization"] = f"Bearer {self._options.key.get_secret_value()}"
-        # `from None` below: the library's errors carry the request, and the request carries the key.
+        # `from None` below: the library's errors contain the request, and the request contains the key.
         try:
             async with self._client.stream(method, self._base_url + path, content=content, headers=headers) as response:
                 if response.status_code != 200:
@@ -227,7 +227,7 @@ class _TokenCounts(pydantic.BaseModel):
 
 
 class _Completion(pydantic.BaseModel):
-    """What is read of a chat completion."""
+    """The fields of a chat completion that are used."""
 
     choices: list[_CompletionChoice] = pydantic.Field(min_length=1)
     model: str | None = None
@@ -239,13 +239,13 @@ class _ProblemDetail(pydantic.BaseModel):
 
 
 class _Problem(pydantic.BaseModel):
-    """What is read of an error."""
+    """The fields of an error response that are used."""
 
     error: _ProblemDetail | str
 
 
 async def _read(response: httpx2.Response, limit: int, *, cut: bool = False) -> bytes:
-    """The body up to a limit; past it the rest is left unread (`cut`) or the whole is garbage."""
+    """The body up to a limit. If it is longer, it is truncated (`cut`), or NlmGarbage is raised."""
     body = bytearray()
     async for chunk in response.aiter_raw():
         body += chunk
@@ -257,7 +257,7 @@ async def _read(response: httpx2.Response, limit: int, *, cut: bool = False) -> 
 
 
 def _message(body: bytes) -> str:
-    """What the server says is wrong, in OpenAI's form or in its own."""
+    """The server's error message, in OpenAI's form or its own."""
     text = body.decode("utf-8", "replace")
     try:
         said = _Problem.model_validate_json(body)

@@ -1,4 +1,4 @@
-"""Sources cut into blocks, passages and sentences, each with its exact place."""
+"""Splits sources into blocks, passages and sentences, each with its exact position."""
 
 
 # ruff: noqa: RUF001 - marks of lists as people type them, quotes and dashes as people type them
@@ -12,11 +12,11 @@ from trellis.nlm.citations import is_citable
 from trellis.nlm.provider import NlmSource
 from trellis.nlm.words import ABBREVIATIONS
 
-# The blocks of a Markdown text: which lines are a heading, a paragraph, a list, a table or code.
+# The blocks of a Markdown text: headings, paragraphs, lists, tables and code.
 #
-# Only what matters for finding and citing is told apart. Every block has spans of the text in rising order: one for a
-# paragraph or a piece of code, one for each item of a list and each row of a table. Sources come from anywhere, so no
-# pattern here takes more than a time that grows with the line's length.
+# Only what matters for finding and citing is distinguished. Every block has spans of the text in ascending order: one
+# for a paragraph or a piece of code, one for each list item and each table row. Sources are untrusted, so every pattern
+# here runs in time linear in the line's length.
 
 HEADING_CHARS_MAX = 200
 FRONT_MATTER_LINES_MAX = 200
@@ -32,7 +32,7 @@ _QUOTED = re.compile(r"(?: {0,3}>[ \t]?)++")
 
 
 class BlockKind(StrEnum):
-    """What a block is."""
+    """The kind of a block."""
 
     PARAGRAPH = "paragraph"
     LIST = "list"
@@ -42,7 +42,7 @@ class BlockKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Spans of the text under a path of headings; `header` is the first row of a table, `(0, 0)` elsewhere."""
+    """Spans of the text under a path of headings. `header` is the first row of a table, `(0, 0)` for other blocks."""
 
     kind: BlockKind
     headings: tuple[str, ...]
@@ -55,7 +55,7 @@ class _Line:
     start: int
     end: int
     text: str
-    """Without the line's end and without the mark of a quotation."""
+    """Without the line end and without quotation marks (`>`)."""
 
     @property
     def blank(self) -> bool:
@@ -63,7 +63,7 @@ class _Line:
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The blocks of a text, in its order."""
+    """The blocks of a text, in order."""
     lines = list(_lines(text))
     path = _Path()
     at = _front_matter(lines)
@@ -100,7 +100,7 @@ class _Path:
 
 
 def _block(lines: list[_Line], at: int, path: _Path) -> tuple[Block | None, int]:
-    """The block that begins at a line, and the line after it."""
+    """The block that begins at a line, and the index of the line after it."""
     if fence := _FENCE.match(lines[at].text):
         return _code(lines, at, fence["mark"], path.titles)
     if _begins_table(lines, at):
@@ -133,7 +133,7 @@ def _table(lines: list[_Line], at: int, titles: tuple[str, ...]) -> tuple[Block 
         after += 1
     rows = tuple((line.start, line.end) for line in lines[at + 2 : after])
     header = lines[at]
-    # A table without rows still says what its header says.
+    # A table without rows is represented by its header.
     spans, top = (rows, (header.start, header.end)) if rows else (((header.start, header.end),), (0, 0))
     return Block(BlockKind.TABLE, titles, spans, top), after
 
@@ -173,7 +173,7 @@ def _ends_paragraph(lines: list[_Line], at: int) -> bool:
 
 
 def _front_matter(lines: list[_Line]) -> int:
-    """The line after the front matter, 0 when there is none."""
+    """The index of the line after the front matter; 0 if there is none."""
     if not lines or lines[0].text.rstrip() != "---":
         return 0
     for at in range(1, min(len(lines), FRONT_MATTER_LINES_MAX)):
@@ -193,14 +193,14 @@ def _lines(text: str) -> Iterator[_Line]:
         start += len(raw)
 
 
-# Sentences of English and Ukrainian text, with their exact places.
+# Sentences of English and Ukrainian text, with their exact positions.
 #
-# A sentence ends at a full stop, question or exclamation mark or ellipsis that is followed by white space and by something
-# that begins a sentence. An abbreviation or an initial does not end one: a sentence too long is a smaller fault than half
-# of one, because half of one may say the opposite. Every pattern reads a text once, however it is written.
+# A sentence ends at a full stop, question mark, exclamation mark or ellipsis that is followed by white space and by the
+# beginning of a sentence. An abbreviation or an initial does not end one: a sentence that is too long is better than
+# half of one, which may say the opposite. Every pattern reads a text once.
 
 SENTENCE_CHARS_MAX = 600
-"""Longer ones are cut between words."""
+"""Longer sentences are cut between words."""
 
 _END = re.compile(r"""(?<![.!?…])[.!?…]+["'»”’)\]*_`]*(?P<gap>\s+(?:>\s*)*)""")
 _BEGIN = re.compile(r"""["'«“„‘(\[*_`\-–—#]*[^\W_]""")
@@ -211,18 +211,21 @@ _CELL = re.compile(r"(?<!\\)\|")
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A span of a source, and how it reads on one line. `row` says that it is an item or a row and not running text."""
+    """A span of a source, and its text on one line.
+
+    `row` means that it is a list item or table row, not running text.
+    """
 
     start: int
     end: int
     shown: str
     row: bool = False
     citable: bool = True
-    """Whether it is long enough to show something, and short enough to be an excerpt."""
+    """Whether it is long enough to be evidence and short enough to be an excerpt."""
 
 
 def sentences(text: str, start: int, end: int, *, whole: bool = False, row: bool = False) -> list[Sentence]:
-    """The sentences of a span; with `whole` it is cut for its length alone."""
+    """The sentences of a span. With `whole` it is cut only by length."""
     made: list[Sentence] = []
     begin = start
     for match in _END.finditer(text, start, end):
@@ -234,7 +237,7 @@ def sentences(text: str, start: int, end: int, *, whole: bool = False, row: bool
 
 
 def row_sentences(text: str, table: Block) -> list[Sentence]:
-    """The rows of a table, each cell shown after the name of its column."""
+    """The rows of a table, each cell preceded by the name of its column."""
     names = _cells(text, *table.header)
     made: list[Sentence] = []
     for start, end in table.spans:
@@ -267,7 +270,7 @@ def _ends(text: str, begin: int, match: re.Match[str], end: int) -> bool:
         return True
     word = _LAST_WORD.search(text, max(begin, match.start() - 40), match.start())
     if word is None:
-        # "2." alone is the number of what follows.
+        # "2." alone is the number of the following item.
         return any(letter.isalpha() for letter in text[begin : match.start()])
     return len(word[0]) > 1 and word[0].lower() not in ABBREVIATIONS
 
@@ -283,7 +286,7 @@ def _add(made: list[Sentence], text: str, start: int, end: int, *, row: bool) ->
 
 
 def _cut(text: str, start: int, end: int) -> int:
-    """Where a sentence ends for its length: at the last gap that fits, else at the first gap there is."""
+    """Where a long sentence is cut: at the last gap that fits, otherwise at the first gap."""
     if end - start <= SENTENCE_CHARS_MAX:
         return end
     for at in range(start + SENTENCE_CHARS_MAX, start, -1):
@@ -301,19 +304,22 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-# Markdown cut into passages and sentences, each with its exact place in the source.
+# Passages, with the exact positions of their sentences.
 #
-# A passage is what is ranked: a few paragraphs, a list with the line that leads to it, rows of a table, a block of code,
-# always under one path of headings. A sentence is what is cited: `source.text[start:end]`, never cutting a word. Whatever
-# is not Markdown is paragraphs, and every text can be cut: there is no input that fails.
+# A passage is the unit of ranking: a few paragraphs, a list with its lead-in, rows of a table, or a block of code,
+# always under one path of headings. A sentence is the unit of citing: `source.text[start:end]`, never cutting a word.
+# Text that is not Markdown is treated as paragraphs. No input fails.
 
 PASSAGE_CHARS_MAX = 900
-"""Where a passage ends once it is that long: about a paragraph or two, which is what an answer needs around it."""
+"""A passage ends once it is this long: about a paragraph or two, the context that an answer needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Sentences that belong together. The first `leads` of them only lead to the others, and may be led twice."""
+    """Sentences that belong together.
+
+    The first `leads` of them introduce the others, and may be repeated in several passages.
+    """
 
     ref: str
     headings: tuple[str, ...]
@@ -322,7 +328,7 @@ class Passage:
 
 
 def passages(source: NlmSource) -> list[Passage]:
-    """The passages of a source, in its order."""
+    """The passages of a source, in order."""
     made: list[Passage] = []
     gathered: list[Sentence] = []
     under: tuple[str, ...] = ()
@@ -344,7 +350,7 @@ def passages(source: NlmSource) -> list[Passage]:
                     close()
             continue
         lead = _lead(gathered) if block.kind is BlockKind.LIST else ()
-        # A list goes with the sentence that leads to it; everything before that sentence is a passage of its own.
+        # A list includes the sentence that introduces it; everything before that sentence is a separate passage.
         del gathered[len(gathered) - len(lead) :]
         close()
         for run in _runs(found):
@@ -366,7 +372,7 @@ def _lead(before: list[Sentence]) -> tuple[Sentence, ...]:
 
 
 def _runs(found: list[Sentence]) -> list[list[Sentence]]:
-    """The sentences in runs of about a passage's length."""
+    """The sentences, grouped to about a passage's length."""
     runs: list[list[Sentence]] = [[]]
     for sentence in found:
         if runs[-1] and _size(runs[-1]) >= PASSAGE_CHARS_MAX:

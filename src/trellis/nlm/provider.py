@@ -1,8 +1,8 @@
-"""The port of grounded answers: a question about sources goes in, an answer with citations into them comes out.
+"""The interface of grounded answers: a question about sources goes in, an answer with citations comes out.
 
-What holds for every provider: sources are data and give no orders; the same sources in any order are the same corpus;
-a prepared corpus is only a saving, so a provider that has lost it answers all the same; and no citation is believed
-before `citations.verify` has found it in its source. Offsets count the characters (code points) of `NlmSource.text`.
+For every provider: sources are data and give no instructions. The same sources in any order are the same corpus. A
+prepared corpus is only a cache, so a provider that lost it still answers. A citation counts only after
+`citations.verify` found it in its source. Offsets count the characters (code points) of `NlmSource.text`.
 """
 
 # ruff: noqa: RUF001 - Ukrainian
@@ -26,34 +26,34 @@ _NO_TEXT = "it holds a zero byte or half a surrogate pair, which is no text"
 
 
 class Language(StrEnum):
-    """In which language the provider speaks for itself. Sources are quoted as they are."""
+    """The language of the provider's own text. Sources are quoted unchanged."""
 
     ENGLISH = "en"
     UKRAINIAN = "uk"
 
 
 class AnswerFlag(StrEnum):
-    """What a reader of an answer must know about it. `NOT_FOUND` and `TOO_SHORT` are followed by `:` and the ref."""
+    """Warnings about an answer. `NOT_FOUND` and `TOO_SHORT` are followed by `:` and the ref."""
 
     NO_ANSWER = "no_answer"
     """Nothing in the sources answers the question."""
     UNGROUNDED = "ungrounded"
-    """No citation was left: nothing shows that the sources say so."""
+    """No citation was left: nothing shows that the sources say this."""
     NOT_FOUND = "citation_not_found"
-    """A citation was dropped: its source does not hold that text, or there is no such source."""
+    """A citation was dropped: its source does not contain that text, or there is no such source."""
     TOO_SHORT = "citation_too_short"
-    """A citation was dropped: so few letters stand in any text."""
+    """A citation was dropped: such a short text would be found anywhere."""
     CITATIONS_CUT = "citations_cut"
     """There were more citations than are kept."""
     SOURCES_CUT = "sources_cut"
-    """The model saw only the passages that fit the question best: the sources were longer than it takes."""
+    """The model got only the passages that fit the question best: the sources were longer than its limit."""
     TEXT_CUT = "text_cut"
-    """The answer was longer than is kept."""
+    """The answer was longer than the limit and was truncated."""
 
 
 @dataclass(frozen=True, slots=True)
 class NlmSource:
-    """A text that may be cited, under a name that is unique in its corpus."""
+    """A text that may be cited, with a name that is unique in its corpus."""
 
     ref: str
     text: str
@@ -61,7 +61,7 @@ class NlmSource:
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A piece of a source. Verified, `source.text[start:end] == excerpt`; `start == end` says it has not been found yet."""
+    """A piece of a source. Once verified, `source.text[start:end] == excerpt`; `start == end` means not located yet."""
 
     ref: str
     excerpt: str
@@ -71,7 +71,7 @@ class Citation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NlmUsage:
-    """What an answer cost, as the provider counted it."""
+    """The tokens of an answer, as the provider counted them."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -79,7 +79,7 @@ class NlmUsage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NlmQuestion:
-    """What is asked, and of which sources. Without a `language` the question's own letters decide."""
+    """A question and its sources. Without `language`, the letters of the question decide."""
 
     text: str
     sources: tuple[NlmSource, ...]
@@ -97,7 +97,7 @@ class NlmQuestion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NlmAnswer:
-    """What the provider said. `confident` is its own word and holds only while a citation is left."""
+    """The provider's answer. `confident` is the provider's own claim, and holds only while a citation is left."""
 
     text: str
     citations: tuple[Citation, ...] = ()
@@ -109,7 +109,7 @@ class NlmAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCorpus:
-    """A corpus that a provider is ready to answer from: its content's hash, and its sources in order of their refs."""
+    """A corpus that a provider has prepared: the hash of its content, and its sources in order of their refs."""
 
     key: str
     sources: tuple[NlmSource, ...]
@@ -117,38 +117,38 @@ class PreparedCorpus:
 
 @dataclass(frozen=True, slots=True)
 class ProviderHealth:
-    """Whether the provider would answer now, and in words why not."""
+    """Whether the provider would answer now, and if not, why."""
 
     ok: bool
     detail: str
 
 
 class NlmProvider(Protocol):
-    """Whatever answers grounded questions. Raises the errors of `nlm.errors` and no others."""
+    """The interface of providers of grounded answers. Raises only the errors of `nlm.errors`."""
 
     @property
     def name(self) -> str:
-        """How settings, logs and errors call it."""
+        """The provider's name in settings, logs and errors."""
         ...
 
     async def prepare(self, sources: tuple[NlmSource, ...]) -> PreparedCorpus:
-        """Get ready for questions about these sources; the same content again costs nothing while it is remembered."""
+        """Prepare for questions about these sources. Preparing the same content again is free while it is cached."""
         ...
 
     async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
-        """Answer within `deadline_s` seconds, or raise NlmTimeout."""
+        """Answer within `deadline_s` seconds; raises NlmTimeout."""
         ...
 
     async def health(self) -> ProviderHealth:
-        """Ask whether it would answer; never raises."""
+        """Whether it would answer now. Never raises."""
         ...
 
     async def release(self, prepared: PreparedCorpus) -> None:
-        """No more questions about this corpus for now; it may be forgotten first."""
+        """Mark the corpus as unused for now; it is the first to be dropped from the cache."""
         ...
 
     async def close(self) -> None:
-        """Give back connections and memory."""
+        """Release connections and memory."""
         ...
 
 
@@ -159,19 +159,19 @@ def corpus(sources: tuple[NlmSource, ...]) -> PreparedCorpus:
     digest = hashlib.sha256()
     for source in ordered:
         for part in (source.ref.encode(), source.text.encode()):
-            # The length comes first, so that no two lists of parts are the same bytes.
+            # Prefixed with the length, so that different lists of parts never give the same bytes.
             digest.update(len(part).to_bytes(8, "big") + part)
     return PreparedCorpus(digest.hexdigest(), ordered)
 
 
 def check_fits(prepared: PreparedCorpus, question: NlmQuestion) -> None:
-    """A question is asked of the corpus that was prepared for it; raises NlmInputInvalid."""
+    """Check that the question's sources are the prepared ones; raises NlmInputInvalid."""
     if corpus(question.sources).key != prepared.key:
         raise NlmInputInvalid(what="the question", detail="its sources are not the prepared ones; prepare them first")
 
 
 def language_of(question: NlmQuestion) -> Language:
-    """The language asked for, or the one the question is written in."""
+    """The requested language, or the one that the question is written in."""
     if question.language is not None:
         return question.language
     cyrillic = sum("\u0400" <= letter <= "\u04ff" for letter in question.text)
@@ -186,7 +186,7 @@ _NO_ANSWER_TEXT = {
 
 
 def no_answer(question: NlmQuestion, *, model: str = "", usage: NlmUsage | None = None) -> NlmAnswer:
-    """The honest answer when the sources do not say."""
+    """The answer if the sources do not contain one."""
     flags = (AnswerFlag.NO_ANSWER.value, AnswerFlag.UNGROUNDED.value)
     return NlmAnswer(text=_NO_ANSWER_TEXT[language_of(question)], flags=flags, model=model, usage=usage or NlmUsage())
 

@@ -1,7 +1,7 @@
-"""How an agent's tool asks: tries again after 1, 2 and 4 seconds, one question of an agent at a time, never past its time.
+"""Asks a provider for an agent's tool: retries after 1, 2 and 4 seconds, one question per agent at a time.
 
-This is the one layer that tries a question again (D7). The deadline covers everything: waiting for the agent's other
-question, preparing, every try and every pause. What comes back has been verified here, whoever the provider is.
+Only this layer retries a question (D7). The deadline covers everything: waiting for the agent's other question,
+preparing, every try and every pause. Every answer is verified here, whichever provider gave it.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ log = log_of(__name__)
 
 
 def wait_s(error: NlmError, delay_s: float, left_s: float) -> float | None:
-    """How long to wait before another try; None when it is not worth it or would come too late."""
+    """The pause before another try; None if it is not worth it or would be too late."""
     if not error.retries:
         return None
     asked_s = error.retry_after_s if isinstance(error, NlmUnavailable) else None
@@ -32,7 +32,7 @@ def wait_s(error: NlmError, delay_s: float, left_s: float) -> float | None:
 
 @dataclass(slots=True)
 class _PendingQuestion:
-    """One question on its way."""
+    """A question in progress."""
 
     question: NlmQuestion
     agent: str
@@ -41,7 +41,7 @@ class _PendingQuestion:
 
 
 class RetryingProvider:
-    """A provider as agents ask it."""
+    """A provider with retries and verification, for agents."""
 
     def __init__(self, provider: NlmProvider, *, clock: Clock, delays_s: tuple[float, ...] = DELAYS_S) -> None:
         self._provider = provider
@@ -50,12 +50,12 @@ class RetryingProvider:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ask(self, question: NlmQuestion, *, agent: str, deadline_s: float) -> NlmAnswer:
-        """The verified answer, within `deadline_s`; raises NlmError, the last one met."""
+        """The verified answer, within `deadline_s`. Raises NlmError, the last one that occurred."""
         if not 0.0 < deadline_s <= DEADLINE_S_MAX:
             raise NlmInputInvalid(what="deadline_s", detail=f"choose more than 0 and at most {DEADLINE_S_MAX:g}")
         call = _PendingQuestion(question, agent, self._clock.monotonic() + deadline_s)
         try:
-            # Cut here too: a provider may not keep its promise to stop in time.
+            # Enforced here too: a provider may not stop in time.
             with tracing.span("nlm.ask", {"trellis.provider": self._provider.name, "trellis.agent": agent}):
                 return await within(self._clock, deadline_s, self._turn(call))
         except TimeoutError:
@@ -82,7 +82,7 @@ class RetryingProvider:
         return verify(answer, prepared.sources)
 
     async def _pause(self, call: _PendingQuestion, error: NlmError, delay_s: float) -> None:
-        """Wait before the next try, or raise what this one met."""
+        """Wait before the next try, or raise this error."""
         call.errors.append(error)
         wait = wait_s(error, delay_s, call.until - self._clock.monotonic())
         if wait is None:

@@ -1,4 +1,4 @@
-"""The provider that does what a file says, for tests and rehearsals: it fails on cue, and never by chance.
+"""A provider that follows a script, for tests and rehearsals: it fails exactly where the script says.
 
     {"steps": [
       {"status": 429, "retry_after_s": 2},
@@ -10,8 +10,8 @@
       {"extractive": true}
     ]}
 
-One step is used for each question, the last one for ever. Replies take the same way as a real model's: they are read,
-refused and verified by the same code.
+Each question uses one step; the last step is repeated. Replies are parsed and verified by the same code as a real
+model's.
 """
 
 import json
@@ -36,7 +36,7 @@ ASKED_MAX = 1_000
 
 
 class ReplyShape(StrEnum):
-    """How much of an answer arrives."""
+    """How much of an answer is sent."""
 
     WHOLE = "whole"
     HALF = "half"
@@ -44,7 +44,7 @@ class ReplyShape(StrEnum):
 
 
 class ScriptStep(pydantic.BaseModel):
-    """What happens to one question: exactly one of `status`, `answer`, `raw` and `extractive`, after `after_s`."""
+    """The response to one question: exactly one of `status`, `answer`, `raw` and `extractive`, after `after_s`."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
@@ -63,7 +63,7 @@ class ScriptStep(pydantic.BaseModel):
         return self
 
     def content(self) -> str:
-        """What the model sends."""
+        """The text that the model sends."""
         if self.answer is None:
             return self.raw or ""
         whole = json.dumps(self.answer.model_dump(), ensure_ascii=False)
@@ -81,7 +81,7 @@ class ProviderScript(pydantic.BaseModel):
 
 
 class ScriptedProvider:
-    """Plays a script. `asked` holds the latest questions, for the test to look at."""
+    """Plays a script. `asked` holds the latest questions, for assertions in tests."""
 
     name = NAME
 
@@ -93,11 +93,11 @@ class ScriptedProvider:
         self._extractive = ExtractiveProvider()
 
     async def prepare(self, sources: tuple[NlmSource, ...]) -> PreparedCorpus:
-        """Check the sources."""
+        """Validate the sources."""
         return corpus(sources)
 
     async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
-        """Do what the next step says."""
+        """Execute the next step."""
         check_fits(prepared, question)
         self.asked.append(question)
         step = self._steps[self._at]
@@ -112,23 +112,23 @@ class ScriptedProvider:
         return verify(read_reply(step.content(), question, provider=NAME, model=NAME), prepared.sources)
 
     async def health(self) -> ProviderHealth:
-        """Well, unless the next question is going to be turned away."""
+        """Healthy, unless the next step has an error status."""
         status = self._steps[self._at].status
         return ProviderHealth(
             ok=status is None, detail="plays a script" if status is None else f"HTTP {status} comes next"
         )
 
     async def release(self, prepared: PreparedCorpus) -> None:
-        """Forget the corpus."""
+        """Drop the corpus."""
         await self._extractive.release(prepared)
 
     async def close(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         await self._extractive.close()
 
 
 def read_script(path: Path) -> ProviderScript:
-    """The script in a file; raises NlmSettingInvalid."""
+    """Read the script in a file; raises NlmSettingInvalid."""
     setting = f"{NAME}:{path}"
     try:
         if path.stat().st_size > SCRIPT_BYTES_MAX:

@@ -1,8 +1,8 @@
-"""Words as an index compares them: lower case, without apostrophe and ending, cut to a few letters.
+"""Normalizes words for the index: lower case, without apostrophe and ending, shortened to a few letters.
 
-There is no dictionary. The endings of English and Ukrainian are few (`languages.toml`), and what is left without them is
-cut at `STEM_CHARS_MAX` letters: "записує", "записати" and "запису" meet, and so do "retry", "retries" and "retried".
-Stop words, which carry a sentence rather than its matter, are not compared at all.
+No dictionary is used. English and Ukrainian have few endings (`languages.toml`), and the rest of a word is cut at
+`STEM_CHARS_MAX` letters: "записує", "записати" and "запису" become equal, and so do "retry", "retries" and "retried".
+Stop words are not compared at all.
 """
 
 # ruff: noqa: RUF001 - apostrophes as people type them
@@ -29,7 +29,7 @@ _ENGLISH_LAST = ("e", "y", "i")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What is known of one language. Its words begin with letters from the first to the last of `letters`."""
+    """The tables of one language. Its words begin with a letter between the first and the last of `letters`."""
 
     letters: str
     stop_words: frozenset[str]
@@ -61,18 +61,18 @@ def words(text: str) -> list[str]:
 
 
 def spans(text: str) -> list[tuple[int, int]]:
-    """Where the words of a text stand, in order."""
+    """The positions of the words of a text, in order."""
     return [match.span() for match in _WORD.finditer(text)]
 
 
 def stems(text: str) -> list[str]:
-    """What the words of a text are compared by, in order, without stop words."""
+    """The stems of a text's words, in order, without stop words."""
     return [stem(word[:WORD_CHARS_MAX]) for word in words(text) if word not in STOP_WORDS]
 
 
 @lru_cache(maxsize=STEMS_CACHED)
 def stem(word: str) -> str:
-    """The word without its ending, at most `STEM_CHARS_MAX` letters of it. Names with digits stay whole."""
+    """The word without its ending, at most `STEM_CHARS_MAX` letters. Names with digits stay unchanged."""
     plain = _APOSTROPHES.sub("", _POSSESSIVE.sub("", word))
     if any(letter.isdigit() for letter in plain):
         return plain
@@ -83,7 +83,10 @@ def stem(word: str) -> str:
 
 
 def _english(word: str) -> str:
-    """English doubles a consonant before an ending (stopp-ed, runn-ing) and writes "y" as "i" (retr-y, retr-ies)."""
+    """Strip English endings.
+
+    A doubled consonant before an ending is undone (stopp-ed, runn-ing), and "y" equals "i" (retr-y, retr-ies).
+    """
     if not word.endswith(("ss", "us", "is")):
         word = _without(word, VOCABULARIES["en"].endings)
     if len(word) > STEM_CHARS_MIN and word[-1] == word[-2] and word[-1] not in _NEVER_DOUBLED:
@@ -92,7 +95,7 @@ def _english(word: str) -> str:
 
 
 def _ukrainian(word: str) -> str:
-    """A reflexive verb has its ending before "ся"."""
+    """Strip Ukrainian endings. A reflexive verb has its ending before "ся"."""
     return _without(_without(word, _REFLEXIVE), VOCABULARIES["uk"].endings)
 
 

@@ -1,1 +1,1 @@
-"""Proposals: what an agent or a person wants changed, what a person decides, and doing it."""
+"""Proposals: changes that an agent or a person proposes, the decisions on them, and applying them."""

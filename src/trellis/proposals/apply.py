@@ -1,10 +1,11 @@
-"""The apply engine: does what an approved proposal says, exactly once, or says why not (D22, AUTH-6).
+"""The apply engine: applies approved proposals exactly once, or records why it could not (D22, AUTH-6).
 
-It alone writes memory and agents' files, and only for proposals that were approved. An engine that dies in between leaves a
-proposal that another takes up when its lease is over, without asking anybody again: a memory knows the proposals it holds, and
-of a file the digest it was going to have is noted in the ledger before it is written; where the note was lost with the ledger,
-the file itself tells. A proposal that was refused, that raised whatever error, or that loses one engine after the other, waits for a
-person.
+Only this engine writes memory and agents' files, and only for approved proposals. If an engine dies, another takes the
+proposal up when its lease expires, without asking a person again. Nothing is applied twice: a memory commit names its
+proposal, and the digest a file is going to have is journaled before the file is written. If that note was lost with the
+ledger, the file's content shows whether the change was made.
+
+A proposal waits for a person if it was refused, if applying it raised an error, or if LOST_MAX engines died with it.
 """
 
 import asyncio
@@ -49,10 +50,10 @@ from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreU
 APPLYING = "applying"
 FAILED = "failed"
 INTENT = "apply"
-"""The journal entry with the digest that a file is going to have."""
+"""Journal entry with the digest that a file is going to have."""
 ERROR_CHARS_MAX = 1_000
 LOST_MAX = 5
-"""So many engines may be lost with one proposal before a person must look at it."""
+"""After this many engines died with a proposal, it waits for a person."""
 LOOK_MAX = 100
 KNOWN_MAX = 10_000
 WAIT_S = 0.05
@@ -62,7 +63,7 @@ _log = log_of("trellis.apply")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApplyOptions:
-    """How much one pass takes, and how long it may take."""
+    """Batch size, lease and polling of the engine."""
 
     batch: int = 10
     lease_s: float = 30.0
@@ -72,7 +73,7 @@ class ApplyOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApplyReport:
-    """What one pass did."""
+    """Result of one pass."""
 
     applied: int = 0
     failed: int = 0
@@ -80,7 +81,7 @@ class ApplyReport:
 
 @dataclass(kw_only=True)
 class ApplyEngine:
-    """The service; one pass applies what was approved."""
+    """The service. Each pass applies approved proposals."""
 
     ledger: Ledger
     actor: Actor
@@ -91,13 +92,13 @@ class ApplyEngine:
     name: str = "apply-engine"
     waits_for_events = True
     _known: dict[JobId, int] = field(default_factory=dict[JobId, int])
-    """Failed proposals that wait for a person, with the version at which they do."""
+    """Failed proposals that wait for a person, with the version at which they were checked."""
     _cursor: str | None = None
 
     async def run_once(self) -> ApplyReport:
-        """Take up what another engine was lost with, then apply what is approved, oldest first, each under its own lease.
+        """Retry proposals whose engine died, then apply approved ones, oldest first, each under its own lease.
 
-        Raises NotAllowed for an actor that may not commit: then nothing is taken up.
+        Raises NotAllowed, before anything is claimed, for an actor that may not commit.
         """
         permit_actor(self.actor, "memory.commit")
         done = await self._take_up()
@@ -111,7 +112,7 @@ class ApplyEngine:
         return ApplyReport(applied=done.count(True), failed=done.count(False))
 
     async def _take_up(self) -> list[bool | None]:
-        """Look at a page of the proposals that failed, the whole of them in turn, and go on with those whose engine was lost."""
+        """Check one page of the failed proposals, all pages in turn, and retry those whose engine died."""
         where = JobFilter(lifecycle=PROPOSAL.name, state=FAILED)
         page = await self.ledger.jobs(where, limit=LOOK_MAX, cursor=self._cursor)
         self._cursor = page.cursor
@@ -131,18 +132,18 @@ class ApplyEngine:
         self._known[job.job_id] = job.version
 
     def pause_s(self, report: ApplyReport) -> float:
-        """At once while there may be more."""
+        """No pause while there may be more."""
         return 0.0 if report.applied or report.failed else self.options.poll_s
 
     async def apply_again(self, proposal: JobId, request_id: RequestId) -> str:
-        """A person asks once more for a proposal that failed; its state afterwards. Raises NotAllowed."""
+        """Retry a failed proposal on a person's request. Returns its state afterwards. Raises NotAllowed."""
         permit_actor(self.actor, "memory.commit")
         await self._again(proposal, request_id)
         job = await self.ledger.job(proposal)
         return "" if job is None else job.state
 
     async def _again(self, proposal: JobId, request_id: RequestId, *, version: int | None = None) -> bool | None:
-        """Whether it was applied; None when somebody else was faster."""
+        """Whether the proposal was applied; None if another engine took it first."""
         move = Move(
             job_id=proposal,
             target=APPLYING,
@@ -158,7 +159,7 @@ class ApplyEngine:
         return await self._apply(answer.lease, job.payload, job.trace)
 
     async def _apply(self, lease: Lease, payload: bytes, trace: str | None) -> bool | None:
-        """Whether it was applied; None when it is another engine's now."""
+        """Whether the proposal was applied; None if another engine holds it now."""
         with tracing.carried(trace, "proposal.apply", {"trellis.job_id": lease.job_id}) as span:
             applied = await self._applied(lease, payload)
             span.note({"trellis.applied": bool(applied)})
@@ -168,7 +169,7 @@ class ApplyEngine:
         try:
             told = await self._do(lease, json.loads(payload))
         except (StoreUnavailable, LedgerError):
-            raise  # nothing is wrong with the proposal: it is taken up again
+            raise  # not the proposal's fault: it is retried
         except _LeaseGone:
             return None
         except TrellisError as error:
@@ -204,7 +205,7 @@ class ApplyEngine:
             body["agent_slug"],
             [update_of(one) for one in content["updates"]],
             expected_version=content["expected_version"],
-            run_id=body["source"]["run_id"] or proposal,  # what no run proposed is known by its own name
+            run_id=body["source"]["run_id"] or proposal,  # a proposal without a run uses its own id
             proposal_id=proposal,
             reason=content.get("summary") or "no reason given",
             auto_approved=decision.target == "auto_approved",
@@ -222,7 +223,7 @@ class ApplyEngine:
     # --- annotations -------------------------------------------------------------------------------------------------
 
     async def _annotate(self, proposal: JobId, body: dict[str, Any]) -> dict[str, Any]:
-        """Store a comment or a tag beside the text that it is about. Trying again stores the same bytes."""
+        """Store a comment or tag beside the text it is about. A retry stores the same bytes."""
         change = file_change(body["agent_slug"], body)
         decision = _decision(await self.ledger.events(proposal))
         annotation = annotations.annotation_of(body, approved_by=decision.actor, approved_at=decision.ts)
@@ -257,17 +258,20 @@ class ApplyEngine:
         return {"object_key": change.key}
 
     async def _shows(self, key: str, body: bytes) -> bool:
-        """Whether an engine whose lease is over put the very same, or this one did and was not told so."""
+        """Whether the object already has these bytes.
+
+        They may come from an engine whose lease expired, or from a put of this engine whose answer was lost.
+        """
         there = await self.objects.get(key)
         return there is not None and there.body == body
 
 
 class _LeaseGone(Exception):
-    """The lease is another's."""
+    """The lease was lost to another engine."""
 
 
 def update_of(said: Mapping[str, Any]) -> Update:
-    """One update of a memory, as a proposal's body has it."""
+    """One memory update, from its form in a proposal's body."""
     return Update(
         file=said["file"],
         operation=Operation(said["operation"]),
@@ -283,7 +287,7 @@ def _decision(events: list[Event]) -> Event:
 
 
 def _decided_at(events: list[Event]) -> datetime:
-    """When it was decided: the same for every engine that tries, so that the commit is the same."""
+    """The time of the decision. It is the same for every try, so that every try makes the same commit."""
     return _decision(events).ts
 
 
@@ -292,20 +296,23 @@ def _digest(body: bytes) -> str:
 
 
 def is_open(events: Sequence[Event]) -> bool:
-    """Whether an engine is at it, or will be, without anybody being asked."""
+    """Whether an engine is applying the proposal, or will do so without a person's decision."""
     last, lost = events[-1], sum(map(_was_lost, events))
     return last.target in {"approved", "auto_approved", APPLYING} or (_was_lost(last) and lost < LOST_MAX)
 
 
 def _was_lost(event: Event) -> bool:
-    """An engine that fails says why; one that is lost says nothing, and the sweep ends its lease."""
+    """Whether an engine died with the proposal.
+
+    A failing engine records data; a dead one does not, and its lease expires.
+    """
     return event.target == FAILED and event.data is None
 
 
 async def apply_until_settled(engine: ApplyEngine, clock: Clock, proposal: JobId, patience_s: float) -> str:
-    """Have the engine at it until the proposal is applied or refused; its state then.
+    """Run the engine until the proposal is applied or refused, or `patience_s` is over. Returns the proposal's state.
 
-    Another engine may have it, or may have died with it: then it takes until that one's lease is over.
+    If another engine holds the proposal, or died with it, this takes until that lease expires.
     """
     ends_at = clock.monotonic() + patience_s
     while is_open(events := await engine.ledger.events(proposal)) and clock.monotonic() < ends_at:

@@ -1,7 +1,7 @@
-"""What applying a proposal would change now: a unified diff of the current target against the proposed one.
+"""Previews of proposals: a unified diff of the current target against the proposed one.
 
-A comment or a tag becomes an annotation, an object of its own, so its diff shows that object and leaves the text it is about alone.
-Lines end at a newline only: what else Unicode calls a line break stays in its line, where whoever prints the diff can make it visible.
+A comment or tag is stored as an annotation, a separate object. Its diff shows that object, not the text it is about.
+Lines end at a newline only. Other Unicode line breaks stay inside their line, where the reviewer's tool can show them.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from trellis.storage.objects.store import ObjectStore
 
 ENDED = frozenset({"applied", "rejected", "expired"})
 READS_AT_ONCE = 8
-"""Targets that are read at the same time for a list of proposals."""
+"""Number of targets read concurrently for a list of proposals."""
 
 
 async def diff_of(
     document: Mapping[str, Any], *, objects: ObjectStore, memory: MemoryRepository, now: datetime
 ) -> str | None:
-    """The difference; None for what changes no text or will not be applied any more.
+    """The diff; None if the proposal changes no text or is already applied, rejected or expired.
 
     Raises TargetRefused, UpdatesRefused.
     """
@@ -48,7 +48,7 @@ async def diff_of(
 
 
 async def conflict_of(document: Mapping[str, Any], *, objects: ObjectStore) -> str | None:
-    """Why applying it would be refused now; None when its target is still what it was proposed for. Raises TargetRefused."""
+    """Why applying the proposal would be refused now; None if its target is unchanged. Raises TargetRefused."""
     if document["status"] in ENDED or "change" not in document["content"]:
         return None
     change = file_change(document["agent_slug"], document)
@@ -61,7 +61,7 @@ async def conflict_of(document: Mapping[str, Any], *, objects: ObjectStore) -> s
 
 
 async def conflicts_of(documents: Sequence[Mapping[str, Any]], *, objects: ObjectStore) -> dict[str, str]:
-    """Why those of these proposals that can no longer be applied would be refused, by id."""
+    """The conflict of each proposal that can no longer be applied, by proposal id."""
     gate = asyncio.Semaphore(READS_AT_ONCE)
 
     async def look(document: Mapping[str, Any]) -> str | None:
@@ -76,7 +76,7 @@ async def conflicts_of(documents: Sequence[Mapping[str, Any]], *, objects: Objec
 
 
 def unified(name: str, before: str | None, after: str) -> str:
-    """The difference of two texts; `before` is None where the file is new."""
+    """The unified diff of two texts. `before` is None for a new file."""
     lines = difflib.unified_diff(
         _lines(before or ""), _lines(after), "/dev/null" if before is None else name, name, lineterm=""
     )

@@ -1,4 +1,4 @@
-"""A proposal: what it holds, what it may touch, and what was decided about it."""
+"""Proposals: their content, the decisions on them, and what they may change."""
 
 import hashlib
 import json
@@ -20,15 +20,14 @@ from trellis.lifecycles import Role
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.storage.objects.keys import object_key
 
-# Proposals: what an agent wants changed, and what a person decided (D21, D22, PIPE-7, AUTH-6).
+# Proposals and the decisions on them (D21, D22, PIPE-7, AUTH-6).
 #
-# A proposal is a job of lifecycle `proposal`. Its body is the job's payload and never changes; everything else about it follows from
-# its events. What kind of proposal it is, and whether a person must look at it, is decided here from its action and by nothing that a
-# model wrote.
+# A proposal is a job of lifecycle `proposal`. Its body is the job's payload and never changes; its state follows from
+# its events. Whether a person must review it follows from its action and priority, never from text that a model wrote.
 #
-# Nobody is asked twice for the same. Of equal proposals that wait for a person the ledger takes one: they share a concurrency key, behind
-# which one may wait, so the rule holds for runs, HTTP and the inbox, also when they come at the same moment. What a person rejected is
-# not proposed by a run again until the sources that it stands on have changed.
+# A person is not asked twice about the same change. Equal proposals share a concurrency key behind which only one may
+# wait, so the ledger accepts one of them. This holds for runs, HTTP and the inbox, also for concurrent requests. A run
+# does not propose a rejected change again until the sources it rests on have changed.
 
 TYPE = "proposal"
 MEMORY_UPDATE = "memory-update"
@@ -37,29 +36,32 @@ NEVER_AUTOMATIC = frozenset({LOGIC_UPDATE, "logic-rollback"})
 NOTE_CHARS_MIN = 10
 NOTE_CHARS_MAX = 2_000
 UNDECIDED = frozenset({"pending", "approved", "auto_approved", "applying", "failed"})
-"""States of proposals that a person or the apply engine has still to deal with."""
+"""States of proposals that a person or the apply engine still has to handle."""
 REJECTED = "rejected"
 EQUALS_MAX = 20
-"""How many earlier proposals that would do the same are looked at, the newest first."""
+"""Number of earlier equal proposals that are checked, newest first."""
 STORE_TRIES_MAX = 5
-"""How often a proposal is tried to be stored while equal ones come and are decided about."""
+"""Tries to store a proposal while equal ones are stored and decided concurrently."""
 TTL_S = next(state.timer_s for state in PROPOSAL.states if state.name == "pending") or 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProposalContent:
-    """What an agent asked for. `content` is its own words; `action` was checked against the agent's safe outputs."""
+    """The content of a proposal.
+
+    `content` is the agent's own text; `action` was checked against the agent's safe outputs.
+    """
 
     action: str
     target: str
     content: Mapping[str, Any]
     target_hash: str | None = None
-    """The sha256 of the target as the agent saw it; None for what is made new."""
+    """The sha256 of the target as the agent saw it; None for a new file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProposalSource:
-    """Where a proposal comes from."""
+    """Where a proposal comes from: an agent's run, an inbox entry or a caller."""
 
     type: str
     identity: str
@@ -67,14 +69,14 @@ class ProposalSource:
     inbox_entry_id: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As the body has it; an entry only where there is one."""
+        """The form in a proposal's body. `inbox_entry_id` is left out if there is none."""
         told: dict[str, Any] = {"type": self.type, "identity": self.identity, "run_id": self.run_id}
         return told if self.inbox_entry_id is None else {**told, "inbox_entry_id": self.inbox_entry_id}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """The body of one proposal, with the id that follows from it."""
+    """The body of one proposal, with its id."""
 
     id: JobId
     agent_slug: str
@@ -83,13 +85,13 @@ class Proposal:
 
     @property
     def action(self) -> str:
-        """What it would do."""
+        """The proposal's action."""
         return json.loads(self.body)["action"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EqualProposal:
-    """A proposal that would do the same as a new one, and keeps that from being made."""
+    """An existing proposal for the same change, because of which a new one is not created."""
 
     id: JobId
     status: str
@@ -104,7 +106,7 @@ def make_proposal(
     priority: str = "normal",
     sources: Mapping[str, str] | None = None,
 ) -> Proposal:
-    """The proposal of a draft; the same draft of the same run is always the same proposal.
+    """The proposal for a draft. The same draft in the same run always gives the same proposal.
 
     `sources` are the sources that the run read, with their sha256.
     """
@@ -124,7 +126,7 @@ def body_of(
     priority: str,
     sources: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The body under this id; whether a person must look at it follows from its action and its priority."""
+    """The body of a proposal. Whether a person must review it follows from its action and priority."""
     body = {
         "id": proposal,
         "agent_slug": agent_slug,
@@ -140,18 +142,18 @@ def body_of(
 
 
 def may_auto_approve(body: Mapping[str, Any]) -> bool:
-    """Memory updates at normal priority, and nothing else, need no person."""
+    """Whether the proposal needs no person: only memory updates of normal priority."""
     return body["action"] == MEMORY_UPDATE and body["priority"] == "normal" and not body["requiresHumanReview"]
 
 
-# --- nobody is asked twice for the same ------------------------------------------------------------------------------
+# --- equal proposals -------------------------------------------------------------------------------------------------
 
 
 def duplicate_digest(body: Mapping[str, Any]) -> str:
-    """The same for proposals of an agent that would do the same to their target, as it was when they were made.
+    """Identifies a change of one version of a target: equal for proposals of an agent that would do the same.
 
-    Why something is proposed, and in which words, makes no difference. A proposal for another version of the target is another
-    one: the earlier can no longer be applied.
+    Reasons and wording do not matter. A proposal for another version of the target is a different one: the earlier one
+    can no longer be applied.
     """
     content: Mapping[str, Any] = body["content"]
     does = content.get("change") or content.get("updates") or content
@@ -168,11 +170,12 @@ def duplicate_digest(body: Mapping[str, Any]) -> str:
 async def find_equal(
     ledger: Ledger, body: Mapping[str, Any], *, own: str | None, rejected_too: bool
 ) -> EqualProposal | None:
-    """What keeps this from being proposed: an equal proposal that is not decided, or with `rejected_too` one that was rejected.
+    """The equal proposal that prevents this one: one that is undecided or, with `rejected_too`, was rejected.
 
-    `own` is the proposal itself, or what makes it: neither keeps it from being made.
+    `own` is the id of the proposal itself, or of its parent. If one of the equal proposals has it, nothing is
+    prevented.
     """
-    if may_auto_approve(body):  # it waits for nobody
+    if may_auto_approve(body):  # it needs no review
         return None
     where = JobFilter(lifecycle=PROPOSAL.name, concurrency_key=duplicate_digest(body))
     equals = (await ledger.jobs(where, limit=EQUALS_MAX)).jobs
@@ -187,7 +190,7 @@ async def find_equal(
 
 
 async def find_applied_equal(ledger: Ledger, body: Mapping[str, Any]) -> EqualProposal:
-    """What made the file that this would make again; its id is empty where no proposal that is known did."""
+    """The applied proposal that created this file content. Its id is empty if the ledger knows none."""
     where = JobFilter(
         lifecycle=PROPOSAL.name, state="applied", concurrency_key=duplicate_digest({**body, "target_hash": None})
     )
@@ -196,16 +199,18 @@ async def find_applied_equal(ledger: Ledger, body: Mapping[str, Any]) -> EqualPr
 
 
 async def _still_rejected(ledger: Ledger, rejected: Job, body: Mapping[str, Any]) -> bool:
-    """Whether this stands on the sources that a person knew who rejected the same."""
+    """Whether this proposal rests on the same sources as the rejected one."""
     whole = await ledger.job(rejected.job_id)
     before: dict[str, Any] = json.loads(whole.payload) if whole is not None and whole.payload is not None else {}
     return bool(before) and not sources_changed(before, body)
 
 
 def sources_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a source that one of two equal proposals cites has another text now, is new or is gone; of all, where none is cited.
+    """Whether a source cited by one of two equal proposals has changed, is new or is gone.
 
-    A proposal that no run made names no sources: nothing is known to have changed.
+    Without citations, any source.
+
+    A proposal that was not made by a run names no sources: then nothing counts as changed.
     """
     seen, sees = before.get("sources_read"), now.get("sources_read")
     if seen is None or sees is None:
@@ -221,14 +226,14 @@ def _cited(body: Mapping[str, Any]) -> set[str]:
 
 
 def as_job(proposal: JobId, body: bytes, *, parent_id: str | None, correlation_id: str | None) -> NewJob:
-    """A proposal as the ledger stores it. It raises QueueFull on submit where an equal one waits for a person."""
+    """The proposal as a job. Submitting it raises QueueFull if an equal proposal waits for a person."""
     told: dict[str, Any] = json.loads(body)
     return NewJob(
         job_id=proposal,
         type=TYPE,
         lifecycle=PROPOSAL.name,
         payload=body,
-        # Equal proposals are found by this, and are applied one after the other.
+        # Finds equal proposals, and makes them be applied one after the other.
         concurrency_key=duplicate_digest(told),
         waiting_max=None if may_auto_approve(told) else 1,
         parent_id=None if parent_id is None else JobId(parent_id),
@@ -240,23 +245,23 @@ def as_job(proposal: JobId, body: bytes, *, parent_id: str | None, correlation_i
 async def store_proposals(
     ledger: Ledger, actor: Actor, proposals: Sequence[Proposal], *, correlation_id: str | None = None
 ) -> list[JobId | EqualProposal]:
-    """Put a run's proposals into the ledger as pending, all or none; for each its id, or the equal one that makes it needless.
+    """Store a run's proposals as pending, all or none. Returns for each its id, or the equal proposal that replaces it.
 
-    Those that are there already stay as they are. `correlation_id` is that of their run; by default the run's id.
+    Proposals that are already stored stay unchanged. `correlation_id` is the run's; by default the run's id.
     """
     jobs = {proposal.id: _run_job(proposal, correlation_id) for proposal in proposals}
     for _ in range(STORE_TRIES_MAX):
         answers = [await _equal(ledger, proposal, list(jobs.values())) or proposal.id for proposal in proposals]
         try:
             await _submit(ledger, actor, [jobs[answer] for answer in answers if isinstance(answer, str)])
-        except QueueFull:  # an equal one came in between
+        except QueueFull:  # an equal one was stored in between
             continue
         return answers
     raise DuplicateProposal(proposal=proposals[0].id, status="pending")
 
 
 async def _equal(ledger: Ledger, proposal: Proposal, jobs: Sequence[NewJob]) -> EqualProposal | None:
-    """The equal proposal in the ledger, or before it among these jobs of the same run."""
+    """The equal proposal in the ledger, or an earlier one among these jobs of the same run."""
     body = json.loads(proposal.body)
     if not may_auto_approve(body):
         first = next(job.job_id for job in jobs if job.concurrency_key == duplicate_digest(body))
@@ -278,11 +283,14 @@ async def _submit(ledger: Ledger, actor: Actor, jobs: Sequence[NewJob]) -> None:
             raise ProposalConflict(proposal=answer.job_id)
 
 
-# --- decided ---------------------------------------------------------------------------------------------------------
+# --- decisions -------------------------------------------------------------------------------------------------------
 
 
 async def auto_approve(ledger: Ledger, actor: Actor, proposal: JobId, body: Mapping[str, Any]) -> bool:
-    """Let a proposal through that needs no person; False when it does need one, or somebody was faster."""
+    """Approve a proposal that needs no person.
+
+    Returns False if it needs one, or if another process changed its state first.
+    """
     if not may_auto_approve(body):
         return False
     move = Move(job_id=proposal, target="auto_approved", request_id=RequestId(f"auto:{proposal}"))
@@ -299,7 +307,10 @@ async def decide_proposal(
     request_id: RequestId,
     version: int | None = None,
 ) -> Moved | NotMoved:
-    """A person's decision, about this version if one is given. Rejecting says why. The same decision again is answered as the first."""
+    """Record a person's decision, on this version if one is given.
+
+    A rejection needs a note. Repeated decisions return the first answer.
+    """
     if actor.role is not Role.OWNER:
         raise NotAllowed(role=actor.role.value, action="decide about a proposal", reason="a person does that")
     note = note.strip() if note else None
@@ -330,7 +341,7 @@ async def get_proposal_job(ledger: Ledger, proposal: str) -> Job:
 
 
 def document(body: bytes, events: Sequence[Event]) -> bytes:
-    """The published proposal after the last of these events."""
+    """The published proposal document after the last of these events."""
     told, first, last = json.loads(body), events[0], events[-1]
     return encode(
         {
@@ -355,7 +366,7 @@ def document(body: bytes, events: Sequence[Event]) -> bytes:
 
 
 def publication(body: bytes, events: Sequence[Event]) -> Publication:
-    """What the last of these events publishes."""
+    """The document to publish for the last of these events."""
     told = json.loads(body)
     key = ids.proposal_key(told["agent_slug"], told["id"])
     return Publication(key, document(body, events), events[-1].version)
@@ -382,10 +393,10 @@ def _data(event: Event) -> dict[str, Any]:
     return json.loads(event.data) if event.data is not None else {}
 
 
-# What a proposal may touch, and what it makes of it. Pure.
+# What a proposal may change, and how. Pure functions.
 #
-# A proposal changes a memory, the agent's logic, or a text in the agent's own folder, and nothing else: not the agent's
-# definition, not a run, not another proposal, not another agent.
+# A proposal changes a memory, the agent's logic, or a text in the agent's own folder. It never changes the agent's
+# definition, a run, another proposal or another agent.
 
 LOGIC_FILE = "pseudocode.md"
 TEXT_BYTES_MAX = 1024 * 1024
@@ -394,7 +405,7 @@ CONTENT_ACTIONS = frozenset(
     {"propose-edit", "propose-summary", "propose-tag", "propose-artifact", "propose-note", "propose-comment"}
 )
 NEWLINES_MAX = 100
-"""A text with more of them at its end is not recognized in what was appended to it."""
+"""A text that ended in more newlines than this is not recognized as the beginning of an appended file."""
 CHANGES = frozenset({"create", "append", "replace"})
 _EMPTY = hashlib.sha256().hexdigest()
 
@@ -409,7 +420,7 @@ class AgentFileChange:
 
 
 def checked_target(action: str, target: str) -> str:
-    """The target, if this action may touch it; raises TargetRefused."""
+    """The target, if this action may change it; raises TargetRefused."""
     if action == MEMORY_UPDATE:
         return target
     if action == LOGIC_UPDATE:
@@ -422,7 +433,7 @@ def checked_target(action: str, target: str) -> str:
 
 
 def file_change(slug: str, body: Mapping[str, Any]) -> AgentFileChange:
-    """What a proposal about a file asks for; raises TargetRefused."""
+    """The change that a proposal about a file asks for; raises TargetRefused."""
     target = checked_target(body["action"], body["target"])
     change: dict[str, Any] = body["content"].get("change") or {}
     kind, text = change.get("type"), change.get("text")
@@ -432,20 +443,23 @@ def file_change(slug: str, body: Mapping[str, Any]) -> AgentFileChange:
 
 
 def apply_change(change: AgentFileChange, before: bytes | None) -> bytes:
-    """The file after the change."""
+    """The file's bytes after the change."""
     if change.kind != "append" or not before:
         return _change_bytes(change)
     return before.rstrip(b"\n") + b"\n\n" + _change_bytes(change)
 
 
 def is_changed(change: AgentFileChange, expected: str | None, there: bytes) -> bool:
-    """Whether the file is what the change makes of the one with the expected sha256, None for no file."""
+    """Whether the file already is the result of the change.
+
+    `expected` is the sha256 of the file that the change applies to; None for no file.
+    """
     end = b"\n\n" + _change_bytes(change)
     if change.kind != "append" or expected in {None, _EMPTY}:
         return there == _change_bytes(change)
     if not there.endswith(end):
         return False
-    # What it was appended to ended in any number of newlines, and only the digest still tells in how many.
+    # The text before the appended part may have ended in any number of newlines. Only the digest shows how many.
     before = hashlib.sha256(there.removesuffix(end))
     for _ in range(NEWLINES_MAX):
         if before.hexdigest() == expected:
@@ -455,7 +469,7 @@ def is_changed(change: AgentFileChange, expected: str | None, there: bytes) -> b
 
 
 def changes_nothing(change: AgentFileChange, there: str | None) -> bool:
-    """Whether the file with this sha256, None for no file, is already what the change makes of it."""
+    """Whether the file with this sha256 (None for no file) already has the proposed content."""
     return change.kind != "append" and there == hashlib.sha256(_change_bytes(change)).hexdigest()
 
 

@@ -1,8 +1,9 @@
-"""Proposals that come from outside a run's steps: over HTTP, and by the inbox (D22, D25, D51, AUTH-6).
+"""Proposals from outside a run's steps: over HTTP, and from the inbox (D22, D25, D51, AUTH-6).
 
-They are proposals like any other: the agent's file must list their kind, a memory update of normal priority approves itself, everything
-else waits for a person, and the apply engine alone changes anything. What waits for a person already is not proposed again; what was
-rejected may be, because somebody asks for it. Their ids are random; asked twice under one key, the ledger answers with the first.
+The usual rules apply. The agent's file must list the action. A memory update of normal priority is approved
+automatically; every other proposal waits for a person. Only the apply engine changes anything. A proposal equal to one
+that waits is refused. One equal to a rejected proposal is accepted, because a caller asks for it explicitly. Ids are
+random; a repeated idempotency key returns the first proposal.
 """
 
 import json
@@ -37,12 +38,12 @@ from trellis.storage.objects.keys import object_key
 from trellis.storage.objects.store import ObjectStore
 
 PATIENCE_S = 5.0
-"""How long a caller waits for a memory update that approved itself; then it is told that it is pending, and it goes on."""
+"""How long a caller waits for an automatically approved memory update. After that the answer is `pending`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProposalOffer:
-    """What is proposed, by whom, and under which key."""
+    """A request to create a proposal: its content, source, priority and idempotency key."""
 
     agent_slug: str
     draft: ProposalContent
@@ -54,7 +55,7 @@ class ProposalOffer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfferedProposal:
-    """The proposal, and whether this offer made it."""
+    """The proposal, and whether this request created it."""
 
     id: JobId
     status: str
@@ -63,7 +64,7 @@ class OfferedProposal:
 
 @dataclass(frozen=True, kw_only=True)
 class ProposalService:
-    """Takes offers in the gateway's name."""
+    """Creates proposals in the gateway's name."""
 
     ledger: Ledger
     gateway: Actor
@@ -74,31 +75,34 @@ class ProposalService:
     random_text: Callable[[], str]
 
     async def make(self, offer: ProposalOffer) -> OfferedProposal:
-        """Store the proposal, and see it applied if it needs no person.
+        """Store the proposal, and wait for it to be applied if it needs no person.
 
-        Raises AgentNotFound, OutputRefused, IdempotencyMismatch, and DuplicateProposal while an equal one waits.
+        Raises AgentNotFound, OutputRefused, IdempotencyMismatch, and DuplicateProposal while an equal proposal waits.
         """
         await self.check(offer)
         made = await self._store(offer)
         return OfferedProposal(id=made.job_id, status=await self._status(made.job_id), created=made.created)
 
     async def make_first(self, offer: ProposalOffer, proposal: JobId) -> OfferedProposal:
-        """The same under this id, which is the offer's key: asked again, the answer is the first."""
+        """Like `make`, under the given id.
+
+        The id is the idempotency key: a repeated call returns the first proposal.
+        """
         made = await self.ledger.job(proposal)
         if made is not None and made.parent_id != offer.source.inbox_entry_id:
             raise ProposalConflict(proposal=proposal)
-        if made is not None:  # also when it could not be proposed any more
+        if made is not None:  # even if it could not be proposed any more
             return await self.again(proposal)
         await self.check(offer)
         answer = await self._submit(offer, proposal, id_is_given=True)
         return OfferedProposal(id=proposal, status=await self._status(proposal), created=answer.created)
 
     async def again(self, proposal: JobId) -> OfferedProposal:
-        """The answer to an offer that came before; raises ProposalNotFound."""
+        """The answer to a repeated request; raises ProposalNotFound."""
         return OfferedProposal(id=proposal, status=await self._status(proposal), created=False)
 
     async def check(self, offer: ProposalOffer) -> None:
-        """Nothing, when this may be proposed now; raises what `make` would raise."""
+        """Raise what `make` would raise if this cannot be proposed now."""
         definition = await self.agent(offer.agent_slug)
         if offer.draft.action not in {output.value for output in definition.safe_outputs}:
             raise OutputRefused(slug=offer.agent_slug, action=offer.draft.action)
@@ -119,7 +123,10 @@ class ProposalService:
                 return found
 
     async def about_file(self, slug: str, action: str, target: str, content: Mapping[str, Any]) -> ProposalContent:
-        """A draft about a file of the agent as it is now; raises TargetRefused when the change does not fit what is there."""
+        """Proposal content for a file of the agent as it is now.
+
+        Raises TargetRefused if the change does not fit the file.
+        """
         change = targets.file_change(slug, {"action": action, "target": target, "content": content})
         there = await self.objects.get(object_key("agents", slug, *target.split("/")))
         needs_text = change.kind != "create" or action in annotations.KINDS
@@ -129,7 +136,7 @@ class ProposalService:
         return ProposalContent(action=action, target=target, content=content, target_hash=known)
 
     async def refuse_duplicate(self, offer: ProposalOffer) -> None:
-        """Nothing, unless the same waits already; raises DuplicateProposal."""
+        """Raise DuplicateProposal if an equal proposal waits."""
         body = json.loads(self._body(offer, JobId("")))
         equal = await proposals.find_equal(self.ledger, body, own=offer.source.inbox_entry_id, rejected_too=False)
         if equal is not None:
@@ -147,22 +154,25 @@ class ProposalService:
     async def _store(self, offer: ProposalOffer) -> Submitted:
         proposal = ids.make_proposal_id(await self.ledger.now(), self.random_text())
         run = None if offer.source.run_id is None else await self.ledger.job(JobId(offer.source.run_id))
-        if run is not None:  # what a run makes belongs to what the run belongs to
+        if run is not None:  # a run's proposals carry the run's correlation id
             offer = replace(offer, correlation_id=run.correlation_id)
         return await self._submit(offer, proposal)
 
     async def _submit(self, offer: ProposalOffer, proposal: JobId, *, id_is_given: bool = False) -> Submitted:
-        """Store it unless the same waits already; of many at once the ledger takes one. Raises DuplicateProposal, IdempotencyMismatch."""
+        """Store the proposal unless an equal one waits. Of concurrent equal ones the ledger accepts one.
+
+        Raises DuplicateProposal, IdempotencyMismatch.
+        """
         for _ in range(proposals.STORE_TRIES_MAX):
             try:
                 await self.refuse_duplicate(offer)
                 (answer,) = await self.ledger.submit(self.gateway, [self._job(offer, proposal, given=id_is_given)])
             except DuplicateProposal:
-                earlier = await self._earlier(offer)  # the same request, a moment before
+                earlier = await self._earlier(offer)  # the same request, stored just before
                 if earlier is None:
                     raise
                 return earlier
-            except QueueFull:  # an equal one came in between
+            except QueueFull:  # an equal one was stored in between
                 continue
             if isinstance(answer, Mismatch):
                 raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
@@ -170,7 +180,7 @@ class ProposalService:
         raise DuplicateProposal(proposal=proposal, status="pending")
 
     async def _earlier(self, offer: ProposalOffer) -> Submitted | None:
-        """What this very request made before; raises IdempotencyMismatch."""
+        """The proposal that the same request created before; None if there is none. Raises IdempotencyMismatch."""
         key = offer.key
         found = None if key is None else await self.ledger.find_by_idempotency_key(key.scope, key.key, key.fingerprint)
         if isinstance(found, Mismatch):
@@ -193,7 +203,10 @@ class ProposalService:
         return proposals.body_of(proposal, offer.agent_slug, offer.source, offer.draft, priority=offer.priority)
 
     async def _status(self, proposal: JobId) -> str:
-        """`auto_applied`, `pending`, or `failed` when it approved itself and could not be applied: the first answer, however often asked."""
+        """`auto_applied`, `pending`, or `failed` if it was approved automatically and could not be applied.
+
+        Repeated calls return the outcome of the first try.
+        """
         body: dict[str, Any] = json.loads((await proposals.get_proposal_job(self.ledger, proposal)).payload or b"{}")
         if not proposals.may_auto_approve(body):
             return "pending"
@@ -203,7 +216,7 @@ class ProposalService:
 
 
 def first_apply_outcome(events: Sequence[Event]) -> str:
-    """What came of the first try to apply a proposal that needed no person."""
+    """The outcome of the first try to apply an automatically approved proposal."""
     tries = [event.target for event in events if event.source == APPLYING and event.data is not None]
     if not tries or all(event.target != "auto_approved" for event in events):
         return "pending"

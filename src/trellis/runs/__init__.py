@@ -1,1 +1,1 @@
-"""Agent runs: one run is a job of lifecycle `run`, driven through four steps by an orchestrator."""
+"""Agent runs: one run is a job of lifecycle `run`, which an orchestrator drives through four steps."""

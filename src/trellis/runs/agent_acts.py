@@ -1,4 +1,4 @@
-"""What people do to agents, each recorded as one administrative act: making one, and changing its status (OBS-1, D24)."""
+"""Creating an agent and changing its status, each recorded as one administrative act (OBS-1, D24)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,9 +14,9 @@ from trellis.storage.objects.store import ObjectStore
 CHANGED = "agent.status.changed"
 CREATED = "agent.created"
 NOT_CREATED = "agent.create.refused"
-"""The administrative acts on an agent."""
+"""Event names of the administrative acts on an agent."""
 ACT_PAGES_MAX = 20
-"""How many pages of the acts are read for the last one on an agent; where there are more, none is looked for."""
+"""Pages of acts that are searched for the last one on an agent. With more pages than that, none is returned."""
 
 
 async def recorded_creation(
@@ -28,10 +28,11 @@ async def recorded_creation(
     *,
     reason: str | None,
 ) -> tuple[AgentDefinition, Sequence[str]]:
-    """Make an agent, and record who did it and why before its file is there: no crash leaves an agent that nobody made.
+    """Create an agent. The act is recorded before the agent's file is written, so no agent exists without an act.
 
-    A process that dies between the act and the file leaves an act without an agent; creating it again records that it was asked again.
-    Where somebody else's file came first, a second act says that this one was refused. Raises what `create_agent` raises.
+    A crash between the act and the file leaves an act without an agent; creating the agent again records another act.
+    If another file was written first, a second act says that this creation was refused. Raises what `create_agent`
+    raises.
     """
 
     async def record() -> None:
@@ -55,10 +56,10 @@ async def set_status(
     reason: str | None,
     correlation_id: str | None = None,
 ) -> StatusChanged:
-    """What a person decided about an agent, recorded as an administrative act.
+    """Change an agent's status on a person's behalf, and record it as an administrative act.
 
-    The file is changed before the act is recorded. Where a process died in between, asking again finds the file changed already and
-    records the act then: the last one on the agent does not show the status that it has.
+    The file is changed before the act is recorded. If a process died in between, the next call finds the file changed
+    already and the last act with another status, and records the act then.
 
     Raises AgentNotFound, DefinitionMalformed, StatusChangeRefused, DefinitionContended.
     """
@@ -88,13 +89,13 @@ async def set_status(
 
 
 async def _recorded_status(ledger: Ledger, slug: str) -> str | None:
-    """The status that the last administrative act on an agent gave it; None when there is none."""
+    """The status that the last administrative act on an agent set; None if there is none."""
     act = await last_act_on(ledger, slug)
     return None if act is None else act.target
 
 
 async def last_act_on(ledger: Ledger, slug: str) -> AdminAct | None:
-    """The last administrative act on an agent; None when there is none, or there are too many acts to look through."""
+    """The last administrative act on an agent; None if there is none, or if there are too many acts to search."""
     found, after = None, 0
     for _ in range(ACT_PAGES_MAX):
         page = await ledger.acts(after=after)

@@ -1,9 +1,12 @@
-"""Runs of an agent that was stopped stay queued until it is active again, or somebody cancels them (D24).
+"""Reopens the concurrency key of an agent's runs once a stopped agent may run again (D24).
 
-Which run may begin is decided by the ledger's claim, and that an agent is stopped stands in its file. So the first
-driver that finds an agent stopped takes the limit of its concurrency key away: no run of it is handed out any more, and
-none takes the place of another agent's. This service gives the limit back once the file says that the agent may run, or
-is gone or unreadable: then its runs end, and say so.
+Runs of a stopped agent stay queued until the agent is active again or the runs are cancelled. The ledger's claim
+decides which run starts, but the agent's status is in its file. So the first driver that finds the agent stopped sets
+the limit of the agent's concurrency key to 0. From then on no run of that agent is claimed, and none takes a slot that
+other agents need.
+
+This service restores the limit when the file says that the agent may run. It also does so when the file is gone or
+unreadable: the runs are then claimed and fail with that error.
 """
 
 from dataclasses import dataclass
@@ -33,14 +36,17 @@ PAGE_PAUSE_S = 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateReport:
-    """What one pass did."""
+    """Result of one pass: the agents whose runs may start again."""
 
     agents: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
 class AgentGate:
-    """The service. A pass looks at a page of the runs that wait for their key, the whole of them in turn."""
+    """The service.
+
+    Each pass checks one page of the runs that are blocked by their concurrency key, all pages in turn.
+    """
 
     ledger: Ledger
     actor: Actor
@@ -50,7 +56,7 @@ class AgentGate:
     _cursor: str | None = None
 
     async def run_once(self) -> GateReport:
-        """Let the runs of agents go on that may run again."""
+        """Restore the limit of keys whose agent may run again."""
         where = JobFilter(lifecycle=RUN.name, place=JobPlace.BLOCKED)
         page = await self.ledger.jobs(where, limit=PAGE, cursor=self._cursor)
         self._cursor = page.cursor
@@ -62,13 +68,15 @@ class AgentGate:
         return GateReport(agents=tuple(opened))
 
     def pause_s(self, report: GateReport) -> float:  # noqa: ARG002 - the shape of every service
-        """Soon while there are more pages to look at."""
+        """A short pause while there are more pages to check, else `poll_s`."""
         return self.poll_s if self._cursor is None else PAGE_PAUSE_S
 
     async def _is_to_open(self, key: str) -> bool:
-        """Whether nobody has a place of this key although its agent may run. Else its runs only wait for each other.
+        """Whether no run of this key is leased or ready although its agent may run.
 
-        The status of the agent alone decides: whoever wants its runs to wait pauses the agent, not the key.
+        Otherwise its runs only wait for each other.
+
+        Only the agent's status decides. To hold back an agent's runs, pause the agent, not the key.
         """
         for place in (JobPlace.LEASED, JobPlace.READY):
             where = JobFilter(lifecycle=RUN.name, concurrency_key=key, place=place)

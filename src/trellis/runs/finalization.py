@@ -1,10 +1,12 @@
-"""A completed job and its artifact: how both are published, and how both come back into a lost ledger (D14, D15, JQ-5, ART-6).
+"""Publishes a completed job together with its artifact, and restores both into a lost ledger (D14, D15, JQ-5, ART-6).
 
-The ledger completes a job and finalizes its artifact in one transaction; the object store cannot. So their order there says enough:
-first the artifact's bytes, then the record of the completion, then the record of the finalization. Whatever a crash leaves of these
-three, a rebuild makes the same pair of it: a recorded completion has readable bytes, and tells the finalization that was not recorded.
-An artifact that was removed by a cleanup is not published again. The bytes of one that has ended go after the record of its end, and with
-it: whoever recorded it and died before is completed by the next projector, or by a rebuild.
+The ledger completes a job and finalizes its artifact in one transaction. The object store has no transactions, so the
+order of writes matters: first the artifact's bytes, then the record of the completion, then the record of the
+finalization. Whatever part of these a crash leaves, a rebuild makes the same pair from it: a recorded completion has
+readable bytes, and implies the finalization that was not recorded.
+
+An artifact that a cleanup removed is not published again. The bytes of an ended artifact are deleted after the record
+of its end is written. If the process dies in between, the next projector or a rebuild deletes them.
 """
 
 import json
@@ -30,11 +32,14 @@ from trellis.storage.objects.store import ObjectStore
 COMPLETE = next(state.name for state in QUEUE_JOB.states if state.success)
 
 
-# --- published ---------------------------------------------------------------------------------------------------------
+# --- published -------------------------------------------------------------------------------------------------------
 
 
 async def publications(ledger: Ledger, objects: ObjectStore, row: ArtifactRow) -> list[Publication]:
-    """The bytes of an artifact that became final, unless they are there or it was removed since. Raises DocumentDiffers."""
+    """The bytes of a finalized artifact, unless they are published or the artifact was removed.
+
+    Raises DocumentDiffers.
+    """
     now = await ledger.job(row.artifact_id) if row.state == FINALIZED else None
     if now is None or now.state != FINALIZED:
         return []
@@ -48,7 +53,7 @@ async def publications(ledger: Ledger, objects: ObjectStore, row: ArtifactRow) -
 
 
 async def completion(ledger: Ledger, row: ArtifactRow) -> list[RecordedEvent]:
-    """The completion that made this artifact final, while the ledger knows its job; nothing in another state."""
+    """The completion that finalized this artifact, if the ledger still has its job; empty for any other state."""
     if row.state != FINALIZED:
         return []
     found = [event for event in await ledger.events(row.job_id) if _completes(event, row.artifact_id)]
@@ -56,24 +61,28 @@ async def completion(ledger: Ledger, row: ArtifactRow) -> list[RecordedEvent]:
 
 
 async def is_recorded(objects: ObjectStore, event: Event) -> bool:
-    """Whether an event of an artifact, which has an audit record of its own, has it."""
+    """Whether the audit record of an artifact's event is in the object store."""
     return await objects.head(ids.audit_key(event.ts, event.id)) is not None
 
 
 async def delete_published(objects: ObjectStore, row: ArtifactRow) -> None:
-    """Take the bytes of an artifact away whose end is recorded now; the published ones of a discarded one, too.
+    """Delete the bytes of an artifact whose end is recorded.
 
-    Those are of a completion that was lost with its ledger after they were published.
+    A discarded artifact may have published bytes: its completion was lost with the ledger after they were published.
     """
     if row.state in ENDED_STATES:
         await delete_bytes(objects, row)
 
 
-# --- put back ----------------------------------------------------------------------------------------------------------
+# --- restored
+# ----------------------------------------------------------------------------------------------------------
 
 
 def with_finalization(job: JobToRestore, spool: RecordSpool) -> JobToRestore:
-    """The job as it is recorded; a staged artifact whose job's completion is recorded also with the step that this was for it."""
+    """The job as recorded.
+
+    For a staged artifact whose job's completion is recorded, the implied finalization is appended.
+    """
     last, asked = job.records[-1], job.records[0].submission
     if last.event.lifecycle != ARTIFACT.name or last.event.target != STAGED or asked is None or asked.parent_id is None:
         return job
@@ -86,9 +95,9 @@ def with_finalization(job: JobToRestore, spool: RecordSpool) -> JobToRestore:
 async def artifact_journal(
     objects: ObjectStore, spool: RecordSpool, job: JobToRestore
 ) -> tuple[dict[str, bytes], bool]:
-    """What a completed job's journal held of its artifact, and whether the artifact's own object is not as recorded; raises HistoryBroken.
+    """The journal entry that a completed job had for its artifact, and whether the artifact's object needs an update.
 
-    It is missing, or it is still there of one that has ended.
+    It needs one if it is missing, or if it still exists although the artifact has ended. Raises HistoryBroken.
     """
     row = _row_of(spool, job)
     if row is not None and row.state in ENDED_STATES:
@@ -104,7 +113,7 @@ async def artifact_journal(
 
 
 def _row_of(spool: RecordSpool, job: JobToRestore) -> ArtifactRow | None:
-    """The artifact that this job is, or was completed with; raises HistoryBroken."""
+    """The artifact that this job is, or that it was completed with; raises HistoryBroken."""
     last = job.records[-1].event
     if last.lifecycle == ARTIFACT.name:
         return _row(job.records)
@@ -152,7 +161,7 @@ def _completes(event: Event, artifact_id: JobId) -> bool:
 
 
 def _artifact_of(event: Event) -> JobId | None:
-    """The artifact that a job was completed with; None for every other event."""
+    """The artifact that a job was completed with; None for any other event."""
     if event.lifecycle != QUEUE_JOB.name or event.target != COMPLETE or event.data is None:
         return None
     told: dict[str, Any] = json.loads(event.data)

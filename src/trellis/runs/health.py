@@ -1,12 +1,12 @@
-"""Agents that keep failing stop by themselves (D24): three failed runs in a row, and an active agent's status becomes `error`.
+"""Stops agents that keep failing (D24): after three failed runs in a row an active agent's status becomes `error`.
 
-What holds:
-- a cancelled run neither counts nor ends the row (D19), nor does one that upstream failed: no agent can help that. Only runs that
-  ended after the last change of the agent's file count, so an agent that was set active again has three new tries;
-- the status is written over exactly the file it was decided on, and every other byte of it stays;
-- every change of status is one administrative act (OBS-1). What the follower does follows from the event of the run alone, and the act
-  has an id made of that event, so doing it again after a crash writes nothing twice;
-- a run that nobody can read is logged and stops no other agent's judgement.
+Invariants:
+- A cancelled run neither counts nor ends the row (D19). The same holds for a run that failed for an upstream reason.
+  Only runs that ended after the last change of the agent's file count, so a reactivated agent has three new tries.
+- The status is written by compare-and-set over the file it was decided on. Every other byte of the file stays.
+- Every change of status is one administrative act (OBS-1). The act's id is derived from the run's event, so repeating
+  the work after a crash writes nothing twice.
+- A run with an unreadable payload is logged and does not stop the check of other agents.
 """
 
 import json
@@ -31,10 +31,10 @@ from trellis.runs.agent_acts import CHANGED
 SUBSCRIBER_NAME = "agent-health"
 FAILURES_MAX = 3
 NO_FAULT_OF_THE_AGENT = ("CANCELLED:", f"{UpstreamUnavailable.code}:", f"{NlmDown.code}:")
-"""How the errors of failed runs begin that say nothing about their agent."""
+"""Prefixes of run errors that the agent did not cause."""
 PAGE = 100
 PAGES_MAX = 10
-"""How far back a row of failures is looked for."""
+"""Most pages of runs that are searched for a row of failures."""
 DECIDE_TRIES_MAX = 5
 
 _log = log_of("trellis.health")
@@ -42,14 +42,17 @@ _log = log_of("trellis.health")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFailure:
-    """A run that failed: of its agent, or of a cause that nobody knows better."""
+    """A failed run that counts against its agent."""
 
     run_id: JobId
     error: str
 
 
 async def failures(ledger: Ledger, slug: str, *, since: datetime | None = None) -> AsyncIterator[RunFailure]:
-    """The failed runs of an agent after its last completed one, newest first; with `since` only those that ended later."""
+    """The failed runs of an agent since its last completed one, newest first.
+
+    With `since`, only those that ended later.
+    """
     where = JobFilter(lifecycle=RUN.name, concurrency_key=f"run:{slug}")
     cursor: str | None = None
     for _ in range(PAGES_MAX):
@@ -67,7 +70,7 @@ async def failures(ledger: Ledger, slug: str, *, since: datetime | None = None) 
 
 
 async def last_failure(ledger: Ledger, slug: str) -> RunFailure | None:
-    """What an agent last failed of, if it has not completed a run since."""
+    """The agent's latest failure, unless it has completed a run since."""
     async for failure in failures(ledger, slug):
         return failure
     return None
@@ -83,23 +86,23 @@ def error_of(slug: str, run_id: JobId, events: list[Event]) -> str:
     return json.loads(run_documents.status(RunFacts(run_id, RunRequest(slug, "", {}), tuple(events))))["error"] or ""
 
 
-# --- three failed runs in a row ----------------------------------------------------------------------------------------
+# --- three failed runs in a row --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthOptions:
-    """How it follows."""
+    """Settings of the subscriber."""
 
     batch: int = 100
     lease_s: float = 15.0
     poll_s: float = 0.5
     keep_every: int = 5
-    """After so many passes that found nothing it says that somebody is here."""
+    """Renew the subscription after this many passes without events."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthReport:
-    """What one pass did. `following` false: another process does the work."""
+    """Result of one pass. `following` is False while another process does the work."""
 
     following: bool = False
     events: int = 0
@@ -109,7 +112,7 @@ class HealthReport:
 
 @dataclass(kw_only=True)
 class AgentHealth:
-    """The follower. A pass reads a page of what happened to runs, judges every failure, and remembers how far it came."""
+    """The service. Each pass reads a page of run events, checks every failure, and stores its position in the feed."""
 
     ledger: Ledger
     actor: Actor
@@ -121,7 +124,7 @@ class AgentHealth:
     _quiet_passes: int = 0
 
     async def run_once(self) -> HealthReport:
-        """One page. What could not be done now is tried again from the same place."""
+        """Process one page. After an error the next pass starts from the same position."""
         lease_s = self.options.lease_s
         following = self._following or await self.ledger.subscribe(self.actor, SUBSCRIBER_NAME, lease_s=lease_s)
         if following is None:
@@ -142,19 +145,22 @@ class AgentHealth:
         return self._quiet_passes % self.options.keep_every != 0
 
     def pause_s(self, report: HealthReport) -> float:
-        """At once while there is more."""
+        """No pause while there are more events; `lease_s / 3` while another process does the work."""
         if not report.following:
             return self.options.lease_s / 3
         return 0.0 if report.events else self.options.poll_s
 
     async def release(self) -> None:
-        """Let another process go on at once."""
+        """Give up the subscription, so that another process can continue at once."""
         following, self._following = self._following, None
         if following is not None:
             await self.ledger.unsubscribe(following)
 
     async def _judge(self, event: Event) -> str | None:
-        """The agent whose status becomes `error` with this event, if one does."""
+        """Set the agent's status to `error` if this event is its third failure in a row.
+
+        Returns the agent's slug if it was.
+        """
         job = await self.ledger.job(event.job_id) if event.type == run_documents.FAILED else None
         if job is None or job.payload is None:
             return None
@@ -177,7 +183,7 @@ class AgentHealth:
         raise DefinitionContended(slug=slug, tries=DECIDE_TRIES_MAX)
 
     async def _in_a_row(self, slug: str, last: JobId, since: datetime | None) -> bool:
-        """Whether this failed run is the third or a later one of the row that the agent is in now."""
+        """Whether this run is at least the third failure in the agent's current row."""
         row = 0
         async for failure in failures(self.ledger, slug, since=since):
             row += bool(row) or failure.run_id == last
@@ -186,7 +192,7 @@ class AgentHealth:
         return False
 
     async def _recorded(self, event: Event, slug: str) -> str:
-        """Record the act, once whichever process does it, and let the cache of the agents say it too."""
+        """Record the act (idempotent across processes) and refresh the agents' index."""
         error = error_of(slug, event.job_id, await self.ledger.events(event.job_id))
         act = NewAct(
             event=CHANGED,
@@ -205,7 +211,7 @@ class AgentHealth:
 
 
 def _slug(job: Job) -> str | None:
-    """The agent of a run; None for a payload that is no request, which cannot be any agent's failure."""
+    """The agent of a run; None if the payload is not a run request."""
     try:
         return checked_slug(RunRequest.read(job.payload or b"").agent_slug)
     except (ValueError, KeyError, TypeError, SlugInvalid) as error:
@@ -214,11 +220,14 @@ def _slug(job: Job) -> str | None:
 
 
 def _was_stopped_by(event: Event, agent: AgentDefinition) -> bool:
-    """Whether this very event has set the status already: then only its record may be missing."""
+    """Whether this event has already set the status. Then only its act may be missing."""
     same_moment = run_documents.timestamp(agent.updated_at) == run_documents.timestamp(event.ts)
     return agent.status is AgentStatus.ERROR and same_moment
 
 
 def _last_change(agent: AgentDefinition, modified_at: datetime, *, now: datetime) -> datetime | None:
-    """When the agent's file was last changed: as it says, or as the store says. A moment that is still to come says nothing."""
+    """When the agent's file was last changed, by its own `updated_at` or the store's time.
+
+    Times in the future are ignored.
+    """
     return max((moment for moment in (agent.updated_at, modified_at) if moment <= now), default=None)

@@ -1,4 +1,4 @@
-"""Access to an agent and its memory: which agent a principal reaches, and what it may read."""
+"""Access control for agents and their memory: which agent a principal may reach, and reading an agent's memory."""
 
 import asyncio
 import json
@@ -18,9 +18,9 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.storage.memory import HistoryEntry, MemoryRepository, MemoryView, ReadMode
 from trellis.storage.memory.layout import CommitId
 
-# Which agent a principal reaches: the one that its token is bound to, or the one whose job it is for (D62, AUTH-3).
+# Which agent a principal may reach: the one its token is bound to, or the one whose job the token is for (D62, AUTH-3).
 #
-# Every entrance asks here: HTTP and the command line.
+# The HTTP gateway and the command line both check here.
 
 
 async def agent_of(ledger: Ledger, job_id: str) -> str | None:
@@ -36,7 +36,7 @@ async def agent_of(ledger: Ledger, job_id: str) -> str | None:
 
 
 async def only_agent(ledger: Ledger, principal: Principal, rule: str) -> str | None:
-    """The one agent that this principal reaches by this rule; None when it reaches all. Raises NotAllowed when it reaches none."""
+    """The one agent that this rule lets the principal reach; None for all. Raises NotAllowed if it may reach none."""
     if principal.job_id is None:
         return bound_agent(principal, rule)
     agent = await agent_of(ledger, principal.job_id)
@@ -47,29 +47,30 @@ async def only_agent(ledger: Ledger, principal: Principal, rule: str) -> str | N
 
 
 async def check_reach(ledger: Ledger, principal: Principal, rule: str, agent: str | None) -> None:
-    """Raise NotAllowed for what belongs to an agent that this principal does not reach; `agent` is None for what is not there."""
+    """Raise NotAllowed unless the principal may reach this agent. `agent` is None if the object does not exist."""
     only = await only_agent(ledger, principal, rule)
     if only is not None and only != agent:
         raise not_allowed_within(principal, rule, f"for agent {only} only")
 
 
-# Reading what agents remember, for every entrance: who may is asked here (AUTH-4, D44, D62), and so is whether there is such an agent.
+# Reading agent memories, for the gateway and the command line. Checks permission (AUTH-4, D44, D62) and that the agent
+# exists.
 #
-# Layer 1 and the history of a memory go by the rule `memory.read`. The answers are documents as the gateway gives them.
+# Layer 1 and the history of a memory require the rule `memory.read`. Results have the form of the gateway's documents.
 
 READ = "memory.read"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryAccess:
-    """The memories of one instance, for whoever may read them. Every verb raises NotAllowed."""
+    """Reads the memories of one instance. Every method raises NotAllowed."""
 
     ledger: Ledger
     catalog: Catalog
     memory: MemoryRepository
 
     async def summaries(self, principal: Principal) -> list[dict[str, Any]]:
-        """The agents within reach, each with the version and the size of its memory."""
+        """The agents that the principal may reach, each with the version and size of its memory."""
         permit(principal, READ)
         only = await only_agent(self.ledger, principal, READ)
         slugs = [agent.slug for agent in (await self.catalog.list()).agents if not isinstance(agent, AgentMalformed)]
@@ -85,7 +86,7 @@ class MemoryAccess:
     async def history(
         self, principal: Principal, agent: str, *, limit: int, before: str | None = None
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """The changes of one memory, newest first, and where the next page begins. Raises as `read` does."""
+        """The commits of one memory, newest first, and the cursor of the next page. Raises as `read` does."""
         await self._check(principal, agent)
         start = None if before is None else CommitId(before)
         found = await asyncio.to_thread(self.memory.history, agent, limit=limit, before=start)

@@ -1,7 +1,8 @@
-"""The orchestration layer as its callers see it, and the built-in one (PIPE-1, PIPE-2, PIPE-3, D13, D17, D25).
+"""The interface of an orchestration layer, and the built-in layer (PIPE-1, PIPE-2, PIPE-3, D13, D17, D25).
 
-A layer is replaceable: it takes a trigger, says how a run stands, cancels, and keeps schedules. Whatever layer it is, the ledger decides
-and status.json tells; what the layer itself remembers is nobody's truth. `tests/layers` holds every layer to the same.
+A layer is replaceable: it takes triggers, reports the state of runs, cancels them, and keeps schedules. With any layer
+the ledger decides and status.json shows the result; the layer's own memory is never authoritative. `tests/layers` runs
+the same tests against every layer.
 """
 
 import re
@@ -46,13 +47,13 @@ WAITING_MAX = 100
 WAITING_STATES = ("queued", "requested")
 KEY_SCOPE = "runs"
 CRON_SCOPE = "schedules"
-"""What an instant's key is unique in: nobody who begins a run himself can have taken it."""
+"""Idempotency scope of scheduled runs. No caller's key can be in it."""
 
 _log = log_of("trellis.runs")
 
 
 class TriggerKind(StrEnum):
-    """What began a run."""
+    """What started a run."""
 
     MANUAL = "manual"
     CRON = "cron"
@@ -61,7 +62,7 @@ class TriggerKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunState:
-    """How a run stands. `position` counts the runs of its agent that come first; None once it runs."""
+    """The state of a run. `position` counts the agent's runs that start before it; None once the run has started."""
 
     run_id: JobId
     agent_slug: str
@@ -72,14 +73,14 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class LayerHealth:
-    """Whether the layer would take a trigger now."""
+    """Whether the layer would accept a trigger now."""
 
     healthy: bool
     vendor: str
 
 
 class OrchestrationLayer(Protocol):
-    """The adapter: what gateway and command line know of an orchestration layer."""
+    """The adapter that gateway and command line use to reach an orchestration layer."""
 
     async def trigger(
         self,
@@ -91,41 +92,46 @@ class OrchestrationLayer(Protocol):
         retry_of: str | None = None,
         correlation_id: str | None = None,
     ) -> JobId:
-        """Begin a run and return its id; the same `key` again returns the same run. `retry_of` goes into its manifest (D20).
+        """Start a run and return its id.
 
-        `correlation_id` is the caller's own: the run's events and proposals carry it. Without one it is the run's id.
+        The same `key` again returns the same run. `retry_of` goes into its manifest (D20).
 
-        Raises AgentNotRunnable, TooManyWaiting, and IdempotencyMismatch for a key that meant something else before.
+        `correlation_id` comes from the caller: the run's events and proposals carry it. Without one it is the run's id.
+
+        Raises AgentNotRunnable, TooManyWaiting, and IdempotencyMismatch for a key that was used with another request.
         """
         ...
 
     async def run_state(self, run_id: JobId) -> RunState:
-        """How it stands; raises RunNotFound."""
+        """The run's state; raises RunNotFound."""
         ...
 
     async def cancel(self, run_id: JobId, *, mode: CancelMode, request_id: RequestId, cause: str | None) -> str:
-        """Ask for its end; the state it has then, which for a soft cancel may still be `running`."""
+        """Request cancellation. Returns the state after that, which for a soft cancel may still be `running`."""
         ...
 
     async def register_schedule(self, agent_slug: str, cron: str | None) -> None:
-        """Begin a run at every instant of the expression from now on, in UTC; None takes the schedule back.
+        """Start a run at every instant of the cron expression from now on, in UTC; None removes the schedule.
 
-        The same expression again changes nothing. Raises CronInvalid.
+        Registering the same expression again changes nothing. Raises CronInvalid.
         """
         ...
 
     async def schedules(self) -> list[Schedule]:
-        """What is registered, by agent."""
+        """The registered schedules, by agent."""
         ...
 
     async def health(self) -> LayerHealth:
-        """Whether it answers."""
+        """Whether the layer responds."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltinLayer:
-    """Runs are jobs of the ledger; orchestrator processes claim them, and fire what the timetable says."""
+    """The built-in layer: runs are jobs in the ledger.
+
+    Orchestrator processes claim them and fire what the timetable says.
+    """
 
     ledger: Ledger
     gateway: Actor
@@ -136,7 +142,7 @@ class BuiltinLayer:
     random_text: Callable[[], str]
     waiting_max: int = WAITING_MAX
     cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
-    """How long after a soft cancel a run that goes on is ended (D19)."""
+    """How long a run may go on after a soft cancel before it is ended (D19)."""
 
     async def trigger(
         self,
@@ -148,7 +154,7 @@ class BuiltinLayer:
         retry_of: str | None = None,
         correlation_id: str | None = None,
     ) -> JobId:
-        """Check the agent, write the run down, publish `requested`, and have it queued. Nothing is stored for a refusal."""
+        """Check the agent, store the run, publish `requested`, and queue the run. A refused trigger stores nothing."""
         if correlation_id is not None and not re.fullmatch(CORRELATION_PATTERN, correlation_id):
             expected = "1 to 100 letters, digits, or . _ : -"
             raise OptionInvalid(option="correlation_id", value=correlation_id[:100], expected=expected)
@@ -157,7 +163,7 @@ class BuiltinLayer:
         earlier = None if key is None else await self.ledger.find_by_idempotency_key(scope, key, asked)
         if isinstance(earlier, Mismatch):
             raise IdempotencyMismatch(key=key, job_id=earlier.job_id)
-        if earlier is not None:  # also when the agent could not run any more
+        if earlier is not None:  # even if the agent could not run any more
             return earlier.job_id
         await self._check(agent_slug, kind, again=retry_of is not None)
         run_id = ids.make_run_id(await self.ledger.now(), self.random_text())
@@ -186,10 +192,10 @@ class BuiltinLayer:
         return answer.job_id
 
     async def _take_in(self, run_id: JobId, request: RunRequest) -> None:
-        """Publish `requested` and have the run queued.
+        """Publish `requested` and queue the run. Does not raise if the store is unavailable or the ledger fails.
 
-        It is in the ledger, so it is begun, and nobody may be told otherwise: what fails here, as if this process died here, the projector
-        and the orchestrators do.
+        The run is already in the ledger, so the caller must be told that it exists. What fails here, or is lost in a
+        crash, is done by the projector and the orchestrators.
         """
         try:
             first = (await self.ledger.events(run_id))[:1]
@@ -202,7 +208,7 @@ class BuiltinLayer:
             _log.warning("run_left_to_orchestrators", run_id=run_id, error=str(error))
 
     async def _first_documents(self, run_id: JobId, request: RunRequest, first: list[Event]) -> list[Publication]:
-        """What the first event publishes: its audit record, then what it shows, as the projector does it."""
+        """What the first event publishes: its audit record, then the state documents, in the projector's order."""
         records = [
             Publication(ids.audit_key(record.event.ts, record.event.id), audit.to_bytes(record))
             for record in await self.ledger.recorded(first)
@@ -227,7 +233,7 @@ class BuiltinLayer:
                 pass
 
     async def _why_not(self, agent: AgentDefinition) -> str:
-        """Why an agent that is not active does not run, and the way out if there is one."""
+        """Why an agent that is not active does not run, and how to let it run, if it can."""
         why = f"it is {agent.status.value}; only an active agent runs"
         if agent.status is AgentStatus.ERROR:
             failure = await last_failure(self.ledger, agent.slug)
@@ -237,16 +243,17 @@ class BuiltinLayer:
         return why
 
     async def _waiting(self, slug: str) -> list[JobId]:
-        """Runs of an agent that have not begun, in the order in which they will."""
+        """Runs of an agent that have not started, in the order in which they will."""
         found: list[Job] = []
         for state in WAITING_STATES:
             where = JobFilter(lifecycle=RUN.name, state=state, concurrency_key=f"run:{slug}")
             found += reversed((await self.ledger.jobs(where, limit=self.waiting_max + 1)).jobs)
-        # The sort is stable: of runs that came in the same moment the ledger knows which was first, and the name does not.
+        # The sort is stable: runs with the same timestamp keep the ledger's order. Their ids do not show which was
+        # first.
         return [job.job_id for job in sorted(found, key=lambda job: job.created_at)]
 
     async def run_state(self, run_id: JobId) -> RunState:
-        """From the ledger, which decides."""
+        """Read the state from the ledger."""
         job = await self.ledger.job(run_id)
         if job is None or job.payload is None or job.lifecycle != RUN.name:
             raise RunNotFound(run_id=run_id)
@@ -257,7 +264,7 @@ class BuiltinLayer:
         return RunState(run_id=run_id, agent_slug=slug, status=job.state, steps_completed=done, position=position)
 
     async def cancel(self, run_id: JobId, *, mode: CancelMode, request_id: RequestId, cause: str | None) -> str:
-        """First of cancel and complete wins."""
+        """Whichever of cancel and complete reaches the ledger first wins."""
         await self.run_state(run_id)
         answer = await self.ledger.cancel(
             self.orchestrator, run_id, mode, request_id, grace_s=self.cancel_grace_s, cause=cause
@@ -269,7 +276,7 @@ class BuiltinLayer:
                 return "running"
 
     async def register_schedule(self, agent_slug: str, cron: str | None) -> None:
-        """Keep it in the timetable; the registration counts from the ledger's present moment."""
+        """Store the schedule in the timetable, registered at the ledger's current time."""
         problem = None if cron is None else cron_problem(cron)
         if problem is not None:
             raise CronInvalid(slug=agent_slug, cron=cron, problem=problem, expected=CRON_EXPECTED)
@@ -277,11 +284,11 @@ class BuiltinLayer:
         await self.timetable.register(agent_slug, wanted, at=await self.ledger.now())
 
     async def schedules(self) -> list[Schedule]:
-        """From the timetable."""
+        """The schedules in the timetable."""
         return [found.schedule for found in await self.timetable.all()]
 
     async def health(self) -> LayerHealth:
-        """The ledger answers, so a run would be taken."""
+        """Healthy if the ledger answers."""
         await self.ledger.now()
         return LayerHealth(healthy=True, vendor="builtin")
 

@@ -1,4 +1,4 @@
-"""The built-in orchestrator: takes up runs and drives each through its steps."""
+"""The built-in orchestrator: claims runs and drives each through its steps."""
 
 import asyncio
 import json
@@ -39,27 +39,30 @@ from trellis.runs.steps import RunStep, StepContext, StepResult, result_of
 from trellis.runs.waits import UpstreamWaits
 from trellis.storage.objects.store import StoreUnavailable
 
-# Drives one claimed run through its steps (PIPE-10, PIPE-11, RUN-6, RUN-7, D14, D16).
+# The run driver (PIPE-10, PIPE-11, RUN-6, RUN-7, D14, D16).
 #
-# For every step: do it; keep its file's bytes in the ledger, where the first result stays; count it with a fenced transition;
-# wait until the object store shows it; only then begin the next. A driver that dies anywhere leaves a run that another driver
-# takes up after the last counted step, with everything that was kept.
+# For every step: execute it; store its file's bytes in the run's journal, where the first result stays; count it with a
+# fenced transition; wait until the object store shows it; then begin the next step. If a driver dies, another driver
+# continues after the last counted step, with everything in the journal.
 #
-# A projector or an object store that is away delays a run and never fails it: the ledger has decided, and what upstream cannot do now it does
-# later. Such a wait is noted in the journal and does not count against the run's time; `upstream_wait_s` bounds all waits of a run together.
+# A projector or object store that is away delays a run and never fails it by itself. Such a wait is noted in the
+# journal and does not count against the run's time limit. `upstream_wait_s` bounds all waits of a run together.
 
 ERROR_CHARS_MAX = 2_000
 ADVANCES_MAX = 200
-"""Steps of different runs that go in one transaction."""
+"""Most steps of different runs in one transaction."""
 LOOKS_MAX = 1_000
-"""Drives that are told the ledger's time by one question."""
+"""Most drives served by one query for the ledger's time."""
 CLOCKS_ALIKE_S = 1.0
-"""In so short a time no two clocks come apart by a millisecond, and the ledger need not be asked what time it is."""
+"""Shorter durations are measured with the local clock, not the ledger's: it drifts less than a millisecond."""
 UPSTREAM_PAUSE_S_MAX = 30.0
-"""The longest pause between two tries of a step whose object store does not answer, and between two looks at the bound of a wait."""
+"""Longest pause between two tries of a step whose object store does not answer.
+
+Also the longest pause between two checks of a wait's limit.
+"""
 RUNNING = "running"
 STEP_LEFT = "left"
-"""What a span says of a drive that ended because the run is another's."""
+"""Span attribute of a drive that ended because another driver holds the run."""
 STEP = "step"
 EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -68,20 +71,23 @@ _log = log_of("trellis.runs")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunDriverOptions:
-    """The numbers of document 002, 5.1."""
+    """Time limits and retries of a run (document 002, 5.1)."""
 
     step_timeout_s: float = 120.0
     run_timeout_s: float = 600.0
     retry_delays_s: tuple[float, ...] = (1.0, 2.0, 4.0)
     upstream_wait_s: float = 86_400.0
-    """How long a run may wait in all for a projector or an object store that is away, before it fails."""
+    """How long a run may wait in total for a projector or object store that is away, before it fails."""
     wait_noted_s: float = 5.0
-    """After how long without being published a counted step is a wait: noted, and not counted against the run's time."""
+    """A counted step that is not published for this long becomes a wait.
+
+    A wait is noted in the journal and does not count against the run's time.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerTime:
-    """What the ledger's clock showed, and between which readings of this process's clock it was asked."""
+    """The ledger's time, and the local clock's readings before and after the query."""
 
     now: datetime
     asked_at: float
@@ -90,19 +96,19 @@ class LedgerTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriveOutcome:
-    """How a drive ended; None when another driver goes on."""
+    """How a drive ended. `state` is None when the run did not end here: another driver has it, or it was put aside."""
 
     state: str | None
 
 
 async def _no_artifacts(run_id: str, agent_slug: str) -> list[str]:  # noqa: ARG001 - the form of `RunDriver.artifacts`
-    """Where no job makes artifacts."""
+    """Default for `RunDriver.artifacts` where jobs make no artifacts."""
     return []
 
 
 @dataclass(kw_only=True)
 class RunDriver:
-    """Makes drives. `published` comes back when the object store shows a run at a version or later."""
+    """Drives claimed runs. `published` returns when the object store shows a run at the given version or later."""
 
     ledger: Ledger
     actor: Actor
@@ -111,9 +117,9 @@ class RunDriver:
     published: Callable[[str, str, int], Coroutine[Any, Any, None]]
     options: RunDriverOptions
     artifacts: Callable[[str, str], Awaitable[list[str]]] = _no_artifacts
-    """The artifacts that jobs of a run have made so far, by run and agent."""
+    """Returns the artifacts that jobs of a run have made so far, by run and agent."""
     cancel_requests: set[str] = field(default_factory=set[str])
-    """Runs that somebody asked to stop; their drive is cancelled after they were put here."""
+    """Runs with a cancel request. A run is added here before its drive is cancelled."""
     _advances: Batcher[Advance, StepApplied | LeaseLost] = field(init=False)
     _looks: Batcher[None, LedgerTime] = field(init=False)
 
@@ -122,7 +128,7 @@ class RunDriver:
         self._looks = Batcher(self._look_for_all, lambda _: 1, LOOKS_MAX)
 
     async def drive(self, claimed: Claimed) -> DriveOutcome:
-        """Take the run as far as it goes."""
+        """Execute the run's remaining steps until it ends or is given up."""
         with tracing.attempt_span(claimed, "run.drive") as span:
             outcome = await self._drive(claimed)
             span.note({"trellis.state": outcome.state or STEP_LEFT})
@@ -154,8 +160,10 @@ class RunDriver:
             self.cancel_requests.discard(run_id)
 
     async def ledger_time(self) -> LedgerTime:
-        """The ledger's time, asked for now, together with the drives that ask at the same moment. It is never remembered:
-        this process's clock may stand still while the machine sleeps, and the ledger's may be put right.
+        """The ledger's time, from one query shared with the drives that ask at the same moment.
+
+        The value is never cached: the local clock may stand still while the machine sleeps, and the ledger's may be
+        adjusted.
         """
         return await self._looks.put(None)
 
@@ -165,7 +173,7 @@ class RunDriver:
         return [LedgerTime(now, asked_at, self.clock.monotonic())] * len(askers)
 
     async def advance(self, advance: Advance) -> StepApplied | LeaseLost:
-        """One fenced step of one run, in a transaction with the steps that other runs want at the same moment."""
+        """One fenced step of one run, in one transaction with the concurrent steps of other runs."""
         return await self._advances.put(advance)
 
     async def _advance_all(self, advances: Sequence[Advance]) -> list[StepApplied | LeaseLost]:
@@ -173,7 +181,7 @@ class RunDriver:
 
 
 class _RunDrive:
-    """One run in the hands of one driver."""
+    """One run while one driver holds its lease."""
 
     def __init__(self, driver: RunDriver, claimed: Claimed) -> None:
         self._driver = driver
@@ -189,19 +197,19 @@ class _RunDrive:
         self._ends_at = 0.0
 
     async def load(self) -> None:
-        """What is already there."""
+        """Load the run's events and journal."""
         ledger = self._driver.ledger
         events = await ledger.events(self._run_id)
         started = next(event for event in events if event.type == run_documents.STARTED)
         self._started, self._version = started.ts, events[-1].version
         self._done = sum(event.type == run_documents.STEP_DONE for event in events)
-        if self._done or started.epoch != self._lease.epoch:  # else nobody held the run before, and nothing was kept
+        if self._done or started.epoch != self._lease.epoch:  # else this is the first lease, and the journal is empty
             self._journal = await ledger.read_journal(self._run_id)
             self._waits = UpstreamWaits(self._journal, self._keep)
-            await self._look()  # a step that was kept is counted, and waited for, without being begun
+            await self._look()  # a journaled step is counted and awaited without being executed
 
     async def all_steps(self) -> str | None:
-        """Every step that was not counted yet; the agent's summary."""
+        """Execute and count every step that was not counted yet. Returns the agent's summary."""
         if self._done:
             await self._until_published(self._done)
         for number in range(self._done + 1, len(ids.STEPS) + 1):
@@ -210,7 +218,10 @@ class _RunDrive:
         return result_of(self._journal[_entry(2)]).get("summary")
 
     async def _make(self, number: int) -> bytes:
-        """Do a step, with its retries, and keep what it made. Whoever kept one first is believed."""
+        """Execute a step, with its retries, and journal its file.
+
+        If another driver journaled the step first, its bytes are used.
+        """
         result, began, ended = await self._with_retries(number)
         if result.output is not None:
             self._journal[run_documents.OUTPUT_ENTRY] = await self._keep(run_documents.OUTPUT_ENTRY, result.output)
@@ -253,14 +264,17 @@ class _RunDrive:
                 return result, began.now, await self._end_of(began)
 
     async def _upstream_pause_s(self, problem: str, since: datetime, tries: int) -> float:
-        """How long to pause after a try that upstream failed: the retries' delays, doubled from there on."""
+        """The pause after a try that failed upstream: the retry delays in turn, then doubled each time."""
         await self._wait(problem, since)
         delays = self._driver.options.retry_delays_s or (1.0,)
         beyond = max(0, tries - len(delays))
         return min(UPSTREAM_PAUSE_S_MAX, delays[min(tries, len(delays)) - 1] * 2.0 ** min(beyond, 16))
 
     async def _wait(self, reason: str, since: datetime | None = None) -> None:
-        """Note that the run waits for upstream. Raises UpstreamUnavailable when it has waited for too long in all."""
+        """Note that the run waits for upstream.
+
+        Raises UpstreamUnavailable when the total wait reaches `upstream_wait_s`.
+        """
         now, limit_s = (await self._driver.ledger_time()).now, self._driver.options.upstream_wait_s
         if not self._waits.is_open:
             _log.warning("run_waits", run_id=self._run_id, reason=reason)
@@ -269,13 +283,13 @@ class _RunDrive:
             raise UpstreamUnavailable(detail=f"{reason} (the run waited {limit_s:g}s, which is its limit)")
 
     async def _go_on(self, now: datetime) -> None:
-        """Upstream answers again: the run's own time runs on from then."""
+        """End the open wait: the run's own time counts again from `now`."""
         if self._waits.is_open:
             waited_s = await self._waits.end(now)
             _log.info("run_goes_on", run_id=self._run_id, waited_s=round(waited_s, 3))
 
     async def _once_over(self, number: int) -> StepResult:
-        """One try, cut by the step's time and by the run's."""
+        """One try of a step, limited by the step's timeout and the run's."""
         options, clock = self._driver.options, self._driver.clock
         ends_at = min(clock.monotonic() + options.step_timeout_s, self._ends_at)
         if ends_at <= clock.monotonic():
@@ -311,7 +325,7 @@ class _RunDrive:
         return AgentTimeout(detail=f"step {name} exceeded {options.step_timeout_s:g}s limit")
 
     async def _count(self, number: int, body: bytes) -> None:
-        """The transition that counts a step, and the wait until readers can see it."""
+        """Count a step with a fenced transition, then wait until readers can see it."""
         file = json.loads(body)
         data = {
             "step": number,
@@ -326,7 +340,10 @@ class _RunDrive:
         await self._until_published(number)
 
     async def _until_published(self, number: int) -> None:
-        """Come back when readers can see the step, however long the projector and the store take for it."""
+        """Return when readers can see the step.
+
+        Raises UpstreamUnavailable when the run has waited too long in total.
+        """
         patience_s = self._driver.options.wait_noted_s
         while not await self._is_published_within(patience_s):
             await self._wait(f"{ids.step_file(number)} is not published yet")
@@ -344,21 +361,22 @@ class _RunDrive:
         return True
 
     async def put_aside(self, reason: str) -> None:
-        """Let go of the run until its agent is active again: the key hands out no run of the agent before.
+        """Stop driving the run until its agent is active again.
 
-        Without a holder the run takes none of the places that runs of other agents need. `AgentGate` lets it go on.
+        Sets the limit of the agent's concurrency key to 0. Without a holder the run takes no slot that runs of other
+        agents need. `AgentGate` restores the limit.
         """
         await self._waits.begin(reason, (await self._driver.ledger_time()).now, is_bounded=False)
         key = run_key(self._request.agent_slug)
         await self._driver.ledger.limit_key(self._driver.actor, key, 0, cause=reason)
 
     async def complete(self, summary: str | None) -> str:
-        """The run is done."""
+        """End the run as completed."""
         await self._advance(Trigger.COMPLETE, {"summary": summary})
         return "completed"
 
     async def fail(self, text: str) -> str:
-        """The run ends with this error."""
+        """End the run as failed with this error."""
         text = text[:ERROR_CHARS_MAX]
         made = await self._driver.artifacts(self._run_id, self._request.agent_slug)
         data = {"error_text": text} | ({"artifacts": made} if made else {})
@@ -383,7 +401,7 @@ class _RunDrive:
                 raise DriveStopped
 
     async def _once(self, name: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        """The answer kept under this name, made now if there is none."""
+        """The answer journaled under this name; made and journaled now if there is none."""
         if name not in self._journal:
             self._journal[name] = await self._keep(name, await make())
         return self._journal[name]
@@ -392,9 +410,10 @@ class _RunDrive:
         return await journal_once(self._driver.ledger, self._lease, name, body)
 
     async def _look(self) -> LedgerTime:
-        """The ledger's time, and by it when this run is over: so long after it was started, and never later than so long from now.
+        """Read the ledger's time and recompute when this run times out.
 
-        What the run waited for upstream does not count.
+        The timeout is `run_timeout_s` after the start, not counting waits for upstream, and at most `run_timeout_s`
+        from now.
         """
         seen, limit_s = await self._driver.ledger_time(), self._driver.options.run_timeout_s
         gone_s = (seen.now - self._started).total_seconds() - self._waits.lasted_s(seen.now)
@@ -402,7 +421,7 @@ class _RunDrive:
         return seen
 
     async def _end_of(self, began: LedgerTime) -> datetime:
-        """The ledger's time now, for something that began then."""
+        """The ledger's time now, for a step that began at `began`."""
         took_s = self._driver.clock.monotonic() - began.answered_at
         if took_s < CLOCKS_ALIKE_S:
             return began.now + timedelta(seconds=took_s)
@@ -416,9 +435,9 @@ def _entry(number: int) -> str:
     return run_documents.STEP_ENTRY.format(number=number)
 
 
-# The built-in orchestration layer: takes up runs and drives them, as many processes of it as one likes (PIPE-2, PIPE-3, D16).
+# The orchestrator service; any number of processes may run it (PIPE-2, PIPE-3, D16).
 #
-# One run per agent is kept by the ledger (the concurrency key `run:<slug>`), and so is who drives a run (its lease).
+# The ledger ensures one run per agent (the concurrency key `run:<slug>`) and one driver per run (its lease).
 
 TYPE = "agent-run"
 ACCEPT_BATCH_MAX = 100
@@ -428,14 +447,17 @@ OrchestratorOptions = LeaseRunnerOptions
 
 @dataclass(kw_only=True)
 class Orchestrator(LeaseRunner[RunDriver]):
-    """Claims runs and drives them. One pass accepts what was requested, then claims for the free room."""
+    """Claims runs and drives them. Each pass accepts requested runs, then claims as many runs as there is room for."""
 
     type: str = TYPE
     lifecycle: str = "run"
     name: str = "orchestrator"
 
     async def accept(self) -> int:
-        """Take in what was only requested, oldest first: whoever triggers a run does that too, but may die in between."""
+        """Queue runs that are only requested, oldest first.
+
+        The process that triggers a run does this too, but may die before.
+        """
         where = JobFilter(lifecycle="run", state="requested")
         found = (await self.ledger.jobs(where, limit=ACCEPT_BATCH_MAX, oldest_first=True)).jobs
         for run in found:
@@ -444,5 +466,5 @@ class Orchestrator(LeaseRunner[RunDriver]):
 
 
 async def accept(ledger: Ledger, actor: Actor, run_id: JobId) -> None:
-    """The orchestration layer has the run now. Doing it twice is doing it once."""
+    """Move a run from `requested` to `queued`. Idempotent."""
     await ledger.move(actor, Move(job_id=run_id, target="queued", request_id=RequestId(f"accept:{run_id}")))

@@ -1,8 +1,8 @@
-"""The four steps of a run: what each of them really does (PIPE-4 to PIPE-8).
+"""The four steps of a run (PIPE-4 to PIPE-8).
 
-`load-context` takes a snapshot of everything the agent may see; `execute-agent` works from that snapshot alone, so that it gives the
-same drafts when it is done again; `persist-results` turns drafts into proposals, whose kind and priority it decides itself; `finalize`
-has nothing left to do but to say so.
+`load-context` takes a snapshot of everything the agent may see. `execute-agent` works from that snapshot alone, so
+executing it again gives the same drafts. `persist-results` turns drafts into proposals and sets their kind and priority
+itself. `finalize` only reports the result.
 """
 
 import asyncio
@@ -39,18 +39,18 @@ from trellis.storage.objects.keys import object_key
 from trellis.storage.objects.store import ObjectStore
 
 PRIORITY = "normal"
-"""What a run's proposals get. A person can say otherwise; a model cannot."""
+"""The priority of a run's proposals. A person can set another one; a model cannot."""
 APPLY_PATIENCE_S = 60.0
-"""How long a step waits for its memory update: longer than an engine that died in the middle of it keeps it."""
+"""How long a step waits for its memory update. Longer than the lease of an apply engine that died during it."""
 KEPT_PROPOSALS = "proposals"
-"""The journal entry with the bodies of a run's proposals, so that a repeated step stores the same ones."""
+"""Journal entry with the bodies of a run's proposals, so that a repeated step stores the same ones."""
 STORED = "proposals/stored"
-"""The journal entry that says which of them were stored, and which equal one made each of the others needless."""
+"""Journal entry with the proposals that were not stored, each with the equal proposal that made it unnecessary."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSteps:
-    """What the steps use."""
+    """The four steps, and the services they use."""
 
     ledger: Ledger
     orchestrator: Actor
@@ -63,10 +63,10 @@ class RunSteps:
     clock: Clock
     limits: RunLimits
     counter: TokenCounter = count_tokens
-    """What counts the tokens of sources (D50)."""
+    """Counts the tokens of sources (D50)."""
 
     def steps(self) -> dict[str, RunStep]:
-        """The four, by name."""
+        """The four steps, by name."""
         return {
             "load-context": self.load_context,
             "execute-agent": self.execute_agent,
@@ -74,10 +74,10 @@ class RunSteps:
             "finalize": self.finalize,
         }
 
-    # --- 1 -----------------------------------------------------------------------------------------------------------
+    # --- step 1: load-context ----------------------------------------------------------------------------------------
 
     async def load_context(self, context: StepContext, /) -> StepResult:
-        """The agent's file, its sources and its memory, as they are now."""
+        """Load the agent's file, sources and memory as they are now."""
         slug = context.request.agent_slug
         found = await self.objects.get(agent_key(slug))
         if found is None:
@@ -114,10 +114,10 @@ class RunSteps:
             "content": dict(view.content),
         }
 
-    # --- 2 -----------------------------------------------------------------------------------------------------------
+    # --- step 2: execute-agent ---------------------------------------------------------------------------------------
 
     async def execute_agent(self, context: StepContext, /) -> StepResult:
-        """The agent at work; what it asked and was answered is kept in the ledger."""
+        """Run the agent. Every model request and tool call is journaled."""
         loaded = context.before["load-context"]
         slug = context.request.agent_slug
         definition = _with_logic(_runnable(loaded["definition"].encode(), slug), loaded["logic"])
@@ -158,13 +158,13 @@ class RunSteps:
             read_memory_deep=deep,
         )
 
-    # --- 3 -----------------------------------------------------------------------------------------------------------
+    # --- step 3: persist-results -------------------------------------------------------------------------------------
 
     async def persist_results(self, context: StepContext, /) -> StepResult:
-        """Drafts become proposals; a memory update of normal priority is applied at once.
+        """Turn drafts into proposals. A memory update of normal priority is applied at once.
 
-        What is proposed already, was rejected and stands on the same sources, or is in the file, is not proposed again, and told
-        with its status.
+        A draft is not proposed again if an equal proposal waits, if it was rejected and rests on unchanged sources, or
+        if its file already has this content. Such drafts are reported with the status of the equal proposal.
         """
         loaded, output = context.before["load-context"], AgentOutput.from_dict(context.before["execute-agent"])
         bodies: list[dict[str, Any]] = json.loads(
@@ -190,7 +190,7 @@ class RunSteps:
         )
 
     async def _bodies(self, context: StepContext, loaded: Mapping[str, Any], drafts: Sequence[AgentDraft]) -> bytes:
-        """The proposals of a run, as they are handed in."""
+        """The bodies of the run's proposals."""
         slug, sources = context.request.agent_slug, {one["ref"]: one["sha256"] for one in loaded["sources"]}
         made = [
             proposal.make_proposal(context.run_id, slug, number, draft, priority=PRIORITY, sources=sources)
@@ -199,7 +199,7 @@ class RunSteps:
         return json.dumps([json.loads(one.body) for one in made], ensure_ascii=False).encode()
 
     async def _stored(self, context: StepContext, bodies: Sequence[Mapping[str, Any]]) -> bytes:
-        """Store the proposals; by id the equal one of each that was not stored."""
+        """Store the proposals. Returns, by id, the equal proposal of each one that was not stored."""
         new = [
             proposal.Proposal(
                 id=body["id"], agent_slug=body["agent_slug"], run_id=context.run_id, body=encode(dict(body))
@@ -228,7 +228,7 @@ class RunSteps:
     async def _drafts(
         self, slug: str, loaded: Mapping[str, Any], drafts: Sequence[AgentDraft]
     ) -> list[proposal.ProposalContent]:
-        """One proposal for each draft about a file, and one for all that change the memory together."""
+        """One proposal for each draft about a file, and one for all memory updates together."""
         seen = {one["ref"]: one["sha256"] for one in loaded["sources"]}
         made: list[proposal.ProposalContent] = []
         updates = [draft for draft in drafts if draft.action is SafeOutput.MEMORY_UPDATE]
@@ -250,10 +250,13 @@ class RunSteps:
         found = await self.objects.get(object_key("agents", slug, *target.split("/")))
         return None if found is None else sha256(found.body)
 
-    # --- 4 -----------------------------------------------------------------------------------------------------------
+    # --- step 4: finalize --------------------------------------------------------------------------------------------
 
     async def finalize(self, context: StepContext, /) -> StepResult:
-        """Everything is stored; the manifest and the last status follow from it."""
+        """Report what the run produced.
+
+        Everything is stored already; the manifest and the final status follow from it.
+        """
         persisted = context.before["persist-results"]["proposals"]
         made = await artifacts_of_run(self.ledger, context.run_id, context.request.agent_slug)
         return StepResult(
@@ -263,14 +266,14 @@ class RunSteps:
 
 
 def _is_done(body: Mapping[str, Any]) -> bool:
-    """Whether the file that a proposal would make is there as it would make it."""
+    """Whether the target file already has the proposed content."""
     if body["action"] == proposal.MEMORY_UPDATE or body["action"] in KINDS:
         return False
     return proposal.changes_nothing(proposal.file_change(body["agent_slug"], body), body["target_hash"])
 
 
 def _if_any(name: str, value: Any) -> dict[str, Any]:
-    """What documents say of it; nothing where there is none."""
+    """A dict with this one field; empty if the value is empty."""
     return {name: value} if value else {}
 
 
@@ -284,7 +287,7 @@ def _runnable(body: bytes, slug: str) -> AgentDefinition:
 
 
 def _with_logic(definition: AgentDefinition, logic: str | None) -> AgentDefinition:
-    """Approved logic is part of the agent's instructions."""
+    """Append the approved logic to the agent's instructions."""
     return definition if not logic else replace(definition, instructions=f"{definition.instructions}\n\n{logic}")
 
 
@@ -297,7 +300,10 @@ def _failed(error: AgentRunError) -> Exception:
 
 
 def _target(draft: AgentDraft) -> str:
-    """Where a draft goes. Logic has one place, whatever the draft calls it: the definition itself is its owner's."""
+    """The file that a draft changes.
+
+    A logic update always goes to LOGIC_FILE: only the owner edits the agent's definition.
+    """
     if draft.action is SafeOutput.LOGIC_UPDATE:
         return proposal.LOGIC_FILE
     return proposal.checked_target(draft.action.value, draft.target)

@@ -1,4 +1,7 @@
-"""The projector: publishes what the ledger decided, and keeps a list of jobs that it could not publish."""
+"""The projector: publishes the ledger's events as documents and audit records.
+
+It keeps alerts for jobs that it cannot publish.
+"""
 
 import asyncio
 import json
@@ -31,27 +34,27 @@ from trellis.proposals import proposal
 from trellis.runs import finalization
 from trellis.storage.objects.store import ObjectStore, StoreError
 
-# Jobs that the projector has set aside, because the object store holds something else where they publish.
+# Alerts: jobs that the projector cannot publish, because the object store holds something else under one of their keys.
 #
-# One object for each, `alerts/projector/<job>.json`, made when it happens and taken away when the job could be published after all. So
-# the next projector, and `doctor`, know of it too.
+# Each alert is one object, `alerts/projector/<job>.json`. It is written when the conflict is found and deleted once the
+# job could be published. So the next projector and `doctor` see it too.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectorAlert:
-    """The first event of a job that could not be published whole, and the object that was in the way."""
+    """The first event of a job that could not be published completely, and the key of the object in the way."""
 
     job_id: JobId
     version: int
     key: str
 
     def to_bytes(self) -> bytes:
-        """As an object."""
+        """The alert as the bytes of its object."""
         return encode(asdict(self))
 
 
 async def read_alerts(objects: ObjectStore) -> AsyncGenerator[ProjectorAlert]:
-    """Every alert there is; what cannot be read is none."""
+    """Every alert in the store. Unreadable alerts are skipped."""
     after: str | None = None
     while True:
         page = await objects.list(f"{ids.ALERT_FOLDER}/", after=after)
@@ -66,12 +69,12 @@ async def read_alerts(objects: ObjectStore) -> AsyncGenerator[ProjectorAlert]:
 
 
 async def raise_alert(objects: ObjectStore, alert: ProjectorAlert) -> None:
-    """Make it known; one job has one alert, the newest."""
+    """Store an alert. A job has one alert, the newest."""
     await objects.put(ids.alert_key(alert.job_id), alert.to_bytes())
 
 
 async def withdraw_alert(objects: ObjectStore, job_id: JobId) -> None:
-    """The job is published after all."""
+    """Delete the alert of a job that is published now."""
     await objects.delete(ids.alert_key(job_id))
 
 
@@ -83,52 +86,56 @@ def _read(body: bytes) -> ProjectorAlert | None:
         return None
 
 
-# Publishes what the ledger decided: follows the feed and puts documents and audit records into the object store (D14, D35, OBS-1).
+# The projector (D14, D35, OBS-1). It follows the ledger's feed and writes documents and audit records to the object
+# store.
 #
-# Administrative acts are not in the feed: each pass publishes those that have no record yet (`act_records`).
-#
-# One projector at a time follows; the ledger keeps its place, so the next one goes on where it stopped. An event may be published
-# twice, after a crash between publishing and remembering: the second time nothing is written, because documents are functions of
-# the ledger and are only ever created or raised. Records that wait for their segment hold the place back: it is remembered only when
-# everything before it is published, documents never wait for it, and what one segment holds is found there by whoever comes again.
-# Documents have a lane of their own: while more than a page is unread, each pass first publishes the next documents, wherever in the feed
-# they stand, and only then a page of the rest. So people who wait for a run do not wait behind the records of 200,000 plain jobs.
-# Only a store that is away holds the place: a job whose object is not what the ledger recorded is set aside.
+# - Administrative acts are not in the feed. Each pass publishes those without a record (`act_records`).
+# - One projector runs at a time. The ledger stores its position, so the next one continues there.
+# - An event may be published twice, after a crash between publishing and storing the position. The second time writes
+#   nothing: documents are functions of the ledger and are only created or replaced by a higher version.
+# - The position is stored only when everything before it is published. Records that wait for their segment hold it
+#   back; documents never wait for it. A projector that reads the same events again finds them in the segment already
+#   written.
+# - Documents are published ahead of segments. While more than a page is unread, each pass first publishes the next
+#   documents, wherever they are in the feed, and then one page of the rest. So a document of a run does not wait behind
+#   the records of 200,000 plain jobs.
+# - Only an unavailable store stops the projector. A job whose object differs from what the ledger recorded is set
+#   aside.
 
 SUBSCRIBER_NAME = "projector"
 SEGMENTED = frozenset({LEASED_JOB.name, BUS_JOB.name})
-"""Lifecycles whose events share segments; every other event has an audit record of its own."""
+"""Lifecycles whose events share segments. Every other event has its own audit record object."""
 DOCUMENTED = frozenset(LIFECYCLES) - SEGMENTED
-"""Lifecycles that people wait for: of these come the documents."""
+"""Lifecycles whose events are published one by one, ahead of the segments. All documents come from these."""
 PAYLOADS_MAX = 1_000
 JOBS_AT_ONCE = 16
-"""Jobs whose documents are put at the same time."""
+"""Number of jobs whose documents are written concurrently."""
 BEGINNING = "-"
 AHEAD = "documents="
-"""What stands before the position up to which documents are published, where they are ahead; no job type looks like it."""
+"""Prefix of the position up to which documents are published, when that is ahead. No job type begins like this."""
 REBUILDING = "rebuilding"
-"""The place of a projector while lost jobs are put back: nobody publishes them anew."""
+"""The projector's position while a ledger rebuild is unfinished. No projector publishes then."""
 
 _log = log_of("trellis.projector")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectorOptions:
-    """How it follows."""
+    """Settings of the projector."""
 
     batch: int = 500
     lease_s: float = 5.0
     poll_s: float = 0.05
-    """How soon it looks again at the earliest when there was nothing."""
+    """Shortest pause after a pass that found no events."""
     segment_s: float = 10.0
     """How long a record waits for others to share its segment."""
     alone: frozenset[str] = frozenset()
-    """Job types whose every event gets an object of its own, where it would share a segment."""
+    """Job types whose events get an object each instead of sharing a segment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectorReport:
-    """What one pass did. `following` false: another projector does the work."""
+    """Result of one pass. `following` is False while another projector does the work."""
 
     following: bool = False
     events: int = 0
@@ -137,19 +144,19 @@ class ProjectorReport:
 
 @dataclass(frozen=True, slots=True)
 class ProjectorPosition:
-    """Where a projector goes on, and which types had records of their own from there: a choice holds from place to place.
+    """Where a projector continues, and which job types have separate records from there to the next stored position.
 
-    Up to `position` everything is published, up to `documents` everything but what goes into segments.
+    Up to `position` everything is published. Up to `documents` everything except segments is published.
     """
 
     position: str | None
     alone: frozenset[str]
     documents: str | None = None
-    """None when that is no further than `position`."""
+    """None when it is not ahead of `position`."""
 
     @classmethod
     def read(cls, text: str | None, alone: frozenset[str]) -> "ProjectorPosition":
-        """From what the ledger remembers; a projector that begins has its own choice."""
+        """Parse the position that the ledger stored. A projector without one takes `alone` from its own options."""
         if text is None:
             return cls(None, alone)
         position, *others = text.split(" ")
@@ -159,42 +166,44 @@ class ProjectorPosition:
         return cls(place, frozenset(filter(None, types)), ahead[0] if ahead else None)
 
     def to_text(self) -> str:
-        """What the ledger remembers."""
+        """The text that the ledger stores."""
         ahead = "" if self.documents is None else f"{AHEAD}{self.documents}"
         return " ".join(filter(None, (self.position or BEGINNING, ",".join(sorted(self.alone)), ahead)))
 
 
 @dataclass(frozen=True, slots=True)
 class _JobPast:
-    """Every event of a job, and its journal if one of the events to publish is about it."""
+    """Every event of a job, and its journal if one of the events to publish needs it."""
 
     events: tuple[Event, ...]
     journal: Mapping[str, bytes]
 
 
 class EventRecorder:
-    """Publishes events, those of one job in the order in which they are given: documents and single records at once, the others by segments.
+    """Publishes events, those of one job in the order given.
 
-    A job of which the store holds something else is set aside, and the others go on. With its next event it is tried again from where it
-    stopped, so that nothing is shown of it that was not published before.
+    Documents and single records are written at once, other records go into segments.
+
+    A job for which the store holds something else is set aside, and the others go on. Its next event makes the recorder
+    try again from the event where it stopped, so no later state is shown before the earlier ones are published.
     """
 
     def __init__(self, ledger: Ledger, publisher: DocumentPublisher, alone: frozenset[str]) -> None:
         self.alone = alone
         self.segments = SegmentWriter(publisher.create, self._record_alone)
         self.older = 0
-        """Records that are there in another format."""
+        """Number of existing records in another format."""
         self.differing: dict[str, ProjectorAlert] = {}
-        """What was found in the way, by its key."""
+        """Alerts by the key of the object that was in the way."""
         self._ledger = ledger
         self._publisher = publisher
         self._payloads: OrderedDict[JobId, bytes] = OrderedDict()
         self._aside: dict[JobId, ProjectorAlert] | None = None
 
     async def take(self, events: Sequence[Event], between: Callable[[], Awaitable[None]] | None = None) -> int:
-        """Publish what does not wait, then let the rest wait; how many objects were written.
+        """Publish documents and single records, and queue the rest for segments. Returns how many objects were written.
 
-        After an error the same events may be given again. `between` is called after every event that was published.
+        After an error the same events may be given again. `between` is called after every published event.
         """
         families, waiting = dict[JobId, list[RecordedEvent]](), list[RecordedEvent]()
         for record in await self._ledger.recorded(events):
@@ -209,14 +218,20 @@ class EventRecorder:
         return written
 
     async def _family(self, record: RecordedEvent) -> JobId:
-        """Whose events are published one after the other: a job's own, and those of the artifacts that were made for it."""
+        """The job whose events are published in sequence with these.
+
+        This is the event's own job, or the job that an artifact belongs to.
+        """
         row = await self._artifact(record)
         return record.event.job_id if row is None else row.job_id
 
     async def _publish_families(
         self, families: Iterable[Sequence[RecordedEvent]], between: Callable[[], Awaitable[None]] | None
     ) -> int:
-        """Families beside each other, each one's events in their order. An error is raised when all have come to an end."""
+        """Publish families concurrently, each family's events in order.
+
+        An error is raised after all families have finished.
+        """
         room = asyncio.Semaphore(JOBS_AT_ONCE)
         if self._aside is None:
             self._aside = {alert.job_id: alert async for alert in read_alerts(self._publisher.objects)}
@@ -257,7 +272,7 @@ class EventRecorder:
         return written
 
     async def _since(self, version: int, records: Sequence[RecordedEvent]) -> Sequence[RecordedEvent]:
-        """These records, and before them those that could not be published."""
+        """These records, preceded by those that could not be published before."""
         first = records[0].event
         missed = [one for one in await self._ledger.events(first.job_id) if version <= one.version < first.version]
         return [*await self._ledger.recorded(missed), *records]
@@ -273,7 +288,10 @@ class EventRecorder:
         return alert
 
     async def _publish(self, record: RecordedEvent, past: "_JobPast") -> int:
-        """Everything one event publishes. What it counts comes before its audit record, what it shows or takes away after it."""
+        """Publish one event.
+
+        Step files and artifact bytes come before its audit record, state documents and deletions after it.
+        """
         files, shown = await self._documents(record, past)
         written = await self._publisher.publish(files)
         for one in await self._before(record):
@@ -291,7 +309,8 @@ class EventRecorder:
         except DocumentDiffers:
             if event.lifecycle != NLM_JOB.name:
                 raise
-            # A backend that lost its ledger executes the same job in the same epoch again: other events of the same names.
+            # A backend that lost its ledger executes the same job in the same epoch again. The event ids repeat with
+            # other content.
             other = f"{event.id}.{documents.sha256(body)[:16]}"
             return await self._put_record(ids.audit_key(event.ts, other), event.id, body)
 
@@ -304,7 +323,7 @@ class EventRecorder:
         return there is body
 
     async def _record_alone(self, segment: str, line: SegmentLine) -> None:
-        """Give an event an object of its own, because its segment's name is taken."""
+        """Write an event's record as a separate object, because the name of its segment is taken."""
         job_id, _, version = line.event_id.rpartition("-")
         alert = ProjectorAlert(job_id=JobId(job_id), version=int(version), key=segment)
         self.differing[segment] = alert
@@ -318,7 +337,7 @@ class EventRecorder:
             _log.error("set_aside", job_id=job_id, key=differs.data["key"], event_id=line.event_id)
 
     async def _past(self, records: Sequence[RecordedEvent]) -> "_JobPast":
-        """What the documents of one job follow from, read once for all of its events in a page."""
+        """The events and journal that a job's documents are made from, read once for all of its events in a page."""
         event = records[0].event
         if event.lifecycle not in {RUN.name, PROPOSAL.name}:
             return _JobPast((), {})
@@ -327,7 +346,7 @@ class EventRecorder:
         return _JobPast(tuple(await self._ledger.events(event.job_id)), journal)
 
     async def _documents(self, record: RecordedEvent, past: "_JobPast") -> tuple[list[Publication], list[Publication]]:
-        """What one event counts, and what it shows."""
+        """The documents to publish before the audit record of an event, and those to publish after it."""
         event = record.event
         row = await self._artifact(record)
         if row is not None:
@@ -342,12 +361,12 @@ class EventRecorder:
         return documents.step_publications(facts, past.journal), documents.state_publications(facts)
 
     async def _before(self, record: RecordedEvent) -> Sequence[RecordedEvent]:
-        """What must be recorded before this: of an artifact's finalization the completion that made it."""
+        """Records that must be written before this one: for an artifact's finalization, the completion of its job."""
         row = await self._artifact(record)
         return () if row is None else await finalization.completion(self._ledger, row)
 
     async def _artifact(self, record: RecordedEvent) -> ArtifactRow | None:
-        """The artifact as this event left it; None for any other job."""
+        """The artifact as this event left it; None if the job is not an artifact."""
         event = record.event
         if event.lifecycle != ARTIFACT.name:
             return None
@@ -367,7 +386,7 @@ class EventRecorder:
 
 @dataclass(kw_only=True)
 class Projector:
-    """The service. A pass reads a page of the feed, publishes it, and remembers how far it came."""
+    """The service. Each pass reads a page of the feed, publishes it, and stores how far it came."""
 
     ledger: Ledger
     actor: Actor
@@ -380,17 +399,20 @@ class Projector:
     _recorder: EventRecorder = field(init=False)
     _acts: ActRecorder = field(init=False)
     _read_up_to: str | None = None
-    """Up to here everything was taken; what goes into segments may still wait there."""
+    """Feed position up to which events were read. Their segment lines may still wait to be written."""
     _documents_up_to: str | None = None
-    """Up to here every document is published; never before `_read_up_to`."""
+    """Feed position up to which every document is published. Never before `_read_up_to`."""
     _is_behind: bool = False
-    """Whether more than a page was unread when the last pass looked."""
+    """Whether the last pass read a full page."""
     _remembered: str | None = None
     _waiting_since: float | None = None
     _kept_at: float = 0.0
 
     async def run_once(self) -> ProjectorReport:
-        """Documents first, then one page. What the store does not take now is tried again from the same place."""
+        """Publish documents first, then one page.
+
+        After a store error the next pass continues from the same position.
+        """
         following = self._following or await self._begin()
         if following is None:
             return ProjectorReport()
@@ -412,14 +434,14 @@ class Projector:
         return done
 
     async def _publish_documents(self, following: Subscription, done: ProjectorReport) -> ProjectorReport:
-        """Publish the next documents, past whatever waits for segments before them."""
+        """Publish the next documents, ahead of records that wait for segments."""
         page = await self.ledger.feed(self._documents_up_to, limit=self.options.batch, lifecycle=DOCUMENTED)
         written = await self._recorder.take(page.events, self._renewing(following))
         self._documents_up_to = page.position
         return replace(done, events=done.events + len(page.events), written=done.written + written)
 
     async def _publish_page(self, following: Subscription, done: ProjectorReport) -> ProjectorReport:
-        """Take the next page, without the documents that are published already."""
+        """Publish the next page, without the documents that are already published."""
         page = await self.ledger.feed(self._read_up_to, limit=self.options.batch)
         ahead = self._documents_up_to or ""
         events = [
@@ -434,13 +456,13 @@ class Projector:
         return replace(done, events=done.events + len(page.events), written=done.written + written)
 
     def pause_s(self, report: ProjectorReport) -> float:
-        """At once while there is more."""
+        """No pause while there are more events; `lease_s / 5` while another projector is active."""
         if not report.following:
             return self.options.lease_s / 5
         return 0.0 if report.events else self.options.poll_s
 
     async def release(self) -> None:
-        """Write what waits, and let another projector go on at once."""
+        """Write the waiting segments, and give up the subscription so that another projector can continue at once."""
         following, self._following = self._following, None
         if following is None:
             return
@@ -448,7 +470,7 @@ class Projector:
             await self._write_segments()
             await self._remember(following)
         except (StoreError, _TakenOver) as error:
-            # Nothing is lost: whoever is next goes on from the place that was remembered last.
+            # Nothing is lost: the next projector continues from the last stored position.
             _log.warning("segments_left", projector=self.actor.name, error=str(error))
         await self.ledger.unsubscribe(following)
 
@@ -471,7 +493,7 @@ class Projector:
         return following
 
     def _renewing(self, following: Subscription) -> Callable[[], Awaitable[None]]:
-        """Keeps the place while a long page is published."""
+        """A callback that renews the subscription while a long page is published."""
         renewed_at = self.clock.monotonic()
 
         async def renew() -> None:
@@ -488,7 +510,10 @@ class Projector:
         self._kept_at = self.clock.monotonic()
 
     async def _remember(self, following: Subscription) -> None:
-        """The place, when it is another and nothing before it waits; else only now and then that somebody is here."""
+        """Store the position if it changed and no segment line waits.
+
+        Otherwise only renew the subscription from time to time.
+        """
         if self._read_up_to == self._remembered or not self._recorder.segments.settled:
             if self.clock.monotonic() >= self._kept_at + self.options.lease_s / 3:
                 await self._keep(following, None)
@@ -513,4 +538,4 @@ class Projector:
 
 
 class _TakenOver(Exception):
-    """Another projector follows now."""
+    """Another projector holds the subscription now."""

@@ -1,10 +1,15 @@
-"""Makes one side again from the other: lost documents from the ledger, a lost ledger from the audit records (D14, PIPE-8, OBS-1).
+"""Rebuilds the object store from the ledger, or a lost ledger from the audit records (D14, PIPE-8, OBS-1).
 
-Both hold the projector's place while they work, so that nobody publishes beside them. From the ledger nothing that is there is changed:
-what is missing is created, what has a version is only raised, and what differs is named. From the records a job comes back whole or not at
-all, a job that is there is left alone, and until the end is reached the projector's place says so: whoever is interrupted is begun again
-and goes on. Nothing in the object store is changed for it: a document that shows more than is recorded says that records are lost.
-Both finish what a projector left undone, and so take the bytes of an artifact away whose end is recorded.
+Both rebuilds hold the projector's subscription while they work, so no projector publishes at the same time. Both also
+finish what a projector left undone, which includes deleting the bytes of an artifact whose end is recorded.
+
+From the ledger: nothing that exists is changed. Missing objects are created, versioned documents only get a higher
+version, and objects that differ are reported.
+
+From the records: a job is restored completely or not at all, and a job that the ledger has is left alone. Until the
+rebuild is complete, the projector's position is `REBUILDING`, so an interrupted rebuild can be started again and
+continues. Restoring a job changes nothing in the object store. A document that shows a higher version than the records
+proves that records are lost.
 """
 
 import asyncio
@@ -44,7 +49,7 @@ from trellis.storage.objects.store import ObjectInfo, ObjectStore, StoreError
 
 OBJECTS = "objects.rebuilt"
 LEDGER = "ledger.rebuilt"
-"""What the act of a rebuild is called."""
+"""Event names of the administrative acts that record a rebuild."""
 LEASE_S = 60.0
 PAGE = 500
 READS_AT_ONCE = 16
@@ -52,30 +57,39 @@ BATCH_JOBS = 200
 BATCH_BYTES = 16 * 1024 * 1024
 REFUSALS_KEPT = 1_000
 ELSEWHERE = frozenset({NLM_JOB.name})
-"""Lifecycles whose jobs do not come back: the NLM backend has a ledger of its own, and is asked again for what it lost (D42, NLM-6)."""
+"""Lifecycles whose jobs are not restored.
+
+The NLM backend has its own ledger and is asked again for lost jobs (D42, NLM-6).
+"""
 
 Progress = Callable[[str, int], None]
-"""Told what is being done and how much of it is done."""
+"""Callback that receives the name of the current phase and the number of items done in it."""
 Keep = Callable[..., Awaitable[None]]
-"""Goes on holding the projector's place, and changes it if one is given; raises RecordInUse when another has it."""
+"""Renews the projector's subscription and, if a position is given, stores it.
+
+Raises RecordInUse when it was taken over.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectsRebuildReport:
-    """What a rebuild of the object store did."""
+    """Result of a rebuild of the object store."""
 
     jobs: int = 0
     events: int = 0
     written: int = 0
     older: int = 0
-    """Audit records that are there in another format and stay as they are."""
+    """Number of existing audit records in another format. They are left unchanged."""
     differing: tuple[str, ...] = ()
-    """Objects that are not what the ledger recorded, by key; they stay as they are, and so does what comes after them of their job."""
+    """Keys of objects that differ from what the ledger recorded.
+
+    They stay unchanged, and later events of their jobs are not published.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestoreRefusal:
-    """A job that does not come back, and why."""
+    """A job that was not restored, and the reason."""
 
     job_id: JobId
     reason: str
@@ -83,25 +97,25 @@ class RestoreRefusal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerRebuildReport:
-    """What a rebuild of the ledger did."""
+    """Result of a rebuild of the ledger."""
 
     records: int = 0
     jobs: int = 0
     events: int = 0
     there: int = 0
-    """Jobs that the ledger had already."""
+    """Number of jobs that the ledger already had."""
     removed: int = 0
-    """Jobs that retention had removed: another one has their id or their key."""
+    """Number of jobs that retention had removed before: a later job has the same id or idempotency key."""
     refused: int = 0
     refusals: tuple[RestoreRefusal, ...] = field(default_factory=tuple)
-    """The first of them."""
+    """The first `REFUSALS_KEPT` of the refused jobs."""
 
 
 def _no_progress(what: str, count: int) -> None:
-    """Tell nobody."""
+    """Ignore progress."""
 
 
-# --- from the ledger ---------------------------------------------------------------------------------------------------
+# --- from the ledger -------------------------------------------------------------------------------------------------
 
 
 async def rebuild_objects(
@@ -113,9 +127,10 @@ async def rebuild_objects(
     cause: str | None = None,
     on_progress: Progress = _no_progress,
 ) -> ObjectsRebuildReport:
-    """Publish what the store lacks of everything that was published, and record that.
+    """Publish every object that the store lacks, and record the rebuild as an administrative act.
 
-    Raises NotAllowed before anything is written when the actor may not record it, RecordInUse, StoreUnavailable.
+    Raises NotAllowed, before anything is written, when the actor may not record acts. Raises RebuildError while a
+    ledger rebuild is unfinished, RecordInUse and StoreUnavailable.
     """
     require(actor, "record_act")
     done, position = ObjectsRebuildReport(), None
@@ -151,20 +166,26 @@ async def rebuild_objects(
 
 
 async def _withdraw_alerts(objects: ObjectStore, recorder: EventRecorder) -> None:
-    """Those about an object that is gone: of a job that was published the recorder has withdrawn them, of a segment nobody has."""
+    """Delete alerts about objects that are gone.
+
+    The recorder withdraws alerts of published jobs itself; alerts about segments are withdrawn only here.
+    """
     async for alert in read_alerts(objects):
         if alert.key not in recorder.differing and await objects.head(alert.key) is None:
             await withdraw_alert(objects, alert.job_id)
 
 
 def _is_wanted(event: Event, at: str, place: ProjectorPosition, recorded: RecordSpool) -> bool:
-    """Segments are made again only up to where the projector came: it makes those behind it itself."""
+    """Whether the rebuild publishes this event.
+
+    Segments are rebuilt only up to the projector's position: it writes later ones itself.
+    """
     if event.lifecycle not in SEGMENTED:
         return True
     return place.position is not None and at <= place.position and event not in recorded
 
 
-# --- from the records --------------------------------------------------------------------------------------------------
+# --- from the records ------------------------------------------------------------------------------------------------
 
 
 async def rebuild_ledger(
@@ -177,10 +198,12 @@ async def rebuild_ledger(
     cause: str | None = None,
     on_progress: Progress = _no_progress,
 ) -> LedgerRebuildReport:
-    """Put every job back that is recorded, and record that. Raises RecordInUse, LedgerHasOthers, RecordInvalid, NotAllowed, StoreUnavailable.
+    """Restore every recorded job, and record the rebuild as an administrative act.
 
-    `tellers` follow the feed to tell others what happened: those that have no place yet begin after what was put back, which was told
-    before the ledger was lost.
+    `tellers` are feed subscribers that notify others. Those without a position start after the restored events, which
+    were announced before the ledger was lost.
+
+    Raises RecordInUse, LedgerHasOthers, RecordInvalid, NotAllowed, StoreUnavailable.
     """
     recording = recorded_rebuild(ledger, objects, actor, LEDGER, cause)
     async with _as_projector(ledger, actor) as following, recording as act:
@@ -209,7 +232,10 @@ async def rebuild_ledger(
 
 
 async def _refuse_others(ledger: Ledger, spool: RecordSpool) -> None:
-    """A ledger that holds anything but what is recorded is another ledger, or one that was not lost."""
+    """Raise LedgerHasOthers if the ledger holds a job that the records do not, or that has another history there.
+
+    Such a ledger is a different one, or was not lost.
+    """
     async for history in ledger.histories():
         if history.job.lifecycle in ELSEWHERE:
             continue
@@ -222,14 +248,17 @@ async def _refuse_others(ledger: Ledger, spool: RecordSpool) -> None:
 
 
 def _facts(event: Event) -> Event:
-    """The event without its data, of which the record does not keep the white space, and without its node, which old records lack."""
+    """The event without `data`, whose white space is not recorded, and without `node`, which old records lack."""
     return replace(event, data=None, node=None)
 
 
 async def _publish_others(
     ledger: Ledger, recorder: EventRecorder, spool: RecordSpool, behind: Container[JobId], keep: Keep
 ) -> str:
-    """Publish what others did meanwhile, and what documents do not show yet of what is recorded. The end of the feed."""
+    """Publish events that are not recorded yet and documents that lag behind the records.
+
+    Returns the end of the feed.
+    """
     position = None
     while True:
         page = await ledger.feed(position, limit=PAGE)
@@ -244,7 +273,7 @@ async def _publish_others(
 
 
 class _LedgerRestorer:
-    """Jobs on their way back, in small batches."""
+    """Restores recorded jobs into the ledger in batches."""
 
     def __init__(self, ledger: Ledger, objects: ObjectStore, actor: Actor, spool: RecordSpool) -> None:
         self._ledger = ledger
@@ -254,11 +283,11 @@ class _LedgerRestorer:
         self._batch: list[JobToRestore] = []
         self._bytes = 0
         self.behind: set[JobId] = set()
-        """Jobs whose documents show less than is recorded: whoever published them died in between, or they are lost."""
+        """Jobs whose documents show less than is recorded: their publisher died, or the documents are lost."""
         self.done = LedgerRebuildReport()
 
     async def all_jobs(self) -> AsyncGenerator[LedgerRebuildReport]:
-        """Put them back, oldest first; what was done so far, after every batch."""
+        """Restore the jobs, oldest first. Yields the report so far after every batch."""
         for job_id, reason in self._spool.damaged():
             self._refuse(job_id, reason)
         for life in self._spool.lives():
@@ -306,7 +335,7 @@ class _LedgerRestorer:
         except NotAllowed:
             raise
         except Refused:
-            # Something that only the database can see is wrong with one of them: the others are put back without it.
+            # The database refused one job of the batch. Restore them one by one, so that only that job is left out.
             answers = [await self._put_back_one(job) for job in batch]
         put = [job for job, answer in zip(batch, answers, strict=True) if answer]
         self.done = replace(
@@ -330,7 +359,7 @@ class _LedgerRestorer:
         self.done = replace(self.done, refused=self.done.refused + 1, refusals=kept)
 
     async def _shown(self, job: JobToRestore) -> int:
-        """The version that the documents of a job show, 0 when there are none."""
+        """The version that the documents of a job show; 0 if there are none."""
         key = _shown_key(job)
         there = await self._objects.get(key)
         try:
@@ -342,7 +371,10 @@ class _LedgerRestorer:
         return shown
 
     async def _refuse_ahead(self, job: JobToRestore, shown: int) -> None:
-        """A document is written after its record: one that shows more says that records are lost."""
+        """Raise HistoryBroken if the job's documents are ahead of its records.
+
+        A document is written after its audit record, so a document that shows more means that records are lost.
+        """
         last = job.records[-1].event
         if shown > last.version:
             reason = f"{_shown_key(job)} shows version {shown} and the record ends with {last.version}"
@@ -355,9 +387,10 @@ class _LedgerRestorer:
                 )
 
     async def _journal(self, job: JobToRestore) -> dict[str, bytes]:
-        """What a run's holders had kept and published: the files of its steps, and its output.
+        """The journal entries of a run: the bytes of its step files, and its output.
 
-        The last one may be of a step whose record was not written any more: whoever goes on counts it as it is.
+        The last entry may belong to a step whose record was never written. The next driver of the run counts it
+        unchanged.
         """
         if job.records[0].event.lifecycle != RUN.name:
             return {}
@@ -389,9 +422,11 @@ class _LedgerRestorer:
 
 
 def _was_removed(life: RecordedLife, rivals: Sequence[RecordedLife]) -> bool:
-    """Whether retention had removed a job before another came with its id or key; raises HistoryBroken when nobody can tell.
+    """Whether retention removed this job before another one came with its id or key.
 
-    Only a job that has ended is removed. So one that has not is there, and of two that have it is the one that was submitted later.
+    Retention removes only ended jobs. So a job that has not ended is still there, and of two ended jobs the one
+    submitted later is. Raises HistoryBroken if neither this job nor a rival has ended: it cannot be decided which one
+    to restore.
     """
     if life.has_ended:
         return any(not other.has_ended or other.submitted_at > life.submitted_at for other in rivals)
@@ -407,7 +442,7 @@ def _has_documents(job: JobToRestore) -> bool:
 
 
 def _shown_key(job: JobToRestore) -> str:
-    """The document of a job that says how it stands."""
+    """The key of the document that shows the job's state."""
     if job.records[0].event.lifecycle == RUN.name:
         return ids.status_key(_request(job).agent_slug, job.job_id)
     asked = job.records[0].submission
@@ -431,13 +466,16 @@ def _counted(job: JobToRestore) -> list[Event]:
     return [record.event for record in job.records if record.event.type == run_documents.STEP_DONE]
 
 
-# --- the record --------------------------------------------------------------------------------------------------------
+# --- the record ------------------------------------------------------------------------------------------------------
 
 
 async def _read_record(
     objects: ObjectStore, spool: RecordSpool, on_progress: Progress, keep: Keep, *, bodies: bool
 ) -> None:
-    """Every audit record into the spool; without `bodies` only whose they are. Raises RecordInvalid, StoreUnavailable."""
+    """Read every audit record into the spool; without `bodies` only the event ids.
+
+    Raises RecordInvalid, StoreUnavailable.
+    """
     after: str | None = None
     while True:
         page = await objects.list(f"{ids.AUDIT_FOLDER}/", after=after)
@@ -476,7 +514,7 @@ def _spool(spool: RecordSpool, key: str, body: bytes, *, bodies: bool) -> None:
         spool.add_ids((str(one.get("event_id")), str(one.get("ts"))) for one in made)
 
 
-# --- the projector's place -----------------------------------------------------------------------------------------------
+# --- the projector's subscription ----------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -491,7 +529,7 @@ async def _as_projector(ledger: Ledger, actor: Actor) -> AsyncGenerator[Subscrip
 
 
 async def _begin_after(ledger: Ledger, actor: Actor, name: str, position: str) -> None:
-    """Give a follower its first place; one that has a place, or is at work, goes on from there."""
+    """Set the first position of a subscriber. One that has a position, or is running, keeps its own."""
     following = await ledger.subscribe(actor, name, lease_s=LEASE_S)
     if following is not None:
         await ledger.ack(following, None if following.position else position, lease_s=LEASE_S)

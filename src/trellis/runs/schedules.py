@@ -1,9 +1,9 @@
-"""Runs that begin by themselves (RUN-9): what agents declare is registered, and what is due is fired, once, by however many processes.
+"""Scheduled runs (RUN-9): registers the cron expressions that agents declare, and starts each due run exactly once.
 
-What makes it once is not who fires but what: the run of an instant has the idempotency key `cron:{slug}:{instant}` in a scope that
-no caller's key is in, and the ledger gives one run to one key. Time is the ledger's. An instant before the registration is never
-fired; of those that were missed only the latest is made up for, and none that is older than the grace. A schedule that cannot be
-fired stops no other.
+Any number of processes may fire. The run of an instant has the idempotency key `cron:{slug}:{instant}`, in a scope that
+no caller can use, and the ledger creates one run per key. All times are the ledger's. An instant before the
+registration is never fired. Of missed instants only the latest is made up for, and only within the grace period. A
+schedule that cannot be fired does not stop the others.
 """
 
 from collections.abc import Mapping
@@ -31,17 +31,17 @@ _log = log_of("trellis.schedules")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleOptions:
-    """How it fires."""
+    """Settings for firing schedules."""
 
     grace_s: float = GRACE_S_DEFAULT
-    """How late an instant may be made up for."""
+    """How late a missed instant may still be fired."""
     poll_s: float = POLL_S_DEFAULT
-    """How soon a schedule that another process registered is seen."""
+    """Longest time until a schedule registered by another process is noticed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleReport:
-    """What one pass did. `next_s` is how long until the next instant, None without one."""
+    """Result of one pass. `next_s` is the time until the next instant, None if there is none."""
 
     runs: tuple[str, ...] = ()
     skipped: int = 0
@@ -50,7 +50,7 @@ class ScheduleReport:
 
 @dataclass(kw_only=True)
 class ScheduleFirer:
-    """Fires what is due: one run for each instant of each registered schedule."""
+    """Fires due schedules: one run for each instant of each registered schedule."""
 
     ledger: Ledger
     layer: OrchestrationLayer
@@ -59,7 +59,7 @@ class ScheduleFirer:
     name: str = "schedules"
 
     async def run_once(self) -> ScheduleReport:
-        """One look at everything that is registered."""
+        """Check every registered schedule once."""
         now, found = await self.ledger.now(), await self.timetable.all()
         runs: list[str] = []
         skipped = 0
@@ -73,14 +73,14 @@ class ScheduleFirer:
                 skipped += last.run_id is None
                 if await self.timetable.handled(registered, last):
                     _log_instant(registered, last)
-            except StoreUnavailable as error:  # it stays due, and the next pass fires it
+            except StoreUnavailable as error:  # it stays due; the next pass fires it
                 _log.warning("schedule_left", agent=registered.schedule.agent_slug, error=str(error))
         coming = [instant for one in found if (instant := one.schedule.next(now)) is not None]
         next_s = (min(coming) - now).total_seconds() if coming else None
         return ScheduleReport(runs=tuple(runs), skipped=skipped, next_s=next_s)
 
     def pause_s(self, report: ScheduleReport) -> float:
-        """Until the next instant, but no longer than it takes to see a new schedule."""
+        """Until the next instant, but at most `poll_s`, so that new schedules are noticed."""
         if report.next_s is None:
             return self.options.poll_s
         return max(PAUSE_S_MIN, min(report.next_s, self.options.poll_s))
@@ -99,7 +99,7 @@ class ScheduleFirer:
 
 
 def _log_instant(registered: RegisteredSchedule, last: HandledInstant) -> None:
-    """One line for an instant: by the process that took care of it."""
+    """Log one line per instant, from the process that stored its result."""
     log = _log.bind(agent=registered.schedule.agent_slug, instant=instant_text(last.instant))
     if last.run_id is None:
         log.warning("schedule_skipped", reason=last.skipped)
@@ -117,7 +117,7 @@ class RegistrarReport:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleRegistrar:
-    """Registers what the active agents' files declare (`triggers.cron`), and takes back what is gone, with any layer."""
+    """Keeps the layer's schedules equal to the `triggers.cron` of the active agents."""
 
     layer: OrchestrationLayer
     catalog: Catalog
@@ -125,7 +125,7 @@ class ScheduleRegistrar:
     name: str = "schedule-registrar"
 
     async def run_once(self) -> RegistrarReport:
-        """One look at every agent."""
+        """Compare every agent's file with the registered schedules once."""
         listed = await self.catalog.list()
         declared = {
             agent.slug: agent.triggers.cron
@@ -138,7 +138,7 @@ class ScheduleRegistrar:
         return await self._apply({slug: cron for slug, cron in declared.items() if known.get(slug) != cron}, gone)
 
     def pause_s(self, report: RegistrarReport) -> float:  # noqa: ARG002 - the shape of every service
-        """Always the same."""
+        """Always `interval_s`."""
         return self.interval_s
 
     async def _apply(self, declared: Mapping[str, str], gone: list[str]) -> RegistrarReport:
@@ -147,7 +147,7 @@ class ScheduleRegistrar:
         return RegistrarReport(registered=tuple(registered), unregistered=tuple(unregistered))
 
     async def _register(self, slug: str, cron: str | None) -> bool:
-        """Whether it is done; what others keep changing is left to the next pass."""
+        """Whether the schedule was stored. If other writers keep changing it, the next pass tries again."""
         try:
             await self.layer.register_schedule(slug, cron)
         except ScheduleContended as error:

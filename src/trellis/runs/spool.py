@@ -1,6 +1,6 @@
-"""Audit records sorted by job, on disk: what is read from the object store in any order is given back job by job, oldest job first.
+"""Sorts audit records by job on disk. Records are added in any order and read back job by job, oldest job first.
 
-Memory stays bounded whatever the record holds; the file has no name and goes with the process.
+Memory use is bounded for any number of records. The file has no name and disappears with the process.
 """
 
 import json
@@ -22,12 +22,12 @@ from trellis.lifecycles import LIFECYCLES, Phase
 
 PAGE = 1_000
 _TEMPORARY_FILE = ""
-"""What SQLite takes as "a file of my own that nobody else sees"."""
+"""SQLite's name for a private temporary file."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedLife:
-    """One job of an id, as far as it is recorded."""
+    """One job with this id, as far as it is recorded. After retention removed a job, a later one may reuse its id."""
 
     job_id: JobId
     submitted_at: str
@@ -73,7 +73,7 @@ _READABLE = " and ".join(map(str, sorted(audit.READABLE)))
 
 
 class RecordSpool:
-    """One set of records. Used by one task at a time."""
+    """The spooled records of one rebuild. Used by one task at a time."""
 
     def __init__(self) -> None:
         self._connection = apsw.Connection(_TEMPORARY_FILE)
@@ -84,13 +84,13 @@ class RecordSpool:
             self._db.execute(table)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the connection, which deletes the file."""
         self._connection.close()
 
     def add(self, made: Iterable[Mapping[str, Any]]) -> int:
-        """Take records in; how many were of a job's event. What contradicts another, or has another format, is damage of its job.
+        """Add records. Returns how many belong to job events.
 
-        Raises RecordInvalid.
+        A record that contradicts another one, or has an unknown format, marks its job as damaged. Raises RecordInvalid.
         """
         taken = 0
         self._db.execute("BEGIN")
@@ -130,7 +130,7 @@ class RecordSpool:
         self._db.execute(_SpoolQueries.add_damage, (job, reason))
 
     def add_ids(self, events: Iterable[tuple[str, str]]) -> None:
-        """Take in only that these events are recorded: the id of each, and its moment or its day."""
+        """Add only the fact that these events are recorded: the id of each, and its timestamp or day."""
         parts = ((*event_id.rpartition("-"), at) for event_id, at in events)
         rows = [(job, at, int(version), at, None) for job, _, version, at in parts if _is_number(version)]
         self._db.executemany(_SpoolQueries.add_record, rows)
@@ -143,7 +143,7 @@ class RecordSpool:
         return self._db.execute(_SpoolQueries.count_records).fetchall()[0][0]
 
     def lives(self) -> Iterator[RecordedLife]:
-        """Every job of which nothing is damaged, in the order in which they came into being."""
+        """Every job without damaged records, in the order of submission."""
         job, life = "", ""
         while page := self._db.execute(_SpoolQueries.next_lives, (life, job, PAGE)).fetchall():
             yield from (RecordedLife(JobId(job), life, bool(ended)) for job, life, ended in page)
@@ -157,30 +157,33 @@ class RecordSpool:
             last = page[-1][0]
 
     def damaged(self) -> Iterator[tuple[JobId, str]]:
-        """Ids whose records cannot be believed, and why."""
+        """Job ids whose records are damaged, with the reason."""
         job = ""
         while page := self._db.execute(_SpoolQueries.next_damaged, (job, PAGE)).fetchall():
             yield from ((JobId(job), reason) for job, reason in page)
             job = page[-1][0]
 
     def records(self, job_id: JobId, submitted_at: str) -> list[RecordedEvent]:
-        """Everything recorded of one job, oldest first; raises RecordInvalid."""
+        """Every record of one job, oldest first; raises RecordInvalid."""
         found = self._db.execute(_SpoolQueries.records_of, (job_id, submitted_at))
         return [audit.read_record(json.loads(body)) for (body,) in found]
 
     def last_life(self, job_id: JobId) -> RecordedLife | None:
-        """The newest job of this id, None for one that is not recorded."""
+        """The newest job with this id; None if none is recorded."""
         found = self._db.execute(_SpoolQueries.last_life, (job_id,)).fetchall()
         return RecordedLife(JobId(found[0][0]), found[0][1], bool(found[0][2])) if found else None
 
     def rivals(self, life: RecordedLife) -> list[RecordedLife]:
-        """Other jobs with its id or one of its keys. A ledger holds only one of them at a time."""
+        """Other recorded jobs with the same id or one of the same idempotency keys.
+
+        A ledger holds only one of them at a time.
+        """
         found = self._db.execute(_SpoolQueries.rivals, {"job": life.job_id, "life": life.submitted_at})
         return [RecordedLife(JobId(job), at, bool(ended)) for job, at, ended in found]
 
 
 def day(at: datetime) -> str:
-    """How a moment is named where only its day is known."""
+    """The form of a timestamp where only its day is known."""
     return f"{at.astimezone(UTC):%Y%m%d}"
 
 

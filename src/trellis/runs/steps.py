@@ -1,7 +1,7 @@
-"""What a step of a run is given and what it gives back. A step decides nothing about the run: it only does its work.
+"""The interface of a run's steps: what a step receives and what it returns. A step does work and never changes the run.
 
-A step may be executed again after a crash. Whatever must not happen twice goes through `StepContext.once`, which keeps the
-first answer in the ledger under a name, and gives it back ever after.
+A step may be executed again after a crash. An action that must not happen twice goes through `StepContext.once`. It
+keeps the first answer in the ledger under a name, and returns that answer from then on.
 """
 
 import json
@@ -22,32 +22,32 @@ class StepContext:
     name: str
     request: RunRequest
     before: Mapping[str, Mapping[str, Any]]
-    """Results of the steps before, by name."""
+    """Results of the earlier steps, by step name."""
     once: JournalOnce
     left_s: Callable[[], float]
-    """Seconds until the run's absolute deadline or the step's, whichever is sooner."""
+    """Seconds until the run's deadline or the step's, whichever is sooner."""
     correlation_id: str | None = None
-    """What the run belongs to for whoever asked for it; what the step makes belongs to the same."""
+    """The run's correlation id. Everything the step creates carries it too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What a step leaves: `result` goes into its file, `told` into the event that counts it."""
+    """What a step returns: `result` goes into its file, `told` into the event that counts the step."""
 
     result: Mapping[str, Any]
     told: Mapping[str, Any] = field(default_factory=dict[str, Any])
     output: bytes | None = None
-    """The bytes of output/proposal.json, from the step that persists."""
+    """The bytes of output/proposal.json, from the step `persist-results`."""
 
 
 class RunStep(Protocol):
-    """One of the four."""
+    """One of the four steps of a run."""
 
     async def __call__(self, context: StepContext, /) -> StepResult:
-        """Do it, or raise a StepError."""
+        """Execute the step, or raise a StepError."""
         ...
 
 
 def result_of(step_file: bytes) -> dict[str, Any]:
-    """The result inside the bytes of a step's file."""
+    """The `result` field from the bytes of a step's file."""
     return json.loads(step_file)["result"]

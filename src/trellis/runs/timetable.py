@@ -1,11 +1,14 @@
-"""The registered schedules, each an object `schedules/{slug}.json`: since when an agent runs by which expression, and what became of the last instant.
+"""The registered schedules, each an object `schedules/{slug}.json`.
 
-What holds:
-- a schedule is changed only over exactly the version that was read, so of two processes one changes it;
-- an instant is due once: it comes after the registration and after the last instant that was taken care of, and of several missed ones
-  only the latest counts;
-- a schedule that was taken back stays as a version without an expression. It is never due;
-- what is no schedule that could be fired (unreadable, an expression that means nothing, another agent's) counts as none, and stops no other.
+It holds the cron expression, the time of registration and the result of the last instant.
+
+Invariants:
+- A schedule is written by compare-and-set on the version that was read, so of two concurrent writers one succeeds.
+- An instant is due once: it is after the registration and after the last handled instant. Of several missed instants
+  only the latest is due.
+- A removed schedule stays as a version without an expression. It is never due.
+- An object that is not a valid schedule (unreadable, an invalid expression, another agent's) is ignored and does not
+  stop the others.
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +33,7 @@ _log = log_of("trellis.schedules")
 
 
 class HandledInstant(BaseModel):
-    """What became of an instant: a run, or the reason why there is none."""
+    """The result of an instant: a run, or the reason why it was skipped."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,7 +43,7 @@ class HandledInstant(BaseModel):
 
 
 class Schedule(BaseModel):
-    """When an agent runs by itself. `cron` None: not any more."""
+    """The cron schedule of an agent. `cron` is None once it was removed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,7 +54,7 @@ class Schedule(BaseModel):
     version: int = 1
 
     def due(self, now: datetime) -> datetime | None:
-        """The latest instant that nobody has taken care of."""
+        """The latest instant that has not been handled; None if there is none."""
         if self.cron is None:
             return None
         instant = latest_instant(self.cron, now)
@@ -59,19 +62,19 @@ class Schedule(BaseModel):
         return instant if instant > after else None
 
     def next(self, now: datetime) -> datetime | None:
-        """The first instant after this moment."""
+        """The first instant after `now`."""
         return None if self.cron is None else next_instant(self.cron, now)
 
     def registered(self, cron: str | None, at: datetime) -> Self:
-        """By another expression from now on, or by none."""
+        """A copy with another expression, or none, valid from `at`."""
         return self.model_copy(update={"cron": cron, "registered_at": at, "version": self.version + 1})
 
     def handled(self, last: HandledInstant) -> Self:
-        """The instant is taken care of."""
+        """A copy with this result of the last instant."""
         return self.model_copy(update={"last": last, "version": self.version + 1})
 
     def to_bytes(self) -> bytes:
-        """The object's bytes."""
+        """The bytes of the stored object."""
         last = None
         if self.last is not None:
             last = {
@@ -92,7 +95,7 @@ class Schedule(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchedule:
-    """A schedule, and the version of the object it was read from."""
+    """A schedule, and the etag of the object it was read from."""
 
     schedule: Schedule
     etag: str
@@ -100,15 +103,15 @@ class RegisteredSchedule:
 
 @dataclass(kw_only=True)
 class Timetable:
-    """The schedules of one object store. Remembers what it read, so that a look at all costs one listing while nothing changes."""
+    """The schedules of one object store. Caches what it read, so listing unchanged schedules costs one list request."""
 
     objects: ObjectStore
     _seen: dict[str, RegisteredSchedule] = field(default_factory=dict[str, RegisteredSchedule])
     _unreadable: dict[str, str] = field(default_factory=dict[str, str])
-    """The versions that are no schedule: each is read, and said to be none, once."""
+    """Etags of objects that are not schedules. Each version is read and logged once."""
 
     async def all(self) -> list[RegisteredSchedule]:
-        """Every schedule that is in force, by slug."""
+        """Every schedule with an expression, by slug."""
         seen: dict[str, RegisteredSchedule] = {}
         unreadable: dict[str, str] = {}
         after: str | None = None
@@ -131,7 +134,10 @@ class Timetable:
         return [found for found in seen.values() if found.schedule.cron is not None]
 
     async def register(self, slug: str, cron: str | None, *, at: datetime) -> bool:
-        """Run by this expression from now on, None by none; whether that is a change. Raises SlugInvalid, ScheduleContended."""
+        """Set the agent's expression from now on; None removes it.
+
+        Returns whether it changed. Raises SlugInvalid, ScheduleContended.
+        """
         key = schedule_key(slug)
         for _ in range(WRITE_TRIES_MAX):
             there = await self.objects.get(key)
@@ -145,7 +151,7 @@ class Timetable:
         raise ScheduleContended(slug=slug, tries=WRITE_TRIES_MAX)
 
     async def handled(self, found: RegisteredSchedule, last: HandledInstant) -> bool:
-        """Keep what became of an instant, unless the schedule has changed meanwhile."""
+        """Store the result of an instant, unless the schedule has changed since. Returns whether it was stored."""
         schedule = found.schedule.handled(last)
         key = schedule_key(schedule.agent_slug)
         return isinstance(await self.objects.put(key, schedule.to_bytes(), when=if_match(found.etag)), PutStored)
@@ -157,17 +163,17 @@ class Timetable:
 
 
 def schedule_key(slug: str) -> str:
-    """Where the schedule of an agent is; raises SlugInvalid."""
+    """The object key of an agent's schedule; raises SlugInvalid."""
     return f"{FOLDER}{checked_slug(slug)}.json"
 
 
 def instant_text(instant: datetime) -> str:
-    """An instant as keys and parameters name it: a cron expression knows no fraction of a second."""
+    """The instant as used in idempotency keys and parameters, without fractions of a second."""
     return f"{instant.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _read(key: str, body: bytes) -> Schedule | None:
-    """The schedule, or None for bytes that are none: what is declared is then registered anew."""
+    """The schedule; None for invalid bytes. The declared schedule is then registered again."""
     try:
         schedule = Schedule.model_validate_json(body)
         problem = _problem(key, schedule)
@@ -182,7 +188,7 @@ def _read(key: str, body: bytes) -> Schedule | None:
 
 
 def _problem(key: str, schedule: Schedule) -> str | None:
-    """Why this schedule cannot be the one under this key; raises SlugInvalid."""
+    """Why this schedule cannot belong to this key; None if it can. Raises SlugInvalid."""
     if schedule_key(schedule.agent_slug) != key:
         return f"it is the schedule of {schedule.agent_slug}"
     return None if schedule.cron is None else cron_problem(schedule.cron)

@@ -1,11 +1,11 @@
-"""How long a run has waited: for its documents to be published, for an object store that does not answer, or for its
-agent to be active.
+"""Records how long a run has waited for upstream.
 
-What holds:
-- a wait is in the run's journal, as the entry that says since when and for what, and the entry that says until when.
-  So whoever drives the run next counts the same waits, and whoever asks about the run is told;
-- at most one wait of a run is open at a time, and at most WAITS_MAX are kept. Beyond that they are not told apart from
-  work any more.
+A run waits for its documents to be published, for an object store that does not answer, or for its agent to be active.
+
+Invariants:
+- Each wait is stored in the run's journal as two entries: its start with the reason, and its end. So the next driver
+  counts the same waits, and the API can show them.
+- At most one wait of a run is open at a time, and at most WAITS_MAX are kept. Later waits are counted as work.
 """
 
 import json
@@ -20,26 +20,26 @@ SINCE_ENTRY = "wait/{number:04}/since"
 UNTIL_ENTRY = "wait/{number:04}/until"
 
 Keep = Callable[[str, bytes], Awaitable[bytes]]
-"""Puts an entry into the run's journal and returns what is there under this name: the first body stays."""
+"""Adds an entry to the run's journal. Returns what the journal holds under this name: the first body stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamWait:
-    """One wait; `until` is None while it goes on."""
+    """One wait. `until` is None while it is open."""
 
     since: datetime
     reason: str
     until: datetime | None = None
     is_bounded: bool = True
-    """Whether it counts toward what a run may wait in all; for a stopped agent a run waits until a person decides."""
+    """Whether the wait counts toward the run's total limit. Waiting for a stopped agent does not: a person ends it."""
 
     def lasted_s(self, now: datetime) -> float:
-        """How long it lasted, or has lasted by now."""
+        """How long the wait lasted, or has lasted so far."""
         return max(0.0, ((self.until or now) - self.since).total_seconds())
 
 
 def read_waits(journal: Mapping[str, bytes]) -> list[UpstreamWait]:
-    """The waits that a run's journal holds, oldest first."""
+    """The waits in a run's journal, oldest first."""
     found: list[UpstreamWait] = []
     while (body := journal.get(SINCE_ENTRY.format(number=len(found) + 1))) is not None:
         ended = journal.get(UNTIL_ENTRY.format(number=len(found) + 1))
@@ -48,13 +48,13 @@ def read_waits(journal: Mapping[str, bytes]) -> list[UpstreamWait]:
 
 
 def open_of(journal: Mapping[str, bytes]) -> UpstreamWait | None:
-    """The wait that a run is in; None when it waits for nothing."""
+    """The wait that is open now; None if there is none."""
     waits = read_waits(journal)
     return waits[-1] if waits and waits[-1].until is None else None
 
 
 class UpstreamWaits:
-    """The waits of one run in the hands of its driver."""
+    """The waits of one run, as its driver updates them."""
 
     def __init__(self, journal: Mapping[str, bytes], keep: Keep) -> None:
         self._waits = read_waits(journal)
@@ -62,19 +62,19 @@ class UpstreamWaits:
 
     @property
     def is_open(self) -> bool:
-        """Whether the run waits now."""
+        """Whether a wait is open now."""
         return bool(self._waits) and self._waits[-1].until is None
 
     def lasted_s(self, now: datetime) -> float:
-        """How long the run has waited in all."""
+        """Seconds that the run has waited in total."""
         return sum(wait.lasted_s(now) for wait in self._waits)
 
     def bounded_s(self, now: datetime) -> float:
-        """How long it has waited of what it may wait."""
+        """Seconds of waiting that count toward the run's limit."""
         return sum(wait.lasted_s(now) for wait in self._waits if wait.is_bounded)
 
     async def begin(self, reason: str, since: datetime, *, is_bounded: bool = True) -> None:
-        """The run waits since this moment; nothing changes for one that waits so already."""
+        """Open a wait since this moment. Does nothing if a wait of the same kind is open."""
         if self.is_open and self._waits[-1].is_bounded == is_bounded:
             return
         await self.end(since)
@@ -86,7 +86,7 @@ class UpstreamWaits:
         self._waits.append(_read(kept, None))
 
     async def end(self, until: datetime) -> float:
-        """The run goes on; how long it has waited this time."""
+        """Close the open wait. Returns how long it lasted, in seconds."""
         if not self.is_open:
             return 0.0
         kept = await self._keep(UNTIL_ENTRY.format(number=len(self._waits)), timestamp(until).encode())

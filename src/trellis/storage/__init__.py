@@ -1,1 +1,1 @@
-"""Where documents and memory are kept: the object store (`objects`), local or S3, and what is built on it."""
+"""Storage of documents and memory: the object store (`objects`, local or S3) and agent memory in git (`memory`)."""

@@ -1,8 +1,8 @@
-"""The demo garden: two agents with sources and a first memory, shipped with the package.
+"""The demo garden: two agents with sources and an initial memory, shipped with the package.
 
-`plant` only ever creates. What is there already stays as its owner left it, so planting twice, or half of it before a crash and
-the rest afterwards, gives the same garden. An agent's file comes last: an agent that can be found has its sources.
-Memory is kept in git, so its first files are handed out (`memory_seed`) and not put.
+`plant` only creates. Existing objects stay as their owner left them, so planting twice, or completing a planting after
+a crash, gives the same garden. An agent's file is written last: an agent that can be found has its sources. Memory is
+kept in git, so `memory_seed` only returns its initial files.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ AGENTS = ("archivist-violin", "architect-guardian")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlantReport:
-    """Which keys were made, and which were there already."""
+    """The keys that were created, and those that existed."""
 
     created: tuple[str, ...]
     kept: tuple[str, ...]
 
 
 async def plant(objects: ObjectStore) -> PlantReport:
-    """Put the garden's agents where nothing is yet."""
+    """Create the garden's agents where they do not exist."""
     created: list[str] = []
     kept: list[str] = []
     for key, body in (pair for slug in AGENTS for pair in objects_of(slug).items()):
@@ -38,7 +38,7 @@ async def plant(objects: ObjectStore) -> PlantReport:
 
 
 def objects_of(slug: str) -> Mapping[str, bytes]:
-    """What `plant` puts for one agent, by key, in order: the sources, then the agent's file."""
+    """The objects of one agent by key, in the order of writing: the sources, then the agent's file."""
     folder = _folder(slug)
     sources = sorted(folder.joinpath(SOURCES_FOLDER).iterdir(), key=lambda file: file.name)
     found = {object_key("agents", slug, SOURCES_FOLDER, file.name): file.read_bytes() for file in sources}
@@ -46,7 +46,7 @@ def objects_of(slug: str) -> Mapping[str, bytes]:
 
 
 def memory_seed(slug: str) -> Mapping[str, str]:
-    """The first files of an agent's memory, by name: snapshot, open loops, facts."""
+    """The initial files of an agent's memory, by name: snapshot, open loops, facts."""
     folder = _folder(slug).joinpath("memory")
     return {name: folder.joinpath(name).read_text(encoding="utf-8") for name in LAYER_1}
 

@@ -1,1 +1,1 @@
-"""The model that needs no key and no network: it reads, asks, compares and quotes, and it never says anything of its own."""
+"""A model that needs no key and no network. It reads, asks, compares and quotes, and makes no statements of its own."""

@@ -1,8 +1,8 @@
-"""Whether two statements of two sources may not agree: figures that differ, or one that denies what the other does not.
+"""Finds pairs of statements from two sources that may disagree: different figures, or one denies what the other states.
 
-Words are compared, not meanings, so what is found here is a pair for a person to look at and never a verdict. Two
-statements are about one matter when they share enough words and name no different items (`TS-01` is not `TS-02`).
-Figures are compared in their unit only; years need more in common than measurements, because every story has several.
+Words are compared, not meanings, so a pair is for a person to check and is never a verdict. Two statements are about
+the same matter if they share enough words and name no different items (`TS-01` is not `TS-02`). Figures are compared
+within their unit. Years need more shared words than measurements, because every story has several.
 """
 
 import re
@@ -17,7 +17,7 @@ from trellis.nlm.provider import NlmSource
 from trellis.nlm.words import stem, stems, words
 
 STATEMENTS_MAX = 300
-"""Of the sources together: pairs grow with the square."""
+"""Most statements of all sources together: the number of pairs grows with the square."""
 SUBJECTS_MAX = 4
 YEAR = "year"
 _NAME_WEIGHT = 2
@@ -36,7 +36,7 @@ _DENIALS = frozenset[str](_TABLE["denials"])
 
 
 class ConflictKind(StrEnum):
-    """How two statements may not agree."""
+    """How two statements may disagree."""
 
     FIGURES = "figures"
     DENIAL = "denial"
@@ -44,7 +44,7 @@ class ConflictKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A piece of a source, and what it can be compared by."""
+    """A piece of a source, with the features it is compared by."""
 
     ref: str
     excerpt: str
@@ -52,14 +52,14 @@ class Statement:
     names: frozenset[str]
     figures: frozenset[tuple[str, str]]
     denied: frozenset[str]
-    """The stems of those parts of it that deny."""
+    """The stems of those parts that contain a denial."""
     denials: int
-    """How many words of it deny."""
+    """The number of denying words."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatementConflict:
-    """Two statements that may not agree; the more they have in common, the greater the weight."""
+    """Two statements that may disagree. The more they have in common, the greater the weight."""
 
     kind: ConflictKind
     first: Statement
@@ -73,7 +73,7 @@ def names_in(text: str) -> frozenset[str]:
 
 
 def _is_name(word: str) -> bool:
-    # Asked of the word that was found: a pattern that looks ahead from each of its parts takes the square of its length.
+    # Checked on the matched word: a lookahead in the pattern would take time quadratic in its length.
     return any(letter.isalpha() for letter in word) and any(letter.isdigit() for letter in word)
 
 
@@ -82,7 +82,7 @@ def _without_names(text: str) -> str:
 
 
 def statement(ref: str, excerpt: str) -> Statement:
-    """What a piece of text can be compared by."""
+    """The features by which a piece of text is compared."""
     matter = frozenset(one for one in stems(_without_names(excerpt)) if not any(letter.isdigit() for letter in one))
     return Statement(
         ref=ref,
@@ -96,21 +96,24 @@ def statement(ref: str, excerpt: str) -> Statement:
 
 
 def conflicts(statements: Sequence[Statement]) -> list[StatementConflict]:
-    """Pairs of different sources whose figures differ, the weightiest first; each statement once."""
+    """Pairs from different sources whose figures differ, weightiest first. Each statement is in at most one pair."""
     found = [pair for first, second in combinations(statements, 2) if (pair := _differ(first, second))]
     return _without_shared_statements(found)
 
 
 def conflicts_between(ours: Sequence[Statement], theirs: Sequence[Statement]) -> list[StatementConflict]:
-    """Pairs of one of ours and one of theirs whose figures differ, the weightiest first; each statement once."""
+    """Pairs of one of `ours` and one of `theirs` whose figures differ, weightiest first.
+
+    Each statement is in at most one pair.
+    """
     return _without_shared_statements([pair for first in ours for second in theirs if (pair := _differ(first, second))])
 
 
 def denials(question: str, answers: Sequence[Statement], others: Sequence[Statement]) -> list[StatementConflict]:
     """Pairs of which one denies what the question asks about and the other does not.
 
-    One of the two must name an item that the question names: without that, a denial here and a statement there are
-    about two things more often than about one. An answer to another question needs more words in common.
+    One of the two must name an item that the question names. Otherwise a denial and a statement are usually about two
+    different things. A quote from the answer to another question needs more shared words.
     """
     asked = statement("", question)
     found: list[StatementConflict] = []
@@ -125,12 +128,12 @@ def denials(question: str, answers: Sequence[Statement], others: Sequence[Statem
 
 
 def subjects(sources: Mapping[str, str]) -> list[str]:
-    """The words that statements with different figures have in common: what is worth asking about."""
+    """The words that statements with different figures share: useful as questions."""
     return [_shared_words(pair) for pair in conflicts(statements_with_figures(sources))[:SUBJECTS_MAX]]
 
 
 def statements_with_figures(sources: Mapping[str, str]) -> list[Statement]:
-    """The statements of the sources that hold a figure."""
+    """The statements of the sources that contain a figure."""
     return list(islice(_statements(sources), STATEMENTS_MAX))
 
 
@@ -166,12 +169,12 @@ def _denials(text: str) -> int:
 
 
 def _name_different_items(first: Statement, second: Statement) -> bool:
-    """Whether they name different items."""
+    """Whether both name items, and none in common."""
     return bool(first.names) and bool(second.names) and first.names.isdisjoint(second.names)
 
 
 def _without_shared_statements(found: list[StatementConflict]) -> list[StatementConflict]:
-    """The weightiest pairs of which no statement is in two."""
+    """The weightiest pairs, such that no statement is in two."""
     kept: list[StatementConflict] = []
     seen: set[tuple[str, str]] = set()
     order = sorted(

@@ -1,4 +1,4 @@
-"""The offline model as pydantic-ai sees it. It has no state: the same messages get the same answer, on any machine."""
+"""The offline model as a pydantic-ai model. It is stateless: the same messages get the same answer on any machine."""
 
 import asyncio
 from collections.abc import Mapping
@@ -32,12 +32,12 @@ class OfflineModel(Model[None]):
 
     @property
     def model_name(self) -> str:
-        """How it is called in an agent's file."""
+        """Its name in an agent's file."""
         return NAME
 
     @property
     def system(self) -> str:
-        """Whose model it is."""
+        """The provider's name."""
         return "trellis"
 
     async def request(
@@ -46,9 +46,9 @@ class OfflineModel(Model[None]):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        """What to do next."""
+        """The next tool calls."""
         _, parameters = self.prepare_request(model_settings, model_request_parameters)
-        # Comparing takes a while on large sources, and leases are renewed by this thread.
+        # In a thread: comparing large sources takes a while, and leases are renewed by the event loop.
         calls = await asyncio.to_thread(next_turn, view_of(messages, parameters))
         parts = [
             ToolCallPart(call.tool, dict(call.args), tool_call_id=f"{len(messages)}-{number}")
@@ -60,7 +60,7 @@ class OfflineModel(Model[None]):
 
 
 def view_of(messages: list[ModelMessage], parameters: ModelRequestParameters) -> ConversationState:
-    """The conversation, read back from its messages."""
+    """The state of the conversation, from its messages."""
     opening = next(
         (part.content for message in messages for part in message.parts if isinstance(part, UserPromptPart)), ""
     )
@@ -90,7 +90,7 @@ def _instructions(messages: list[ModelMessage]) -> str:
 
 
 def _replies(messages: list[ModelMessage]) -> dict[str, list[ToolReply]]:
-    """What each tool was asked and what it answered, in order."""
+    """The arguments and reply of every tool call, in order, by tool."""
     asked: dict[str, Mapping[str, Any]] = {}
     found: dict[str, list[ToolReply]] = {}
     for message in messages:

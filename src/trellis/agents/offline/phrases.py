@@ -1,4 +1,4 @@
-"""The offline model's own words: fixed sentences that hold no fact, in English and Ukrainian (`words.toml`)."""
+"""The fixed sentences of the offline model, in English and Ukrainian (`words.toml`). They contain no facts."""
 
 import tomllib
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from trellis.nlm.provider import Language
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wording:
-    """Sentences of one language. What stands in braces is a number, a name of a source, or a quotation."""
+    """The sentences of one language. Braces hold a number, the name of a source, or a quotation."""
 
     figures: str
     denial: str
@@ -40,14 +40,14 @@ def _read() -> dict[str, Any]:
 
 
 WORDS = _read()
-"""The whole file: sentences, titles and what is compared."""
+"""The whole file: sentences, titles and comparison words."""
 WORDINGS: Mapping[Language, Wording] = {
     Language(language): Wording(**sentences) for language, sentences in WORDS["sentences"].items()
 }
 
 
 def language_of(text: str) -> Language:
-    """The language that most letters of a text belong to."""
+    """The language of most letters of a text."""
     cyrillic = sum("\u0400" <= letter <= "\u04ff" for letter in text)
     latin = sum("a" <= letter <= "z" for letter in text.lower())
     return Language.UKRAINIAN if cyrillic > latin else Language.ENGLISH

@@ -1,8 +1,8 @@
-"""What the offline model does next, as a pure function of the conversation so far.
+"""Decides the offline model's next turn, as a pure function of the conversation so far.
 
-It reads, asks, proposes and finishes: one turn each, or fewer when the agent has fewer. Every sentence of a draft is
-quoted from an answer (or from a source, for an agent that cannot ask), repeats a question that was asked, or is one of
-the fixed sentences of `wording`. What memory holds already is not proposed again.
+It reads, asks, proposes and finishes: one turn each, or fewer if the agent has fewer turns. Every sentence of a draft
+is a quote from an answer (or from a source, for an agent that cannot ask), repeats a question, or is one of the fixed
+sentences of `phrases`. What memory already holds is not proposed again.
 """
 
 import re
@@ -22,7 +22,7 @@ CONFLICTS_MAX = 3
 QUOTES_MAX = 3
 NEAREST_MAX = 2
 FACTS_TOKENS_SPARED = 100
-"""For the section's heading and blank lines."""
+"""Tokens reserved for the section's heading and blank lines."""
 UNANSWERED_MAX = 5
 EXCERPT_CHARS_MAX = 700
 
@@ -45,7 +45,7 @@ FINISH = "finish"
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """A tool to call."""
+    """A tool call to make."""
 
     tool: str
     args: Mapping[str, Any]
@@ -53,20 +53,20 @@ class PlannedCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolReply:
-    """A call and what came back."""
+    """A tool call and its reply."""
 
     args: Mapping[str, Any]
     content: Mapping[str, Any]
 
     @property
     def ok(self) -> bool:
-        """Whether the tool did it."""
+        """Whether the call was accepted."""
         return "refused" not in self.content
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConversationState:
-    """The conversation, as far as it matters here."""
+    """The part of the conversation that decides the next turn."""
 
     run_id: str
     turns: int
@@ -78,13 +78,13 @@ class ConversationState:
 
     @property
     def sources(self) -> dict[str, str]:
-        """What was read."""
+        """The sources that were read."""
         read = [reply for reply in self.replies.get(Tool.READ_CONTEXT, ()) if reply.ok]
         return {source["ref"]: source["text"] for reply in read for source in reply.content["sources"]}
 
     @property
     def wording(self) -> Wording:
-        """The words of the owner's language."""
+        """The sentences of the owner's language."""
         return WORDINGS[language_of(self.owner)]
 
 
@@ -161,7 +161,7 @@ def _finish(view: ConversationState, calls: Sequence[PlannedCall]) -> PlannedCal
 
 @dataclass(frozen=True, slots=True)
 class _AnsweredQuestion:
-    """A question and the words of sources that answer it, or at least are about it."""
+    """A question, and the quotes that answer it or at least are about it."""
 
     asked: QuestionToAsk
     quotes: tuple[Statement, ...]
@@ -185,7 +185,7 @@ def _answers(view: ConversationState) -> list[_AnsweredQuestion]:
 
 
 def _conflicts(view: ConversationState, answers: Sequence[_AnsweredQuestion], known: str) -> list[StatementConflict]:
-    """Pairs of quotations worth a person's look, figures before denials."""
+    """Pairs of quotes that a person should check, figures before denials."""
     quotes = list({(q.ref, q.excerpt): q for answer in answers for q in answer.quotes}.values())
     if Tool.NOTEBOOKLM_QUERY not in view.tools:
         quotes = [quote for quote in comparison.statements_with_figures(view.sources) if _quotable(quote)]
@@ -213,7 +213,7 @@ def _doubt(view: ConversationState, pair: StatementConflict, number: int) -> Pla
 def _report(
     view: ConversationState, answers: Sequence[_AnsweredQuestion], known: str
 ) -> tuple[list[PlannedCall], list[Statement]]:
-    """What the sources say to what was asked, as one text; and what it quotes."""
+    """What the sources say about the questions, as one text; and the quotes in it."""
     words = view.wording
     parts: list[str] = []
     used: list[Statement] = []
@@ -234,7 +234,7 @@ def _report(
 
 
 def _facts(view: ConversationState, told: Sequence[Statement], known: str) -> list[PlannedCall]:
-    """For memory: everything that is quoted to a person now, so that the next run does not propose it again."""
+    """A memory update with everything quoted in this run, so that the next run does not propose it again."""
     if SafeOutput.MEMORY_UPDATE not in view.actions:
         return []
     words = view.wording
@@ -295,7 +295,7 @@ def _cited(quotes: Sequence[Statement]) -> list[dict[str, str]]:
 
 
 def _quotable(one: Statement) -> bool:
-    """Whether it says something, and a person can be shown it. A question and a lead-in say nothing."""
+    """Whether it makes a statement and can be shown to a person. A question or a lead-in makes none."""
     text = _on_one_line(one.excerpt)
     return len(text) <= EXCERPT_CHARS_MAX and not text.endswith(("?", ":")) and markdown.problem_in(text) is None
 

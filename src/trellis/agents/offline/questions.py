@@ -1,4 +1,7 @@
-"""What the offline model asks: the owner's questions, what sources disagree on, open loops, the sources' own questions."""
+"""Chooses the questions that the offline model asks.
+
+They come from the owner's instructions, from disagreements between sources, from open loops, and from the sources.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -32,7 +35,7 @@ _QUESTIONS_MAX_BY_ORIGIN: Mapping[Origin, int] = {Origin.OWNER: 8, Origin.CONFLI
 
 @dataclass(frozen=True, slots=True)
 class QuestionToAsk:
-    """A question to ask. `ref` is the source that asks it: what stands there does not answer it."""
+    """A question to ask. `ref` is the source that asks it: quotes from that source do not answer it."""
 
     text: str
     origin: Origin
@@ -40,7 +43,7 @@ class QuestionToAsk:
 
 
 def questions(owner: str, sources: Mapping[str, str], memory: Mapping[str, str]) -> list[QuestionToAsk]:
-    """Each question once, those of the owner first, bounded by where they come from and together."""
+    """The questions, each once, the owner's first; limited per origin and in total."""
     found = [
         *_first(Origin.OWNER, (QuestionToAsk(text, Origin.OWNER) for text in _listed(owner))),
         *_first(Origin.CONFLICT, (QuestionToAsk(text, Origin.CONFLICT) for text in comparison.subjects(sources))),

@@ -1,4 +1,4 @@
-"""Agent memory: what an agent knows between its runs, kept in git and changed by applied proposals only."""
+"""Agent memory: an agent's knowledge between its runs, kept in git. Only applied proposals change it."""
 
 from trellis.storage.memory.layout import DeepPart, ReadMode, TokenCounter, count_tokens
 from trellis.storage.memory.records import (

@@ -21,25 +21,26 @@ from trellis.storage.memory.errors import MemoryBusy, MemoryMissing, MemoryOfAno
 from trellis.storage.memory.layout import FILE_BYTES_MAX
 from trellis.storage.objects.store import CREATE, ObjectStore
 
-# A bare repository on a disk that may lose its power: one writer at a time, durable before it is acknowledged.
+# A bare repository with one writer at a time, durable across power loss.
 #
-# Objects are complete and on the disk before the branch names them, and the branch is on the disk before the caller
-# hears of it. A writer that is killed leaves nothing that stops the next one. dulwich's own writers do not give this:
-# they leave `<object>.lock` and `<branch>.lock` behind when killed, and never sync a folder. Reading is dulwich's.
+# Objects are complete and synced before the branch names them, and the branch is synced before the caller gets an
+# answer. A writer that is killed leaves nothing that blocks the next one. dulwich's own writers do not guarantee this:
+# when killed they leave `<object>.lock` and `<branch>.lock` behind, and they never sync a folder. dulwich is used for
+# reading.
 #
-# The order is kept by a lock of the operating system, which ends with its holder. The branch itself moves by git's own
-# protocol (`main.lock`, compare, rename), so that a git beside us is neither overwritten nor surprised.
+# Writers are serialized by a lock of the operating system, which ends with its holder. The branch moves by git's own
+# protocol (`main.lock`, compare, rename), so a concurrent git process is neither overwritten nor confused.
 
 BRANCH = "refs/heads/main"
 OBJECT_BYTES_MAX = 16 * FILE_BYTES_MAX
-"""Trees can be larger than files; an object past this is not inflated."""
+"""A larger object is not inflated. Trees can be larger than files."""
 LOCK_WAIT_S = 15.0
 LOCK_PAUSE_S = 0.005
 
 _LOCK = "trellis.lock"
 _CANDIDATE = "trellis.ref"
-_TEMPORARY = "tmp_obj_trellis_"  # git ignores and prunes files that begin with tmp_obj_
-# Whoever pushes with git: objects are synced there too, and history is only added to.
+_TEMPORARY = "tmp_obj_trellis_"  # git ignores and prunes files with the prefix tmp_obj_
+# For pushes with git: objects are synced there too, and history can only be extended.
 _SETTINGS = {
     (b"core", b"fsync"): b"all",
     (b"receive", b"denyNonFastForwards"): b"true",
@@ -65,7 +66,7 @@ class BareRepository:
 
     @contextlib.contextmanager
     def objects(self) -> Generator[DiskObjectStore]:
-        """The objects, for reading. Opened for each use: packs may change under us."""
+        """The object store, for reading. Opened for each use, because packs may change."""
         store = DiskObjectStore(self.path / "objects", loose_object_size_limit=OBJECT_BYTES_MAX)
         try:
             yield store
@@ -74,7 +75,7 @@ class BareRepository:
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:
-        """While this is held nobody else of us writes; what a killed writer left is cleared first."""
+        """Hold the writers' lock. First clears what a killed writer left behind."""
         with unavailable_on_os_error():
             handle = open_beside(self.path / _LOCK, self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -86,7 +87,10 @@ class BareRepository:
             os.close(handle)
 
     def write(self, objects: Iterable[ShaFile]) -> None:
-        """Make objects durable. Under the lock. An object that is there is written again: it may not be on the disk yet."""
+        """Write and sync objects.
+
+        Needs the lock. An existing object is written again, because it may not be synced yet.
+        """
         folder = self.path / "objects"
         with unavailable_on_os_error(), contextlib.ExitStack() as cleanup:
             top = self.path.stat().st_mode
@@ -110,7 +114,10 @@ class BareRepository:
             sync_folder(folder)
 
     def move_branch(self, old: ObjectID | None, new: ObjectID) -> bool:
-        """Let the branch name `new` if it names `old` now, durably. Under the lock. False: it names something else."""
+        """Move the branch from `old` to `new` durably.
+
+        Needs the lock. Returns False if the branch names something else.
+        """
         place = self.path / BRANCH
         lock, candidate = place.with_name(f"{place.name}.lock"), self.path / _CANDIDATE
         with unavailable_on_os_error():
@@ -135,7 +142,7 @@ class BareRepository:
         return True
 
     def sync_branch(self) -> None:
-        """Make durable what the branch names; needed before an answer rests on another writer's move."""
+        """Sync the branch. Needed before an answer relies on another writer's move."""
         with unavailable_on_os_error():
             sync_folder((self.path / BRANCH).parent)
 
@@ -150,7 +157,7 @@ class BareRepository:
         raise MemoryBusy(reason=f"no turn within {LOCK_WAIT_S:g} s")
 
     def _clear_leftovers(self) -> None:
-        """A branch lock is ours only if it is the very file of our candidate; any other belongs to a git beside us."""
+        """Remove files of a killed writer. A branch lock is ours only if it is the same file as our candidate."""
         place = self.path / BRANCH
         lock, candidate = place.with_name(f"{place.name}.lock"), self.path / _CANDIDATE
         with contextlib.suppress(FileNotFoundError):
@@ -162,13 +169,13 @@ class BareRepository:
 
 
 def make_repository(path: Path) -> None:
-    """Make an empty bare repository unless one is there. It appears whole or not at all, also in a race."""
+    """Create an empty bare repository unless one exists. It appears completely or not at all, also in a race."""
     with unavailable_on_os_error():
         if path.exists() and any(path.iterdir()):
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent))
-        top = path.stat().st_mode if path.exists() else PRIVATE_FOLDER  # an empty folder says who shares it
+        top = path.stat().st_mode if path.exists() else PRIVATE_FOLDER  # an empty folder's mode is kept
         try:
             with contextlib.closing(Repo.init_bare(made, default_branch=BRANCH.rsplit("/", 1)[-1].encode())) as repo:
                 config = repo.get_config()
@@ -184,7 +191,7 @@ def make_repository(path: Path) -> None:
 
 
 def check_repository(path: Path) -> None:
-    """Raise MemoryMissing unless a bare repository that we can use is there."""
+    """Raise MemoryMissing unless there is a usable bare repository."""
     try:
         with contextlib.closing(Repo(path, bare=True)) as repo:
             usable = (path / "objects").is_dir() and (path / "HEAD").is_file() and repo.object_format.name == "sha1"
@@ -196,7 +203,7 @@ def check_repository(path: Path) -> None:
 
 @contextlib.contextmanager
 def unavailable_on_os_error() -> Generator[None]:
-    """An error of the file system, as MemoryUnavailable."""
+    """Convert an OSError to MemoryUnavailable."""
     try:
         yield
     except OSError as error:
@@ -204,7 +211,7 @@ def unavailable_on_os_error() -> Generator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Sync the entries of a folder to disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -221,7 +228,7 @@ def _make_folder(folder: Path, top: int) -> None:
 
 
 def restrict_tree(made: Path, top: int) -> None:
-    """Give a folder and everything in it the modes of a repository whose top folder has the mode `top`."""
+    """Set the modes of a folder and everything in it as in a repository whose top folder has the mode `top`."""
     for folder, _, names in os.walk(made):
         Path(folder).chmod(folder_mode(top))
         for name in names:
@@ -244,17 +251,17 @@ def _rename_unless_taken(made: Path, path: Path) -> None:
             raise
 
 
-# Which memory repository belongs to an instance: recorded once in its object store, and compared at every start.
+# The instance's memory repository: its id is recorded once in the object store and compared at every start.
 #
-# A gateway with another path would make an empty repository there and answer from it, and nobody would notice. A repository's
-# id is a ref in it, so that a mirrored clone, moved or restored, is still the same repository.
+# Without this, a gateway with a wrong path would create an empty repository there and serve from it unnoticed. The id
+# is stored as a ref in the repository, so a mirrored, moved or restored clone keeps it.
 
 KEY = "system/memory.json"
 REF = Ref(b"refs/trellis/id")
 
 
 def repository_id(path: Path, new_id: Callable[[], str]) -> str:
-    """The id of the repository at this path; one that has none gets one, the same for all that ask at once."""
+    """The id of the repository at this path. Created if there is none; concurrent callers get the same one."""
     with unavailable_on_os_error(), contextlib.closing(Repo(path, bare=True)) as repo:
         if REF not in repo.refs:
             blob = Blob.from_string(new_id().encode())
@@ -269,10 +276,10 @@ def repository_id(path: Path, new_id: Callable[[], str]) -> str:
 
 
 async def check_belonging(objects: ObjectStore, repository: str, path: Path) -> None:
-    """Record that this repository is the instance's, if none is recorded; raises MemoryOfAnother where it is another."""
+    """Record this repository as the instance's, if none is recorded. Raises MemoryOfAnother if another one is."""
     found = await objects.get(KEY)
     if found is None:
         await objects.put(KEY, json.dumps({"repository": repository}).encode(), when=CREATE)
-        found = await objects.get(KEY)  # another process may have been first
+        found = await objects.get(KEY)  # another process may have recorded its own first
     if found is not None and json.loads(found.body).get("repository") != repository:
         raise MemoryOfAnother(path=path, key=KEY)

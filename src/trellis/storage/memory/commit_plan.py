@@ -1,4 +1,4 @@
-"""The plan of a commit: every file that applying a proposal would write, and the commit's message."""
+"""Plans the commit of a proposal: every file it writes, and the commit message."""
 
 import difflib
 import hashlib
@@ -41,10 +41,10 @@ from trellis.storage.memory.records import AppliedMarker, MemoryMeta
 from trellis.storage.memory.trees import AgentFolder, load_commit, with_changes
 from trellis.storage.memory.updates import AppliedUpdates, RejectedUpdates, Update, apply_updates, digest
 
-# The commit message of an applied proposal, written and read back.
+# The commit message of an applied proposal, written and parsed.
 #
-# Only the subject and the last paragraph are believed, and no free text reaches either: ids have a fixed alphabet, and
-# a reason is kept in a paragraph of its own with every further line indented.
+# Only the subject and the last paragraph are parsed, and no free text can reach them: ids have a fixed alphabet, and
+# the reason has a separate paragraph with every further line indented.
 
 SUBJECT = re.compile(
     rf"memory-update: (?P<agent>{AGENT_ID.pattern}) / (?P<run>{NAME.pattern}) / (?P<proposal>{NAME.pattern})"
@@ -55,7 +55,7 @@ REASON = "Reason: "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitMessage:
-    """What a commit of the apply engine says about itself."""
+    """The message of a commit by the apply engine."""
 
     agent_id: str
     run_id: str
@@ -67,7 +67,7 @@ class CommitMessage:
     evicted: Sequence[str] = ()
 
     def to_bytes(self) -> bytes:
-        """The commit message."""
+        """The bytes of the commit message."""
         body = [f"Files: {', '.join(self.files)}"]
         if self.evicted:
             body.append(f"Evicted: {', '.join(self.evicted)}")
@@ -84,7 +84,7 @@ class CommitMessage:
 
 
 def parse(raw: bytes) -> CommitMessage | None:
-    """The message of a commit of the apply engine; None for any other commit."""
+    """Parse the message of a commit by the apply engine; None for any other commit."""
     paragraphs = raw.decode("utf-8", "replace").rstrip("\n").split("\n\n")
     subject = SUBJECT.fullmatch(paragraphs[0])
     if subject is None or len(paragraphs) < 3:
@@ -109,9 +109,9 @@ def _reason(body: str) -> str:
     return "\n".join(line.strip() for line in rest.split("\n")) if found else ""
 
 
-# Decides what applying a proposal would write: every file, and the commit over them. Nothing here writes.
+# Planning a commit. Nothing here writes.
 #
-# One applied proposal is one commit, with meta.json, the day's timeline and the proposal's marker in it. The same
+# One applied proposal is one commit, which includes meta.json, the day's timeline and the proposal's marker. The same
 # memory, proposal, author and time give the same bytes.
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -125,7 +125,7 @@ TIMELINE_PARTS_MAX = 999
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryCommitOrder:
-    """An approved proposal, checked: who wants what done to which memory, and when."""
+    """A validated, approved proposal to commit."""
 
     agent_id: AgentId
     updates: tuple[Update, ...]
@@ -139,7 +139,7 @@ class MemoryCommitOrder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitPlan:
-    """What to write: objects first, then the branch."""
+    """What to write: first the objects, then the branch."""
 
     objects: tuple[ShaFile, ...]
     commit: ObjectID
@@ -157,7 +157,7 @@ def checked_order(
     author: str,
     at: datetime,
 ) -> MemoryCommitOrder:
-    """The order, or what is wrong with it."""
+    """Validate the arguments; raises OptionInvalid or AgentIdInvalid."""
     return MemoryCommitOrder(
         agent_id=checked_agent_id(agent_id),
         updates=tuple(updates),
@@ -171,23 +171,23 @@ def checked_order(
 
 
 def meta_of(folder: AgentFolder) -> MemoryMeta | None:
-    """What meta.json says; None before the first proposal."""
+    """The content of meta.json; None before the first proposal."""
     return _parsed(folder, META, MemoryMeta)
 
 
 def version_of(folder: AgentFolder) -> int:
-    """How many proposals were applied to this memory."""
+    """The number of proposals applied to this memory."""
     meta = meta_of(folder)
     return 0 if meta is None else meta.version
 
 
 def marker_of(folder: AgentFolder, proposal_id: str) -> AppliedMarker | None:
-    """The trace of an applied proposal; None if it was not applied."""
+    """The marker of an applied proposal; None if it was not applied."""
     return _parsed(folder, _marker_file(proposal_id), AppliedMarker)
 
 
 def preview(folder: AgentFolder, updates: Sequence[Update], run_id: str, at: datetime, counter: TokenCounter) -> str:
-    """What the updates would change, as unified text, or UpdatesRefused with every problem."""
+    """What the updates would change, as a unified diff. Raises UpdatesRefused with every problem."""
     before = {name: folder.text(name) for name in {*LAYER_1, *_touched(updates)}}
     outcome = apply_updates(before, updates, at, run_id=run_id, counter=counter)
     if isinstance(outcome, RejectedUpdates):
@@ -200,7 +200,7 @@ def preview(folder: AgentFolder, updates: Sequence[Update], run_id: str, at: dat
 
 
 def _lines(text: str) -> list[str]:
-    """Lines end at a newline only: what else Unicode calls a line break must stay visible to whoever reviews."""
+    """Split at newlines only: other Unicode line breaks must stay visible to reviewers."""
     return text.removesuffix("\n").split("\n") if text else []
 
 
@@ -210,7 +210,7 @@ def _refused(agent_id: AgentId, proposal_id: str, outcome: RejectedUpdates) -> U
 
 
 def plan(objects: BaseObjectStore, folder: AgentFolder, order: MemoryCommitOrder, counter: TokenCounter) -> CommitPlan:
-    """The next commit of this memory, or UpdatesRefused with every problem."""
+    """The next commit of this memory. Raises UpdatesRefused with every problem."""
     before = {name: folder.text(name) for name in {*LAYER_1, *_touched(order.updates)}}
     outcome = apply_updates(before, order.updates, order.at, run_id=order.run_id, counter=counter)
     if isinstance(outcome, RejectedUpdates):
@@ -236,7 +236,7 @@ def plan(objects: BaseObjectStore, folder: AgentFolder, order: MemoryCommitOrder
 def _changes(
     folder: AgentFolder, order: MemoryCommitOrder, outcome: AppliedUpdates, version: int, counter: TokenCounter
 ) -> tuple[dict[str, bytes | None], tuple[str, ...]]:
-    """Every file the commit changes, by its path from the root, and the names of what it evicts."""
+    """Every file that the commit changes, by its path from the root, and the names of what it evicts."""
     files = outcome.files
     meta = MemoryMeta(
         agent_id=order.agent_id,
@@ -262,7 +262,7 @@ def _changes(
 
 
 def _timeline(folder: AgentFolder, order: MemoryCommitOrder, version: int, counter: TokenCounter) -> tuple[str, str]:
-    """The file of the day with one more line. A full file is followed by a second part of the day."""
+    """The day's timeline file with one more line. When a file is full, another part is started."""
     day = order.at.date().isoformat()
     steps = ", ".join(f"{update.file} {update.operation}" for update in order.updates[:5])
     more = f" and {len(order.updates) - 5} more" if len(order.updates) > 5 else ""
@@ -287,12 +287,12 @@ def _timeline(folder: AgentFolder, order: MemoryCommitOrder, version: int, count
 
 
 def _part_name(day: str, number: int) -> str:
-    """`2026-11-15.md`, then `2026-11-15.p002.md`: in the order of time also when sorted by name."""
+    """`2026-11-15.md`, then `2026-11-15.p002.md`: sorting by name gives the order of time."""
     return f"{day}.md" if number == 1 else f"{day}.p{number:03}.md"
 
 
 def _overflow(folder: AgentFolder, part: str, changes: dict[str, bytes | None]) -> list[str]:
-    """The oldest files of a folder that would have too many. What this commit writes stays."""
+    """The oldest files to remove from a folder that would have too many. Files written by this commit stay."""
     written = {file for file in changes if file.startswith(f"{part}/")}
     kept = [f"{part}/{name}" for name in folder.names(part)]
     surplus = len({*kept, *written}) - FOLDER_FILES_MAX[part]
@@ -318,7 +318,7 @@ def _touched(updates: Sequence[Update]) -> list[str]:
 
 
 def _marker_file(proposal_id: str) -> str:
-    """Spread over 256 folders, so that a commit rewrites two small trees and not one of every proposal ever."""
+    """The marker's path. It is spread over 256 folders, so that a commit rewrites only small trees."""
     return f"{APPLIED}/{hashlib.sha256(proposal_id.encode()).hexdigest()[:2]}/{proposal_id}.json"
 
 
@@ -334,7 +334,7 @@ def _parsed(folder: AgentFolder, file: str, model: type[_Model]) -> _Model | Non
 
 
 def _checked_text(text: str, option: str, most: int, forbidden: str = "") -> str:
-    """Text without surrounding space that may stand in a commit and in the timeline."""
+    """The stripped text, if it may appear in a commit and in the timeline; raises OptionInvalid."""
     text = text.replace("\r\n", "\n").strip()
     if not 1 <= len(text) <= most:
         raise OptionInvalid(option=option, value=text[:100], expected=f"give 1 to {most} characters")

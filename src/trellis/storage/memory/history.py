@@ -1,4 +1,4 @@
-"""The history of a memory: its commits, differences of versions, and the check of a whole repository."""
+"""The history of a memory: its commits, diffs between versions, and the check of a whole repository."""
 
 import difflib
 import stat
@@ -23,15 +23,15 @@ from trellis.storage.memory.records import (
 )
 from trellis.storage.memory.trees import AgentFolder, damaged_at, load, load_commit
 
-# What became of a memory over time: its commits, the difference of two versions, and a check of everything.
+# History and diffs.
 #
-# History is followed along first parents, in bounded steps. It tells every commit that changed a memory, also one that
+# History follows first parents, in bounded steps. It shows every commit that changed a memory, including commits that
 # no proposal explains.
 
 SCAN_MAX = 5_000
-"""Commits that one page of a history looks at."""
+"""Commits that one page of history reads at most."""
 SEARCH_MAX = 1_000_000
-"""Commits that the search for one version or proposal looks at: more than any repository here has."""
+"""Commits that the search for one version or proposal reads at most: more than any repository is expected to have."""
 DIFF_TOKENS_MAX = 500_000
 BEFORE_EXPECTED = "use the `more` of an earlier page"
 
@@ -46,7 +46,7 @@ def walk(objects: BaseObjectStore, head: ObjectID | None) -> Iterator[tuple[Obje
 
 
 def parent(objects: BaseObjectStore, name: ObjectID) -> ObjectID | None:
-    """The commit before one that a caller names; raises OptionInvalid when there is no such commit."""
+    """The parent of a commit that a caller names; raises OptionInvalid if there is no such commit."""
     with damaged_at(name):
         is_there = name in objects
         commit = objects[name] if is_there else None
@@ -56,7 +56,7 @@ def parent(objects: BaseObjectStore, name: ObjectID) -> ObjectID | None:
 
 
 def find_proposal(objects: BaseObjectStore, head: ObjectID | None, agent_id: AgentId, proposal_id: str) -> ObjectID:
-    """The commit that applied a proposal whose marker is in the tree. The newest are looked at first."""
+    """The commit that applied a proposal whose marker is in the tree. Searches from the newest commit."""
     for name, commit in islice(walk(objects, head), SEARCH_MAX):
         said = commit_plan.parse(commit.message)
         if said and said.agent_id == agent_id and said.proposal_id == proposal_id:
@@ -67,7 +67,7 @@ def find_proposal(objects: BaseObjectStore, head: ObjectID | None, agent_id: Age
 def find_version(
     objects: BaseObjectStore, head: ObjectID | None, agent_id: AgentId, version: int, newest: int
 ) -> ObjectID | None:
-    """The commit that made a version; None for version 0."""
+    """The commit that created a version; None for version 0."""
     if version == 0:
         return None
     if 0 < version <= newest:
@@ -79,7 +79,7 @@ def find_version(
 
 
 def page(objects: BaseObjectStore, start: ObjectID | None, agent_id: AgentId, limit: int) -> HistoryPage:
-    """The commits from `start` back that changed this memory, at most `limit`, looking at SCAN_MAX at most."""
+    """The commits from `start` back that changed this memory: at most `limit`, reading at most SCAN_MAX."""
     entries: list[HistoryEntry] = []
     seen = None
     after = AgentFolder(objects, start, agent_id)
@@ -96,7 +96,7 @@ def page(objects: BaseObjectStore, start: ObjectID | None, agent_id: AgentId, li
 
 
 def unified_diff(before: AgentFolder, after: AgentFolder, labels: tuple[str, str], *, deep: bool) -> str:
-    """The readable files of two versions compared; Layer 1 alone unless `deep`."""
+    """The diff of the readable files of two versions; Layer 1 alone unless `deep`."""
     old, new = before.files(), after.files()
     names = sorted(file for file in {*old, *new} if is_readable(file) and (deep or layer(file) == 1))
     parts: list[str] = []
@@ -143,7 +143,7 @@ def _file_changes(before: AgentFolder, after: AgentFolder) -> Iterator[Committed
 
 
 def _line_counts(old: list[str], new: list[str]) -> tuple[int, int]:
-    """Lines added and removed. What is equal at the beginning is set aside first: most changes are at the end."""
+    """Lines added and removed. The equal beginning is skipped first, because most changes are at the end."""
     head = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     old, new = old[head:], new[head:]
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=True)
@@ -155,13 +155,13 @@ def _lines(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-# Checks a whole memory repository: every object intact, every commit explained, every version in its place.
+# The check of a whole repository: every object intact, every commit explained by a proposal, every version present.
 
 FINDINGS_MAX = 100
 
 
 def verify(objects: BaseObjectStore, head: ObjectID | None, commits_max: int) -> MemoryVerifyReport:
-    """Look at up to `commits_max` commits from the newest back, and at everything they hold."""
+    """Check up to `commits_max` commits from the newest back, with all their objects."""
     findings: list[str] = []
     seen: set[ObjectID] = set()
     expected: dict[str, int] = {}
@@ -190,7 +190,7 @@ def verify(objects: BaseObjectStore, head: ObjectID | None, commits_max: int) ->
 def _explained(
     objects: BaseObjectStore, head: ObjectID | None, name: ObjectID, message: bytes, expected: dict[str, int]
 ) -> Iterator[str]:
-    """A commit names its proposal, makes the version before the one seen last, and left its marker."""
+    """Check that a commit names its proposal, has the expected version, and contains the proposal's marker."""
     said = commit_plan.parse(message)
     if said is None:
         yield f"commit {name.decode()}: no proposal explains it"
@@ -206,7 +206,7 @@ def _explained(
 
 
 def _broken(objects: BaseObjectStore, tree: ObjectID, seen: set[ObjectID]) -> Iterator[str]:
-    """Objects under a tree that are missing, changed or malformed; each is looked at once."""
+    """Objects under a tree that are missing, changed or malformed. Each is checked once."""
     waiting = [tree]
     while waiting:
         name = waiting.pop()
@@ -227,7 +227,7 @@ def _broken(objects: BaseObjectStore, tree: ObjectID, seen: set[ObjectID]) -> It
 
 
 def _check_object(objects: BaseObjectStore, name: ObjectID) -> ShaFile:
-    """The object, read again from its bytes: its name must be their digest."""
+    """Read the object again from its bytes and check that its name is their digest."""
     found = load(objects, name, ShaFile)
     with damaged_at(name):
         again = ShaFile.from_raw_string(found.type_num, found.as_raw_string())

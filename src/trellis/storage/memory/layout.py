@@ -1,4 +1,4 @@
-"""What an agent's memory consists of, and how its tokens are counted."""
+"""The layout of an agent's memory: file names, limits and ids, and how tokens are counted."""
 
 import re
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.extras import load_plugin
 from trellis.storage.memory.errors import AgentIdInvalid
 
-# What an agent's memory consists of: file names, limits and ids, as data.
+# File names, limits and ids.
 #
-# Layer 1 is what a run reads; Layer 2 is read on an explicit request only. Every name that becomes a path in the
-# repository passes through here, and none of them can name anything outside `memory/{agentId}/`.
+# Layer 1 is what a run reads; Layer 2 is read only on explicit request. Every name that becomes a path in the
+# repository is validated here. None can refer to anything outside `memory/{agentId}/`.
 
 AgentId = NewType("AgentId", str)
 CommitId = NewType("CommitId", str)
@@ -37,19 +37,19 @@ FILE_TOKENS_MAX = {SNAPSHOT: 2_000, OPEN_LOOPS: 2_000, FACTS: 8_000, DECISIONS: 
 RUN_TOKENS_MAX = 8_000
 TIMELINE_TOKENS_MAX = 2_000
 FOLDER_FILES_MAX = {RUNS: 2_000, TIMELINE: 4_000}
-"""Past these the oldest files leave the folder, named in the commit; git keeps them."""
+"""Above these numbers the oldest files are removed and named in the commit; git keeps them."""
 
 DEEP_TOKENS_MAX = 32_000
 FILE_BYTES_MAX = 1 << 20
-"""No file of a memory is larger, whoever wrote it; a larger one is not read."""
+"""A larger file is not read, whichever program wrote it."""
 
 AGENT_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-"""Run ids and proposal ids: without dots and slashes, so that they are safe as file names."""
+"""Run ids and proposal ids. Without dots and slashes, so that they are safe as file names."""
 
 
 class ReadMode(StrEnum):
-    """How much of Layer 1 a read brings."""
+    """How much of Layer 1 a read returns."""
 
     BASIC = "basic"
     WIDE = "wide"
@@ -65,7 +65,7 @@ class DeepPart(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadLimits:
-    """What a mode reads, and how much that may be together."""
+    """The files that a mode reads, and their token limit together."""
 
     files: tuple[str, ...]
     tokens_max: int
@@ -83,14 +83,14 @@ def count_tokens(text: str) -> int:
 
 
 def checked_agent_id(agent_id: str) -> AgentId:
-    """The id, or AgentIdInvalid."""
+    """The id; raises AgentIdInvalid."""
     if not AGENT_ID.fullmatch(agent_id):
         raise AgentIdInvalid(agent_id=agent_id)
     return AgentId(agent_id)
 
 
 def checked_name(value: str, option: str) -> str:
-    """A run id or a proposal id, or OptionInvalid."""
+    """A run id or a proposal id; raises OptionInvalid."""
     if not NAME.fullmatch(value):
         raise OptionInvalid(
             option=option,
@@ -101,26 +101,26 @@ def checked_name(value: str, option: str) -> str:
 
 
 def checked_count(value: int, option: str, most: int) -> int:
-    """A number from 1 to `most`, or OptionInvalid."""
+    """A number from 1 to `most`; raises OptionInvalid."""
     if not 1 <= value <= most:
         raise OptionInvalid(option=option, value=value, expected=f"use a number from 1 to {most}")
     return value
 
 
 def checked_time(at: datetime) -> datetime:
-    """The time in UTC and whole seconds, as git keeps it, or OptionInvalid."""
+    """The time in UTC and whole seconds, as git stores it; raises OptionInvalid."""
     if at.tzinfo is None or at.astimezone(UTC).year < 1970:
         raise OptionInvalid(option="at", value=at, expected="give a time since 1970 with its time zone")
     return at.astimezone(UTC).replace(microsecond=0)
 
 
 def run_file(run_id: str) -> str:
-    """Where a run keeps its own notes."""
+    """The file with a run's own notes."""
     return f"{RUNS}/{run_id}.md"
 
 
 def tokens_max(file: str) -> int | None:
-    """The limit of a file that a proposal may change; None for every other file."""
+    """The token limit of a file that a proposal may change; None for every other file."""
     folder, slash, name = file.partition("/")
     if slash and folder == RUNS and name.endswith(".md") and NAME.fullmatch(name.removesuffix(".md")):
         return RUN_TOKENS_MAX
@@ -128,18 +128,19 @@ def tokens_max(file: str) -> int | None:
 
 
 def is_readable(file: str) -> bool:
-    """Whether people read this file: not the bookkeeping beside it."""
+    """Whether this file is meant for people, not for bookkeeping."""
     return file.endswith(".md")
 
 
 def layer(file: str) -> int:
-    """1 for what a run may read by itself, else 2."""
+    """1 for files that a run reads by itself, else 2."""
     return 1 if file in LAYER_1 else 2
 
 
-# Which token counter a setting names (D50): `bytes`, the upper estimate, or one that an installed package brings.
+# The token counter that a setting names (D50): `bytes`, the upper estimate, or one from an installed package.
 #
-# A package brings one by an entry point in the group `trellis.tokenizers`: a function of a text that returns how many tokens it has.
+# A package provides one with an entry point in the group `trellis.tokenizers`: a function that takes a text and returns
+# its number of tokens.
 
 BYTES = "bytes"
 PLUGINS = "trellis.tokenizers"
@@ -147,7 +148,7 @@ SAMPLE = "Who made the violin?"
 
 
 def open_tokenizer(setting: str = BYTES) -> TokenCounter:
-    """The counter of this name, tried once on a sentence; raises SettingsInvalid."""
+    """The counter with this name, tested once on a sentence; raises SettingsInvalid."""
     if setting == BYTES:
         return count_tokens
     try:

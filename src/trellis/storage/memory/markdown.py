@@ -1,7 +1,7 @@
-"""Markdown as far as memory needs it: sections, code fences, open loops, and text that has no place in a memory.
+"""The part of Markdown that memory needs: sections, code fences, open loops, and text that is not allowed.
 
-Lines end in LF alone: `problem_in` refuses every other line break, so that one line here is one line everywhere.
-All functions are pure; what is inside a code fence is never taken for a heading or a loop.
+Lines end in LF: `problem_in` refuses every other line break, so that every tool counts the same lines. All functions
+are pure. The content of a code fence is never taken for a heading or a loop.
 """
 
 import re
@@ -18,8 +18,8 @@ _ID = LOOP_ID.pattern
 LOOP = re.compile(rf"[-*] \[(?P<mark>[ xX])\] (?:`(?P<a>{_ID})`|\*\*(?P<b>{_ID}):?\*\*|(?P<c>{_ID})(?=:)):?(?=\s|$)")
 CLOSED = re.compile(r"\s+Closed (?P<day>\d{4}-\d{2}-\d{2}): ")
 
-# Line breaks other than LF, other controls, direction overrides, and characters nobody sees: a person who reviews a
-# text must see what the agent will read.
+# Line breaks other than LF, other control characters, direction overrides and invisible characters: a reviewer must see
+# exactly what the agent will read.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f]")
 ACTIVE = re.compile(
     r"<\s*/?\s*(?:script|iframe|frame|frameset|object|embed|applet|style|link|meta|base|form|svg|math|template)\b"
@@ -39,17 +39,17 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Where headings and code are."""
+    """The positions of headings and code."""
 
     headings: tuple[Heading, ...]
     code_lines: frozenset[int]
     open_fence: int | None
-    """The line of a fence that is never closed."""
+    """The line of a code fence that is never closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """An open loop: `- [ ] id: text`, with the indented lines under it; `[x]` when it is closed."""
+    """An open loop: `- [ ] id: text` with the indented lines under it; `[x]` if it is closed."""
 
     loop_id: str
     start: int
@@ -59,7 +59,7 @@ class Loop:
 
 
 def problem_in(text: str) -> str | None:
-    """Why this text may not be kept, or None."""
+    """Why this text is not allowed; None if it is."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -74,7 +74,7 @@ def problem_in(text: str) -> str | None:
 
 
 def outline(lines: Sequence[str]) -> Outline:
-    """Headings and code of a text."""
+    """The headings and code of a text."""
     headings: list[Heading] = []
     code: set[int] = set()
     fence: str | None = None
@@ -94,25 +94,25 @@ def outline(lines: Sequence[str]) -> Outline:
 
 
 def sections(text: str, title: str) -> list[Heading]:
-    """The headings of this title; `## Title` and `Title` ask for the same."""
+    """The headings with this title. `## Title` and `Title` are equivalent."""
     wanted = title.strip().lstrip("#").strip()
     return [heading for heading in outline(text.split("\n")).headings if heading.title == wanted]
 
 
 def section_title(title: str) -> str | None:
-    """The title as a heading would have it, or None if it cannot be one."""
+    """The title as it would appear in a heading; None if it cannot be one."""
     wanted = title.strip().lstrip("#").strip()
     matched = HEADING.fullmatch(f"## {wanted}")
     return wanted if matched and matched["title"] == wanted and "\n" not in wanted else None
 
 
 def highest_level(text: str) -> int | None:
-    """The level of the highest heading in a text, or None."""
+    """The level of the highest heading in a text; None if there is none."""
     return min((heading.level for heading in outline(text.split("\n")).headings), default=None)
 
 
 def append(text: str, block: str) -> str:
-    """The text with a block at its end: a list goes on as a list, everything else begins after a blank line."""
+    """The text with a block added at its end. A list or table continues; anything else starts after a blank line."""
     before, block = text.rstrip("\n"), block.strip("\n")
     if not before:
         return f"{block}\n"
@@ -122,7 +122,7 @@ def append(text: str, block: str) -> str:
 
 
 def append_to_section(text: str, section: Heading, block: str) -> str:
-    """The text with a block at the end of a section's own part, before its subsections."""
+    """The text with a block added at the end of a section's own text, before its subsections."""
     lines = text.split("\n")
     later = (heading.line for heading in outline(lines).headings if heading.line > section.line)
     end = next(later, len(lines))
@@ -130,7 +130,7 @@ def append_to_section(text: str, section: Heading, block: str) -> str:
 
 
 def replace_section(text: str, section: Heading, block: str) -> str:
-    """The text with another body under a heading; the body reaches to the next heading that is not below it."""
+    """The text with another body under a heading. The body ends at the next heading of the same or a higher level."""
     lines = text.split("\n")
     later = (h.line for h in outline(lines).headings if h.line > section.line and h.level <= section.level)
     end = next(later, len(lines))
@@ -161,7 +161,7 @@ def loops(text: str) -> list[Loop]:
 
 
 def close_loop(text: str, loop: Loop, resolution: str, on: date) -> str:
-    """The text with a loop ticked and its resolution under it."""
+    """The text with a loop checked off and its resolution under it."""
     lines = text.split("\n")
     ticked = lines[loop.start].replace("[ ]", "[x]", 1)
     closing = f"  Closed {on.isoformat()}: {resolution}"
@@ -175,7 +175,7 @@ def without_loops(text: str, gone: Sequence[Loop]) -> str:
 
 
 def _end_of_item(lines: Sequence[str], start: int) -> int:
-    """One past the last line that belongs to a list item: what is indented under it."""
+    """The line after the last one that belongs to a list item, including lines indented under it."""
     end = start + 1
     for number in range(start + 1, len(lines)):
         line = lines[number]

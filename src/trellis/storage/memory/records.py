@@ -1,4 +1,7 @@
-"""What callers of agent memory see: contents, outcomes of a commit, history. And the two small JSON files beside a memory."""
+"""Result types of agent memory: contents, commit outcomes and history.
+
+Also defines the two small JSON files stored with a memory.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +15,7 @@ from trellis.storage.memory.layout import SCHEMA_VERSION, AgentId, CommitId, Dee
 
 
 class MemoryMeta(BaseModel):
-    """meta.json: what is known of a memory without reading it. `version` counts its applied proposals."""
+    """meta.json: a summary of a memory. `version` counts its applied proposals."""
 
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, validate_by_name=True, validate_by_alias=True)
 
@@ -27,12 +30,12 @@ class MemoryMeta(BaseModel):
     schema_version: str = SCHEMA_VERSION
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """The bytes of the file."""
         return self.model_dump_json(by_alias=True, indent=2).encode() + b"\n"
 
 
 class AppliedMarker(BaseModel):
-    """What stays in the tree of every applied proposal, so that asking again needs no search of the history."""
+    """The marker file of an applied proposal. It makes a repeated call cheap: no search of the history is needed."""
 
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, validate_by_name=True, validate_by_alias=True)
 
@@ -40,13 +43,13 @@ class AppliedMarker(BaseModel):
     updates_digest: str = Field(pattern=r"^[0-9a-f]{64}$")
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """The bytes of the file."""
         return self.model_dump_json(by_alias=True).encode() + b"\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryView:
-    """Layer 1 as it is at one commit. The same commit gives the same view; a missing file is empty text."""
+    """Layer 1 at one commit. The same commit gives the same view; a missing file is empty text."""
 
     agent_id: AgentId
     mode: ReadMode
@@ -70,7 +73,7 @@ class DeepItem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeepView:
-    """A page of Layer 2, newest first; `more` is the `before` of the next page."""
+    """A page of Layer 2, newest first. `more` is the `before` of the next page."""
 
     agent_id: AgentId
     part: DeepPart
@@ -99,14 +102,14 @@ class AlreadyApplied:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionConflict:
-    """The memory has moved on since the proposal was made; nothing was written."""
+    """The memory has changed since the proposal was made; nothing was written."""
 
     expected: int
     current: int
 
 
 class ChangeKind(StrEnum):
-    """What became of a file."""
+    """How a commit changed a file."""
 
     ADDED = "added"
     CHANGED = "changed"
@@ -125,7 +128,7 @@ class CommittedFileChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HistoryEntry:
-    """One commit that changed a memory. Without a proposal it was not made by the apply engine: an audit signal."""
+    """One commit that changed a memory. Without a proposal, the apply engine did not make it: an audit signal."""
 
     commit: CommitId
     at: datetime
@@ -140,7 +143,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HistoryPage:
-    """Newest first; `more` is the `before` of the next page. A page may be empty and still have more."""
+    """Newest first. `more` is the `before` of the next page. A page may be empty and still have more."""
 
     entries: tuple[HistoryEntry, ...]
     more: CommitId | None = None
@@ -148,7 +151,7 @@ class HistoryPage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryVerifyReport:
-    """What a check of the whole repository found; `complete` is False when it stopped at its bound."""
+    """The result of checking the whole repository. `complete` is False if it stopped at its limit."""
 
     commits: int
     objects: int

@@ -1,4 +1,4 @@
-"""The repository of agent memory: reading it, and changing it by applied proposals only."""
+"""The repository of agent memory: reading it, and committing applied proposals."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,13 +39,13 @@ from trellis.storage.memory.records import (
 from trellis.storage.memory.trees import AgentFolder
 from trellis.storage.memory.updates import Update, digest
 
-# What is read of a memory at one commit: Layer 1 by mode, Layer 2 by explicit request.
+# Reading a memory at one commit: Layer 1 by mode, Layer 2 on explicit request.
 #
-# Nothing is ever cut. Content over its limit is refused with MemoryOverLimit; Layer 2 comes in pages of whole pieces.
+# Nothing is truncated. Content over its limit raises MemoryOverLimit; Layer 2 comes in pages of complete pieces.
 
 
 def view(folder: AgentFolder, mode: ReadMode, counter: TokenCounter, tokens_max: int | None) -> MemoryView:
-    """Layer 1 in this mode. With `tokens_max` None it is shown to a person, whatever its size."""
+    """Layer 1 in this mode. With `tokens_max` None there is no limit, for display to a person."""
     content = {name: folder.text(name) for name in READ_LIMITS[mode].files}
     tokens = sum(counter(text) for text in content.values())
     if tokens_max is not None and tokens > tokens_max:
@@ -66,7 +66,7 @@ def view(folder: AgentFolder, mode: ReadMode, counter: TokenCounter, tokens_max:
 def deep_view(
     folder: AgentFolder, part: DeepPart, counter: TokenCounter, *, before: str | None, limit: int, tokens_max: int
 ) -> DeepView:
-    """One page of Layer 2, newest first. A single piece larger than `tokens_max` is refused, not cut."""
+    """One page of Layer 2, newest first. A single piece larger than `tokens_max` is refused, not truncated."""
     names, read = _pieces(folder, part)
     if before is not None and before not in names:
         raise OptionInvalid(option="before", value=before, expected=f"use the `more` of an earlier page of {part}")
@@ -93,7 +93,7 @@ def deep_view(
 
 
 def commit_id(folder: AgentFolder) -> CommitId | None:
-    """The commit a folder is read at, as text."""
+    """The commit at which a folder is read, as text."""
     return None if folder.commit is None else CommitId(folder.commit.decode())
 
 
@@ -104,7 +104,7 @@ def _measured(names: Sequence[str], read: Callable[[str], str], counter: TokenCo
 
 
 def _pieces(folder: AgentFolder, part: DeepPart) -> tuple[list[str], Callable[[str], str]]:
-    """The names of the pieces of a part, newest first, and how to read one."""
+    """The names of the pieces of a part, newest first, and a function that reads one."""
     if part is DeepPart.DECISIONS:
         decisions = _decisions(folder.text(DECISIONS))
         return sorted(decisions, reverse=True), decisions.__getitem__
@@ -113,7 +113,7 @@ def _pieces(folder: AgentFolder, part: DeepPart) -> tuple[list[str], Callable[[s
 
 
 def _decisions(text: str) -> dict[str, str]:
-    """Each `## ` section by its number in the file; what stands before the first one is number 0."""
+    """Each `## ` section by its number in the file. Text before the first one has number 0."""
     lines = text.split("\n")
     starts = [heading.line for heading in markdown.outline(lines).headings if heading.level == 2]
     bounds = [0, *starts, len(lines)]
@@ -121,14 +121,14 @@ def _decisions(text: str) -> dict[str, str]:
     return {f"{number:06}": f"{piece}\n" for number, piece in enumerate(pieces) if piece.strip()}
 
 
-# Agent memory in one bare git repository: read by anyone who may, changed by applied proposals only.
+# Agent memory in one bare git repository. Only applied proposals change it.
 #
-# Reads take no lock: they look at one commit, and the same commit always gives the same answer. A commit holds the
-# writer's lock, moves the branch by compare-and-set, and returns when everything is on the disk. Applying a proposal a
-# second time finds the first commit. Calls block for milliseconds; from an event loop, use a thread.
+# Reads take no lock: they read one commit, and the same commit always gives the same answer. A commit holds the
+# writers' lock, moves the branch by compare-and-set, and returns when everything is synced. Applying a proposal again
+# returns the first commit. Calls block for milliseconds; call them from a thread, not from an event loop.
 
 MOVE_ATTEMPTS_MAX = 8
-"""How often a commit is built again because a git beside us moved the branch meanwhile."""
+"""How often a commit is rebuilt because another git process moved the branch meanwhile."""
 HISTORY_LIMIT_MAX = 200
 DEEP_LIMIT_MAX = 100
 VERIFY_COMMITS_MAX = 1_000_000
@@ -141,7 +141,7 @@ def open_memory(
     counter: TokenCounter = count_tokens,
     pause: Callable[[float], None] = time.sleep,
 ) -> "MemoryRepository":
-    """The memory repository at a path; an absent or empty folder becomes one unless `create` is False."""
+    """Open the memory repository at a path. An absent or empty folder becomes one unless `create` is False."""
     place = Path(path).absolute()
     if create:
         make_repository(place)
@@ -150,7 +150,7 @@ def open_memory(
 
 
 class MemoryRepository:
-    """The memories of all agents; made by `open_memory`, safe to use from any number of threads and processes."""
+    """The memories of all agents. Created by `open_memory`; safe for any number of threads and processes."""
 
     def __init__(self, bare: BareRepository, counter: TokenCounter) -> None:
         self.path = bare.path
@@ -158,7 +158,7 @@ class MemoryRepository:
         self._counter = counter
 
     def read(self, agent_id: str, mode: ReadMode = ReadMode.BASIC) -> MemoryView:
-        """Layer 1 as it is now; MemoryOverLimit if it is larger than the mode allows."""
+        """Layer 1 as it is now. Raises MemoryOverLimit if it is larger than the mode allows."""
         agent, head = checked_agent_id(agent_id), self._bare.branch()
         with self._bare.objects() as objects:
             folder = AgentFolder(objects, head, agent)
@@ -173,7 +173,7 @@ class MemoryRepository:
         limit: int = 5,
         tokens_max: int = DEEP_TOKENS_MAX,
     ) -> DeepView:
-        """Layer 2, newest first. For an explicit request only; nothing in this package calls it (AUTH-4, PIPE-5)."""
+        """Layer 2, newest first. For explicit requests only; nothing in this package calls it (AUTH-4, PIPE-5)."""
         agent, head = checked_agent_id(agent_id), self._bare.branch()
         limit = checked_count(limit, "limit", DEEP_LIMIT_MAX)
         tokens_max = checked_count(tokens_max, "tokens_max", DEEP_TOKENS_MAX)
@@ -182,7 +182,7 @@ class MemoryRepository:
             return deep_view(folder, DeepPart(part), self._counter, before=before, limit=limit, tokens_max=tokens_max)
 
     def show(self, agent_id: str, version: int) -> MemoryView:
-        """All of Layer 1 as one version left it, for a person to look at; no limit refuses it."""
+        """All of Layer 1 at one version, for display to a person, without a limit."""
         agent, head = checked_agent_id(agent_id), self._bare.branch()
         with self._bare.objects() as objects:
             newest = commit_plan.version_of(AgentFolder(objects, head, agent))
@@ -190,7 +190,7 @@ class MemoryRepository:
             return view(AgentFolder(objects, commit, agent), ReadMode.WIDE, self._counter, None)
 
     def history(self, agent_id: str, *, limit: int = 50, before: CommitId | None = None) -> HistoryPage:
-        """The commits that changed a memory, newest first; `before` is the `more` of the page before."""
+        """The commits that changed a memory, newest first. `before` is the `more` of the previous page."""
         agent = checked_agent_id(agent_id)
         limit = checked_count(limit, "limit", HISTORY_LIMIT_MAX)
         with self._bare.objects() as objects:
@@ -200,7 +200,7 @@ class MemoryRepository:
             return history.page(objects, start, agent, limit)
 
     def diff(self, agent_id: str, from_version: int, to_version: int, *, deep: bool = False) -> str:
-        """Unified text between two versions of Layer 1; with `deep`, of Layer 2 too."""
+        """A unified diff between two versions of Layer 1; with `deep`, of Layer 2 too."""
         agent, head = checked_agent_id(agent_id), self._bare.branch()
         with self._bare.objects() as objects:
             newest = commit_plan.version_of(AgentFolder(objects, head, agent))
@@ -211,13 +211,13 @@ class MemoryRepository:
             return history.unified_diff(before, after, (f"v{from_version}", f"v{to_version}"), deep=deep)
 
     def preview(self, agent_id: str, updates: Sequence[Update], *, run_id: str, at: datetime) -> str:
-        """What these updates would change in the memory as it is now, as unified text; raises UpdatesRefused."""
+        """What these updates would change in the memory as it is now, as a unified diff; raises UpdatesRefused."""
         agent, head = checked_agent_id(agent_id), self._bare.branch()
         with self._bare.objects() as objects:
             return commit_plan.preview(AgentFolder(objects, head, agent), updates, run_id, at, self._counter)
 
     def verify(self, commits_max: int = VERIFY_COMMITS_MAX) -> MemoryVerifyReport:
-        """Check every object and every commit; what is found is listed, not repaired."""
+        """Check every object and every commit. Problems are reported, not repaired."""
         with self._bare.objects() as objects:
             return verifying.verify(
                 objects, self._bare.branch(), checked_count(commits_max, "commits_max", VERIFY_COMMITS_MAX)
@@ -236,10 +236,10 @@ class MemoryRepository:
         author: str,
         at: datetime,
     ) -> Committed | VersionConflict | AlreadyApplied:
-        """Apply an approved proposal as exactly one commit. The apply engine alone calls this (AUTH-6).
+        """Apply an approved proposal as exactly one commit. Only the apply engine calls this (AUTH-6).
 
-        Raises UpdatesRefused when the updates do not fit the memory, ProposalReused when the proposal was applied
-        with other updates. After MemoryUnavailable or a lost process, ask again: it is never applied twice.
+        Raises UpdatesRefused if the updates do not fit the memory, and ProposalReused if the proposal was applied with
+        other updates. After MemoryUnavailable or a crash, call again: a proposal is never applied twice.
         """
         order = commit_plan.checked_order(
             agent_id,
@@ -261,7 +261,7 @@ class MemoryRepository:
     def _attempt(
         self, order: MemoryCommitOrder, expected_version: int
     ) -> Committed | VersionConflict | AlreadyApplied | None:
-        """One try under the lock; None when the branch moved meanwhile."""
+        """One try under the lock; None if the branch moved meanwhile."""
         head = self._bare.branch()
         with self._bare.objects() as objects:
             folder = AgentFolder(objects, head, order.agent_id)

@@ -1,7 +1,7 @@
-"""Trees of the repository: read without trust, changed without touching what is not ours.
+"""Reads git trees without trusting them, and builds changed trees without touching other content.
 
-Only plain files and folders are followed. A symbolic link, a submodule or a name that means `.git` somewhere makes the
-memory damaged, never a path. Trees are built in memory; there is no work tree.
+Only regular files and folders are followed. A symbolic link, a submodule or a name that means `.git` on some system
+makes the memory damaged and is never used as a path. Trees are built in memory; there is no work tree.
 """
 
 import re
@@ -24,13 +24,13 @@ _Kind = TypeVar("_Kind", bound=ShaFile)
 FILE_MODE = stat.S_IFREG | 0o644
 FOLDER_MODE = stat.S_IFDIR
 PLAIN_NAME = re.compile(rb"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-"""Safe everywhere, and nearly every name there is; the others are looked at as git does."""
+"""Names that are safe everywhere, which is nearly every name. Others are checked as git does."""
 Changes = Mapping[str, bytes | None]
-"""Path -> new content; None removes the file."""
+"""Path -> new content. None removes the file."""
 
 
 def load(objects: BaseObjectStore, name: ObjectID, kind: type[_Kind]) -> _Kind:
-    """An object of this kind, or MemoryDamaged."""
+    """An object of this kind; raises MemoryDamaged."""
     with damaged_at(name):
         found = objects[name]
         if not isinstance(found, kind):
@@ -39,13 +39,13 @@ def load(objects: BaseObjectStore, name: ObjectID, kind: type[_Kind]) -> _Kind:
 
 
 def load_commit(objects: BaseObjectStore, name: ObjectID) -> Commit:
-    """A commit."""
+    """The commit with this id; raises MemoryDamaged."""
     return load(objects, name, Commit)
 
 
 @contextmanager
 def damaged_at(name: ObjectID) -> Generator[None]:
-    """What reading a broken or missing object raises, as MemoryDamaged."""
+    """Convert the errors of reading a broken or missing object to MemoryDamaged."""
     try:
         yield
     except KeyError as error:
@@ -56,7 +56,7 @@ def damaged_at(name: ObjectID) -> Generator[None]:
 
 
 class AgentFolder:
-    """`memory/{agentId}/` at one commit; empty where there is none."""
+    """`memory/{agentId}/` at one commit; empty if it does not exist."""
 
     def __init__(self, objects: BaseObjectStore, commit: ObjectID | None, agent_id: AgentId) -> None:
         self._objects = objects
@@ -66,7 +66,7 @@ class AgentFolder:
         self.tree = None if commit is None else self._find(load_commit(objects, commit).tree)
 
     def read(self, file: str) -> bytes | None:
-        """The content of a file, or None where there is none."""
+        """The content of a file; None if it does not exist."""
         *folders, name = file.split("/")
         entry = self._folder(folders).get(name)
         if entry is None:
@@ -82,18 +82,18 @@ class AgentFolder:
         return content
 
     def text(self, file: str) -> str:
-        """The text of a file; empty where there is none."""
+        """The text of a file; empty if it does not exist."""
         try:
             return (self.read(file) or b"").decode()
         except UnicodeDecodeError as error:
             raise MemoryDamaged(where=self._where(file), reason="it is not UTF-8") from error
 
     def names(self, folder: str) -> list[str]:
-        """The files of a folder inside this one, in order."""
+        """The names of the files in a subfolder, sorted."""
         return sorted(name for name, (mode, _) in self._folder([folder]).items() if not stat.S_ISDIR(mode))
 
     def files(self) -> dict[str, ObjectID]:
-        """Every file but the markers, with the name of its content: equal names, equal content."""
+        """Every file except the markers, with its blob id: equal ids mean equal content."""
         return dict(self._walk([]))
 
     def _walk(self, folders: list[str]) -> Iterator[tuple[str, ObjectID]]:
@@ -118,7 +118,7 @@ class AgentFolder:
         return found
 
     def _folder(self, folders: list[str]) -> dict[str, tuple[int, ObjectID]]:
-        """The entries of a folder inside this one; each must be a plain file or a folder."""
+        """The entries of a subfolder. Each must be a regular file or a folder."""
         tree = self.tree
         for name in folders:
             mode, tree = ({} if tree is None else self._plain(tree)).get(name, (FOLDER_MODE, None))
@@ -140,7 +140,7 @@ class AgentFolder:
 
 
 def with_changes(objects: BaseObjectStore, root: ObjectID | None, changes: Changes) -> tuple[ObjectID, list[ShaFile]]:
-    """The root tree after the changes, and every object that is new for it. Paths are from the root."""
+    """The root tree after the changes, and every new object. Paths are relative to the root."""
     made: list[ShaFile] = []
     tree = _rebuilt(objects, root, {tuple(path.split("/")): content for path, content in changes.items()}, made)
     return tree.id, made

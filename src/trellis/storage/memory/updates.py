@@ -1,7 +1,7 @@
-"""What a proposal wants of a memory, and the pure function that does it or says why not.
+"""Memory updates of a proposal, and the pure function that applies them or reports why it cannot.
 
-`apply_updates` is deterministic: the same files, updates and time give the same result. It takes all updates or none,
-and reports every problem it finds at once. A proposal can change Layer 1, decisions.md and the notes of its own run.
+`apply_updates` is deterministic: the same files, updates and time give the same result. It applies all updates or none,
+and reports all problems at once. A proposal can change Layer 1, decisions.md and the notes of its own run.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ CONTENT_BYTES_MAX = 512 << 10
 SECTION_CHARS_MAX = 200
 RESOLUTION_CHARS_MAX = 2_000
 CLOSED_LOOP_KEPT = timedelta(days=7)
-"""A loop closed longer ago leaves open_loops.md with the next change of that file; git keeps it."""
+"""A loop closed longer ago is removed with the next change of open_loops.md; git keeps it."""
 
 
 class Operation(StrEnum):
@@ -62,7 +62,7 @@ class ProblemCode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """One change of one file; `append` and `replace` may name a section, `close` names a loop and its resolution."""
+    """One change of one file. `append` and `replace` may name a section; `close` names a loop and its resolution."""
 
     file: str
     operation: Operation
@@ -74,7 +74,7 @@ class Update:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateProblem:
-    """What is wrong, with which update (counted from 0; None: with all of them together), and what to change."""
+    """What is wrong and what to change. `update` is the update's index; None if it concerns all of them together."""
 
     code: ProblemCode
     detail: str
@@ -88,12 +88,12 @@ class UpdateProblem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppliedUpdates:
-    """Every file as it is afterwards, and which of them changed."""
+    """Every file after the updates, and which of them changed."""
 
     files: Mapping[str, str]
     changed: tuple[str, ...]
     evicted: tuple[str, ...] = ()
-    """The loops that left open_loops.md because they were closed long ago."""
+    """Loops removed from open_loops.md because they were closed long ago."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +118,7 @@ def apply_updates(
     run_id: str | None = None,
     counter: TokenCounter = count_tokens,
 ) -> AppliedUpdates | RejectedUpdates:
-    """The files after all updates, or every problem. With `run_id`, notes of other runs are refused."""
+    """The files after all updates, or all problems. With `run_id`, notes of other runs are refused."""
     if not 1 <= len(updates) <= UPDATES_MAX:
         detail = f"there are {len(updates)} updates; send 1 to {UPDATES_MAX}"
         return RejectedUpdates(problems=(UpdateProblem(code=ProblemCode.TOO_MANY, detail=detail),))
@@ -146,16 +146,16 @@ def apply_updates(
 
 
 def digest(updates: Sequence[Update]) -> str:
-    """What "the same updates" means when a proposal is applied again."""
+    """Identifies a list of updates, to recognize a proposal that is applied again."""
     listed = json.dumps([asdict(update) for update in updates], sort_keys=True)
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-# -- each update by itself ---------------------------------------------------------------------------------------
+# -- checks of a single update -----------------------------------------------------------------------------------
 
 
 def _shape_problems(number: int, update: Update, run_id: str | None) -> list[UpdateProblem]:
-    """What is wrong with an update whatever the files hold."""
+    """Problems of an update that do not depend on the files' content."""
     checks = (_file_problem(update, run_id), *_field_problems(update), *_text_problems(update))
     return [
         UpdateProblem(code=check.code, detail=check.detail, file=update.file, update=number)
@@ -223,11 +223,11 @@ def _text_problems(update: Update) -> list[_UpdateWrong]:
     return wrong
 
 
-# -- on the files ------------------------------------------------------------------------------------------------
+# -- applying to the files ---------------------------------------------------------------------------------------
 
 
 def _step(text: str, update: Update, today: date) -> str:
-    """The text after one update, or _Wrong."""
+    """The text after one update; raises _UpdateWrong."""
     block = _lf(update.content)
     if update.operation is Operation.CLOSE:
         return _close(text, update.loop_id or "", " ".join((update.resolution or "").split()), today)
@@ -291,7 +291,7 @@ def _evict_loops(files: dict[str, str], today: date) -> tuple[str, ...]:
 
 
 def _outcome(name: str, text: str, counter: TokenCounter) -> list[UpdateProblem]:
-    """What is wrong with a file as the updates leave it."""
+    """Problems of a file after the updates."""
     found: list[UpdateProblem] = []
     tokens, limit = counter(text), tokens_max(name)
     if limit is not None and tokens > limit:

@@ -1,1 +1,1 @@
-"""The object store: documents by key, in a folder or in a bucket that speaks S3."""
+"""The object store: documents by key, in a local folder or an S3-compatible bucket."""

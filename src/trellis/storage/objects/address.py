@@ -1,4 +1,4 @@
-"""The address of a store, and the credentials that never are a part of it."""
+"""The address of a store, and its credentials, which are never part of the address."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _QUERY = {"endpoint", "region"}
 
 @dataclass(frozen=True, kw_only=True)
 class S3Credentials:
-    """Who we are to the store. Printing it shows no secret."""
+    """Credentials for the store. The representation shows no secret."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -27,7 +27,7 @@ class S3Credentials:
 
 @dataclass(frozen=True, kw_only=True)
 class S3Address:
-    """A bucket, and the prefix in it under which everything is."""
+    """A bucket, and the prefix in it under which all objects are."""
 
     bucket: str
     prefix: str = ""
@@ -36,14 +36,14 @@ class S3Address:
 
     @property
     def url(self) -> str:
-        """The address as it is written in settings."""
+        """The address in the form of the settings."""
         query = {"endpoint": self.endpoint, "region": self.region}
         told = urlencode({name: value for name, value in query.items() if value}, safe=":/")
         return f"s3://{self.bucket}/{quote(self.prefix)}?{told}"
 
 
 def s3_credentials(environment: Mapping[str, str]) -> S3Credentials | None:
-    """The credentials in the variables that every S3 tool reads; None when they are not set."""
+    """The credentials from the usual AWS variables; None if they are not set."""
     key_id, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
     if not key_id or not secret:
         return None
@@ -52,13 +52,16 @@ def s3_credentials(environment: Mapping[str, str]) -> S3Credentials | None:
 
 
 def read_address(url: str) -> Path | S3Address:
-    """The folder or the bucket that a URL names; raises StoreUrlInvalid, which repeats no secret."""
+    """The folder or bucket that a URL names. Raises StoreUrlInvalid, whose message contains no secret."""
     parts = _split(url)
     return _s3_address(parts, url) if parts.scheme == "s3" else _folder(parts, url)
 
 
 def object_url(store: str, key: str) -> str:
-    """Where one object of the store at this address lies: its file, or what its bucket serves. Raises StoreUrlInvalid, KeyInvalid."""
+    """The URL of one object of this store: its file, or its address in the bucket.
+
+    Raises StoreUrlInvalid, KeyInvalid.
+    """
     place = read_address(store)
     if isinstance(place, Path):
         return place.joinpath(*(name.decode() for name in file_path(checked_key(key)))).as_uri()

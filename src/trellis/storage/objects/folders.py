@@ -1,4 +1,4 @@
-"""Durable files below one folder: writing them, and walking through them in the order of their keys."""
+"""Durable files below one folder: writing them, and walking through them in key order."""
 
 import bisect
 import contextlib
@@ -20,15 +20,15 @@ from trellis.engine.private_files import PRIVATE_FOLDER, file_mode, folder_mode,
 from trellis.storage.objects.keys import NameKind, read_name
 from trellis.storage.objects.store import PAGE_MAX
 
-# Durable files below one folder, by file descriptor: the system calls of the local object store.
-#
-# - Every step down is taken without following links, so nothing outside the folder is reached whatever lies in it.
-# - A file becomes visible only when its bytes are on the disk: it is written under a scratch name, synced, and then linked or
-# renamed; the folder is synced after it. Killed between any two calls, the old file or the new one is there.
-# - Whoever writes into a folder, or says what is in it, has synced it and every folder above it: what a process that was killed
-# has left unsynced is not built upon.
-# - A scratch file is locked by its writer as long as that lives; what nobody holds any more can be swept.
-# - Locks are `flock`s on a fixed set of files, so they hold across threads and processes and end with their owner.
+# The file operations of the local object store. Invariants:
+# - Every step down the tree uses a file descriptor and follows no links, so nothing outside the folder is reached.
+# - A file becomes visible only after its bytes are synced: it is written under a scratch name, synced, and then linked
+#   or renamed; then the folder is synced. After a kill between any two calls, either the old file or the new one is
+#   there.
+# - Before a write into a folder, or a statement about its content, the folder and every folder above it are synced. So
+#   nothing relies on what a killed process left unsynced.
+# - A scratch file is locked by its writer while the writer lives. Unlocked ones can be swept.
+# - Locks are `flock`s on a fixed set of files. They hold across threads and processes and end with their owner.
 
 OWN_FOLDER = b".trellis"
 SCRATCH = b"scratch"
@@ -46,7 +46,7 @@ _OPEN_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Folders:
-    """A folder, and the hidden one in it that holds scratch files and locks."""
+    """A folder, and the hidden subfolder with scratch files and locks."""
 
     def __init__(self, path: Path, new_name: Callable[[], str]) -> None:
         path = path.absolute()
@@ -54,9 +54,12 @@ class Folders:
         path.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         self._new_name = new_name
         self._above = (path.parent, *(above.parent for above in made))
-        """What must be synced before the first write, so that the folder itself is not lost."""
+        """Folders to sync before the first write, so that the root folder itself is not lost."""
         self._synced: dict[tuple[bytes, ...], tuple[int, int]] = {}
-        """Folders that are on the disk, with all above them, and their inodes: another process may remove one and make it again."""
+        """Folders that are synced with all folders above them, and their inodes.
+
+        The inode is compared because another process may remove and recreate a folder.
+        """
         self._root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         top = os.fstat(self._root).st_mode
         self._file_mode, self._folder_mode = file_mode(top), folder_mode(top)
@@ -72,13 +75,13 @@ class Folders:
             raise
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the folder."""
         for fd in (self._root, self._scratch, self._locks):
             os.close(fd)
 
     @contextlib.contextmanager
     def folder(self, names: Sequence[bytes]) -> Generator[int]:
-        """A folder below, by its names; raises FileNotFoundError."""
+        """Open a subfolder by its path; raises FileNotFoundError."""
         fd = self._open(names)
         try:
             yield fd
@@ -87,7 +90,7 @@ class Folders:
 
     @contextlib.contextmanager
     def synced(self, names: Sequence[bytes], *, make: bool) -> Generator[int]:
-        """A folder that is itself on the disk, for a write; raises FileNotFoundError unless it is to be made."""
+        """Open a synced subfolder for a write. Raises FileNotFoundError if it does not exist and `make` is False."""
         fd = self._open_synced(tuple(names), make=make)
         try:
             yield fd
@@ -95,7 +98,7 @@ class Folders:
             os.close(fd)
 
     def _open(self, names: Sequence[bytes]) -> int:
-        # Opened afresh: a duplicate would share its place in the listing with every other one.
+        # Opened anew: a duplicated descriptor would share its directory position.
         fd = os.open(names[0] if names else b".", _OPEN_FOLDER, dir_fd=self._root)
         for name in names[1:]:
             above = fd
@@ -126,13 +129,13 @@ class Folders:
         return fd
 
     def _step(self, above: int, names: tuple[bytes, ...], *, make: bool) -> int:
-        """One folder further down, after its entry in the one above is on the disk."""
+        """Open the next folder down, after its entry in the parent is synced."""
         try:
             fd = os.open(names[-1], _OPEN_FOLDER, dir_fd=above)
         except FileNotFoundError:
             if not make:
                 raise
-            self._synced.pop(names, None)  # a new folder may get the inode of one that was removed
+            self._synced.pop(names, None)  # a new folder may reuse the inode of a removed one
             fd = self._made(above, names[-1])
         try:
             if self._synced.get(names) != _identity(fd):
@@ -144,7 +147,7 @@ class Folders:
         return fd
 
     def _made(self, above: int, name: bytes) -> int:
-        """The folder of this name, made unless it is there."""
+        """Open the folder with this name; create it if needed."""
         try:
             os.mkdir(name, self._folder_mode, dir_fd=above)
         except FileExistsError:
@@ -160,14 +163,14 @@ class Folders:
 
     @contextlib.contextmanager
     def scratch(self, body: bytes) -> Generator[bytes]:
-        """The name of a synced file with these bytes, for `link` and `replace`; gone at the end unless renamed."""
+        """The name of a synced file with these bytes, for `link` and `replace`. Deleted at the end unless renamed."""
         for _ in range(SCRATCH_TRIES):
             name = self._new_name().encode()
             fd = os.open(name, _MAKE_FILE, self._file_mode, dir_fd=self._scratch)
             try:
                 share(fd, self._file_mode)
                 if not _try_lock(fd) or not os.fstat(fd).st_nlink:
-                    continue  # a sweep got hold of it before its lock
+                    continue  # a sweep locked it first
                 _write(fd, body)
                 os.fsync(fd)
                 yield name
@@ -179,22 +182,22 @@ class Folders:
         raise OSError(errno.EBUSY, "scratch files are swept faster than they are made")
 
     def link(self, scratch: bytes, folder: int, name: bytes) -> None:
-        """Make the file visible where nothing is; raises FileExistsError."""
+        """Make the file visible under a free name; raises FileExistsError."""
         os.link(scratch, name, src_dir_fd=self._scratch, dst_dir_fd=folder, follow_symlinks=False)
         os.fsync(folder)
 
     def replace(self, scratch: bytes, folder: int, name: bytes) -> None:
-        """Make the file visible in place of what is there."""
+        """Make the file visible in place of an existing one."""
         os.replace(scratch, name, src_dir_fd=self._scratch, dst_dir_fd=folder)
         os.fsync(folder)
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Generator[None]:
-        """Nobody else holds the lock of this key, here or in another process; raises TimeoutError."""
+        """Hold the exclusive lock of this key, across threads and processes; raises TimeoutError."""
         number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:2]) % LOCK_FILES
         fd = os.open(b"%02x" % number, _OPEN_LOCK, self._file_mode, dir_fd=self._locks)
         try:
-            with contextlib.suppress(PermissionError):  # another of the group made it
+            with contextlib.suppress(PermissionError):  # created by another user of the group
                 share(fd, self._file_mode)
             _wait_for(fd)
             yield
@@ -202,14 +205,14 @@ class Folders:
             os.close(fd)
 
     def prune(self, names: Sequence[bytes]) -> None:
-        """Remove the folder if it is empty, and then those above it."""
-        with contextlib.suppress(OSError):  # not empty, or somebody else was quicker: both end it here
+        """Remove the folder if it is empty, and then empty folders above it."""
+        with contextlib.suppress(OSError):  # not empty, or another process removed it first
             for depth in reversed(range(len(names))):
                 with self.folder(names[:depth]) as above:
                     os.rmdir(names[depth], dir_fd=above)
 
     def sweep(self) -> int:
-        """Remove the scratch files of writers that died; how many."""
+        """Remove the scratch files of dead writers. Returns how many."""
         swept = 0
         with os.scandir(self._scratch) as entries:
             names = [entry.name for entry in islice(entries, SWEEP_MAX)]
@@ -231,7 +234,7 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 def _sync_path(path: Path) -> None:
-    with contextlib.suppress(PermissionError):  # a folder that we may not read is not ours to sync
+    with contextlib.suppress(PermissionError):  # a folder without read permission cannot be synced
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -254,7 +257,7 @@ def _try_lock(fd: int) -> bool:
 
 
 def _wait_for(fd: int) -> None:
-    """Poll, because a blocking `flock` has no time limit and its holder may be a stopped process."""
+    """Poll, because a blocking `flock` has no timeout and its holder may be a stopped process."""
     deadline = time.monotonic() + LOCK_WAIT_S
     pause, longest = LOCK_POLL_S
     while not _try_lock(fd):
@@ -264,25 +267,25 @@ def _wait_for(fd: int) -> None:
         pause = min(pause * 2, longest)
 
 
-# The files of the local object store in the order of their keys, from any key on: what its listings are made of.
+# Walking through the files of the local object store in key order, from any key on. Listings are built on it.
 #
-# A page of a listing begins where the last one ended, and a folder has no order on disk: to go on in it, all of it must be read. So
-# the walk keeps the next names of a large folder while that stays the same, and a whole listing reads the folder once for each
-# `WINDOW` names and not once for each page.
+# Each page of a listing starts where the last one ended, but folders are unordered on disk, so continuing means reading
+# the whole folder. The walk therefore caches the next names of a large folder while it stays unchanged. A full listing
+# then reads the folder once per `WINDOW` names, not once per page.
 
 FOLDER_SETTLED_NS = 2_000_000_000
-"""What is younger than this may change again within one tick of its time stamps; nothing about it is kept."""
+"""Anything modified more recently may change again within one tick of its timestamp, so it is not cached."""
 WINDOW = 20_000
 WINDOWS_KEPT = 16
 WORTH_KEEPING = 64
-"""A folder with fewer names is read again as fast."""
+"""A folder with fewer names is not cached: reading it again is as fast."""
 
 _key = attrgetter("key")
 
 
 @dataclass(frozen=True, slots=True)
 class WalkEntry:
-    """Something in the folder that a listing still has to look at; `key` is all of its key that is known."""
+    """An entry that a listing still has to visit. `key` is the part of its key that is known."""
 
     path: tuple[bytes, ...]
     key: str
@@ -291,7 +294,10 @@ class WalkEntry:
 
 @dataclass(frozen=True, slots=True)
 class _FolderWindow:
-    """The first places of a folder that may hold keys from `low` on, in their order; `whole` if none follow."""
+    """The first entries of a folder that may hold keys from `low` on, in order.
+
+    `whole` if there are no further ones.
+    """
 
     identity: tuple[int, ...]
     low: str
@@ -299,20 +305,20 @@ class _FolderWindow:
     whole: bool
 
     def serves(self, low: str) -> bool:
-        """Whether it says what comes first from there on."""
+        """Whether it contains the first entry from `low` on."""
         return self.low <= low and (self.whole or low < self.places[-1].key)
 
     def since(self, low: str) -> Iterator[WalkEntry]:
-        """The places from there on."""
+        """The entries from `low` on."""
         start = bisect.bisect_left(self.places, low, key=_key)
-        # A folder whose keys begin as `low` does is at most one, and right before it: no other name shares all of its beginning.
+        # At most one folder can be a prefix of `low`, and it comes right before.
         if start and _reaches(self.places[start - 1], low):
             start -= 1
         return (self.places[index] for index in range(start, len(self.places)))
 
 
 class FolderWalk:
-    """Walks the folder, from several threads if need be."""
+    """Walks through the folder. Thread-safe."""
 
     def __init__(self, folders: Folders, now_ns: Callable[[], int]) -> None:
         self._folders = folders
@@ -321,7 +327,7 @@ class FolderWalk:
         self._lock = threading.Lock()
 
     def places(self, prefix: str, after: str | None) -> Iterator[WalkEntry]:
-        """Every file whose key begins so and is greater: depth first, each folder in the order of its pieces."""
+        """Every file whose key begins with `prefix` and is greater than `after`, in key order, depth first."""
         walks = [self._below(WalkEntry((), "", NameKind.FOLDER), prefix, after)]
         while walks:
             place = next(walks[-1], None)
@@ -358,7 +364,7 @@ class FolderWalk:
                 size = WINDOW if settled else PAGE_MAX
                 places = heapq.nsmallest(size + 1, _read(fd, folder, low), key=_key)
         except FileNotFoundError:
-            return _FolderWindow((), low, [], whole=True)  # it was emptied and removed meanwhile
+            return _FolderWindow((), low, [], whole=True)  # it was removed meanwhile
         window = _FolderWindow(identity, low, places[:size], whole=len(places) <= size)
         if settled and len(places) >= WORTH_KEEPING:
             self._keep(folder.path, window)
@@ -381,7 +387,7 @@ class FolderWalk:
 
 
 def _state(fd: int) -> tuple[tuple[int, ...], int]:
-    """What changes whenever the names in a folder do, and when they last did."""
+    """A value that changes whenever the names in a folder do, and the time of the last change."""
     found = os.fstat(fd)
     identity = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
     return identity, max(found.st_mtime_ns, found.st_ctime_ns)
@@ -401,7 +407,7 @@ def _read(fd: int, folder: WalkEntry, low: str) -> Iterator[WalkEntry]:
 
 
 def _reaches(place: WalkEntry, low: str) -> bool:
-    """Whether it is a folder in which `low` lies."""
+    """Whether this is a folder that would contain `low`."""
     return place.kind is not NameKind.FILE and low.startswith(place.key)
 
 

@@ -1,4 +1,4 @@
-"""Keys of objects: what an object may be called, and the file names that keys have on disk."""
+"""Object keys: which keys are valid, and the file names of keys on disk."""
 
 import unicodedata
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from enum import StrEnum
 from trellis.engine.errors import OptionInvalid
 from trellis.storage.objects.store import PAGE_MAX, KeyInvalid
 
-# Keys: the one place that says what an object may be called, and that makes keys out of parts.
+# Validating keys, and building them from parts. No other module does.
 #
-# A key is relative, of segments between `/`. No segment is empty, `.` or `..`; no character is a control character, a
-# backslash or half of a surrogate pair; the whole is at most 1024 bytes of UTF-8. So a key cannot climb, cannot be absolute,
-# and means the same in a folder, in a bucket and in a URL. The order of keys is the order of their code points, which is
-# the order of their UTF-8 bytes.
+# A key is relative, with segments separated by `/`. No segment is empty, `.` or `..`. No character is a control
+# character, a backslash or half of a surrogate pair. A key has at most 1024 bytes of UTF-8. So a key cannot climb or be
+# absolute, and means the same in a folder, a bucket and a URL. Keys are ordered by code points, which equals the order
+# of their UTF-8 bytes.
 
 KEY_BYTES_MAX = 1024
 
 
 def object_key(*parts: str) -> str:
-    """A key out of whole segments; a part that holds a `/` is refused, so that no part can become two."""
+    """A key from whole segments. A part with a `/` is refused, so that it cannot become two segments."""
     for part in parts:
         if "/" in part:
             raise KeyInvalid(key=_shown("/".join(parts)), reason=f"the part {_shown(part)!r} holds a slash")
@@ -26,7 +26,7 @@ def object_key(*parts: str) -> str:
 
 
 def checked_key(key: str) -> str:
-    """The key itself; raises KeyInvalid."""
+    """The key; raises KeyInvalid."""
     reason = _problem(key)
     if reason is not None:
         raise KeyInvalid(key=_shown(key), reason=reason)
@@ -34,12 +34,12 @@ def checked_key(key: str) -> str:
 
 
 def is_key(key: str) -> bool:
-    """Whether it is one."""
+    """Whether this is a valid key."""
     return _problem(key) is None
 
 
 def checked_prefix(prefix: str) -> str:
-    """The beginning of a key: empty, or a key, or a key cut off at any place; raises KeyInvalid."""
+    """The prefix of a key: empty, a key, or a key cut off anywhere; raises KeyInvalid."""
     whole, _, rest = prefix.rpartition("/")
     reason = _problem(whole) if "/" in prefix else None
     reason = reason or (_problem(rest) if rest not in {"", ".", ".."} else None) or _too_long(prefix)
@@ -49,7 +49,7 @@ def checked_prefix(prefix: str) -> str:
 
 
 def checked_page(prefix: str, after: str | None, limit: int) -> None:
-    """What a listing is asked for; raises KeyInvalid, OptionInvalid."""
+    """Validate the arguments of a listing; raises KeyInvalid, OptionInvalid."""
     checked_prefix(prefix)
     if after is not None:
         checked_key(after)
@@ -60,7 +60,7 @@ def checked_page(prefix: str, after: str | None, limit: int) -> None:
 def _problem(key: str) -> str | None:
     if len(key) > KEY_BYTES_MAX:
         return f"it has {len(key)} characters and {KEY_BYTES_MAX} bytes is the limit"
-    plain = key.isascii() and key.isprintable() and "\\" not in key  # nearly every key, and far sooner said
+    plain = key.isascii() and key.isprintable() and "\\" not in key  # fast path for nearly every key
     problems = () if plain else (_bad_character(character) for character in key)
     return next(filter(None, problems), None) or _bad_segment(key.split("/")) or _too_long(key)
 
@@ -86,26 +86,27 @@ def _too_long(key: str) -> str | None:
 
 
 def _shown(key: str) -> str:
-    """Short enough for a message."""
+    """The key, shortened for a message."""
     return key if len(key) <= 200 else f"{key[:200]}…"
 
 
-# What keys are called on disk: natural names wherever possible, and a name for every legal key.
+# File names of keys on disk: the segment's own name where possible, and a name for every valid key.
 #
-# A segment is its own file or folder name, with three exceptions that any name can be read back from:
-# - `%` is written `%25`, and a dot at the beginning `%2E`: hidden names are the store's own;
-# - an object without a dot gets `%file`, a folder with one gets `%dir`, so that the keys `a` and `a/b` never want one name;
-# - a segment too long for a file system goes on inside a folder `…%more`.
+# A segment is its own file or folder name, with three reversible exceptions:
+# - `%` is written `%25`, and a leading dot `%2E`: hidden names are reserved for the store.
+# - An object without a dot gets `%file`, and a folder with one gets `%dir`, so that the keys `a` and `a/b` do not
+#   collide.
+# - A segment too long for a file system continues inside a folder `…%more`.
 #
-# Parts of long segments are cut where their own beginning says, so no name is the beginning of another's cut, and walking
-# each folder in the order of the pieces walks all keys in byte order.
+# Long segments are cut at positions that depend only on the text before the cut. So no name is a prefix of another
+# one's cut, and walking each folder in the order of its pieces visits all keys in byte order.
 
 CUT_BYTES = 236
-"""A part ends with the character that reaches this length: at most 239 bytes, with `%more` 244 of the usual 255."""
+"""A part ends with the character that reaches this length: at most 239 bytes, or 244 with `%more`, of the usual 255."""
 
 
 class NameKind(StrEnum):
-    """What a name on disk stands for."""
+    """What a name on disk represents."""
 
     FILE = "%file"
     FOLDER = "%dir"
@@ -114,26 +115,26 @@ class NameKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredName:
-    """One name on disk, read: its piece of the key, and what it stands for."""
+    """A parsed name on disk: its piece of the key, and its kind."""
 
     text: str
     kind: NameKind
 
     @property
     def piece(self) -> str:
-        """What the keys under this name have in common at this place."""
+        """The part of the key that this name adds."""
         return self.text + "/" if self.kind is NameKind.FOLDER else self.text
 
 
 def file_path(key: str) -> tuple[bytes, ...]:
-    """The names of the folders and the file of a checked key, from the store's folder down."""
+    """The folder names and the file name of a validated key, from the store's folder down."""
     *folders, last = key.split("/")
     names = [name for folder in folders for name in _segment(folder, NameKind.FOLDER)]
     return (*names, *_segment(last, NameKind.FILE))
 
 
 def read_name(name: bytes) -> StoredName | None:
-    """What a name on disk stands for; None for one this store would not give."""
+    """Parse a name on disk; None for one that this store would not create."""
     try:
         written = name.decode()
     except UnicodeDecodeError:
@@ -141,7 +142,7 @@ def read_name(name: bytes) -> StoredName | None:
     if len(name) == len(written) < CUT_BYTES and written and written[0] != "." and "%" not in written:
         return StoredName(
             written, NameKind.FILE if "." in written else NameKind.FOLDER
-        )  # nearly every name, and far sooner read
+        )  # fast path for nearly every name
     kind = next((kind for kind in NameKind if written.endswith(kind)), None)
     escaped = written.removesuffix(kind) if kind else written
     kind = kind or (NameKind.FILE if "." in escaped else NameKind.FOLDER)
@@ -159,7 +160,7 @@ def _segment(segment: str, kind: NameKind) -> list[bytes]:
 
 
 def _cut(segment: str) -> int | None:
-    """Where the part ends that fills a name; None if all of it fits."""
+    """Where the part that fills a name ends; None if the whole segment fits."""
     size = 0
     for index, character in enumerate(segment):
         size += 3 if character == "%" or (character == "." and not index) else len(character.encode())

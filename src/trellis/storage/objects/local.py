@@ -1,8 +1,8 @@
-"""The object store in a folder: every object is a file whose bytes are the object's.
+"""The object store in a local folder: every object is a file with the object's bytes.
 
-The etag is the hash of the bytes. So people may read the folder, and edit a file of it, with any tool: what they wrote has
-another etag. Files and folders with names that this store would not give are not objects and are left alone.
-Of the system calls, `folders` says what holds when a process dies between them.
+The etag is the hash of the bytes. So people may read and edit the files with any tool: an edited file has another etag.
+Files and folders with names that this store would not create are not objects and are left alone. `folders` documents
+what holds when a process dies between system calls.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ THREADS = 4
 PLACE_TRIES = 16
 ETAGS_KEPT = 20_000
 READ_AT_ONCE_MAX = 1024 * 1024
-"""A longer file is hashed piece by piece."""
+"""A larger file is hashed in chunks."""
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _REFUSALS = {
@@ -84,15 +84,15 @@ class LocalObjects:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The store's address."""
         return self._url
 
     async def get(self, key: str) -> StoredObject | None:
-        """The object, or None."""
+        """The object with its bytes; None if it does not exist."""
         return await self._run("get", checked_key(key), partial(self._get, key))
 
     async def head(self, key: str) -> ObjectInfo | None:
-        """The object without its bytes, or None."""
+        """The object's metadata; None if it does not exist."""
         return await self._run("head", checked_key(key), partial(self._info, file_path(key), key))
 
     async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
@@ -103,20 +103,20 @@ class LocalObjects:
         return await self._run("put", key, partial(self._put, key, body, when))
 
     async def list(self, prefix: str, *, after: str | None = None, limit: int = PAGE_MAX) -> ObjectPage:
-        """A page of the objects whose keys begin with `prefix`, in the order of their keys."""
+        """A page of the objects whose keys begin with `prefix`, in key order."""
         checked_page(prefix, after, limit)
         return await self._run("list", prefix, partial(self._list, prefix, after, limit))
 
     async def delete(self, key: str) -> bool:
-        """Remove the object; whether there was one."""
+        """Delete the object. Returns whether there was one."""
         return await self._run("delete", checked_key(key), partial(self._delete, key))
 
     async def probe(self) -> None:
-        """Prove that conditional writes hold in this folder: not every file system has links and locks."""
+        """Check that conditional writes work in this folder: not every file system supports links and locks."""
         await prove_conditional_writes(self, self._new_name())
 
     async def close(self) -> None:
-        """Wait for what is under way and let go of the folder."""
+        """Wait for running operations and close the folder."""
         await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
         self._folders.close()
 
@@ -141,7 +141,7 @@ class LocalObjects:
             body = _read(fd, found.st_size, self._bytes_max)
         finally:
             os.close(fd)
-        if len(body) > self._bytes_max:  # it grew meanwhile
+        if len(body) > self._bytes_max:  # the file has grown since
             raise ObjectTooLarge(key=key, size=len(body), limit=self._bytes_max)
         return StoredObject(key=key, body=body, etag=_digest(body), size=len(body), modified_at=_time(found))
 
@@ -175,11 +175,11 @@ class LocalObjects:
             except FileNotFoundError:
                 if isinstance(when, IfMatch):
                     return PutRefused(None)
-                # a deletion emptied the folder and removed it
+                # a deletion removed the empty folder
         raise StoreUnavailable(verb="put", key=key, reason="its folder is removed as often as it is made")
 
     def _put_into(self, folder: int, name: bytes, key: str, body: bytes, when: PutCondition) -> PutStored | PutRefused:
-        if isinstance(when, Create):  # asked first, because what is there already needs no scratch file
+        if isinstance(when, Create):  # checked first: an existing object needs no scratch file
             there = self._etag(folder, name, key)
             if there is not None:
                 return self._refused(folder, name, there)
@@ -202,7 +202,10 @@ class LocalObjects:
         return None
 
     def _refused(self, folder: int, name: bytes, etag: str | None) -> PutRefused:
-        """Whoever is refused relies on what is there, and its writer may have died before it was synced."""
+        """Refuse a put, after syncing the existing object.
+
+        The caller relies on that object, and its writer may have died before syncing it.
+        """
         with contextlib.suppress(FileNotFoundError):
             fd, _ = _open(folder, name)
             try:
@@ -241,7 +244,7 @@ class LocalObjects:
                         yield self._look_at(folder, file)
 
     def _look_at(self, folder: int, file: WalkEntry) -> ObjectInfo:
-        """As `_look`, without opening a file whose hash is known."""
+        """Like `_look`, without opening a file whose hash is cached."""
         found = os.stat(file.path[-1], dir_fd=folder, follow_symlinks=False)
         etag = self._etags.known(found)
         if etag is None:
@@ -250,7 +253,7 @@ class LocalObjects:
 
 
 class _Etags:
-    """The hash of a file, remembered while its inode, size and times stay the same."""
+    """Caches the hash of a file while its inode, size and times stay the same."""
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
@@ -258,7 +261,7 @@ class _Etags:
         self._lock = threading.Lock()
 
     def known(self, found: os.stat_result) -> str | None:
-        """The etag of a file that is still as it was."""
+        """The cached etag of an unchanged file; None if there is none."""
         identity = _identity(found)
         with self._lock:
             if identity in self._kept:
@@ -290,9 +293,11 @@ def _open(folder: int, name: bytes) -> tuple[int, os.stat_result]:
 
 
 def _read(fd: int, size: int, most: int) -> bytes:
-    """All of a file that had this size; one that grew meanwhile, because a person writes to it, is read to its end.
+    """Read a whole file that had this size.
 
-    A read may give less than was asked for, and only an empty one says that nothing follows. At most one byte over `most` is read.
+    One that has grown since, because a person writes to it, is read to its end.
+
+    A read may return less than requested; only an empty read means the end. Reads at most `most` + 1 bytes.
     """
     body = b""
     while len(body) <= most and (piece := os.read(fd, min(most, max(size, 2 * len(body))) + 1 - len(body))):

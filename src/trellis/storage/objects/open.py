@@ -1,4 +1,4 @@
-"""From an address to a store. What the machine gives (names, time) comes in here, with the real ones as the default."""
+"""Opens the store at an address. The random names and the clock are parameters, with the real ones as defaults."""
 
 import asyncio
 import secrets
@@ -16,7 +16,7 @@ TIMEOUT_S_DEFAULT = 10.0
 
 
 def random_name() -> str:
-    """A name that nobody else will choose."""
+    """A random, unique name."""
     return secrets.token_hex(16)
 
 
@@ -29,10 +29,10 @@ async def open_objects(
     new_name: Callable[[], str] = random_name,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> ObjectStore:
-    """The store at `file:///folder` (made if absent) or `s3://bucket/prefix?endpoint=…&region=…`.
+    """Open the store at `file:///folder` (created if absent) or `s3://bucket/prefix?endpoint=…&region=…`.
 
-    Without `credentials` an S3 store looks for them where the machine gives them (environment, container, instance).
-    Opening asks an S3 store nothing; `probe` does. Raises StoreUrlInvalid, StoreRefused and StoreUnavailable.
+    Without `credentials` an S3 store takes them from the machine (environment, container, instance). Opening sends no
+    request to an S3 store; `probe` does. Raises StoreUrlInvalid, StoreRefused and StoreUnavailable.
     """
     address = read_address(url)
     if not isinstance(address, Path):

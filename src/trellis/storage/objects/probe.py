@@ -1,7 +1,7 @@
-"""The proof, on the configured store itself, that conditional writes hold: Trellis relies on nothing else to have one winner.
+"""Checks on the configured store that conditional writes work. Trellis relies on them alone to select one winner.
 
-Some stores that speak S3 take the condition of a write and ignore it, some only when the object is missing. The probe
-races and misuses a key of its own and removes it again.
+Some S3-compatible stores accept the condition of a write and ignore it, some only if the object is missing. The probe
+races and misuses a key of its own and then deletes it.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ RACE_TRIES = 3
 
 
 async def prove_conditional_writes(store: ObjectStore, name: str) -> None:
-    """Raises StoreUnfit when a write was taken that had to be refused, or the other way round."""
+    """Raise StoreUnfit if the store accepts a write that it must refuse, or refuses one that it must accept."""
     key = object_key(PROBE_FOLDER, name)
     try:
         first = await _race(store, key, "first", CREATE)
@@ -34,7 +34,7 @@ async def prove_conditional_writes(store: ObjectStore, name: str) -> None:
 
 
 async def _race(store: ObjectStore, key: str, label: str, when: PutCondition) -> str:
-    """Two different writes under one condition; the etag of the one that won."""
+    """Two different writes under one condition. Returns the etag of the one that won."""
     for number in range(RACE_TRIES):
         bodies = [f"{label} {number} {side}".encode() for side in ("left", "right")]
         answers = await asyncio.gather(*(store.put(key, body, when=when) for body in bodies))

@@ -1,11 +1,13 @@
-"""The object store in a bucket that speaks S3, through obstore.
+"""The object store in an S3-compatible bucket, through obstore.
 
-- A write is sent once. When its answer is lost, or says that the server failed, the object is read back: the same bytes mean
-  that it happened, bytes that break the condition mean that it is refused, and else nobody knows yet and the caller is told.
-- Reads repeat nothing that matters, so they are tried again a few times, while the timeout lasts.
-- A refusal (412, and 409 of two conditional writes at once) is an answer.
-- `list` gives byte order whatever the server does. Only where `probe` proved that the server lists in byte order and goes
-  on after any key is a page read alone; elsewhere the whole prefix is read and sorted, a page at a time in memory.
+- A write is sent once. If its answer is lost, or reports a server error, the object is read back. The same bytes mean
+  that the write happened; bytes that break the condition mean that it is refused; otherwise the outcome is unknown and
+  StoreUnavailable is raised.
+- Reads are safe to repeat, so they are retried a few times within the timeout.
+- A refusal (412, and 409 for two concurrent conditional writes) is an answer, not an error.
+- `list` returns byte order, whatever the server does. A single page is read only if `probe` proved that the server
+  lists in byte order and continues after any key. Otherwise the whole prefix is read and sorted, with one page in
+  memory.
 """
 
 import asyncio
@@ -54,7 +56,7 @@ from trellis.storage.objects.store import (
 
 CONNECT_TIMEOUT_S = 5.0
 BYTES_PER_S_MIN = 1024 * 1024
-"""A large body gets more time than the timeout: as long as it takes at this rate."""
+"""Assumed transfer rate: a large body gets that much more time than the timeout."""
 READ_TRIES = 3
 READ_BACKOFF_S = 0.1
 LISTED_MAX = 1_000_000
@@ -63,7 +65,7 @@ REASON_MAX = 300
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _ADDRESS = re.compile(r"\(?\bhttps?://[^\s)]+\)?")
-"""Where the store is inside: what is told to callers, and kept in documents, does not say."""
+"""The store's internal address. It is removed from messages to callers and from documents."""
 _CLOCK = "set the clock of this machine, if it differs from the store's"
 _SKEW_CODES = {"RequestTimeTooSkewed", "RequestExpired", "RequestInTheFuture"}
 _TRANSIENT_STATUS = {"408", "425", "429"}
@@ -79,7 +81,7 @@ if TYPE_CHECKING:  # obstore has these names for type checkers only
 
 
 class S3Objects:
-    """Objects in a bucket."""
+    """The object store in one S3 bucket."""
 
     def __init__(
         self,
@@ -113,16 +115,16 @@ class S3Objects:
             "connect_timeout": timedelta(seconds=min(CONNECT_TIMEOUT_S, self._timeout_s)),
             "timeout": timedelta(seconds=self._limit_s(self._bytes_max)),
         }
-        retry: RetryConfig = {"max_retries": 0}  # what is tried again is decided here, by verb
+        retry: RetryConfig = {"max_retries": 0}  # retries are decided here, per verb
         return S3Store(address.bucket, config=config, client_options=client, retry_config=retry)
 
     @property
     def url(self) -> str:
-        """Where it is; holds no credentials."""
+        """The store's address, without credentials."""
         return self._address.url
 
     async def get(self, key: str) -> StoredObject | None:
-        """The object, or None."""
+        """The object with its bytes; None if it does not exist."""
         place = self._place(key)
 
         async def read() -> StoredObject:
@@ -138,7 +140,7 @@ class S3Objects:
         return await self._read("get", key, read)
 
     async def head(self, key: str) -> ObjectInfo | None:
-        """The object without its bytes, or None."""
+        """The object's metadata; None if it does not exist."""
         place = self._place(key)
 
         async def look() -> ObjectInfo:
@@ -146,7 +148,8 @@ class S3Objects:
                 try:
                     return self._info(await obstore.head_async(self._s3, place))
                 except FileNotFoundError:
-                    # The answer to HEAD has no body that says what is missing, the object or the bucket; GET's has.
+                    # The response to HEAD has no body that says whether the object or the bucket is missing. GET's
+                    # does.
                     return self._info((await obstore.get_async(self._s3, place)).meta)
 
         return await self._read("head", key, look)
@@ -173,14 +176,14 @@ class S3Objects:
         return PutStored(self._checked_etag(put["e_tag"]))
 
     async def list(self, prefix: str, *, after: str | None = None, limit: int = PAGE_MAX) -> ObjectPage:
-        """A page of the objects whose keys begin with `prefix`, in the order of their keys."""
+        """A page of the objects whose keys begin with `prefix`, in key order."""
         checked_page(prefix, after, limit)
         select = self._next if self._ordered else self._smallest
         found = await self._read("list", prefix, partial(select, prefix, after, limit + 1)) or ()
         return ObjectPage(tuple(found[:limit]), more=len(found) > limit)
 
     async def delete(self, key: str) -> bool:
-        """Remove the object; whether there was one a moment before."""
+        """Delete the object. Returns whether there was one just before."""
         if await self.head(key) is None:
             return False
         try:
@@ -193,15 +196,15 @@ class S3Objects:
         return True
 
     async def probe(self) -> None:
-        """Prove that this bucket keeps the conditions of writes, and learn whether it lists in byte order."""
+        """Check that this bucket honours the conditions of writes, and whether it lists in byte order."""
         name = self._new_name()
         await prove_conditional_writes(self, name)
         self._ordered = await self._lists_in_order(name)
 
     async def close(self) -> None:
-        """Nothing to let go of: idle connections close by themselves."""
+        """Does nothing: idle connections close by themselves."""
 
-    # -- parts ---------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _place(self, key: str) -> str:
         place = self._base + checked_key(key)
@@ -214,7 +217,10 @@ class S3Objects:
         return self._timeout_s + size / BYTES_PER_S_MIN
 
     async def _read(self, verb: str, key: str, read: Callable[[], Awaitable[T]]) -> T | None:
-        """What is read, None if it is not there; tried again while that may help and the timeout lasts."""
+        """The result of `read`; None if the object does not exist.
+
+        Retried while that may help and the timeout lasts.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._timeout_s
         for tries in count(1):
@@ -249,7 +255,7 @@ class S3Objects:
     async def _look_back(
         self, key: str, body: bytes, when: PutCondition, problem: StoreUnavailable
     ) -> PutStored | PutRefused:
-        """What became of a write whose answer nobody has."""
+        """Find the outcome of a write whose answer was lost."""
         try:
             there = await self.get(key)
         except StoreError as error:
@@ -264,7 +270,7 @@ class S3Objects:
     # -- listing -------------------------------------------------------------------------------------------------
 
     async def _stream(self, prefix: str, offset: str | None, chunk: int = PAGE_MAX) -> AsyncIterator[ObjectInfo]:
-        """What the server lists, in the order in which it does, `chunk` of it at a time."""
+        """The objects that the server lists, in its own order, `chunk` at a time."""
         folder = (self._base + prefix).rpartition("/")[0] or None
         start = None if offset is None else self._base + offset
         pages = obstore.list(  # pyright: ignore[reportUnknownMemberType] - one overload needs a package we do not use
@@ -281,7 +287,7 @@ class S3Objects:
                     yield self._info(meta)
 
     async def _smallest(self, prefix: str, after: str | None, number: int) -> Sequence[ObjectInfo]:
-        """The first `number` keys after `after`, out of all that the prefix has."""
+        """The first `number` keys after `after`, from a listing of the whole prefix."""
         kept: dict[str, ObjectInfo] = {}
         seen = 0
         async for info in self._stream(prefix, None):
@@ -296,7 +302,7 @@ class S3Objects:
         return [kept[key] for key in sorted(kept)[:number]]
 
     async def _next(self, prefix: str, after: str | None, number: int) -> Sequence[ObjectInfo]:
-        """The first `number` keys after `after`, where the server lists in byte order."""
+        """The first `number` keys after `after`, if the server lists in byte order."""
         found: dict[str, ObjectInfo] = {}
         start = after
         if prefix and (after is None or after < prefix):
@@ -311,7 +317,10 @@ class S3Objects:
         return list(found.values())
 
     async def _lists_in_order(self, name: str) -> bool:
-        """Servers that are file systems inside list `a/b` before `a-b`, and skip `a/b` when they go on after `a`."""
+        """Whether the server lists in byte order.
+
+        Some file-based servers list `a/b` before `a-b`, and skip `a/b` after `a`.
+        """
         keys = [object_key(PROBE_FOLDER, name, *rest) for rest in (("a",), ("a-b",), ("a", "b"))]
         try:
             for key in keys:

@@ -1,22 +1,22 @@
-"""The object store: documents by key, each write whole, atomic and conditional.
+"""The object store interface: documents by key, with atomic and conditional writes.
 
-What holds in every implementation:
-- an object is its old bytes or its new bytes to every reader, never a mixture and never half;
-- of any number of writers that create one key, or replace one etag, exactly one gets `PutStored`;
-- once `PutStored` is returned the bytes survive a crash, and the next `get`, `head` or `list` of anybody shows them;
-- `list` is in the byte order of keys, and a page goes on exactly where the last one ended;
-- a key is checked before anything is asked of the store, and can name nothing outside the store's folder or prefix.
+Every implementation guarantees:
+- A reader sees an object's old bytes or its new bytes, never a mixture or a part.
+- Of any number of writers that create one key, or replace one etag, exactly one gets `PutStored`.
+- Once `PutStored` is returned, the bytes survive a crash, and every later `get`, `head` or `list` shows them.
+- `list` is in the byte order of keys, and each page continues exactly where the last one ended.
+- A key is validated before any request, and cannot refer to anything outside the store's folder or prefix.
 
-An etag is opaque: two equal ones under one key mean equal bytes, nothing more. A write that is refused is an answer and not
-an error. What the store could not answer is an error, in this tree:
+An etag is opaque: equal etags under one key mean equal bytes, nothing more. A refused write is a return value, not an
+error. If the store could not answer, one of these is raised:
 
-StoreError
-├── KeyInvalid            the key is no key; nothing was asked
-├── ObjectTooLarge        over the bound, on the way in or out
-├── StoreUrlInvalid       the address names no store
-├── StoreUnavailable      it did not answer, or not now: worth another try
-├── StoreRefused          it will not answer this caller: credentials, bucket, permissions
-└── StoreUnfit            it answers, but does not hold what Trellis relies on
+    StoreError
+    ├── KeyInvalid            the key is invalid; no request was made
+    ├── ObjectTooLarge        over the limit, on write or read
+    ├── StoreUrlInvalid       the address names no store
+    ├── StoreUnavailable      it did not answer, or not now: worth a retry
+    ├── StoreRefused          it refuses this caller: credentials, bucket, permissions
+    └── StoreUnfit            it answers, but lacks a guarantee that Trellis relies on
 """
 
 from dataclasses import dataclass
@@ -68,17 +68,17 @@ class StoreUnfit(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Overwrite:
-    """Put whatever is there."""
+    """Write unconditionally."""
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Put only where nothing is."""
+    """Write only if the key does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class IfMatch:
-    """Put only over exactly this version."""
+    """Write only over exactly this version."""
 
     etag: str
 
@@ -90,12 +90,12 @@ CREATE: Final = Create()
 
 
 def if_match(etag: str) -> IfMatch:
-    """The condition that nobody has written since this etag was read."""
+    """The condition that the object was not written since this etag was read."""
     return IfMatch(etag)
 
 
 def holds(when: PutCondition, etag: str | None) -> bool:
-    """Whether a put under this condition may go over the version that is there, None for nothing."""
+    """Whether a put under this condition may replace the version with this etag (None: no object)."""
     if isinstance(when, Create):
         return etag is None
     return isinstance(when, Overwrite) or when.etag == etag
@@ -103,7 +103,7 @@ def holds(when: PutCondition, etag: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """What is known of an object without its bytes."""
+    """An object's metadata."""
 
     key: str
     etag: str
@@ -113,7 +113,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
-    """An object and its bytes, of one moment."""
+    """An object with its bytes, from one consistent read."""
 
     key: str
     body: bytes
@@ -124,46 +124,46 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class PutStored:
-    """The bytes are there, durably, under this etag."""
+    """The bytes are stored durably under this etag."""
 
     etag: str
 
 
 @dataclass(frozen=True, slots=True)
 class PutRefused:
-    """The condition does not hold. `etag` is what is there instead, None if nothing is."""
+    """The condition does not hold. `etag` is the current version, None if there is no object."""
 
     etag: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectPage:
-    """Some objects in the order of their keys. When there are `more`, ask again with `after` the last key."""
+    """Objects in key order. If `more` is set, call again with `after` set to the last key."""
 
     items: tuple[ObjectInfo, ...]
     more: bool
 
 
 class ObjectStore(Protocol):
-    """The port. Every verb may raise KeyInvalid, StoreUnavailable and StoreRefused."""
+    """The interface of object stores. Every method may raise KeyInvalid, StoreUnavailable and StoreRefused."""
 
     @property
     def url(self) -> str:
-        """Where it is; holds no credentials."""
+        """The store's address, without credentials."""
         ...
 
     async def get(self, key: str) -> StoredObject | None:
-        """The object, or None; raises ObjectTooLarge."""
+        """The object with its bytes; None if it does not exist. Raises ObjectTooLarge."""
         ...
 
     async def head(self, key: str) -> ObjectInfo | None:
-        """The object without its bytes, or None."""
+        """The object's metadata; None if it does not exist."""
         ...
 
     async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
         """Write the whole object if the condition holds; raises ObjectTooLarge.
 
-        After StoreUnavailable the write may still happen later. The same conditional put again is always safe.
+        After StoreUnavailable the write may still happen later. Repeating the same conditional put is always safe.
         """
         ...
 
@@ -172,13 +172,13 @@ class ObjectStore(Protocol):
         ...
 
     async def delete(self, key: str) -> bool:
-        """Remove the object; whether there was one."""
+        """Delete the object. Returns whether there was one."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections and threads. The store cannot be used afterwards."""
+        """Close connections and threads. The store cannot be used afterwards."""
         ...
 
     async def probe(self) -> None:
-        """Prove on this very store that conditional writes hold; raises StoreUnfit."""
+        """Check on this store that conditional writes work; raises StoreUnfit."""
         ...
