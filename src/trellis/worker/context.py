@@ -1,7 +1,7 @@
-"""What a handler sees of its job: `ctx`.
+"""The `ctx` object through which a handler sees and controls its job.
 
-Everything written through it carries the job's epoch. Once the lease is lost every such call raises
-`LeaseConflictError`: another worker has the job, and nothing this one does counts any more.
+Every write through `ctx` carries the job's epoch. Once the lease is lost, every such call raises `LeaseConflictError`:
+another worker holds the job, and the ledger ignores whatever this attempt still does.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ PayloadT = TypeVar("PayloadT")
 
 
 class WorkerServices(Protocol):
-    """What a context needs of its worker."""
+    """The parts of a worker that a `Context` uses."""
 
     ledger: Ledger
     clock: Clock
@@ -34,11 +34,11 @@ class WorkerServices(Protocol):
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker drains."""
+        """Whether the worker is draining."""
         ...
 
     def request(self, type_: str, payload: Any, settings: SubmitSettings) -> NewJob:
-        """A checked job to submit."""
+        """Builds and checks the job that a handler submits."""
         ...
 
 
@@ -153,7 +153,7 @@ class Context:
         held = self._held
         if held.cancel_event is None:
             held.cancel_event = asyncio.Event()
-        # Heartbeats move the fence on, so it is looked at again each time it would have been reached.
+        # Each heartbeat moves the fence forward, so check the fence again whenever the old one is reached.
         while not self.cancelled:
             await sleep_or_stop(self._desk.clock, held.cancel_event, held.fence - self._desk.clock.monotonic())
 
@@ -187,7 +187,7 @@ class Context:
             made = within_payload_limit(pydantic_core.to_json(await call()))
             body = self._fenced(await self._desk.ledger.journal(self._held.lease, name, made))
             self._journal[name] = body
-        # Also the first caller gets what was stored, so that an attempt that replays sees the same value.
+        # The first caller also gets the stored value, so that a replaying attempt sees the same one.
         return json.loads(body)
 
     async def submit(self, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]) -> JobId:
@@ -224,7 +224,7 @@ class SyncContext:
         self._loop = loop
 
     def __getattr__(self, name: str) -> Any:
-        """Everything that needs no waiting is the context's own."""
+        """Delegates everything that does not block to the async context."""
         return getattr(self._context, name)
 
     def checkpoint(self, value: Any) -> None:
@@ -259,7 +259,9 @@ class Item(Generic[PayloadT]):
         self.value: Any = None
         self.error: BaseException | None = None
         self.heard = False
-        """What was done before the wish to cancel was heard is not undone by hearing it later."""
+        """Whether the handler had seen the cancel request when it marked this job done. Seeing it later changes
+        nothing.
+        """
 
     def done(self, value: Any = None) -> None:
         """This job succeeded."""

@@ -1,4 +1,4 @@
-"""What a job type and a worker may choose, with bounds. Defaults are named; values out of bounds are refused at import."""
+"""Options of job types and workers, with their defaults and bounds. Values out of bounds are refused at import."""
 
 import math
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ THREADS_MAX = 256
 THREADS_DEFAULT_MAX = 64
 POLL_S_DEFAULT = 0.48
 SWEEP_OF_WORKERS = SweepOptions(interval_s=0.5)
-"""With the poll on top, a backoff that is over or a slot that was passed over is noticed within a second, hints or not."""
+"""With the poll interval added, an expired backoff or a skipped slot is noticed within a second, even without hints."""
 POLL_S_MAX = 0.5
 DRAIN_S_DEFAULT = 25.0
 SETTLE_S_DEFAULT = 5.0
@@ -92,7 +92,7 @@ class JobOptions:
 
     @property
     def errors(self) -> ErrorPolicy:
-        """The part that decides about errors."""
+        """The options that decide how errors are handled."""
         return ErrorPolicy(retry=self.retry, on_exhausted=self.on_exhausted, dlq_on_fail=self.dlq_on_fail)
 
 
@@ -131,17 +131,17 @@ class WorkerOptions:
 
     @property
     def prefetch_max(self) -> int:
-        """The bound on jobs held beyond those running."""
+        """The maximum number of jobs held beyond those running."""
         return min(PREFETCH_MAX, PREFETCH_PER_SLOT * self.concurrency) if self.prefetch is None else self.prefetch
 
     @property
     def threads_max(self) -> int:
-        """The bound on threads."""
+        """The maximum number of threads."""
         return min(THREADS_DEFAULT_MAX, self.concurrency) if self.threads is None else self.threads
 
 
 def check_job_options(options: JobOptions, *, testing: bool) -> None:
-    """Refuse what is out of bounds; `testing` lifts the bounds on lease and heartbeat and nothing else."""
+    """Raises OptionInvalid for options out of bounds. `testing` lifts only the bounds on lease and heartbeat."""
     if testing:
         _within("lease_s", options.lease_s, 0.001, DELAY_S_MAX)
         _within("heartbeat_s", options.heartbeat_s, 0.001, options.lease_s)

@@ -1,4 +1,4 @@
-"""From what a caller asks to a `NewJob`: checked, encoded, fingerprinted. Nothing is written here."""
+"""Builds a checked, encoded and fingerprinted `NewJob` from a caller's arguments. Writes nothing."""
 
 import hashlib
 import json
@@ -32,11 +32,11 @@ from trellis.worker.payloads import any_json_bytes
 KEY_CHARS_MAX = 200
 TRACE_CHARS_MAX = 1_000
 SHOWN_CHARS_MAX = 40
-"""How much of a refused text its error repeats."""
+"""How much of a refused text an error message repeats."""
 RUN_AT_MAX = datetime(3000, 1, 1, tzinfo=UTC)
-"""Far enough for every wish; far from where a date, or a date and some time more, is none any longer."""
+"""Upper bound of `run_at`. It is far from the largest date, so that adding a duration cannot overflow."""
 KEY_NAMESPACE = "user:"
-"""Callers' concurrency keys live in their own name space, beside `run:` and `queue-job:`."""
+"""Prefix of callers' concurrency keys, which keeps them apart from `run:` and `queue-job:` keys."""
 
 
 class SubmitSettings(TypedDict, total=False):
@@ -81,13 +81,13 @@ CHOSEN_BY = {
     "concurrency_key": ChosenOptions.CONCURRENCY_KEY,
     "concurrency_limit": ChosenOptions.CONCURRENCY_LIMIT,
 }
-"""Settings that a type can declare too, with their bits."""
+"""Settings that a job type can declare too, with their bits."""
 
 
 def new_job(
     type_: str, payload: Any, settings: SubmitSettings, *, app: App | None, new_id: Callable[[], str]
 ) -> NewJob:
-    """The job to submit; raises an InputError that says what does not fit."""
+    """Builds the job to submit. Raises an InputError that says what is wrong."""
     checked_type(type_)
     if not settings.keys() <= SETTINGS:
         refuse_unknown(settings, tuple(SubmitSettings.__annotations__))
@@ -124,7 +124,7 @@ def new_job(
 
 
 def _chosen_options(spec: JobSpec | None, settings: SubmitSettings) -> int:
-    """The options that this submit names itself. A key that the application's function computes is chosen too."""
+    """Returns the options that this submit sets. A concurrency key computed by the application counts as set."""
     chosen = 0
     if settings:
         chosen = sum(bit for name, bit in CHOSEN_BY.items() if settings.get(name) is not None)
@@ -133,9 +133,10 @@ def _chosen_options(spec: JobSpec | None, settings: SubmitSettings) -> int:
 
 
 def fingerprint(job: NewJob) -> bytes:
-    """What "the same request" means: type, payload and the options that change what happens, not who asks or when.
+    """Hashes the request to detect reuse of an idempotency key: type, payload and the options that change what happens.
 
-    What the type declares is no part of it: the same request with and without the application at hand is the same.
+    Who submits and when are no part of it. Neither are options declared by the type, so a caller without the
+    application produces the same fingerprint.
     """
     chosen = job.chosen
     request = {
@@ -193,14 +194,14 @@ def _attempts(value: int) -> int:
 
 
 def _aware(run_at: datetime | None) -> datetime | None:
-    """The same moment in UTC; raises OptionInvalid."""
+    """Returns the same time in UTC. Raises OptionInvalid."""
     if run_at is None:
         return None
     if run_at.tzinfo is None:
         raise OptionInvalid(option="run_at", value=run_at, expected="it must have a time zone")
     try:
         moment = run_at.astimezone(UTC)
-    except OverflowError:  # in UTC it would be in the year 0 or 10,000
+    except OverflowError:  # in UTC the year would be 0 or 10,000
         moment = datetime.max.replace(tzinfo=UTC)
     if moment >= RUN_AT_MAX:
         expected = f"it must be a moment of the years 1 to {RUN_AT_MAX.year - 1}, in UTC"
@@ -217,7 +218,7 @@ def _trace(value: str | None) -> str | None:
 
 
 def _checked(option: str, value: str, lengths: range) -> str:
-    """The same text; raises OptionInvalid for a length out of bounds and for what no ledger can store."""
+    """Returns the text unchanged. Raises OptionInvalid if its length is out of bounds or a ledger cannot store it."""
     if len(value) not in lengths:
         expected = f"it must have {lengths[0]} to {lengths[-1]} characters"
         raise OptionInvalid(option=option, value=value[:SHOWN_CHARS_MAX], expected=expected)

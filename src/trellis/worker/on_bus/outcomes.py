@@ -40,14 +40,14 @@ class ResultNotKept(JobError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HandlerEnding:
-    """How a handler ended: with a pointer to what it returned (empty for nothing), or with an error."""
+    """How a handler ended: with a pointer to its stored result (empty for none), or with an error."""
 
     result_ptr: str = ""
     error: BaseException | None = None
 
 
 def result_of(attempt: OrderAttempt, ending: HandlerEnding, *, worker_id: str, now: float) -> JobResult:
-    """The result to report."""
+    """Builds the result to report."""
     status, code, text = _status_and_code(attempt, ending.error)
     began = now if attempt.begun_at is None else attempt.begun_at
     return JobResult(
@@ -65,7 +65,10 @@ def result_of(attempt: OrderAttempt, ending: HandlerEnding, *, worker_id: str, n
 
 
 def not_run_result(attempt: OrderAttempt, status: Status, code: str, why: str, *, worker_id: str) -> JobResult:
-    """The result of an order whose handler never began. A control plane that answers is told just that, others why."""
+    """Builds the result of an order whose handler never started.
+
+    Our own control plane gets NOT_BEGUN for a retryable failure; other schedulers get `code`.
+    """
     given_back = attempt.asks and status is Status.FAILED_RETRYABLE
     return JobResult(
         job_id=attempt.wire_id,
@@ -93,11 +96,11 @@ _NUMBERS: tuple[tuple[type[BaseException], ErrorCode], ...] = (
     (ConnectionError, ErrorCode.CONNECTION_LOST),
     (ValidationError, ErrorCode.INVALID_INPUT),
 )
-"""What errors of Python mean in CAP, for handlers that raise them as they are."""
+"""CAP error numbers for Python exceptions that a handler raises unchanged."""
 
 
 def _status_and_code(attempt: OrderAttempt, error: BaseException | None) -> tuple[Status, str, str]:
-    """Status, error code and message."""
+    """Returns status, error code and message."""
     if attempt.cancel_requested and (error is not None or attempt.heard):
         return Status.CANCELLED, "", attempt.reason or "cancelled"
     if attempt.fate is StopCause.GIVEN_BACK and error is not None:
@@ -124,7 +127,7 @@ def _failed(error: BaseException) -> tuple[Status, str, str]:
 
 
 def _code(error: JobError) -> str:
-    """What the handler called it, else what its class says."""
+    """Returns the error code set by the handler, or one derived from the error's class."""
     named = error.data.get("error_code") or error.data.get("reason_code")
     if isinstance(named, str):
         return named
