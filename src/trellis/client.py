@@ -65,11 +65,11 @@ from trellis.worker.app import App, refuse_unknown
 from trellis.worker.payloads import read_as
 from trellis.worker.requests import SubmitSettings, new_job
 
-if TYPE_CHECKING:  # the bus is loaded by those who submit to it
+if TYPE_CHECKING:  # the bus is imported only by callers that submit to it
     from trellis.bus.submitter import BusSubmitter
 
 SUBMITTING_ROLES = (Role.SUBMITTER, Role.GATEWAY, Role.ORCHESTRATOR, Role.WORKER)
-"""The roles of `jobs.create` that lifecycles know, the least powerful first. An owner submits through a gateway."""
+"""Roles allowed by `jobs.create` that lifecycles know, least powerful first. An owner submits through a gateway."""
 WAIT_S_FIRST = 0.01
 WAIT_S_MAX = 0.25
 FEED_PAGE_MAX = 500
@@ -126,7 +126,7 @@ class JobHandle:
 
 
 def cancelling_roles_of(job: Job) -> tuple[Role, ...]:
-    """The roles that may cancel this job, those with a right to their own alone first."""
+    """Returns the roles that may cancel this job. Roles limited to their own jobs come first."""
     return cancelling_roles(job.lifecycle)
 
 
@@ -249,7 +249,7 @@ class Trellis:
         """A handle on a job that exists already."""
         return JobHandle(self, JobId(job_id), type_=None, created=False, returns=returns)
 
-    # --- look ----------------------------------------------------------------------------------------------------
+    # --- read ----------------------------------------------------------------------------------------------------
 
     async def job(self, job_id: str) -> Job:
         """One job; raises JobNotFound, and NotAllowed for a token that does not reach it."""
@@ -320,7 +320,7 @@ class Trellis:
             return self._app.spec(type_).codec.read_result(body)
         return json.loads(body)
 
-    # --- steer ---------------------------------------------------------------------------------------------------
+    # --- control -------------------------------------------------------------------------------------------------
 
     async def cancel(
         self,
@@ -400,10 +400,12 @@ class Trellis:
         actor = self._acting(Role.WORKER, Role.CONTROL_PLANE, action="declare the options of a type")
         await self.ledger.declare_types(actor, [spec.declared for spec in app])
 
-    # --- inside --------------------------------------------------------------------------------------------------
+    # --- private -------------------------------------------------------------------------------------------------
 
     async def _declare_new(self) -> None:
-        """Declare types of the application that the ledger does not know, once; a caller who may not leaves that to a worker."""
+        """Declares the application's types that the ledger does not know, once. Without permission, this is left to a
+        worker.
+        """
         if self._app is None or self._declared:
             return
         with suppress(NotAllowed):
@@ -412,17 +414,17 @@ class Trellis:
         self._declared = True
 
     def _permitted(self, rule: str, among: Sequence[Role] | None = None) -> Actor:
-        """The caller in the first of these roles that the table gives the right to; raises NotAllowed, TokenExpired."""
+        """Returns the caller as an actor in the first role that the rule permits. Raises NotAllowed or TokenExpired."""
         self._refuse_expired()
         return permit(self.principal, rule, among=among)
 
     async def _admitted(self, job: NewJob) -> NewJob:
-        """The job as this principal may submit it; raises NotAllowed."""
+        """Returns the job as this principal may submit it. Raises NotAllowed."""
         made = await admitted_submission(self.principal, self.ledger, job)
         return await scoped_key(self.ledger, made, self.principal.name) if self.principal.by_token else made
 
     async def _canceller(self, job_id: JobId) -> Actor:
-        """The caller in the role in which it may cancel this job; raises NotAllowed, JobNotFound."""
+        """Returns the caller in the role in which it may cancel this job. Raises NotAllowed or JobNotFound."""
         self._refuse_expired()
         job = await self.ledger.job(job_id)
         if job is None:
@@ -431,7 +433,7 @@ class Trellis:
         return await canceller(self.principal, self.ledger, job)
 
     def _acting(self, *candidates: Role, action: str) -> Actor:
-        """The caller in the first of these roles it has, while its token lives; raises NotAllowed, TokenExpired."""
+        """Returns the caller in the first of these roles that it has. Raises NotAllowed or TokenExpired."""
         self._refuse_expired()
         return self.principal.acting(*candidates, action=action)
 

@@ -130,7 +130,7 @@ class Sandbox:
         assert found == list(expected), f"events of {job.id}:\n  found    {found}\n  expected {list(expected)}"
 
     async def _next_wait_s(self) -> float | None:
-        """How long until the next resting job falls due."""
+        """Returns the seconds until the next scheduled job is due; None if there is none."""
         now = await self.ledger.now()
         waits: list[float] = []
         cursor: str | None = None
@@ -168,7 +168,7 @@ async def run_until_idle(
         options or WorkerOptions(name="test-worker"),
         clock=SystemClock(),
         rng=chosen,
-        new_id=new_id,  # a claim id that an earlier run had would be answered with that run's jobs
+        new_id=new_id,  # a claim id of an earlier run would return that run's jobs
     )
     await worker.start(listening=False)
     try:

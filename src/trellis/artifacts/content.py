@@ -101,7 +101,7 @@ Slug = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
 
 
 class ArtifactType(StrEnum):
-    """The type of an artifact."""
+    """What an artifact is."""
 
     RESEARCH_BRIEF = "RESEARCH_BRIEF"
     BRIEF = "BRIEF"
@@ -109,7 +109,7 @@ class ArtifactType(StrEnum):
 
 
 class JobType(StrEnum):
-    """The type of a queue job."""
+    """What a queue job asks for."""
 
     RESEARCH = "RESEARCH"
     BRIEF = "BRIEF"
@@ -204,7 +204,7 @@ class PreprocessedProposal(_StrictContent):
 
 
 class ArtifactSource(_StrictContent):
-    """An excerpt of a source, in its own words (ART-6)."""
+    """Where something comes from, in the source's own words (ART-6)."""
 
     ref: Ref
     excerpt: Annotated[str, pydantic.Field(min_length=1, max_length=LINE_CHARS_MAX)]
@@ -220,7 +220,7 @@ MODELS: Mapping[ArtifactType, type[pydantic.BaseModel]] = MappingProxyType(
 
 
 class ArtifactDraft(_StrictContent):
-    """The part of an artifact that the NLM backend produces. The registry adds the rest."""
+    """What the NLM backend makes of an answer: all of an artifact that is not the registry's."""
 
     type: ArtifactType
     entity_refs: Annotated[tuple[Slug, ...], pydantic.Field(max_length=ITEMS_MAX)] = ()
