@@ -403,8 +403,9 @@ class Trellis:
     # --- private -------------------------------------------------------------------------------------------------
 
     async def _declare_new(self) -> None:
-        """Declares the application's types that the ledger does not know, once. Without permission, this is left to a
-        worker.
+        """Declares, once, the application's types that the ledger does not know.
+
+        A caller without permission leaves that to a worker.
         """
         if self._app is None or self._declared:
             return

@@ -43,8 +43,9 @@ NO_POLICY = MappingProxyType(
 
 
 def config_file(settings: Settings) -> Path | None:
-    """Returns the file that configures topics, pools and tenants: the configured one, else `bus.toml` in the working
-    folder.
+    """Returns the file that configures topics, pools and tenants.
+
+    It is the configured one, else `bus.toml` in the working folder if that exists.
     """
     return settings.bus_config or (Path(FILE_NAME) if Path(FILE_NAME).is_file() else None)
 

@@ -479,10 +479,10 @@ async def open_instance(
     part: str | None = None,
     uses_memory: bool = True,
 ) -> AsyncGenerator[Instance]:
-    """Opens all parts of an instance and closes them at the end. Checks that the object store honours conditional
-    writes.
+    """Opens all parts of an instance and closes them at the end.
 
-    Raises MemoryOfAnother if `uses_memory` and the memory belongs to another instance.
+    Checks that the object store honours conditional writes. Raises MemoryOfAnother if `uses_memory` and the memory
+    belongs to another instance.
     """
     found, counter = storage_locations(settings, ledger_url), open_tokenizer(settings.tokenizer)
     ledger = await open_ledger(found.ledger, part=part)

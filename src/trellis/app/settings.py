@@ -96,7 +96,10 @@ class Settings(pydantic.BaseModel):
     nlm_port: int = pydantic.Field(NLM_PORT_DEFAULT, ge=0, le=65_535)
     """Port 0 chooses a free port."""
     nlm_ledger: str | None = None
-    """The NLM backend's own ledger, shared by those behind one address; by default `nlm.db` beside an SQLite ledger, else in the working folder."""
+    """The NLM backend's own ledger, shared by the backends behind one address.
+
+    Default: `nlm.db` beside an SQLite ledger, else in the working folder.
+    """
     nlm_concurrency: int = pydantic.Field(4, ge=1, le=100)
     """Jobs that the NLM backend works on at the same time."""
     nlm_per_second: float | None = pydantic.Field(None, gt=0, le=1_000)
@@ -117,7 +120,10 @@ class Settings(pydantic.BaseModel):
     Comma-separated. They get no token.
     """
     bus: str = pydantic.Field(LOCAL_BUS, min_length=1, max_length=2_000)
-    """`local` for workers inside `trellis up`, or `nats://host:4222` for a fleet; several addresses of one cluster are separated by commas."""
+    """`local` for workers inside `trellis up`, or `nats://host:4222` for a fleet.
+
+    Several addresses of one cluster are comma-separated.
+    """
     bus_config: Path | None = None
     """Topics, pools and tenants; by default `bus.toml` in the working folder, if there is one."""
     bus_object_days: int = pydantic.Field(30, ge=1, le=36_500)

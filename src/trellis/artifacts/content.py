@@ -232,8 +232,9 @@ class ArtifactDraft(_StrictContent):
 
 
 def checked_content(type_: ArtifactType, content: Mapping[str, Any], refs: frozenset[str]) -> dict[str, Any]:
-    """Returns the content as it is stored. A section may cite only refs of the artifact's sources. Raises
-    ContentInvalid.
+    """Returns the content as it is stored. Raises ContentInvalid.
+
+    A section may cite only refs of the artifact's sources.
     """
     try:
         made = MODELS[type_].model_validate(dict(content))

@@ -35,13 +35,13 @@ from trellis.storage.objects.store import CREATE, ObjectStore, PutStored
 #
 # Invariants:
 # - There is one artifact per attempt of a job, however often it is staged and by how many processes. The row is written
-# first, under the attempt's idempotency key, then the blob, create-only. So every blob has a row, and a repeated call
-# completes what a crashed process left.
+#   first, under the attempt's idempotency key, then the blob, create-only. So every blob has a row, and a repeated call
+#   completes what a crashed process left.
 # - Only the attempt that the job waits for can stage. A newer attempt discards what an older one staged.
 # - A finalized artifact never changes. Nothing here finalizes one: the completion of its job does, in the ledger.
 # - Readers see only finalized artifacts, and only bytes with the recorded hash.
 # - Cleanup moves rows, which is audited, and deletes no bytes. The bytes are deleted when the removal is recorded in
-# the object store. So if the ledger is lost before that, everything its records mention still exists.
+#   the object store. So if the ledger is lost before that, everything its records mention still exists.
 
 SCOPE = "artifacts"
 STAGED_IN = "NOTEBOOKLM_CALL"
@@ -152,8 +152,9 @@ class ArtifactRegistry:
         return _staged_answer(row, created=False)
 
     async def _of_run(self, making: NewArtifact, job: Job) -> NewArtifact:
-        """Sets the run that the job belongs to now. A requeued job may have another run than it was submitted for
-        (D20).
+        """Sets the run that the job belongs to now.
+
+        A requeued job may have another run than it was submitted for (D20).
         """
         events = await self.ledger.events(job.job_id) if job.generation else []
         told = [
@@ -223,9 +224,7 @@ class ArtifactRegistry:
         return await self._found(row.artifact_id)
 
     async def staged_bytes(self, artifact_id: str) -> bytes | None:
-        """Returns the stored bytes of a staged artifact; None if there are none. The caller must compare them with the
-        row.
-        """
+        """Returns the stored bytes of a staged artifact; None if there are none. The caller must verify their hash."""
         row = await self.row(artifact_id)
         if row is None:
             return None

@@ -101,9 +101,7 @@ class ArtifactRow:
         return len(body) == self.size and sha256(body) == self.sha256
 
     def fields(self, store: str) -> dict[str, Any]:
-        """Returns the registry's fields (schema 3.1 without content and sources). `store` is the object store's
-        address.
-        """
+        """Returns the registry's fields (schema 3.1 without content and sources). `store` is the object store's URL."""
         final = self.state == FINALIZED
         return {
             "artifact_id": self.artifact_id,

@@ -72,8 +72,9 @@ class SnapshotInvalid(StoredInvalid):
 
 
 class Snapshot(StoredModel):
-    """The context a queue job is answered from. `Snapshot.of(…)` takes plain values and raises SnapshotInvalid, as
-    `read`.
+    """The context from which a queue job is answered.
+
+    `Snapshot.of(…)` takes plain values. Like `read`, it raises SnapshotInvalid.
     """
 
     what: ClassVar[str] = "context snapshot"

@@ -66,9 +66,7 @@ class BackendOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendLinks:
-    """How a backend reaches other services: through the outgoing guard, with tokens for trusted origins and signed
-    callbacks.
-    """
+    """How a backend reaches other services: an outgoing guard, tokens for trusted origins, and signed callbacks."""
 
     client: GuardedClient
     trusted: frozenset[str]

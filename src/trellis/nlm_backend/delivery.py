@@ -2,9 +2,9 @@
 
 Invariants:
 - Every request goes through the outgoing guard. Artifacts, callbacks and our tokens are sent only to the gateway's
-origin. A token is issued for this job alone (AUTH-3).
+  origin. A token is issued for this job alone (AUTH-3).
 - A transient failure (no connection, 408, 429, 5xx) is retried after 1, 2, 4 … 30 s, or later if the server says so,
-until the time is over.
+  until the time is over.
 - A callback has the same bytes and id in every try, and is signed anew each time, so that a repetition has no effect.
 - The gateway's answer decides: what it refuses permanently is given up.
 """

@@ -2,11 +2,11 @@
 
 Invariants:
 - The output of each stage is stored in the ledger before the next one starts, and the first stored output stays. After
-a crash, the next holder continues from there.
+  a crash, the next holder continues from there.
 - The provider is asked at most once. The intention is stored before the call. A holder that finds it without an answer
-ends the job instead of paying twice.
+  ends the job instead of paying twice.
 - A failed execution reports before it ends. The fault is stored, the callback is repeated until it is accepted or the
-job's deadline passes, and only then the job goes to ERROR. An ended job owes no further report.
+  job's deadline passes, and only then the job goes to ERROR. An ended job owes no further report.
 - Work stops a little before the deadline, to leave time for the report.
 """
 

@@ -3,7 +3,7 @@
 - A stored result of this epoch is returned again, whether or not its callback was delivered. Nothing is executed.
 - A job in flight in this epoch is answered as the first time. Nothing is executed.
 - After an ERROR without a result, or with a newer epoch, the job is executed again. Older executions are cancelled, and
-the ledger refuses what they still write.
+  the ledger refuses what they still write.
 - An epoch older than the newest known one is refused.
 
 After submitting, the intake reads the ledger again. So if two requests with different epochs arrive at once, at least
@@ -181,8 +181,9 @@ class JobIntake:
         return isinstance(stands, ExecutionFinished) and stands.is_complete
 
     async def _stands(self, one: KnownExecution, order: StoredOrder) -> ExecutionAccepted | ExecutionFinished:
-        """Returns the outcome or state of an execution. A stored outcome is returned at once, before its callback is
-        delivered.
+        """Returns the outcome or state of an execution.
+
+        A stored outcome is returned at once, even before its callback is delivered.
         """
         told: dict[str, Any] = {}
         if not one.is_open:

@@ -2,9 +2,9 @@
 
 Invariants:
 - A question that may not be asked now is refused before it costs anything. One that only has to wait for its turn waits
-within its deadline.
+  within its deadline.
 - Five failures in a row open the circuit for 30 seconds. Then one trial question decides whether it closes or opens
-again.
+  again.
 - A provider's `Retry-After` applies to all callers.
 
 The limits apply to this process alone. The clock is injected.
@@ -110,8 +110,9 @@ class RequestPace:
     _next_at: float = 0.0
 
     def wait_s(self, patience_s: float) -> float | None:
-        """Takes the next turn and returns how long to wait for it; None, without taking one, if that exceeds the
-        patience.
+        """Takes the next turn and returns how long to wait for it.
+
+        Returns None, without taking a turn, if the wait exceeds `patience_s`.
         """
         if self.per_second is None:
             return 0.0

@@ -109,8 +109,9 @@ def aside_finding(jobs: Sequence[str], limit: int) -> Finding:
 
 
 def follower_findings(followers: Sequence[SubscriberRecord], now: datetime) -> list[Finding]:
-    """Reports followers for which retention keeps ended jobs longer, since when, and the remedy. Empty without
-    followers.
+    """Reports followers for which retention keeps ended jobs longer, since when, and the remedy.
+
+    Empty if there are no followers.
     """
     slow = [seen for seen in followers if behind_s(seen, now) > FOLLOWER_BEHIND_S]
     found = [_left_behind(seen) if not seen.waits else _behind(seen, now) for seen in slow]

@@ -493,7 +493,7 @@ def _why_not_taken(job: Job, around: JobSurroundings) -> Iterator[str]:
         yield f"{queue.ready} jobs of this type are ready; priority, then age, decides who is first."
 
 
-# --- what happens next -------------------------------------------------------------------------------------------------
+# --- what happens next -----------------------------------------------------------------------------------------------
 
 
 def _next(job: Job, lifecycle: Lifecycle, state: State, around: JobSurroundings) -> Iterator[str]:
@@ -573,7 +573,7 @@ def _if_lost(job: Job, lifecycle: Lifecycle, state: State, *, left: bool, now: d
     return f"{when}: it goes to {lost.target}" + (f" for attempt {job.attempts_spent + 2}." if left else ".")
 
 
-# --- what a person can do ----------------------------------------------------------------------------------------------
+# --- what a person can do --------------------------------------------------------------------------------------------
 
 
 def _you_can(

@@ -17,7 +17,7 @@ from trellis.storage.objects.store import ObjectStore
 
 FOLDER = "callbacks"
 PAGES_MAX = 10
-"""Maximum pages of one job's callbacks. An attempt has one or two, so operators cannot requeue a job that often."""
+"""Maximum pages of one job's callbacks. An attempt has one or two, so requeues never produce this many."""
 EXAMPLE_JOB = "7f1c2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d"
 EXAMPLE_ARTIFACT = "art-0f9d2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d"
 

@@ -100,8 +100,9 @@ def _error_in_event(event: Event) -> str | None:
 
 
 def _is_cancel(event: Event) -> bool:
-    """Whether the event is a cancel. Out of a backoff, the orchestration layer fails exhausted jobs; else only a cancel
-    fails.
+    """Whether a job_failed event is a cancel.
+
+    It is, unless the orchestration layer failed the job out of a backoff, after its last attempt.
     """
     return event.source != BACKOFF or event.role is Role.CONTROL_PLANE
 

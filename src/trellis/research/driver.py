@@ -288,8 +288,9 @@ class _QueueDrive:
         return result
 
     async def _executed(self, execution: ExecutionRequest) -> Callback | BackendFinished:
-        """Returns the outcome of the execution. Until it is known, the backend may be working, even if its answer was
-        lost.
+        """Returns the outcome of the execution.
+
+        Until it is known, the backend may be working on it, even if its answer was lost.
         """
         self._unfinished = execution
         try:

@@ -1,5 +1,6 @@
-"""Decides when a failed queue job is retried: a pure function of error class, attempt and a random draw (D7, D8, D38,
-JQ-8).
+"""Decides when a failed queue job is retried (D7, D8, D38, JQ-8).
+
+The decision is a pure function of the error class, the attempt and a random draw.
 
 | The error | Decision |
 |---|---|

@@ -101,7 +101,7 @@ class JobSpec:
         )
 
     def key_of(self, payload: Any) -> str | None:
-        """Returns the concurrency key of a payload in the handler's type. Raises OptionInvalid if its function fails."""
+        """Returns the concurrency key of a payload in the handler's type. Raises OptionInvalid if that fails."""
         if self.concurrency_key is None:
             return None
         try:

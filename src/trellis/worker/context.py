@@ -259,9 +259,7 @@ class Item(Generic[PayloadT]):
         self.value: Any = None
         self.error: BaseException | None = None
         self.heard = False
-        """Whether the handler had seen the cancel request when it marked this job done. Seeing it later changes
-        nothing.
-        """
+        """Whether the handler had seen the cancel request when it marked this job done; later does not matter."""
 
     def done(self, value: Any = None) -> None:
         """This job succeeded."""

@@ -169,8 +169,9 @@ class HeldJob:
         self.finished = False
         self.cancel_requested = False
         self.lease_over = False
-        """Whether the handler was told that its lease expired by this worker's clock. Another worker may run the job
-        too.
+        """Whether the handler was told that its lease expired by this worker's clock.
+
+        From then on, another worker may run the job too.
         """
         self.heard = False
         """Whether the handler knows that it should stop: it read `ctx.cancelled`, waited for it, or was cancelled."""

@@ -123,8 +123,9 @@ class JobRequestBody(pydantic.BaseModel):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _fields_are_known(cls, asked: Any) -> Any:
-        """Refuses unknown fields, with the nearest known name. More than `PROBLEMS_MAX` are left to pydantic's own
-        error.
+        """Refuses unknown fields, with the nearest known name.
+
+        If there are more than `PROBLEMS_MAX`, pydantic's own error is used.
         """
         if isinstance(asked, dict):
             unknown = [str(name) for name in cast("dict[Any, Any]", asked) if name not in cls.model_fields]
@@ -179,7 +180,7 @@ class JobFactory:
     principal: Principal
     """The principal that submits the job."""
     asked_as: IdempotencyScopeAndKey | None = None
-    """The idempotency key of the request, if any. A repeated request is never refused because the topic is full."""
+    """The idempotency key of the request, if any. A repeated request is never refused because the backlog is full."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

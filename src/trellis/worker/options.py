@@ -38,11 +38,11 @@ SETTLE_S_DEFAULT = 5.0
 
 
 class OnLeaseDoubt(StrEnum):
-    """What a handler does whose lease may be over by this worker's clock, because the ledger does not answer.
+    """What to do with a handler whose lease may have expired by the worker's clock, because the ledger does not answer.
 
-    `continue` is right for most: the ledger forgives an outage, and the epoch refuses whatever comes too late. The handler
-    goes on until it looks at `ctx.cancelled`. `stop` cancels it from outside; choose that where two overlapping executions
-    would be worse than one interrupted, and the handler does not look.
+    `continue` is right for most handlers: the ledger forgives an outage, and the epoch refuses whatever comes too late.
+    The handler runs until it checks `ctx.cancelled`. `stop` cancels it. Choose `stop` if two overlapping executions are
+    worse than one interrupted execution, and the handler does not check.
     """
 
     CONTINUE = "continue"

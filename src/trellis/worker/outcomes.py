@@ -85,8 +85,7 @@ def complete_advance(held: HeldJob, value: Any) -> Advance:
 
 
 def reject_uncommitted(completion: Advance, error: Exception) -> Advance:
-    """Dead-letters a job whose completion the ledger refuses permanently, because every further attempt would fail
-    alike.
+    """Dead-letters a job whose completion the ledger refuses permanently: every further attempt would fail alike.
 
     An InputError is the handler's mistake (it named something invalid). Any other error counts as an infrastructure
     failure.

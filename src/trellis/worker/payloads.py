@@ -162,9 +162,7 @@ def within_payload_limit(body: bytes) -> bytes:
 
 
 def _owners(value: Any, loc: tuple[int | str, ...]) -> list[Any]:
-    """Returns the objects that enclose a field, outermost first. Location parts that only name a union branch are
-    skipped.
-    """
+    """Returns the objects that enclose a field, outermost first, skipping location parts that name a union branch."""
     found = [value]
     for part in loc[:-1]:
         inner: Any = None

@@ -1,6 +1,4 @@
-"""Threads for sync handlers. They are daemon threads: a handler that never returns must not keep a stopped worker
-alive.
-"""
+"""Daemon threads for sync handlers: a handler that never returns must not keep a stopped worker alive."""
 
 import asyncio
 import contextlib
@@ -16,7 +14,7 @@ _Job = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop
 
 
 class Threads:
-    """At most `size` threads, started on demand. Calls beyond that wait for a free thread."""
+    """At most `size` threads, started on demand. Further calls wait; a worker never makes more calls than it has slots."""
 
     def __init__(self, size: int) -> None:
         self._size = size

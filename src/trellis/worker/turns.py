@@ -89,9 +89,7 @@ class TurnLoop:
         """Set when quiet and the last claim returned nothing."""
 
     async def hint(self) -> None:
-        """Requests a claim because there may be work. Returns after the claim is made, so that hints cannot outrun
-        claims.
-        """
+        """Requests a claim because there may be work. Returns after the claim, so that hints cannot outrun claims."""
         self._search = True
         self._consumed.clear()
         self._due.set()

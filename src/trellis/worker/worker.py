@@ -133,9 +133,7 @@ class Worker:
         self._raise_if_broken()
 
     async def until_idle(self) -> None:
-        """Waits until no job is held and the ledger has nothing more to claim now. Raises the error that ended a turn
-        loop.
-        """
+        """Waits until no job is held and nothing can be claimed now. Raises the error that ended a turn loop."""
         idling = asyncio.ensure_future(self.turns.idle.wait())
         try:
             await asyncio.wait({*self._turning, idling}, return_when=asyncio.FIRST_COMPLETED)
@@ -204,9 +202,7 @@ class Worker:
         self._threads.close()
 
     async def _take_leave(self) -> None:
-        """Reports that this worker ended on purpose, so that operators do not take it for crashed. Best effort, bounded
-        time.
-        """
+        """Reports that this worker ended on purpose, so that operators do not take it for crashed. Best effort."""
         if not self._seen or self.holdings.jobs:
             return
         with suppress(LedgerError, TimeoutError):

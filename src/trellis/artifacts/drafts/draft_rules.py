@@ -108,8 +108,9 @@ def every_text(draft: Mapping[str, Any]) -> dict[str, str]:
 
 
 def value_at(draft: Mapping[str, Any], path: str) -> object:
-    """Returns the value at a path such as `content.text` or `tags.0`; None if absent. A field whose name has the dots
-    wins.
+    """Returns the value at a path such as `content.text` or `tags.0`; None if absent.
+
+    A field whose own name is the dotted path takes precedence.
     """
     if path in draft:
         return draft[path]

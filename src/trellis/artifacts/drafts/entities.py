@@ -250,9 +250,7 @@ class NamedItems:
         return self.numbers.isdisjoint(found) and any(_series(one) in series for one in found)
 
     def others(self, wanted: Iterable[str]) -> frozenset[str]:
-        """Returns the requested stems without those of the numbers. A number identifies an item but does not describe
-        it.
-        """
+        """Returns the requested stems without those of the numbers, which identify an item but do not describe it."""
         return frozenset(wanted).difference(*(stems(number) for number in self.numbers))
 
 

@@ -154,7 +154,7 @@ def _conclusions(
     disputed: set[tuple[str, int]],
     named: NamedItems,
 ) -> list[SourceSentence]:
-    """Returns concluding sentences about the question, best first. Sentences that another source denies are left out."""
+    """Returns concluding sentences about the question, best first, without those that another source denies."""
     parts = [one.part for one in found]
     fitting = [*chosen, *(one for part in found for one in part.chosen)]
     fitting.sort(key=lambda one: one.order)

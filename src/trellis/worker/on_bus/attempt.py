@@ -46,9 +46,7 @@ class OrderAttempt:
         self.sender_id = sender_id
         """The sender of the order. Only answers from this sender count."""
         self.asks = order.request.env.get(ASK_FIRST) == "ask"
-        """Whether our own control plane sent the order. Only our control plane answers questions; other schedulers do
-        not.
-        """
+        """Whether our own control plane sent the order. Other schedulers do not answer questions."""
         self.begun_at: float | None = None
         self.heard_at: float | None = None
         """When the control plane last confirmed that this worker holds the job."""
@@ -70,8 +68,9 @@ class OrderAttempt:
         """Whether the job was cancelled."""
         self.reason = ""
         self.lease_over = False
-        """Whether the handler was told that its lease expired by this worker's clock. Another worker may run the job
-        too.
+        """Whether the handler was told that its lease expired by this worker's clock.
+
+        From then on, another worker may run the job too.
         """
         self.heard = False
         """Whether the handler knows that it should stop: it read `ctx.cancelled`, waited for it, or was cancelled."""
@@ -109,9 +108,7 @@ class OrderAttempt:
         return self.wire_id if self.asks else f"{self.wire_id} {dispatch.dispatch_id} {dispatch.attempt}"
 
     def is_meant(self, dispatch: Dispatch | None, worker_id: str) -> bool:
-        """Whether a message for this job refers to this dispatch. Every dispatch field that the message sets must
-        match.
-        """
+        """Whether a message for this job refers to this dispatch: every dispatch field that it sets must match."""
         ours, said = self.order.dispatch, dispatch or Dispatch()
         return (
             said.dispatch_id in {"", ours.dispatch_id}
@@ -168,10 +165,9 @@ class OrderAttempt:
 
     @property
     def fence(self) -> float:
-        """Until when this worker certainly holds the job, by its own clock; infinite if the scheduler does not confirm
-        leases.
+        """Until when this worker certainly holds the job, by its own clock.
 
-        It counts from when the worker last asked.
+        It counts from when the worker last asked, and is infinite if the scheduler does not confirm leases.
         """
         return math.inf if self.heard_at is None else self.heard_at + self.lease_s
 

@@ -1,6 +1,4 @@
-"""Calls the handler for an order: reads and checks the payload, stores the result, and catches every error as the
-outcome.
-"""
+"""Calls the handler for an order: reads the payload, stores the result, and catches every error as the outcome."""
 
 import asyncio
 import hashlib
@@ -167,9 +165,7 @@ class HandlerCalls:
     async def _patiently(
         self, attempt: OrderAttempt, work: Callable[[], Coroutine[Any, Any, T]], what: str, for_s: float
     ) -> T:
-        """Retries `work` with backoff while the store is down, for about `for_s` seconds. Raises the last
-        TransientError.
-        """
+        """Retries `work` with backoff while the store is down, for about `for_s`. Raises the last TransientError."""
         began, pause_s = self._clock.monotonic(), PAUSE_S_FIRST
         while True:
             try:

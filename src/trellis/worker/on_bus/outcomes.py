@@ -1,4 +1,4 @@
-"""How a handler's end becomes a JobResult. Pure: facts in, one result out.
+"""Turns the end of a handler into a JobResult. Pure functions: facts in, one result out.
 
 | The handler | Result | Error code |
 |---|---|---|
@@ -6,17 +6,19 @@
 | raised `TransientError` | FAILED_RETRYABLE | its `error_code`, else its class |
 | raised `PermanentError` | FAILED_FATAL | its `error_code` or `reason_code`, else its class |
 | raised `ValidationError`, or its payload does not fit | FAILED_FATAL | INVALID_INPUT |
-| raised `Snooze` | FAILED_RETRYABLE | SNOOZED: the bus cannot spare an attempt |
-| raised anything else | FAILED | its class: the topic says which codes are worth a retry |
-| returned, and no store takes what it returned | FAILED | RESULT_NOT_KEPT: the work is done, the topic says whether it is done again |
-| ran longer than it may | FAILED_RETRYABLE | TIMEOUT |
-| stopped after it was told to | CANCELLED | |
-| stopped after its lease was over by the worker's clock | FAILED_RETRYABLE | WORKER_UNAVAILABLE |
-| was cut by a worker that stops | FAILED_RETRYABLE | WORKER_UNAVAILABLE |
-| never began: the worker stops or is full | FAILED_RETRYABLE | NOT_BEGUN; to other schedulers WORKER_UNAVAILABLE, RESOURCE_EXHAUSTED |
+| raised `Snooze` | FAILED_RETRYABLE | SNOOZED: on the bus the attempt counts |
+| raised anything else | FAILED | its class: the topic decides which codes are retried |
+| returned, but its result could not be stored | FAILED | RESULT_NOT_KEPT: the topic decides about a retry |
+| exceeded its timeout | FAILED_RETRYABLE | TIMEOUT |
+| stopped after a cancel request | CANCELLED | |
+| stopped after its lease expired by the worker's clock | FAILED_RETRYABLE | WORKER_UNAVAILABLE |
+| was stopped because the worker stops | FAILED_RETRYABLE | WORKER_UNAVAILABLE |
+| never started: the worker stops or is full | FAILED_RETRYABLE | NOT_BEGUN (1) |
 
-Every failure also has CAP's number for it (`error_code_enum`): that of its code; else the one that its class stands for, such as TIMEOUT for
-a `TimeoutError`; else HANDLER_FAILED (1000), in the range that CAP leaves to applications.
+(1) Other schedulers than our own control plane get WORKER_UNAVAILABLE or RESOURCE_EXHAUSTED.
+
+Every failure also has a CAP error number (`error_code_enum`): the number of its code; else the one for its class, such
+as TIMEOUT for a `TimeoutError`; else HANDLER_FAILED (1000), in the range that CAP reserves for applications.
 """
 
 from dataclasses import dataclass

@@ -71,8 +71,9 @@ class BusPresence:
         return True
 
     def _note_standstill(self, late_s: float) -> None:
-        """Logs that the event loop was blocked. A worker that cannot send heartbeats counts as lost, and its jobs run
-        again.
+        """Logs that the event loop was blocked.
+
+        A worker that cannot send heartbeats counts as lost, and its jobs run again. The log must show why.
         """
         if late_s >= STANDSTILL_S:
             held = self.held()

@@ -87,9 +87,7 @@ class BusReporter:
         return ControlAnswer.NOTHING
 
     async def beats(self, attempt: OrderAttempt) -> None:
-        """Sends heartbeats until the job is settled. The answers say whether it is cancelled or no longer this
-        worker's.
-        """
+        """Sends heartbeats until the job is settled. The answers report a cancel request or a lost job."""
         told_at = self.clock.monotonic()
         pause_s = min(PROGRESS_S, attempt.beat_s)
         while not await sleep_or_stop(self.clock, attempt.settled, pause_s):

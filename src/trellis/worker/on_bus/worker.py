@@ -134,10 +134,10 @@ class BusWorker:
         await stop.wait()
 
     async def drain(self, hurry: asyncio.Event | None = None) -> Drained:
-        """Stops accepting orders and lets running handlers finish for `drain_s`. `hurry` (a second signal) ends that
-        wait.
+        """Stops accepting orders and lets running handlers finish for `drain_s`.
 
-        Handlers that still run then are stopped. The last results get `settle_s` to be acknowledged.
+        `hurry` (a second signal) ends that wait. Handlers that still run then are stopped. The last results get
+        `settle_s` to be acknowledged.
         """
         if self.drained is not None:
             return self.drained
