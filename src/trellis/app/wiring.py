@@ -148,13 +148,14 @@ def connect(
     ca_file: Path | None = None,
     options: "CallOptions | None" = None,
 ) -> "AbstractAsyncContextManager[Trellis] | AbstractAsyncContextManager[GatewayClient]":
-    """A ledger to submit to and to read, without an address the one of the settings; or a `gateway` (http://…) and all it offers.
+    """Connect to a ledger, by default the configured one, or to a `gateway` (http://…) with its whole API.
 
-    With a `token` (or the settings' `TRELLIS_TOKEN`, `TRELLIS_TOKEN_FILE`) the caller has the roles and the name that the
-    token gives, and no others, until it expires; raises TokenRefused. Without one the caller is worker and submitter on a
-    local SQLite file, and `operator=True` adds the control plane if the file's development key can be read. On PostgreSQL the
-    database role decides: the ledger refuses what it may not do, and a token can only take away from that. A gateway is told
-    the token with every request; `ca_file` names the authority that signed its certificate, `options` how long to try.
+    With a `token` (or `TRELLIS_TOKEN`, `TRELLIS_TOKEN_FILE` of the settings) the caller has exactly the roles and the
+    name in the token, until it expires. Raises TokenRefused. Without a token, the caller is worker and submitter on a
+    local SQLite file, and `operator=True` adds the control plane if the file's development key is readable. On
+    PostgreSQL the database role decides: the ledger refuses what that role may not do, and a token can only restrict it
+    further. A gateway receives the token with every request; `ca_file` is the CA that signed its certificate, and
+    `options` says how long to retry.
     """
     if gateway is None and not is_gateway_url(url):
         return _connect_ledger(url, token=token, app=app, name=name, operator=operator)
@@ -167,7 +168,7 @@ def connect(
 def connect_sync(
     gateway: str, *, token: str | None = None, ca_file: Path | None = None, options: "CallOptions | None" = None
 ) -> "AbstractContextManager[SyncGatewayClient]":
-    """The client of a gateway for scripts without `async`: the same methods, each of which waits for its answer."""
+    """Connect to a gateway from a script without `async`. The client has the same methods, and each one blocks."""
     from trellis.http.sync import blocking
 
     return blocking(_connect_gateway(gateway, token=token, ca_file=ca_file, options=options))
@@ -250,7 +251,7 @@ async def open_when_available(url: str, *, part: str | None = None) -> Ledger | 
 
 
 async def run_worker(app: App, ledger: Ledger, options: WorkerOptions | None = None) -> int:
-    """Run a worker until SIGTERM or SIGINT and drain it; the exit code of the process (see `ExitCode`)."""
+    """Run a worker until SIGTERM or SIGINT, then drain it. Return the exit code of the process (see `ExitCode`)."""
     worker = make_worker(app, ledger, options or WorkerOptions(name=process_name("worker")))
     return int(await run_until_signalled(worker))
 

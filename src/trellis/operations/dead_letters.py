@@ -201,7 +201,7 @@ async def requeue_dead(
 async def _requeue_queue(
     ledger: Ledger, actor: Actor, where: JobFilter, request_id: RequestId, *, limit: int, cause: str | None
 ) -> list[Moved | NotMoved]:
-    """Requeues queue jobs for `requeue_dead`. The ledger does not store their reasons: a filter by reason uses job ids."""
+    """Requeues queue jobs for `requeue_dead`. A filter by reason, unknown to the ledger, uses job ids."""
     again = RequestId(f"{request_id}:{QUEUE_JOB.name}")
     dead = replace(where, lifecycle=QUEUE_JOB.name, state=QUEUE_DEAD)
     if where.reason_code is None:

@@ -49,7 +49,7 @@ class JobSettings(TypedDict, total=False):
     priority: Priority | str
     rate: float | None
     concurrency_key: Callable[[Any], str] | None
-    """The concurrency key of a payload; jobs with the same key take turns."""
+    """Returns the concurrency key of a payload. Jobs with the same key share `concurrency_limit`."""
     concurrency_limit: int
     result_ttl_s: float | None
     compensation: str | None
@@ -116,14 +116,14 @@ class JobSpec:
 
 
 class App:
-    """Job types by name. `testing=True` lifts the bounds on lease and heartbeat, for tests that cannot wait."""
+    """A registry of job types. `testing=True` lifts the bounds on lease and heartbeat, for fast tests."""
 
     def __init__(self, *, testing: bool = False) -> None:
         self.testing = testing
         self._specs: dict[str, JobSpec] = {}
 
     def job(self, type_: str, **settings: Unpack[JobSettings]) -> Callable[[HandlerT], HandlerT]:
-        """Register a handler for a job type; raises OptionInvalid for what cannot work."""
+        """Register a handler for a job type. Raises OptionInvalid."""
         key = settings.pop("concurrency_key", None)
         options = _options(settings)
         check_job_options(options, testing=self.testing)
@@ -135,20 +135,20 @@ class App:
         return register
 
     def include(self, other: "App") -> None:
-        """Take over every job type of another application."""
+        """Add every job type of another application."""
         for spec in other:
             check_job_options(spec.options, testing=self.testing)
             self._add(spec)
 
     def spec(self, type_: str) -> JobSpec:
-        """The registered type; raises UnknownJobType, which lists the known ones."""
+        """Return the registered type. Raises UnknownJobType, which lists the known ones."""
         try:
             return self._specs[type_]
         except KeyError:
             raise UnknownJobType(type=type_, known=", ".join(sorted(self._specs)) or "none") from None
 
     def check(self) -> None:
-        """Read every handler's annotations and every reference between types now; a worker does so before it claims."""
+        """Check every handler's annotations and every reference between types. A worker does this before it claims."""
         if not self._specs:
             raise OptionInvalid(option="app", value="no job types", expected="register at least one with @app.job")
         for spec in self:

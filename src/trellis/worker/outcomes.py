@@ -25,7 +25,7 @@ LEASE_DOUBT_CAUSE = "the lease was in doubt before the handler began"
 
 
 class Snooze(Exception):
-    """Raised by a handler: call me again after `delay_s`; this attempt does not count."""
+    """Raised by a handler to run again after `delay_s`. This attempt does not count."""
 
     def __init__(self, delay_s: float = 0.0) -> None:
         if not (math.isfinite(delay_s) and 0 <= delay_s <= DELAY_S_MAX):

@@ -35,7 +35,7 @@ class UnreadablePayload:
 
 @dataclass(frozen=True, kw_only=True)
 class Undo(Generic[PayloadT, ResultT]):
-    """What a compensation gets: the succeeded job it undoes, with what went in and what came out."""
+    """The payload of a compensation: the succeeded job to undo, with its payload and result."""
 
     # A compensation may declare fewer fields than the job has.
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(extra="ignore")
@@ -43,9 +43,9 @@ class Undo(Generic[PayloadT, ResultT]):
     job_id: JobId
     """The job to undo."""
     payload: PayloadT
-    """What it was given."""
+    """The payload of that job."""
     result: ResultT
-    """What it returned."""
+    """The result of that job."""
 
 
 class Codec:

@@ -43,35 +43,38 @@ class SubmitSettings(TypedDict, total=False):
     """The keyword arguments of a submit."""
 
     job_id: str | None
-    """Choose the id: submitting the same id and request again is answered with the existing job."""
+    """The job id. Submitting the same id and request again returns the existing job."""
     idempotency_key: str | None
-    """The same key with the same request is the same job; with another request it is refused."""
+    """The same key with the same request returns the same job. With another request it is refused."""
     idempotency_scope: str
-    """Whose keys: the same key in another scope is another key."""
+    """The scope of the idempotency key. The same key in another scope is a different key."""
     priority: Priority | str
     """`critical`, `interactive` or `batch`."""
     delay_s: float
-    """Not before so long from now."""
+    """Do not start before this many seconds from now."""
     run_at: datetime | None
-    """Not before this moment, which has a time zone."""
+    """Do not start before this time, which must have a time zone."""
     deadline_s: float | None
-    """From now to the latest end; past it no attempt is begun."""
+    """Seconds from now to the latest end. After that, no attempt starts."""
     max_attempts: int
-    """Executions at most."""
+    """Maximum number of executions."""
     concurrency_key: str | None
-    """Jobs with the same key take turns. A limited database login's keys are its own, apart from the application's."""
+    """Limits how many jobs with the same key run at once.
+
+    Keys of a limited database login are separate from the application's.
+    """
     concurrency_limit: int
-    """How many of the key may be held at once."""
+    """How many jobs of the concurrency key may be held at once."""
     correlation_id: str | None
-    """What the job belongs to; by default its own id."""
+    """What the job belongs to. Default: its own id."""
     trace: str | None
-    """The caller's trace context (a W3C `traceparent`), which the handler goes on with; by default the one under way."""
+    """The caller's trace context (a W3C `traceparent`), which the handler continues. Default: the current one."""
     parent_id: str | None
     """The job that caused this one."""
     compensates: str | None
-    """The succeeded job that this one undoes; `Trellis.compensate` sets it."""
+    """The succeeded job that this one undoes. `Trellis.compensate` sets it."""
     lifecycle: str
-    """By default leased-job."""
+    """The job's lifecycle. Default: leased-job."""
 
 
 SETTINGS = frozenset(SubmitSettings.__annotations__)

@@ -14,7 +14,7 @@ _Job = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop
 
 
 class Threads:
-    """At most `size` threads, started on demand. Further calls wait; a worker never makes more calls than it has slots."""
+    """At most `size` threads, started on demand. Further calls wait. A worker makes at most one call per slot."""
 
     def __init__(self, size: int) -> None:
         self._size = size
