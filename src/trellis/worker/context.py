@@ -81,7 +81,7 @@ class Context:
 
     @property
     def idempotency_key(self) -> str:
-        """The job id, equal for all attempts: pass it to the services that this handler calls."""
+        """The job id, equal for all attempts: pass it to whatever this handler calls."""
         return self._held.lease.job_id
 
     @property
