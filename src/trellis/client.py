@@ -1,4 +1,4 @@
-"""The caller's side: submit jobs, wait for results, cancel, requeue, compensate, follow events.
+"""The caller's API: submit jobs, wait for results, cancel, requeue, compensate, follow events.
 
 async with connect("sqlite:///trellis.db") as trellis:
     job = await trellis.submit("index.document", doc, idempotency_key="doc-7", priority="interactive")
@@ -65,11 +65,11 @@ from trellis.worker.app import App, refuse_unknown
 from trellis.worker.payloads import read_as
 from trellis.worker.requests import SubmitSettings, new_job
 
-if TYPE_CHECKING:  # the bus is loaded by those who submit to it
+if TYPE_CHECKING:  # the bus is imported only by callers that submit to it
     from trellis.bus.submitter import BusSubmitter
 
 SUBMITTING_ROLES = (Role.SUBMITTER, Role.GATEWAY, Role.ORCHESTRATOR, Role.WORKER)
-"""The roles of `jobs.create` that lifecycles know, the least powerful first. An owner submits through a gateway."""
+"""Roles allowed by `jobs.create` that lifecycles know, least powerful first. An owner submits through a gateway."""
 WAIT_S_FIRST = 0.01
 WAIT_S_MAX = 0.25
 FEED_PAGE_MAX = 500
@@ -85,28 +85,28 @@ class JobHandle:
         self.id = job_id
         self.type = type_
         self.created = created
-        """False when an earlier submit with the same key or id had made the job."""
+        """False if an earlier submit with the same key or id created the job."""
 
     async def status(self) -> Job:
-        """The job as it is now."""
+        """Return the current state of the job."""
         return await self._trellis.job(self.id)
 
     async def events(self) -> list[Event]:
-        """Every event of the job, oldest first."""
+        """Return every event of the job, oldest first."""
         return await self._trellis.events(self.id)
 
     async def signals(self) -> list[Signal]:
-        """Progress and log lines, oldest first, while they are kept."""
+        """Return progress and log lines, oldest first, as long as they are retained."""
         return await self._trellis.signals(self.id)
 
     async def artifacts(self) -> tuple[ArtifactPointer, ...]:
-        """What the handler named when the job succeeded (`ctx.artifact`); empty before that."""
+        """Return the artifacts that the handler named (`ctx.artifact`); empty until the job has succeeded."""
         return artifacts_of(await self.events())
 
     async def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for the job to succeed and return its result, typed when its handler or `returns` is known.
+        """Wait for the job to succeed and return its result, typed if its handler or `returns` is known.
 
-        Raises JobFailed, JobDeadLettered or JobCancelled when it ended otherwise, TimeoutError when it has not ended.
+        Raises JobFailed, JobDeadLettered or JobCancelled if it ended otherwise, and TimeoutError if it has not ended.
         """
         job = await self._trellis.wait(self.id, timeout_s)
         if not _state(job).success:
@@ -121,12 +121,15 @@ class JobHandle:
         cause: str | None = None,
         grace_s: float | None = None,
     ) -> Job:
-        """End the job: soft asks its holder to stop and becomes hard after the grace; raises InvalidTransition once ended."""
+        """Cancel the job. A soft cancel asks its holder to stop, and becomes hard after the grace period.
+
+        Raises InvalidTransition if the job has ended.
+        """
         return await self._trellis.cancel(self.id, mode, cause=cause, grace_s=grace_s)
 
 
 def cancelling_roles_of(job: Job) -> tuple[Role, ...]:
-    """The roles that may cancel this job, those with a right to their own alone first."""
+    """Returns the roles that may cancel this job. Roles limited to their own jobs come first."""
     return cancelling_roles(job.lifecycle)
 
 
@@ -145,9 +148,9 @@ class Trellis:
         accepted: Callable[[], None] | None = None,
         cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT,
     ) -> None:
-        """`accepted` is called when a new job on a topic is in the ledger: a scheduler in the same process looks at once.
+        """`accepted` is called when a new job on a topic is in the ledger: it wakes a scheduler in the same process.
 
-        `cancel_grace_s` is how long after a soft cancel a job that goes on is ended, where the call does not say.
+        `cancel_grace_s` is how long a job may continue after a soft cancel, unless the call sets it.
         """
         self._cancel_grace_s = cancel_grace_s
         self.ledger = ledger
@@ -165,14 +168,17 @@ class Trellis:
     async def submit(
         self, type_: str, payload: Any = None, *, returns: Any = None, **settings: Unpack[SubmitSettings]
     ) -> JobHandle:
-        """Submit one job. Submits of one process that wait for the ledger at the same time share a transaction."""
+        """Submit one job. Concurrent submits of one process share a transaction."""
         (handle,) = await self.submit_many(type_, [payload], returns=returns, **settings)
         return handle
 
     async def submit_many(
         self, type_: str, payloads: Sequence[Any], *, returns: Any = None, **settings: Unpack[SubmitSettings]
     ) -> list[JobHandle]:
-        """Submit a job for each payload, in transactions of up to SUBMIT_MAX; all are checked before the first is written."""
+        """Submit a job for each payload, in transactions of up to SUBMIT_MAX jobs.
+
+        All payloads are checked before the first job is written.
+        """
         given = {"job_id", "idempotency_key"} & {name for name, value in settings.items() if value is not None}
         if given and len(payloads) != 1:
             option = min(given)
@@ -197,7 +203,7 @@ class Trellis:
     ) -> JobHandle:
         """Submit in the transaction that is open on the caller's own connection to this SQLite ledger's file.
 
-        The job is there once the caller commits, and never was if it rolls back. On PostgreSQL call the SQL function
+        The job exists once the caller commits, and does not if it rolls back. On PostgreSQL, call the SQL function
         `trellis.submit_job` on your connection instead, from any driver.
         """
         actor = self._permitted("jobs.create", SUBMITTING_ROLES)
@@ -216,9 +222,9 @@ class Trellis:
         returns: Any = None,
         **options: Unpack[TopicSubmitOptions],
     ) -> JobHandle:
-        """Submit a job on a topic of the bus; its payload is kept where the topic's workers look for it.
+        """Submit a job on a topic of the bus. Its payload is stored where the topic's workers read it.
 
-        The handle's result is what its worker reported: with `result_ptr`, where the result itself is.
+        The handle's result is the report of the worker. Its `result_ptr` says where the result itself is stored.
         """
         refuse_unknown(options, tuple(TopicSubmitOptions.__annotations__))
         if self._asking is None:
@@ -246,13 +252,13 @@ class Trellis:
         return self._handle(made, topic, returns)
 
     def handle(self, job_id: str, *, returns: Any = None) -> JobHandle:
-        """A handle on a job that exists already."""
+        """Return a handle of an existing job."""
         return JobHandle(self, JobId(job_id), type_=None, created=False, returns=returns)
 
-    # --- look ----------------------------------------------------------------------------------------------------
+    # --- read ----------------------------------------------------------------------------------------------------
 
     async def job(self, job_id: str) -> Job:
-        """One job; raises JobNotFound, and NotAllowed for a token that does not reach it."""
+        """Return one job. Raises JobNotFound, and NotAllowed if the token may not read it."""
         job = await self.ledger.job(JobId(job_id))
         await self._reach.check("jobs.read", JobId(job_id), job)
         if job is None:
@@ -260,17 +266,17 @@ class Trellis:
         return job
 
     async def events(self, job_id: str) -> list[Event]:
-        """Every event of a job, oldest first; raises NotAllowed."""
+        """Return every event of a job, oldest first. Raises NotAllowed."""
         await self._reach.check("jobs.read", JobId(job_id))
         return await self.ledger.events(JobId(job_id))
 
     async def signals(self, job_id: str) -> list[Signal]:
-        """Progress and log lines of a job, oldest first, while they are kept; raises NotAllowed."""
+        """Return progress and log lines of a job, oldest first, as long as they are retained. Raises NotAllowed."""
         await self._reach.check("jobs.read", JobId(job_id))
         return await self.ledger.signals(JobId(job_id), limit=SIGNALS_MAX)
 
     async def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
-        """The job once nothing more comes of it without a person; raises TimeoutError."""
+        """Wait until the job has ended or only an operator can continue it. Raises TimeoutError."""
         began, pause = self._clock.monotonic(), WAIT_S_FIRST
         while not _is_settled(job := await self.job(job_id)):
             left = None if timeout_s is None else began + timeout_s - self._clock.monotonic()
@@ -281,7 +287,7 @@ class Trellis:
         return job
 
     async def why(self, job: Job) -> JobFailed | JobDeadLettered | JobCancelled:
-        """Why a job that did not succeed ended, from its last event and its dead letter."""
+        """Return why a job did not succeed, from its last event and its dead letter."""
         events = await self.events(job.job_id)
         reason = reason_of(events[-1]) if events else job.state
         if _state(job).dead_letter:
@@ -296,9 +302,9 @@ class Trellis:
     async def feed(
         self, position: str | None = None, *, lifecycle: str | None = None, follow: bool = True
     ) -> AsyncIterator[FeedPage]:
-        """Every event once, in order, in pages; keep `page.position` to go on from there. Without `follow` it ends.
+        """Yield every event once, in order, in pages. Store `page.position` to continue from there.
 
-        A token with a right to its own jobs gets the events of those.
+        Without `follow`, it ends after the last event. A token limited to its own jobs gets only their events.
         """
         while True:
             page = await self.ledger.feed(position, limit=FEED_PAGE_MAX, lifecycle=lifecycle)
@@ -313,14 +319,14 @@ class Trellis:
                 return
 
     def read_result(self, type_: str, body: bytes, returns: Any) -> Any:
-        """Stored bytes as the type the caller or the handler names, else as plain JSON."""
+        """Decode a stored result as the type of `returns` or of the handler, else as plain JSON."""
         if returns is not None:
             return read_as(pydantic.TypeAdapter[Any](returns), body, type_)
         if self._app is not None and type_ in self._app:
             return self._app.spec(type_).codec.read_result(body)
         return json.loads(body)
 
-    # --- steer ---------------------------------------------------------------------------------------------------
+    # --- control -------------------------------------------------------------------------------------------------
 
     async def cancel(
         self,
@@ -330,9 +336,9 @@ class Trellis:
         cause: str | None = None,
         grace_s: float | None = None,
     ) -> Job:
-        """End a job that has not ended; raises InvalidTransition with its final state once it has.
+        """Cancel a job. Raises InvalidTransition, with the final state, if it has ended.
 
-        `grace_s` is how long after a soft cancel it is ended if it goes on; by default as the settings say.
+        `grace_s` is how long the job may continue after a soft cancel before it is ended. Default: from the settings.
         """
         chosen, grace_s = _mode(mode), self._cancel_grace_s if grace_s is None else grace_s
         actor = await self._canceller(JobId(job_id))
@@ -347,7 +353,7 @@ class Trellis:
     async def dead_letter(
         self, job_id: str, *, reason: str, reason_code: ReasonCode | str = ReasonCode.POLICY_VIOLATION
     ) -> Job:
-        """End a job that has not ended with a dead letter, without a retry; an operator's act. Raises InvalidTransition."""
+        """Dead-letter a job that has not ended, without a retry. An operator's action. Raises InvalidTransition."""
         actor = self._permitted("jobs.dead-letter")
         code = operator_reason_code(reason_code)
         answer = await dead_letter(
@@ -360,15 +366,15 @@ class Trellis:
     async def requeue(
         self, jobs: Sequence[str] | JobFilter, *, limit: int = 100, cause: str | None = None
     ) -> list[Moved | NotMoved]:
-        """Open the next generation of failed and dead-lettered jobs; an operator's act."""
+        """Requeue failed and dead-lettered jobs: each starts its next generation. An operator's action."""
         actor = self._permitted("jobs.requeue")
         chosen = jobs if isinstance(jobs, JobFilter) else [JobId(job_id) for job_id in jobs]
         return await self.ledger.requeue(actor, chosen, self._request_id(), limit=limit, cause=cause)
 
     async def compensate(self, *jobs: str, type_: str | None = None, timeout_s: float | None = None) -> list[JobHandle]:
-        """Undo succeeded jobs, newest first, each by its type's compensation or by `type_`; once, however often asked.
+        """Undo succeeded jobs, newest first, each by its type's compensation or by `type_`. Idempotent.
 
-        Several jobs are a chain: each compensation must succeed before the next begins.
+        Several jobs form a chain: each compensation must succeed before the next one starts.
         """
         originals = sorted([await self.job(job_id) for job_id in jobs], key=lambda job: job.created_at, reverse=True)
         wanted = [(job, await self._compensation(job, type_)) for job in originals]
@@ -381,29 +387,32 @@ class Trellis:
         return handles
 
     async def pause(self, type_: str, *, reason: str | None = None) -> None:
-        """Stop handing out jobs of a type; what is held goes on. The audit record shows `reason`."""
+        """Pause a job type: no more of its jobs are claimed. Held jobs continue. The audit record shows `reason`."""
         actor = self._acting(Role.CONTROL_PLANE, action="pause a type")
         await self.ledger.pause(actor, type_, paused=True, cause=reason)
 
     async def resume(self, type_: str, *, reason: str | None = None) -> None:
-        """Hand out jobs of a type again. The audit record shows `reason`."""
+        """Resume a job type: its jobs are claimed again. The audit record shows `reason`."""
         actor = self._acting(Role.CONTROL_PLANE, action="resume a type")
         await self.ledger.pause(actor, type_, paused=False, cause=reason)
 
     async def leave_behind(self, follower: str, *, reason: str | None = None) -> bool:
-        """Let retention go on without a follower, until it reads on; False when it has no place."""
+        """Stop keeping ended jobs for a follower until it reads again. Return False if nothing is kept for it."""
         actor = self._acting(Role.CONTROL_PLANE, action="leave a follower behind")
         return await self.ledger.release_retention(actor, follower, cause=reason)
 
     async def declare(self, app: App) -> None:
-        """Let what an application declares about its job types hold for every submit from anywhere, as a worker does when it starts."""
+        """Declare the options of an application's job types for all submits, as a worker does when it starts."""
         actor = self._acting(Role.WORKER, Role.CONTROL_PLANE, action="declare the options of a type")
         await self.ledger.declare_types(actor, [spec.declared for spec in app])
 
-    # --- inside --------------------------------------------------------------------------------------------------
+    # --- private -------------------------------------------------------------------------------------------------
 
     async def _declare_new(self) -> None:
-        """Declare types of the application that the ledger does not know, once; a caller who may not leaves that to a worker."""
+        """Declares, once, the application's types that the ledger does not know.
+
+        A caller without permission leaves that to a worker.
+        """
         if self._app is None or self._declared:
             return
         with suppress(NotAllowed):
@@ -412,17 +421,17 @@ class Trellis:
         self._declared = True
 
     def _permitted(self, rule: str, among: Sequence[Role] | None = None) -> Actor:
-        """The caller in the first of these roles that the table gives the right to; raises NotAllowed, TokenExpired."""
+        """Returns the caller as an actor in the first role that the rule permits. Raises NotAllowed or TokenExpired."""
         self._refuse_expired()
         return permit(self.principal, rule, among=among)
 
     async def _admitted(self, job: NewJob) -> NewJob:
-        """The job as this principal may submit it; raises NotAllowed."""
+        """Returns the job as this principal may submit it. Raises NotAllowed."""
         made = await admitted_submission(self.principal, self.ledger, job)
         return await scoped_key(self.ledger, made, self.principal.name) if self.principal.by_token else made
 
     async def _canceller(self, job_id: JobId) -> Actor:
-        """The caller in the role in which it may cancel this job; raises NotAllowed, JobNotFound."""
+        """Returns the caller in the role in which it may cancel this job. Raises NotAllowed or JobNotFound."""
         self._refuse_expired()
         job = await self.ledger.job(job_id)
         if job is None:
@@ -431,7 +440,7 @@ class Trellis:
         return await canceller(self.principal, self.ledger, job)
 
     def _acting(self, *candidates: Role, action: str) -> Actor:
-        """The caller in the first of these roles it has, while its token lives; raises NotAllowed, TokenExpired."""
+        """Returns the caller in the first of these roles that it has. Raises NotAllowed or TokenExpired."""
         self._refuse_expired()
         return self.principal.acting(*candidates, action=action)
 

@@ -1,4 +1,4 @@
-"""For the tests of applications: a ledger in memory whose time you set, and a worker that runs until nothing is left.
+"""Test support for applications: an in-memory ledger with a clock you control, and a worker that runs until idle.
 
     async def test_a_broken_document_is_retried():
         async with sandbox(app) as box:
@@ -9,7 +9,7 @@
             await box.assert_events(job, ["job_queued", "job_claimed", "job_started", "job_retry_scheduled",
                                           "job_claimed", "job_started", "job_succeeded"])
 
-It is the real engine: the same SQLite ledger, the same worker. Only the ledger's clock is yours.
+It is the real engine: the same SQLite ledger and the same worker. Only the ledger's clock is fake.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ from trellis.worker.requests import SubmitSettings
 from trellis.worker.worker import Worker
 
 EPOCH_S = 1_767_225_600.0
-"""Where fake time begins: 2026-01-01T00:00:00Z."""
+"""The start of fake time: 2026-01-01T00:00:00Z."""
 WAITS_MAX = 1_000
 PAGE_MAX = 500
 SWEEPS_MAX = 1_000
 
 
 class FakeClock:
-    """Time that stands still until it is moved. Called, it is a ledger's clock; it is also a `Clock` for loops."""
+    """A clock that stands still until it is advanced. Callable as a ledger's clock, and also a `Clock` for loops."""
 
     def __init__(self, start_s: float = EPOCH_S) -> None:
         self._now = start_s
@@ -52,16 +52,16 @@ class FakeClock:
         return self._now
 
     def monotonic(self) -> float:
-        """The same reading, for elapsed time."""
+        """Return the current fake time, for elapsed time."""
         return self._now
 
     @property
     def sleeping(self) -> int:
-        """How many wait for this clock to be moved."""
+        """How many sleepers wait for this clock."""
         return sum(not woken.done() for _, _, woken in self._sleepers)
 
     async def sleep(self, seconds: float) -> None:
-        """Come back when the clock has been moved so far."""
+        """Wait until the clock has been advanced by `seconds`."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -70,7 +70,7 @@ class FakeClock:
         await woken
 
     def advance(self, seconds: float) -> None:
-        """Move the clock and wake whoever has slept long enough."""
+        """Advance the clock and wake the sleepers that are due."""
         self._now += seconds
         while self._sleepers and self._sleepers[0][0] <= self._now:
             _, _, woken = heapq.heappop(self._sleepers)
@@ -79,7 +79,7 @@ class FakeClock:
 
 
 class Sandbox:
-    """One application on a `ledger` of its own, with its `clock` and a caller (`trellis`) that may do everything."""
+    """One application on its own `ledger`, with its `clock` and a caller (`trellis`) that has every role."""
 
     def __init__(self, app: App, ledger: Ledger, clock: FakeClock) -> None:
         self.app = app
@@ -95,13 +95,13 @@ class Sandbox:
         return await self.trellis.submit(type_, payload, **settings)
 
     async def run(self, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]) -> Any:
-        """Submit a job, run it through all its retries, and return its result or raise why there is none."""
+        """Submit a job, run it through all its retries, and return its result or raise why it has none."""
         job = await self.submit(type_, payload, **settings)
         await self.run_until_idle(skip_waits=True)
         return await job.result(timeout_s=0)
 
     async def run_until_idle(self, *, skip_waits: bool = False, options: WorkerOptions | None = None) -> None:
-        """Run everything that can run now; with `skip_waits` move the clock through backoffs and delays as well."""
+        """Run everything that can run now. With `skip_waits`, also advance the clock through backoffs and delays."""
         for _ in range(WAITS_MAX):
             await self.sweep()
             await run_until_idle(self.app, self.ledger, options=options, rng=self._rng)
@@ -112,12 +112,12 @@ class Sandbox:
         raise AssertionError(f"jobs still wait for something after {WAITS_MAX} waits were skipped")
 
     async def advance(self, seconds: float) -> None:
-        """Move the ledger's time and let everything that falls due happen."""
+        """Advance the ledger's clock, then sweep."""
         self.clock.advance(seconds)
         await self.sweep()
 
     async def sweep(self) -> None:
-        """Let everything that is due happen: backoffs, expired leases, deadlines."""
+        """Apply everything that is due: backoffs, expired leases, deadlines."""
         actor = Actor(role=Role.SWEEPER, name="test")
         for _ in range(SWEEPS_MAX):
             report = await self.ledger.sweep(actor, SweepOptions(elect=False))
@@ -125,12 +125,12 @@ class Sandbox:
                 return
 
     async def assert_events(self, job: JobHandle, expected: Sequence[str]) -> None:
-        """The job has exactly these events, oldest first."""
+        """Assert that the job has exactly these events, oldest first."""
         found = [event.type for event in await job.events()]
         assert found == list(expected), f"events of {job.id}:\n  found    {found}\n  expected {list(expected)}"
 
     async def _next_wait_s(self) -> float | None:
-        """How long until the next resting job falls due."""
+        """Returns the seconds until the next scheduled job is due; None if there is none."""
         now = await self.ledger.now()
         waits: list[float] = []
         cursor: str | None = None
@@ -148,7 +148,7 @@ class Sandbox:
 
 @asynccontextmanager
 async def sandbox(app: App, url: str = "sqlite://:memory:") -> AsyncGenerator[Sandbox]:
-    """A fresh ledger for one test, in memory unless another address is given."""
+    """Open a new ledger for one test, in memory unless another address is given."""
     clock = FakeClock()
     ledger = await open_ledger(url, clock=clock)
     try:
@@ -160,7 +160,7 @@ async def sandbox(app: App, url: str = "sqlite://:memory:") -> AsyncGenerator[Sa
 async def run_until_idle(
     app: App, ledger: Ledger, *, options: WorkerOptions | None = None, rng: random.Random | None = None
 ) -> None:
-    """Run a worker until nothing is held and the ledger has nothing more to hand out now."""
+    """Run a worker until no job is held and nothing can be claimed now."""
     chosen = rng or random.Random(0)  # noqa: S311 - tests want the same waits every time
     worker = Worker(
         app,
@@ -168,7 +168,7 @@ async def run_until_idle(
         options or WorkerOptions(name="test-worker"),
         clock=SystemClock(),
         rng=chosen,
-        new_id=new_id,  # a claim id that an earlier run had would be answered with that run's jobs
+        new_id=new_id,  # a claim id of an earlier run would return that run's jobs
     )
     await worker.start(listening=False)
     try:

@@ -1,1 +1,1 @@
-"""The application put together: settings, and the one place that joins the parts."""
+"""Puts the application together: reads the settings and wires the parts."""

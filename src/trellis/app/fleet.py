@@ -1,4 +1,4 @@
-"""The bus as the settings mean it: its configuration, its kernel, its pointers, and the connection itself."""
+"""Builds the parts of the bus from the settings: configuration, safety kernel, pointers, and the bus connection."""
 
 import os
 from collections.abc import AsyncGenerator, Callable
@@ -30,7 +30,7 @@ from trellis.storage.objects.store import ObjectStore
 OBJECTS_FOLDER = "objects"
 MEMORY_FOLDER = "memory.git"
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where somebody listens, not where we do
-"""Where one listens on every address, and where one finds that on this machine."""
+"""Wildcard listen addresses, with the loopback address that reaches each on this machine."""
 NO_POLICY = MappingProxyType(
     {
         "id": "no-policy",
@@ -39,38 +39,44 @@ NO_POLICY = MappingProxyType(
         "match": {"topics": [">"]},
     }
 )
-"""What stands for the policy that a fleet has not: it says what to set to everybody who is denied by it."""
+"""The policy of a fleet that has none configured. It denies every job with a reason that says what to set."""
 
 
 def config_file(settings: Settings) -> Path | None:
-    """Where topics, pools and tenants are configured: as set, else in the working folder if there is such a file."""
+    """Returns the file that configures topics, pools and tenants.
+
+    It is the configured one, else `bus.toml` in the working folder if that exists.
+    """
     return settings.bus_config or (Path(FILE_NAME) if Path(FILE_NAME).is_file() else None)
 
 
 def topics_of(settings: Settings) -> Topics:
-    """How topics, pools and tenants are configured; raises BusConfigInvalid."""
+    """Reads the configuration of topics, pools and tenants. Raises BusConfigInvalid."""
     return read_topics(config_file(settings))
 
 
 def is_embedded(settings: Settings, url: str) -> bool:
-    """Whether everything is one machine's own: its ledger a file, its bus inside the process."""
+    """Whether the instance runs on one machine: an SQLite ledger, and the bus inside the process."""
     return settings.bus == LOCAL_BUS and url.startswith("sqlite:")
 
 
 def is_without_policy(settings: Settings, url: str) -> bool:
-    """Whether every job is denied because nobody has said what may go."""
+    """Whether every job is denied because no safety policy is configured."""
     return settings.policy is None and not is_embedded(settings, url)
 
 
 def kernel_of(settings: Settings, url: str, *, monotonic: Callable[[], float]) -> SafetyKernel:
-    """What judges jobs before they are handed out; without a policy all of `job.>` may go in an embedded instance, and nothing elsewhere (D53)."""
+    """Opens the safety kernel, which decides about each job before it is dispatched.
+
+    Without a policy, an embedded instance allows all of `job.>`, and any other instance denies everything (D53).
+    """
     if is_without_policy(settings, url):
         return PolicyKernel(SafetyPolicy.model_validate({"rules": [dict(NO_POLICY)]}))
     return open_kernel(settings.policy, monotonic=monotonic, ca_file=settings.gateway_ca_file)
 
 
 def bus_options(settings: Settings) -> BusOptions:
-    """The part that the bus gets."""
+    """Returns the bus options from the settings."""
     return BusOptions(
         url=settings.bus,
         sender_id=settings.bus_sender,
@@ -87,7 +93,7 @@ def bus_options(settings: Settings) -> BusOptions:
 async def open_settings_bus(
     settings: Settings, *, clock: Clock, now: Callable[[], datetime], new_id: Callable[[], str]
 ) -> AsyncGenerator[Bus]:
-    """The bus; one that does not answer yet connects when it can. Raises SettingsInvalid."""
+    """Opens the bus. If it is unavailable, it connects later. Raises SettingsInvalid."""
     bus = await open_bus(bus_options(settings), clock=clock, now=now, new_id=new_id)
     try:
         yield bus
@@ -97,7 +103,7 @@ async def open_settings_bus(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorageLocations:
-    """Where an instance keeps what it has."""
+    """Where an instance stores its data."""
 
     ledger: str
     objects: str
@@ -105,7 +111,7 @@ class StorageLocations:
 
 
 def storage_locations(settings: Settings, ledger: str) -> StorageLocations:
-    """The settings' places; beside an SQLite file what is not set lies in its folder. Raises SettingsInvalid."""
+    """Returns the configured locations. Beside an SQLite ledger, defaults are in its folder. Raises SettingsInvalid."""
     folder = Path(ledger.removeprefix("sqlite:///")).absolute().parent if ledger.startswith("sqlite:///") else None
     if folder is None and (settings.objects is None or settings.memory is None):
         missing = "objects" if settings.objects is None else "memory"
@@ -119,7 +125,7 @@ def storage_locations(settings: Settings, ledger: str) -> StorageLocations:
 
 
 def object_store_url(settings: Settings, url: str) -> str | None:
-    """Where the object store of an instance with this ledger is; None when nothing says it."""
+    """Returns the URL of the object store of an instance with this ledger; None if nothing is configured."""
     if settings.objects is not None or not url.startswith("sqlite:///"):
         return settings.objects
     return f"file://{Path(url.removeprefix('sqlite:///').partition('?')[0]).absolute().parent / OBJECTS_FOLDER}"
@@ -127,7 +133,7 @@ def object_store_url(settings: Settings, url: str) -> str | None:
 
 @asynccontextmanager
 async def open_pointers(settings: Settings, url: str) -> AsyncGenerator[Pointers]:
-    """What can be behind pointers, for a process that has no instance: a worker on the bus, or somebody who submits."""
+    """Opens the stores behind pointers, for a process without an instance: a bus worker, or a client that submits."""
     place = object_store_url(settings, url)
     objects: ObjectStore | None = None
     if place is not None:
@@ -147,24 +153,27 @@ async def open_pointers(settings: Settings, url: str) -> AsyncGenerator[Pointers
 async def open_bus_submitter(
     settings: Settings, url: str, room: BacklogLimit, *, new_id: Callable[[], str]
 ) -> AsyncGenerator[BusSubmitter]:
-    """How jobs on topics are asked for, for a process that has no instance."""
+    """Opens the submitter of jobs on topics, for a process without an instance."""
     topics = topics_of(settings)
     async with open_pointers(settings, url) as pointers:
         yield BusSubmitter(topics=topics, pointers=pointers, room=room, new_id=new_id)
 
 
 def nlm_key(settings: Settings) -> SecretStr | None:
-    """The key for the NLM provider's server; none for a provider that asks nobody. Raises SettingsInvalid where it may not go there."""
+    """Returns the key for the NLM provider's server; None for the default provider, which calls no server.
+
+    Raises SettingsInvalid if the key may not be sent there.
+    """
     return None if settings.nlm == DEFAULT_NLM else settings.key_for("nlm_base_url")
 
 
 def gateway_address(settings: Settings) -> str:
-    """The gateway as other parts reach it: as configured, else where this machine's gateway listens."""
+    """Returns the gateway URL for other components: the configured one, else where this machine's gateway listens."""
     scheme = "http" if settings.tls_cert_file is None else "https"
     return (settings.gateway or f"{scheme}://{reachable_host(settings.host)}:{settings.port}").rstrip("/")
 
 
 def reachable_host(host: str) -> str:
-    """A host that can be asked, as it stands in a URL."""
+    """Returns a host that clients can connect to, in the form used in a URL."""
     name = WILDCARDS.get(host, host)
     return f"[{name}]" if ":" in name else name

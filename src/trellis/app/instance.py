@@ -1,4 +1,4 @@
-"""One instance of the platform: ledger, object store, memory and answers, joined; and the services that work on them."""
+"""One instance of the platform: ledger, object store, memory and NLM provider, and the services that work on them."""
 
 import asyncio
 import os
@@ -89,10 +89,10 @@ from trellis.storage.objects.store import ObjectStore
 from trellis.worker.kinds import JobFactory, make_job_from_json
 
 PROBE_KEY = "agents/index.json"
-"""What the object store is asked for to see whether it answers."""
+"""The object store is asked for this key to check that it answers."""
 SEED_RUN = "garden"
 JUDGED_PAGES_MAX = 1_000
-"""Pages of events that are judged before a command goes on; what is left is for the next process."""
+"""Bound on pages of events judged before a command continues. The next process judges the rest."""
 DAY_S = 24 * 3600.0
 
 
@@ -104,22 +104,22 @@ HELPERS = {
     "schedule-registrar": "schedules",
     "bus-collector": "retention",
 }
-"""Services that belong to the part that is called by another one's name, and that name."""
+"""Services that belong to a role with another name, and that role."""
 
 
 def role_of(service: str) -> str:
-    """What a person calls the part of the platform that this service belongs to."""
+    """Returns the role of the platform that this service belongs to."""
     return HELPERS.get(service, service)
 
 
 def is_of_queue(service: Service[Any]) -> bool:
-    """Whether the service drives queue jobs."""
+    """Whether the service drives jobs of the job queue."""
     return service.name.startswith("queue-")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """Everything open."""
+    """The open parts of an instance."""
 
     places: StorageLocations
     ledger: Ledger
@@ -129,42 +129,42 @@ class Instance:
     settings: Settings
     name: str
     counter: TokenCounter = field(default=count_tokens, compare=False)
-    """What counts tokens of memory and sources (D50)."""
+    """Counts tokens of memory and sources (D50)."""
     schedulers: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]], compare=False)
-    """What wakes the schedulers of the bus in this process; none where it runs elsewhere, and finds what is new by itself."""
+    """Callbacks that wake the bus schedulers in this process. Empty if they run elsewhere, where they poll."""
 
     def probes(self) -> dict[str, Callable[[], Awaitable[object]]]:
-        """What this instance cannot do without, each with a question that comes back when it answers."""
+        """Returns a health check for each dependency. A check returns when the dependency answers."""
         return {"ledger": self.ledger.ping, "objects": partial(self.objects.head, PROBE_KEY)}
 
     def wake_bus(self) -> None:
-        """A job on a topic is new here, or may go on."""
+        """Wakes the bus schedulers because a job on a topic was submitted or can continue."""
         for wake in self.schedulers:
             wake()
 
     @property
     def gateway_url(self) -> str:
-        """Where callbacks come in and snapshots are read."""
+        """The URL that receives callbacks and serves snapshots."""
         return gateway_address(self.settings)
 
     @property
     def nlm_url(self) -> str:
-        """Where queue jobs are executed: as configured, else where this machine's NLM backend listens."""
+        """The URL of the NLM backend that executes queue jobs: the configured one, else this machine's."""
         there = f"http://{reachable_host(self.settings.nlm_host)}:{self.settings.nlm_port}"
         return (self.settings.nlm_backend or there).rstrip("/")
 
     def actor(self, role: Role) -> Actor:
-        """This process in a role."""
+        """Returns this process as an actor in a role."""
         return Actor(role=role, name=self.name)
 
     @property
     def catalog(self) -> Catalog:
-        """The agents."""
+        """The catalog of agents."""
         return Catalog(self.objects, counter=self.counter)
 
     @property
     def artifacts(self) -> ArtifactRegistry:
-        """What queue jobs left behind."""
+        """The registry of artifacts that queue jobs produced."""
         return ArtifactRegistry(
             ledger=self.ledger,
             objects=self.objects,
@@ -175,12 +175,12 @@ class Instance:
 
     @property
     def published(self) -> PublishedRuns:
-        """What readers see."""
+        """The runs as published for readers."""
         return PublishedRuns(self.objects, SystemClock())
 
     @property
     def layer(self) -> BuiltinLayer:
-        """How runs are begun."""
+        """The layer through which runs are started."""
         return BuiltinLayer(
             ledger=self.ledger,
             gateway=self.actor(Role.GATEWAY),
@@ -194,7 +194,7 @@ class Instance:
         )
 
     def apply_engine(self) -> ApplyEngine:
-        """What applies approved proposals."""
+        """Builds the engine that applies approved proposals."""
         return ApplyEngine(
             ledger=self.ledger,
             actor=self.actor(Role.APPLY_ENGINE),
@@ -205,7 +205,7 @@ class Instance:
         )
 
     def proposal_service(self, gateway: Actor) -> ProposalService:
-        """How proposals are made from outside a run, in this actor's name."""
+        """Builds the service that creates proposals from outside a run, in this actor's name."""
         return ProposalService(
             ledger=self.ledger,
             gateway=gateway,
@@ -217,7 +217,7 @@ class Instance:
         )
 
     def inbox(self, gateway: Actor) -> InboxService:
-        """What takes entries, in this actor's name."""
+        """Builds the service that accepts inbox entries, in this actor's name."""
         return InboxService(
             ledger=self.ledger,
             gateway=gateway,
@@ -229,7 +229,7 @@ class Instance:
         )
 
     def job_factory(self, principal: Principal) -> JobFactory:
-        """What new jobs are made with, and checked against, for this principal."""
+        """Builds the factory that makes and checks new jobs for this principal."""
         return JobFactory(
             new_id=new_id,
             ledger=self.ledger,
@@ -240,30 +240,33 @@ class Instance:
 
     @cached_property
     def topics(self) -> Topics:
-        """How topics, pools and tenants are configured; raises BusConfigInvalid."""
+        """The configuration of topics, pools and tenants. Raises BusConfigInvalid."""
         return topics_of(self.settings)
 
     @cached_property
     def pointers(self) -> Pointers:
-        """What can be behind the pointers of jobs on the bus."""
+        """The stores behind the pointers of jobs on the bus."""
         return make_pointers(self.objects, self.settings.redis_url)
 
     @cached_property
     def kernel(self) -> SafetyKernel:
-        """What judges jobs before they are handed out; asked about for the first time, it opens nothing."""
+        """The safety kernel, which decides about jobs before they are dispatched. Creating it opens no connection."""
         return kernel_of(self.settings, self.places.ledger, monotonic=elapsed_s)
 
     @cached_property
     def room(self) -> BacklogLimit:
-        """How much may wait on the topics."""
+        """Limits how many jobs may wait on the topics."""
         return BacklogLimit(ledger=self.ledger, clock=SystemClock())
 
     def _bus_submitter(self) -> BusAsking:
-        """How jobs on topics are asked for."""
+        """Builds the submitter of jobs on topics."""
         return BusAsking(topics=self.topics, pointers=self.pointers, room=self.room, new_id=new_id)
 
     def _token_as(self, role: Role) -> Callable[[], str]:
-        """What this process shows in a role; made when it is needed: without a key to sign with a job fails, and not the process."""
+        """Returns a function that gives this process's token in a role.
+
+        The token is created on first use: without a signing key a job fails, not the process.
+        """
 
         @cache
         def made() -> ComponentToken:
@@ -276,12 +279,12 @@ class Instance:
 
     @cached_property
     def nlm_reader(self) -> NlmBackend:
-        """How the gateway reads jobs of the NLM backend."""
+        """The client with which the gateway reads jobs of the NLM backend."""
         token, tls = self._token_as(Role.GATEWAY), outgoing_tls(self.settings)
         return NlmBackend(self.nlm_url, token, tls, answer_bytes_max=READ_BYTES_MAX)
 
     async def release(self) -> None:
-        """End connections that were made on the way."""
+        """Closes the connections that were opened on demand."""
         if "nlm_reader" in vars(self):
             await self.nlm_reader.close()
         if "pointers" in vars(self):
@@ -290,7 +293,7 @@ class Instance:
             await self.kernel.close()
 
     def queue_orchestrator(self) -> QueueOrchestrator:
-        """What drives queue jobs."""
+        """Builds the orchestrator that drives queue jobs."""
         clock, actor = SystemClock(), self.actor(Role.ORCHESTRATOR)
         rng = random.Random()  # noqa: S311 - spreads retries, nothing secret
         artifacts = self.artifacts
@@ -321,7 +324,7 @@ class Instance:
         )
 
     def _orchestrator(self, engine: ApplyEngine, publisher: DocumentPublisher) -> Orchestrator:
-        """What drives runs; `publisher` tells its driver what was published."""
+        """Builds the orchestrator that drives runs. `publisher` tells its driver what was published."""
         clock = SystemClock()
         work = RunSteps(
             ledger=self.ledger,
@@ -355,9 +358,9 @@ class Instance:
         )
 
     def services(self) -> list[Service[Any]]:
-        """All that runs need, in one process."""
+        """Builds all services that runs need, for one process."""
         clock, engine, layer = SystemClock(), self.apply_engine(), self.layer
-        publisher = DocumentPublisher(self.objects)  # the driver hears from it what the projector has published
+        publisher = DocumentPublisher(self.objects)  # tells the driver what the projector has published
         orchestrator = self._orchestrator(engine, publisher)
         queue = self.queue_orchestrator()
         projector = Projector(
@@ -390,7 +393,7 @@ class Instance:
         ]
 
     def agent_health(self) -> AgentHealth:
-        """What stops agents that keep failing."""
+        """Builds the service that stops agents that keep failing."""
         return AgentHealth(
             ledger=self.ledger,
             actor=self.actor(Role.CONTROL_PLANE),
@@ -398,9 +401,9 @@ class Instance:
         )
 
     async def judge_agents(self) -> None:
-        """Come back when every run that has ended by now is judged: an agent that failed three times in a row is stopped then.
+        """Judges every run that has ended by now: an agent that failed three times in a row is stopped.
 
-        Where another process does this, it is left to that one.
+        If another process does this, it is left to that process.
         """
         health = self.agent_health()
         try:
@@ -411,7 +414,7 @@ class Instance:
             await health.release()
 
     def bus_collector(self) -> BusCollector:
-        """What removes contexts and results of jobs on topics that retention has removed."""
+        """Builds the collector of stored contexts and results whose jobs retention has removed from the ledger."""
         return BusCollector(
             ledger=self.ledger,
             actor=self.actor(Role.CONTROL_PLANE),
@@ -420,9 +423,10 @@ class Instance:
         )
 
     async def serve(self, stop: asyncio.Event, roles: frozenset[str] | None = None, *, queue_jobs: bool = True) -> None:
-        """Run the services of these roles, or all, until `stop` is set; runs under way are left for another process to go on with.
+        """Runs the services of these roles, or all, until `stop` is set. Unfinished runs are left to another process.
 
-        Without `queue_jobs` those are left alone: a process that has no gateway beside it would only spend their attempts.
+        Without `queue_jobs`, queue jobs are not driven: without a gateway in the process they would only spend
+        attempts.
         """
         services = [service for service in self.services() if roles is None or role_of(service.name) in roles]
         if not queue_jobs:
@@ -438,8 +442,8 @@ class Instance:
                 await service.release()
 
     async def plant(self) -> None:
-        """Put the demonstration agents there, with the first pages of their memory. Twice is as once."""
-        for slug in AGENTS:  # before it is there: no crash leaves an agent that nobody made
+        """Creates the demonstration agents with the first pages of their memory. Idempotent."""
+        for slug in AGENTS:  # recorded before the object exists: a crash leaves no agent without its creation event
             if await self.objects.head(agent_key(slug)) is None:
                 created = NewAct(event=CREATED, subject=slug, target="active", cause="the garden is planted")
                 await self.ledger.record_act(self.actor(Role.CONTROL_PLANE), created)
@@ -462,7 +466,7 @@ class Instance:
             author="garden",
             at=await self.ledger.now(),
         )
-        # Another process that planted at the same moment is as good.
+        # Another process may have planted at the same moment.
         assert isinstance(answer, Committed | AlreadyApplied) or answer.current > 0, answer
 
 
@@ -475,9 +479,10 @@ async def open_instance(
     part: str | None = None,
     uses_memory: bool = True,
 ) -> AsyncGenerator[Instance]:
-    """Open everything, and prove that the object store keeps conditional writes. Closes what it opened.
+    """Opens all parts of an instance and closes them at the end.
 
-    Raises MemoryOfAnother where the memory is used and belongs to another instance.
+    Checks that the object store honours conditional writes. Raises MemoryOfAnother if `uses_memory` and the memory
+    belongs to another instance.
     """
     found, counter = storage_locations(settings, ledger_url), open_tokenizer(settings.tokenizer)
     ledger = await open_ledger(found.ledger, part=part)

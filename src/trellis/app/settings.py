@@ -1,7 +1,7 @@
-"""Settings: `TRELLIS_*` in the environment, or keys of `trellis.toml`; read once, at the edge, into a frozen value.
+"""Settings: `TRELLIS_*` environment variables or keys of `trellis.toml`, read once at startup into a frozen object.
 
-The environment wins over the file. A key of the file that does not exist is refused with the nearest one that does, and
-such a variable is warned of: a setting that silently does nothing is found at three in the morning.
+The environment overrides the file. An unknown key in the file is refused, with the nearest known name. An unknown
+variable only causes a warning, because other programs set variables too.
 """
 
 import difflib
@@ -43,28 +43,28 @@ _SERVICE_NAMES = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SC
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 _SECRETS = ("key", "token", "ledger", "url", "bus", "redis")
-"""How the names of settings end whose value may be or hold a secret."""
+"""Suffixes of settings whose value may be or contain a secret."""
 
 _ENVIRONMENT_ONLY = {
     "token": "a token does not belong in this file; set TRELLIS_TOKEN, or token_file to a private file that holds it",
     "gateway_plain_http": "this file does not decide whether a token goes unencrypted; set TRELLIS_GATEWAY_PLAIN_HTTP",
 }
-"""Settings that the file may not have, and what to do instead."""
+"""Settings that the file must not contain, with what to do instead."""
 AUDIT_OBJECTS_MAX = 50
 
 
 def _as_list(value: Any) -> Any:
-    """A list as the environment writes it, or as the file does."""
+    """Parses a list: comma-separated text from the environment, or a list from the file."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
 NLM_LEDGER_FILE = "nlm.db"
 KEYS_OF = {"model_base_url": "model_key", "nlm_base_url": "nlm_key"}
-"""Which key goes to the server that a setting names."""
+"""Which key is sent to the server that a setting names."""
 
 
 class Settings(pydantic.BaseModel):
-    """Everything that can be set."""
+    """All settings."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
@@ -85,60 +85,72 @@ class Settings(pydantic.BaseModel):
     memory: Path | None = None
     """The git repository of agents' memory; by default beside an SQLite ledger."""
     nlm: str = "extractive"
-    """Who answers grounded questions: `extractive`, `openai`, or the name of a plug-in."""
+    """The provider that answers grounded questions: `extractive`, `openai`, or the name of a plug-in."""
     nlm_base_url: str | None = None
     nlm_model: str | None = None
     nlm_key: pydantic.SecretStr | None = None
     nlm_backend: str | None = None
     """`http://host:port` of the NLM backend that queue jobs are given to; by default the one in the same process."""
     nlm_host: str = pydantic.Field(HOST_DEFAULT, min_length=1, max_length=253)
-    """Where the NLM backend listens. Anything but this machine needs a configured key."""
+    """Where the NLM backend listens. Any address other than this machine requires a configured key."""
     nlm_port: int = pydantic.Field(NLM_PORT_DEFAULT, ge=0, le=65_535)
-    """0 takes a free one."""
+    """Port 0 chooses a free port."""
     nlm_ledger: str | None = None
-    """The NLM backend's own ledger, shared by those behind one address; by default `nlm.db` beside an SQLite ledger, else in the working folder."""
+    """The NLM backend's own ledger, shared by the backends behind one address.
+
+    Default: `nlm.db` beside an SQLite ledger, else in the working folder.
+    """
     nlm_concurrency: int = pydantic.Field(4, ge=1, le=100)
     """Jobs that the NLM backend works on at the same time."""
     nlm_per_second: float | None = pydantic.Field(None, gt=0, le=1_000)
-    """How many questions a second the NLM backend asks its provider; None for any number."""
+    """Maximum number of questions per second that the NLM backend asks its provider; None for no limit."""
     project: str = pydantic.Field(PROJECT_DEFAULT, min_length=1, max_length=200)
-    """The project whose artifacts these are; the first 16 hexadecimal digits of its SHA-256 stand in their keys."""
+    """The project that owns the artifacts. Their keys contain the first 16 hexadecimal digits of its SHA-256."""
     artifact_days: int = pydantic.Field(90, ge=1, le=36_500)
-    """How old a finalized artifact must be before a cleanup may remove it."""
+    """Minimum age of a finalized artifact before cleanup may remove it."""
     job_timeout_s: float = pydantic.Field(600.0, gt=0, le=86_400)
     """How long one execution of a queue job may take."""
     operator_window_s: float = pydantic.Field(900.0, ge=0, le=30 * 86_400)
-    """How long a failed queue job waits for a person before it is dead."""
+    """How long a failed queue job waits for an operator before it is dead-lettered."""
     outgoing: Annotated[
         tuple[Annotated[str, pydantic.Field(max_length=300)], ...], pydantic.BeforeValidator(_as_list)
     ] = pydantic.Field((), max_length=OUTGOING_MAX)
-    """Origins (`https://host`, `http://host:port`) that snapshots may come from although they are not public; separated by commas. They get no token."""
+    """Origins (`https://host`, `http://host:port`) that snapshots may come from although they are not public.
+
+    Comma-separated. They get no token.
+    """
     bus: str = pydantic.Field(LOCAL_BUS, min_length=1, max_length=2_000)
-    """`local` for workers inside `trellis up`, or `nats://host:4222` for a fleet; several addresses of one cluster are separated by commas."""
+    """`local` for workers inside `trellis up`, or `nats://host:4222` for a fleet.
+
+    Several addresses of one cluster are comma-separated.
+    """
     bus_config: Path | None = None
     """Topics, pools and tenants; by default `bus.toml` in the working folder, if there is one."""
     bus_object_days: int = pydantic.Field(30, ge=1, le=36_500)
-    """How long what is kept behind a pointer stays after it was written last, though no job in the ledger names it any more."""
+    """How long a stored payload or result stays after its last write, once no job in the ledger refers to it."""
     bus_sender: str = pydantic.Field("trellis", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")
-    """What the control plane calls itself in packets; the same in all its processes."""
+    """The control plane's sender id in packets. All its processes use the same one."""
     bus_key_file: Path | None = None
-    """The private key (ECDSA P-256, PEM) that signs our packets; without one they are not signed."""
+    """The private key (ECDSA P-256, PEM) that signs our packets. Without one they are unsigned."""
     bus_keys_dir: Path | None = None
-    """Public keys of those who send us packets, `<sender id>.pem` each."""
+    """Public keys of packet senders, `<sender id>.pem` each."""
     bus_require_signatures: bool = False
-    """Whether packets without a good signature are refused; needs `bus_keys_dir`."""
+    """Whether packets without a valid signature are refused. Requires `bus_keys_dir`."""
     bus_signature_window_s: float = pydantic.Field(300.0, ge=1.0, le=3600.0)
-    """How far the time in a signed packet may be from the time at which the bus took it: clocks that differ by more are refused."""
+    """Maximum difference between the time in a signed packet and the time the bus received it."""
     bus_creds_file: Path | None = None
-    """A NATS credentials file, or one with the seed of a user's nkey alone."""
+    """A NATS credentials file, or a file with only the nkey seed of a user."""
     bus_ca_file: Path | None = None
-    """The authority that signed the certificate of the NATS server; by default those the system trusts."""
+    """The CA that signed the certificate of the NATS server. Default: the system's CAs."""
     policy: str | None = pydantic.Field(None, min_length=1, max_length=2_000)
-    """The safety policy: the path of a file, or `grpc://host:port` of a kernel. Without one everything on `job.>` may go on a local bus with SQLite, and nothing elsewhere."""
+    """The safety policy: the path of a file, or `grpc://host:port` of a kernel.
+
+    Without one, everything on `job.>` is allowed on a local bus with SQLite, and nothing elsewhere.
+    """
     safety_host: str = pydantic.Field(HOST_DEFAULT, min_length=1, max_length=253)
     """Where `trellis up --roles safety-kernel` listens."""
     safety_port: int = pydantic.Field(SAFETY_PORT_DEFAULT, ge=0, le=65_535)
-    """0 takes a free one."""
+    """Port 0 chooses a free port."""
     redis: pydantic.SecretStr | None = None
     """`redis://host:6379/0`: the server behind `redis://` pointers, for agents of the CAP SDK."""
     model_base_url: str | None = None
@@ -147,19 +159,19 @@ class Settings(pydantic.BaseModel):
     runs: int = pydantic.Field(10, ge=1, le=1_000)
     """Runs that may be running at the same time, over all processes."""
     upstream_wait_s: float = pydantic.Field(86_400.0, gt=0, le=30 * 86_400)
-    """How long a run may wait in all for a projector or an object store that is away; after that it fails."""
+    """Total time a run may wait for an unavailable projector or object store before it fails."""
     audit_objects: Annotated[
         tuple[Annotated[str, pydantic.Field(pattern=TYPE_PATTERN)], ...], pydantic.BeforeValidator(_as_list)
     ] = pydantic.Field((), max_length=AUDIT_OBJECTS_MAX)
-    """Job types whose every event gets an audit record of its own, instead of a line in a segment; separated by commas."""
+    """Job types whose every event gets its own audit record instead of a line in a segment. Comma-separated."""
     gateway: str | None = None
-    """`http://host:port` of a gateway that commands about runs, agents, proposals and jobs go through, instead of to the ledger."""
+    """`http://host:port` of a gateway. Commands about runs, agents, proposals and jobs then use it, not the ledger."""
     gateway_ca_file: Path | None = None
-    """The authority that signed the certificate of the gateway, and of the NLM backend; by default those the system trusts."""
+    """The CA that signed the certificates of the gateway and the NLM backend. Default: the system's CAs."""
     gateway_plain_http: bool = False
-    """Whether a token may go unencrypted (`http://`) to a gateway on another machine; only from the environment."""
+    """Whether a token may be sent unencrypted (`http://`) to a gateway on another machine. Environment only."""
     token: pydantic.SecretStr | None = None
-    """A token to act with, as text; only from the environment."""
+    """The token to act with, as text. Environment only."""
     token_file: Path | None = None
     """A file that holds the token instead."""
     token_key_file: Path | None = None
@@ -167,15 +179,15 @@ class Settings(pydantic.BaseModel):
     token_jwks_file: Path | None = None
     """Instead of a secret: the public keys (a JWK set, Ed25519 or ES256) that verify tokens of `token_issuer`."""
     token_issuer: str | None = pydantic.Field(None, min_length=1, max_length=500)
-    """Who signs the tokens that the key set verifies, exactly as their `iss` says."""
+    """The issuer of the tokens that the key set verifies, exactly as in their `iss`."""
     token_signing_key_file: Path | None = None
-    """The private JWK with which `trellis token issue` signs; only where tokens are issued, not where they are verified."""
+    """The private JWK with which `trellis token issue` signs. Needed only where tokens are issued."""
     callback_key_file: Path | None = None
-    """The secret behind the signatures of callbacks; by default made from the development key of an SQLite ledger."""
+    """The secret that signs callbacks. Default: derived from the development key of an SQLite ledger."""
     host: str = pydantic.Field(HOST_DEFAULT, min_length=1, max_length=253)
-    """Where the gateway listens. Anything but this machine needs a configured key."""
+    """Where the gateway listens. Any address other than this machine requires a configured key."""
     port: int = pydantic.Field(PORT_DEFAULT, ge=0, le=65_535)
-    """0 takes a free one."""
+    """Port 0 chooses a free port."""
     tls_cert_file: Path | None = None
     """The certificate chain of the gateway, PEM."""
     tls_key_file: Path | None = None
@@ -183,32 +195,32 @@ class Settings(pydantic.BaseModel):
     health_address: str | None = pydantic.Field(
         None, pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$", max_length=260
     )
-    """`host:port` where any role and any worker answers `/system/live` and `/system/ready`, beside whatever else it serves; port 0 takes a free one."""
+    """`host:port` where every role and worker serves `/system/live` and `/system/ready`. Port 0 chooses a free port."""
     log_level: str = pydantic.Field("info", pattern="^(debug|info|warning|error)$")
     log_format: str = pydantic.Field("text", pattern="^(text|json)$")
 
     orchestrator: str = pydantic.Field(BUILTIN, min_length=1, max_length=2_000)
-    """What drives runs: `builtin`, the orchestrators of this instance. No other is available in this version."""
+    """What drives runs. Only `builtin`, the orchestrators of this instance, is available in this version."""
     cancel_grace_s: float = pydantic.Field(CANCEL_GRACE_S_DEFAULT, ge=0, le=3_600)
-    """How long after a soft cancel a job or a run that goes on is ended; a request may name another time where it can."""
+    """How long a job or run may continue after a soft cancel before it is ended. A request may set another value."""
     runs_waiting: int = pydantic.Field(100, ge=1, le=100_000)
-    """Runs of one agent that may wait; one more is refused with 429."""
+    """Runs of one agent that may wait. One more is refused with status 429."""
     body_bytes: int = pydantic.Field(1024 * 1024, ge=1024, le=16 * 1024 * 1024)
-    """The longest body of a request to the gateway."""
+    """Maximum size of a request body at the gateway."""
     large_body_bytes: int = pydantic.Field(10 * 1024 * 1024, ge=1024, le=64 * 1024 * 1024)
-    """The same for artifacts and for proposals about memory and logic; at least `body_bytes`."""
+    """Maximum body size for artifacts and for proposals about memory and logic. At least `body_bytes`."""
     tokenizer: str = pydantic.Field("bytes", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     """What counts the tokens of memory and sources: `bytes`, an upper estimate, or the name of a plug-in."""
 
     _file: Path | None = pydantic.PrivateAttr(None)
     """The `trellis.toml` that was read."""
     _from_file: frozenset[str] = pydantic.PrivateAttr(frozenset())
-    """The settings that it decides."""
+    """The settings whose value comes from that file."""
 
     @pydantic.field_validator("bus")
     @classmethod
     def _known_bus(cls, value: str) -> str:
-        """An address that nobody can connect to would only be found out while jobs wait."""
+        """Refuses an unsupported address at startup; otherwise it would be noticed only while jobs wait."""
         if value != LOCAL_BUS and not all(part.strip().startswith(BUS_SCHEMES) for part in value.split(",")):
             raise ValueError(f"say {LOCAL_BUS} or an address such as nats://127.0.0.1:4222")
         return value
@@ -216,7 +228,7 @@ class Settings(pydantic.BaseModel):
     @pydantic.field_validator("orchestrator")
     @classmethod
     def _known_orchestrator(cls, value: str) -> str:
-        """An orchestrator that is not there would leave every run waiting."""
+        """Refuses an unknown orchestrator, which would leave every run waiting."""
         if value != BUILTIN:
             scheme = value.partition("://")[0]
             raise ValueError(f"the orchestrator {scheme!r} is not available in this version; say {BUILTIN}")
@@ -225,14 +237,14 @@ class Settings(pydantic.BaseModel):
     @pydantic.field_validator("nlm_base_url", "model_base_url")
     @classmethod
     def _no_password(cls, value: str | None) -> str | None:
-        """A password in an address would be shown wherever the address is."""
+        """Refuses a password in an address, because addresses are shown."""
         if value is not None and "@" in value.partition("//")[2].partition("/")[0]:
             raise ValueError("credentials do not belong in it; set the key instead")
         return value
 
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> "Settings":
-        """One half of a pair does nothing, and two answers to one question are none."""
+        """Checks that settings which belong together are both set, and that exclusive ones are not."""
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_cert_file and tls_key_file belong together; set both or neither")
         if self.token_jwks_file is not None and self.token_key_file is not None:
@@ -247,16 +259,16 @@ class Settings(pydantic.BaseModel):
 
     @property
     def shown_bus(self) -> str:
-        """The address of the bus without what is secret in it."""
+        """The bus address without its credentials."""
         return ",".join(re.sub(r"//.*@", "//***@", part) for part in self.bus.split(","))
 
     @property
     def redis_url(self) -> str | None:
-        """The address of the Redis server, with its password."""
+        """The URL of the Redis server, with its password."""
         return None if self.redis is None else self.redis.get_secret_value()
 
     def shown_token(self) -> str | None:
-        """The token this process acts with, if it has one; raises SettingsInvalid."""
+        """Returns the token this process acts with, if any. Raises SettingsInvalid."""
         if self.token is not None or self.token_file is None:
             return None if self.token is None else self.token.get_secret_value().strip()
         try:
@@ -265,21 +277,23 @@ class Settings(pydantic.BaseModel):
             raise SettingsInvalid(source="token_file", detail=f"{self.token_file} cannot be read: {error}") from error
 
     def noting(self, file: Path, keys: frozenset[str]) -> Self:
-        """The same settings, of which this file decides these."""
+        """Records which settings come from this file. Returns the same settings."""
         self._file, self._from_file = file, keys
         return self
 
     def token_may_go_to(self, setting: str) -> bool:
-        """Whether the token may be sent to the address that this setting (`gateway`, `nlm_backend`) has, or to whoever this
-        setting (`gateway_ca_file`) lets pass for it.
+        """Whether the token may be sent to the address in this setting (`gateway`, `nlm_backend`).
+
+        For `gateway_ca_file`: whether it may be sent to a server that this CA vouches for.
         """
         return self._secret_may_go_to(setting, given=("token",), in_file="token_file")
 
     def _secret_may_go_to(self, setting: str, *, given: tuple[str, ...], in_file: str | None = None) -> bool:
-        """Whether a secret (one of `given`, or the file `in_file`) may be sent where this setting says.
+        """Whether a secret (one of `given`, or the file `in_file`) may be sent to where this setting points.
 
-        `trellis.toml` lies in the working folder, which may be a stranger's. An address in it gets no secret of the
-        environment, only one that the same file holds, or names and that lies in the same folder.
+        `trellis.toml` is in the working folder, which may belong to an untrusted party. An address in it gets no secret
+        from the environment. It gets only a secret in the same file, or in a file that it names and that is in the same
+        folder.
         """
         inline = [name for name in given if getattr(self, name) is not None]
         path: Path | None = None if in_file is None else getattr(self, in_file)
@@ -295,17 +309,20 @@ class Settings(pydantic.BaseModel):
         return (folder / path).resolve().is_relative_to(folder)
 
     def check_gateway(self) -> None:
-        """Raise SettingsInvalid where the token may not go to the gateway of these settings."""
+        """Raises SettingsInvalid if the token may not be sent to the configured gateway."""
         if not self.token_may_go_to("gateway"):
             raise self._would_leak(f"the gateway {self.gateway}", "gateway", "token", " or give --gateway")
 
     def check_gateway_authority(self) -> None:
-        """Raise SettingsInvalid where the token may not go to whoever the authority of these settings vouches for."""
+        """Raises SettingsInvalid if the token may not be sent to servers that the configured CA vouches for."""
         if not self.token_may_go_to("gateway_ca_file"):
             raise self._would_leak(f"the authority {self.gateway_ca_file}", "gateway_ca_file", "token")
 
     def key_for(self, address: str) -> pydantic.SecretStr | None:
-        """The key for the server that this setting (`model_base_url`, `nlm_base_url`) names; raises SettingsInvalid where it may not go there."""
+        """Returns the key for the server in this setting (`model_base_url`, `nlm_base_url`).
+
+        Raises SettingsInvalid if the key may not be sent there.
+        """
         name = KEYS_OF[address]
         if not self._secret_may_go_to(address, given=(name,)):
             raise self._would_leak(f"the server {getattr(self, address)}", address, "key")
@@ -320,7 +337,7 @@ class Settings(pydantic.BaseModel):
         return SettingsInvalid(source=str(self._file), detail=detail)
 
     def nlm_ledger_of(self, ledger_url: str) -> str:
-        """Where the NLM backend keeps its jobs: as set, else beside an SQLite ledger, else in the working folder."""
+        """Returns the NLM backend's ledger URL: as set, else beside an SQLite ledger, else in the working folder."""
         if self.nlm_ledger is not None:
             return self.nlm_ledger
         if ledger_url.startswith("sqlite:///"):
@@ -328,7 +345,7 @@ class Settings(pydantic.BaseModel):
         return f"sqlite:///{NLM_LEDGER_FILE}"
 
     def worker_options(self, name: str) -> WorkerOptions:
-        """The part that workers get."""
+        """Returns the worker options from the settings."""
         return WorkerOptions(
             name=name,
             concurrency=self.concurrency,
@@ -341,16 +358,20 @@ class Settings(pydantic.BaseModel):
 
     @property
     def windows_s(self) -> dict[tuple[str, str], float]:
-        """How long jobs rest where a sweep puts them: it opens the operator window where no orchestrator is left to (D8)."""
+        """How long jobs rest in states that a sweep moves them to.
+
+        The sweep opens the operator window of a failed queue job when no orchestrator is left to do it (D8).
+        """
         return {(QUEUE_JOB.name, "FAILED"): self.operator_window_s}
 
 
 def read_settings(
     environment: Mapping[str, str], folder: Path, *, warn: Callable[[str], None] | None = None
 ) -> Settings:
-    """The settings in force; raises SettingsInvalid.
+    """Reads the settings. Raises SettingsInvalid.
 
-    A variable that names no setting is a warning, since others write into the environment too; a line of the file is an error.
+    A variable that names no setting is only warned about, because other programs set variables too. An unknown key of
+    the file is an error.
     """
     file = folder / FILE_NAME
     values: dict[str, Any] = {}
@@ -368,7 +389,7 @@ def read_settings(
         settings = Settings.model_validate({**values, **named})
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        # `from None`: pydantic's own message repeats the values, and some are secrets.
+        # `from None`: pydantic's own message contains the values, and some are secrets.
         raise SettingsInvalid(**_problem_of(problem["loc"], problem["msg"], problem["input"], named, file)) from None
     return settings.noting(file, frozenset(values) - frozenset(named))
 
@@ -376,7 +397,7 @@ def read_settings(
 def _problem_of(
     at: tuple[int | str, ...], message: str, value: Any, named: Mapping[str, str], file: Path
 ) -> dict[str, str]:
-    """Where the mistake is and what it is; what may be a secret is not repeated."""
+    """Returns the source and description of a problem, without values that may be secrets."""
     key = ".".join(str(part) for part in at)
     message = message.removeprefix("Value error, ")
     if not key:
@@ -390,7 +411,7 @@ def _exists(file: Path) -> bool:
     try:
         return file.is_file()
     except PermissionError:
-        return False  # a folder that may not be looked into
+        return False  # a folder without read permission
 
 
 def _refuse_unknown(values: Mapping[str, Any], *, source: str, written: Callable[[str], str]) -> None:
@@ -400,7 +421,7 @@ def _refuse_unknown(values: Mapping[str, Any], *, source: str, written: Callable
 
 
 def _unknown(key: str, written: Callable[[str], str]) -> str:
-    """That no setting has this name, and which one may be meant."""
+    """Says that no setting has this name, and suggests the nearest."""
     known = list(Settings.model_fields)
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {written(near[0])}?" if near else f"known: {', '.join(written(k) for k in known)}"
@@ -408,14 +429,14 @@ def _unknown(key: str, written: Callable[[str], str]) -> str:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """What is wrong with each variable that looks like a setting and is none."""
+    """Returns a message for each variable that looks like a setting but is none."""
     found: list[str] = []
     _from_environment(environment, found.append)
     return found
 
 
 def _from_environment(environment: Mapping[str, str], warn: Callable[[str], None]) -> dict[str, str]:
-    """The settings among the variables; what a cluster injects for a Service is passed over without a word."""
+    """Collects settings from the environment. Variables that Kubernetes injects for a Service are skipped silently."""
     named: dict[str, str] = {}
     for name, value in environment.items():
         if not name.startswith(PREFIX) or name.startswith(TESTS_PREFIX) or _is_of_a_service(name, value):
@@ -429,7 +450,7 @@ def _from_environment(environment: Mapping[str, str], warn: Callable[[str], None
 
 
 def _is_of_a_service(name: str, value: str) -> bool:
-    """Whether Kubernetes wrote this variable, about a Service whose name begins with `trellis`."""
+    """Whether Kubernetes set this variable, for a Service whose name starts with `trellis`."""
     return _SERVICE_NAMES.search(name) is not None or (
         name.endswith("_PORT") and _SERVICE_ADDRESS.match(value) is not None
     )

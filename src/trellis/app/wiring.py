@@ -1,4 +1,4 @@
-"""The only place that joins parts, and where real time, ids and randomness come in."""
+"""Wires the parts together, and supplies real time, ids and randomness. No other module does either."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ from trellis.worker.app import App
 from trellis.worker.options import WorkerOptions
 from trellis.worker.worker import Worker, open_until_signalled, run_until_signalled
 
-if TYPE_CHECKING:  # HTTP and the bus are loaded by those who use them: importing HTTP takes as long as all the rest
+if TYPE_CHECKING:  # HTTP and the bus are imported on use: importing HTTP takes as long as everything else
     from trellis.bus.backlog import BacklogLimit
     from trellis.bus.submitter import BusSubmitter
     from trellis.http.calls import CallOptions
@@ -43,14 +43,14 @@ if TYPE_CHECKING:  # HTTP and the bus are loaded by those who use them: importin
 
 KEY_SUFFIX = ".key"
 KEY_BYTES = 32
-"""As many as HS256 needs; written in hexadecimal."""
+"""The key length that HS256 needs, in bytes. Written in hexadecimal."""
 ISSUER = "trellis"
-"""Who signs with a key file of ours."""
+"""The issuer of tokens signed with a local key file."""
 KEY_LINES_MAX = 4
 KEY_SET_LOOK_S = 1.0
-"""How often a key set's file is looked at, at most."""
+"""Minimum interval between two checks of a key set's file for changes."""
 COMPONENT_TOKEN_S = 600.0
-"""How long a token is good that one component made for itself; it is renewed at half of that."""
+"""Lifetime of a token that a component issues for itself. It is renewed after half of that."""
 LOCAL_ROLES = frozenset({Role.WORKER, Role.SUBMITTER})
 
 _HEX = re.compile(f"(?:[0-9a-fA-F]{{2}}){{{KEY_BYTES},}}")
@@ -60,27 +60,31 @@ _log = log_of("trellis.identity")
 if sys.platform == "linux":
 
     def elapsed_s() -> float:
-        """This process's monotonic clock; Python's own stands still while a Linux machine sleeps, and leases do not."""
+        """Returns a monotonic clock that also counts while the machine sleeps.
+
+        Python's own clock stops during sleep on Linux, while leases continue to expire.
+        """
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 else:
     elapsed_s = time.monotonic
 
 
 class SystemClock:
-    """This process's own clock."""
+    """The process's own clock."""
 
     def monotonic(self) -> float:
-        """Seconds that only ever grow, also while the machine sleeps where the system counts them."""
+        """Seconds that never decrease. Includes time asleep where the system counts it."""
         return elapsed_s()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait that long."""
+        """Waits for `seconds`."""
         await asyncio.sleep(seconds)
 
 
 class RandomIds:
-    """Random uuids (version 4) cut from a page of random bytes: asking the kernel for each one costs far more than the
-    id, because the interpreter lock is given up around every such call.
+    """Random UUIDs (version 4), cut from a page of random bytes.
+
+    Reading each id from the kernel is far slower, because every such call releases the interpreter lock.
     """
 
     PAGE_BYTES = 4096
@@ -103,7 +107,7 @@ class RandomIds:
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
     def _forget(self) -> None:
-        """A forked child must not give out its parent's ids."""
+        """Drops the page in a forked child, which must not repeat its parent's ids."""
         self._lock = threading.Lock()
         self._page, self._at = b"", 0
 
@@ -112,7 +116,7 @@ new_id = RandomIds()
 
 
 def process_name(kind: str) -> str:
-    """A name people can find the process by."""
+    """Returns a name by which operators can find the process."""
     return f"{kind}@{socket.gethostname()}:{os.getpid()}"
 
 
@@ -144,13 +148,14 @@ def connect(
     ca_file: Path | None = None,
     options: "CallOptions | None" = None,
 ) -> "AbstractAsyncContextManager[Trellis] | AbstractAsyncContextManager[GatewayClient]":
-    """A ledger to submit to and to read, without an address the one of the settings; or a `gateway` (http://…) and all it offers.
+    """Connect to a ledger, by default the configured one, or to a `gateway` (http://…) with its whole API.
 
-    With a `token` (or the settings' `TRELLIS_TOKEN`, `TRELLIS_TOKEN_FILE`) the caller has the roles and the name that the
-    token gives, and no others, until it expires; raises TokenRefused. Without one the caller is worker and submitter on a
-    local SQLite file, and `operator=True` adds the control plane if the file's development key can be read. On PostgreSQL the
-    database role decides: the ledger refuses what it may not do, and a token can only take away from that. A gateway is told
-    the token with every request; `ca_file` names the authority that signed its certificate, `options` how long to try.
+    With a `token` (or `TRELLIS_TOKEN`, `TRELLIS_TOKEN_FILE` of the settings) the caller has exactly the roles and the
+    name in the token, until it expires. Raises TokenRefused. Without a token, the caller is worker and submitter on a
+    local SQLite file, and `operator=True` adds the control plane if the file's development key is readable. On
+    PostgreSQL the database role decides: the ledger refuses what that role may not do, and a token can only restrict it
+    further. A gateway receives the token with every request; `ca_file` is the CA that signed its certificate, and
+    `options` says how long to retry.
     """
     if gateway is None and not is_gateway_url(url):
         return _connect_ledger(url, token=token, app=app, name=name, operator=operator)
@@ -163,7 +168,7 @@ def connect(
 def connect_sync(
     gateway: str, *, token: str | None = None, ca_file: Path | None = None, options: "CallOptions | None" = None
 ) -> "AbstractContextManager[SyncGatewayClient]":
-    """The client of a gateway for scripts without `async`: the same methods, each of which waits for its answer."""
+    """Connect to a gateway from a script without `async`. The client has the same methods, and each one blocks."""
     from trellis.http.sync import blocking
 
     return blocking(_connect_gateway(gateway, token=token, ca_file=ca_file, options=options))
@@ -181,7 +186,7 @@ async def _connect_ledger(
 
     @cache
     def room() -> "BacklogLimit":
-        from trellis.bus.backlog import BacklogLimit  # nobody else here needs the bus
+        from trellis.bus.backlog import BacklogLimit  # only this path needs the bus
 
         return BacklogLimit(ledger=ledger, clock=SystemClock())
 
@@ -206,7 +211,7 @@ async def _connect_ledger(
 async def _open_bus_submitter(
     settings: Settings, url: str, room: "Callable[[], BacklogLimit]"
 ) -> "AsyncGenerator[BusSubmitter]":
-    """How jobs on topics are asked for here, for one of them."""
+    """Opens the submitter for jobs on topics."""
     from trellis.app.fleet import open_bus_submitter
 
     async with open_bus_submitter(settings, url, room(), new_id=new_id) as asking:
@@ -235,18 +240,18 @@ def _connect_gateway(
 
 
 def make_worker(app: App, ledger: Ledger, options: WorkerOptions) -> Worker:
-    """A worker on this process's clock."""
+    """Builds a worker on this process's clock."""
     return Worker(app, ledger, options, clock=SystemClock(), rng=random.Random(), new_id=new_id)  # noqa: S311 - jitter
 
 
 async def open_when_available(url: str, *, part: str | None = None) -> Ledger | None:
-    """The ledger, waited for while it does not answer; None when SIGTERM or SIGINT came first."""
+    """Opens the ledger, waiting while it does not answer. Returns None if SIGTERM or SIGINT came first."""
     rng = random.Random()  # noqa: S311 - jitter
     return await open_until_signalled(lambda: open_ledger(url, part=part), SystemClock(), rng)
 
 
 async def run_worker(app: App, ledger: Ledger, options: WorkerOptions | None = None) -> int:
-    """Run a worker until SIGTERM or SIGINT and drain it; the exit code of the process (see `ExitCode`)."""
+    """Run a worker until SIGTERM or SIGINT, then drain it. Return the exit code of the process (see `ExitCode`)."""
     worker = make_worker(app, ledger, options or WorkerOptions(name=process_name("worker")))
     return int(await run_until_signalled(worker))
 
@@ -255,7 +260,7 @@ async def run_worker(app: App, ledger: Ledger, options: WorkerOptions | None = N
 
 
 def identify(url: str, settings: Settings, token: str | None = None) -> Identity | None:
-    """Whom the token names, given or of the settings; None without one. Raises TokenRefused."""
+    """Verifies the given token, or the one of the settings. Returns None without one. Raises TokenRefused."""
     shown = settings.shown_token() if token is None else token
     if shown is None:
         return None
@@ -263,14 +268,15 @@ def identify(url: str, settings: Settings, token: str | None = None) -> Identity
 
 
 def home_issuer_of(settings: Settings) -> str:
-    """The instance's own issuer, whose subjects the ledger records as they are."""
+    """Returns the instance's own issuer. The ledger records its subjects without the issuer."""
     return (settings.token_issuer if settings.token_jwks_file is not None else None) or ISSUER
 
 
 async def check_home_issuer(ledger: Ledger, settings: Settings, *, by: Actor | None = None) -> None:
-    """Raise SettingsInvalid when the plain names in the ledger are of another issuer; with `by`, record ours where none is recorded.
+    """Raises SettingsInvalid if the ledger's plain names belong to another issuer.
 
-    The names would else pass to the new issuer, and with them the jobs that others own.
+    Otherwise the new issuer would take over those names, and the jobs they own. With `by`, records our issuer if the
+    ledger has none.
     """
     home = home_issuer_of(settings)
     known = await ledger.home_issuer() if by is None else await ledger.set_home_issuer(by, home)
@@ -283,7 +289,7 @@ async def check_home_issuer(ledger: Ledger, settings: Settings, *, by: Actor | N
 
 
 def principal_for(url: str, *, name: str, operator: bool, identity: Identity | None = None) -> Principal:
-    """Who a process is: what its token says, else what the place of the ledger gives."""
+    """Returns the principal of this process: what its token says, else what the kind of ledger grants."""
     local = url.startswith("sqlite:")
     if identity is not None:
         limit = "" if local else ", and the database role decides about the rest"
@@ -301,14 +307,14 @@ def principal_for(url: str, *, name: str, operator: bool, identity: Identity | N
 
 
 def is_key_configured(settings: Settings) -> bool:
-    """Whether the operator chose who may sign; the development key is nobody's choice."""
+    """Whether the operator configured a key. The development key does not count."""
     return settings.token_jwks_file is not None or settings.token_key_file is not None
 
 
 def trusted_keys(url: str, settings: Settings) -> Sequence[TrustedKey]:
-    """The keys that verify tokens for a gateway: the configured ones, else the development key of an SQLite ledger.
+    """Returns the keys that verify tokens at a gateway: the configured ones, else an SQLite ledger's development key.
 
-    Raises KeyUnusable: without any key there is nobody to trust, and nothing is let in.
+    Raises KeyUnusable if there is no key: then no token can be trusted.
     """
     if settings.token_jwks_file is not None:
         return KeySetFile(settings.token_jwks_file, issuer=settings.token_issuer or "", monotonic=time.monotonic)
@@ -324,7 +330,7 @@ def trusted_keys(url: str, settings: Settings) -> Sequence[TrustedKey]:
 
 
 def token_key(url: str, settings: Settings) -> TrustedKey:
-    """The key that `token issue` signs with; raises KeyUnusable."""
+    """Returns the key that `token issue` signs with. Raises KeyUnusable."""
     if settings.token_signing_key_file is not None:
         body = read_private(settings.token_signing_key_file)
         return private_key(body, issuer=settings.token_issuer or "")
@@ -335,9 +341,9 @@ def token_key(url: str, settings: Settings) -> TrustedKey:
 
 
 class ComponentToken:
-    """Tokens that one component shows another: the configured one, else short-lived ones that are made as they are needed.
+    """Tokens that one component shows another: the configured one, else short-lived ones issued on demand.
 
-    A made one can be for one job alone, and is then good for nothing else.
+    An issued token can be limited to one job.
     """
 
     def __init__(self, settings: Settings, key: TrustedKey | None, role: Role, *, now: Callable[[], float]) -> None:
@@ -346,9 +352,9 @@ class ComponentToken:
         self._made: tuple[float, str] | None = None
 
     def __call__(self, job_id: str | None = None) -> str:
-        """A token that is good for some minutes at least, if it was made here."""
+        """Returns a token. If it is issued here, it is valid for some minutes at least."""
         if self._key is None:
-            return self._settings.shown_token() or ""  # whoever needs one for a job has a key: see `job_token`
+            return self._settings.shown_token() or ""  # callers that need a token per job have a key: see `job_token`
         now = self._now()
         if job_id is not None:
             return self._issue(self._key, now, job_id)
@@ -361,21 +367,25 @@ class ComponentToken:
 
 
 def component_token(url: str, settings: Settings, role: Role) -> ComponentToken:
-    """What a component shows in this role: the configured token if it gives the role and may go there, else made ones.
+    """Returns the token source of a component in this role.
 
-    Raises KeyUnusable.
+    That is the configured token if it grants the role and may be sent there, else tokens issued here. Raises
+    KeyUnusable.
     """
     may_go = all(map(settings.token_may_go_to, ("nlm_backend", "gateway_ca_file")))
     shown = settings.shown_token() if may_go else None
     if shown is not None:
-        with suppress(TokenRefused):  # made for something else than this gateway
+        with suppress(TokenRefused):  # the token is for something other than this gateway
             if role in verify(shown, trusted_keys(url, settings), now=time.time()).roles:
                 return ComponentToken(settings, None, role, now=time.time)
     return ComponentToken(settings, token_key(url, settings), role, now=time.time)
 
 
 def job_token(url: str, settings: Settings, role: Role) -> ComponentToken:
-    """Tokens that are signed here for one job each. A configured token is for all jobs, and never shown instead. Raises KeyUnusable."""
+    """Returns a source of tokens that are each signed for one job. Raises KeyUnusable.
+
+    A configured token is valid for all jobs and is never used here.
+    """
     try:
         return ComponentToken(settings, token_key(url, settings), role, now=time.time)
     except KeyUnusable as error:
@@ -384,7 +394,10 @@ def job_token(url: str, settings: Settings, role: Role) -> ComponentToken:
 
 
 def outgoing_tls(settings: Settings) -> ssl.SSLContext | None:
-    """What verifies gateways and NLM backends of a private authority too; None where the system's authorities do. Raises SettingsInvalid."""
+    """Returns a TLS context that also trusts the configured CA of gateways and NLM backends.
+
+    Returns None if only the system's CAs are needed. Raises SettingsInvalid.
+    """
     if settings.gateway_ca_file is None:
         return None
     context = ssl.create_default_context()
@@ -397,22 +410,22 @@ def outgoing_tls(settings: Settings) -> ssl.SSLContext | None:
 
 
 def development_key(url: str) -> TrustedKey:
-    """The development key beside an SQLite ledger; raises KeyUnusable."""
+    """Reads the development key beside an SQLite ledger. Raises KeyUnusable."""
     return symmetric_key(read_key(development_key_path(url)), issuer=ISSUER)
 
 
 def _local_keys(url: str, settings: Settings) -> Sequence[TrustedKey]:
-    """What verifies the token of a program on this machine.
+    """Returns the keys that verify tokens of a program on this machine.
 
-    On SQLite not the configured one: whoever could name the key that verifies a token could sign any.
+    On SQLite the configured key is ignored: a caller who can choose the verifying key could sign any token.
     """
     return [development_key(url)] if url.startswith("sqlite:") else trusted_keys(url, settings)
 
 
 class KeySetFile(Sequence[TrustedKey]):
-    """The public keys in a file, as it is now: a key that is added counts within a second, one that is removed counts no more.
+    """The public keys in a file, kept current: added and removed keys take effect within a second.
 
-    A file that cannot be read any more, or is being written, leaves the last good keys in force and says so in the log.
+    While the file is unreadable or incomplete, the last good keys stay in force and an error is logged.
     """
 
     def __init__(self, path: Path, *, issuer: str, monotonic: Callable[[], float]) -> None:
@@ -474,13 +487,13 @@ def _role_names(roles: frozenset[Role]) -> str:
 
 
 def development_key_path(url: str) -> Path:
-    """Where the development key of a SQLite ledger lies: next to the file."""
+    """Returns the path of the development key: next to the SQLite file."""
     path = url.removeprefix("sqlite:///").partition("?")[0]
     return Path(path + KEY_SUFFIX)
 
 
 def make_development_key(url: str) -> Path:
-    """Make the development key if there is none; only its owner can read it."""
+    """Creates the development key if there is none, readable only by its owner."""
     path = development_key_path(url)
     with suppress(FileExistsError):
         write_private(path, secrets.token_hex(KEY_BYTES) + "\n")
@@ -488,10 +501,9 @@ def make_development_key(url: str) -> Path:
 
 
 def callback_secrets(url: str, settings: Settings) -> tuple[bytes, ...]:
-    """The secrets behind the signatures of callbacks, the present one first; none where none is configured.
+    """Returns the secrets that sign callbacks, the current one first; empty if none is configured. Raises KeyUnusable.
 
-    A key file may hold several lines: the first one signs, all of them verify, so that a secret can be changed without a pause.
-    Raises KeyUnusable.
+    A key file may have several lines. The first one signs and all of them verify, so that a secret can be rotated.
     """
     if settings.callback_key_file is not None:
         return read_keys(settings.callback_key_file)
@@ -499,7 +511,7 @@ def callback_secrets(url: str, settings: Settings) -> tuple[bytes, ...]:
 
 
 def read_key(path: Path) -> bytes:
-    """The one key in a private file; raises KeyUnusable. One that others can read proves nothing."""
+    """Reads the only key in a private file. Raises KeyUnusable, also if other users can read the file."""
     found = read_keys(path)
     if len(found) != 1:
         raise KeyUnusable(reason=f"{path} holds {len(found)} keys; it must be one")
@@ -507,7 +519,7 @@ def read_key(path: Path) -> bytes:
 
 
 def read_keys(path: Path) -> tuple[bytes, ...]:
-    """The keys in a private file, one in a line; raises KeyUnusable."""
+    """Reads the keys in a private file, one per line. Raises KeyUnusable."""
     try:
         lines = read_private(path).decode("ascii").split()
     except UnicodeDecodeError as error:

@@ -1,1 +1,1 @@
-"""Artifacts: what the NLM backend makes for a job, immutable from the moment the job is complete."""
+"""Artifacts: what the NLM backend produces for a queue job. Immutable once the job is complete."""

@@ -1,4 +1,4 @@
-"""The content of an artifact by its type, and models that are kept as bytes."""
+"""The content of artifacts by type, and models that are stored as bytes."""
 
 import json
 from collections.abc import Mapping
@@ -12,9 +12,10 @@ from trellis.engine.errors import InputError
 from trellis.engine.text import is_storable
 from trellis.storage.objects.canonical_json import encode
 
-# Models that are kept as bytes: the same model always gives the same ones, and what is read back is what was written.
+# Models stored as bytes: equal models give equal bytes, and reading returns what was written.
 #
-# Reading refuses whatever does not fit, with one kind of error for each kind of document, and never looks at more bytes than its bound.
+# Reading refuses invalid documents with one error class per kind of document. It never parses more bytes than its
+# bound.
 
 PROBLEMS_MAX = 5
 
@@ -26,11 +27,11 @@ def _check_storable(text: str) -> str:
 
 
 STORABLE = pydantic.AfterValidator(_check_storable)
-"""Text that every ledger keeps as it is. It comes after bounds, so that those speak of characters."""
+"""Text that every ledger can store. Checked after length bounds, so that their messages count characters."""
 
 
 def problems_of(error: pydantic.ValidationError) -> str:
-    """What does not fit, in one line, without the values."""
+    """Describes validation errors in one line, without the values."""
     found = error.errors(include_url=False, include_input=False, include_context=False)[:PROBLEMS_MAX]
     return "; ".join(f"{'/'.join(map(str, one['loc'])) or 'all of it'}: {_plain_message(one['msg'])}" for one in found)
 
@@ -44,7 +45,7 @@ class StoredInvalid(InputError):
 
 
 class StoredModel(pydantic.BaseModel):
-    """A model with a name for errors and a bound for its bytes."""
+    """A model with a name for error messages and a size limit in bytes."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -54,7 +55,7 @@ class StoredModel(pydantic.BaseModel):
 
     @classmethod
     def read(cls, body: bytes) -> Self:
-        """The model in these bytes; raises `invalid`."""
+        """Decodes the model. Raises `invalid`."""
         if len(body) > cls.bytes_max:
             problems = f"it has {len(body)} bytes and the limit is {cls.bytes_max}"
             raise cls.invalid(what=cls.what, problems=problems)
@@ -65,7 +66,7 @@ class StoredModel(pydantic.BaseModel):
 
     @classmethod
     def of(cls, **fields: Any) -> Self:
-        """The model with these values, as they would come from JSON; raises `invalid`."""
+        """Builds the model from these values, as if they came from JSON. Raises `invalid`."""
         try:
             body = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError):
@@ -76,7 +77,7 @@ class StoredModel(pydantic.BaseModel):
             raise cls.invalid(what=cls.what, problems=problems_of(error)) from None
 
     def to_bytes(self) -> bytes:
-        """The one form in which it is kept; raises `invalid` when that is too large."""
+        """Encodes the model in its canonical form. Raises `invalid` if it is too large."""
         body = encode(self.model_dump(mode="json"))
         if len(body) > self.bytes_max:
             problems = f"it has {len(body)} bytes and the limit is {self.bytes_max}"
@@ -84,7 +85,8 @@ class StoredModel(pydantic.BaseModel):
         return body
 
 
-# What an artifact holds, by its type (document 000, 3.2; ART-2, JQ-13). What does not fit is refused; everything has a bound.
+# The content of each artifact type (document 000, 3.2; ART-2, JQ-13). Everything is bounded; invalid content is
+# refused.
 
 TITLE_CHARS_MAX = 500
 TEXT_CHARS_MAX = 200_000
@@ -121,7 +123,7 @@ ARTIFACT_TYPE_OF_JOB_TYPE: Mapping[JobType, ArtifactType] = MappingProxyType(
         JobType.PROPOSAL_PREPROCESS: ArtifactType.PREPROCESSED_PROPOSAL,
     }
 )
-"""What each kind of job makes, and nothing else (JQ-13)."""
+"""The only artifact type that each job type produces (JQ-13)."""
 
 
 class ContentInvalid(InputError):
@@ -133,7 +135,7 @@ class _StrictContent(pydantic.BaseModel):
 
 
 class Section(_StrictContent):
-    """A part of a research brief; `sources` are refs of the artifact's sources."""
+    """A section of a research brief. `sources` are refs of the artifact's sources."""
 
     heading: Annotated[str, pydantic.Field(min_length=1, max_length=TITLE_CHARS_MAX)]
     body: Annotated[str, pydantic.Field(min_length=1, max_length=TEXT_CHARS_MAX)]
@@ -151,7 +153,7 @@ class ResearchBrief(_StrictContent):
 
 
 class Brief(_StrictContent):
-    """A short text, with the entities it names."""
+    """A short text with the entities it names."""
 
     title: Annotated[str, pydantic.Field(min_length=1, max_length=TITLE_CHARS_MAX)]
     body: Annotated[str, pydantic.Field(min_length=1, max_length=TEXT_CHARS_MAX)]
@@ -169,7 +171,7 @@ class Brief(_StrictContent):
 
 
 class IssueSeverity(StrEnum):
-    """How bad an issue of a draft is."""
+    """The severity of an issue in a draft."""
 
     INFO = "info"
     WARNING = "warning"
@@ -177,7 +179,7 @@ class IssueSeverity(StrEnum):
 
 
 class Issue(_StrictContent):
-    """What is wrong with a field of a draft."""
+    """A problem in a field of a draft."""
 
     field: Annotated[str, pydantic.Field(min_length=1, max_length=REF_CHARS_MAX)]
     severity: IssueSeverity
@@ -185,7 +187,7 @@ class Issue(_StrictContent):
 
 
 class EntityMatch(_StrictContent):
-    """A text of the draft that names a known entity."""
+    """A text in the draft that names a known entity."""
 
     text: Annotated[str, pydantic.Field(min_length=1, max_length=LINE_CHARS_MAX)]
     entity_id: Slug
@@ -193,7 +195,7 @@ class EntityMatch(_StrictContent):
 
 
 class PreprocessedProposal(_StrictContent):
-    """A draft as it came, the same draft enriched, and what was found."""
+    """A draft as submitted, the same draft enriched, and the findings."""
 
     original: Annotated[dict[str, Any], pydantic.Field(max_length=DRAFT_FIELDS_MAX)]
     enriched: Annotated[dict[str, Any], pydantic.Field(max_length=DRAFT_FIELDS_MAX)]
@@ -230,7 +232,10 @@ class ArtifactDraft(_StrictContent):
 
 
 def checked_content(type_: ArtifactType, content: Mapping[str, Any], refs: frozenset[str]) -> dict[str, Any]:
-    """The content as it is stored; raises ContentInvalid. A section may name only refs that the artifact's sources have."""
+    """Returns the content as it is stored. Raises ContentInvalid.
+
+    A section may cite only refs of the artifact's sources.
+    """
     try:
         made = MODELS[type_].model_validate(dict(content))
     except pydantic.ValidationError as error:

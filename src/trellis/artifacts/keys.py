@@ -1,4 +1,4 @@
-"""Ids and keys of artifacts, and what can go wrong with artifacts."""
+"""Errors about artifacts, artifact ids, and their keys in the object store."""
 
 import hashlib
 import re
@@ -8,22 +8,22 @@ from trellis.engine.jobs import JobId
 from trellis.storage.objects.keys import object_key
 from trellis.storage.objects.store import StoreError
 
-# What can go wrong with artifacts.
+# Errors about artifacts.
 #
-# InputError
-# ├── ContentInvalid        the content is not what its type says (in `content`)
-# ├── ArtifactIdInvalid
-# ├── ArtifactTooLarge
-# ├── TypeNotYielded        a job of this kind makes another type of artifact
-# └── TooYoung              a cleanup of what is kept longer
-# Refused
-# ├── ArtifactNotFound      also of a staged one: no reader sees it
-# ├── NothingExpected       the job is in no state that takes an artifact
-# ├── ArtifactGone          the attempt's artifact was discarded, or its bytes never came
-# ├── ArtifactKept          an operator may not discard it: it is final, or its job waits for it
-# └── ArtifactFinal         the job has a finalized artifact with other content
-# StoreError
-# └── ArtifactLost          no copy of the bytes has the recorded hash
+#     InputError
+#     ├── ContentInvalid        the content does not fit its type (in `content`)
+#     ├── ArtifactIdInvalid
+#     ├── ArtifactTooLarge
+#     ├── TypeNotYielded        a job of this type produces another type of artifact
+#     └── TooYoung              cleanup of artifacts that must be kept longer
+#     Refused
+#     ├── ArtifactNotFound      also for a staged artifact, which no reader sees
+#     ├── NothingExpected       the job is in no state that accepts an artifact
+#     ├── ArtifactGone          the attempt's artifact was discarded, or its bytes never arrived
+#     ├── ArtifactKept          an operator may not discard it: it is final, or its job waits for it
+#     └── ArtifactFinal         the job has a finalized artifact with other content
+#     StoreError
+#     └── ArtifactLost          no copy of the bytes has the recorded hash
 
 
 class ArtifactIdInvalid(InputError):
@@ -76,9 +76,9 @@ class ArtifactLost(StoreError):
     shown = None
 
 
-# Names: artifact ids, and where in the object store an artifact's bytes lie (D15, ART-6, ART-7). The only place that builds them.
+# Artifact ids and object keys (D15, ART-6, ART-7). Only this module builds them.
 #
-# An id that is no artifact id has no key: nothing a caller sends can name anything else than an artifact's own object.
+# An invalid id has no key, so nothing a caller sends can name any object other than an artifact's own.
 
 _UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 ARTIFACT_ID_PATTERN = f"^art-{_UUID4}$"
@@ -90,48 +90,51 @@ _PROJECT = re.compile(f"[0-9a-f]{{{PROJECT_DIGITS}}}")
 
 
 def project_id(project: str) -> str:
-    """What stands for a project in keys: the `cid` of the documents."""
+    """Returns the id of a project in keys: the `cid` of the documents."""
     return hashlib.sha256(project.encode()).hexdigest()[:PROJECT_DIGITS]
 
 
 def make_artifact_id(uuid4: str) -> JobId:
-    """`art-<uuid4>`; raises ArtifactIdInvalid for another text."""
+    """Returns `art-<uuid4>`. Raises ArtifactIdInvalid for any other text."""
     return JobId(_checked(f"art-{uuid4}"))
 
 
 def is_artifact_id(text: str) -> bool:
-    """Whether it can be one."""
+    """Whether the text has the form of an artifact id."""
     return _ARTIFACT_ID.fullmatch(text) is not None
 
 
 def staged_folder(cid: str) -> str:
-    """Where staged blobs are; a `/` follows."""
+    """Returns the folder of staged blobs, without the final `/`."""
     return object_key(PROJECTS, _checked_project(cid), "staged")
 
 
 def staged_key(cid: str, artifact_id: str) -> str:
-    """The bytes of an artifact that no reader sees yet."""
+    """Returns the key of a staged artifact, which no reader sees yet."""
     return f"{staged_folder(cid)}/{_checked(artifact_id)}.json"
 
 
 def artifact_key(cid: str, artifact_id: str) -> str:
-    """The bytes of a finalized artifact, for everybody."""
+    """Returns the key of a finalized artifact, which every reader may see."""
     return f"{object_key(PROJECTS, _checked_project(cid), 'artifacts')}/{_checked(artifact_id)}.json"
 
 
 def staged_id(key: str) -> JobId | None:
-    """The artifact of a staged blob's key; None for what nobody staged."""
+    """Returns the artifact id in the key of a staged blob; None if the key has none."""
     name = key.rpartition("/")[2].removesuffix(".json")
     return JobId(name) if is_artifact_id(name) else None
 
 
 def journal_entry(artifact_id: str) -> str:
-    """The entry of its job's journal that holds the artifact's bytes."""
+    """Returns the name of the entry in the job's journal that holds the artifact's bytes."""
     return f"artifact:{_checked(artifact_id)}"
 
 
 def stage_key(job_id: str, created_at: str, epoch: int) -> str:
-    """What makes staging once for each attempt of a job: its idempotency key. A job that had the id before was created earlier."""
+    """Returns the idempotency key that limits staging to once per attempt of a job.
+
+    It contains the creation time, because an earlier job may have had the same id.
+    """
     return f"{job_id}@{created_at}@{epoch}"
 
 

@@ -1,13 +1,13 @@
-"""What a queue job may be asked to do, by its type (D34, JQ-13). Everything has a bound; unknown fields and rules are refused.
+"""Payloads of queue jobs by job type (D34, JQ-13). Everything is bounded; unknown fields and rules are refused.
 
     RESEARCH             {query, sources[]?, constraints?}
     BRIEF                {vision_text, entity_refs[], style_guide?}
     PROPOSAL_PREPROCESS  {proposal_draft, validation_rules[]?}
 
-A rule is {"field": "target", "rule": …, "value": …, "severity": …}; a field inside another is written "content.text".
-`required` has no value; `max_chars` has a number; `matches` has a pattern that is looked for anywhere (write ^ and $ for all of it);
-`one_of` has a list; `resolves` has "source", "entity" or "any". Patterns are matched in a time that grows with the text, whatever
-they say: they have no look-around and no back-references.
+A rule is {"field": "target", "rule": …, "value": …, "severity": …}. A nested field is written "content.text".
+`required` has no value. `max_chars` has a number. `matches` has a pattern that may match anywhere (use ^ and $ for the
+whole text). `one_of` has a list. `resolves` has "source", "entity" or "any". Matching time is linear in the text for
+every pattern: look-around and back-references are not supported.
 """
 
 import json
@@ -68,14 +68,14 @@ class _StrictPayload(pydantic.BaseModel):
 
 
 class ResearchConstraints(_StrictPayload):
-    """What a research brief has to keep to. Without a language it speaks the query's."""
+    """Constraints on a research brief. Its default language is the query's."""
 
     language: Language | None = None
     max_sections: Annotated[int, pydantic.Field(ge=1, le=SECTIONS_MAX)] = SECTIONS_DEFAULT
     focus: Annotated[tuple[Topic, ...], pydantic.Field(max_length=TOPICS_MAX)] = ()
-    """What it has to cover besides the query; what no source covers becomes an open question."""
+    """Topics to cover besides the query. A topic that no source covers becomes an open question."""
     exclude: Annotated[tuple[Topic, ...], pydantic.Field(max_length=TOPICS_MAX)] = ()
-    """What it must not quote: sentences that hold all words of one of these."""
+    """Topics not to quote: sentences that contain all words of one of these are left out."""
 
 
 class ResearchPayload(_StrictPayload):
@@ -83,12 +83,12 @@ class ResearchPayload(_StrictPayload):
 
     query: Annotated[str, pydantic.Field(max_length=QUERY_CHARS_MAX), STORABLE, HAS_WORD]
     sources: Annotated[tuple[SourceRef, ...], pydantic.Field(max_length=SOURCES_MAX)] = ()
-    """Refs. None means all the agent has."""
+    """Refs of sources. Empty: all sources of the agent."""
     constraints: ResearchConstraints = ResearchConstraints()
 
 
 class StyleGuide(_StrictPayload):
-    """How a brief is written: never longer than `words`, and without the words in `avoid`."""
+    """How a brief is written: at most `words` long, and without the topics in `avoid`."""
 
     words: Annotated[int, pydantic.Field(ge=WORDS_MIN, le=WORDS_MAX)] = WORDS_DEFAULT
     language: Language | None = None
@@ -97,7 +97,7 @@ class StyleGuide(_StrictPayload):
 
 
 class BriefPayload(_StrictPayload):
-    """What somebody has in mind, and which entities it is about; those that the vision names are meant as well."""
+    """A vision text and the entities it is about. Entities that the text names are included too."""
 
     vision_text: Annotated[str, pydantic.Field(max_length=VISION_CHARS_MAX), STORABLE, HAS_WORD]
     entity_refs: Annotated[tuple[EntitySlug, ...], pydantic.Field(max_length=ENTITY_REFS_MAX)]
@@ -105,7 +105,7 @@ class BriefPayload(_StrictPayload):
 
 
 class ResolvesTo(StrEnum):
-    """What a field may name."""
+    """What a field may refer to."""
 
     SOURCE = "source"
     ENTITY = "entity"
@@ -118,20 +118,20 @@ class _ValidationRuleBase(_StrictPayload):
 
 
 class RequiredRule(_ValidationRuleBase):
-    """The field is there and says something."""
+    """The field is present and not empty."""
 
     rule: Literal["required"]
 
 
 class MaxCharsRule(_ValidationRuleBase):
-    """The field has at most so many characters."""
+    """The field has at most `value` characters."""
 
     rule: Literal["max_chars"]
     value: Annotated[int, pydantic.Field(ge=1, le=DRAFT_BYTES_MAX)]
 
 
 class MatchesRule(_ValidationRuleBase):
-    """The pattern stands somewhere in the field."""
+    """The pattern matches somewhere in the field."""
 
     rule: Literal["matches"]
     value: Annotated[str, pydantic.Field(min_length=1, max_length=PATTERN_CHARS_MAX), STORABLE]
@@ -150,7 +150,7 @@ class MatchesRule(_ValidationRuleBase):
 
 
 class OneOfRule(_ValidationRuleBase):
-    """The field is one of the values."""
+    """The field equals one of the values."""
 
     rule: Literal["one_of"]
     value: Annotated[
@@ -172,7 +172,7 @@ ValidationRule = Annotated[
 
 
 class PreprocessPayload(_StrictPayload):
-    """A draft of a proposal, plain or as proposals are published, and what has to be true of it."""
+    """A proposal draft, in plain or published form, and the rules to check it against."""
 
     proposal_draft: Annotated[dict[FieldName, Any], pydantic.Field(min_length=1, max_length=DRAFT_FIELDS_MAX)]
     validation_rules: Annotated[tuple[ValidationRule, ...], pydantic.Field(max_length=RULES_MAX)] = ()
@@ -225,11 +225,11 @@ EXAMPLES: Mapping[JobType, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
-"""One that works on the demonstration garden, for those who ask how."""
+"""One working example per type, for the demonstration garden."""
 
 
 def read_payload(job_type: JobType, payload: Mapping[str, Any]) -> QueuePayload:
-    """The payload as its type says; raises PayloadInvalid, an InputError."""
+    """Returns the payload as the model of its type. Raises PayloadInvalid, an InputError."""
     try:
         body = json.dumps(dict(payload), ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError):
@@ -245,25 +245,25 @@ def read_payload(job_type: JobType, payload: Mapping[str, Any]) -> QueuePayload:
 
 @lru_cache(maxsize=100)
 def pattern(value: str) -> pydantic.TypeAdapter[str]:
-    """What a `matches` rule looks for; raises SchemaError. The engine is Rust's: linear in the text."""
+    """Compiles the pattern of a `matches` rule. Uses Rust's regex engine, linear in the text. Raises SchemaError."""
     return pydantic.TypeAdapter(Annotated[str, pydantic.StringConstraints(pattern=value)])
 
 
 def _children(value: object) -> list[object]:
-    """What a table or a list holds."""
+    """Returns the values in a dict or list."""
     if isinstance(value, dict):
         return list(cast("dict[str, object]", value).values())
     return cast("list[object]", value) if isinstance(value, list) else []
 
 
 def _depth(value: object) -> int:
-    """How many levels of lists and tables a value has. The parser bounds it before this does."""
+    """Returns the nesting depth of lists and dicts. The JSON parser bounds it before this function does."""
     inside = _children(value)
     return 1 + max(map(_depth, inside)) if inside else 0
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Every text in a value, the names of fields included."""
+    """Yields every text in a value, including field names."""
     inside = _children(value)
     if isinstance(value, str):
         yield value

@@ -1,4 +1,4 @@
-"""The artifact registry, and the collector of staged content that nobody needs any more."""
+"""The artifact registry, and the collector that deletes staged content which is no longer needed."""
 
 import asyncio
 import json
@@ -31,34 +31,35 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.storage.objects.canonical_json import timestamp
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored
 
-# The artifact registry: staging, reading, listing and cleaning up (D15, ART-1 to ART-8).
+# The artifact registry: staging, reading, listing and cleanup (D15, ART-1 to ART-8).
 #
-# What holds:
-# - one artifact for each attempt of a job, however often and by how many it is staged: the row is made first, under the attempt's own key,
-# and the blob after it, create-only. So every blob has a row, and whoever died in between is completed by whoever comes again;
-# - only the attempt that the job waits for can stage, and a newer one discards what an older one had staged;
-# - a finalized artifact never changes. Nothing here finalizes one: its job's completion does, in the ledger;
-# - readers see finalized artifacts and no others, and only bytes that have the recorded hash;
-# - a cleanup moves rows, which is the audited act, and no bytes: those go when the removal is recorded in the object store, so that a
-# ledger that is lost before finds everything that its records speak of.
+# Invariants:
+# - There is one artifact per attempt of a job, however often it is staged and by how many processes. The row is written
+#   first, under the attempt's idempotency key, then the blob, create-only. So every blob has a row, and a repeated call
+#   completes what a crashed process left.
+# - Only the attempt that the job waits for can stage. A newer attempt discards what an older one staged.
+# - A finalized artifact never changes. Nothing here finalizes one: the completion of its job does, in the ledger.
+# - Readers see only finalized artifacts, and only bytes with the recorded hash.
+# - Cleanup moves rows, which is audited, and deletes no bytes. The bytes are deleted when the removal is recorded in
+#   the object store. So if the ledger is lost before that, everything its records mention still exists.
 
 SCOPE = "artifacts"
 STAGED_IN = "NOTEBOOKLM_CALL"
 """The state of a job that waits for its artifact."""
 WAITED_FOR_IN = frozenset({STAGED_IN, "ARTIFACT_WRITE"})
-"""States of a job from which its staged artifact can still become final."""
+"""States of a job in which its staged artifact can still become final."""
 DAYS_DEFAULT = 90
 OF_JOB_MAX = 100
 CLEANUP_MAX = 1_000
 CLEANUP_PAGE = 500
 FINALIZED_EVENT = "artifact.finalized"
 NLM_CALLED_EVENT = "job_nlm_called"
-"""The event of a job that says which run its attempt belongs to."""
+"""The event of a job that names the run its attempt belongs to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagedArtifact:
-    """What a stage came to; `created` is false when the artifact was there."""
+    """The result of staging. `created` is False if the artifact already existed."""
 
     artifact_id: JobId
     sha256: str
@@ -69,7 +70,7 @@ class StagedArtifact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtifactPage:
-    """Finalized artifacts, newest first; `cursor` asks for the next page, None at the end."""
+    """Finalized artifacts, newest first. `cursor` is for the next page; None at the end."""
 
     rows: tuple[ArtifactRow, ...]
     cursor: str | None
@@ -77,7 +78,7 @@ class ArtifactPage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CleanupReport:
-    """What a cleanup removed, or would remove; `more` says that another one would find more."""
+    """What a cleanup removed or would remove. `more` is True if another cleanup would find more."""
 
     older_than_days: int
     dry_run: bool
@@ -87,23 +88,24 @@ class CleanupReport:
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactRegistry:
-    """The registry of one project, over the ledger and the object store."""
+    """The artifact registry of one project, on the ledger and the object store."""
 
     ledger: Ledger
     objects: ObjectStore
     cid: str
     new_id: Callable[[], str]
-    """Gives uuids (version 4)."""
+    """Returns UUIDs (version 4)."""
     keep_days: int = DAYS_DEFAULT
-    """No cleanup takes what was finalized later than so many days ago."""
+    """Cleanup keeps artifacts that were finalized less than this many days ago."""
 
     # --- staging -----------------------------------------------------------------------------------------------------
 
     async def stage(self, actor: Actor, draft: ArtifactDraft, *, job: Job, epoch: int | None = None) -> StagedArtifact:
-        """Keep the artifact of a job's present attempt, which no reader sees before the job is complete; once for each attempt.
+        """Stages the artifact of a job's current attempt, once per attempt. Readers see it when the job is complete.
 
-        What is there already for the job is the answer (ART-4): staged, whatever the draft says; finalized, if the draft says the same.
-        Raises NotAllowed, ContentInvalid, ArtifactTooLarge, TypeNotYielded, NothingExpected, ArtifactGone, ArtifactFinal, LeaseConflictError.
+        If the job already has an artifact, that one is returned (ART-4): a staged one whatever the draft says, a
+        finalized one if the draft is equal. Raises NotAllowed, ContentInvalid, ArtifactTooLarge, TypeNotYielded,
+        NothingExpected, ArtifactGone, ArtifactFinal, LeaseConflictError.
         """
         permit_actor(actor, "artifacts.write")
         making, fingerprint = await asyncio.to_thread(_new_artifact, draft, job, job.epoch if epoch is None else epoch)
@@ -144,13 +146,16 @@ class ArtifactRegistry:
         return _staged_answer(row, created=True)
 
     async def _unchanged(self, row: ArtifactRow, making: NewArtifact) -> StagedArtifact:
-        """The finalized artifact, to whoever brings its content again (ART-3); raises ArtifactFinal."""
+        """Returns the finalized artifact if the new content is equal (ART-3). Raises ArtifactFinal otherwise."""
         if not row.is_of(await asyncio.to_thread(making.body, row.artifact_id, row.created_at)):
             raise ArtifactFinal(job_id=row.job_id, artifact=row.artifact_id)
         return _staged_answer(row, created=False)
 
     async def _of_run(self, making: NewArtifact, job: Job) -> NewArtifact:
-        """With the run that the job belongs to now: one that was requeued may have another than it was submitted for (D20)."""
+        """Sets the run that the job belongs to now.
+
+        A requeued job may have another run than it was submitted for (D20).
+        """
         events = await self.ledger.events(job.job_id) if job.generation else []
         told = [
             json.loads(event.data).get("run_id") for event in events if event.type == NLM_CALLED_EVENT and event.data
@@ -158,7 +163,10 @@ class ArtifactRegistry:
         return replace(making, run_id=next((run for run in reversed(told) if run), making.run_id))
 
     async def _again(self, actor: Actor, artifact_id: JobId, making: NewArtifact) -> StagedArtifact:
-        """The artifact that this attempt has already, with its blob, and without older ones; raises ArtifactGone."""
+        """Returns the artifact that this attempt already has, completing its blob and discarding older ones.
+
+        Raises ArtifactGone.
+        """
         row = await self._found(artifact_id)
         if row.state == STAGED:
             await self._discard_older(actor, making)
@@ -177,7 +185,7 @@ class ArtifactRegistry:
         if isinstance(await self.objects.put(row.staged_key, body, when=CREATE), PutStored):
             return
         there = await self.objects.get(row.staged_key)
-        # What is not there any more was published and collected meanwhile; what differs was put there by somebody else.
+        # A missing blob was published and collected meanwhile. A different one was written by another program.
         if there is not None and not row.is_of(there.body):
             raise ArtifactLost(artifact=row.artifact_id, key=row.staged_key)
 
@@ -187,21 +195,21 @@ class ArtifactRegistry:
                 await self.discard(actor, row.artifact_id, cause=f"epoch {making.epoch} took over")
 
     async def _refuse_overtaken(self, actor: Actor, row: ArtifactRow) -> None:
-        """Nobody waits for what was staged while the job went to another attempt; raises LeaseConflictError."""
+        """Discards an artifact whose job moved to another attempt during staging. Raises LeaseConflictError."""
         job = await self.ledger.job(row.job_id)
         if job is None or job.epoch != row.epoch:
             await self.discard(actor, row.artifact_id, cause="its attempt was over before it was staged")
             raise LeaseConflictError(job_id=row.job_id, epoch=row.epoch)
 
     async def discard(self, actor: Actor, artifact_id: JobId, *, cause: str) -> bool:
-        """Give a staged artifact up; whether it is discarded now. One that is finalized stays."""
+        """Discards a staged artifact. Returns whether it is discarded now. A finalized one stays."""
         move = Move(job_id=artifact_id, target="discarded", request_id=RequestId(f"discard:{artifact_id}"), cause=cause)
         return isinstance(await self.ledger.move(actor, move), Moved)
 
     async def give_up(self, actor: Actor, artifact_id: str, *, cause: str) -> ArtifactRow:
-        """Discard a staged artifact that its job does not wait for any more: an operator's entry in the registry (ART-8).
+        """Discards a staged artifact that its job no longer waits for: an operator's change to the registry (ART-8).
 
-        Its content is not touched. Asked again for the same artifact it answers the same. Raises NotAllowed, ArtifactNotFound, ArtifactKept.
+        Its content is not touched. Idempotent. Raises NotAllowed, ArtifactNotFound, ArtifactKept.
         """
         permit_actor(actor, "artifacts.registry")
         row = await self.row(artifact_id)
@@ -216,23 +224,23 @@ class ArtifactRegistry:
         return await self._found(row.artifact_id)
 
     async def staged_bytes(self, artifact_id: str) -> bytes | None:
-        """The bytes of a staged artifact as they lie there, None without any. Whoever finalizes it compares them with the row."""
+        """Returns the stored bytes of a staged artifact; None if there are none. The caller must verify their hash."""
         row = await self.row(artifact_id)
         if row is None:
             return None
-        # A ledger that came back may have it staged again when it was published already.
+        # In a restored ledger, an artifact may be staged again although it was already published.
         found = await self.objects.get(row.staged_key) or await self.objects.get(row.key)
         return None if found is None else found.body
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     async def row(self, artifact_id: str) -> ArtifactRow | None:
-        """What is registered under this id, in whatever state; None for nothing, and for what is no artifact id."""
+        """Returns the row with this id in any state; None if there is none or the id is invalid."""
         job = await self.ledger.job(JobId(artifact_id)) if keys.is_artifact_id(artifact_id) else None
         return None if job is None or job.lifecycle != ARTIFACT.name else ArtifactRow.read(job)
 
     async def read(self, artifact_id: str) -> dict[str, Any] | None:
-        """The document of schema 3.1; None when there is no finalized artifact of this id. Raises ArtifactLost."""
+        """Returns the document of schema 3.1; None if no finalized artifact has this id. Raises ArtifactLost."""
         row = await self.row(artifact_id)
         if row is None or row.state != FINALIZED:
             return None
@@ -240,13 +248,13 @@ class ArtifactRegistry:
         return {**self.fields(row), "content": told["content"], "sources": told["sources"]}
 
     def fields(self, row: ArtifactRow) -> dict[str, Any]:
-        """What listings tell of an artifact."""
+        """Returns the fields of an artifact that listings show."""
         return row.fields(self.objects.url)
 
     async def of_job(self, job_id: JobId, *, state: str | None = None) -> tuple[ArtifactRow, ...]:
-        """The artifacts of a queue job, newest first: one for each attempt that staged, at most OF_JOB_MAX of them.
+        """Returns the artifacts of a queue job, newest first: one per attempt that staged, at most OF_JOB_MAX.
 
-        Those of a job that had the same id before are not meant: they outlive it, and retention lets an id come again.
+        Artifacts of an earlier job with the same id are left out. They outlive that job, and retention frees its id.
         """
         where = JobFilter(lifecycle=ARTIFACT.name, state=state, parent_id=job_id)
         page, job = await self.ledger.jobs(where, limit=OF_JOB_MAX), await self.ledger.job(job_id)
@@ -261,7 +269,7 @@ class ArtifactRegistry:
         type_: ArtifactType | None = None,
         job_id: str | None = None,
     ) -> ArtifactPage:
-        """A page of the finalized artifacts."""
+        """Returns a page of the finalized artifacts."""
         where = JobFilter(
             lifecycle=ARTIFACT.name,
             state=FINALIZED,
@@ -278,9 +286,10 @@ class ArtifactRegistry:
     async def cleanup(
         self, actor: Actor, *, older_than_days: int | None = None, limit: int = CLEANUP_MAX, dry_run: bool = False
     ) -> CleanupReport:
-        """Remove artifacts that were finalized so many days ago, the oldest first; each is one audited event. Raises TooYoung, NotAllowed.
+        """Removes artifacts that were finalized at least this many days ago, oldest first. Each is one audited event.
 
-        No reader finds them any more; their bytes go when the projector has recorded that.
+        Readers no longer find them. Their bytes are deleted when the projector has recorded the removal. Raises
+        TooYoung, NotAllowed.
         """
         permit_actor(actor, "artifacts.cleanup")
         days = self.keep_days if older_than_days is None else older_than_days
@@ -297,9 +306,9 @@ class ArtifactRegistry:
         return CleanupReport(older_than_days=days, dry_run=dry_run, rows=tuple(taken), more=len(oldest) > limit)
 
     async def _finalized_before(self, before: datetime, count: int) -> list[Job]:
-        """Artifacts that are finalized now and were so before that moment, those made first first, at most so many.
+        """Returns at most `count` artifacts that were finalized before that time, oldest created first.
 
-        None that was removed is looked at, and none that was made later than that moment: it became final later still.
+        Removed ones are skipped. The search ends at artifacts created after that time, which became final even later.
         """
         where, found, cursor = JobFilter(lifecycle=ARTIFACT.name, state=FINALIZED), list[Job](), None
         while True:
@@ -325,8 +334,8 @@ class ArtifactRegistry:
 
 
 async def stored_bytes(ledger: Ledger, objects: ObjectStore, row: ArtifactRow) -> bytes:
-    """The bytes of an artifact: published, else staged, else from the journal of its job. Raises ArtifactLost."""
-    # Between the first two looks it may have been published and its blob collected: then the third one finds it.
+    """Returns the bytes of an artifact: published, else staged, else from its job's journal. Raises ArtifactLost."""
+    # Between the first two reads it may be published and its blob collected; the third read then finds it.
     for key in (row.key, row.staged_key, row.key):
         found = await objects.get(key)
         if found is not None and row.is_of(found.body):
@@ -338,12 +347,12 @@ async def stored_bytes(ledger: Ledger, objects: ObjectStore, row: ArtifactRow) -
 
 
 async def delete_bytes(objects: ObjectStore, row: ArtifactRow) -> int:
-    """Delete the bytes of an artifact that has ended; how many objects there were."""
+    """Deletes the bytes of an ended artifact. Returns how many objects were deleted."""
     return sum([await objects.delete(key) for key in (row.staged_key, row.key)])
 
 
 def _new_artifact(draft: ArtifactDraft, job: Job, epoch: int) -> tuple[NewArtifact, bytes]:
-    """What is to be staged, and its fingerprint; raises NothingExpected, TypeNotYielded, ContentInvalid."""
+    """Builds the artifact to stage and its fingerprint. Raises NothingExpected, TypeNotYielded, ContentInvalid."""
     if job.lifecycle != QUEUE_JOB.name:
         raise NothingExpected(job_id=job.job_id, reason=f"it is a {job.lifecycle}; only a queue-job has an artifact")
     try:
@@ -369,15 +378,16 @@ def _artifact_gone(row: ArtifactRow, reason: str) -> ArtifactGone:
     return ArtifactGone(artifact=row.artifact_id, job_id=row.job_id, epoch=row.epoch, reason=reason)
 
 
-# Collects staged blobs of artifacts that nobody needs any more.
+# Collector of staged blobs that are no longer needed.
 #
-# What holds: nothing is deleted without a look at its row, and nothing because of its age. A blob goes when its row is discarded, which is
-# for good; of a finalized or removed artifact only when that is recorded in the object store, and of a finalized one only when the
-# published object has the recorded bytes. So a ledger that is lost at any moment is made again from what is there. A blob of which no
-# row is known is left alone: it may be another ledger's, or of a row that is on its way back.
+# Invariants: nothing is deleted without checking its row, and nothing because of its age. A blob is deleted when its
+# row is discarded, which is final. The blob of a finalized or removed artifact is deleted only when that is recorded in
+# the object store, and for a finalized one only when the published object has the recorded bytes. So a ledger lost at
+# any moment can be rebuilt from what is stored. A blob without a known row is kept: it may belong to another ledger, or
+# to a row that is being restored.
 #
-# The bytes of an artifact that has ended go with the record of its end, once, by whoever records it (`runs.finalizing`). What comes here
-# after that is a blob that was still under way.
+# The bytes of an ended artifact are deleted once, by the process that records its end (`runs.finalizing`). The
+# collector then finds only blobs that were still being written.
 
 BATCH = 100
 INTERVAL_S = 60.0
@@ -386,7 +396,7 @@ PAUSE_S_MIN = 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtifactCollectionReport:
-    """What one pass did. `unknown`: blobs without a row, which stay."""
+    """What one pass did. `unknown` counts blobs without a row, which are kept."""
 
     looked_at: int = 0
     taken: int = 0
@@ -396,7 +406,7 @@ class ArtifactCollectionReport:
 
 @dataclass(kw_only=True)
 class ArtifactCollector:
-    """The service: goes round the staged blobs, a page at a time."""
+    """The service that checks the staged blobs, a page at a time."""
 
     artifacts: ArtifactRegistry
     is_recorded: Callable[[Event], Awaitable[bool]]
@@ -407,7 +417,7 @@ class ArtifactCollector:
     _after: str | None = None
 
     async def run_once(self) -> ArtifactCollectionReport:
-        """A page."""
+        """Checks one page of blobs."""
         taken, unknown = 0, 0
         blobs = await self.artifacts.objects.list(
             f"{keys.staged_folder(self.artifacts.cid)}/", after=self._after, limit=self.batch
@@ -422,11 +432,11 @@ class ArtifactCollector:
         return ArtifactCollectionReport(looked_at=len(blobs.items), taken=taken, unknown=unknown, more=blobs.more)
 
     def pause_s(self, report: ArtifactCollectionReport) -> float:
-        """Short while the round is not finished."""
+        """Short while the current round is not finished."""
         return PAUSE_S_MIN if report.more else self.interval_s
 
     async def _is_done(self, row: ArtifactRow) -> bool:
-        """Whether nobody will ever ask for the staged blob of this artifact again, also not after the ledger was lost."""
+        """Whether the staged blob of this artifact is never needed again, even after loss of the ledger."""
         if row.state in {STAGED, DISCARDED}:
             return row.state == DISCARDED
         last = (await self.artifacts.ledger.events(row.artifact_id))[-1:]

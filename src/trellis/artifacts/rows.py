@@ -1,4 +1,4 @@
-"""Artifacts as the ledger has them: the row of one, and those of a run."""
+"""Artifacts in the ledger: the row of an artifact, its bytes, and the artifacts of a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,23 +18,23 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.storage.objects.address import object_url
 from trellis.storage.objects.canonical_json import encode, sha256, timestamp
 
-# What the registry knows of an artifact, and the bytes that are its content (D15, ART-1, ART-6).
+# The row of an artifact, and the bytes of its content (D15, ART-1, ART-6).
 #
-# The row is a job of lifecycle `artifact`: who made it, for which attempt of which job, the hash and the size of its bytes. The bytes are
-# made once, from the row's fields and the content, and always come out the same. Where they lie stands in the row too, so that a project
-# that is given another name finds what it had.
+# The row is a job of lifecycle `artifact`: which attempt of which job it belongs to, and the hash and size of its
+# bytes. The bytes are built from the row's fields and the content, and are always the same. The row also stores the
+# project id, so that a renamed project still finds its artifacts.
 
 STAGED, FINALIZED, DISCARDED, REMOVED = (state.name for state in ARTIFACT.states)
 ENDED_STATES = frozenset({DISCARDED, REMOVED})
-"""From which no artifact comes back."""
+"""Final states: an artifact in one of them never becomes available again."""
 STORED_BYTES_MAX = 16 * 1024 * 1024
-"""Of an artifact as it is stored: the largest body that a gateway takes, written out with room."""
+"""Maximum size of a stored artifact: the largest body that a gateway accepts, encoded, with reserve."""
 VERSION = 1
-"""Of every artifact: what is finalized never changes."""
+"""The version of every artifact, because a finalized one never changes."""
 
 
 class _Payload(pydantic.BaseModel):
-    """What the artifact's job carries."""
+    """The payload of an artifact's job."""
 
     model_config = pydantic.ConfigDict(extra="ignore", frozen=True)
 
@@ -53,7 +53,7 @@ class _Payload(pydantic.BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtifactRow:
-    """One artifact as the registry has it."""
+    """One artifact in the registry."""
 
     artifact_id: JobId
     job_id: JobId
@@ -69,16 +69,16 @@ class ArtifactRow:
     cid: str
     state: str
     changed_at: datetime
-    """When it came into its state: of a finalized one, when its job was complete."""
+    """When it entered its state; for a finalized one, when its job completed."""
 
     @classmethod
     def read(cls, job: Job) -> "ArtifactRow | None":
-        """From the artifact's job; None for a job that is none of ours."""
+        """Reads the row from the artifact's job; None if the registry did not create the job."""
         return cls.of_payload(job.job_id, job.payload or b"", job.state, job.updated_at)
 
     @classmethod
     def of_payload(cls, artifact_id: JobId, payload: bytes, state: str, changed_at: datetime) -> "ArtifactRow | None":
-        """From what was recorded of it; None when the registry did not make it: then it has no bytes anywhere."""
+        """Reads the row from a recorded payload; None if the registry did not create it: it then has no bytes."""
         try:
             told = _Payload.model_validate_json(payload)
             keys.artifact_key(told.cid, artifact_id)
@@ -88,12 +88,12 @@ class ArtifactRow:
 
     @property
     def key(self) -> str:
-        """Where everybody finds the bytes, once it is finalized."""
+        """The key of the published bytes, once it is finalized."""
         return keys.artifact_key(self.cid, self.artifact_id)
 
     @property
     def staged_key(self) -> str:
-        """Where the bytes lie until then."""
+        """The key of the staged bytes."""
         return keys.staged_key(self.cid, self.artifact_id)
 
     def is_of(self, body: bytes) -> bool:
@@ -101,7 +101,7 @@ class ArtifactRow:
         return len(body) == self.size and sha256(body) == self.sha256
 
     def fields(self, store: str) -> dict[str, Any]:
-        """What the registry tells of it (schema 3.1 without content and sources); `store` is the object store's address."""
+        """Returns the registry's fields (schema 3.1 without content and sources). `store` is the object store's URL."""
         final = self.state == FINALIZED
         return {
             "artifact_id": self.artifact_id,
@@ -121,7 +121,7 @@ class ArtifactRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewArtifact:
-    """An artifact that is to be staged: everything that its bytes are made of."""
+    """An artifact to stage: everything its bytes are built from."""
 
     job_id: JobId
     epoch: Epoch
@@ -129,14 +129,14 @@ class NewArtifact:
     agent_slug: str
     draft: ArtifactDraft
     content: Mapping[str, Any]
-    """The draft's, checked."""
+    """The checked content of the draft."""
 
     def fingerprint(self) -> bytes:
-        """What "the same artifact" means: all of it but its name and its time."""
+        """Hashes the artifact without its id and time, to recognise the same artifact."""
         return bytes.fromhex(sha256(self.body("", "")))
 
     def body(self, artifact_id: str, created_at: str) -> bytes:
-        """The bytes under this name and of this time; raises ArtifactTooLarge."""
+        """Builds the bytes for this id and time. Raises ArtifactTooLarge."""
         draft = self.draft.model_dump(mode="json")
         body = encode(
             {
@@ -157,7 +157,7 @@ class NewArtifact:
         return body
 
     def payload(self, cid: str, created_at: str, body: bytes) -> bytes:
-        """What the registry records about these bytes."""
+        """Builds the payload that the registry records about these bytes."""
         made = _Payload(
             job_id=self.job_id,
             epoch=self.epoch,
@@ -174,18 +174,19 @@ class NewArtifact:
         return encode(made.model_dump(mode="json"))
 
 
-# Which artifacts the jobs of a run have made (PIPE-15).
+# The artifacts of a run (PIPE-15).
 #
-# A queue job may be submitted for a run of its agent, and a requeued one gets a new run (D20); its artifact says which run it was made for.
+# A queue job may be submitted for a run of its agent, and a requeued job gets a new run (D20). Its artifact names the
+# run it was made for.
 
 COMPLETE = next(state.name for state in QUEUE_JOB.states if state.success)
 PAGE = 100
 JOBS_MAX = 500
-"""Completed jobs of the agent that are looked at, the newest first."""
+"""Maximum number of the agent's completed jobs to check, newest first."""
 
 
 async def artifacts_of_run(ledger: Ledger, run_id: str, agent_slug: str) -> list[str]:
-    """The ids of the final artifacts that were made for this run, oldest first; at most one for each of the last JOBS_MAX jobs."""
+    """Returns the ids of final artifacts made for this run, oldest first; at most one per job of the last JOBS_MAX."""
     run = await ledger.job(JobId(run_id))
     if run is None:
         return []
@@ -205,7 +206,7 @@ def _completed(agent_slug: str) -> JobFilter:
 
 
 async def _artifact_made_for(ledger: Ledger, job: Job, run_id: str) -> str | None:
-    """The final artifact of a job, if it was made for this run."""
+    """Returns the final artifact of a job if it was made for this run."""
     where = JobFilter(lifecycle=ARTIFACT.name, state=FINALIZED, parent_id=job.job_id)
     for listed in (await ledger.jobs(where, limit=PAGE)).jobs:
         whole = await ledger.job(listed.job_id)

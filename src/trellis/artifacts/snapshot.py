@@ -1,7 +1,7 @@
-"""The context of one execution of a queue job: what the agent remembers, which entities are meant, and what may be cited.
+"""The context snapshot of one execution of a queue job: the agent's memory, the entities, and the sources to cite.
 
-A snapshot is written once by the orchestration layer and read by the NLM backend. Refs name one text each, so a citation means one
-place; the texts together fit what a provider takes, so a snapshot that can be read can be asked about.
+The orchestration layer writes a snapshot once, and the NLM backend reads it. Each ref names exactly one text, so a
+citation is unambiguous. The texts together fit a provider's limit, so every readable snapshot can be asked about.
 """
 
 from typing import Annotated, ClassVar, Self
@@ -44,14 +44,14 @@ class MemoryFile(_SnapshotPart):
 
 
 class MemorySnapshot(_SnapshotPart):
-    """What the agent remembers, at one version of its memory; None when it has none yet."""
+    """The agent's memory at one version. `version` is None if it has no memory yet."""
 
     version: Annotated[str, pydantic.Field(max_length=100), STORABLE] | None = None
     files: Annotated[tuple[MemoryFile, ...], pydantic.Field(max_length=MEMORY_FILES_MAX)] = ()
 
 
 class SnapshotEntity(_SnapshotPart):
-    """A thing that is meant. Of an unknown one the slug is all there is, and stands for the name; `ref` is the text about it."""
+    """An entity of the request. An unknown one has its slug as name. `ref` is the text about it."""
 
     slug: EntitySlug
     name: EntityName
@@ -72,7 +72,10 @@ class SnapshotInvalid(StoredInvalid):
 
 
 class Snapshot(StoredModel):
-    """What a queue job is answered from. `Snapshot.of(…)` takes plain values and raises SnapshotInvalid, like `read`."""
+    """The context from which a queue job is answered.
+
+    `Snapshot.of(…)` takes plain values. Like `read`, it raises SnapshotInvalid.
+    """
 
     what: ClassVar[str] = "context snapshot"
     bytes_max: ClassVar[int] = SNAPSHOT_BYTES_MAX
@@ -98,5 +101,5 @@ class Snapshot(StoredModel):
         return self
 
     def corpus(self) -> tuple[NlmSource, ...]:
-        """The sources as a provider takes them."""
+        """The sources in the form a provider takes."""
         return tuple(NlmSource(source.ref, source.text) for source in self.sources)

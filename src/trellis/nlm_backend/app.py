@@ -1,4 +1,4 @@
-"""The HTTP application of the NLM backend, and who may call it."""
+"""The HTTP application of the NLM backend: authentication, routes and models."""
 
 import asyncio
 import time
@@ -42,7 +42,7 @@ from trellis.nlm_backend.intake import ExecutionAccepted, JobIntake
 from trellis.nlm_backend.orders import ProcessRequest
 from trellis.operations.job_documents import event_document, job_document, whole_document
 
-# Who asks the NLM backend: a bearer token becomes a principal, and a route's rule is asked before anything is read (AUTH-5).
+# Authentication: a bearer token gives a principal, and the route's rule is checked before the body is read (AUTH-5).
 
 CALLER_STATE_KEY = "trellis.who"
 
@@ -51,19 +51,19 @@ _log = log_of("trellis.nlm_backend")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackendAccess:
-    """Who is let in; in the app's state."""
+    """What authentication needs; stored in the app's state."""
 
     keys: Sequence[TrustedKey]
     limits: RateLimits
     now: Callable[[], float]
-    """Seconds since 1970, for tokens."""
+    """Seconds since 1970, for token expiry."""
     tokens: VerifiedTokens = field(default_factory=VerifiedTokens)
 
 
 async def authenticate(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
 ) -> Principal:
-    """The principal of the token, looked at once for each request; raises Problem 401, TokenRefused, Problem 429."""
+    """Returns the principal of the token, verified once per request. Raises Problem 401, TokenRefused, Problem 429."""
     known: Principal | None = request.scope.get(CALLER_STATE_KEY)
     if known is not None:
         return known
@@ -81,27 +81,27 @@ async def authenticate(
 
 
 class RequiresBackendRule:
-    """A dependency: the caller in the role that may, if rule `name` lets it."""
+    """A dependency that returns the caller in a role that the rule permits."""
 
     def __init__(self, rule: str) -> None:
         self.rule = rule
 
     async def __call__(self, who: Annotated[Principal, Depends(authenticate)]) -> Actor:
-        """The caller; raises NotAllowed."""
+        """Returns the caller. Raises NotAllowed."""
         return permit(who, self.rule)
 
     async def admit(self, request: Request) -> None:
-        """Raise what asking would raise, before anything of the body is read."""
+        """Raises what `__call__` would raise, before the body is read."""
         await self(await authenticate(request, await bearer(request)))
 
 
 def requires(rule: str) -> Any:
-    """For a parameter of a route: the caller, if this rule lets it."""
+    """Declares the rule of a route parameter, which receives the caller."""
     return Depends(RequiresBackendRule(rule))
 
 
 async def refusal_answer(request: Request, error: NotAllowed) -> Response:
-    """The answer to whoever may not; the log has it."""
+    """Answers a refused caller with 403 and logs it."""
     principal: Principal | None = request.scope.get(CALLER_STATE_KEY)
     caller = None if principal is None else principal.name
     rule = error.data.get("rule")
@@ -109,27 +109,27 @@ async def refusal_answer(request: Request, error: NotAllowed) -> Response:
     return problem_response(request, Problem("FORBIDDEN", str(error), rule=rule))
 
 
-# The HTTP of the NLM backend: jobs to process, questions to answer, and how it is (NLM-1, NLM-7, NLM-9).
+# Routes: jobs to process, questions to answer, and health (NLM-1, NLM-7, NLM-9).
 #
-# It keeps nothing: what was taken in is in the ledger when the answer goes out.
+# The application holds no state: an accepted job is in the ledger before the answer is sent.
 
 QUERY_S = 60.0
 LIST_DEFAULT = 50
 LIST_MAX = 200
 ExecutionId = Annotated[str, Path(pattern=JOB_ID_PATTERN, examples=["7f1c2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d@3"])]
-"""The id of an NLM job: the queue job, `@`, and the epoch that it is executed in."""
+"""The id of an NLM job: the queue job's id, `@`, and the epoch of the execution."""
 UNKNOWN = "unknown"
-"""What tells a forgotten execution from an address where nothing is."""
+"""Marks the 404 for an unknown execution, in contrast to a 404 for an unknown path."""
 REQUESTS_PER_SECOND = 200.0
 BURST = 400
 DESCRIPTION = "Makes artifacts of queue jobs, and answers questions from sources and from nothing else."
 
 
 class ProcessRoute(StrictRoute):
-    """What cannot be read is 400 here; what can be read and does not fit is 422."""
+    """Answers 400 to an unreadable body, and 422 to a readable but invalid one."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The strict handler. Refusals of ours that are no problem of reading are errors of their own kind."""
+        """Returns the strict handler, which turns VALIDATION_FAILED from reading the body into BAD_REQUEST."""
         handle = super().get_route_handler()
 
         async def answered(request: Request) -> Response:
@@ -150,7 +150,7 @@ system = APIRouter(tags=["system"])
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackendServices:
-    """What the routes work with; in the app's state."""
+    """What the routes use; stored in the app's state."""
 
     intake: JobIntake
     asking: RetryingProvider
@@ -452,7 +452,7 @@ def create_backend_app(
     new_id: Callable[[], str],
     now: Callable[[], float] = time.time,
 ) -> FastAPI:
-    """The application over an open backend."""
+    """Builds the application for an open backend."""
     app = FastAPI(
         title="Trellis NLM backend",
         version="0.1.0",
@@ -471,5 +471,5 @@ def create_backend_app(
     for router in (jobs, questions, system):
         app.include_router(router)
     app.add_middleware(TracingMiddleware)
-    app.add_middleware(CorrelationMiddleware, new_id=new_id)  # around the other: the one added last is outermost
+    app.add_middleware(CorrelationMiddleware, new_id=new_id)  # added last, so it is the outermost middleware
     return app

@@ -1,6 +1,6 @@
-"""An open NLM backend: its own ledger, its provider, its way out; the application over them, and the services that do the work.
+"""One NLM backend process: its ledger, provider, outgoing client, HTTP application and background services.
 
-Nothing outside depends on its ledger (D42, NLM-6): when it is lost, the orchestration layer asks again.
+No other component depends on its ledger (D42, NLM-6). If that is lost, the orchestration layer asks again.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ OUTGOING_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class BackendOptions:
-    """How much one backend process takes on."""
+    """Capacity and lease times of one backend process."""
 
     concurrency: int = 4
     per_second: float | None = None
@@ -66,28 +66,28 @@ class BackendOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendLinks:
-    """How a backend reaches others: through the guard, with tokens for trusted origins, and signed callbacks."""
+    """How a backend reaches other services: an outgoing guard, tokens for trusted origins, and signed callbacks."""
 
     client: GuardedClient
     trusted: frozenset[str]
-    """The gateway's origin: it gets artifacts, callbacks and tokens, and executions for it are claimed."""
+    """The gateway's origin. It receives artifacts, callbacks and tokens, and only its executions are claimed."""
     token: Callable[[str], str]
     secret: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackendEnvironment:
-    """Time and chance, passed in."""
+    """Clock, randomness and ids, injected for tests."""
 
     clock: Clock
     rng: random.Random
     now: Callable[[], float]
-    """Seconds since 1970."""
+    """Returns seconds since 1970."""
     new_id: Callable[[], str]
 
 
 class BackendProcess:
-    """One backend process: `app` answers, `serve` works."""
+    """One backend process: `app` answers requests, `serve` executes jobs."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class BackendProcess:
             name="nlm",
         )
         self.projector = None if objects is None else _projector(ledger, objects, name, clock)
-        """Publishes audit records of NLM jobs (D35); None where no object store is known."""
+        """Publishes audit records of NLM jobs (D35); None if no object store is configured."""
         self.sweeper = Sweeper(ledger=ledger, actor=Actor(role=Role.SWEEPER, name=name), name="nlm-sweeper")
         intake = JobIntake(
             ledger=ledger,
@@ -159,12 +159,12 @@ class BackendProcess:
         )
 
     def app(self, keys: Sequence[TrustedKey]) -> FastAPI:
-        """The application, for callers whose tokens these keys verify."""
+        """Builds the application for callers whose tokens these keys verify."""
         world = self._world
         return create_backend_app(self.desk, keys, monotonic=world.clock.monotonic, new_id=world.new_id, now=world.now)
 
     def services(self) -> list[Service[Any]]:
-        """All that works in the background."""
+        """Builds all background services."""
         return [
             self.holder,
             LeaseHeartbeat(holder=self.holder, name="nlm-heartbeat"),
@@ -174,7 +174,7 @@ class BackendProcess:
         ]
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set; what is under way is left for the next process."""
+        """Runs the services until `stop` is set. Unfinished executions are left to the next process."""
         world = self._world
         await asyncio.gather(*(serve(service, world.clock, world.rng, stop) for service in self.services()))
         await self.holder.drain()
@@ -190,7 +190,7 @@ def _projector(ledger: Ledger, objects: ObjectStore, name: str, clock: Clock) ->
 
 
 def signing_secret(ledger_url: str, settings: Settings) -> bytes:
-    """What signs callbacks; raises KeyUnusable."""
+    """Returns the secret that signs callbacks. Raises KeyUnusable."""
     secrets = callback_secrets(ledger_url, settings)
     if not secrets:
         raise KeyUnusable(reason="no callback can be signed without a secret; set TRELLIS_CALLBACK_KEY_FILE")
@@ -201,7 +201,10 @@ def signing_secret(ledger_url: str, settings: Settings) -> bytes:
 async def open_backend(
     settings: Settings, ledger_url: str, *, name: str | None = None
 ) -> AsyncGenerator[BackendProcess]:
-    """Open everything, and close it at the end. `ledger_url` is the main one, which is not opened. Raises KeyUnusable, LedgerError."""
+    """Opens all parts of a backend and closes them at the end.
+
+    `ledger_url` is the main ledger, which is not opened. Raises KeyUnusable, LedgerError.
+    """
     secret = signing_secret(ledger_url, settings)
     token = job_token(ledger_url, settings, Role.NLM_BACKEND)
     gateway = _gateway_origin(settings)
@@ -243,7 +246,7 @@ async def open_backend(
 
 
 async def _open_objects(settings: Settings, ledger_url: str) -> ObjectStore | None:
-    """Where audit records of NLM jobs go: the object store of the instance; None, and a warning, when nothing says where that is."""
+    """Opens the instance's object store for audit records of NLM jobs; None, with a warning, if none is configured."""
     place = object_store_url(settings, ledger_url)
     if place is None:
         _log.warning("nlm_jobs_not_recorded", remedy="set TRELLIS_OBJECTS to the object store of the instance")
@@ -252,7 +255,7 @@ async def _open_objects(settings: Settings, ledger_url: str) -> ObjectStore | No
 
 
 def _gateway_origin(settings: Settings) -> str:
-    """Who gets artifacts, callbacks and tokens; raises SettingsInvalid, UrlRefused."""
+    """Returns the origin that receives artifacts, callbacks and tokens. Raises SettingsInvalid, UrlRefused."""
     if settings.gateway is None and settings.port == 0:
         detail = "set TRELLIS_GATEWAY: where the port is any free one, the backend cannot know who gets its artifacts"
         raise SettingsInvalid(source="gateway", detail=detail)

@@ -1,11 +1,12 @@
-"""What goes out for one job: its snapshot is fetched, its artifact staged, its end called back (NLM-4, D15, D26).
+"""Outgoing requests of one job: fetches its snapshot, stages its artifact, sends its callback (NLM-4, D15, D26).
 
-What holds:
-- every request goes through the guard; artifacts, callbacks and tokens of ours go to the gateway's origin and nowhere else, a token is
-  made for this job alone (AUTH-3);
-- whatever may pass (no connection, 408, 429, 5xx) is tried again after 1, 2, 4 … 30 s, or later if the server says so, until the time is over;
-- a callback is the same bytes under the same id however often it is sent, signed anew each time, so that a repeat has no effect;
-- the answer of the gateway decides: what it refuses for good is given up.
+Invariants:
+- Every request goes through the outgoing guard. Artifacts, callbacks and our tokens are sent only to the gateway's
+  origin. A token is issued for this job alone (AUTH-3).
+- A transient failure (no connection, 408, 429, 5xx) is retried after 1, 2, 4 … 30 s, or later if the server says so,
+  until the time is over.
+- A callback has the same bytes and id in every try, and is signed anew each time, so that a repetition has no effect.
+- The gateway's answer decides: what it refuses permanently is given up.
 """
 
 import hashlib
@@ -38,9 +39,9 @@ RETRY = RetryPolicy(base_s=1.0, factor=2.0, max_s=30.0, jitter=0.2)
 RETRY_AFTER_S_MAX = 300.0
 DETAIL_CHARS_MAX = 1_500
 TRANSIENT = frozenset({408, 425, 429})
-"""And everything from 500 on, and redirects: a proxy in between may be wrong for a while."""
+"""Transient statuses. So are all from 500 on, and redirects: a proxy may be wrong for a while."""
 UNRECOGNISED = frozenset({401, 403})
-"""Who is told this has the wrong secret, or the wrong time: an operator may put it right before the deadline."""
+"""Statuses for a wrong secret or clock. An operator may fix these before the deadline."""
 JOB_LOST_CODES = frozenset({"LEASE_LOST", "INVALID_TRANSITION"})
 COMPLETE: Literal["COMPLETE"] = "COMPLETE"
 FAILED: Literal["FAILED"] = "FAILED"
@@ -49,7 +50,7 @@ _log = log_of("trellis.nlm_backend")
 
 
 class StagedAnswer(pydantic.BaseModel):
-    """What the artifact store said; the rest of its answer is not read."""
+    """The artifact store's answer. Other fields are ignored."""
 
     model_config = pydantic.ConfigDict(frozen=True)
 
@@ -61,52 +62,52 @@ class StagedAnswer(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The gateway has the callback."""
+    """The gateway accepted the callback."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryGivenUp:
-    """It does not, and will not."""
+    """The callback was not delivered and is not tried again."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutgoingRequest:
-    """One request that may be made again."""
+    """One request that may be repeated."""
 
     method: str
     url: str
     headers: Callable[[], Mapping[str, str]]
-    """Made for each try: signatures and tokens are of their moment."""
+    """Builds the headers for each try, because signatures and tokens are time-dependent."""
     content: bytes | None = None
     transient: frozenset[int] = TRANSIENT
 
     def may_pass(self, status: int) -> bool:
-        """Whether the same request may be answered otherwise later."""
+        """Whether the same request may succeed later."""
         return status in self.transient or status >= 500 or 300 <= status < 400
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobDelivery:
-    """Everything that a job sends out, or has fetched."""
+    """Sends the requests of a job."""
 
     client: GuardedClient
     trusted: frozenset[str]
-    """Origins, in the form of `Target.origin`, that get artifacts, callbacks and tokens of ours."""
+    """Origins, in the form of `Target.origin`, that receive artifacts, callbacks and our tokens."""
     token: Callable[[str], str]
-    """A token of the NLM backend for one job."""
+    """Returns a token of the NLM backend for one job."""
     secret: bytes
-    """What signs callbacks."""
+    """The secret that signs callbacks."""
     clock: Clock
     rng: random.Random
     now: Callable[[], float]
-    """Seconds since 1970, for signatures."""
+    """Returns seconds since 1970, for signatures."""
     metrics: Metrics
     retry: RetryPolicy = RETRY
 
     async def snapshot(self, order: StoredOrder, correlation_id: str, *, until: float) -> bytes:
-        """The context of the job; raises Fault."""
+        """Fetches the context snapshot of the job. Raises Fault."""
         url = order.context_snapshot_url
         errand = OutgoingRequest(method="GET", url=url, headers=lambda: self._as_ours(order, url, correlation_id))
         try:
@@ -124,7 +125,7 @@ class JobDelivery:
     async def stage(
         self, order: StoredOrder, draft: ArtifactDraft, correlation_id: str, *, until: float
     ) -> StagedAnswer:
-        """Put the artifact into the store, where no reader sees it yet; raises Fault, Superseded."""
+        """Stages the artifact in the artifact store, where no reader sees it yet. Raises Fault, Superseded."""
         url = f"{order.gateway}/artifacts"
         if not self._is_trusted(url):
             detail = f"Artifacts go to the gateway alone, and {url_for_message(url)} is not it."
@@ -149,7 +150,7 @@ class JobDelivery:
     async def call_back(
         self, order: StoredOrder, notice: bytes, correlation_id: str, *, until: float
     ) -> Delivered | DeliveryGivenUp:
-        """Tell the orchestration layer how the job ended, until it is told or the time is over."""
+        """Reports to the orchestration layer how the job ended, retrying until it is accepted or the time is over."""
         if not self._is_trusted(order.callback_url):
             return DeliveryGivenUp(
                 f"Callbacks go to the gateway alone, and {url_for_message(order.callback_url)} is not it."
@@ -186,7 +187,7 @@ class JobDelivery:
     async def _sent(
         self, errand: OutgoingRequest, until: float, *, tried: Callable[[str], None] | None = None
     ) -> FetchedResponse | DeliveryGivenUp:
-        """The first answer that will not pass, or why there was none in time; raises UrlRefused, AddressRefused."""
+        """Returns the first non-transient answer, or why there was none in time. Raises UrlRefused, AddressRefused."""
         number = 0
         while True:
             answer = await self._try(errand, until)
@@ -217,19 +218,19 @@ class JobDelivery:
             return DeliveryGivenUp(f"no answer within {left_s:g} s")
 
     def _wait_s(self, number: int, answer: FetchedResponse | DeliveryGivenUp) -> float:
-        """As long as the policy says, or the server if that is longer."""
+        """Returns the backoff of the retry policy, or the server's `Retry-After` if longer."""
         asked_s = retry_after_s(httpx2.Headers(dict(answer.headers))) if isinstance(answer, FetchedResponse) else None
         return max(self.retry.delay_s(number, self.rng.random()), min(asked_s or 0.0, RETRY_AFTER_S_MAX))
 
 
 def callback_id(order: StoredOrder, status: str) -> str:
-    """The same for the same news, so that the gateway knows a repeat."""
+    """Returns an id that is the same for the same outcome, so that the gateway recognises a repetition."""
     told = json.dumps([*order.scope, status]).encode()
     return f"nlm_{hashlib.sha256(told).hexdigest()[:40]}"
 
 
 def complete_notice(order: StoredOrder, staged: StagedAnswer) -> dict[str, Any]:
-    """What a finished job's callback says, and whoever asks again is told."""
+    """Builds the callback of a completed job. Repeated requests for the job get the same content."""
     return {
         "job_id": order.job_id,
         "epoch": order.epoch,
@@ -242,13 +243,13 @@ def complete_notice(order: StoredOrder, staged: StagedAnswer) -> dict[str, Any]:
 
 
 def failed_notice(order: StoredOrder, fault: Fault) -> dict[str, Any]:
-    """What the callback of a job without an artifact says."""
+    """Builds the callback of a job that failed."""
     error = {"code": fault.fault.value, "message": str(fault)[:DETAIL_CHARS_MAX]}
     return {"job_id": order.job_id, "epoch": order.epoch, "status": FAILED, "error": error}
 
 
 def as_bytes(notice: Mapping[str, Any]) -> bytes:
-    """The body of a callback."""
+    """Encodes the body of a callback."""
     return json.dumps(notice, ensure_ascii=False, sort_keys=True).encode()
 
 
@@ -278,7 +279,7 @@ def _problem(answer: FetchedResponse) -> dict[str, Any]:
 
 
 def _answer_text(answer: FetchedResponse) -> str:
-    """The status, and what a problem document of ours says about it."""
+    """Returns the status, with the code and detail of a problem document."""
     problem = _problem(answer)
     said = " ".join(str(problem[name]) for name in ("code", "detail") if isinstance(problem.get(name), str))
     return f"{answer.status} {said}".strip()[:DETAIL_CHARS_MAX]

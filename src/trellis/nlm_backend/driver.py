@@ -1,13 +1,13 @@
-"""Takes one job through its stages (NLM-2, NLM-3): context, prompt, question, artifact, callback.
+"""Drives one execution through its stages (NLM-2, NLM-3): context, prompt, question, artifact, callback.
 
-What holds:
-- what each stage made is kept in the ledger before the next one begins, and the first that was kept stays: whoever takes the job up after a
-  crash goes on with it;
-- the provider is asked at most once: that it is about to be asked is kept before, and whoever finds that without an answer ends the
-  job instead of paying twice;
-- an execution that fails tells so before it ends: what is wrong is kept, the callback is sent until it is taken or the job's deadline
-  comes, and only then the job is in ERROR. A job that ended owes nobody anything;
-- work stops a little before the deadline, so that there is time to say so.
+Invariants:
+- The output of each stage is stored in the ledger before the next one starts, and the first stored output stays. After
+  a crash, the next holder continues from there.
+- The provider is asked at most once. The intention is stored before the call. A holder that finds it without an answer
+  ends the job instead of paying twice.
+- A failed execution reports before it ends. The fault is stored, the callback is repeated until it is accepted or the
+  job's deadline passes, and only then the job goes to ERROR. An ended job owes no further report.
+- Work stops a little before the deadline, to leave time for the report.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ SNAPSHOT, PROMPT, ASKED, ANSWER, DRAFT, STAGED, FAULT = (
 NEXT_STAGE = "next_stage"
 FETCHING_CONTEXT, BUILDING_PROMPT, NLM_QUERY, STRUCTURING, CALLBACK = HELD
 STAGE_LEFT = "left"
-"""What a span says of a drive that ended because the execution is another's."""
+"""The state noted on the span of a drive that ended because the lease was lost."""
 CAUSE_CHARS_MAX = 200
 GIVEN_UP = "CALLBACK_GIVEN_UP"
 SUPERSEDED = "SUPERSEDED"
@@ -66,21 +66,21 @@ _log = log_of("trellis.nlm_backend")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NlmDriverOptions:
-    """How long each part may take."""
+    """Time limits of the parts of an execution."""
 
     context_s: float = 30.0
-    """For the snapshot, with all its tries."""
+    """For fetching the snapshot, including retries."""
     ask_s: float = 120.0
-    """For the answer of the provider."""
+    """For the provider's answer."""
     reserve_s: float = 5.0
-    """Kept for the callback of a job that ran out of time."""
+    """Reserved for the callback of a job that runs out of time."""
     reserve_share: float = 0.2
-    """Of the time there is, at most."""
+    """Upper bound of the reserve, as a share of the available time."""
 
 
 @dataclass(kw_only=True)
 class NlmDriver:
-    """Makes drives."""
+    """Drives claimed executions."""
 
     ledger: Ledger
     actor: Actor
@@ -90,10 +90,10 @@ class NlmDriver:
     metrics: Metrics
     options: NlmDriverOptions = field(default_factory=NlmDriverOptions)
     cancel_requests: set[str] = field(default_factory=set[str])
-    """Executions that somebody asked to stop; their drive is cancelled after they were put here."""
+    """Executions with a cancel request. An id is added before its drive is cancelled."""
 
     async def drive(self, claimed: Claimed) -> str | None:
-        """Take the execution to its end; the state it ended in, None when another goes on."""
+        """Drives the execution to its end. Returns its final state; None if the lease was lost."""
         with tracing.attempt_span(claimed, "nlm.drive") as span:
             state = await self._drive(claimed)
             span.note({"trellis.state": state or STAGE_LEFT})
@@ -112,7 +112,7 @@ class NlmDriver:
 
 
 class _NlmExecution:
-    """One execution in the hands of one driver."""
+    """One execution held by one driver."""
 
     def __init__(self, driver: NlmDriver, claimed: Claimed) -> None:
         self._driver, self._lease, self._state = driver, claimed.lease, claimed.state
@@ -127,7 +127,7 @@ class _NlmExecution:
         self._log = _log.bind(execution=claimed.lease.job_id, epoch=claimed.lease.epoch)
 
     async def worked(self) -> StagedAnswer | Fault | Superseded:
-        """The staged artifact, or why there is none; raises Stopped, LedgerError."""
+        """Returns the staged artifact, or why there is none. Raises DriveStopped, LedgerError."""
         try:
             self._journal = await self._driver.ledger.read_journal(self._lease.job_id)
             return fault_in_journal(self._journal) or await self._stages()
@@ -149,7 +149,7 @@ class _NlmExecution:
         return await self._kept_fault(fault)
 
     async def ended(self, worked: StagedAnswer | Fault | Superseded) -> str:
-        """Tell how it went, and end; the last state."""
+        """Reports the outcome and ends the execution. Returns its final state."""
         match worked:
             case StagedAnswer():
                 return await self._call_back(worked)
@@ -159,7 +159,7 @@ class _NlmExecution:
                 return await self._end(SUPERSEDED, str(worked))
 
     async def _kept_fault(self, fault: Fault) -> Fault:
-        """Why the execution failed, kept before anybody is told; whoever kept it first is believed."""
+        """Stores why the execution failed, before it is reported. The first stored fault counts."""
         self._log.warning("execution_failed", stage=self._state, code=fault.fault.value, error=str(fault))
         told = {"code": fault.fault.value, "message": storable(str(fault)[:DETAIL_CHARS_MAX])}
         self._journal[FAULT] = await self._keep(FAULT, json.dumps(told).encode())
@@ -204,7 +204,7 @@ class _NlmExecution:
         )
 
     async def _ask(self, prompt: StructuringPrompt) -> bytes:
-        """The answer, asked for this once."""
+        """Returns the provider's answer. Asks at most once."""
         if ASKED in self._journal:
             raise _interrupted()
         provider = self._driver.provider.noting(self._note_asked)
@@ -220,7 +220,7 @@ class _NlmExecution:
             raise Fault(fault=FaultCode.NLM_UNAVAILABLE, detail=detail) from None
 
     async def _note_asked(self) -> None:
-        """Keep that the provider is about to be asked; raises Fault when that was kept before."""
+        """Stores that the provider is about to be asked. Raises Fault if that was stored before."""
         if ASKED in self._journal:
             raise _interrupted()
         mine = str(self._lease.epoch).encode()
@@ -279,7 +279,7 @@ class _NlmExecution:
     # --- the ledger ----------------------------------------------------------------------------------------------
 
     async def _leave(self, stage: str, data: Mapping[str, Any] | None = None) -> None:
-        """Go on to the next stage, unless that was done before."""
+        """Moves to the next stage, unless that was done before."""
         if self._state != stage:
             return
         await self._advance(NEXT_STAGE, data)
@@ -298,7 +298,7 @@ class _NlmExecution:
                 raise DriveStopped
 
     async def _once(self, name: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        """What was kept under this name, made now if there is nothing."""
+        """Returns the journal entry with this name; creates and stores it if there is none."""
         if name not in self._journal:
             with tracing.span(f"nlm.{name}"):
                 self._journal[name] = await self._keep(name, await make())
@@ -309,7 +309,7 @@ class _NlmExecution:
 
 
 def fault_in_journal(journal: Mapping[str, bytes]) -> Fault | None:
-    """Why the execution failed, as it was kept; None while it has not."""
+    """Returns the stored fault of the execution; None if it has none."""
     if FAULT not in journal:
         return None
     told = json.loads(journal[FAULT])
@@ -317,12 +317,12 @@ def fault_in_journal(journal: Mapping[str, bytes]) -> Fault | None:
 
 
 def artifact_in_journal(journal: Mapping[str, bytes]) -> StagedAnswer | None:
-    """What was staged, as it was kept; None while nothing is."""
+    """Returns the stored answer about the staged artifact; None if nothing is staged."""
     return StagedAnswer.model_validate_json(journal[STAGED]) if STAGED in journal else None
 
 
 def _in_thread(make: Callable[[], MadeT]) -> Coroutine[Any, Any, MadeT]:
-    """What `make` makes, beside the event loop: large texts take a while."""
+    """Runs `make` in a thread, because large texts would block the event loop."""
     return asyncio.to_thread(make)
 
 

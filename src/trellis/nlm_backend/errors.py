@@ -1,14 +1,14 @@
-"""What can go wrong in the NLM backend, for its caller and for a job's callback.
+"""Errors of the NLM backend, for its callers and for callbacks.
 
-IntakeRefused                the request cannot be taken; nothing was written
+IntakeRefused                the request is refused; nothing was written
 ├── StaleEpoch               a newer epoch of the job is known
-├── ExecutionsSpent          it ended with ERROR too often in one epoch
-├── DeadlineOver             there is no time left, by the clock here
-├── DeadlineTooFar           nothing is kept for that long
-└── CallbackForeign          the callback leads to a place that gets no artifact and no token of ours
-Fault                        ends one execution; its callback says so
-Superseded                   ends one execution without a word: the job is another's, whatever we would say
-CircuitOpen, ProviderHeld    the provider is left alone for a while (both are NlmUnavailable)
+├── ExecutionsSpent          too many executions in one epoch ended with ERROR
+├── DeadlineOver             the deadline has passed by the backend's clock
+├── DeadlineTooFar           the deadline is too far in the future
+└── CallbackForeign          the callback URL is of an origin that gets no artifacts and tokens of ours
+Fault                        ends one execution and is reported in its callback
+Superseded                   ends one execution without a callback: the job belongs to another execution
+CircuitOpen, ProviderHeld    the provider is not asked for a while (both are NlmUnavailable)
 """
 
 from enum import StrEnum
@@ -20,7 +20,7 @@ TOO_MANY_REQUESTS = 429
 
 
 class FaultCode(StrEnum):
-    """Why there is no artifact, as the callback says it (D26). VALIDATION_ERROR is for good, all others are worth another attempt."""
+    """Why there is no artifact, as reported in the callback (D26). All but VALIDATION_ERROR are worth a retry."""
 
     RATE_LIMIT = "RATE_LIMIT"
     NLM_UNAVAILABLE = "NLM_UNAVAILABLE"
@@ -90,7 +90,7 @@ class ProviderHeld(NlmUnavailable):
 
 
 def fault_of(error: NlmError | InputError) -> Fault:
-    """What an error of the provider, or of what its answer was to become, means for the job."""
+    """Returns the fault for an error of the provider, or for an answer that cannot become an artifact."""
     match error:
         case CircuitOpen():
             code = FaultCode.NLM_UNAVAILABLE

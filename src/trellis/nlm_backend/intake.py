@@ -1,11 +1,13 @@
-"""Takes jobs in (NLM-1, NLM-5). Nothing but the ledger decides, however many backends share it:
+"""Accepts jobs (NLM-1, NLM-5). Only the ledger decides, however many backends share it:
 
-- a result of this epoch is given again as soon as it is kept, whether or not its callback could be delivered; nothing is executed;
-- what is in flight with this epoch is answered as the first time; nothing is executed;
-- after an ERROR without a result, or with a newer epoch, it is executed again, and older executions are cancelled: the ledger refuses what they write;
-- an older epoch than the newest known one is refused.
+- A stored result of this epoch is returned again, whether or not its callback was delivered. Nothing is executed.
+- A job in flight in this epoch is answered as the first time. Nothing is executed.
+- After an ERROR without a result, or with a newer epoch, the job is executed again. Older executions are cancelled, and
+  the ledger refuses what they still write.
+- An epoch older than the newest known one is refused.
 
-Whoever submits looks again afterwards: of two that come at once with different epochs, at least one sees the other.
+After submitting, the intake reads the ledger again. So if two requests with different epochs arrive at once, at least
+one of them sees the other.
 """
 
 import json
@@ -33,23 +35,23 @@ from trellis.nlm_backend.metrics import ExecutionDepth, Metrics
 from trellis.nlm_backend.orders import ProcessRequest, StoredOrder, execution_id, read_execution_id, type_of
 
 WAITING_MAX = 1_000
-"""Jobs that wait or are under way, over all processes of one ledger."""
+"""Maximum number of jobs waiting or running, over all processes of one ledger."""
 KNOWN_MAX = 100
-"""Executions of one job that are looked at, the newest."""
+"""Maximum number of executions of one job that are read, newest first."""
 EXECUTIONS_MAX = 20
-"""Of one job in one epoch."""
+"""Maximum number of executions of one job in one epoch."""
 DEADLINE_DAYS_MAX = 2
 DAY_S = 86_400.0
 DONE = "DONE"
 EXPIRED = "DEADLINE"
-"""Why an execution ended that did not say: the sweep found its deadline over."""
+"""The code of an execution that ended without a reported one: the sweep found its deadline over."""
 
 _log = log_of("trellis.nlm_backend")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutionAccepted:
-    """It is, or was already, taken in."""
+    """The execution is accepted, now or earlier."""
 
     job_id: str
     estimated_seconds: int
@@ -57,7 +59,7 @@ class ExecutionAccepted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutionFinished:
-    """What it has come to; `result` is what its callback says."""
+    """The outcome of an execution. `result` has the content of its callback."""
 
     result: dict[str, Any]
 
@@ -69,7 +71,7 @@ class ExecutionFinished:
 
 @dataclass(frozen=True, slots=True)
 class KnownExecution:
-    """One execution that the ledger knows."""
+    """One execution in the ledger."""
 
     id: JobId
     epoch: int
@@ -78,19 +80,22 @@ class KnownExecution:
 
     @property
     def is_open(self) -> bool:
-        """Whether it may still do something."""
+        """Whether the execution has not ended."""
         return self.state in OPEN
 
 
 @dataclass(frozen=True, slots=True)
 class ExecuteNow:
-    """Nothing answers the request: do it, as the execution of this number."""
+    """Nothing known answers the request: start an execution with this number."""
 
     execution: int
 
 
 def decide_intake(known: Sequence[KnownExecution], request: ProcessRequest) -> KnownExecution | ExecuteNow:
-    """What the ledger knows already that answers the request, or that it is to be executed; raises StaleEpoch, ExecutionsSpent."""
+    """Returns the known execution that answers the request, or that a new one is needed.
+
+    Raises StaleEpoch, ExecutionsSpent.
+    """
     newest = max((one.epoch for one in known), default=request.epoch)
     if newest > request.epoch:
         raise StaleEpoch(job_id=request.job_id, known=newest, epoch=request.epoch)
@@ -106,13 +111,13 @@ def decide_intake(known: Sequence[KnownExecution], request: ProcessRequest) -> K
 
 @dataclass(frozen=True, kw_only=True)
 class JobIntake:
-    """Where POST /jobs/process ends."""
+    """Implements POST /jobs/process."""
 
     ledger: Ledger
     actor: Actor
     outgoing: GuardedClient
     trusted: frozenset[str]
-    """Origins that get artifacts, and tokens of ours."""
+    """Origins that receive artifacts and our tokens."""
     circuit: ProviderCircuit
     metrics: Metrics
     concurrency: int
@@ -120,7 +125,7 @@ class JobIntake:
     cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
 
     async def take(self, request: ProcessRequest, *, correlation_id: str) -> ExecutionAccepted | ExecutionFinished:
-        """Answer the request; raises IntakeRefused, InputError, OutgoingError, Problem 503, LedgerError."""
+        """Answers the request. Raises IntakeRefused, InputError, OutgoingError, Problem 503, LedgerError."""
         known = await self._known(request.job_id)
         match decide_intake(known, request):
             case KnownExecution() as one:
@@ -133,12 +138,15 @@ class JobIntake:
                 return await self._execute(request, execution, correlation_id)
 
     async def look(self, job_id: str, epoch: int) -> ExecutionAccepted | ExecutionFinished | None:
-        """How the last execution of this epoch stands; None when there is none. Nothing is begun."""
+        """Returns the state of the last execution of this epoch; None if there is none. Starts nothing."""
         last = _last(await self._known(job_id), epoch)
         return None if last is None else await self._stands(last, await self._order(last.id))
 
     async def cancel(self, job_id: str, epoch: int) -> int | None:
-        """Stop what is open of this epoch, softly and after the grace for good; how many, None when the epoch is not known."""
+        """Cancels the open executions of this epoch: softly at first, hard after the grace period.
+
+        Returns how many were open; None if the epoch is unknown.
+        """
         of_epoch = [one for one in await self._known(job_id) if one.epoch == epoch]
         opened = [one for one in of_epoch if one.is_open]
         for one in opened:
@@ -150,7 +158,7 @@ class JobIntake:
         return len(opened) if of_epoch else None
 
     async def depth(self) -> ExecutionDepth:
-        """How much waits and is under way."""
+        """Returns how many jobs wait and run."""
         return ExecutionDepth.of(await self.ledger.queues())
 
     async def _known(self, job_id: str) -> list[KnownExecution]:
@@ -168,12 +176,15 @@ class JobIntake:
         return await self._stands(one, order)
 
     async def _has_result(self, one: KnownExecution) -> bool:
-        """Whether an execution that ended in ERROR left an artifact: only its callback could not be delivered."""
+        """Whether an execution that ended in ERROR left an artifact, because only its callback was not delivered."""
         stands = await self._stands(one, await self._order(one.id))
         return isinstance(stands, ExecutionFinished) and stands.is_complete
 
     async def _stands(self, one: KnownExecution, order: StoredOrder) -> ExecutionAccepted | ExecutionFinished:
-        """What the execution has come to. What is kept is told at once: whoever asks has not got the callback."""
+        """Returns the outcome or state of an execution.
+
+        A stored outcome is returned at once, even before its callback is delivered.
+        """
         told: dict[str, Any] = {}
         if not one.is_open:
             told = json.loads((await self.ledger.events(one.id))[-1].data or b"{}")
@@ -212,7 +223,7 @@ class JobIntake:
             lifecycle=NLM_JOB.name,
             payload=order.to_bytes(),
             deadline_s=left_s,
-            concurrency_key=f"nlm-job:{request.job_id}",  # one execution of a job at a time, whatever dies in between
+            concurrency_key=f"nlm-job:{request.job_id}",  # one execution of a job at a time, even after crashes
             fingerprint=request.fingerprint,
             id_is_given=True,
             correlation_id=correlation_id,
@@ -228,7 +239,7 @@ class JobIntake:
         return ExecutionAccepted(job_id=request.job_id, estimated_seconds=order.estimated_seconds)
 
     async def _cancel_older(self, request: ProcessRequest) -> None:
-        """End what a newer epoch replaced; raises StaleEpoch when that is this request itself."""
+        """Cancels executions that a newer epoch replaced. Raises StaleEpoch if this request itself is replaced."""
         known = await self._known(request.job_id)
         newest = max((one.epoch for one in known), default=request.epoch)
         for one in known:
@@ -242,7 +253,7 @@ class JobIntake:
             raise StaleEpoch(job_id=request.job_id, known=newest, epoch=request.epoch)
 
     def _check(self, request: ProcessRequest) -> None:
-        """What can be said without asking anybody; raises PayloadInvalid, UrlRefused, AddressRefused, CallbackForeign."""
+        """Checks the request locally. Raises PayloadInvalid, UrlRefused, AddressRefused, CallbackForeign."""
         read_payload(request.job_type, request.payload)
         self.outgoing.check(request.context_snapshot_url)
         self.outgoing.check(request.callback_url)
@@ -260,7 +271,7 @@ class JobIntake:
         return left_s
 
     async def _room(self) -> int:
-        """In how many seconds one more would be done; raises Problem 503."""
+        """Returns the estimated seconds until one more job would be done. Raises Problem 503."""
         closed_s = self.circuit.closed_for_s()
         if closed_s > 0:
             raise _full("The NLM provider does not answer now; send it again later.", closed_s)
@@ -273,7 +284,7 @@ class JobIntake:
 
 
 def _last(known: Sequence[KnownExecution], epoch: int) -> KnownExecution | None:
-    """The last execution of the epoch."""
+    """Returns the last execution of the epoch."""
     return max((one for one in known if one.epoch == epoch), key=lambda one: one.execution, default=None)
 
 

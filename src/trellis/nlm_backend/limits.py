@@ -1,11 +1,13 @@
-"""How much one provider is asked: so many at once, so many a second, and not at all while it is down or asked to be left alone.
+"""Limits the load on one provider: concurrency, rate, and a circuit breaker that also honours `Retry-After`.
 
-What holds:
-- a question that may not be asked now is refused before it costs anything; one that only has to wait its turn waits within its time;
-- five failures in a row open the circuit for 30 seconds; then one question tries, and decides whether it closes or opens again;
-- a `Retry-After` of the provider is kept, whoever met it.
+Invariants:
+- A question that may not be asked now is refused before it costs anything. One that only has to wait for its turn waits
+  within its deadline.
+- Five failures in a row open the circuit for 30 seconds. Then one trial question decides whether it closes or opens
+  again.
+- A provider's `Retry-After` applies to all callers.
 
-It counts in this process alone. Time comes in.
+The limits apply to this process alone. The clock is injected.
 """
 
 import asyncio
@@ -27,13 +29,13 @@ OPEN_S = 30.0
 HELD_S_MAX = 3_600.0
 WAITING_MAX = 100
 PATIENCE_S_MIN = 10.0
-"""Who gave the provider less time than this has no reason to call it down."""
+"""A timeout shorter than this does not count as a failure of the provider."""
 
 _log = log_of("trellis.nlm_backend")
 
 
 class CircuitState(StrEnum):
-    """Whether questions go through."""
+    """Whether questions are let through."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -42,7 +44,7 @@ class CircuitState(StrEnum):
 
 @dataclass(slots=True)
 class ProviderCircuit:
-    """Counts failures in a row, and keeps what the provider asked for."""
+    """Counts consecutive failures, and stores the provider's `Retry-After`."""
 
     monotonic: Callable[[], float]
     failures_max: int = FAILURES_MAX
@@ -54,18 +56,18 @@ class ProviderCircuit:
 
     @property
     def state(self) -> CircuitState:
-        """As of now."""
+        """The current state."""
         if self._open_until is None:
             return CircuitState.CLOSED
         return CircuitState.OPEN if self.monotonic() < self._open_until else CircuitState.TRYING
 
     def closed_for_s(self) -> float:
-        """How long nobody should ask; 0 when somebody may."""
+        """Returns for how many seconds no question may be asked; 0 if one may be asked now."""
         now = self.monotonic()
         return max(0.0, (self._open_until or now) - now, (self._held_until or now) - now)
 
     def admit(self, provider: str) -> bool:
-        """Let one question through, and say whether it is the one that tries; raises CircuitOpen, ProviderHeld."""
+        """Lets one question through. Returns whether it is the trial question. Raises CircuitOpen, ProviderHeld."""
         now = self.monotonic()
         if self._held_until is not None and now < self._held_until:
             reason = "it said when to come back"
@@ -79,11 +81,11 @@ class ProviderCircuit:
         return True
 
     def answered(self) -> None:
-        """It is there."""
+        """Records that the provider answered."""
         self._failures, self._open_until, self._trying = 0, None, False
 
     def failed(self, retry_after_s: float | None) -> None:
-        """It is not."""
+        """Records that the provider failed."""
         now = self.monotonic()
         self._failures += 1
         if retry_after_s is not None:
@@ -95,20 +97,23 @@ class ProviderCircuit:
         self._trying = False
 
     def tried(self) -> None:
-        """The question that tried has ended, perhaps without a word about the provider: another may try."""
+        """Ends the trial question, even without a result, so that another one may try."""
         self._trying = False
 
 
 @dataclass(slots=True)
 class RequestPace:
-    """At most so many a second, one after the other; None is any number."""
+    """Limits questions to `per_second`, evenly spaced; None for no limit."""
 
     monotonic: Callable[[], float]
     per_second: float | None
     _next_at: float = 0.0
 
     def wait_s(self, patience_s: float) -> float | None:
-        """How long to wait for a turn, which is then taken; None when that is too long, and nothing is taken."""
+        """Takes the next turn and returns how long to wait for it.
+
+        Returns None, without taking a turn, if the wait exceeds `patience_s`.
+        """
         if self.per_second is None:
             return 0.0
         now = self.monotonic()
@@ -121,7 +126,7 @@ class RequestPace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderLimits:
-    """What bounds one provider in this process."""
+    """The limits of one provider in this process."""
 
     circuit: ProviderCircuit
     pace: RequestPace
@@ -130,7 +135,7 @@ class ProviderLimits:
 
     @classmethod
     def of(cls, clock: Clock, *, concurrency: int, per_second: float | None) -> "ProviderLimits":
-        """As the settings say."""
+        """Builds the limits from the settings."""
         return cls(
             circuit=ProviderCircuit(clock.monotonic),
             pace=RequestPace(clock.monotonic, per_second),
@@ -140,7 +145,7 @@ class ProviderLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitedProvider:
-    """A provider within its limits, and counted. `before` is awaited when the question is about to go out."""
+    """A provider with limits and metrics. `before` is awaited just before a question is sent."""
 
     inner: NlmProvider
     limits: ProviderLimits
@@ -150,19 +155,19 @@ class LimitedProvider:
 
     @property
     def name(self) -> str:
-        """The provider's own."""
+        """The provider's own name."""
         return self.inner.name
 
     def noting(self, before: Callable[[], Awaitable[None]]) -> "LimitedProvider":
-        """The same, for one caller that must know when its question goes out."""
+        """Returns the same provider for one caller that must know when its question is sent."""
         return replace(self, before=before)
 
     async def prepare(self, sources: tuple[NlmSource, ...]) -> PreparedCorpus:
-        """As the provider does."""
+        """Delegates to the provider."""
         return await self.inner.prepare(sources)
 
     async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
-        """Wait for a turn and ask; raises NlmError."""
+        """Waits for a turn and asks. Raises NlmError."""
         until = self.clock.monotonic() + deadline_s
         async with self._turn(until):
             if self.before is not None:
@@ -209,20 +214,20 @@ class LimitedProvider:
             raise
         except NlmError:
             result = "refused"
-            circuit.answered()  # with something that is no use, but it is there
+            circuit.answered()  # the answer is useless, but the provider is up
             raise
         finally:
             self.metrics.provider_asked(result, self.clock.monotonic() - began)
         return answer
 
     async def health(self) -> ProviderHealth:
-        """As the provider says."""
+        """Delegates to the provider."""
         return await self.inner.health()
 
     async def release(self, prepared: PreparedCorpus) -> None:
-        """As the provider does."""
+        """Delegates to the provider."""
         await self.inner.release(prepared)
 
     async def close(self) -> None:
-        """As the provider does."""
+        """Delegates to the provider."""
         await self.inner.close()

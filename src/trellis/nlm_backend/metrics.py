@@ -1,4 +1,4 @@
-"""Counters and durations of one backend process, in Prometheus' text form. Labels are words of ours: no text of a caller is in it."""
+"""Counters and durations of one backend process, in Prometheus' text format. Labels contain no text from callers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ TYPICAL_S_DEFAULT = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutionDepth:
-    """How many executions are where, over all gateways and all processes of one ledger."""
+    """Number of waiting and running executions, over all gateways and processes of one ledger."""
 
     waiting: int = 0
     under_way: int = 0
 
     @classmethod
     def of(cls, queues: Iterable[QueueDepth]) -> "ExecutionDepth":
-        """All types together."""
+        """Sums the queues of all types."""
         ours = [one for one in queues if one.lifecycle == NLM_JOB.name]
         waiting = sum(one.ready + one.parked + one.resting for one in ours)
         return cls(waiting=waiting, under_way=sum(one.held for one in ours))
@@ -28,21 +28,21 @@ class ExecutionDepth:
 
 @dataclass(slots=True)
 class Durations:
-    """How long things took, by upper bound."""
+    """A histogram of durations."""
 
     counts: list[int] = field(default_factory=lambda: [0] * len(BUCKETS_S))
     sum_s: float = 0.0
     count: int = 0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Adds one duration."""
         self.sum_s += seconds
         self.count += 1
         for at, bound in enumerate(BUCKETS_S):
             self.counts[at] += seconds <= bound
 
     def lines(self, name: str, labels: str = "") -> list[str]:
-        """As a histogram."""
+        """Formats the histogram in Prometheus' text format."""
         comma = f"{labels}," if labels else ""
         around = f"{{{labels}}}" if labels else ""
         bounds = [*zip(map("{:g}".format, BUCKETS_S), self.counts, strict=True), ("+Inf", self.count)]
@@ -55,7 +55,7 @@ class Durations:
 
 @dataclass(slots=True)
 class Metrics:
-    """What this process did since it began."""
+    """What this process did since it started."""
 
     _jobs: dict[str, int] = field(default_factory=dict[str, int])
     _provider: dict[str, int] = field(default_factory=dict[str, int])
@@ -65,35 +65,35 @@ class Metrics:
     _whole: Durations = field(default_factory=Durations)
 
     def job_ended(self, outcome: str, seconds: float) -> None:
-        """`DONE`, or the code of the fault; `seconds` of this drive."""
+        """Counts an ended execution: `DONE` or the fault's code, and the `seconds` of this drive."""
         self._jobs[outcome] = self._jobs.get(outcome, 0) + 1
         self._whole.add(seconds)
 
     def provider_asked(self, result: str, seconds: float) -> None:
-        """The provider was asked once."""
+        """Counts one call of the provider."""
         self._provider[result] = self._provider.get(result, 0) + 1
         self._asked.add(seconds)
 
     def delivery_tried(self, result: str) -> None:
-        """A callback was sent once."""
+        """Counts one try to send a callback."""
         self._deliveries[result] = self._deliveries.get(result, 0) + 1
 
     def stage_took(self, stage: str, seconds: float) -> None:
-        """A stage was left for the next one."""
+        """Records the duration of a finished stage."""
         self._stages[stage].add(seconds)
 
     @property
     def provider_calls(self) -> int:
-        """Questions that went out."""
+        """The number of calls of the provider."""
         return sum(self._provider.values())
 
     @property
     def typical_s(self) -> float:
-        """How long one execution takes."""
+        """The average duration of an execution."""
         return self._whole.sum_s / self._whole.count if self._whole.count else TYPICAL_S_DEFAULT
 
     def text(self, depth: ExecutionDepth, circuit: str) -> str:
-        """All of it, with what waits now."""
+        """Formats all metrics, with the current queue depth."""
         lines = [
             *_counter("trellis_nlm_jobs_total", "Executions ended here, by outcome.", "outcome", self._jobs),
             *_counter("trellis_nlm_provider_calls_total", "Questions asked, by result.", "result", self._provider),

@@ -1,8 +1,8 @@
-"""What the orchestration layer asks for, and how the ledger keeps it: one execution is one job of lifecycle `nlm-job`.
+"""Requests of the orchestration layer, and how the ledger stores them: one execution is one job of lifecycle `nlm-job`.
 
-Its id is `<job_id>@<epoch>` and, after an ERROR in the same epoch, `<job_id>@<epoch>.<n>`: the same request always means the same id,
-so the ledger alone decides whether it is new. Its type names the origin of its gateway: backends that share a ledger and serve different
-gateways take up their own gateway's work and no other's.
+Its id is `<job_id>@<epoch>` and, after an ERROR in the same epoch, `<job_id>@<epoch>.<n>`. The same request always has
+the same id, so the ledger alone decides whether it is new. Its type names the origin of its gateway: backends that
+share a ledger but serve different gateways claim only their own gateway's executions.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from trellis.net.targets import URL_CHARS_MAX, read_target
 TYPE_PREFIX = "nlm:"
 EPOCH_MAX = 2**53 - 1
 NAMED_JOB_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,149}$"
-"""An id of a job that leaves room for the epoch and the number of the execution."""
+"""A job id short enough to append the epoch and the number of the execution."""
 EXAMPLE: dict[str, Any] = {
     "job_id": "7f1c2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d",
     "job_type": "RESEARCH",
@@ -50,35 +50,35 @@ class ProcessRequest(pydantic.BaseModel):
 
     @property
     def fingerprint(self) -> bytes:
-        """What "the same request" means: all but the deadline, which may be told a little differently."""
+        """Hashes everything but the deadline, which may differ slightly when a request is repeated."""
         same = self.model_dump(mode="json", include=set(ProcessRequest.model_fields) - {"deadline"})
         return hashlib.sha256(json.dumps(same, sort_keys=True, ensure_ascii=False).encode()).digest()
 
 
 class StoredOrder(ProcessRequest):
-    """A request as the ledger keeps it."""
+    """A request as stored in the ledger."""
 
     execution: int = 1
-    """From 1 in each epoch."""
+    """Number of the execution in its epoch, from 1."""
     estimated_seconds: int
 
     @classmethod
     def of(cls, request: ProcessRequest, *, execution: int, estimated_seconds: int) -> "StoredOrder":
-        """The request as this execution."""
+        """Builds the stored form of a request for this execution."""
         return cls(**request.model_dump(), execution=execution, estimated_seconds=estimated_seconds)
 
     @classmethod
     def read(cls, body: bytes) -> "StoredOrder":
-        """What `to_bytes` wrote."""
+        """Decodes what `to_bytes` wrote."""
         return cls.model_validate_json(body)
 
     def to_bytes(self) -> bytes:
-        """For the ledger."""
+        """Encodes the request for the ledger."""
         return json.dumps(self.model_dump(mode="json"), ensure_ascii=False).encode()
 
     @property
     def gateway(self) -> str:
-        """Where artifacts of this job go: what stands before `/jobs/<job_id>/result`, else the callback's origin."""
+        """The URL that receives artifacts: the part before `/jobs/<job_id>/result`, else the callback's origin."""
         shaped = f"/jobs/{self.job_id}/result"
         if self.callback_url.endswith(shaped):
             return self.callback_url.removesuffix(shaped)
@@ -86,25 +86,25 @@ class StoredOrder(ProcessRequest):
 
     @property
     def scope(self) -> tuple[str, int, int]:
-        """Job, epoch, execution."""
+        """Job id, epoch and number of the execution."""
         return self.job_id, self.epoch, self.execution
 
 
 def type_of(origin: str) -> str:
-    """The type of executions whose gateway has this origin (`Target.origin`): `nlm:http:127.0.0.1:8420`."""
+    """Returns the type of executions whose gateway has this origin (`Target.origin`): `nlm:http:127.0.0.1:8420`."""
     named = TYPE_PREFIX + origin.replace("://", ":").translate({ord("["): None, ord("]"): None})
     if re.fullmatch(TYPE_PATTERN, named) is not None:
         return named
-    return f"{TYPE_PREFIX}sha256:{hashlib.sha256(origin.encode()).hexdigest()}"  # a name may be longer than a type
+    return f"{TYPE_PREFIX}sha256:{hashlib.sha256(origin.encode()).hexdigest()}"  # an origin may be longer than a type
 
 
 def execution_id(job_id: str, epoch: int, execution: int) -> JobId:
-    """The id in the backend's ledger."""
+    """Returns the id in the backend's ledger."""
     return JobId(f"{job_id}@{epoch}" + (f".{execution}" if execution > 1 else ""))
 
 
 def read_execution_id(id_: str) -> tuple[str, int, int]:
-    """Job, epoch and execution of such an id."""
+    """Splits such an id into job id, epoch and execution number."""
     job_id, _, rest = id_.rpartition("@")
     epoch, _, execution = rest.partition(".")
     return job_id, int(epoch), int(execution or 1)

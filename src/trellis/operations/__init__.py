@@ -1,1 +1,1 @@
-"""What people ask a running ledger: why is this job here, what is wrong. Pure functions over what the ledger says."""
+"""Diagnosis of a running ledger: explains jobs and finds problems. Pure functions over what the ledger returns."""

@@ -1,7 +1,7 @@
-"""Dead letters of every lifecycle that has them, as one list: jobs that ended without success and need a person (DJ-12).
+"""Dead letters of all lifecycles that have them, in one list: jobs that failed and need an operator (DJ-12).
 
-A leased-job's letter is a row of the ledger. A DEAD queue-job's letter follows from its events, which say everything that a letter says but
-when its last lease would have ended.
+The letter of a leased job is a row in the ledger. The letter of a DEAD queue job is derived from its events, which
+contain everything but when its last lease would have expired.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ LEASED_DEAD = next(state.name for state in LEASED_JOB.states if state.dead_lette
 QUEUE_DEAD = next(t.target for t in QUEUE_JOB.transitions if t.event == "job_dead_lettered")
 CLAIMED = "job_claimed"
 WITH_LETTERS = (LEASED_JOB.name, QUEUE_JOB.name)
-"""Lifecycles whose jobs can be dead letters."""
+"""Lifecycles whose jobs can have dead letters."""
 _LIST_ENDED = "."
-"""In a cursor: this lifecycle has no more."""
+"""In a cursor: this lifecycle has no more letters."""
 _CURSOR_SEPARATOR = "~"
 
 _STAGES = MappingProxyType(
     {"CONTEXT_ASSEMBLY": Stage.FETCH, "NOTEBOOKLM_CALL": Stage.EXEC, "ARTIFACT_WRITE": Stage.COMMIT}
 )
-"""How far a queue-job was, by the state in which its last attempt failed."""
+"""The stage of a queue job's letter, by the state in which its last attempt failed."""
 _REASONS = MappingProxyType(
     {
         "VALIDATION_ERROR": ReasonCode.VALIDATION_FAILED,
@@ -39,12 +39,12 @@ _REASONS = MappingProxyType(
         "NLM_UNAVAILABLE": ReasonCode.DEPENDENCY_UNAVAILABLE,
     }
 )
-"""Why a queue-job died, by the code of its error, where its attempts were not spent."""
+"""The reason of a queue job's letter, by its error code, if it did not use up its attempts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LetterPage:
-    """Dead letters, newest first; `cursor` asks for the next page, None at the end."""
+    """Dead letters, newest first. `cursor` is for the next page; None at the end."""
 
     letters: tuple[DeadLetter, ...]
     cursor: str | None
@@ -52,7 +52,7 @@ class LetterPage:
 
 @dataclass(frozen=True, slots=True)
 class _LettersCursor:
-    """Where the next page begins in each of the two lists: None at the beginning, _OVER behind the end."""
+    """Where the next page starts in each of the two lists: None at the beginning, `_LIST_ENDED` after the end."""
 
     queue: str | None = None
     leased: str | None = None
@@ -73,9 +73,9 @@ class _LettersCursor:
 
 
 async def dead_letters(ledger: Ledger, where: JobFilter, *, limit: int, cursor: str | None = None) -> LetterPage:
-    """A page of the dead letters that nobody requeued, of one lifecycle or of all; raises OptionInvalid.
+    """Returns a page of dead letters that were not requeued, of one lifecycle or of all. Raises OptionInvalid.
 
-    A page may hold fewer than `limit` and still be followed by another.
+    A page may have fewer than `limit` letters although another page follows.
     """
     begins = _LettersCursor.read(cursor)
     leased = await _leased(ledger, where, limit + 1, begins.leased)
@@ -91,7 +91,7 @@ async def dead_letters(ledger: Ledger, where: JobFilter, *, limit: int, cursor: 
 
 
 def _merged(leased: Sequence[DeadLetter], queue: Sequence[DeadLetter], limit: int) -> list[DeadLetter]:
-    """The first of both lists, each in its own order, by which its next page is found: of the two heads always the newer one."""
+    """Merges the two lists, always taking the newer head. Each list keeps its order, which its cursor depends on."""
     lists, merged = [list(leased[::-1]), list(queue[::-1])], list[DeadLetter]()
     while len(merged) < limit and any(lists):
         newer = max((one for one in lists if one), key=lambda one: one[-1].at)
@@ -113,7 +113,7 @@ def _leased_cursor(found: Sequence[DeadLetter], taken: int, begins: str | None) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _QueueLetters:
-    """DEAD queue-jobs that were looked at, and the letters of those that are meant, each with how many jobs were looked at before it."""
+    """A page of DEAD queue jobs, and the letters that match the filter, each with the number of jobs before it."""
 
     where: JobFilter
     begins: str | None
@@ -126,7 +126,7 @@ class _QueueLetters:
         return [letter for _, letter in self.found]
 
     async def cursor_after(self, ledger: Ledger, taken: int) -> str | None:
-        """Where the next page begins when so many letters were shown."""
+        """Returns where the next page starts when `taken` letters were shown."""
         passed = self.looked if taken == len(self.found) else self.found[taken][0]
         if passed == self.looked and not self.more:
             return _LIST_ENDED
@@ -148,8 +148,8 @@ async def _queue(ledger: Ledger, where: JobFilter, limit: int, begins: str | Non
 
 
 def queue_letter(job: Job, events: Sequence[Event]) -> DeadLetter:
-    """The letter of a DEAD queue-job, from its events."""
-    from trellis.research.documents import error_of  # brings the agents with it, which most commands never need
+    """Builds the letter of a DEAD queue job from its events."""
+    from trellis.research.documents import error_of  # imports the agents, which most commands never need
 
     present = [event for event in events if event.generation == job.generation]
     held = [event for event in present if event.source in _STAGES]
@@ -174,7 +174,7 @@ def queue_letter(job: Job, events: Sequence[Event]) -> DeadLetter:
 
 
 async def letter_of(ledger: Ledger, job: Job) -> DeadLetter | None:
-    """The dead letter of an ended job, if it has one that nobody requeued."""
+    """Returns the dead letter of an ended job, if it has one that was not requeued."""
     if LIFECYCLES[job.lifecycle].by_name[job.state].phase is not Phase.ENDED:
         return None
     if job.lifecycle == QUEUE_JOB.name:
@@ -185,9 +185,9 @@ async def letter_of(ledger: Ledger, job: Job) -> DeadLetter | None:
 async def requeue_dead(
     ledger: Ledger, actor: Actor, where: JobFilter, request_id: RequestId, *, limit: int, cause: str | None
 ) -> list[Moved | NotMoved]:
-    """Run the dead-lettered jobs again that a filter means, of each lifecycle the oldest first, at most `limit` in all.
+    """Requeues the dead-lettered jobs that match a filter, oldest first per lifecycle, at most `limit` in total.
 
-    Asked again with the same request id it answers for the same jobs.
+    A repeated request id gives the answer for the same jobs.
     """
     answers: list[Moved | NotMoved] = []
     if where.lifecycle in {None, LEASED_JOB.name}:
@@ -201,12 +201,12 @@ async def requeue_dead(
 async def _requeue_queue(
     ledger: Ledger, actor: Actor, where: JobFilter, request_id: RequestId, *, limit: int, cause: str | None
 ) -> list[Moved | NotMoved]:
-    """The part of `requeue_dead` that are queue-jobs. The ledger does not know their reasons: then each is requeued by its id."""
+    """Requeues queue jobs for `requeue_dead`. A filter by reason, unknown to the ledger, uses job ids."""
     again = RequestId(f"{request_id}:{QUEUE_JOB.name}")
     dead = replace(where, lifecycle=QUEUE_JOB.name, state=QUEUE_DEAD)
     if where.reason_code is None:
         return await ledger.requeue(actor, dead, again, limit=limit, cause=cause)
-    # A request that took jobs before is answered for those: the filter is not looked at then, and it means nothing new.
+    # A repeated request is answered for the jobs it took before. The filter is then ignored.
     before = await ledger.requeue(actor, replace(dead, reason_code=None), again, limit=0, cause=cause)
     if before:
         return before
@@ -215,7 +215,7 @@ async def _requeue_queue(
 
 
 async def _queue_jobs_of_filter(ledger: Ledger, where: JobFilter, limit: int) -> list[JobId]:
-    """The oldest DEAD queue-jobs with the reason of a filter, at most `limit` of them."""
+    """Returns at most `limit` of the oldest DEAD queue jobs with the filter's reason."""
     only, cursor, found = replace(where, lifecycle=QUEUE_JOB.name), None, list[JobId]()
     for _ in range(REQUEUE_PAGES_MAX):
         page = await dead_letters(ledger, only, limit=LETTERS_PAGE, cursor=cursor)

@@ -1,4 +1,4 @@
-"""First checks of an instance: what the environment and the ledger's own numbers say is wrong, with the way out."""
+"""Health checks of an instance: problems in the environment and in the ledger's figures, with remedies."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -19,16 +19,16 @@ from trellis.operations.explain import (
 
 PYTHON_NEEDED = (3, 11)
 READY_S_WARN = 60.0
-"""A job that is ready for so long while workers serve its type says that there are too few of them."""
+"""If a job is ready for longer than this although workers serve its type, there are too few workers."""
 FOLLOWER_BEHIND_S = 600.0
-"""A follower that has not read what happened so long ago does not get on, or nobody follows any more."""
+"""A follower with unread events older than this is stuck, or no longer runs."""
 QUEUE_STATES = ("PENDING", "QUEUED", "RETRY_BACKOFF", "FAILED", "DEAD")
-"""Where queue jobs are that wait, or went wrong."""
+"""States of queue jobs that wait or have failed."""
 _IN_TROUBLE = ("FAILED", "DEAD")
 
 
 def python_finding(version: tuple[int, int, int]) -> Finding:
-    """Whether this interpreter is new enough."""
+    """Checks the Python version."""
     text = ".".join(map(str, version))
     if version[:2] >= PYTHON_NEEDED:
         return Finding(check="python", severity=FindingSeverity.OK, detail=f"Python {text}")
@@ -42,12 +42,12 @@ def python_finding(version: tuple[int, int, int]) -> Finding:
 
 
 def error_finding(check: str, detail: str, remedy: str) -> Finding:
-    """Something that could not even be looked at."""
+    """A finding about something that could not be checked."""
     return Finding(check=check, severity=FindingSeverity.ERROR, detail=detail, remedy=remedy)
 
 
 def work_findings(queues: Sequence[QueueDepth], workers: Sequence[WorkerRecord], now: datetime) -> list[Finding]:
-    """Whether somebody serves what waits."""
+    """Checks whether workers serve the waiting jobs."""
     alive = [worker for worker in workers if is_alive(worker, now)]
     served = {type_ for worker in alive for type_ in served_types(worker)}
     wanted = any(queue.ready + queue.resting + queue.parked + queue.held for queue in queues if _is_for_workers(queue))
@@ -60,7 +60,7 @@ def work_findings(queues: Sequence[QueueDepth], workers: Sequence[WorkerRecord],
 
 
 def letters_finding(count: int, limit: int) -> Finding:
-    """Whether dead letters wait for a decision; `limit` is how far they were counted."""
+    """Checks for dead letters. `limit` is how far they were counted."""
     if not count:
         return Finding(check="dead letters", severity=FindingSeverity.OK, detail="none")
     many = f"{limit} or more" if count >= limit else str(count)
@@ -73,7 +73,7 @@ def letters_finding(count: int, limit: int) -> Finding:
 
 
 def queue_findings(found: Mapping[str, Sequence[Job]], limit: int, now: datetime) -> list[Finding]:
-    """How queue jobs stand, by state; `limit` is how far they were counted. Nothing when there are none of these."""
+    """Reports queue jobs by state; empty if there are none. `limit` is how far they were counted."""
     counts = {state: len(jobs) for state, all_ in found.items() if (jobs := without_cancelled(all_))}
     if not counts:
         return []
@@ -91,12 +91,12 @@ def queue_findings(found: Mapping[str, Sequence[Job]], limit: int, now: datetime
 
 
 def without_cancelled(jobs: Sequence[Job]) -> list[Job]:
-    """Without those that were cancelled: they rest where no timer moves them, and wait for nobody."""
+    """Leaves out cancelled jobs: no timer moves them, and they wait for nothing."""
     return [job for job in jobs if job.place is not JobPlace.SCHEDULED or waits_for(job) or job.due_at is not None]
 
 
 def aside_finding(jobs: Sequence[str], limit: int) -> Finding:
-    """Whether the projector has set jobs aside; `limit` is how far they were counted."""
+    """Checks whether the projector has set jobs aside. `limit` is how far they were counted."""
     if not jobs:
         return Finding(check="published", severity=FindingSeverity.OK, detail="no job is set aside")
     many = f"{limit} or more jobs" if len(jobs) >= limit else counted(len(jobs), "job")
@@ -109,7 +109,10 @@ def aside_finding(jobs: Sequence[str], limit: int) -> Finding:
 
 
 def follower_findings(followers: Sequence[SubscriberRecord], now: datetime) -> list[Finding]:
-    """For whom retention keeps work that its time would let go, since when, and what lets it go on. Nothing when nobody ever followed."""
+    """Reports followers for which retention keeps ended jobs longer, since when, and the remedy.
+
+    Empty if there are no followers.
+    """
     slow = [seen for seen in followers if behind_s(seen, now) > FOLLOWER_BEHIND_S]
     found = [_left_behind(seen) if not seen.waits else _behind(seen, now) for seen in slow]
     if not found and followers:
@@ -119,12 +122,12 @@ def follower_findings(followers: Sequence[SubscriberRecord], now: datetime) -> l
 
 
 def behind_s(seen: SubscriberRecord, now: datetime) -> float:
-    """How long the first has waited of what it has not read."""
+    """Returns the age of the first event that the follower has not read, in seconds."""
     return 0.0 if seen.unread_since is None else (now - seen.unread_since).total_seconds()
 
 
 def has_errors(findings: Sequence[Finding]) -> bool:
-    """Whether anything is wrong rather than odd."""
+    """Whether any finding is an error."""
     return any(finding.severity is FindingSeverity.ERROR for finding in findings)
 
 
@@ -147,7 +150,7 @@ def _left_behind(seen: SubscriberRecord) -> Finding:
 
 
 def _workers(alive: Sequence[WorkerRecord], *, wanted: bool) -> Finding:
-    """No worker is a fault only where jobs wait for one: an instance that only runs agents needs none."""
+    """Checks for living workers. Having none is a problem only if jobs wait for one; agents need none."""
     if not alive and not wanted:
         return Finding(check="workers", severity=FindingSeverity.OK, detail="none, and no job waits for one")
     if not alive:
@@ -164,7 +167,7 @@ def _workers(alive: Sequence[WorkerRecord], *, wanted: bool) -> Finding:
 
 
 def _is_for_workers(queue: QueueDepth) -> bool:
-    """Whether a worker takes such jobs; those of `trellis up` are nobody's fault who starts workers."""
+    """Whether workers claim such jobs. Other jobs are claimed by services of `trellis up`."""
     claims = [t for t in LIFECYCLES[queue.lifecycle].transitions if t.trigger == Trigger.CLAIM]
     return any(Role.WORKER in claim.actors for claim in claims)
 

@@ -1,4 +1,4 @@
-"""Explanations: why a job is where it is and what happens next, for every kind of job."""
+"""Explains why a job is in its state and what happens next, for every lifecycle."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from trellis.engine.records import DeadLetter, Event, Job, JobPlace, QueueDepth,
 from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Phase, Progress, Role, State, Transition, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 
-# What `explain` says of a job on a topic beside what it says of any: who has it, what it waits for, what the safety kernel decided.
+# Jobs on a topic: which worker has the job, what it waits for, and what the safety kernel decided.
 
 NAMES_MAX = 3
 HOLD_PHRASES = {
@@ -31,13 +31,13 @@ BUS_REST_PHRASES = {
     "job_held": "waiting for a person to decide: the safety kernel is asked again",
     "job_deferred": "put off: it is looked at again",
 }
-"""What it does meanwhile, by its last event, before the words for when."""
+"""What a scheduled job on a topic waits for, by its last event. The time is appended."""
 RUN_AGAIN = frozenset({"FAILED", "TIMEOUT", "DENIED"})
-"""Ends after which an operator may have it run again, as a new job."""
+"""Final states from which an operator may run the job again, as a new job."""
 
 
 def why_sentences(job: Job, events: Sequence[Event]) -> Iterator[str]:
-    """Sentences about why it is where it is."""
+    """Yields sentences about why a job on a topic is in its state."""
     if job.lifecycle != BUS_JOB.name:
         return
     hold, decision = hold_of(job, events), decision_of(events)
@@ -56,21 +56,21 @@ def why_sentences(job: Job, events: Sequence[Event]) -> Iterator[str]:
 
 
 def unreached_phrase(job: Job, last: Event | None) -> str | None:
-    """Where a ready job is that was sent and reached nobody, as the middle of a sentence."""
+    """Describes a ready job that was sent but reached no worker, as the middle of a sentence."""
     hold = hold_of(job, [last]) if last is not None and job.lifecycle == BUS_JOB.name else None
     return f"ready, but {hold.reason}" if hold is not None and hold.kind == "listener" else None
 
 
 def approval_of(events: Sequence[Event]) -> Event | None:
-    """A person's approval of what the safety kernel held last; None when nobody gave it, or it was held again since."""
+    """Returns a person's approval of the last hold by the safety kernel; None if not approved, or held again since."""
     last = next((event for event in reversed(events) if event.type in {"job_approved", "job_held"}), None)
     return last if last is not None and last.type == "job_approved" else None
 
 
 def not_sent_phrase(job: Job, alive: Mapping[str, Mapping[str, Any]]) -> str:
-    """What keeps a ready job most likely, before what keeps any, as the middle of a sentence; nothing for a job of another kind.
+    """Names the likely reasons why a ready job on a topic is not sent, as the middle of a sentence; else empty.
 
-    `alive`: what living workers said about themselves, by their names.
+    `alive` is what living workers reported about themselves, by name.
     """
     if job.lifecycle != BUS_JOB.name or job.state != "SCHEDULED":
         return ""
@@ -103,7 +103,7 @@ def _who(job: Job, events: Sequence[Event]) -> Iterator[str]:
 
 
 def possible_actions(job: Job, events: Sequence[Event]) -> Iterator[str]:
-    """What a person can do about it, as a command and what it does."""
+    """Yields what a person can do: a command, a tab, and what it does."""
     if job.lifecycle != BUS_JOB.name:
         return
     hold = hold_of(job, events)
@@ -118,16 +118,16 @@ def possible_actions(job: Job, events: Sequence[Event]) -> Iterator[str]:
         yield "trellis workers\tsee which workers are on the bus, and what they can do"
 
 
-# Why a job is where it is and what will happen next, in sentences.
+# The explanation of a job, in sentences.
 #
-# Pure: everything comes from the job's row, its events, its lifecycle's table and what the ledger says about the type,
-# the concurrency key and the workers. No state is known here by name, so a new lifecycle is explained without a change; what only a
-# job on a topic has is said by `bus_words`.
+# Pure functions over the job's row, its events, its lifecycle's table, and what the ledger says about the type, the
+# concurrency key and the workers. No state is hard-coded here, so a new lifecycle needs no change. The functions above
+# add what is specific to jobs on a topic.
 
 WORKER_SILENT_S = 30.0
-"""A worker says it is alive every 10 s; after three missed signs people should stop counting on it."""
+"""A worker sends a heartbeat every 10 s. After three missed ones it counts as silent."""
 SERVICE_SLOW_S = 5.0
-"""What a service of `trellis up` moves on is moved within a moment; after so long none of them runs, or all are busy."""
+"""A service of `trellis up` moves a job on at once. After this long, none of them runs, or all are busy."""
 
 UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -142,15 +142,15 @@ REASON_PHRASES = {
     "compensation_failed": "it should have undone another job and could not",
 }
 PEOPLE = frozenset({Role.OWNER, Role.FRONTEND, Role.CONTROL_PLANE})
-"""Roles in which a person acts; in all others a service does."""
+"""Roles in which people act. In all others, services act."""
 REST_PHRASES = {"job_snoozed": "put off by its own handler: it may go on", **BUS_REST_PHRASES}
 NOT_OPERATOR_TRIGGERS = frozenset({Trigger.DUE, Trigger.EXHAUST, Trigger.DEADLINE, Trigger.CANCEL, Trigger.DEAD_LETTER})
-"""What nobody has to do for a job to go on."""
+"""Triggers that no operator has to cause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSurroundings:
-    """What the ledger knows around one job."""
+    """What the ledger knows about the surroundings of one job."""
 
     now: datetime
     queue: QueueDepth | None = None
@@ -162,17 +162,17 @@ class JobSurroundings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobExplanation:
-    """Four short paragraphs."""
+    """The explanation, in four short paragraphs."""
 
     where: tuple[str, ...]
     why: tuple[str, ...]
     next: tuple[str, ...]
     you_can: tuple[str, ...]
-    """Each a command and what it does, parted by a tab."""
+    """Each entry is a command, a tab, and what it does."""
 
 
 def explain(job: Job, events: tuple[Event, ...], around: JobSurroundings) -> JobExplanation:
-    """The whole story of one job at one moment."""
+    """Explains one job at one point in time."""
     lifecycle = LIFECYCLES[job.lifecycle]
     state = lifecycle.by_name[job.state]
     last = events[-1] if events else None
@@ -185,7 +185,7 @@ def explain(job: Job, events: tuple[Event, ...], around: JobSurroundings) -> Job
 
 
 def waits_for(job: Job) -> str | None:
-    """Who has to act on a job that rests: `a person`, or the role of a service; None when nobody has to."""
+    """Returns who must act on a resting job: `a person`, or the role of a service; None if nothing is needed."""
     lifecycle = LIFECYCLES[job.lifecycle]
     onward = [t for t in lifecycle.transitions if t.source == job.state and t.trigger not in NOT_OPERATOR_TRIGGERS]
     becomes_ready = job.due_at is not None and lifecycle.by_name[job.state].claimable
@@ -198,7 +198,7 @@ def waits_for(job: Job) -> str | None:
 
 
 def timer_phrase(job: Job, now: datetime) -> str | None:
-    """What becomes of a job whose timer moves it, as the end of a sentence; None when no timer does, or a person is given the time."""
+    """Describes where a timer moves the job, as the end of a sentence; None if no timer does or a person may act."""
     if job.place is not JobPlace.SCHEDULED or job.due_at is None or waits_for(job) is not None:
         return None
     moved = _when_due(job)
@@ -207,33 +207,33 @@ def timer_phrase(job: Job, now: datetime) -> str | None:
 
 
 def serves(worker: WorkerRecord, type_: str) -> bool:
-    """Whether a worker said that it runs this type."""
+    """Whether a worker reported that it runs this type."""
     return type_ in served_types(worker)
 
 
 def served_types(worker: WorkerRecord) -> tuple[str, ...]:
-    """The types a worker said it runs."""
+    """Returns the types that a worker reported."""
     return tuple(str(type_) for type_ in worker_info(worker).get("types", ()))
 
 
 def worker_info(worker: WorkerRecord) -> dict[str, Any]:
-    """What a worker said about itself."""
+    """Returns what a worker reported about itself."""
     said: Any = json.loads(worker.info) if worker.info else {}
     return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
 
 
 class WorkerPresence(StrEnum):
-    """Whether a worker can be counted on."""
+    """Whether a worker is available."""
 
     ALIVE = "alive"
     SILENT = "silent"
-    """It gave no sign of life for too long: dead, or cut off from the ledger."""
+    """No heartbeat for too long: the worker is dead or cut off from the ledger."""
     DRAINED = "drained"
-    """It ended on purpose."""
+    """The worker ended on purpose."""
 
 
 def worker_presence(worker: WorkerRecord, now: datetime) -> WorkerPresence:
-    """Whether a worker is there, fell silent, or left."""
+    """Returns whether a worker is alive, silent or drained."""
     if worker_info(worker).get("drained"):
         return WorkerPresence.DRAINED
     silent_s = (now - worker.seen_at).total_seconds()
@@ -241,18 +241,18 @@ def worker_presence(worker: WorkerRecord, now: datetime) -> WorkerPresence:
 
 
 def is_alive(worker: WorkerRecord, now: datetime) -> bool:
-    """Whether a worker gave a sign of life lately and has not left."""
+    """Whether a worker sent a heartbeat lately and has not drained."""
     return worker_presence(worker, now) is WorkerPresence.ALIVE
 
 
 def runs_alone(worker: WorkerRecord) -> str | None:
-    """The job that this worker runs with nothing beside it, because a worker died of it or with it."""
+    """Returns the job that this worker runs alone, because a worker died while running it."""
     alone = worker_info(worker).get("alone")
     return None if alone is None else str(alone)
 
 
 def event_note(event: Event) -> str:
-    """What an event says about itself: the error, the reason, or nothing."""
+    """Returns the error or reason in an event; empty if it has none."""
     data = data_of(event)
     error = data.get("error", {"message": data.get("error_message"), "code": data.get("error_code")})
     told = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
@@ -261,12 +261,12 @@ def event_note(event: Event) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 job`, `2 jobs`."""
+    """Formats a count: `1 job`, `2 jobs`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
-    """A length of time as people say it, never more than two units."""
+    """Formats a duration with at most two units."""
     if abs(seconds) < 10:
         return f"{abs(seconds):.1f} s"
     left = round(abs(seconds))
@@ -279,7 +279,7 @@ def duration(seconds: float) -> str:
     return " ".join(parts)
 
 
-# --- where it is -----------------------------------------------------------------------------------------------------
+# --- state -----------------------------------------------------------------------------------------------------------
 
 
 def _where(job: Job, state: State, last: Event | None, around: JobSurroundings) -> Iterator[str]:
@@ -293,7 +293,7 @@ def _where(job: Job, state: State, last: Event | None, around: JobSurroundings) 
 
 
 def _place(job: Job, last: Event | None, around: JobSurroundings) -> str:
-    """Where it is and what it waits for, as the end of a sentence."""
+    """Describes where the job is and what it waits for, as the end of a sentence."""
     match job.place:
         case JobPlace.READY:
             return unreached_phrase(job, last) or _readiness(job, around)
@@ -318,7 +318,7 @@ def _readiness(job: Job, around: JobSurroundings) -> str:
 
 
 def _rest(job: Job, last: Event | None, now: datetime) -> str:
-    """What a resting job waits for."""
+    """Describes what a resting job waits for."""
     until, moved = _until(job.due_at, now), _when_due(job)
     if job.due_at is None:
         return _rest_for_good(job, last)
@@ -332,7 +332,7 @@ def _rest(job: Job, last: Event | None, now: datetime) -> str:
 
 
 def _rest_for_good(job: Job, last: Event | None) -> str:
-    """No timer moves it."""
+    """Describes a resting job without a timer."""
     who = waits_for(job)
     if who is not None:
         return f"waiting for {_with_article(who)} to move it on"
@@ -341,7 +341,7 @@ def _rest_for_good(job: Job, last: Event | None) -> str:
 
 
 def _rest_until(job: Job, moved: Transition, last: Event | None, until: str) -> str:
-    """A timer moves it."""
+    """Describes a resting job with a timer."""
     who = waits_for(job)
     if who is not None:
         return f"waiting for {_with_article(who)}: it goes to {moved.target}{until}"
@@ -357,7 +357,7 @@ def _with_article(who: str) -> str:
 
 
 def _when_due(job: Job) -> Transition | None:
-    """Where its timer leads a resting job."""
+    """Returns the transition that the timer of a resting job causes."""
     lifecycle = LIFECYCLES[job.lifecycle]
     due, exhaust = lifecycle.pull(job.state, Trigger.DUE), lifecycle.pull(job.state, Trigger.EXHAUST)
     left = job.attempt + 1 < job.max_attempts
@@ -365,9 +365,10 @@ def _when_due(job: Job) -> Transition | None:
 
 
 def _is_cancel(job: Job, last: Event) -> bool:
-    """Whether the last step was a cancel and can have been nothing else.
+    """Whether the last transition was a cancel, and certainly nothing else.
 
-    Of two steps that look alike and lead to a state that waits, only a cancel sets no timer; at an end nothing tells them apart.
+    If two transitions look alike and lead to a waiting state, only a cancel sets no timer. In a final state they cannot
+    be told apart.
     """
     declared = [
         t.trigger
@@ -379,7 +380,7 @@ def _is_cancel(job: Job, last: Event) -> bool:
 
 
 def _taker(job: Job) -> str | None:
-    """Who takes it where it is not a worker: a part of `trellis up`."""
+    """Returns the role of `trellis up` that claims the job; None if workers claim it."""
     claim = LIFECYCLES[job.lifecycle].pull(job.state, Trigger.CLAIM)
     return None if claim is None or Role.WORKER in claim.actors else _actors(claim)
 
@@ -432,12 +433,12 @@ def _last_step(event: Event, now: datetime) -> str:
 
 
 def _reason(event: Event) -> str:
-    """Why somebody asked for a step."""
+    """Returns the reason given for a transition."""
     return str(data_of(event).get("reason") or event.cause or "no reason was given").rstrip(".")
 
 
 def _why_not_moved(job: Job, now: datetime) -> Iterator[str]:
-    """Why a job that no timer moves is still there."""
+    """Explains why a job without a timer is still in its state."""
     who = waits_for(job)
     if who is None:
         yield "No timer moves it, and nobody has to."
@@ -450,7 +451,7 @@ def _why_not_moved(job: Job, now: datetime) -> Iterator[str]:
 
 
 def _waited_long(job: Job, now: datetime) -> str | None:
-    """How long a job has been where it is, if a service that runs would have had it by now."""
+    """Returns how long a job has been in its state, if longer than a running service would take."""
     waited_s = (now - job.updated_at).total_seconds()
     return duration(waited_s) if waited_s > SERVICE_SLOW_S else None
 
@@ -492,7 +493,7 @@ def _why_not_taken(job: Job, around: JobSurroundings) -> Iterator[str]:
         yield f"{queue.ready} jobs of this type are ready; priority, then age, decides who is first."
 
 
-# --- what happens next -------------------------------------------------------------------------------------------------
+# --- what happens next -----------------------------------------------------------------------------------------------
 
 
 def _next(job: Job, lifecycle: Lifecycle, state: State, around: JobSurroundings) -> Iterator[str]:
@@ -572,7 +573,7 @@ def _if_lost(job: Job, lifecycle: Lifecycle, state: State, *, left: bool, now: d
     return f"{when}: it goes to {lost.target}" + (f" for attempt {job.attempts_spent + 2}." if left else ".")
 
 
-# --- what a person can do ----------------------------------------------------------------------------------------------
+# --- what a person can do --------------------------------------------------------------------------------------------
 
 
 def _you_can(
@@ -598,7 +599,7 @@ def _you_can(
 
 
 def _artifact(lifecycle: Lifecycle, last: Event) -> str | None:
-    """The artifact that the last step made final."""
+    """Returns the artifact that the last transition finalized."""
     finalizes = any(t.finalizes and t.event == last.type and t.target == last.target for t in lifecycle.transitions)
     made = cast("dict[str, Any]", json.loads(last.data)).get("artifact_id") if finalizes and last.data else None
     return None if made is None else str(made)

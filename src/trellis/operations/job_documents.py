@@ -1,4 +1,4 @@
-"""Jobs and their events as JSON documents, the same at every HTTP server of ours: the gateway's and the NLM backend's (DJ-13)."""
+"""Jobs and events as JSON documents, equal at the gateway and at the NLM backend (DJ-13)."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from trellis.storage.objects.canonical_json import timestamp
 
 
 def short_document(job: Job, status: str, version: int) -> dict[str, Any]:
-    """Which job it is, and how it stands after a step."""
+    """The identity of a job and its state after a transition."""
     return {
         "job_id": job.job_id,
         "lifecycle": job.lifecycle,
@@ -22,7 +22,7 @@ def short_document(job: Job, status: str, version: int) -> dict[str, Any]:
 
 
 def job_document(job: Job) -> dict[str, Any]:
-    """A job as listings have it, without its payload."""
+    """A job as shown in listings, without its payload."""
     return {
         **short_document(job, job.state, job.version),
         "priority": job.priority.name.lower(),
@@ -43,7 +43,7 @@ def job_document(job: Job) -> dict[str, Any]:
 
 
 def whole_document(job: Job, result: bytes | None) -> dict[str, Any]:
-    """A job with what it was given and what came of it."""
+    """A job with its payload, progress and result."""
     return {
         **job_document(job),
         "payload": json_value(job.payload),
@@ -56,7 +56,7 @@ def whole_document(job: Job, result: bytes | None) -> dict[str, Any]:
 
 
 def event_document(event: Event, trace_id: str | None) -> dict[str, Any]:
-    """The nine fields of document 003; the trace is the job's."""
+    """An event with the nine fields of document 003. The trace id is the job's."""
     data: Any = json_value(event.data)
     return {
         "id": event.id,
@@ -81,7 +81,7 @@ def event_document(event: Event, trace_id: str | None) -> dict[str, Any]:
 
 
 def json_value(body: bytes | None) -> Any:
-    """What was stored as JSON; bytes that are none are told as text."""
+    """Decodes stored JSON. Bytes that are no JSON are returned as text."""
     if body is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a run waits for while upstream is away or its agent is stopped, in sentences."""
+"""Explains what a run waits for while a dependency is unavailable or its agent is stopped."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -13,7 +13,7 @@ from trellis.runs.waits import UpstreamWait
 def with_wait(
     told: JobExplanation, wait: UpstreamWait, followers: Iterable[SubscriberRecord], now: datetime
 ) -> JobExplanation:
-    """The explanation of a run that waits for upstream or for its agent, with what it waits for."""
+    """Adds to a run's explanation what it waits for: a dependency or its agent."""
     if not wait.is_bounded:
         return replace(told, why=(*told.why, wait_words(wait, now)))
     about = (wait_words(wait, now), *projector_words(followers, now))
@@ -22,13 +22,13 @@ def with_wait(
 
 
 def wait_words(wait: UpstreamWait, now: datetime) -> str:
-    """Since when and what for, and that nobody has to do anything about the run itself."""
+    """Says since when and for what the run waits, and that it continues by itself."""
     since = f"{wait.since:%Y-%m-%d %H:%M:%S} UTC ({duration(wait.lasted_s(now))})"
     return f"It waits since {since}: {wait.reason.rstrip('.')}. That takes nothing from its time, and then it goes on."
 
 
 def projector_words(followers: Iterable[SubscriberRecord], now: datetime) -> Iterator[str]:
-    """Whether a projector is at work, and since when it has something to publish."""
+    """Says whether a projector runs, and since when it has events to publish."""
     seen = next((one for one in followers if one.name == SUBSCRIBER_NAME), None)
     if seen is None:
         yield "No projector has ever been at work here: start `trellis up --roles projector`."

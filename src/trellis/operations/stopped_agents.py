@@ -1,4 +1,4 @@
-"""Why a job of an agent does not go on while that agent is stopped, in sentences: who stopped it, when and why."""
+"""Explains why a job does not continue while its agent is stopped: who stopped the agent, when and why."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -16,7 +16,7 @@ REQUEUE = "trellis job requeue "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoppedAgent:
-    """An agent that may not run: its status, or `missing` or `malformed`, and what is known of why."""
+    """An agent that may not run: its status, or `missing` or `malformed`, and the known reason."""
 
     slug: str
     status: str
@@ -24,7 +24,7 @@ class StoppedAgent:
 
 
 async def stopped_agent(catalog: Catalog, ledger: Ledger, slug: str) -> StoppedAgent | None:
-    """The agent, if no run or job of it may go on now; None for one that is active."""
+    """Returns the agent if its runs and jobs may not continue now; None if it is active."""
     try:
         agent = await catalog.load(slug)
     except AgentError as error:
@@ -39,7 +39,7 @@ async def stopped_agent(catalog: Catalog, ledger: Ledger, slug: str) -> StoppedA
 
 
 async def _why(ledger: Ledger, slug: str, status: AgentStatus) -> str:
-    """Who gave the agent its status, when and for which reason, as far as that was recorded."""
+    """Returns who set the agent's status, when and why, as far as recorded."""
     now, act = await ledger.now(), await last_act_on(ledger, slug)
     if act is not None and act.target == status.value:
         return f"{act.actor} did that {_moment(act.at, now)}: {(act.cause or 'no reason was given').rstrip('.')}"
@@ -49,7 +49,10 @@ async def _why(ledger: Ledger, slug: str, status: AgentStatus) -> str:
 
 
 def with_stopped_agent(told: JobExplanation, stopped: StoppedAgent) -> JobExplanation:
-    """The explanation of a job, with why its agent stops it and what lets that run again; the job can be requeued only after that."""
+    """Adds to a job's explanation why its agent is stopped and how to resume it.
+
+    The job can be requeued only after that.
+    """
     why = f"Agent {stopped.slug} is {stopped.status}, and only an active agent runs: {stopped.why}."
     first = _remedy(stopped)
     later = [f"{one}, once the agent is active" if one.startswith(REQUEUE) else one for one in told.you_can]

@@ -1,1 +1,1 @@
-"""Research: queue jobs take an agent's question to the NLM backend and bring an artifact back."""
+"""Queue jobs: take an agent's question to the NLM backend and bring back an artifact."""

@@ -1,8 +1,8 @@
-"""The NLM backend as the orchestration layer asks it: one request for one execution (NLM-9), and what its answer means (D8).
+"""The orchestration layer's client of the NLM backend: one request per execution (NLM-9), and what answers mean (D8).
 
-An execution is asked for once. When its callback does not come one looks how it stands, which begins nothing: a request that came again
-just after the execution had failed would be another one, and cost another answer of the model. Nothing is tried again here, no redirect
-is followed, and bytes and time have a bound.
+An execution is requested once. If its callback does not come, the client reads its state, which starts nothing. A
+repeated request just after a failure would start, and pay for, another execution. The client does not retry and follows
+no redirects. Size and time are bounded.
 """
 
 import json
@@ -37,17 +37,17 @@ EXECUTION_PATH = "/jobs/{job_id}/executions/{epoch}"
 HEALTH_PATH = "/health"
 UNKNOWN = "unknown"
 PERMANENT_CODE = "VALIDATION_ERROR"
-"""What a backend calls an error that no other try would mend."""
+"""The backend's code for a permanent error."""
 ANSWER_BYTES_MAX = 64 * 1024
 READ_BYTES_MAX = 4 * 1024 * 1024
-"""The longest answer to a read of jobs: one payload, or a page of jobs without theirs."""
+"""Maximum size of an answer about jobs: one job with its payload, or a page of jobs without payloads."""
 CONNECT_S = 5.0
 ANSWER_S = 10.0
 SAID_CHARS_MAX = 300
 WORTH_ANOTHER_TRY = frozenset({408, 409, 425, 429})
-"""Refusals that say something about this moment."""
+"""Transient refusals."""
 CREDENTIAL_STATUSES = frozenset({401, 403})
-"""Refusals of our credential. Any other 4xx says something about the request."""
+"""Refusals of our credential. Any other 4xx is about the request itself."""
 CANCEL_ACCEPTED_STATUSES = frozenset({202, 404})
 
 ShapeT = TypeVar("ShapeT", bound=pydantic.BaseModel)
@@ -56,7 +56,7 @@ BackendEndT = TypeVar("BackendEndT", "BackendFinished", "BackendFailed")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutionRequest:
-    """What the backend is asked for: exactly the eight fields of NLM-9."""
+    """A request to the backend: exactly the eight fields of NLM-9."""
 
     job_id: str
     epoch: int
@@ -65,10 +65,10 @@ class ExecutionRequest:
     callback_url: str
     deadline: datetime
     correlation_id: str
-    """Travels in a header, for logs and traces."""
+    """Sent in a header, for logs and traces."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The body."""
+        """Builds the request body."""
         return {
             "job_id": self.job_id,
             "job_type": self.request.job_type.value,
@@ -82,7 +82,7 @@ class ExecutionRequest:
 
 
 class ExecutionUnderWay(pydantic.BaseModel):
-    """202: the backend has it."""
+    """Status 202: the backend accepted the execution."""
 
     accepted: Literal[True]
     job_id: str
@@ -90,7 +90,7 @@ class ExecutionUnderWay(pydantic.BaseModel):
 
 
 class BackendFinished(pydantic.BaseModel):
-    """200: the backend has finished it, and what came of it is staged."""
+    """Status 200: the execution is complete and its artifact is staged."""
 
     job_id: str
     epoch: int
@@ -109,7 +109,7 @@ class BackendFailure(pydantic.BaseModel):
 
 
 class BackendFailed(pydantic.BaseModel):
-    """200: the backend has ended it without a result."""
+    """Status 200: the execution ended without a result."""
 
     job_id: str
     epoch: int
@@ -118,28 +118,29 @@ class BackendFailed(pydantic.BaseModel):
 
 
 class ExecutionBackend(Protocol):
-    """Whoever executes."""
+    """A service that executes queue jobs."""
 
     async def process(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished:
-        """Have it executed; raises a StageError."""
+        """Requests an execution. Raises a StageError."""
         ...
 
     async def look(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished | BackendFailed:
-        """How it stands; raises ExecutionForgotten when the backend does not know it, and another StageError when it does not say."""
+        """Returns the state of an execution. Raises ExecutionForgotten if it is unknown, or another StageError."""
         ...
 
     async def stop(self, execution: ExecutionRequest, /) -> None:
-        """Say that nobody waits for it any more; raises a StageError when that could not be said."""
+        """Cancels an execution. Raises a StageError if the backend could not be told."""
         ...
 
     async def close(self) -> None:
-        """Let go of what is open."""
+        """Closes open connections."""
         ...
 
 
 class NlmBackend:
-    """The backend at an address of the operator's: no other is ever asked. `token` gives a credential for each request anew, and
-    `tls` verifies its certificate where the system's authorities do not.
+    """The backend at the configured address; no other is ever asked.
+
+    `token` returns a credential for each request. `tls` verifies its certificate where the system's CAs do not.
     """
 
     def __init__(
@@ -155,12 +156,12 @@ class NlmBackend:
         self._client: GuardedClient | None = None
 
     async def process(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished:
-        """Have it executed; raises a StageError."""
+        """Requests an execution. Raises a StageError."""
         body = json.dumps(execution.to_dict(), ensure_ascii=False).encode()
         return read_answer(await self._asked(execution, "POST", PROCESS_PATH, body), execution)
 
     async def look(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished | BackendFailed:
-        """How it stands; raises a StageError."""
+        """Returns the state of an execution. Raises a StageError."""
         path = EXECUTION_PATH.format(job_id=execution.job_id, epoch=execution.epoch)
         answer = await self._asked(execution, "GET", path)
         if answer.status == 404 and _problem(answer.body).get("execution") == UNKNOWN:
@@ -170,14 +171,14 @@ class NlmBackend:
         return read_answer(answer, execution)
 
     async def stop(self, execution: ExecutionRequest, /) -> None:
-        """202: it is being stopped; 404: there is nothing to stop. Raises a StageError."""
+        """Cancels an execution. 202: it is being cancelled; 404: there is nothing to cancel. Raises a StageError."""
         path = EXECUTION_PATH.format(job_id=execution.job_id, epoch=execution.epoch)
         answer = await self._asked(execution, "DELETE", path)
         if answer.status not in CANCEL_ACCEPTED_STATUSES:
             raise error_of_refusal(answer.status, answer.body)
 
     async def read(self, path: str, *, correlation_id: str) -> Any:
-        """What the backend shows there, as JSON; None for what it does not know. Raises a StageError."""
+        """Reads JSON at a path; None if the backend answers 404. Raises a StageError."""
         headers = {"authorization": f"Bearer {self._token_now()}", "x-correlation-id": correlation_id}
         answer = await self._sent("GET", path, headers | tracing.headers())
         if answer.status == 404:
@@ -190,7 +191,7 @@ class NlmBackend:
             raise NlmAnswerInvalid(detail="the answer of the NLM backend is not JSON") from error
 
     async def health(self) -> str:
-        """What it says of itself: `ok`, `degraded`, or nothing when it is another program; raises a StageError when it cannot serve."""
+        """Returns `ok` or `degraded`; empty if another program answers. Raises a StageError if it cannot serve."""
         answer = await self._sent("GET", HEALTH_PATH, {})
         if answer.status >= 500:
             raise error_of_refusal(answer.status, answer.body)
@@ -222,13 +223,13 @@ class NlmBackend:
             raise BackendUnavailable(detail=f"the NLM backend cannot be asked: {error}") from error
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Closes connections."""
         if self._client is not None:
             await self._client.close()
             self._client = None
 
     def _opened(self) -> GuardedClient:
-        """The client, made when it is first needed; raises UrlRefused."""
+        """Returns the client, created on first use. Raises UrlRefused."""
         if self._client is None:
             policy = OutgoingPolicy(
                 origins=(read_target(self._url).origin,),
@@ -242,7 +243,7 @@ class NlmBackend:
 
 
 def read_answer(answer: FetchedResponse, execution: ExecutionRequest) -> ExecutionUnderWay | BackendFinished:
-    """What an answer means; raises a StageError."""
+    """Interprets an answer. Raises a StageError."""
     if answer.status == 202:
         under_way = _read(ExecutionUnderWay, answer.body)
         if under_way.job_id != execution.job_id:
@@ -254,7 +255,7 @@ def read_answer(answer: FetchedResponse, execution: ExecutionRequest) -> Executi
 
 
 def error_of_failure(code: str, message: str) -> StageError:
-    """What the backend says of its own failure (D8)."""
+    """Maps a failure reported by the backend to an error (D8)."""
     if code == PERMANENT_CODE:
         return StageHopeless(detail=message)
     return NlmFailed(said=code, detail=message)
@@ -268,7 +269,7 @@ def _checked_identity(told: BackendEndT, execution: ExecutionRequest) -> Backend
 
 
 def error_of_refusal(status: int, body: bytes) -> StageError:
-    """What an answer that is no result means for the job (D8)."""
+    """Maps an error status to an error of the job (D8)."""
     detail = f"the NLM backend answered {status}{_problem_detail(body)}"
     if status == 429:
         return RateLimited(detail=detail)
@@ -293,7 +294,7 @@ def _read(shape: type[ShapeT], body: bytes) -> ShapeT:
 
 
 def _problem_detail(body: bytes) -> str:
-    """The reason in a problem+json body, if that is what it is."""
+    """Returns the detail of a problem+json body, if it is one."""
     detail = _problem(body).get("detail")
     return f": {detail[:SAID_CHARS_MAX]}" if isinstance(detail, str) else ""
 

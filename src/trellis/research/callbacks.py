@@ -1,7 +1,7 @@
-"""Callbacks of the NLM backend: what one says (D26), and where those are kept that were taken.
+"""Callbacks of the NLM backend: their content (D26), and where accepted ones are stored.
 
-The gateway takes a callback only for the attempt that waits for it, and keeps it create-only. So whatever lies here under a job's name
-with the epoch of an attempt was signed for that job and meant for that attempt, and never changes.
+The gateway accepts a callback only for the attempt that waits for it, and stores it create-only. So whatever is stored
+under a job's id with the epoch of an attempt was signed for that job, meant for that attempt, and never changes.
 """
 
 import json
@@ -17,7 +17,7 @@ from trellis.storage.objects.store import ObjectStore
 
 FOLDER = "callbacks"
 PAGES_MAX = 10
-"""Of one job's callbacks: an attempt has one or two, so this is far more than operators can requeue."""
+"""Maximum pages of one job's callbacks. An attempt has one or two, so requeues never produce this many."""
 EXAMPLE_JOB = "7f1c2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d"
 EXAMPLE_ARTIFACT = "art-0f9d2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d"
 
@@ -71,20 +71,20 @@ class Callback(pydantic.BaseModel):
 
 
 def callback_key(job_id: str, webhook_id: str) -> str:
-    """Where a callback is kept."""
+    """Returns the key of a stored callback."""
     return object_key(FOLDER, job_id, f"{webhook_id}.json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptCallbacks:
-    """The callbacks of one job, for the attempt that waits."""
+    """The stored callbacks of one attempt of a job."""
 
     objects: ObjectStore
     job_id: str
     epoch: int
 
     async def first(self, seen: set[str]) -> Callback | None:
-        """The first that came for this attempt, None while there is none. `seen` are keys that were looked at; they are not read again."""
+        """Returns the first callback for this attempt; None if there is none. Keys in `seen` are not read again."""
         found: list[tuple[str, str, Callback]] = []
         for key in await self._keys():
             there = None if key in seen else await self.objects.get(key)

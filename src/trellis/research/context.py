@@ -1,7 +1,8 @@
-"""The context of one execution: what the agent remembers, what it reads and which entities are meant, as they are at this moment.
+"""Assembles the context of one execution: the agent's memory, sources and entities at this moment.
 
-The snapshot is made once for each epoch and never changes: whoever executes this attempt reads the same. Layer 2 is never looked at
-(AUTH-4). A text is taken whole or not at all, and a source that is asked for by name and cannot be had fails the job.
+The snapshot is written once per epoch and never changes, so every execution of this attempt reads the same. Layer 2 is
+never read (AUTH-4). A text is included whole or not at all. A source requested by name that is unavailable fails the
+job.
 """
 
 import asyncio
@@ -34,29 +35,29 @@ HEADING = "# "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSnapshot:
-    """A snapshot that is in the object store."""
+    """A snapshot in the object store."""
 
     key: str
     sha256: str
 
 
 def snapshot_key(cid: str, job_id: str, epoch: int) -> str:
-    """Where the snapshot of one attempt lies."""
+    """Returns the key of an attempt's snapshot."""
     return object_key(PROJECTS, cid, "snapshots", job_id, f"{epoch}.json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContextAssembler:
-    """Makes snapshots from the agents' files and memories."""
+    """Builds snapshots from the agents' files and memories."""
 
     objects: ObjectStore
     memory: MemoryRepository
     cid: str
     counter: TokenCounter = count_tokens
-    """What counts the tokens of sources (D50)."""
+    """Counts the tokens of sources (D50)."""
 
     async def assemble(self, request: QueueRequest, job_id: str, epoch: int) -> StoredSnapshot:
-        """Write the snapshot of this attempt; raises a StageError."""
+        """Writes the snapshot of this attempt. Raises a StageError."""
         try:
             return await self._kept(snapshot_key(self.cid, job_id, epoch), await self._snapshot(request, job_id, epoch))
         except StoreError as error:
@@ -65,7 +66,7 @@ class ContextAssembler:
             raise StageHopeless(detail=str(error)) from error
 
     async def check(self, request: QueueRequest) -> AgentDefinition:
-        """The agent, if it is there and may run; raises StageHopeless, StoreError."""
+        """Returns the agent if it exists and may run. Raises StageHopeless, StoreError."""
         agent = await Catalog(self.objects).load(request.agent_slug)
         if isinstance(agent, AgentMissing | AgentMalformed):
             raise StageHopeless(detail=f"agent {request.agent_slug} cannot run: {agent}")
@@ -75,14 +76,14 @@ class ContextAssembler:
         return agent
 
     async def _snapshot(self, request: QueueRequest, job_id: str, epoch: int) -> bytes:
-        """What it is made of comes from stores; making it takes processor time, so it is made beside the loop that renews leases."""
+        """Builds the snapshot in a thread: it is CPU-bound, and the event loop must renew leases."""
         agent = await self.check(request)
         read = await Catalog(self.objects, counter=self.counter).sources(request.agent_slug, agent)
         memory = await self._memory(request.agent_slug)
         return await asyncio.to_thread(_snapshot, request, job_id, epoch, memory, read)
 
     async def _memory(self, slug: str) -> dict[str, Any]:
-        """Layer 1, basic: what every execution is given."""
+        """Reads layer 1, basic: the memory that every execution gets."""
         try:
             view = await asyncio.to_thread(self.memory.read, slug, ReadMode.BASIC)
         except RepositoryError as error:
@@ -91,7 +92,7 @@ class ContextAssembler:
         return {"version": str(view.version) if view.version else None, "files": files}
 
     async def _kept(self, key: str, body: bytes) -> StoredSnapshot:
-        """What lies there under this epoch is this attempt's own: its answer was lost, and it is as good as now."""
+        """Stores the snapshot. An existing one of this epoch is from an earlier write whose answer was lost."""
         if isinstance(await self.objects.put(key, body, when=CREATE), PutStored):
             return StoredSnapshot(key=key, sha256=sha256(body))
         there = await self.objects.get(key)
@@ -117,7 +118,7 @@ def _snapshot(request: QueueRequest, job_id: str, epoch: int, memory: dict[str, 
 
 
 def _citable_sources(read: AgentSources, asked: Sequence[str]) -> tuple[AgentSource, ...]:
-    """What may be cited: what is asked for by name, else everything that the agent reads."""
+    """Returns the sources that may be cited: those requested by name, else all of the agent. Raises StageHopeless."""
     if not asked:
         return read.items
     known = {one.ref: one for one in read.items}
@@ -130,9 +131,9 @@ def _citable_sources(read: AgentSources, asked: Sequence[str]) -> tuple[AgentSou
 
 
 def _entities(meant: Sequence[str], sources: Sequence[AgentSource], *, also_known: bool) -> list[dict[str, Any]]:
-    """What is known of each: a source whose file has the entity's slug for a name is the text about it, and its heading the name.
+    """Builds the entities. A source whose file name is the entity's slug describes it; its heading is the name.
 
-    A draft may name any entity that the agent knows, so for a draft all of them are there.
+    A draft may name any entity that the agent knows, so `also_known` includes all of them.
     """
     about: dict[str, AgentSource] = {}
     for one in sources:
@@ -151,7 +152,7 @@ def _entity(slug: str, source: AgentSource | None) -> dict[str, Any]:
 
 
 def title_of(text: str) -> str | None:
-    """The first heading of a Markdown text that says something."""
+    """Returns the first non-empty heading of a Markdown text."""
     for line in text.splitlines():
         if line.startswith(HEADING) and (title := line[len(HEADING) :].strip().rstrip("#").rstrip()):
             return title[:TITLE_CHARS_MAX]

@@ -1,7 +1,7 @@
 """The document of a queue job (schema 1.3, JQ-10), as a pure function of its request, its row and its events.
 
-Nothing is kept beside the ledger: which run a job belongs to, where its snapshot is, what came of it and why it failed are all said by
-its events. `attempt` counts retries already made, and `max_attempts` how many there may be (D38).
+Nothing is stored besides the ledger: events say which run a job belongs to, where its snapshot is, its result and its
+error. `attempt` counts the retries made, and `max_attempts` is how many there may be (D38).
 """
 
 from collections.abc import Sequence
@@ -23,24 +23,24 @@ COMPLETE = "COMPLETE"
 
 
 def callback_url(gateway: str, job_id: str) -> str:
-    """Where the NLM backend brings the result."""
+    """Returns the URL to which the NLM backend sends the result."""
     return f"{gateway}/jobs/{job_id}/result"
 
 
 def snapshot_url(gateway: str, job_id: str, epoch: int) -> str:
-    """Where it finds the context."""
+    """Returns the URL from which it reads the context."""
     return f"{gateway}/jobs/{job_id}/context/{epoch}"
 
 
 def snapshot_digest(events: Sequence[Event], epoch: int) -> str | None:
-    """The sha256 of the context that was recorded for this epoch; None when none was."""
+    """Returns the recorded sha256 of this epoch's context; None if none was recorded."""
     told = [data_of(event.data) for event in events if event.type == SNAPSHOT_READY]
     found = (one.get("sha256") for one in told if str(one.get("snapshot_url")).endswith(f"/context/{epoch}"))
     return next((str(digest) for digest in found if digest), None)
 
 
 def document(job: Job, request: QueueRequest, events: Sequence[Event], *, gateway: str) -> dict[str, Any]:
-    """What the schema says of this job, field by field."""
+    """Builds the document, field by field as in the schema."""
     return {
         "job_id": job.job_id,
         "run_id": run_of(request, events),
@@ -58,12 +58,12 @@ def document(job: Job, request: QueueRequest, events: Sequence[Event], *, gatewa
 
 
 def retries_of(job: Job) -> int:
-    """How often a job is tried again at most; the ledger counts its executions."""
+    """Returns the maximum number of retries. The ledger counts executions, which is one more."""
     return job.max_attempts - 1
 
 
 def run_of(request: QueueRequest, events: Sequence[Event], *, generation: int | None = None) -> str:
-    """The run that the job belongs to now; with `generation`, to which it belonged until the end of that one (D20)."""
+    """Returns the run that the job belongs to; with `generation`, the run at the end of that generation (D20)."""
     told = [
         data_of(event.data).get("run_id")
         for event in events
@@ -73,7 +73,7 @@ def run_of(request: QueueRequest, events: Sequence[Event], *, generation: int | 
 
 
 def error_of(job: Job, events: Sequence[Event]) -> str | None:
-    """`CODE: message` of what the job failed with, while it is in error; a job that goes on has none."""
+    """Returns `CODE: message` of the job's failure while it is in an error state; None otherwise."""
     if job.state not in IN_ERROR:
         return None
     for event in reversed(events):
@@ -100,7 +100,10 @@ def _error_in_event(event: Event) -> str | None:
 
 
 def _is_cancel(event: Event) -> bool:
-    """Out of a backoff the orchestration layer fails a job whose attempts are over; every other way to FAILED is a cancel."""
+    """Whether a job_failed event is a cancel.
+
+    It is, unless the orchestration layer failed the job out of a backoff, after its last attempt.
+    """
     return event.source != BACKOFF or event.role is Role.CONTROL_PLANE
 
 
@@ -110,5 +113,5 @@ def _snapshot(events: Sequence[Event]) -> str | None:
 
 
 def _artifact(job: Job, events: Sequence[Event]) -> str | None:
-    """Null until COMPLETE, and set by the very step that completes (JQ-13)."""
+    """Returns the artifact id; None until COMPLETE, which sets it in the same transition (JQ-13)."""
     return str(data_of(events[-1].data)["artifact_id"]) if job.state == COMPLETE else None

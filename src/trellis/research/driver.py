@@ -1,4 +1,4 @@
-"""The driver of queue jobs: takes one through its stages, to its end, and back after a requeue."""
+"""The driver of queue jobs: takes a job through its stages to its end, and starts a new run after a requeue."""
 
 import asyncio
 import json
@@ -55,10 +55,12 @@ from trellis.runs.orchestration import OrchestrationLayer, TriggerKind
 from trellis.storage.objects.canonical_json import timestamp
 from trellis.storage.objects.store import ObjectStore, StoreError
 
-# The last step of a job that has failed for good: out of its backoff into FAILED, where a person has a window to look (D8).
+# The last transition of a permanently failed job: out of its backoff to FAILED, where an operator has a window to act
+# (D8).
 #
-# Whoever scheduled the backoff makes this step too, and may die in between. The backoff then lasts far longer than any other, so no timer
-# gives the job another attempt, and whoever looks next makes the step in its place. Twice is as once.
+# The driver that scheduled the backoff makes this transition too, and may die in between. That backoff lasts far longer
+# than any other, so no timer gives the job another attempt. The orchestrator's next check then makes the transition
+# instead. The transition is idempotent.
 
 FAILED = "FAILED"
 CAUSE_CHARS_MAX = 200
@@ -67,7 +69,7 @@ CAUSE_CHARS_MAX = 200
 async def fail_for_good(
     ledger: Ledger, actor: Actor, job_id: JobId, version: int, facts: Mapping[str, Any], *, window_s: float
 ) -> str:
-    """Move a job out of the backoff that has this version; the state it is in then."""
+    """Moves a job out of the backoff with this version. Returns the state it is in then."""
     error = facts["error"]
     move = Move(
         job_id=job_id,
@@ -82,17 +84,18 @@ async def fail_for_good(
     return answer.target if isinstance(answer, Moved) else answer.state
 
 
-# The run that a requeued job belongs to (D20).
+# The run of a requeued job (D20).
 #
-# A run that has ended stays closed. When a job of such a run is requeued, a new run of the same agent is begun, with the same parameters
-# and with `retry_of` in its manifest; the job keeps its id, and what was recorded before keeps the old run. It is begun once for each
-# generation, however often the job is taken up in it. A job that was never a run's keeps the run id that was made for it.
+# A run that has ended stays closed. When a job of such a run is requeued, a new run of the same agent starts, with the
+# same parameters and with `retry_of` in its manifest. The job keeps its id, and earlier records keep the old run. The
+# run starts once per generation, however often the job is claimed in it. A job that never belonged to a run keeps the
+# run id that was made for it.
 
 
 async def run_of_generation(
     ledger: Ledger, layer: OrchestrationLayer, job_id: JobId, generation: int, request: QueueRequest
 ) -> str:
-    """The run that this generation belongs to, begun now if it has to be; raises StageError."""
+    """Returns the run of this generation, starting it if necessary. Raises StageError."""
     if generation == 0:
         return request.run_id
     events = await ledger.events(job_id)
@@ -119,17 +122,18 @@ async def run_of_generation(
         raise StageHopeless(detail=str(error)) from error
 
 
-# Drives one queue job through its four stages, under a lease (document 000 §1; JQ-5, JQ-9, D7, D8, D15, D38, D41).
+# Drives one queue job through its stages, under a lease (document 000 §1; JQ-5, JQ-9, D7, D8, D15, D38, D41).
 #
-# What holds: each stage leaves something that is there before the step that counts it: the snapshot before NOTEBOOKLM_CALL, a callback for
-# this very attempt before ARTIFACT_WRITE, verified bytes in the journal before COMPLETE, which finalizes the artifact in the same
-# transaction. Whatever goes wrong becomes one error, and `retrying` says what it means. A driver that dies anywhere leaves a job whose
-# lease is lost: the next attempt begins anew with the next epoch, and whatever this one still does is refused. One that is told to leave
-# gives its job back together with the attempt. Whoever ends without a result says so to the backend, which need not go on then.
+# Invariants: the output of each stage exists before the transition that counts it. The snapshot exists before
+# NOTEBOOKLM_CALL, a callback for this attempt before ARTIFACT_WRITE, and verified bytes in the journal before COMPLETE,
+# which finalizes the artifact in the same transaction. Every failure becomes one error, and `retry_policy` decides what
+# follows. A driver that dies leaves a job whose lease expires: the next attempt starts with the next epoch, and
+# whatever the old one still does is refused. A driver that shuts down releases its job, and that attempt does not
+# count. A driver that ends without a result tells the backend, which then need not continue.
 
 CONTEXT, CALL, WRITE = "CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE"
 STAGE_LEFT = "left"
-"""What a span says of a drive that ended because the job is another's."""
+"""The state noted on the span of a drive that ended because the lease was lost."""
 ERROR_CHARS_MAX = 2_000
 NOT_EXECUTING_ERRORS = (
     errors.RateLimited,
@@ -138,7 +142,7 @@ NOT_EXECUTING_ERRORS = (
     errors.NlmFailed,
     errors.ExecutionForgotten,
 )
-"""Errors that say that the backend has not begun an execution, or has ended it."""
+"""Errors after which the backend has certainly not started the execution, or has ended it."""
 
 _log = log_of("trellis.queue")
 ResultT = TypeVar("ResultT")
@@ -146,28 +150,28 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueDriverOptions:
-    """How long things may take."""
+    """Time limits of the stages."""
 
     execution_s: float = 600.0
     """One execution, from its claim to COMPLETE (D41)."""
     context_s: float = 30.0
     write_s: float = 30.0
     look_s: float = 0.25
-    """Between the first looks for a callback; later ones come less often."""
+    """Interval of the first checks for a callback. Later checks are less frequent."""
     look_s_max: float = 1.0
     ask_again_s: float = 10.0
-    """When no callback came for so long, one looks how the backend stands."""
+    """If no callback came for this long, ask the backend about the execution."""
     operator_window_s: float = 900.0
-    """How long a failed job waits for a person (D8)."""
+    """How long a failed job waits for an operator (D8)."""
     let_go_s: float = 2.0
-    """How long a process that leaves tries to give a job back; then the job is left to its lease."""
+    """How long a process that shuts down tries to release a job. After that, its lease expires."""
     stop_s: float = 2.0
-    """How long one tries to tell the backend that nobody waits any more."""
+    """How long to try to tell the backend that the result is no longer needed."""
 
 
 @dataclass(kw_only=True)
 class QueueDriver:
-    """Makes drives. `draw` gives numbers in [0, 1) for the jitter."""
+    """Drives claimed queue jobs. `draw` returns numbers in [0, 1) for the jitter."""
 
     ledger: Ledger
     actor: Actor
@@ -178,16 +182,16 @@ class QueueDriver:
     layer: OrchestrationLayer
     backend: ExecutionBackend
     gateway: str
-    """Where snapshots are read and callbacks come in: `http://host:port`."""
+    """Where snapshots are read and callbacks are sent: `http://host:port`."""
     draw: Callable[[], float]
     options: QueueDriverOptions
     cancel_requests: set[str] = field(default_factory=set[str])
-    """Jobs that somebody asked to stop; their drive is cancelled after they were put here."""
+    """Jobs with a cancel request. An id is added before its drive is cancelled."""
     leaving: bool = False
-    """Whether this process lets go of everything; drives are cancelled after it was set."""
+    """Whether this process releases all its jobs. Set before the drives are cancelled."""
 
     async def drive(self, claimed: Claimed) -> str | None:
-        """Take the job as far as it goes: the state it leaves it in, None when it is another's."""
+        """Drives the job as far as possible. Returns the state it leaves the job in; None if the lease was lost."""
         with tracing.attempt_span(claimed, "queue.drive") as span:
             state = await self._drive(claimed)
             span.note({"trellis.state": state or STAGE_LEFT})
@@ -221,7 +225,7 @@ class QueueDriver:
 
 
 class _QueueDrive:
-    """One attempt of one job in the hands of one driver."""
+    """One attempt of one job, held by one driver."""
 
     def __init__(self, driver: QueueDriver, claimed: Claimed) -> None:
         self._driver, self._claimed = driver, claimed
@@ -232,12 +236,15 @@ class _QueueDrive:
         self._ends_at = began + options.execution_s
         self._deadline_at = None if claimed.deadline_s is None else began + claimed.deadline_s
         self._unfinished: ExecutionRequest | None = None
-        """What the backend may be at."""
+        """The execution that the backend may still be working on."""
 
     # --- the stages --------------------------------------------------------------------------------------------------
 
     async def until_verified(self) -> tuple[ArtifactRow, datetime]:
-        """Everything up to the artifact that was checked and kept, and when its writing began; raises StageError, Stopped."""
+        """Runs all stages up to the verified and stored artifact.
+
+        Returns the artifact and when its writing began. Raises StageError, DriveStopped.
+        """
         request, options = self._request(), self._driver.options
         execution = await self._in_time(self._assemble(request), options.context_s, errors.ContextTimeout)
         callback = await self._in_time(self._called(execution), 0.0, errors.CallbackMissing)
@@ -252,7 +259,7 @@ class _QueueDrive:
             raise errors.StageHopeless(detail=str(error)) from error
 
     async def _assemble(self, request: QueueRequest) -> ExecutionRequest:
-        """The snapshot, and what the backend is told."""
+        """Writes the snapshot and builds the request for the backend."""
         driver, epoch = self._driver, self._lease.epoch
         began = await driver.ledger.now()
         made = await driver.assembly.assemble(request, self._job_id, epoch)
@@ -271,7 +278,7 @@ class _QueueDrive:
         )
 
     async def _called(self, execution: ExecutionRequest) -> Callback | BackendFinished:
-        """Have the backend do it, and wait for what it brings."""
+        """Has the backend execute the job and waits for the outcome."""
         began = await self._driver.ledger.now()
         result = await self._executed(execution)
         if isinstance(result, Callback) and result.error is not None and result.status == "FAILED":
@@ -281,7 +288,10 @@ class _QueueDrive:
         return result
 
     async def _executed(self, execution: ExecutionRequest) -> Callback | BackendFinished:
-        """What the execution came to. Until something says otherwise the backend may be at it, also when its answer was lost."""
+        """Returns the outcome of the execution.
+
+        Until it is known, the backend may be working on it, even if its answer was lost.
+        """
         self._unfinished = execution
         try:
             answer = await self._driver.backend.process(execution)
@@ -293,7 +303,7 @@ class _QueueDrive:
         return result
 
     async def _awaited(self, execution: ExecutionRequest) -> Callback | BackendFinished:
-        """The callback of this attempt; when none comes for a while one looks what the backend has come to."""
+        """Waits for the callback of this attempt. If none comes for a while, asks the backend about the execution."""
         driver, options = self._driver, self._driver.options
         kept = KeptCallbacks(objects=driver.objects, job_id=self._job_id, epoch=self._lease.epoch)
         seen, look_s = set[str](), options.look_s
@@ -313,12 +323,15 @@ class _QueueDrive:
     async def _looked(self, kept: KeptCallbacks, seen: set[str]) -> Callback | None:
         try:
             return await kept.first(seen)
-        except StoreError as error:  # the execution's end bounds how long it may go on
+        except StoreError as error:  # the end of the execution bounds how long this may last
             _log.warning("callbacks_unreadable", job_id=self._job_id, error=str(error))
             return None
 
     async def _looked_up(self, execution: ExecutionRequest) -> BackendFinished | None:
-        """What the backend has come to, None when it is at it or does not say; raises what the execution failed with, or that it is lost."""
+        """Asks the backend about the execution; None if it is running or the answer is unclear.
+
+        Raises the error the execution failed with, or ExecutionForgotten.
+        """
         try:
             answer = await self._driver.backend.look(execution)
         except errors.ExecutionForgotten:
@@ -331,7 +344,7 @@ class _QueueDrive:
         return answer if isinstance(answer, BackendFinished) else None
 
     async def _verified(self, request: QueueRequest, result: Callback | BackendFinished) -> ArtifactRow:
-        """The staged artifact, if it is what was announced; its bytes are in the ledger's journal then (JQ-5)."""
+        """Checks that the staged artifact is the announced one, and stores its bytes in the ledger's journal (JQ-5)."""
         try:
             row = await self._driver.artifacts.row(result.artifact_id or "")
             body = None if row is None else await self._driver.artifacts.staged_bytes(row.artifact_id)
@@ -361,34 +374,37 @@ class _QueueDrive:
     # --- the ends ----------------------------------------------------------------------------------------------------
 
     async def complete(self, verified: tuple[ArtifactRow, datetime]) -> str | None:
-        """The artifact becomes final and the job COMPLETE, together or not at all."""
+        """Finalizes the artifact and completes the job, in one transaction."""
         row, began = verified
         made = {"artifact_id": row.artifact_id, "type": row.type.value, "sha256": row.sha256, "size": row.size}
         facts = {**made, **_times(began, await self._driver.ledger.now())}
         try:
             await self._advance(Trigger.COMPLETE, facts, result=_json(made), finalizes=row)
-        except InvalidTransition as error:  # nothing was written: the artifact is not staged any more
+        except InvalidTransition as error:  # nothing was written: the artifact is no longer staged
             return await self.fail(errors.ArtifactUnwritten(detail=str(error)))
         return "COMPLETE"
 
     async def stop(self) -> str | None:
-        """Obey a soft cancel: the ledger makes the cancel that was asked for out of the holder's letting go."""
+        """Obeys a soft cancel. The ledger turns this release into the requested cancel."""
         await self._advance(Trigger.RETRY, {"stage": self._stage}, cause="stopped on request")
         return "FAILED"
 
     async def give_back(self) -> None:
-        """Let another process have the job at once, with as many attempts as before; if that cannot be said in time, its lease runs out."""
+        """Releases the job to other processes at once, without counting the attempt.
+
+        If the ledger does not answer in time, the lease expires instead.
+        """
         options, about = self._driver.options, {"job_id": self._job_id, "stage": self._stage}
         letting_go = self._advance(Trigger.RETRY, {"stage": self._stage}, cause=RELEASED_CAUSE, spare_attempt=True)
         try:
             await within(self._driver.clock, options.let_go_s, letting_go)
         except DriveStopped:
-            return  # it has ended, or is another's
+            return  # it has ended, or another process holds it
         except (LedgerError, TimeoutError) as error:
             _log.warning("not_given_back", error=str(error) or f"no answer within {options.let_go_s:g} s", **about)
 
     async def dismiss(self) -> None:
-        """Tell the backend that nobody waits for what it may be at. Nothing depends on it."""
+        """Tells the backend that its result is no longer needed. Best effort: nothing depends on it."""
         execution, driver = self._unfinished, self._driver
         if execution is None:
             return
@@ -399,7 +415,7 @@ class _QueueDrive:
             _log.warning("nlm_backend_not_told", job_id=self._job_id, epoch=execution.epoch, error=problem)
 
     async def fail(self, error: StageError) -> str | None:
-        """Back off, or end in FAILED at once."""
+        """Backs off, or ends in FAILED at once."""
         verdict = on_stage_error(error, self._claimed.attempt, self._claimed.max_attempts, self._driver.draw())
         code, text = error.shown_code, storable(str(error))[:ERROR_CHARS_MAX]
         final = isinstance(verdict, FailForGood)
@@ -418,7 +434,7 @@ class _QueueDrive:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     async def _in_time(self, work: Coroutine[Any, Any, ResultT], limit_s: float, late: type[StageError]) -> ResultT:
-        """What the work gives, cut by its own limit if it has one, by the execution's end and by the job's deadline."""
+        """Awaits the work, bounded by its own limit (if any), the end of the execution and the job's deadline."""
         left_s = max(0.0, self._left_s())
         patience_s = min(limit_s, left_s) if limit_s else left_s
         stage = self._stage
@@ -447,7 +463,7 @@ class _QueueDrive:
         return ends - self._driver.clock.monotonic()
 
     async def _step(self, trigger: str, stage: str, facts: Mapping[str, Any]) -> None:
-        """Into the next stage."""
+        """Moves to the next stage."""
         await self._advance(trigger, facts)
         self._stage = stage
 
@@ -462,7 +478,10 @@ class _QueueDrive:
         result: bytes | None = None,
         finalizes: ArtifactRow | None = None,
     ) -> int:
-        """One fenced step; the job's version after it. Raises Stopped, and InvalidTransition when it finalizes what cannot be."""
+        """Makes one fenced transition. Returns the job's version after it.
+
+        Raises DriveStopped, and InvalidTransition if the artifact to finalize cannot be.
+        """
         advance = Advance(
             self._lease,
             self._stage,

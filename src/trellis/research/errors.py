@@ -1,27 +1,28 @@
-"""What can go wrong with queue jobs.
+"""Errors of queue jobs.
 
-QueueError
-├── RequestUnreadable     the stored request is none of ours
-├── SettingNotForQueue    an option that a queue job's lifecycle decides
-├── SourceNotARef         an address where a ref of the agent's sources belongs
-└── StageError            an execution failed; `code` is what the job's document shows
-    ├── ContextTimeout    memory or object store did not answer in time
-    ├── ContextUnavailable
-    ├── RateLimited       429 of the NLM backend
-    ├── BackendUnavailable    503, another 5xx, no connection, half an answer
-    ├── BackendRefused        401, 403: our credential, our key or our clock
-    ├── NlmAnswerInvalid  an answer that is none
-    ├── NlmFailed         the backend says that it failed; `code` is its own
-    ├── ExecutionForgotten the backend has lost the job
-    ├── CallbackMissing   nothing came before the execution's end
-    ├── ArtifactMismatch  what was staged is not what was announced
-    ├── ArtifactUnwritten the artifact could not be read or kept
-    ├── StageFailed       anything else
-    ├── StageHopeless     no other attempt would help
-    └── DeadlinePassed    the job's own deadline is over
+    QueueError
+    ├── RequestUnreadable     the stored request is invalid
+    └── StageError            an execution failed; `code` is what the job's document shows
+        ├── ContextTimeout    memory or object store did not answer in time
+        ├── ContextUnavailable
+        ├── RateLimited       status 429 of the NLM backend
+        ├── BackendUnavailable    503, another 5xx, no connection, incomplete answer
+        ├── BackendRefused        401, 403: our credential, key or clock is wrong
+        ├── NlmAnswerInvalid  an invalid answer
+        ├── NlmFailed         the backend reported a failure; `code` is its own
+        ├── ExecutionForgotten the backend no longer knows the execution
+        ├── CallbackMissing   no callback before the end of the execution
+        ├── ArtifactMismatch  the staged artifact is not the announced one
+        ├── ArtifactUnwritten the artifact could not be read or stored
+        ├── StageFailed       anything else
+        ├── StageHopeless     no other attempt would help
+        └── DeadlinePassed    the job's own deadline has passed
+    InputError
+    ├── SettingNotForQueue    an option that the lifecycle of queue jobs decides
+    └── SourceNotARef         an address instead of a ref of the agent's sources
 
-A class says whether another attempt is worth it (`retries`); `retrying` says when. One layer retries each error (D7): nothing here is
-tried again inside a stage.
+`retries` of a class says whether another attempt is worthwhile; `retry_policy` says when. One layer retries each error
+(D7): nothing here is retried inside a stage.
 """
 
 from typing import ClassVar
@@ -50,11 +51,11 @@ class StageError(QueueError):
 
     code: ClassVar[str] = "INTERNAL_ERROR"
     retries: ClassVar[bool] = True
-    """Whether another attempt may end otherwise."""
+    """Whether another attempt may succeed."""
 
     @property
     def shown_code(self) -> str:
-        """What the job's document shows before the colon."""
+        """The code that the job's document shows before the colon."""
         return self.code
 
 
@@ -107,7 +108,7 @@ class NlmFailed(StageError):
 
     @property
     def shown_code(self) -> str:
-        """The backend's own word."""
+        """The backend's own code."""
         return str(self.data["said"])
 
 

@@ -1,7 +1,8 @@
-"""The orchestration layer's side of the job queue: accepts jobs, drives them, and ends those that failed for good (JQ-6, JQ-7, D10).
+"""The orchestrator of the job queue: accepts jobs, drives them, and ends permanently failed ones (JQ-6, JQ-7, D10).
 
-One job per agent is kept by the ledger (the concurrency key `queue-job:<slug>`), and so is who drives a job (its lease). Any number of
-processes may do this at once: every step here has an id of its own, and the second one finds it made.
+The ledger ensures that one job per agent runs at a time (concurrency key `queue-job:<slug>`) and that one process
+drives it (its lease). Any number of processes may do this in parallel: every move has its own request id, so a second
+one has no effect.
 """
 
 from dataclasses import dataclass, field
@@ -24,10 +25,10 @@ FIRST, *OTHERS = (kind.value for kind in JobType)
 ACCEPT_BATCH_MAX = 100
 """How many jobs one pass accepts."""
 LOOK_EVERY_S = 30.0
-"""How often one looks for what a driver left in its last backoff: that takes a driver that died between two steps."""
+"""How often to check for jobs left in their last backoff, which happens if a driver dies between two transitions."""
 LOOK_PAGE = 100
 LOOK_PAGES_MAX = 20
-"""How many backoffs one look goes through; the next one goes on after them, and round."""
+"""How many pages of backoffs one check reads. The next check continues after them, and wraps around."""
 CAUSE_CHARS_MAX = 500
 
 _log = log_of("trellis.queue")
@@ -35,7 +36,10 @@ _log = log_of("trellis.queue")
 
 @dataclass(kw_only=True)
 class QueueOrchestrator(LeaseRunner[QueueDriver]):
-    """Claims queue jobs and drives them. One pass accepts what waits for that, ends what is over, then claims for the free room."""
+    """Claims queue jobs and drives them.
+
+    One pass accepts pending jobs, ends permanently failed ones, then claims for the free capacity.
+    """
 
     type: str = FIRST
     also: tuple[str, ...] = tuple(OTHERS)
@@ -45,7 +49,7 @@ class QueueOrchestrator(LeaseRunner[QueueDriver]):
     _looked_to: str | None = None
 
     async def accept(self) -> int:
-        """PENDING → QUEUED, oldest first; then end what a driver left in its last backoff."""
+        """Moves jobs from PENDING to QUEUED, oldest first. Then ends jobs that a driver left in their last backoff."""
         where = JobFilter(lifecycle=QUEUE_JOB.name, state=PENDING)
         waiting = await self.ledger.jobs(where, limit=ACCEPT_BATCH_MAX, oldest_first=True)
         accepted = 0
@@ -55,11 +59,14 @@ class QueueOrchestrator(LeaseRunner[QueueDriver]):
         return accepted
 
     def pause_s(self, report: LeaseRunnerReport) -> float:
-        """At once while there is more to accept, too."""
+        """No pause while there is more to accept."""
         return 0.0 if report.accepted == ACCEPT_BATCH_MAX else super().pause_s(report)
 
     async def _accept(self, job_id: JobId) -> bool:
-        """Whether it is QUEUED now. A request that can be read is: whatever else is wrong, its agent for one, fails where it is used."""
+        """Queues a job whose request is readable. Returns whether it is QUEUED now.
+
+        Any other problem, for example with its agent, fails the job in the stage where it matters.
+        """
         job = await self.ledger.job(job_id)
         if job is None or job.state != PENDING:
             return False
@@ -73,14 +80,17 @@ class QueueOrchestrator(LeaseRunner[QueueDriver]):
         return True
 
     async def _refuse(self, job_id: JobId, reason: str) -> None:
-        """What cannot even be read: the one way out of PENDING beside QUEUED that the lifecycle declares."""
+        """Cancels a job whose request is unreadable: the only other way out of PENDING that the lifecycle declares."""
         _log.warning("job_refused", job_id=job_id, reason=reason)
         cause = f"not accepted: {reason}"[:CAUSE_CHARS_MAX]
         request = RequestId(f"refuse:{job_id}")
         await self.ledger.cancel(self.actor, job_id, CancelMode.HARD, request, grace_s=0.0, cause=cause)
 
     async def _end_failed(self) -> None:
-        """A backoff that no timer is to end belongs to an error that no other attempt would mend: its holder died before FAILED."""
+        """Moves jobs to FAILED whose driver died before it could.
+
+        A backoff that no timer should end belongs to a permanent error.
+        """
         if self.clock.monotonic() < self._look_at:
             return
         horizon = await self.ledger.now() + timedelta(seconds=FINAL_REST_S_MIN)
@@ -90,7 +100,7 @@ class QueueOrchestrator(LeaseRunner[QueueDriver]):
         self._look_at = self.clock.monotonic() + LOOK_EVERY_S
 
     async def _backing_off(self) -> list[Job]:
-        """Those after where the last look ended; the next look begins anew when this one came to the end."""
+        """Returns jobs in backoff, continuing after the last check. Starts again after the end is reached."""
         where, found = JobFilter(lifecycle=QUEUE_JOB.name, state=BACKOFF), list[Job]()
         for _ in range(LOOK_PAGES_MAX):
             page = await self.ledger.jobs(where, limit=LOOK_PAGE, cursor=self._looked_to, oldest_first=True)
@@ -108,7 +118,7 @@ class QueueOrchestrator(LeaseRunner[QueueDriver]):
             await fail_for_good(self.ledger, self.actor, job.job_id, job.version, facts, window_s=window_s)
 
     async def drain(self) -> None:
-        """Let go of everything. A job that is let go of is given back at once, and its attempt does not count (`QueueDriver.leaving`)."""
+        """Releases every job at once, without counting the attempts (`QueueDriver.leaving`)."""
         self.driver.leaving = True
         try:
             await super().drain()

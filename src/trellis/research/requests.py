@@ -1,6 +1,7 @@
-"""What a queue job was asked to do: the payload of its job in the ledger, and the job that is made of it (D34, D38, D41, JQ-11).
+"""The request of a queue job, stored as its payload, and the job built from it (D34, D38, D41, JQ-11).
 
-What was stored passed the whole check: the type is known, the payload fits it, the slug is one, and no source is an address.
+A stored request was checked completely: the type is known, the payload fits it, the slug is valid, and no source is an
+address.
 """
 
 import json
@@ -24,7 +25,7 @@ from trellis.research.retry_policy import EXECUTIONS
 
 ENTITY_REF_CHARS_MAX = 200
 KEY_NAMESPACE = "queue-job:"
-"""One job of an agent is held at a time (JQ-7)."""
+"""Prefix of the concurrency key that limits an agent to one held job at a time (JQ-7)."""
 SHOWN_CHARS_MAX = 60
 
 
@@ -40,7 +41,7 @@ class _StoredRequest(pydantic.BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueRequest:
-    """One request. `payload` is as it came; what its type makes of it is read again where it is used."""
+    """One request. `payload` is stored as submitted, and parsed again where it is used."""
 
     run_id: str
     job_type: JobType
@@ -50,7 +51,7 @@ class QueueRequest:
 
     @classmethod
     def read(cls, job_id: str, body: bytes) -> "QueueRequest":
-        """From the payload of the job; raises RequestUnreadable."""
+        """Reads the request from the job's payload. Raises RequestUnreadable."""
         try:
             stored = _StoredRequest.model_validate_json(body)
             return checked_request(
@@ -68,7 +69,7 @@ class QueueRequest:
             raise RequestUnreadable(job_id=job_id, problem=str(error)) from error
 
     def to_bytes(self) -> bytes:
-        """The payload of the job."""
+        """Encodes the request as the job's payload."""
         return encode(
             {
                 "run_id": self.run_id,
@@ -83,7 +84,7 @@ class QueueRequest:
 def checked_request(
     *, run_id: str, job_type: str, agent_slug: str | None, payload: Any, entity_refs: Sequence[str] = ()
 ) -> QueueRequest:
-    """A request that can be stored; raises an InputError, SlugInvalid or RunIdInvalid that says what to change."""
+    """Checks and builds a request. Raises an InputError, SlugInvalid or RunIdInvalid that says what to change."""
     kind = _job_type_of(job_type)
     if agent_slug is None:
         raise InputError(detail=f"a {kind.value} job is an agent's: name it as agent_slug")
@@ -131,7 +132,7 @@ def new_queue_job(
     correlation_id: str | None = None,
     parent_id: str | None = None,
 ) -> NewJob:
-    """The job of a request. Its attempts and its turn are the queue's own: nobody can ask for others."""
+    """Builds the job of a request. The queue sets attempts and concurrency key; callers cannot choose them."""
     return NewJob(
         job_id=JobId(new_id()),
         type=request.job_type.value,
@@ -149,6 +150,6 @@ def new_queue_job(
 
 
 def data_of(body: bytes | None) -> dict[str, Any]:
-    """The data of an event of ours."""
+    """Decodes the data of an event."""
     found: Any = json.loads(body) if body is not None else {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

@@ -1,1 +1,1 @@
-"""User code on leased jobs: applications, and the worker that runs them."""
+"""Applications with handlers for leased jobs, and the worker that runs them."""

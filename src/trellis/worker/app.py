@@ -27,7 +27,7 @@ HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
 
 
 class HandlerKind(Enum):
-    """How a handler is called."""
+    """How the worker calls a handler."""
 
     ASYNC = "async"
     SYNC = "sync"
@@ -49,7 +49,7 @@ class JobSettings(TypedDict, total=False):
     priority: Priority | str
     rate: float | None
     concurrency_key: Callable[[Any], str] | None
-    """The concurrency key of a payload; jobs with the same key take turns."""
+    """Returns the concurrency key of a payload. Jobs with the same key share `concurrency_limit`."""
     concurrency_limit: int
     result_ttl_s: float | None
     compensation: str | None
@@ -77,17 +77,17 @@ class JobSpec:
 
     @cached_property
     def codec(self) -> Codec:
-        """Made on first use, so that annotations may name what is defined further down."""
+        """Created on first use, so that annotations may name types defined further down."""
         return codec_for(self.type, self.handler, batch=self.kind is HandlerKind.BATCH)
 
     @property
     def claim(self) -> TypeClaim:
-        """What a worker asks the ledger for."""
+        """What a worker claims from the ledger for this type."""
         return TypeClaim(type=self.type, lease_s=self.options.lease_s, heartbeat_s=self.options.heartbeat_s)
 
     @property
     def declared(self) -> TypeOptions:
-        """What the ledger keeps of the options, for submits that do not have this application."""
+        """The options that the ledger stores, for callers that submit without this application."""
         options = self.options
         return TypeOptions(
             type=self.type,
@@ -101,7 +101,7 @@ class JobSpec:
         )
 
     def key_of(self, payload: Any) -> str | None:
-        """The concurrency key of a payload that has the handler's own type; raises OptionInvalid when the function fails."""
+        """Returns the concurrency key of a payload in the handler's type. Raises OptionInvalid if that fails."""
         if self.concurrency_key is None:
             return None
         try:
@@ -116,14 +116,14 @@ class JobSpec:
 
 
 class App:
-    """Job types by name. `testing=True` lifts the bounds on lease and heartbeat, for tests that cannot wait."""
+    """A registry of job types. `testing=True` lifts the bounds on lease and heartbeat, for fast tests."""
 
     def __init__(self, *, testing: bool = False) -> None:
         self.testing = testing
         self._specs: dict[str, JobSpec] = {}
 
     def job(self, type_: str, **settings: Unpack[JobSettings]) -> Callable[[HandlerT], HandlerT]:
-        """Register a handler for a job type; raises OptionInvalid for what cannot work."""
+        """Register a handler for a job type. Raises OptionInvalid."""
         key = settings.pop("concurrency_key", None)
         options = _options(settings)
         check_job_options(options, testing=self.testing)
@@ -135,20 +135,20 @@ class App:
         return register
 
     def include(self, other: "App") -> None:
-        """Take over every job type of another application."""
+        """Add every job type of another application."""
         for spec in other:
             check_job_options(spec.options, testing=self.testing)
             self._add(spec)
 
     def spec(self, type_: str) -> JobSpec:
-        """The registered type; raises UnknownJobType, which lists the known ones."""
+        """Return the registered type. Raises UnknownJobType, which lists the known ones."""
         try:
             return self._specs[type_]
         except KeyError:
             raise UnknownJobType(type=type_, known=", ".join(sorted(self._specs)) or "none") from None
 
     def check(self) -> None:
-        """Read every handler's annotations and every reference between types now; a worker does so before it claims."""
+        """Check every handler's annotations and every reference between types. A worker does this before it claims."""
         if not self._specs:
             raise OptionInvalid(option="app", value="no job types", expected="register at least one with @app.job")
         for spec in self:
@@ -169,21 +169,21 @@ class App:
 
 
 def refuse_unknown(values: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Nothing when every option is known; raises OptionInvalid with the nearest name."""
+    """Raises OptionInvalid for an unknown option, with the nearest known name."""
     for name in sorted(set(values) - set(known)):
         hint = f"did you mean {near}?" if (near := nearest(name, known)) else f"choose of {', '.join(known)}"
         raise OptionInvalid(option=name, value=values[name], expected=f"there is no such option ({hint})")
 
 
 def checked_type(type_: str) -> str:
-    """The same name; raises OptionInvalid when it is none."""
+    """Returns the name unchanged. Raises OptionInvalid if it is no valid job type."""
     if not re.fullmatch(TYPE_PATTERN, type_):
         raise OptionInvalid(option="job type", value=type_, expected=f"it must match {TYPE_PATTERN}")
     return type_
 
 
 def priority_of(value: Priority | str) -> Priority:
-    """A priority by name or value."""
+    """Returns a priority by name or value. Raises OptionInvalid."""
     if isinstance(value, Priority):
         return value
     try:

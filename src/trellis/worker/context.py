@@ -1,7 +1,7 @@
-"""What a handler sees of its job: `ctx`.
+"""The `ctx` object through which a handler sees and controls its job.
 
-Everything written through it carries the job's epoch. Once the lease is lost every such call raises
-`LeaseConflictError`: another worker has the job, and nothing this one does counts any more.
+Every write through `ctx` carries the job's epoch. Once the lease is lost, every such call raises `LeaseConflictError`:
+another worker holds the job, and the ledger ignores whatever this attempt still does.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ PayloadT = TypeVar("PayloadT")
 
 
 class WorkerServices(Protocol):
-    """What a context needs of its worker."""
+    """The parts of a worker that a `Context` uses."""
 
     ledger: Ledger
     clock: Clock
@@ -34,11 +34,11 @@ class WorkerServices(Protocol):
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker drains."""
+        """Whether the worker is draining."""
         ...
 
     def request(self, type_: str, payload: Any, settings: SubmitSettings) -> NewJob:
-        """A checked job to submit."""
+        """Builds and checks the job that a handler submits."""
         ...
 
 
@@ -66,12 +66,12 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """Which attempt this is, from 1. Attempts that ended in a snooze or were given back do not count."""
+        """The number of this attempt, from 1. Attempts that ended in a snooze or were released do not count."""
         return self._held.claimed.attempts_spent + 1
 
     @property
     def max_attempts(self) -> int:
-        """How many attempts the job has."""
+        """The maximum number of attempts of the job."""
         return self._held.claimed.attempts_allowed
 
     @property
@@ -81,12 +81,12 @@ class Context:
 
     @property
     def idempotency_key(self) -> str:
-        """The same over all attempts: pass it to whatever this handler calls."""
+        """The job id, equal for all attempts: pass it to whatever this handler calls."""
         return self._held.lease.job_id
 
     @property
     def correlation_id(self) -> str:
-        """What this job belongs to."""
+        """The correlation id: what this job belongs to."""
         return self._held.claimed.correlation_id
 
     @property
@@ -101,10 +101,12 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether this handler should stop: a soft cancel, its timeout, a lost lease, or one that is over by this worker's clock.
+        """Whether this handler should stop.
 
-        A handler that has seen True here and returns has stopped. After a soft cancel the job is cancelled. After its lease
-        was over the job is given back, because another worker may have it: what this handler returned is not its result.
+        The reasons are a soft cancel, a timeout, and a lease that is lost or has expired by this worker's clock. If the
+        handler returns after it saw True, it counts as stopped. After a soft cancel, the job is cancelled. After an
+        expired lease, the job is released, because another worker may have it: the handler's return value is not its
+        result.
         """
         held = self._held
         if held.cancel_requested or held.fate is not None:
@@ -117,27 +119,27 @@ class Context:
 
     @property
     def heard(self) -> bool:
-        """Whether `cancelled` was true when this handler last looked at it: returning then means that it stopped."""
+        """Whether `cancelled` was True when this handler last read it. Returning after that counts as stopping."""
         return self._held.heard
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker drains. A long handler may checkpoint and raise `Snooze(0)`."""
+        """Whether the worker is draining. A long handler may checkpoint and raise `Snooze(0)`."""
         return self._desk.stopping
 
     @property
     def lease_valid(self) -> bool:
-        """Whether the lease holds for certain, by this worker's own clock."""
+        """Whether the lease is certainly valid, by this worker's own clock."""
         return self._held.fate is not StopCause.LOST and self._desk.clock.monotonic() < self._held.fence
 
     @property
     def last_checkpoint(self) -> Any:
-        """What `checkpoint` last kept, in this attempt or an earlier one; None without."""
+        """The last value stored by `checkpoint`, in this attempt or an earlier one; None if there is none."""
         return None if self._checkpoint is None else json.loads(self._checkpoint)
 
     @property
     def logger(self) -> JobLogger:
-        """Lines logged here are kept with the job."""
+        """Log lines written here are stored with the job."""
         if self._logger is None:
             held, clock = self._held, self._desk.clock
             held.logs = LogBuffer()
@@ -149,37 +151,38 @@ class Context:
         return self._logger
 
     async def cancel_requested(self) -> None:
-        """Come back when this handler should stop; to return after that is to have stopped."""
+        """Wait until this handler should stop. Returning after that counts as stopping."""
         held = self._held
         if held.cancel_event is None:
             held.cancel_event = asyncio.Event()
-        # Heartbeats move the fence on, so it is looked at again each time it would have been reached.
+        # Each heartbeat moves the fence forward, so check the fence again whenever the old one is reached.
         while not self.cancelled:
             await sleep_or_stop(self._desk.clock, held.cancel_event, held.fence - self._desk.clock.monotonic())
 
     async def checkpoint(self, value: Any) -> None:
-        """Keep a value for later attempts; durable when this returns. The last one counts."""
+        """Store a value for later attempts. It is durable when this returns, and replaces the last one."""
         body = any_json_bytes(value, f"the checkpoint of {self.type}")
         self._fenced(await self._desk.ledger.save_checkpoint(self._held.lease, body))
         self._checkpoint = body
 
     def progress(self, value: Any) -> None:
-        """Say how far the job is, for people who look. Does not wait; told to the ledger about once a second."""
+        """Report the job's progress. Does not block; written to the ledger about once a second."""
         self._refuse_if_lost()
         self._held.progress = any_json_bytes(value, f"the progress of {self.type}")
 
     def artifact(
         self, pointer: str, *, name: str | None = None, sha256: str | None = None, size: int | None = None
     ) -> None:
-        """Name something that this job made: its address, and how to check it. Kept with the result when the job succeeds, or not at all.
+        """Name something that this job produced: its address, and how to verify it.
 
-        Only the attempt that succeeds keeps what it named. Store the bytes first, under a name of their own for every attempt.
+        Only the attempt that succeeds keeps the artifacts it named; they are stored with the result. Store the bytes
+        first, under a separate name for every attempt.
         """
         self._refuse_if_lost()
         add_artifact(self._held.artifacts, ArtifactPointer(pointer=pointer, name=name, sha256=sha256, size=size))
 
     async def journal(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        """The result of `call`, made once: a later attempt gets the first durable result without calling again."""
+        """Run `call` and store its result. A later attempt gets the first durable result without calling again."""
         if self._journal is None:
             self._journal = await self._desk.ledger.read_journal(self.job_id)
         body = self._journal.get(name)
@@ -187,13 +190,13 @@ class Context:
             made = within_payload_limit(pydantic_core.to_json(await call()))
             body = self._fenced(await self._desk.ledger.journal(self._held.lease, name, made))
             self._journal[name] = body
-        # Also the first caller gets what was stored, so that an attempt that replays sees the same value.
+        # The first caller also gets the stored value, so that a replaying attempt sees the same one.
         return json.loads(body)
 
     async def submit(self, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]) -> JobId:
-        """Submit a child job: parent, correlation and trace are passed on.
+        """Submit a child job. It inherits parent, correlation id and trace.
 
-        An attempt that runs again submits again; give an `idempotency_key` built on `ctx.idempotency_key` to submit once.
+        A repeated attempt submits again. To submit once, give an `idempotency_key` derived from `ctx.idempotency_key`.
         """
         self._refuse_if_lost()
         settings.setdefault("parent_id", self.job_id)
@@ -217,22 +220,22 @@ class Context:
 
 
 class SyncContext:
-    """The same for a sync handler, which runs on a thread: every call blocks until it is done."""
+    """The context for a sync handler, which runs on a thread: every call blocks until it is done."""
 
     def __init__(self, context: Context, loop: asyncio.AbstractEventLoop) -> None:
         self._context = context
         self._loop = loop
 
     def __getattr__(self, name: str) -> Any:
-        """Everything that needs no waiting is the context's own."""
+        """Delegates everything that does not block to the async context."""
         return getattr(self._context, name)
 
     def checkpoint(self, value: Any) -> None:
-        """Keep a value for later attempts; durable when this returns."""
+        """Store a value for later attempts. It is durable when this returns."""
         self._wait(self._context.checkpoint(value))
 
     def journal(self, name: str, call: Callable[[], Any]) -> Any:
-        """The result of `call`, made once over all attempts; `call` runs on this thread's pool."""
+        """Run `call` on a thread and store its result. A later attempt gets the first durable result."""
 
         async def called() -> Any:
             return await asyncio.to_thread(call)
@@ -248,7 +251,10 @@ class SyncContext:
 
 
 class Item(Generic[PayloadT]):
-    """One job of a batch: its `ctx` and its `payload`. Marked neither done nor failed, it shares the fate of the whole handler call."""
+    """One job of a batch: its `ctx` and its `payload`.
+
+    If it is marked neither done nor failed, it gets the outcome of the whole handler call.
+    """
 
     __slots__ = ("ctx", "error", "heard", "marked", "payload", "value")
 
@@ -259,13 +265,13 @@ class Item(Generic[PayloadT]):
         self.value: Any = None
         self.error: BaseException | None = None
         self.heard = False
-        """What was done before the wish to cancel was heard is not undone by hearing it later."""
+        """Whether the handler had seen the cancel request when it marked this job done; later does not matter."""
 
     def done(self, value: Any = None) -> None:
-        """This job succeeded."""
+        """Mark this job as succeeded."""
         self.marked, self.value, self.error = True, value, None
         self.heard = self.ctx.heard
 
     def fail(self, error: BaseException) -> None:
-        """This job failed; the error's class decides what follows. `Snooze` puts it off."""
+        """Mark this job as failed. The error's class decides what follows; `Snooze` postpones the job."""
         self.marked, self.error = True, error

@@ -1,4 +1,4 @@
-"""Heartbeat and watch: leases are renewed, and timeouts are kept on the worker's own clock."""
+"""Services of a worker that watch its held jobs: lease renewal, and local checks for timeouts and doubtful leases."""
 
 from dataclasses import dataclass, field
 
@@ -12,10 +12,10 @@ from trellis.worker.held import HeldJob, HeldJobs, StopCause
 from trellis.worker.options import OnLeaseDoubt
 from trellis.worker.outcomes import release_advance
 
-# The heartbeat: every lease that is due, renewed in one call; the answer brings lost leases and cancel requests.
+# Lease renewal: one call renews every lease that is due. The answer reports lost leases and cancel requests.
 #
-# A lease is renewed every heartbeat interval, so a job shorter than that is never renewed. After a failed renewal the
-# next try comes at half of what is left of the shortest lease, no sooner than `RETRY_S_MIN`.
+# A lease is renewed once per heartbeat interval, so a job shorter than that is never renewed. After a failed renewal,
+# the next try comes after half of the time left on the shortest lease, but no sooner than `RETRY_S_MIN`.
 
 RETRY_S_MIN = 0.5
 
@@ -24,7 +24,7 @@ _log = log_of("trellis.worker")
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReport:
-    """What one heartbeat did. `failed` when the ledger did not answer."""
+    """What one heartbeat did. `failed` is True when the ledger did not answer."""
 
     renewed: int = 0
     lost: int = 0
@@ -34,7 +34,7 @@ class HeartbeatReport:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLeaseHeartbeat:
-    """Renews what is due."""
+    """Renews the leases that are due."""
 
     ledger: Ledger
     actor: Actor
@@ -45,7 +45,7 @@ class WorkerLeaseHeartbeat:
     failures: Failures = field(default_factory=lambda: Failures("heartbeat"), compare=False)
 
     async def run_once(self) -> HeartbeatReport:
-        """One renewal of everything that is due."""
+        """Renews every lease that is due, in one call to the ledger."""
         sent_at = self.clock.monotonic()
         due = [held for held in self.holdings.jobs.values() if self._is_due(held, sent_at)]
         if not due:
@@ -59,7 +59,7 @@ class WorkerLeaseHeartbeat:
         return self._apply(due, answers, sent_at)
 
     def pause_s(self, report: HeartbeatReport) -> float:
-        """Until the next lease is due; leases due close together go out together, once a tick."""
+        """Seconds until the next heartbeat: one tick. After a failure: half of the time left on the shortest lease."""
         now = self.clock.monotonic()
         if report.failed:
             left = min((held.fence for held in self.holdings.jobs.values()), default=now) - now
@@ -75,7 +75,7 @@ class WorkerLeaseHeartbeat:
         lost = cancels = 0
         for held, answer in zip(due, answers, strict=True):
             if isinstance(answer, LeaseLost):
-                # A settled job has no lease any more: its turn was under way while this renewal was.
+                # A settled job has no lease any more: its settling turn was in flight together with this renewal.
                 lost += not held.finished
                 self._lose(held)
             else:
@@ -96,12 +96,12 @@ class WorkerLeaseHeartbeat:
             held.interrupt(StopCause.LOST)
 
 
-# What this worker watches on its own clock: timeouts, leases in doubt, and jobs it holds without getting to them.
+# Local checks, by the worker's own clock: timeouts, leases in doubt, and jobs held too long without a start.
 
 
 @dataclass(frozen=True, slots=True)
 class WatchReport:
-    """What one look changed."""
+    """What one check changed."""
 
     timed_out: int = 0
     doubted: int = 0
@@ -110,7 +110,7 @@ class WatchReport:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldJobWatch:
-    """Looks at every held job, once a tick."""
+    """Checks every held job once per tick."""
 
     clock: Clock
     holdings: HeldJobs
@@ -118,7 +118,7 @@ class HeldJobWatch:
     name: str = "watch"
 
     async def run_once(self) -> WatchReport:
-        """One look."""
+        """Interrupts handlers that timed out or must stop on a doubtful lease, and releases jobs held too long."""
         now = self.clock.monotonic()
         running = [held for held in self.holdings.jobs.values() if held.began_at is not None and not held.finished]
         timed_out = [held for held in running if held.fate is None and _is_over(held, now)]
@@ -132,11 +132,11 @@ class HeldJobWatch:
         return WatchReport(len(timed_out), len(doubted), self._give_back(now))
 
     def pause_s(self, report: WatchReport) -> float:  # noqa: ARG002 - the shape of every service
-        """Always the same."""
+        """Seconds until the next check: one tick."""
         return self.tick_s
 
     def _give_back(self, now: float) -> int:
-        """Jobs not begun within half a heartbeat go to whoever is free; holding on would only keep others idle."""
+        """Releases jobs that did not start within half a heartbeat interval, so that an idle worker can claim them."""
         stale = [h for h in self.holdings.waiting() if not h.finished and now - h.taken_at > h.claimed.heartbeat_s / 2]
         if stale:
             self.holdings.take_back(set(stale))

@@ -1,4 +1,4 @@
-"""Jobs that a worker holds, each with the log lines of its handler."""
+"""The jobs that a worker holds, and the log lines of their handlers."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from trellis.engine.text import safe_repr
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.worker.app import JobSpec
 
-# A handler's log lines: kept with the job, bounded per attempt, and passed on to the process's own log.
+# Log lines of a handler: stored with the job, bounded per attempt, and also written to the process log.
 
 LINES_MAX = 200
 BYTES_MAX = 64 * 1024
@@ -27,7 +27,7 @@ SIGNAL_LOG = "job_log"
 
 
 class LogBuffer:
-    """Lines of one attempt that the ledger has not got yet. What is over the bound is counted, not kept."""
+    """Log lines of one attempt that are not yet in the ledger. Lines over the bounds are counted and dropped."""
 
     def __init__(self) -> None:
         self._pending: list[tuple[str, bytes | None]] = []
@@ -37,7 +37,7 @@ class LogBuffer:
         self._told = 0
 
     def add(self, line: dict[str, Any]) -> None:
-        """Keep a line, or count it."""
+        """Adds a line, or counts it as dropped if a bound is reached."""
         body = _body(line)
         if body is None or len(body) > LINE_BYTES_MAX:
             body = json.dumps({**line, "event": line["event"][:1000], "fields": {}, "cut": True}).encode()
@@ -49,7 +49,7 @@ class LogBuffer:
         self._pending.append((SIGNAL_LOG, body))
 
     def take(self, *, last: bool) -> list[tuple[str, bytes | None]]:
-        """What to write now; with `last` also how many lines were left out."""
+        """Returns and clears the pending lines. With `last`, adds a line that says how many were dropped."""
         taken, self._pending = self._pending, []
         if last and self._dropped > self._told:
             note = {"level": "warning", "event": "log lines over the bound were dropped", "dropped": self._dropped}
@@ -59,14 +59,14 @@ class LogBuffer:
 
 
 def _body(line: dict[str, Any]) -> bytes | None:
-    """The line as it is kept; None when its fields have no JSON form. To log must never fail a handler."""
-    with suppress(Exception):  # it may be the fields' own code that fails
+    """Encodes a log line as JSON. Returns None if its fields cannot be encoded: logging must never fail a handler."""
+    with suppress(Exception):  # the fields' own code may raise
         return json.dumps(line, default=partial(safe_repr, how=str), ensure_ascii=False).encode("utf-8", "replace")
     return None
 
 
 def _text(event: Any, args: tuple[Any, ...]) -> str:
-    """With its arguments put in; beside it when they do not fit. An event may be any object."""
+    """Formats the event with its arguments; appends them if the format does not fit. The event may be any object."""
     with suppress(Exception):
         return str(event % args) if args else safe_repr(event, str)
     return f"{safe_repr(event, str)} {safe_repr(args)}"
@@ -81,23 +81,23 @@ class JobLogger:
         self._log = log_of("trellis.job").bind(**bound)
 
     def debug(self, event: str, *args: Any, **fields: Any) -> None:
-        """A line for whoever debugs the handler."""
+        """Logs at level debug."""
         self._write("debug", event, args, fields)
 
     def info(self, event: str, *args: Any, **fields: Any) -> None:
-        """A line about what happens."""
+        """Logs at level info."""
         self._write("info", event, args, fields)
 
     def warning(self, event: str, *args: Any, **fields: Any) -> None:
-        """A line about something odd."""
+        """Logs at level warning."""
         self._write("warning", event, args, fields)
 
     def error(self, event: str, *args: Any, **fields: Any) -> None:
-        """A line about something wrong."""
+        """Logs at level error."""
         self._write("error", event, args, fields)
 
     def exception(self, event: str, *args: Any, **fields: Any) -> None:
-        """A line about the exception being handled, with its traceback."""
+        """Logs the exception being handled at level error, with its traceback."""
         self._write("error", event, args, {**fields, "traceback": traceback.format_exc(limit=20)})
 
     def _write(self, level: str, event: str, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
@@ -107,17 +107,17 @@ class JobLogger:
         getattr(self._log, level)(text, **fields)
 
 
-# The jobs this worker holds, and where each is on its way from claim to settlement.
+# Held jobs, from claim to settlement.
 #
-# A held job is in exactly one of these: `assigned` (claimed, its start not committed), `ready` (started, waiting for a
-# runner), running, `finished` (its outcome waits for the next turn), or with the suspects. `jobs` has all of them.
+# A held job is in exactly one of these: `assigned` (claimed, start not committed), `ready` (started, waiting for a
+# runner), running, `finished` (its outcome waits for the next turn), or `quarantined`. `jobs` contains all of them.
 
 ASSIGNED = LEASED_JOB.by_name["assigned"].name
 RUNNING = LEASED_JOB.by_name["running"].name
 
 
 class StopCause(Enum):
-    """Why this worker itself stopped a handler."""
+    """Why the worker itself stopped a handler."""
 
     LOST = "lease lost"
     TIMED_OUT = "timed out"
@@ -126,7 +126,7 @@ class StopCause(Enum):
 
 
 class HeldJob:
-    """One held job. Mutable: the worker's own notes, never shared with another thread but for flags."""
+    """One held job. Mutable and owned by the worker's event loop; handler threads touch only its flags."""
 
     __slots__ = (
         "artifacts",
@@ -158,41 +158,47 @@ class HeldJob:
         self.state = claimed.state
         self.taken_at = sent_at
         self.renewed_at = sent_at
-        # The fence is counted from before the claim was sent, so this worker's view ends before the ledger's does.
+        # The fence counts from before the claim was sent, so the worker's view of the lease ends before the ledger's.
         self.fence = sent_at + lease_length_s(claimed.lease_s, claimed.heartbeat_s)
         self.began_at: float | None = None
         self.task: asyncio.Task[None] | None = None
-        """The runner to cancel, while the handler can be cancelled."""
+        """The runner task to cancel; None when the handler cannot be cancelled."""
         self.shares_handler = False
-        """It runs in one handler call with others: its lost lease must not cut theirs."""
+        """Whether the job shares one handler call with others. A lost lease must then not cancel the call."""
         self.fate: StopCause | None = None
         self.finished = False
         self.cancel_requested = False
         self.lease_over = False
-        """The handler was told that its lease is over by this worker's clock: whatever it does from then on may be done twice."""
+        """Whether the handler was told that its lease expired by this worker's clock.
+
+        From then on, another worker may run the job too.
+        """
         self.heard = False
-        """The handler knows that it should stop: it looked, waited for it, or was cut."""
+        """Whether the handler knows that it should stop: it read `ctx.cancelled`, waited for it, or was cancelled."""
         self.cancel_event: asyncio.Event | None = None
         self.payload: Any = None
         self.progress: bytes | None = None
-        """Progress not yet told to the ledger."""
+        """Progress not yet written to the ledger."""
         self.logs: LogBuffer | None = None
         self.artifacts: list[ArtifactPointer] = []
-        """What the handler named so far; it is written with the completion."""
+        """Artifacts the handler has named so far. They are written with the completion."""
 
     def renewed(self, sent_at: float) -> None:
-        """The lease runs on from when the renewal was sent."""
+        """Extends the lease, counted from when the renewal was sent."""
         self.renewed_at = sent_at
         self.fence = sent_at + lease_length_s(self.claimed.lease_s, self.claimed.heartbeat_s)
 
     def request_cancel(self) -> None:
-        """Tell the handler that it should stop."""
+        """Tells the handler that its job has a cancel request."""
         self.cancel_requested = True
         if self.cancel_event is not None:
             self.cancel_event.set()
 
     def interrupt(self, fate: StopCause) -> None:
-        """Stop the handler from outside, once: an async one is cancelled, a sync one only told."""
+        """Stops the handler, once. An async handler is cancelled; a sync handler only sees `ctx.cancelled`.
+
+        In a shared batch call, only a timeout or a drain cancels the call.
+        """
         if self.fate is not None or self.finished:
             return
         self.fate = fate
@@ -205,7 +211,7 @@ class HeldJob:
 
 
 class Settlement:
-    """One advance for the next turn, with the job it is about."""
+    """One transition for the next turn, with its held job."""
 
     __slots__ = ("advance", "held")
 
@@ -215,7 +221,7 @@ class Settlement:
 
 
 class HeldJobs:
-    """Everything this worker holds."""
+    """All jobs that this worker holds."""
 
     def __init__(self) -> None:
         self.jobs: dict[JobKey, HeldJob] = {}
@@ -225,32 +231,32 @@ class HeldJobs:
         self.finished: list[Settlement] = []
         self.running = 0
         self.changed = asyncio.Event()
-        """Something finished or came free: the turn loop should look."""
+        """Set when a job finished or a slot became free: wakes the turn loop."""
         self.settled = 0
-        """Outcomes ever queued: the measure of this worker's pace."""
+        """Outcomes queued since the worker started. Used to measure its pace."""
 
     def settle(self, held: HeldJob, advance: Advance) -> None:
-        """Queue a job's last step for the next turn."""
+        """Queues a job's final transition for the next turn."""
         held.finished = True
         self.settled += 1
         self.finished.append(Settlement(held, advance))
         self.changed.set()
 
     def waiting(self) -> list[HeldJob]:
-        """Every held job whose handler has not begun, but for the suspect whose turn it is."""
+        """Returns held jobs whose handler has not started, except the first quarantined job."""
         return [*self.assigned, *self.ready, *list(self.quarantined)[1:]]
 
     def take_back(self, gone: set[HeldJob]) -> None:
-        """Take jobs that have not begun out of their queues."""
+        """Removes jobs that have not started from their queues."""
         self.assigned = deque(h for h in self.assigned if h not in gone)
         self.quarantined = deque(h for h in self.quarantined if h not in gone)
-        # The runners hold on to this deque, so it is changed in place.
+        # The runners keep a reference to this deque, so change it in place.
         kept = [h for h in self.ready if h not in gone]
         self.ready.clear()
         self.ready.extend(kept)
 
     def forget(self, held: HeldJob) -> None:
-        """The ledger has taken the last step, or the lease is lost."""
-        # The job may be held anew, by a later claim of this same worker.
+        """Drops a job whose final transition is committed or whose lease is lost."""
+        # The same worker may meanwhile hold the job again, through a later claim.
         if self.jobs.get(held.lease.key) is held:
             del self.jobs[held.lease.key]

@@ -1,6 +1,6 @@
-"""What a job can be asked for as, over HTTP and by the inbox: each kind by the field that names it.
+"""Kinds of job that the HTTP API and the inbox accept: a leased job, a job of the job queue, and a job on a bus topic.
 
-A kind is one entry of the table.
+The request field `type`, `job_type` or `topic` selects the kind. Each kind is one entry of `JOB_KINDS`.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -45,7 +45,7 @@ from trellis.worker.requests import KEY_CHARS_MAX, SubmitSettings, new_job
 
 PROBLEMS_MAX = 5
 QUEUE_FIELDS = ("agent_slug", "entity_refs", "run_id")
-"""What only a job of the job queue has."""
+"""Fields that only a job of the job queue has."""
 BUS_FIELDS = (
     "job_id",
     "context_ptr",
@@ -64,7 +64,7 @@ BUS_FIELDS = (
     "identity",
     "context_ref",
 )
-"""What only a job on a topic has: the fields of a JobRequest (document 004)."""
+"""Fields that only a job on a topic has: those of a JobRequest (document 004)."""
 NOT_OF_QUEUE = ("run_at", "delay_s", "max_attempts", "concurrency_key", "concurrency_limit")
 NOT_OF_BUS = (*NOT_OF_QUEUE, "deadline_s", "parent_id")
 
@@ -123,7 +123,10 @@ class JobRequestBody(pydantic.BaseModel):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _fields_are_known(cls, asked: Any) -> Any:
-        """A misspelt field is refused with the name that was probably meant; where much is wrong, without."""
+        """Refuses unknown fields, with the nearest known name.
+
+        If there are more than `PROBLEMS_MAX`, pydantic's own error is used.
+        """
         if isinstance(asked, dict):
             unknown = [str(name) for name in cast("dict[Any, Any]", asked) if name not in cls.model_fields]
             if 0 < len(unknown) <= PROBLEMS_MAX:
@@ -167,22 +170,22 @@ class JobRequestBody(pydantic.BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFactory:
-    """What new jobs are made with, and checked against."""
+    """What is needed to build and check new jobs."""
 
     new_id: Callable[[], str]
     ledger: Ledger
     catalog: Catalog
     bus_submitter: Callable[[], BusSubmitter]
-    """How jobs on topics are asked for; the configuration of the bus is read when one is."""
+    """Returns the submitter for jobs on topics. The bus configuration is read only when it is called."""
     principal: Principal
-    """Who asks."""
+    """The principal that submits the job."""
     asked_as: IdempotencyScopeAndKey | None = None
-    """The key of the request, if it has one: one that came before is never refused for want of room."""
+    """The idempotency key of the request, if any. A repeated request is never refused because the backlog is full."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobKind:
-    """One way to ask for a job: `field` names it."""
+    """One kind of job, selected by the request field `field`."""
 
     field: str
     lifecycle: str
@@ -240,7 +243,7 @@ async def _bus_job(asked: JobRequestBody, making: JobFactory) -> NewJob:
 
 
 async def _run(run_id: str, slug: str | None, making: JobFactory) -> JobId:
-    """The run that is meant, of this agent; raises RunUnknown, RunOfAnother."""
+    """Returns the id of the named run, which must belong to the agent. Raises RunUnknown or RunOfAnother."""
     try:
         found = await find_run(making.ledger, run_id)
     except RunError as error:
@@ -253,14 +256,14 @@ async def _run(run_id: str, slug: str | None, making: JobFactory) -> JobId:
 
 
 def _refuse_foreign(asked: JobRequestBody, *, queue: tuple[str, ...] = (), bus: tuple[str, ...] = ()) -> None:
-    """Raise FieldsNotOfKind for what belongs to another kind."""
+    """Raises FieldsNotOfKind if the request sets fields of another kind."""
     for kind, fields in (("job_type", queue), ("topic", bus)):
         if given := _given_fields(asked, fields):
             raise FieldsNotOfKind(fields=given, kind=kind)
 
 
 def _given_fields(asked: JobRequestBody, fields: tuple[str, ...]) -> str:
-    """Which of these the request says, for a message."""
+    """Lists those of `fields` that the request sets, for an error message."""
     return " and ".join(repr(name) for name in fields if getattr(asked, name) is not None)
 
 
@@ -272,9 +275,10 @@ JOB_KINDS: tuple[JobKind, ...] = (
 
 
 async def make_job(asked: JobRequestBody, making: JobFactory) -> NewJob:
-    """The job that is asked for; raises an InputError (an AgentError, a RunError) that says what to change, or NotAllowed.
+    """Builds the requested job without submitting it.
 
-    The job is not written; of a job on a topic its payload is, where its workers look for it.
+    For a job on a topic, its payload is already stored where the topic's workers read it. Raises an InputError (also
+    AgentError, RunError) that says what to change, or NotAllowed.
     """
     named = [kind for kind in JOB_KINDS if getattr(asked, kind.field) is not None]
     if len(named) != 1:
@@ -284,7 +288,7 @@ async def make_job(asked: JobRequestBody, making: JobFactory) -> NewJob:
 
 
 async def make_job_from_json(asked: Mapping[str, Any], making: JobFactory) -> NewJob:
-    """The same, from JSON."""
+    """Like `make_job`, from decoded JSON."""
     try:
         return await make_job(JobRequestBody.model_validate(asked), making)
     except pydantic.ValidationError as error:

@@ -1,4 +1,4 @@
-"""What a job type and a worker may choose, with bounds. Defaults are named; values out of bounds are refused at import."""
+"""Options of job types and workers, with their defaults and bounds. Values out of bounds are refused at import."""
 
 import math
 from dataclasses import dataclass
@@ -31,18 +31,18 @@ THREADS_MAX = 256
 THREADS_DEFAULT_MAX = 64
 POLL_S_DEFAULT = 0.48
 SWEEP_OF_WORKERS = SweepOptions(interval_s=0.5)
-"""With the poll on top, a backoff that is over or a slot that was passed over is noticed within a second, hints or not."""
+"""With the poll interval added, an expired backoff or a skipped slot is noticed within a second, even without hints."""
 POLL_S_MAX = 0.5
 DRAIN_S_DEFAULT = 25.0
 SETTLE_S_DEFAULT = 5.0
 
 
 class OnLeaseDoubt(StrEnum):
-    """What a handler does whose lease may be over by this worker's clock, because the ledger does not answer.
+    """What to do with a handler whose lease may have expired by the worker's clock, because the ledger does not answer.
 
-    `continue` is right for most: the ledger forgives an outage, and the epoch refuses whatever comes too late. The handler
-    goes on until it looks at `ctx.cancelled`. `stop` cancels it from outside; choose that where two overlapping executions
-    would be worse than one interrupted, and the handler does not look.
+    `continue` is right for most handlers: the ledger forgives an outage, and the epoch refuses whatever comes too late.
+    The handler runs until it checks `ctx.cancelled`. `stop` cancels it. Choose `stop` if two overlapping executions are
+    worse than one interrupted execution, and the handler does not check.
     """
 
     CONTINUE = "continue"
@@ -54,45 +54,48 @@ class JobOptions:
     """How jobs of one type are leased, retried and submitted."""
 
     lease_s: float = LEASE_S_DEFAULT
-    """How long a silent worker keeps a job, 30 to 120 s. It bounds silence, not duration: heartbeats extend it."""
+    """How long a silent worker keeps a job: 30 to 120 s. Heartbeats extend it, so it limits silence, not duration."""
     heartbeat_s: float = HEARTBEAT_S_DEFAULT
-    """How often a worker renews the lease and learns of a soft cancel: 10 to 30 s and at most a third of the lease, which is also
-    what `@app.job` chooses when only the lease is given, up to 15 s.
+    """How often a worker renews the lease and learns of a soft cancel: 10 to 30 s, at most a third of the lease.
+
+    If only the lease is given, `@app.job` chooses a third of it, up to 15 s.
     """
     max_attempts: int = ATTEMPTS_DEFAULT
-    """Executions at most, the first one included."""
+    """Maximum number of executions, including the first."""
     retry: RetryPolicy = RETRY_DEFAULT
     """How long to wait between attempts."""
     on_exhausted: OnExhausted = OnExhausted.DEAD_LETTER
-    """Where a job goes whose last attempt failed: `dead_letter` or `fail`."""
+    """What happens to a job whose last attempt failed: `dead_letter` or `fail`."""
     dlq_on_fail: bool = False
-    """Whether a failed job leaves a dead letter as well."""
+    """Whether a failed job also leaves a dead letter."""
     max_deaths: int = DEATHS_DEFAULT
-    """Workers that may die while running one job before it is dead-lettered; 0 never does that, 1 does it whoever killed the
-    worker. From 2 on the last one finds the job alone in its worker; with 2 it runs alone after its first already.
+    """How many workers may die while running a job before it is dead-lettered. 0 for no limit.
+
+    With 1, the first death counts, whichever job caused it. From 2 on, the death that reaches the limit always happens
+    while the job runs alone in its worker; with 2, it runs alone after its first death.
     """
     deadline_s: float | None = None
-    """From submit to the latest end of a job of this type."""
+    """Maximum time from submit to the end of a job of this type."""
     timeout_s: float | None = None
-    """How long one attempt may run. A sync handler is only told (`ctx.cancelled`): a thread cannot be stopped."""
+    """How long one attempt may run. A sync handler only sees `ctx.cancelled`, because a thread cannot be stopped."""
     priority: Priority = Priority.BATCH
-    """`critical`, `interactive` or `batch`, unless the submit says otherwise."""
+    """`critical`, `interactive` or `batch`. A submit may override it."""
     rate: float | None = None
-    """Claims a second of this type over all workers."""
+    """Maximum claims per second of this type, over all workers."""
     concurrency_limit: int = 1
     """How many jobs of one concurrency key may be held at once."""
     result_ttl_s: float | None = None
-    """How long a result is kept; by default as long as its job."""
+    """How long a result is kept. Default: as long as its job."""
     compensation: str | None = None
-    """The job type that undoes a succeeded job of this one."""
+    """The job type that undoes a succeeded job of this type."""
     batch: int = 0
-    """More than 0: the handler takes a list of up to this many jobs."""
+    """If more than 0, the handler takes a list of up to this many jobs."""
     on_lease_doubt: OnLeaseDoubt = OnLeaseDoubt.CONTINUE
-    """What a handler does while the ledger does not answer and its lease may be over: `continue` or `stop`."""
+    """What to do with a handler whose lease may have expired while the ledger does not answer: `continue` or `stop`."""
 
     @property
     def errors(self) -> ErrorPolicy:
-        """The part that decides about errors."""
+        """The options that decide how errors are handled."""
         return ErrorPolicy(retry=self.retry, on_exhausted=self.on_exhausted, dlq_on_fail=self.dlq_on_fail)
 
 
@@ -101,25 +104,25 @@ class WorkerOptions:
     """How one worker process behaves."""
 
     name: str = "worker"
-    """What people see."""
+    """The worker's name, shown to operators."""
     concurrency: int = CONCURRENCY_DEFAULT
-    """Handlers that run at the same time."""
+    """Maximum number of handlers that run at the same time."""
     prefetch: int | None = None
-    """Jobs held beyond those running; None chooses by concurrency, 0 holds none."""
+    """Maximum number of jobs held beyond those running. None chooses by concurrency; 0 disables prefetch."""
     threads: int | None = None
-    """Threads for sync handlers; None allows one per slot, up to 64. With fewer than slots, handlers wait for one."""
+    """Threads for sync handlers. None: one per slot, up to 64. With fewer threads than slots, handlers wait for one."""
     poll_s: float = POLL_S_DEFAULT
-    """How often a worker with free slots asks for work when no hint comes."""
+    """How often a worker with free slots polls for work when no hint comes."""
     hints: bool = True
-    """False relies on polling alone."""
+    """Whether to listen for hints. False relies on polling alone."""
     sweep: SweepOptions | None = SWEEP_OF_WORKERS
-    """How this worker sweeps; None leaves that to others."""
+    """How this worker sweeps. None leaves that to other processes."""
     retention: RetentionOptions | None = RETENTION_DEFAULT
-    """How long ended work is kept; None leaves that to others."""
+    """How long ended jobs are kept. None leaves that to other processes."""
     drain_s: float = DRAIN_S_DEFAULT
-    """How long running handlers may go on after the first signal."""
+    """How long running handlers may continue after the first signal."""
     settle_s: float = SETTLE_S_DEFAULT
-    """How long the ledger may take to accept the last outcomes of a worker that stops."""
+    """How long the ledger may take to accept the last outcomes when the worker stops."""
 
     def __post_init__(self) -> None:
         _within("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
@@ -131,17 +134,17 @@ class WorkerOptions:
 
     @property
     def prefetch_max(self) -> int:
-        """The bound on jobs held beyond those running."""
+        """The maximum number of jobs held beyond those running."""
         return min(PREFETCH_MAX, PREFETCH_PER_SLOT * self.concurrency) if self.prefetch is None else self.prefetch
 
     @property
     def threads_max(self) -> int:
-        """The bound on threads."""
+        """The maximum number of threads."""
         return min(THREADS_DEFAULT_MAX, self.concurrency) if self.threads is None else self.threads
 
 
 def check_job_options(options: JobOptions, *, testing: bool) -> None:
-    """Refuse what is out of bounds; `testing` lifts the bounds on lease and heartbeat and nothing else."""
+    """Raises OptionInvalid for options out of bounds. `testing` lifts only the bounds on lease and heartbeat."""
     if testing:
         _within("lease_s", options.lease_s, 0.001, DELAY_S_MAX)
         _within("heartbeat_s", options.heartbeat_s, 0.001, options.lease_s)

@@ -1,4 +1,4 @@
-"""How a handler's end becomes the job's next step. Pure: facts in, one `Advance` out."""
+"""Turns the end of a handler into the job's next transition. Pure functions: facts in, one `Advance` out."""
 
 import json
 import math
@@ -25,7 +25,7 @@ LEASE_DOUBT_CAUSE = "the lease was in doubt before the handler began"
 
 
 class Snooze(Exception):
-    """Raised by a handler: call me again after `delay_s`; this attempt does not count."""
+    """Raised by a handler to run again after `delay_s`. This attempt does not count."""
 
     def __init__(self, delay_s: float = 0.0) -> None:
         if not (math.isfinite(delay_s) and 0 <= delay_s <= DELAY_S_MAX):
@@ -37,30 +37,32 @@ class Snooze(Exception):
 
 
 def start_advance(held: HeldJob) -> Advance:
-    """Commit the start of a job that was only claimed."""
+    """Commits the start of a claimed job."""
     return Advance(lease=held.lease, source=held.state, trigger=Trigger.START)
 
 
 def release_advance(held: HeldJob, cause: str) -> Advance:
-    """Let another worker have the job; the attempt is spared."""
+    """Releases the job to other workers. The attempt does not count."""
     return Advance(lease=held.lease, source=held.state, trigger=Trigger.RELEASE, spare_attempt=True, cause=cause)
 
 
 def cancel_advance(held: HeldJob, cause: str) -> Advance:
-    """Obey a soft cancel."""
+    """Ends the job as cancelled, after a soft cancel."""
     return Advance(lease=held.lease, source=held.state, trigger=STOP, cause=cause)
 
 
 def reject_unreadable(held: HeldJob, problem: UnreadablePayload) -> Advance:
-    """The payload does not fit the handler: user code never ran."""
+    """Dead-letters a job whose payload does not fit its handler. The handler never ran."""
     text = f"{problem.reason_code.value}: {problem.detail}"[:ERROR_CHARS_MAX]
     return _reject(held, DeadLetterReason(reason_code=problem.reason_code, stage=Stage.INPUT, last_error=text), None)
 
 
 def complete_advance(held: HeldJob, value: Any) -> Advance:
-    """The handler returned. A result that cannot be stored will not get better: it is dead-lettered.
+    """The transition for a handler that returned.
 
-    Who heard the wish to cancel and returned has stopped; who never heard it has finished, and finished work counts.
+    A handler that saw the cancel request before it returned has stopped, and the job is cancelled. A handler that did
+    not see it has finished, and the job succeeds. A result that cannot be stored dead-letters the job: a retry would
+    not help.
     """
     if held.cancel_requested and held.heard:
         return cancel_advance(held, "the handler returned after a soft cancel")
@@ -83,9 +85,10 @@ def complete_advance(held: HeldJob, value: Any) -> Advance:
 
 
 def reject_uncommitted(completion: Advance, error: Exception) -> Advance:
-    """The ledger will never have this completion: the job is dead-lettered, because every further attempt would end here again.
+    """Dead-letters a job whose completion the ledger refuses permanently: every further attempt would fail alike.
 
-    What the handler named and cannot be named is its own mistake; anything else is the ledger's.
+    An InputError is the handler's mistake (it named something invalid). Any other error counts as an infrastructure
+    failure.
     """
     reason = ReasonCode.VALIDATION_FAILED if isinstance(error, InputError) else ReasonCode.INFRASTRUCTURE_FAILURE
     death = DeadLetterReason(reason_code=reason, stage=Stage.COMMIT, last_error=error_text(error))
@@ -100,7 +103,7 @@ def reject_uncommitted(completion: Advance, error: Exception) -> Advance:
 
 
 def advance_on_error(held: HeldJob, error: BaseException, draw: Callable[[], float]) -> Advance:
-    """The handler raised, or was stopped."""
+    """The transition for a handler that raised or was stopped."""
     fate = StopCause.DOUBTED if held.fate is None and held.lease_over and not held.cancel_requested else held.fate
     if fate in {StopCause.GIVEN_BACK, StopCause.DOUBTED}:
         return release_advance(held, fate.value)
@@ -112,7 +115,7 @@ def advance_on_error(held: HeldJob, error: BaseException, draw: Callable[[], flo
         )
     if held.fate is StopCause.TIMED_OUT:
         late = f"no end after {held.spec.options.timeout_s:g} s (timeout_s)"
-        error = TransientError(late, reason_code=ReasonCode.EXHAUSTED_RETRIES)  # its own time is up, nobody else's
+        error = TransientError(late, reason_code=ReasonCode.EXHAUSTED_RETRIES)  # its own time limit
     facts = AttemptFacts(held.claimed.attempts_spent, held.claimed.attempts_allowed)
     match on_error(facts, error, held.spec.errors, draw):
         case Retry(delay_s, text):
@@ -149,7 +152,7 @@ def _reject(held: HeldJob, death: DeadLetterReason, error: BaseException | None)
 
 
 def _error_data(error: BaseException | None, text: str, delay_s: float | None) -> bytes:
-    """The event's payload: what people need to understand the error, bounded."""
+    """Encodes the error for the event: message, type and a bounded traceback."""
     about: dict[str, Any] = {"message": text}
     if error is not None:
         lines = traceback.format_exception(type(error), error, _of_handler(error), limit=-8)
@@ -162,7 +165,7 @@ def _error_data(error: BaseException | None, text: str, delay_s: float | None) -
 
 
 def _of_handler(error: BaseException) -> TracebackType | None:
-    """Where the error was raised, without this program's own calls around the handler."""
+    """Returns the traceback without the worker's own frames around the handler."""
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
         frames = frames.tb_next

@@ -1,7 +1,7 @@
-"""Payloads in and results out: JSON bytes at the ledger, the handler's own types inside.
+"""Encodes payloads and results: JSON bytes in the ledger, the handler's own types in Python.
 
-The types come from the handler's annotations. What does not fit is refused before anything is written (submit) or
-before user code runs (worker).
+The types come from the handler's annotations. A payload that does not fit is refused before anything is written (at
+submit) or before the handler runs (in the worker).
 """
 
 import inspect
@@ -27,7 +27,7 @@ _EXTRA = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
 
 @dataclass(frozen=True, slots=True)
 class UnreadablePayload:
-    """The stored payload does not fit the handler."""
+    """Why a stored payload does not fit its handler."""
 
     reason_code: ReasonCode
     detail: str
@@ -35,21 +35,21 @@ class UnreadablePayload:
 
 @dataclass(frozen=True, kw_only=True)
 class Undo(Generic[PayloadT, ResultT]):
-    """What a compensation gets: the succeeded job it undoes, with what went in and what came out."""
+    """The payload of a compensation: the succeeded job to undo, with its payload and result."""
 
-    # It may name fewer fields than the job had: it takes what it needs.
+    # A compensation may declare fewer fields than the job has.
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(extra="ignore")
 
     job_id: JobId
     """The job to undo."""
     payload: PayloadT
-    """What it was given."""
+    """The payload of that job."""
     result: ResultT
-    """What it returned."""
+    """The result of that job."""
 
 
 class Codec:
-    """Payload and result of one job type."""
+    """Encodes and decodes the payload and result of one job type."""
 
     def __init__(self, type_: str, payload: Any, result: Any, *, takes_payload: bool) -> None:
         self._type = type_
@@ -59,11 +59,11 @@ class Codec:
         self._validate = self._payload.validator.validate_json
 
     def payload_bytes(self, payload: Any) -> bytes:
-        """A caller's payload as it is stored; raises PayloadInvalid, PayloadTooLarge."""
+        """Encodes a caller's payload. Raises PayloadInvalid or PayloadTooLarge."""
         return self.accept(payload)[1]
 
     def accept(self, payload: Any) -> tuple[Any, bytes]:
-        """A caller's payload as the handler's type, and as it is stored; raises PayloadInvalid, PayloadTooLarge."""
+        """Returns a caller's payload as the handler's type, and encoded. Raises PayloadInvalid or PayloadTooLarge."""
         if not self._takes_payload and payload is not None:
             raise PayloadInvalid(type=self._type, detail="its handler takes no payload")
         try:
@@ -74,8 +74,9 @@ class Codec:
         return value, within_payload_limit(body)
 
     def _accepted(self, payload: Any) -> Any:
-        """The payload as its type. A field that would be dropped is refused, unless a type around it says itself what
-        becomes of such fields: a misspelt name is noticed here or never.
+        """Validates the payload and refuses unknown fields, so that a misspelt name is noticed at submit.
+
+        Unknown fields are accepted where an enclosing type configures `extra` itself.
         """
         try:
             return self._payload.validate_python(payload, extra="forbid")
@@ -93,7 +94,7 @@ class Codec:
         return value
 
     def read_payload(self, body: bytes) -> Any | UnreadablePayload:
-        """What the handler gets, or why it cannot get it."""
+        """Decodes a payload for the handler, or says why it does not fit."""
         try:
             return self._validate(body)
         except pydantic.ValidationError as error:
@@ -102,7 +103,7 @@ class Codec:
             return UnreadablePayload(reason, _explain(error))
 
     def result_bytes(self, value: Any) -> bytes:
-        """A handler's result as it is stored; raises ResultInvalid, PayloadTooLarge."""
+        """Encodes a handler's result. Raises ResultInvalid or PayloadTooLarge."""
         try:
             body = self._result.dump_json(value, warnings="error")
         except pydantic_core.PydanticSerializationError as error:
@@ -112,12 +113,12 @@ class Codec:
         return body
 
     def read_result(self, body: bytes) -> Any:
-        """A stored result as the handler's return type."""
+        """Decodes a stored result as the handler's return type."""
         return read_as(self._result, body, self._type)
 
 
 def codec_for(type_: str, handler: Callable[..., Any], *, batch: bool) -> Codec:
-    """The codec that a handler's annotations describe."""
+    """Builds the codec from a handler's annotations. Raises OptionInvalid."""
     parameters = list(inspect.signature(handler).parameters.values())
     takes_payload = batch or len(parameters) > 1
     try:
@@ -137,7 +138,7 @@ def codec_for(type_: str, handler: Callable[..., Any], *, batch: bool) -> Codec:
 
 
 def any_json_bytes(payload: Any, type_: str) -> bytes:
-    """The payload of a type whose handler this process does not know."""
+    """Encodes the payload of a type whose handler is not in this process. Raises PayloadInvalid or PayloadTooLarge."""
     try:
         body = pydantic_core.to_json(payload)
     except (pydantic_core.PydanticSerializationError, ValueError) as error:
@@ -146,7 +147,7 @@ def any_json_bytes(payload: Any, type_: str) -> bytes:
 
 
 def read_as(adapter: "pydantic.TypeAdapter[Any]", body: bytes, type_: str) -> Any:
-    """Stored bytes as a type; raises ResultInvalid."""
+    """Decodes stored bytes as a type. Raises ResultInvalid."""
     try:
         return adapter.validate_json(body)
     except pydantic.ValidationError as error:
@@ -154,14 +155,14 @@ def read_as(adapter: "pydantic.TypeAdapter[Any]", body: bytes, type_: str) -> An
 
 
 def within_payload_limit(body: bytes) -> bytes:
-    """The same bytes; raises PayloadTooLarge."""
+    """Returns the bytes unchanged. Raises PayloadTooLarge."""
     if len(body) > PAYLOAD_BYTES_MAX:
         raise PayloadTooLarge(size=len(body), limit=PAYLOAD_BYTES_MAX)
     return body
 
 
 def _owners(value: Any, loc: tuple[int | str, ...]) -> list[Any]:
-    """What stands around a field, from the outside in; names that only say which kind of a union was tried are passed over."""
+    """Returns the objects that enclose a field, outermost first, skipping location parts that name a union branch."""
     found = [value]
     for part in loc[:-1]:
         inner: Any = None
@@ -177,7 +178,7 @@ def _owners(value: Any, loc: tuple[int | str, ...]) -> list[Any]:
 
 
 def _decides_extra_fields(owners: list[Any]) -> bool:
-    """Whether a type around a field says itself what happens to fields that it does not have."""
+    """Whether an enclosing type configures itself how to treat unknown fields."""
     configs: list[Any] = [
         getattr(owner, "model_config", None) or getattr(owner, "__pydantic_config__", None) for owner in owners
     ]
@@ -192,7 +193,7 @@ def _no_such_field(loc: tuple[int | str, ...], owner: Any) -> str:
 
 
 def _item_payload(hint: Any) -> Any:
-    """`list[Item[Document]]` → Document."""
+    """Extracts the payload type: `list[Item[Document]]` gives Document."""
     inner = get_args(hint)[0] if get_args(hint) else Any
     return get_args(inner)[0] if get_origin(inner) is not None and get_args(inner) else Any
 

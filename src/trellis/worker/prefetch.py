@@ -1,4 +1,4 @@
-"""Prefetch: how many jobs a worker asks for, and when it asks."""
+"""Prefetch: how many jobs a worker claims, and when it polls."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -8,29 +8,29 @@ from trellis.engine.clock import Clock
 from trellis.engine.jobs import CLAIM_MAX
 from trellis.engine.ledger import Ledger
 
-# How many jobs to ask for. Pure arithmetic over what the worker holds and how fast jobs have been ending.
+# How many jobs to claim: pure arithmetic over what the worker holds and its recent pace.
 #
-# Free slots are always asked for. Beyond them a worker holds only what it will begin very soon at its recent pace: short
-# jobs come in large batches, and a worker with long jobs takes none that another could begin now.
+# Free slots are always claimed for. Beyond them a worker holds only jobs it will start soon at its recent pace. Short
+# jobs thus come in large batches, and a worker with long jobs takes none that another worker could start now.
 
 AHEAD_S = 0.05
-"""Jobs that will begin within this time are started in the claim itself: one transition less to wait for."""
+"""Jobs that will start within this time are started in the claim itself, which saves one transition."""
 LOOKAHEAD_S = 0.5
-"""Jobs that will begin within this time are claimed, not yet started."""
+"""Jobs that will start within this time are claimed but not yet started."""
 PACE_WINDOW_S = 0.002
 PACE_WEIGHT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimSize:
-    """What a claim asks for."""
+    """How many jobs a claim asks for."""
 
     start: int
     prefetch: int
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Started and prefetched jobs together."""
         return self.start + self.prefetch
 
 
@@ -43,7 +43,7 @@ class JobPace:
         self._count = 0
 
     def note(self, settled: int, now: float, *, busy: bool) -> None:
-        """Take notice of the number of jobs settled so far. Idle time says nothing about the pace."""
+        """Updates the average from the number of jobs settled so far. Idle time is ignored."""
         if self._since is None or not busy:
             self._since, self._count = now, settled
             return
@@ -56,17 +56,17 @@ class JobPace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefetchPolicy:
-    """What bounds a worker's holdings."""
+    """Limits how many jobs a worker holds."""
 
     concurrency: int
     prefetch_max: int
 
     def ahead(self, per_s: float) -> int:
-        """Jobs beyond the slots that may already be started."""
+        """How many jobs beyond the slots may already be started."""
         return min(self.prefetch_max, int(per_s * AHEAD_S))
 
     def wanted(self, per_s: float, *, running: int, ready: int, assigned: int) -> ClaimSize:
-        """What to claim now."""
+        """How many jobs to claim now."""
         reach = min(self.prefetch_max, int(per_s * LOOKAHEAD_S))
         room = min(CLAIM_MAX, self.concurrency + reach - running - ready - assigned)
         if room <= 0:
@@ -75,16 +75,16 @@ class PrefetchPolicy:
         return ClaimSize(start, room - start)
 
     def startable(self, per_s: float, *, running: int, ready: int) -> int:
-        """How many of the claimed ones to start now."""
+        """How many of the claimed jobs to start now."""
         return max(0, self.concurrency + self.ahead(per_s) - running - ready)
 
 
-# Waits for a hint that work may be there. Polling is the truth: a lost hint costs one poll, nothing more.
+# Waiting for work. Hints only save time: a lost hint delays work by one poll interval at most.
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkListener:
-    """Tells the turn loop to look, after a hint or a poll interval."""
+    """Wakes the turn loop after a hint or a poll interval."""
 
     ledger: Ledger
     clock: Clock
@@ -93,11 +93,11 @@ class WorkListener:
     poll_s: float
     hints: bool
     found: Callable[[], Awaitable[None]]
-    """Called when there may be work; comes back when a claim has looked."""
+    """Called when there may be work. Returns after a claim has been made."""
     name: str = "listener"
 
     async def run_once(self) -> None:
-        """One hint or one poll. The interval varies, so that many workers do not poll in step."""
+        """Waits for one hint or one poll interval. The interval is jittered so that workers do not poll in step."""
         wait_s = self.poll_s * (0.75 + 0.25 * self.rng.random())
         if self.hints:
             await self.ledger.wait_for_work(self.types, wait_s)
@@ -106,5 +106,5 @@ class WorkListener:
         await self.found()
 
     def pause_s(self, report: None) -> float:  # noqa: ARG002 - the shape of every service
-        """The waiting is in the pass itself."""
+        """No pause: `run_once` itself waits."""
         return 0.0

@@ -1,4 +1,4 @@
-"""From what a caller asks to a `NewJob`: checked, encoded, fingerprinted. Nothing is written here."""
+"""Builds a checked, encoded and fingerprinted `NewJob` from a caller's arguments. Writes nothing."""
 
 import hashlib
 import json
@@ -32,46 +32,49 @@ from trellis.worker.payloads import any_json_bytes
 KEY_CHARS_MAX = 200
 TRACE_CHARS_MAX = 1_000
 SHOWN_CHARS_MAX = 40
-"""How much of a refused text its error repeats."""
+"""How much of a refused text an error message repeats."""
 RUN_AT_MAX = datetime(3000, 1, 1, tzinfo=UTC)
-"""Far enough for every wish; far from where a date, or a date and some time more, is none any longer."""
+"""Upper bound of `run_at`. It is far from the largest date, so that adding a duration cannot overflow."""
 KEY_NAMESPACE = "user:"
-"""Callers' concurrency keys live in their own name space, beside `run:` and `queue-job:`."""
+"""Prefix of callers' concurrency keys, which keeps them apart from `run:` and `queue-job:` keys."""
 
 
 class SubmitSettings(TypedDict, total=False):
     """The keyword arguments of a submit."""
 
     job_id: str | None
-    """Choose the id: submitting the same id and request again is answered with the existing job."""
+    """The job id. Submitting the same id and request again returns the existing job."""
     idempotency_key: str | None
-    """The same key with the same request is the same job; with another request it is refused."""
+    """The same key with the same request returns the same job. With another request it is refused."""
     idempotency_scope: str
-    """Whose keys: the same key in another scope is another key."""
+    """The scope of the idempotency key. The same key in another scope is a different key."""
     priority: Priority | str
     """`critical`, `interactive` or `batch`."""
     delay_s: float
-    """Not before so long from now."""
+    """Do not start before this many seconds from now."""
     run_at: datetime | None
-    """Not before this moment, which has a time zone."""
+    """Do not start before this time, which must have a time zone."""
     deadline_s: float | None
-    """From now to the latest end; past it no attempt is begun."""
+    """Seconds from now to the latest end. After that, no attempt starts."""
     max_attempts: int
-    """Executions at most."""
+    """Maximum number of executions."""
     concurrency_key: str | None
-    """Jobs with the same key take turns. A limited database login's keys are its own, apart from the application's."""
+    """Limits how many jobs with the same key run at once.
+
+    Keys of a limited database login are separate from the application's.
+    """
     concurrency_limit: int
-    """How many of the key may be held at once."""
+    """How many jobs of the concurrency key may be held at once."""
     correlation_id: str | None
-    """What the job belongs to; by default its own id."""
+    """What the job belongs to. Default: its own id."""
     trace: str | None
-    """The caller's trace context (a W3C `traceparent`), which the handler goes on with; by default the one under way."""
+    """The caller's trace context (a W3C `traceparent`), which the handler continues. Default: the current one."""
     parent_id: str | None
     """The job that caused this one."""
     compensates: str | None
-    """The succeeded job that this one undoes; `Trellis.compensate` sets it."""
+    """The succeeded job that this one undoes. `Trellis.compensate` sets it."""
     lifecycle: str
-    """By default leased-job."""
+    """The job's lifecycle. Default: leased-job."""
 
 
 SETTINGS = frozenset(SubmitSettings.__annotations__)
@@ -81,13 +84,13 @@ CHOSEN_BY = {
     "concurrency_key": ChosenOptions.CONCURRENCY_KEY,
     "concurrency_limit": ChosenOptions.CONCURRENCY_LIMIT,
 }
-"""Settings that a type can declare too, with their bits."""
+"""Settings that a job type can declare too, with their bits."""
 
 
 def new_job(
     type_: str, payload: Any, settings: SubmitSettings, *, app: App | None, new_id: Callable[[], str]
 ) -> NewJob:
-    """The job to submit; raises an InputError that says what does not fit."""
+    """Builds the job to submit. Raises an InputError that says what is wrong."""
     checked_type(type_)
     if not settings.keys() <= SETTINGS:
         refuse_unknown(settings, tuple(SubmitSettings.__annotations__))
@@ -124,7 +127,7 @@ def new_job(
 
 
 def _chosen_options(spec: JobSpec | None, settings: SubmitSettings) -> int:
-    """The options that this submit names itself. A key that the application's function computes is chosen too."""
+    """Returns the options that this submit sets. A concurrency key computed by the application counts as set."""
     chosen = 0
     if settings:
         chosen = sum(bit for name, bit in CHOSEN_BY.items() if settings.get(name) is not None)
@@ -133,9 +136,10 @@ def _chosen_options(spec: JobSpec | None, settings: SubmitSettings) -> int:
 
 
 def fingerprint(job: NewJob) -> bytes:
-    """What "the same request" means: type, payload and the options that change what happens, not who asks or when.
+    """Hashes the request to detect reuse of an idempotency key: type, payload and the options that change what happens.
 
-    What the type declares is no part of it: the same request with and without the application at hand is the same.
+    Who submits and when are no part of it. Neither are options declared by the type, so a caller without the
+    application produces the same fingerprint.
     """
     chosen = job.chosen
     request = {
@@ -193,14 +197,14 @@ def _attempts(value: int) -> int:
 
 
 def _aware(run_at: datetime | None) -> datetime | None:
-    """The same moment in UTC; raises OptionInvalid."""
+    """Returns the same time in UTC. Raises OptionInvalid."""
     if run_at is None:
         return None
     if run_at.tzinfo is None:
         raise OptionInvalid(option="run_at", value=run_at, expected="it must have a time zone")
     try:
         moment = run_at.astimezone(UTC)
-    except OverflowError:  # in UTC it would be in the year 0 or 10,000
+    except OverflowError:  # in UTC the year would be 0 or 10,000
         moment = datetime.max.replace(tzinfo=UTC)
     if moment >= RUN_AT_MAX:
         expected = f"it must be a moment of the years 1 to {RUN_AT_MAX.year - 1}, in UTC"
@@ -217,7 +221,7 @@ def _trace(value: str | None) -> str | None:
 
 
 def _checked(option: str, value: str, lengths: range) -> str:
-    """The same text; raises OptionInvalid for a length out of bounds and for what no ledger can store."""
+    """Returns the text unchanged. Raises OptionInvalid if its length is out of bounds or a ledger cannot store it."""
     if len(value) not in lengths:
         expected = f"it must have {lengths[0]} to {lengths[-1]} characters"
         raise OptionInvalid(option=option, value=value[:SHOWN_CHARS_MAX], expected=expected)

@@ -1,4 +1,4 @@
-"""Runners of handlers, and the progress and log lines that jobs send on their way."""
+"""Runners, which call handlers, and the writing of progress and log lines of running jobs."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,13 +28,13 @@ from trellis.worker.outcomes import (
 from trellis.worker.payloads import UnreadablePayload
 from trellis.worker.threads import Threads
 
-# Progress and log lines of held jobs, on their way to the ledger: no transitions, so a lost one loses nothing else.
+# Progress and log lines of held jobs. They are no transitions: losing one affects nothing else.
 
 SIGNAL_PROGRESS = "job_heartbeat"
 
 
 async def flush(ledger: Ledger, held: HeldJob, *, last: bool) -> StepApplied | LeaseLost | None:
-    """Write what a job has to say, if it has anything."""
+    """Writes the pending progress and log lines of a job, if any."""
     signals = held.logs.take(last=last) if held.logs is not None else []
     if held.progress is not None:
         signals.append((SIGNAL_PROGRESS, held.progress))
@@ -44,7 +44,7 @@ async def flush(ledger: Ledger, held: HeldJob, *, last: bool) -> StepApplied | L
 
 @dataclass(frozen=True, kw_only=True)
 class SignalWriter:
-    """Tells the ledger about running jobs every so often."""
+    """Writes progress and log lines of running jobs every `interval_s`."""
 
     ledger: Ledger
     holdings: HeldJobs
@@ -52,7 +52,7 @@ class SignalWriter:
     name: str = "signals"
 
     async def run_once(self) -> int:
-        """Write what has gathered; how many jobs had something."""
+        """Writes what is pending. Returns how many jobs had something to write."""
         telling = [h for h in self.holdings.jobs.values() if h.progress is not None or h.logs is not None]
         told = 0
         for held in telling:
@@ -61,14 +61,14 @@ class SignalWriter:
         return told
 
     def pause_s(self, report: int) -> float:  # noqa: ARG002 - the shape of every service
-        """Always the same."""
+        """Seconds until the next pass: `interval_s`."""
         return self.interval_s
 
 
 # Runners: long-lived coroutines that take started jobs and await their handlers in place.
 #
-# No task is made per job. A handler that never suspends costs no trip through the event loop; a slice of a few
-# milliseconds, shared by all runners, keeps such handlers from starving heartbeats and turns.
+# No task is created per job. A handler that never suspends costs no trip through the event loop. A time slice of
+# `SLICE_S`, shared by all runners, keeps such handlers from starving heartbeats and turns.
 
 SLICE_S = 0.005
 
@@ -76,7 +76,7 @@ _log = log_of("trellis.worker")
 
 
 class Runners:
-    """Up to `size` handlers at a time."""
+    """Runs up to `size` handlers at the same time."""
 
     def __init__(
         self, *, holdings: HeldJobs, desk: WorkerServices, size: int, threads: Threads, draw: Callable[[], float]
@@ -95,7 +95,7 @@ class Runners:
         self._closing = False
 
     def wake(self) -> None:
-        """A job is ready: have one more runner look. Each that takes a job wakes the next, one at a time."""
+        """Wakes or creates one runner because a job is ready. A runner that takes a job wakes the next one."""
         if self._waking or self._closing:
             return
         if self._idle:
@@ -108,7 +108,7 @@ class Runners:
             task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        """End every runner; handlers under way are cut."""
+        """Ends every runner and cancels running handlers."""
         self._closing = True
         for task in self._tasks:
             task.cancel()
@@ -137,7 +137,7 @@ class Runners:
                 self.wake()
             await self._take(held, now)
             if copy_context() != clean:
-                # A handler set a context variable. The next job must not see it: another runner takes over.
+                # A handler set a context variable that the next job must not see. End this runner; another takes over.
                 return
 
     async def _rest(self) -> None:
@@ -147,7 +147,7 @@ class Runners:
         self._waking = False
 
     def _slice_is_over(self, now: float) -> bool:
-        """Whether the runners have used up their time of this round of the event loop."""
+        """Whether the runners have used up their slice in this round of the event loop."""
         if self._slice_end is None:
             self._slice_end = now + SLICE_S
             self._desk.loop.call_soon(self._open_slice)
@@ -158,8 +158,8 @@ class Runners:
 
     async def _take(self, held: HeldJob, now: float) -> None:
         if held.fence <= now:
-            # Self-fencing: past its own reading of the lease a worker begins nothing. If the lease is still good the
-            # job goes to whoever is free; if it is not, the ledger refuses.
+            # Self-fencing: a worker starts nothing once the lease has expired by its own clock. If the lease is still
+            # valid, another worker gets the job; if not, the ledger refuses the release.
             self._holdings.settle(held, release_advance(held, LEASE_DOUBT_CAUSE))
         elif held.cancel_requested:
             self._holdings.settle(held, cancel_advance(held, "soft cancel before the handler began"))
@@ -193,7 +193,8 @@ class Runners:
                     value = await (handler(context, held.payload) if held.spec.takes_payload else handler(context))
             except GeneratorExit:
                 raise
-            # Whatever ends a handler is the job's outcome and not the worker's; also `sys.exit()` ends the handler only.
+            # Whatever ends a handler is the outcome of the job, not of the worker. `sys.exit()` too ends only the
+            # handler.
             except BaseException as problem:  # noqa: BLE001
                 error = problem
                 _describe_failure(span, problem)
@@ -219,7 +220,8 @@ class Runners:
                 await first.spec.handler(items)
             except GeneratorExit:
                 raise
-            # Whatever ends a handler is the job's outcome and not the worker's; also `sys.exit()` ends the handler only.
+            # Whatever ends a handler is the outcome of the job, not of the worker. `sys.exit()` too ends only the
+            # handler.
             except BaseException as problem:  # noqa: BLE001
                 error = problem
                 _describe_failure(span, problem)
@@ -231,7 +233,7 @@ class Runners:
             self._end(held, item.value, item.error if item.marked else error)
 
     def _mates(self, first: HeldJob) -> list[HeldJob]:
-        """Other ready jobs of the same batch type, up to its size."""
+        """Takes other ready jobs of the same batch type, up to the batch size."""
         mates = [held for held in self._holdings.ready if held.spec is first.spec and not held.cancel_requested]
         mates = mates[: first.spec.options.batch - 1]
         if mates:
@@ -244,7 +246,7 @@ class Runners:
         return partial(held.spec.handler, *arguments)
 
     def _handler_ended(self, held: HeldJob, error: BaseException | None) -> None:
-        """Take back a cancellation that was meant for this handler, so that the runner lives on."""
+        """Clears a cancellation that was meant for this handler, so that the runner continues."""
         task, held.task = held.task, None
         if self._closing and isinstance(error, asyncio.CancelledError):
             raise error
@@ -252,7 +254,7 @@ class Runners:
             task.uncancel()
 
     async def _flush(self, held: HeldJob) -> None:
-        """Logs and progress go out before the settlement: afterwards the lease is gone."""
+        """Writes logs and progress before the settlement, which ends the lease."""
         if held.fate is StopCause.LOST:
             return
         try:
@@ -277,7 +279,7 @@ class Runners:
 
 
 def _describe_failure(span: tracing.Span, problem: BaseException) -> None:
-    """What a span says of a handler that did not come to its end."""
+    """Records on the span how a handler failed or was interrupted."""
     if isinstance(problem, Snooze | asyncio.CancelledError):
         span.note({"trellis.outcome": type(problem).__name__})
     else:
@@ -286,7 +288,7 @@ def _describe_failure(span: tracing.Span, problem: BaseException) -> None:
 
 
 def _note_failure(held: HeldJob, then: str, error: Exception) -> None:
-    """The traceback goes to the worker's log: the ledger keeps the message, and a person needs the line."""
+    """Writes the traceback to the worker log. The ledger stores only a bounded one."""
     job, attempt = held.claimed, held.claimed.attempts_spent + 1
     _log.warning(
         "attempt_failed",

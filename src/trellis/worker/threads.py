@@ -1,4 +1,4 @@
-"""Threads for sync handlers. They are daemons: a handler that never returns must not keep a stopped worker alive."""
+"""Daemon threads for sync handlers: a handler that never returns must not keep a stopped worker alive."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ _Job = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop
 
 
 class Threads:
-    """At most `size` threads, started when they are needed. The worker never hands out more work than it has slots."""
+    """At most `size` threads, started on demand. Further calls wait. A worker makes at most one call per slot."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -38,7 +38,7 @@ class Threads:
             self._busy -= 1
 
     def close(self) -> None:
-        """Let idle threads end."""
+        """Ends idle threads."""
         for _ in range(self._threads):
             self._work.put(None)
 
@@ -46,7 +46,7 @@ class Threads:
         while (job := self._work.get()) is not None:
             call, future, loop = job
             value, error = _call_caught(call)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for this any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the result is no longer needed
                 loop.call_soon_threadsafe(_resolve, future, value, error)
 
 
@@ -63,7 +63,7 @@ def _resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | N
     if error is None:
         future.set_result(value)
     elif isinstance(error, StopIteration | KeyboardInterrupt | SystemExit | asyncio.CancelledError):
-        # These mean something to the event loop; from a handler they are errors like any other.
+        # The event loop gives these a special meaning. From a handler they are ordinary errors.
         future.set_exception(RuntimeError(f"the handler raised {type(error).__name__}: {error_message(error)}"))
     else:
         future.set_exception(error)

@@ -1,13 +1,13 @@
-"""The turn loops: transactions that carry everything that has gathered since the last.
+"""The turn loops of a worker. A turn is one ledger transaction that carries everything gathered since the last one.
 
-A turn settles what finished, starts what was only claimed, and claims for the room there is. While it is in flight the
-next outcomes gather; when nothing is in flight the first outcome goes at once. When many have gathered a second turn goes
-beside the first, so that the ledger works on one while this process works on the other. There is no timer.
+A turn settles finished jobs, starts claimed jobs, and claims new jobs for the free capacity. While a turn is in flight,
+further outcomes gather; when none is in flight, the first outcome is sent at once. When many have gathered, a second
+turn is sent in parallel, so that the ledger and this process work at the same time. There is no timer.
 
-Suspects: a job whose workers died (`engine/retry_policy.py`) may be a poison pill, or may only have been next to one. It runs
-alone: nothing else of this process is running or started, so that if it kills the worker again, no innocent neighbour is
-counted as having killed one too. The ledger hands out one suspect at a time in the whole fleet, and never a started one.
-Its worker first ends what it has, claims nothing meanwhile, and goes on as before when the suspect has ended.
+Quarantine: a job whose workers died (`engine/retry_policy.py`) may be a poison pill, or may only have run next to one.
+It runs alone: this process runs and starts nothing else. If it kills the worker again, no other job is charged with
+that death. The ledger hands out one such job at a time in the whole fleet, and never as already started. Its worker
+first finishes what it holds, claims nothing meanwhile, and continues as usual when the quarantined job has ended.
 """
 
 import asyncio
@@ -38,14 +38,14 @@ from trellis.worker.runners import Runners
 
 ADVANCES_MAX = 1_000
 SECOND_TURN_MIN = 64
-"""Steps that make a second turn worth its transaction; fewer wait for the first to come back."""
+"""Minimum number of transitions that justifies a second turn in parallel. Fewer wait for the first turn's answer."""
 
 _log = log_of("trellis.worker")
 
 
 @dataclass(frozen=True, slots=True)
 class PendingTurn:
-    """One turn and what its answers are about: settlements first, then starts."""
+    """One turn in flight, with the jobs its answers belong to: settlements first, then starts."""
 
     turn: Turn
     settlements: list[Settlement]
@@ -55,7 +55,7 @@ class PendingTurn:
 
 
 class TurnLoop:
-    """Talks to the ledger for the runners."""
+    """Sends settlements, starts and claims to the ledger."""
 
     def __init__(
         self,
@@ -80,23 +80,23 @@ class TurnLoop:
         self._due = holdings.changed
         self._consumed = asyncio.Event()
         self._search = True
-        """Whether there may be work that the last claim did not bring."""
+        """Whether the ledger may have work that the last claim did not return."""
         self._flying: list[PendingTurn] = []
         self.claiming = True
         self.quiet = asyncio.Event()
-        """Nothing is held, and nothing waits to be settled."""
+        """Set when no job is held and nothing waits to be settled."""
         self.idle = asyncio.Event()
-        """Quiet, and the last claim brought nothing."""
+        """Set when quiet and the last claim returned nothing."""
 
     async def hint(self) -> None:
-        """There may be work. Comes back when a claim has been made since, so that hints cannot outrun claims."""
+        """Requests a claim because there may be work. Returns after the claim, so that hints cannot outrun claims."""
         self._search = True
         self._consumed.clear()
         self._due.set()
         await self._consumed.wait()
 
     async def run(self) -> None:
-        """Turn after turn, until cancelled; as many of these run side by side as the ledger has turns at once."""
+        """Sends turns until cancelled. The ledger's `turns_at_once` says how many of these loops run in parallel."""
         self._due.set()
         while True:
             await self._due.wait()
@@ -113,7 +113,7 @@ class TurnLoop:
             self._note_quiet()
 
     def _compose(self) -> PendingTurn | None:
-        """Everything that should be in the next turn; None when there is no reason for one."""
+        """Builds the next turn; None if there is nothing to send."""
         holdings, now = self._holdings, self._desk.clock.monotonic()
         self._pace.note(holdings.settled, now, busy=bool(holdings.jobs))
         if self._flying and len(holdings.finished) + len(holdings.assigned) < SECOND_TURN_MIN:
@@ -147,7 +147,7 @@ class TurnLoop:
         )
 
     def _to_start(self) -> list[HeldJob]:
-        """Claimed jobs whose start is committed with this turn, after the checks that come before user code."""
+        """Chooses the claimed jobs to start with this turn, after the checks that precede the handler."""
         holdings = self._holdings
         if not self.claiming:
             return []
@@ -161,15 +161,15 @@ class TurnLoop:
         return [held for held in chosen if self._may_start(held)]
 
     def in_flight(self, held: HeldJob) -> bool:
-        """Whether its start is on its way to the ledger: until the answer comes nobody can say what state it is in."""
+        """Whether the job's start is on its way to the ledger. Until the answer, its state is unknown."""
         return any(held in order.starts for order in self._flying)
 
     def _starting(self) -> int:
-        """Jobs that turns in flight may make ready."""
+        """How many jobs the turns in flight may make ready."""
         return sum(order.wanted.start + len(order.starts) for order in self._flying)
 
     def _quarantined_to_start(self) -> list[HeldJob]:
-        """The first suspect, once this process is doing nothing else; what has finished is settled in the same turn."""
+        """Returns the first quarantined job once nothing else runs. Finished jobs are settled in the same turn."""
         holdings = self._holdings
         suspect = holdings.quarantined[0]
         if holdings.running or holdings.ready or self._flying or len(holdings.finished) > ADVANCES_MAX:
@@ -201,13 +201,13 @@ class TurnLoop:
         self._holdings.settle(held, advance)
 
     def _release_quarantined(self, held: HeldJob) -> None:
-        """A suspect's turn is over: the ledger may have kept back the next one, and more."""
+        """Ends the quarantine of a job, and claims again: the ledger may have held back other jobs meanwhile."""
         if held in self._holdings.quarantined:
             self._holdings.quarantined.remove(held)
             self._search = True
 
     async def _deliver(self, turn: Turn) -> TurnResult:
-        """Hand a turn in, again and again: its ids make a repetition harmless, and an outcome is never dropped."""
+        """Sends a turn until the ledger answers. Its ids make repetition safe, and no outcome is ever dropped."""
         failures: Failures | None = None
         while True:
             try:
@@ -226,7 +226,10 @@ class TurnLoop:
             await self._desk.clock.sleep(backoff_s(failures.count, self._rng.random()))
 
     async def _deliver_apart(self, turn: Turn, error: Exception) -> TurnResult:
-        """The ledger will not have one of these steps, ever. The others, and the claim, must not suffer for it."""
+        """Sends each transition of a refused turn separately, because the ledger refuses one of them permanently.
+
+        The other transitions and the claim are not affected. A refused completion dead-letters its job.
+        """
         if not turn.advances:
             raise error
         if len(turn.advances) == 1 and turn.claim is None:
@@ -267,7 +270,7 @@ class TurnLoop:
         self._runners.wake()
 
     def _admit(self, claimed: list[Claimed], order: PendingTurn) -> None:
-        """Take in what a claim brought."""
+        """Adds claimed jobs to their queues; releases them if the worker is draining."""
         holdings, specs, sent_at = self._holdings, self._specs, order.sent_at
         if order.wanted.total:
             self._search = self._search or len(claimed) >= order.wanted.total

@@ -1,4 +1,4 @@
-"""A worker, and the process around it that drains it on a signal."""
+"""The worker, which runs jobs from a ledger, and the process that drains it on a signal."""
 
 import asyncio
 import json
@@ -29,13 +29,13 @@ from trellis.worker.runners import Runners, SignalWriter
 from trellis.worker.threads import Threads
 from trellis.worker.turns import TurnLoop
 
-# A worker: one process's share of the work, from start to drain.
+# A worker, from start to drain.
 #
-# async with Worker(app, ledger, options, clock=clock, rng=rng, new_id=new_id) as worker:
-# ...                               # claims and runs until the block ends, then drains
+#     async with Worker(app, ledger, options, clock=clock, rng=rng, new_id=new_id) as worker:
+#         ...                               # claims and runs until the block ends, then drains
 #
-# Draining stops claiming, gives back what has not begun, lets running handlers end for `drain_s`, then cuts them and
-# gives their jobs back too, with the attempt spared. Leases are renewed to the end.
+# Draining stops claiming, releases jobs that have not started, and lets running handlers finish for `drain_s`. Then it
+# stops them and releases their jobs too; those attempts do not count. Leases are renewed to the end.
 
 TICK_S_MAX = 0.5
 TICK_S_MIN = 0.02
@@ -47,18 +47,18 @@ _log = log_of("trellis.worker")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drained:
-    """How a worker ended."""
+    """The result of draining a worker."""
 
     not_begun: int = 0
-    """Jobs given back that no handler had seen."""
+    """Jobs released before their handler started."""
     cut_short: int = 0
-    """Jobs given back whose handlers did not end in time."""
+    """Jobs released because their handlers did not finish in time."""
     unsettled: int = 0
-    """Outcomes that the ledger could not be told: their leases will run out."""
+    """Outcomes that the ledger did not accept in time. Their leases will expire."""
 
 
 class Worker:
-    """Runs the jobs of one application from one ledger. It is also the desk its contexts write from."""
+    """Runs the jobs of one application from one ledger. Also provides the `WorkerServices` of its contexts."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Worker:
         )
 
     def request(self, type_: str, payload: Any, settings: SubmitSettings) -> NewJob:
-        """A child job of a handler: one of this application's types, or any other type another worker serves."""
+        """Builds a child job for a handler: of this application's types, or of a type that another worker serves."""
         known = self.app if type_ in self.app else None
         return new_job(type_, payload, settings, app=known, new_id=self._new_id)
 
@@ -108,7 +108,10 @@ class Worker:
         await self.drain()
 
     async def start(self, *, listening: bool = True) -> None:
-        """Declare the application's types, then begin to claim. Without `listening` it works off what is there and then rests."""
+        """Declares the application's types and starts claiming.
+
+        Without `listening`, the worker runs what is already in the ledger and then stays idle.
+        """
         await self.ledger.declare_types(self.actor, [spec.declared for spec in self.app])
         for spec in self.app:
             if spec.options.rate is not None:
@@ -121,7 +124,7 @@ class Worker:
         self._tasks = [self.loop.create_task(self._serve(service), name=service.name) for service in services]
 
     async def until_stopped(self, stop: asyncio.Event) -> None:
-        """Come back when `stop` is set, or raise what ended the turn loop."""
+        """Waits until `stop` is set. Raises the error that ended a turn loop."""
         stopping = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait({*self._turning, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -130,7 +133,7 @@ class Worker:
         self._raise_if_broken()
 
     async def until_idle(self) -> None:
-        """Come back when nothing is held and the ledger has nothing more to hand out now."""
+        """Waits until no job is held and nothing can be claimed now. Raises the error that ended a turn loop."""
         idling = asyncio.ensure_future(self.turns.idle.wait())
         try:
             await asyncio.wait({*self._turning, idling}, return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +142,7 @@ class Worker:
         self._raise_if_broken()
 
     async def drain(self, hurry: asyncio.Event | None = None) -> Drained:
-        """Stop as gently as there is time for. `hurry` (a second signal) ends the wait for running handlers."""
+        """Stops claiming and lets running handlers finish for `drain_s`. `hurry` (a second signal) ends that wait."""
         if self.drained is not None:
             return self.drained
         hurry = hurry or asyncio.Event()
@@ -172,12 +175,12 @@ class Worker:
             if held.fate is StopCause.LOST:
                 self.holdings.forget(held)
             elif held.task is None:
-                # A thread cannot be stopped. Its job is given back all the same: the process is about to end.
+                # A thread cannot be stopped. Release its job anyway: the process is about to end.
                 self.holdings.settle(held, release_advance(held, StopCause.GIVEN_BACK.value))
         return len(running)
 
     async def _quiet_within(self, seconds: float, hurry: asyncio.Event) -> None:
-        """Wait until nothing is held, for so long, unless there is hurry or the turn loop is gone."""
+        """Waits until no job is held, at most `seconds`, or until `hurry` is set or every turn loop has ended."""
         self.turns.quiet.clear()
         self.holdings.changed.set()
         quiet = asyncio.ensure_future(self.turns.quiet.wait())
@@ -199,7 +202,7 @@ class Worker:
         self._threads.close()
 
     async def _take_leave(self) -> None:
-        """Say that this worker ended on purpose, so that people do not look for one that died; not worth a long wait."""
+        """Reports that this worker ended on purpose, so that operators do not take it for crashed. Best effort."""
         if not self._seen or self.holdings.jobs:
             return
         with suppress(LedgerError, TimeoutError):
@@ -207,7 +210,7 @@ class Worker:
                 await self.ledger.heartbeat_worker(self.actor, self._about())
 
     def _about(self) -> bytes:
-        """What people see of this worker."""
+        """What the heartbeat tells operators about this worker, as JSON."""
         suspects = self.holdings.quarantined
         alone = suspects[0].lease.job_id if suspects and suspects[0].began_at is not None else None
         return json.dumps(
@@ -228,7 +231,7 @@ class Worker:
         await serve(service, self.clock, self._rng, self._stop_services)
 
     def _own_services(self) -> list[Service[Any]]:
-        """What looks after the jobs this worker holds."""
+        """The services for the jobs this worker holds: lease renewal, local checks, and progress and logs."""
         tick_s = self._tick_s()
         return [
             WorkerLeaseHeartbeat(
@@ -266,48 +269,48 @@ class Worker:
         return services
 
     def _tick_s(self) -> float:
-        """How often this worker looks at its clock: often enough for its shortest heartbeat and timeout."""
+        """The tick interval, short enough for the shortest heartbeat and timeout of the application."""
         spans = [spec.options.heartbeat_s / 10 for spec in self.app]
         spans += [spec.options.timeout_s / 4 for spec in self.app if spec.options.timeout_s is not None]
         return min(TICK_S_MAX, max(TICK_S_MIN, min(spans)))
 
 
-# A worker as a process: run until a signal, then drain. The second signal hurries.
+# The worker process: runs until a signal, then drains. A second signal shortens the drain.
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class ExitCode(IntEnum):
-    """How a worker process ended, in the numbers of sysexits."""
+    """Exit code of a worker process, with the numbers of sysexits."""
 
     DRAINED = 0
-    """Every job it had begun has ended."""
+    """Every started job has ended."""
     UNSETTLED = 69
-    """The ledger could not be told some outcomes: their leases run out and the jobs run again."""
+    """The ledger did not accept some outcomes. Their leases will expire and the jobs run again."""
     GAVE_BACK = 75
-    """Some running jobs were cut short and given back."""
+    """Some running jobs were stopped and released."""
 
 
 class WorkerProcess(Protocol):
-    """A worker, on a ledger or on the bus."""
+    """A worker on a ledger or on the bus, as a process runs it."""
 
     loop: asyncio.AbstractEventLoop
 
     async def start(self) -> None:
-        """Begin to work."""
+        """Starts the worker."""
         ...
 
     async def until_stopped(self, stop: asyncio.Event) -> None:
-        """Come back when `stop` is set, or raise what broke the worker."""
+        """Waits until `stop` is set. Raises what broke the worker."""
         ...
 
     async def drain(self, hurry: asyncio.Event | None = None) -> Drained:
-        """Stop as gently as there is time for."""
+        """Stops the worker: running handlers may finish within the drain time."""
         ...
 
 
 async def open_until_signalled(open_ledger: OpenLedger, clock: Clock, rng: random.Random) -> Ledger | None:
-    """The ledger, waited for while it does not answer; None when SIGTERM or SIGINT came first."""
+    """Opens the ledger, waiting while it does not answer. Returns None if SIGTERM or SIGINT came first."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, stop.set)
@@ -319,7 +322,7 @@ async def open_until_signalled(open_ledger: OpenLedger, clock: Clock, rng: rando
 
 
 async def run_until_signalled(worker: WorkerProcess) -> ExitCode:
-    """Run a worker on this event loop until SIGTERM or SIGINT; raises what breaks it."""
+    """Runs a worker on this event loop until SIGTERM or SIGINT, then drains it. Raises what breaks it."""
     stop, hurry = asyncio.Event(), asyncio.Event()
 
     def signalled(name: str) -> None:
@@ -341,7 +344,7 @@ async def run_until_signalled(worker: WorkerProcess) -> ExitCode:
 
 
 def exit_code(drained: Drained) -> ExitCode:
-    """What the process says about how it ended."""
+    """Chooses the exit code for the result of a drain."""
     if drained.unsettled:
         return ExitCode.UNSETTLED
     return ExitCode.GAVE_BACK if drained.cut_short else ExitCode.DRAINED

@@ -1,7 +1,8 @@
-"""From a task to the draft of its artifact: `build_prompt` makes the one question, `ask_provider` asks it once, `draft` makes the content.
+"""Turns a queue job's task into the draft of its artifact.
 
-Only `ask_provider` leaves the process; the other two are functions of what they are given, and the same input gives the same bytes. Sources are
-material: whatever they say changes which sentences are quoted and nothing else.
+`build_prompt` makes the one question, `ask_provider` asks it once, and `draft` builds the content. Only `ask_provider`
+leaves the process. The other two are pure functions: equal input gives equal bytes. Sources are treated as data: their
+text decides which sentences are quoted, and nothing else.
 """
 
 from trellis.artifacts.content import ArtifactDraft
@@ -31,7 +32,7 @@ __all__ = [
 
 
 def draft(task: StructuringTask, prompt: StructuringPrompt, answered: StoredAnswer) -> ArtifactDraft:
-    """The artifact's content with what it rests on; raises PayloadInvalid. It takes processor time: call it in a thread."""
+    """Builds the artifact's content and its sources. Raises PayloadInvalid. CPU-bound: call it in a thread."""
     grounded = ground_answer(answered.to_answer(), prompt.corpus())
     match task.asked():
         case ResearchPayload() as payload:

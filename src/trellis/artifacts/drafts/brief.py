@@ -1,9 +1,9 @@
-"""A brief: what the sources say about the things that somebody has in mind (BRIEF).
+"""Builds a brief (BRIEF): what the sources say about the things in a vision text.
 
-The vision steers: what it names counts like the entities that are asked for, and what it shares words with is told first. The body is the
-sources' own sentences, thing by thing, as many as the style guide has room for; where the vision names nothing, it is what they say to it.
-Only where they say nothing at all the vision itself is the body. All sentences are whole, and none is ours but the one that says which
-entities no source speaks of.
+The vision decides the subjects: entities it names count like the requested ones, and sentences that share words with it
+come first. The body consists of the sources' own sentences, grouped by entity, as many as the style guide allows. If
+the vision names nothing, the body is what the sources say about it. If they say nothing at all, the vision itself is
+the body. Sentences are always whole. The only generated sentence says which entities no source mentions.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -35,7 +35,7 @@ from trellis.nlm.words import stems
 TITLE_CHARS_MAX = 60
 TITLE_CUT_CHARS_MAX = 40
 TITLE_WORDS_MAX = 6
-"""A first sentence of the vision up to this length, with others after it, is a title; a longer one only says what is wanted."""
+"""A first sentence of the vision with at most this many words is used as title, if other sentences follow."""
 OWN_WORDS_SHARE = 0.4
 ENTITIES_TOLD_MAX = 20
 MENTION_SCORE = 2.0
@@ -43,16 +43,16 @@ HEADING_SCORE = 1.0
 ROW_SHARE = 0.8
 OPEN_SHARE = 0.5
 ROWS_UNTIL = 0.85
-"""Items and rows are added until this much of the room is used: a brief is prose where there is prose."""
+"""List items and table rows are added only until this share of the length is used: prose is preferred."""
 CELLS_MIN = 2
 STEMS_MIN = 3
 LANGUAGE_BONUS = 1.25
-"""What it is worth that a sentence is in the brief's language."""
+"""Score factor for a sentence in the language of the brief."""
 
 
 @dataclass(frozen=True, slots=True)
 class _EntitySentences:
-    """What the sources say about one entity, the best first."""
+    """The source sentences about one entity, best first."""
 
     name: str
     told: tuple[SourceSentence, ...]
@@ -61,7 +61,7 @@ class _EntitySentences:
 def build_brief(
     task: StructuringTask, payload: BriefPayload, prompt: StructuringPrompt, grounded: GroundedAnswer
 ) -> ArtifactDraft:
-    """The brief, never longer than its style guide wants."""
+    """Builds the brief, never longer than its style guide allows."""
     style = payload.style_guide
     material = SourceMaterial(prompt.corpus(), exclude=style.avoid)
     named = material.names(payload.vision_text, task.snapshot.entities)
@@ -108,7 +108,7 @@ def build_brief(
 def _entities(
     task: StructuringTask, payload: BriefPayload, named: NamedItems, material: SourceMaterial
 ) -> tuple[SnapshotEntity, ...]:
-    """The entities that are asked for, those that are known, and what the vision names by a number that a source has."""
+    """Returns requested entities, known ones, and items that the vision names by a number that occurs in a source."""
     known = with_unknown(task.snapshot.entities, payload.entity_refs)
     written = {
         one for entity in known for form in (entity.name, entity.slug, *entity.aliases) for one in names_in(form)
@@ -121,13 +121,13 @@ def _entities(
 def _entity_slugs(
     payload: BriefPayload, entities: Sequence[SnapshotEntity], known: EntityFinder, named: NamedItems
 ) -> frozenset[str]:
-    """The slugs of what the brief is about."""
+    """Returns the slugs of the entities that the brief is about."""
     numbered = (entity.slug for entity in entities if entity.slug in named.numbers)
     return frozenset((*payload.entity_refs, *known.occurring(payload.vision_text), *numbered))
 
 
 def _answers(material: SourceMaterial, vision: str, named: NamedItems) -> list[_EntitySentences]:
-    """What the sources say to a vision that names none of their things."""
+    """Returns source sentences about a vision that names none of the sources' entities."""
     found = [one for part in parts_of(vision) for one in material.find(_topic(part) or part, named).chosen]
     best = [one.told for one in sorted(found, key=lambda one: one.order)]
     around = (one for told in best for one in material.passage(told))
@@ -136,7 +136,7 @@ def _answers(material: SourceMaterial, vision: str, named: NamedItems) -> list[_
 
 
 def _topic(said: str) -> str:
-    """What a sentence says it is about; in Ukrainian with the word before it, which decides its case."""
+    """Returns the topic that a sentence names; in Ukrainian with the preposition before it, which decides the case."""
     about = ABOUT.search(said)
     if about is None:
         return ""
@@ -148,7 +148,10 @@ def _words(paragraphs: Sequence[str]) -> int:
 
 
 def _title(vision: str, names: Sequence[str]) -> str:
-    """The vision's heading, or its first sentence if that is short and others follow; else what it is about, else its first words."""
+    """Chooses the title.
+
+    In this order: the vision's heading or short first sentence, its topic, the names of its entities, its first words.
+    """
     found = next(iter(passages(NlmSource("vision", vision))), None)
     first = vision if found is None else next(iter((*found.headings, found.sentences[0].shown)))
     is_title = found is not None and (bool(found.headings) or len(found.sentences) > 1)
@@ -162,7 +165,7 @@ def _title(vision: str, names: Sequence[str]) -> str:
 
 
 def _names(abouts: Sequence[_EntitySentences]) -> list[str]:
-    """What is told about: what has no name is called by the heading of the sentence that fits best."""
+    """Returns the names for the title. A group without a name is called by the heading of its best sentence."""
     return [
         name for about in abouts if about.told and (name := about.name or next(iter(about.told[0].headings[-1:]), ""))
     ]
@@ -173,14 +176,14 @@ def _sentences(text: str) -> list[str]:
 
 
 def _vision(payload: BriefPayload) -> list[str]:
-    """The vision's sentences, without those that the style guide wants avoided."""
+    """Returns the vision's sentences, without those about topics that the style guide avoids."""
     avoided = [frozenset(stems(topic)) for topic in payload.style_guide.avoid]
     said = _sentences(payload.vision_text) or [payload.vision_text]
     return [one for one in said if not any(topic and topic <= frozenset(stems(one)) for topic in avoided)]
 
 
 def _sentences_within(said: Sequence[str], words_max: int) -> str:
-    """The first sentences that fit; of a first one that does not fit, as many words as do."""
+    """Returns the first sentences that fit. If not even the first one fits, it is cut at the last word that does."""
     kept: list[str] = []
     left = words_max
     for sentence in said:
@@ -196,7 +199,7 @@ def _sentences_within(said: Sequence[str], words_max: int) -> str:
 def _sentences_by_entity(
     material: SourceMaterial, wanted: Sequence[SnapshotEntity], known: EntityFinder, vision: str, language: Language
 ) -> list[_EntitySentences]:
-    """For each entity the sentences that name it or stand under a heading that does; each sentence for one entity."""
+    """Assigns to each entity the sentences that name it or are under a heading that does. Each is assigned once."""
     scored: dict[str, list[tuple[float, SourceSentence]]] = {entity.slug: [] for entity in wanted}
     refs = {entity.slug: entity.ref for entity in wanted}
 
@@ -227,10 +230,10 @@ def _sentences_by_entity(
 def _relevance_by_entity(
     told: SourceSentence, known: EntityFinder, refs: Mapping[str, str | None], headed: Collection[str]
 ) -> dict[str, float]:
-    """How much a sentence is about each entity."""
+    """Scores how much a sentence is about each entity."""
     found = dict.fromkeys(headed, HEADING_SCORE)
     for slug, ref in refs.items():
-        # The text about an entity may have parts about others.
+        # The source about an entity may have parts about other entities.
         if ref == told.ref and not names_in(" ".join((*told.headings[-1:], told.shown))):
             found[slug] = found.get(slug, 0.0) + HEADING_SCORE
     for slug in _named(known, told.shown, refs):
@@ -239,13 +242,13 @@ def _relevance_by_entity(
 
 
 def _named(known: EntityFinder, text: str, slugs: Collection[str]) -> frozenset[str]:
-    """Which of these entities a text surely names."""
+    """Returns which of these entities a text names with high confidence."""
     found = known.matches(text, fuzzy=False)
     return frozenset(match.slug for match in found if match.slug in slugs and match.confidence >= SURE_MIN)
 
 
 def _chosen(material: SourceMaterial, abouts: Sequence[_EntitySentences], words_max: int) -> list[list[SourceSentence]]:
-    """Sentences in turn from each entity, each with those it leans on, as long as they fit; what does not fit is left out, not cut."""
+    """Takes sentences from each entity in turn, each with the ones it depends on, while they fit. None is cut."""
     chosen: list[list[SourceSentence]] = [[] for _ in abouts]
     taken: set[tuple[str, int]] = set()
     left = words_max - sum(len(about.name.split()) for about in abouts if about.told)
@@ -257,7 +260,7 @@ def _chosen(material: SourceMaterial, abouts: Sequence[_EntitySentences], words_
                 (some[rank], mine) for some, mine in zip(of_kind, chosen, strict=True) if rank < len(some)
             ):
                 run = [one for one in ([told] if rows else material.led(told)) if one.place not in taken]
-                # The mark of an item, or of what is left out before the run, counts as a word.
+                # The list mark of an item, or the mark for omitted text before the run, counts as a word.
                 size = sum(len(one.shown.split()) + rows for one in run) + (not rows)
                 if told in run and size <= left and not (rows and left < least):
                     mine.extend(run)
@@ -267,7 +270,10 @@ def _chosen(material: SourceMaterial, abouts: Sequence[_EntitySentences], words_
 
 
 def _says_more_than_a_name(told: SourceSentence) -> bool:
-    """Whether it says more than a name: a row more than its first cell, where a dash is no word; a sentence more than two words."""
+    """Whether a sentence says more than a name.
+
+    A row needs content beyond its first cell (a dash is none). A sentence needs at least `STEMS_MIN` words.
+    """
     if not told.sentence.row:
         said = (word for word in told.shown.split() if not names_in(word))
         return len([stem for stem in stems(" ".join(said)) if len(stem) > 1]) >= STEMS_MIN
@@ -276,7 +282,7 @@ def _says_more_than_a_name(told: SourceSentence) -> bool:
 
 
 def _paragraph(about: _EntitySentences, chosen: Sequence[SourceSentence]) -> str:
-    """What is said about one entity, prose before lists, each in the order of the sources."""
+    """Formats the sentences about one entity: prose before lists, each in the order of the sources."""
     ordered = sorted(chosen, key=lambda one: (one.sentence.row, one.place))
     gap = "\n" if ordered[0].sentence.row else " "
     return f"{about.name}:{gap}{sentences_text(ordered)}" if about.name else sentences_text(ordered)

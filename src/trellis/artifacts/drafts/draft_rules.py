@@ -1,4 +1,4 @@
-"""Rules of a draft: its fields, its target, and whether it keeps the rules that came with it."""
+"""Rules for a proposal draft: how its fields are read, what its target means, and which validation rules it breaks."""
 
 import re
 import unicodedata
@@ -29,23 +29,24 @@ from trellis.nlm.passages import blocks
 from trellis.nlm.provider import Language
 from trellis.storage.memory.layout import LAYER_1
 
-# The fields of a draft: its texts by path, one field by its path, and the whole of it in a plain form. The draft itself stays as it came.
+# Fields of a draft: its texts by path, one value by its path, and the draft in a normalised form. The draft never
+# changes.
 #
-# A draft is read in three forms: plain fields (`summary`, `text`, `reasoning`), as an agent drafts it (`agents.output`: the same, with
-# `change`, `citations` and `flags`), and as a proposal is published (`runs.proposals`: `content.summary`, `content.change.text`, or for the
-# memory `content.updates.0.content` with `content.grounds.0.reasoning`). What a published proposal says of itself, such as its id and its
-# approval, is no text of the draft.
+# A draft has one of three forms: plain fields (`summary`, `text`, `reasoning`); as an agent writes it (`agents.output`:
+# the same, with `change`, `citations` and `flags`); or as a proposal is published (`runs.proposals`: `content.summary`,
+# `content.change.text`, or for the memory `content.updates.0.content` with `content.grounds.0.reasoning`). Metadata of
+# a published proposal, such as its id and its approval, is no text of the draft.
 
 TEXTS_MAX = 200
 ONE_LINE = frozenset({"action", "target", "summary", "title", "operation", "section"})
-"""Fields that a person reads on one line."""
+"""Fields that are shown on one line."""
 FIRST = ("summary", "title", "text", "content", "body", "description")
-"""What says most about a draft, in this order."""
+"""Fields that say most about a draft, most important first."""
 CITATIONS = "citations"
 CONTENT = "content"
 NO_PROSE = frozenset({"action", "target", "operation", CITATIONS})
 SIGNS = NO_PROSE | frozenset({"flags", "type", "file", "section", "loop_id", "run_id"})
-"""Fields inside a published proposal that no person wrote to be read."""
+"""Fields of a published proposal that are not prose."""
 PATHS: Mapping[str, tuple[str, ...]] = {
     "action": ("action",),
     "summary": ("summary", "content.summary"),
@@ -53,11 +54,11 @@ PATHS: Mapping[str, tuple[str, ...]] = {
     "reasoning": ("reasoning", "content.reasoning", "content.grounds.*.reasoning"),
     CITATIONS: (CITATIONS, "content.citations", "content.grounds.*.citations"),
 }
-"""Where the forms of a draft have what a proposal needs."""
+"""Paths of each field in the three forms of a draft."""
 
 
 def values_at(draft: Mapping[str, Any], name: str) -> dict[str, object]:
-    """The values of a field, by path, wherever the draft's form has it."""
+    """Returns the values of a field by path, in whichever form the draft has."""
     found: dict[str, object] = {}
     for path in PATHS[name]:
         before, many, after = path.partition(".*.")
@@ -76,12 +77,12 @@ def is_published(draft: Mapping[str, Any]) -> bool:
 
 
 def is_cited(path: str) -> bool:
-    """Whether a path lies in citations: others' words."""
+    """Whether a path is inside citations, which are quoted words."""
     return CITATIONS in path.split(".")
 
 
 def texts_of(draft: Mapping[str, Any]) -> dict[str, str]:
-    """The texts that say something, by path, those that say most first. Citations are others' words and not among them."""
+    """Returns the prose texts by path, most important first, without citations."""
     published = is_published(draft)
     found = [(path, text) for path, text in _walk("", draft) if text.strip() and _is_prose(path, published=published)]
     found.sort(key=lambda pair: _rank(pair[0], published=published))
@@ -92,7 +93,7 @@ def _is_prose(path: str, *, published: bool) -> bool:
     names = path.split(".")
     if published:
         return names[0] == CONTENT and SIGNS.isdisjoint(names)
-    # An agent's own draft says in `change` how the text is meant, in one word.
+    # In an agent's own draft, `change` names the kind of change in one word.
     return names[0] not in NO_PROSE and path not in {"change", "flags", "section", "loop_id"} and names[0] != "flags"
 
 
@@ -102,12 +103,15 @@ def _rank(path: str, *, published: bool) -> int:
 
 
 def every_text(draft: Mapping[str, Any]) -> dict[str, str]:
-    """Every text by its path, in the draft's order, the empty ones too."""
+    """Returns every text by its path, in the draft's order, including empty ones."""
     return dict(list(_walk("", draft))[:TEXTS_MAX])
 
 
 def value_at(draft: Mapping[str, Any], path: str) -> object:
-    """The value at a path such as `content.text` or `tags.0`; None when there is none. A field named with the dots comes first."""
+    """Returns the value at a path such as `content.text` or `tags.0`; None if absent.
+
+    A field whose own name is the dotted path takes precedence.
+    """
     if path in draft:
         return draft[path]
     value: object = draft
@@ -122,12 +126,15 @@ def value_at(draft: Mapping[str, Any], path: str) -> object:
 
 
 def is_empty(value: object) -> bool:
-    """Whether a value says nothing; zero and false say something."""
+    """Whether a value is empty. Zero and false are not."""
     return value is None or value in ([], {}) or (isinstance(value, str) and not value.strip())
 
 
 def normalised(value: object, name: str = "") -> Any:
-    """The same value with its texts in one form: composed letters, plain line ends, no white space around, one line where one is read."""
+    """Normalises the texts in a value.
+
+    Unicode NFC, LF line ends, no surrounding white space, and a single line for fields in `ONE_LINE`.
+    """
     if isinstance(value, dict):
         return {key: normalised(inner, key) for key, inner in cast("dict[str, object]", value).items()}
     if isinstance(value, list):
@@ -149,19 +156,19 @@ def _walk(path: str, value: object) -> Iterator[tuple[str, str]]:
             yield from _walk(f"{path}.{at}", inner)
 
 
-# What a draft's target names: a text of the snapshot, an entity, a file of memory, or a text that is still to be made. Nothing is guessed:
-# a name that fits two things names neither.
+# What the target of a draft means: a text of the snapshot, an entity, a memory file, or a text still to be created. An
+# ambiguous name resolves to nothing.
 
 FOUND_MAX = 5
 LOGIC_FILE = "pseudocode.md"
-"""Where approved logic goes, whatever the draft of an agent called it (`runs.targets`)."""
+"""The file that approved logic is written to, whatever an agent's draft called it (`runs.targets`)."""
 LAYER_1_FILES = frozenset(LAYER_1)
 _NEW = re.compile(r"(?:notes|sources|artifacts)(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){1,5}\.(?:md|txt|json)")
 _MAKES = frozenset({SafeOutput.PROPOSE_NOTE, SafeOutput.PROPOSE_SUMMARY, SafeOutput.PROPOSE_ARTIFACT})
 
 
 class TargetKind(StrEnum):
-    """What a name stands for."""
+    """What a target is."""
 
     SOURCE = "source"
     MEMORY = "memory"
@@ -172,19 +179,19 @@ class TargetKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTarget:
-    """What a name means; `title` is how people call it."""
+    """What a name means. `title` is its name for people."""
 
     kind: TargetKind
     ref: str
     title: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As the enriched draft shows it."""
+        """The form shown in the enriched draft."""
         return {"kind": self.kind.value, "ref": self.ref, "title": self.title}
 
 
 class TargetResolver:
-    """Everything that a snapshot lets a draft name."""
+    """Resolves names that a draft may use, from the snapshot."""
 
     def __init__(self, snapshot: Snapshot, known: EntityFinder) -> None:
         self._agent = f"agents/{snapshot.agent_slug}/"
@@ -196,7 +203,7 @@ class TargetResolver:
         self._entity_refs = {entity.slug: entity.ref for entity in snapshot.entities}
 
     def resolve(self, name: str, action: object = None) -> list[ResolvedTarget]:
-        """All that a name may mean: one is an answer, none and several are not."""
+        """Returns everything a name may mean. Only a single result counts as resolved."""
         plain = " ".join(name.split()).removeprefix(self._agent)
         if plain in self._refs:
             return [self._text(plain)]
@@ -211,25 +218,25 @@ class TargetResolver:
         return ResolvedTarget(kind, ref, title or ref)
 
     def _entities(self, name: str) -> list[ResolvedTarget]:
-        """Entities that the whole of the name stands for."""
+        """Returns the entities that the whole name stands for."""
         found = [match for match in self._known.matches(name, fuzzy=False) if match.confidence >= SURE_MIN]
         whole = [match for match in found if match.text.strip() == name.strip(" .,;:«»\"'")]
         return [ResolvedTarget(TargetKind.ENTITY, match.slug, self._known.names[match.slug]) for match in whole]
 
     def text_of(self, resolved: ResolvedTarget) -> str:
-        """The ref of the text that a change would touch: an entity's own text if it has one in the snapshot."""
+        """Returns the ref of the text that a change would touch: for an entity, its own text if it has one."""
         about = self._entity_refs.get(resolved.ref) if resolved.kind is TargetKind.ENTITY else None
         return about if about is not None and about in self._refs else resolved.ref
 
 
 def prose(resolved: list[ResolvedTarget]) -> str:
-    """Several meanings in a sentence."""
+    """Lists several meanings in a sentence."""
     return ", ".join(one.ref for one in resolved[:FOUND_MAX])
 
 
 def _special(name: str, action: object) -> ResolvedTarget | None:
-    """A file that the snapshot need not hold."""
-    # A published proposal changes several files of the memory at once: `open_loops.md+snapshot.md`.
+    """Resolves a file that the snapshot need not contain."""
+    # A published proposal may change several memory files at once: `open_loops.md+snapshot.md`.
     if action == SafeOutput.MEMORY_UPDATE and set(name.split("+")) <= LAYER_1_FILES:
         return ResolvedTarget(TargetKind.MEMORY, name, name)
     if action == SafeOutput.LOGIC_UPDATE and name in {DEFINITION_FILE, LOGIC_FILE}:
@@ -253,12 +260,12 @@ def _is_titled(title: str, name: str) -> bool:
 
 
 def _heading(text: str) -> str:
-    """The first heading of a text."""
+    """Returns the first heading of a text."""
     first = next((block.headings for block in blocks(text) if block.headings), ())
     return first[0] if first else ""
 
 
-# Whether a draft keeps the rules that came with it: a pure decision, one issue for each rule that does not hold.
+# Validation rules: pure functions, one issue for each rule that is broken.
 
 SHOWN_CHARS_MAX = 300
 _SOURCE_KINDS = frozenset({TargetKind.SOURCE, TargetKind.MEMORY, TargetKind.NEW, TargetKind.DEFINITION})
@@ -267,7 +274,7 @@ _SOURCE_KINDS = frozenset({TargetKind.SOURCE, TargetKind.MEMORY, TargetKind.NEW,
 def rule_violation(
     rule: ValidationRule, draft: Mapping[str, Any], names: TargetResolver, language: Language
 ) -> Issue | None:
-    """What is wrong by one rule; None when it holds. A field that is not there breaks only `required`."""
+    """Checks one rule. Returns None if it holds. A missing field breaks only `required`."""
     value = value_at(draft, rule.field)
     message = _message(rule, value, draft.get("action"), names, language)
     return Issue(field=rule.field, severity=rule.severity, message=message) if message else None

@@ -1,4 +1,4 @@
-"""Entities: which of them a text names, and which passages are about them."""
+"""Finds which entities a text names, and which passages are about named items."""
 
 
 # ruff: noqa: RUF001 - quotes and dashes as people type them
@@ -15,11 +15,12 @@ from trellis.agents.offline.phrases import WORDS
 from trellis.artifacts.snapshot import SnapshotEntity
 from trellis.nlm.words import VOCABULARIES, spans, stem, stems, words
 
-# Which entities a text names, and how sure that is.
+# Entity matching, with a confidence.
 #
-# Names, slugs and aliases are compared word by word. The confidence says how: 1.0 the name or slug letter by letter, 0.95 in other case,
-# 0.9 in another form of the words (`nlm.words`, or with other endings of Ukrainian); an alias counts `ALIAS_SHARE` of that; a name with a slip of the pen counts `FUZZY_SHARE`
-# of how alike the letters are. Where one text names several entities equally well, each gets its part of the confidence.
+# Names, slugs and aliases are compared word by word. The confidence is 1.0 for the exact name or slug, 0.95 in another
+# case, and 0.9 in another form of the words (`nlm.words`, or other Ukrainian endings). An alias counts `ALIAS_SHARE` of
+# that. A misspelt name counts `FUZZY_SHARE` of its letter similarity. If a text names several entities equally well,
+# they share the confidence.
 
 EXACT = 1.0
 FOLDED = 0.95
@@ -30,7 +31,7 @@ FUZZY_LIKENESS_MIN = 0.84
 WORD_LIKENESS_MIN = 0.75
 FUZZY_CHARS_MIN = 5
 SURE_MIN = 0.85
-"""From here on a text is taken to name the entity."""
+"""From this confidence on, a text counts as naming the entity."""
 WORDS_MAX = 20_000
 FUZZY_WORDS_MAX = 2_000
 FUZZY_FORMS_MAX = 400
@@ -42,7 +43,7 @@ _ENDINGS = frozenset((*VOCABULARIES["uk"].endings, ""))
 
 @dataclass(frozen=True, slots=True)
 class EntityOccurrence:
-    """A text that names an entity."""
+    """A place in a text that names an entity."""
 
     text: str
     slug: str
@@ -53,7 +54,7 @@ class EntityOccurrence:
 
 @dataclass(frozen=True, slots=True)
 class _EntityForm:
-    """One way to write an entity."""
+    """One spelling of an entity."""
 
     slug: str
     written: str
@@ -62,7 +63,7 @@ class _EntityForm:
 
 
 class EntityFinder:
-    """The entities of a task, ready to be looked for."""
+    """Finds the entities of a task in texts."""
 
     def __init__(self, entities: Sequence[SnapshotEntity]) -> None:
         self._order = [entity.slug for entity in entities]
@@ -77,7 +78,7 @@ class EntityFinder:
             self._by_letter.setdefault((len(form.stems), form.stems[0][:1]), []).append(form)
 
     def matches(self, text: str, *, fuzzy: bool = True) -> list[EntityOccurrence]:
-        """What of the text names an entity, in its order; the longest names first, no word in two."""
+        """Returns the places that name an entity, in text order. Longer names win; no word is used twice."""
         places = spans(text)[:WORDS_MAX]
         found_stems = [stem(text[start:end].lower()) for start, end in places]
         taken: set[int] = set()
@@ -92,12 +93,12 @@ class EntityFinder:
         return sorted(made, key=lambda match: (match.start, match.slug))[:MATCHES_MAX]
 
     def occurring(self, text: str) -> list[str]:
-        """The slugs of the entities that a text surely names, in the order of the entities."""
+        """Returns the slugs of entities that a text names with confidence `SURE_MIN`, in the order of the entities."""
         found = {match.slug for match in self.matches(text, fuzzy=False) if match.confidence >= SURE_MIN}
         return [slug for slug in self._order if slug in found]
 
     def written(self, slug: str, text: str) -> str:
-        """How a text writes an entity whose name is not known, else its name."""
+        """Returns the entity's name; if only its slug is known, how the text writes it."""
         name = self.names[slug]
         if name != slug:
             return name
@@ -106,7 +107,7 @@ class EntityFinder:
     def _alike(
         self, text: str, places: list[tuple[int, int]], taken: set[int], *, fuzzy: bool
     ) -> Iterator[EntityOccurrence]:
-        """Names with other endings or a slip of the pen, among the words that name nothing else."""
+        """Finds names with other endings or misspellings, among the words that match nothing else."""
         for length in self._lengths:
             for at in range(len(places) - length + 1):
                 start, end = places[at][0], places[at + length - 1][1]
@@ -121,7 +122,7 @@ class EntityFinder:
 
 
 def with_unknown(entities: Sequence[SnapshotEntity], slugs: Iterable[str]) -> tuple[SnapshotEntity, ...]:
-    """The entities that are meant, in the order in which they are asked for, then the others; of an unknown one only the slug is known."""
+    """Returns the requested entities in the requested order, then the others. An unknown one gets its slug as name."""
     known = {entity.slug: entity for entity in entities}
     wanted = {slug: known.get(slug) or SnapshotEntity(slug=slug, name=slug) for slug in slugs}
     return (*wanted.values(), *(entity for entity in entities if entity.slug not in wanted))
@@ -135,7 +136,7 @@ def _forms(entity: SnapshotEntity) -> Iterator[_EntityForm]:
 
 
 def _best(text: str, start: int, end: int, forms: list[_EntityForm]) -> Iterator[EntityOccurrence]:
-    """The entities that this place names best, each with its part."""
+    """Returns the entities that best match this place, with the confidence divided between them."""
     written = text[start:end]
     sure: dict[str, float] = {}
     for form in forms:
@@ -154,7 +155,7 @@ def _alike_by(written: str, name: str) -> float:
 
 
 def _nearly(written: str, form: _EntityForm, *, fuzzy: bool) -> float:
-    """How sure it is that a text is another form of a name, or a slip of the pen; 0.0 when it is neither."""
+    """Returns the confidence that a text is an inflected or misspelt form of a name; 0.0 if neither."""
     if _is_inflected(written.lower(), form.written.lower()):
         return INFLECTED * form.share
     likeness = _likeness(written.lower(), form.written.lower()) if fuzzy else 0.0
@@ -162,7 +163,7 @@ def _nearly(written: str, form: _EntityForm, *, fuzzy: bool) -> float:
 
 
 def _is_inflected(written: str, name: str) -> bool:
-    """Whether each word begins alike and goes on with an ending of Ukrainian: Онуфрієм Петриком is Онуфрій Петрик."""
+    """Whether the words differ only in Ukrainian endings: Онуфрієм Петриком is Онуфрій Петрик."""
     pairs = zip(words(written), words(name), strict=False)
     return all(_ends_otherwise(first, second) for first, second in pairs)
 
@@ -179,7 +180,7 @@ def _plain(text: str) -> str:
 
 
 def _likeness(first: str, second: str) -> float:
-    """How alike two texts are letter by letter; 0.0 where a figure differs, because figures are not slips."""
+    """Returns the letter similarity of two texts; 0.0 if their digits differ, because those are not misspellings."""
     if first[:1] != second[:1] or abs(len(first) - len(second)) > 2 or _digits(first) != _digits(second):
         return 0.0
     if any(_ratio(*pair) < WORD_LIKENESS_MIN for pair in zip(words(first), words(second), strict=False)):
@@ -195,15 +196,15 @@ def _digits(text: str) -> str:
     return "".join(letter for letter in text if letter.isdigit())
 
 
-# Which things a text asks about by name, and which passages are theirs.
+# Named items: which things a text asks about by name, and which passages are about them.
 #
-# A name is a number such as TS-02, a known entity, words in quotation marks that some source holds, or the first words of a heading. A
-# heading that has several names for one thing (`TS-04, the export violin`) lets each of them stand for its number. Words are compared by
-# their stems, in the order in which they are written.
+# A name is a number such as TS-02, a known entity, quoted words that occur in a source, or the first words of a
+# heading. If a heading has several names for one thing (`TS-04, the export violin`), each of them stands for its
+# number. Words are compared by their stems, in order.
 
 HEADING_CHARS_MAX = 300
 PREFIX_STEMS_MIN = 2
-"""So many first words of a heading name what stands under it; a heading of one word needs that one."""
+"""This many first words of a heading name the text under it. A heading of one word needs that one."""
 PHRASES_MAX = 20
 QUOTED_CHARS_MAX = 100
 TITLES = frozenset[str](WORDS["questions"]["titles"])
@@ -215,17 +216,17 @@ Phrase = tuple[str, ...]
 
 
 class Nearness(IntEnum):
-    """How a sentence belongs to what is named: more is nearer."""
+    """How closely a sentence belongs to a named item. A higher value is closer."""
 
     OTHER = 0
     MENTIONS = 1
     HEADED = 2
-    """It stands under a heading that names it."""
+    """The sentence is under a heading that names the item."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedItems:
-    """What a text names: numbers such as ts-02 in lower case, and phrases as stems. Nothing at all is false."""
+    """What a text names: numbers such as ts-02 in lower case, and phrases as stems. False if empty."""
 
     numbers: frozenset[str] = frozenset()
     phrases: tuple[Phrase, ...] = ()
@@ -234,7 +235,7 @@ class NamedItems:
         return bool(self.numbers or self.phrases)
 
     def stands_in(self, text: str) -> bool:
-        """Whether a text names one of them."""
+        """Whether a text names one of the items."""
         if self.numbers and not self.numbers.isdisjoint(names_in(text)):
             return True
         if not self.phrases:
@@ -243,18 +244,18 @@ class NamedItems:
         return any(_holds(held, phrase) for phrase in self.phrases)
 
     def is_apart(self, text: str) -> bool:
-        """Whether a text names others of the same series and none of these: TS-04 where TS-02 is asked about."""
+        """Whether a text names other items of the same series and none of these: TS-04 where TS-02 is asked about."""
         series = {_series(number) for number in self.numbers}
         found = names_in(text) if series else frozenset[str]()
         return self.numbers.isdisjoint(found) and any(_series(one) in series for one in found)
 
     def others(self, wanted: Iterable[str]) -> frozenset[str]:
-        """The stems that are asked for beside the numbers: a number says which thing, and not what about it."""
+        """Returns the requested stems without those of the numbers, which identify an item but do not describe it."""
         return frozenset(wanted).difference(*(stems(number) for number in self.numbers))
 
 
 def named_in(text: str, headings: Iterable[str], entities: Sequence[SnapshotEntity] = ()) -> NamedItems:
-    """What a text names, as far as numbers, entities, quotation marks and these headings tell."""
+    """Collects what a text names, by numbers, entities, quotation marks and these headings."""
     held = stems(text)
     numbers = {one for one in names_in(text) if _series(one)}
     phrases: dict[Phrase, None] = {}
@@ -273,21 +274,21 @@ def named_in(text: str, headings: Iterable[str], entities: Sequence[SnapshotEnti
         phrases |= dict.fromkeys(phrase for phrase in found if len(phrase) > 1)
         if any(len(phrase) > 1 for phrase in found) or any(_holds(stems(heading), phrase) for phrase in given):
             numbers |= _numbers_beside(heading, numbers)
-    # One word is the weakest of names: it counts where there is no other.
+    # A single word is the weakest kind of name. It counts only if there is no other.
     kept = [phrase for phrase in phrases if phrase and not _is_number(phrase, numbers)]
     kept = kept or ([] if numbers else list(dict.fromkeys(words_of_headings)))
     return NamedItems(frozenset(numbers), tuple(kept[:PHRASES_MAX]))
 
 
 def _beginning(held: list[str], heading: str) -> list[Phrase]:
-    """The first words of the heading's names that a text holds: of a name after the first only all of them."""
+    """Returns the first words of the heading's names that occur in the text. Later names must occur in full."""
     made: list[Phrase] = []
     for at, part in enumerate(_PARTS.split(heading)):
         own = tuple(stems(part))
         if not own or part.strip(" *_").lower() in TITLES or (at and not names_in(heading) and "/" not in heading):
             continue
         if len(own) == 1 and set(words(part)) - ARTICLES != {words(part)[-1]}:
-            continue  # "What holds" is no name, and "Amnesty" is one.
+            continue  # "What holds" is no name; "Amnesty" is one.
         least = len(own) if at else min(len(own), PREFIX_STEMS_MIN)
         length = next((size for size in range(len(own), least - 1, -1) if _holds(held, own[:size])), 0)
         made += [own[:length]] if length else []
@@ -295,7 +296,7 @@ def _beginning(held: list[str], heading: str) -> list[Phrase]:
 
 
 def _numbers_beside(heading: str, numbers: set[str]) -> frozenset[str]:
-    """The numbers of a heading that is called for by another of its names; of several that were asked for, those alone."""
+    """Returns the numbers of a heading matched by another of its names; none if one was already asked for."""
     found = frozenset(one for one in names_in(heading) if _series(one))
     return frozenset() if found & numbers else found
 
@@ -306,11 +307,11 @@ def _is_number(phrase: Phrase, numbers: Iterable[str]) -> bool:
 
 
 def _series(number: str) -> str:
-    """What comes before the digits of a number: `ts-` of ts-02; nothing for 1880s."""
+    """Returns the part before the digits of a number: `ts-` for ts-02, nothing for 1880s."""
     return number.rstrip("0123456789") if number[:1].isalpha() else ""
 
 
 def _holds(held: Sequence[str], phrase: Phrase) -> bool:
-    """Whether stems stand one after the other among others."""
+    """Whether the phrase's stems occur consecutively."""
     size = len(phrase)
     return any(tuple(held[at : at + size]) == phrase for at, stem in enumerate(held) if stem == phrase[0])

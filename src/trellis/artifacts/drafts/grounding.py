@@ -1,8 +1,8 @@
-"""What of an answer may be used. A provider's own words count only as far as the sources it cites carry them.
+"""Decides which part of a provider's answer is usable. Its own words count only if the cited sources support them.
 
-A sentence of a model's is kept if every name or figure with a digit in it stands in the passages it cites, and at least half of its words
-do. In another language than the passages, words cannot be compared: then names and figures decide, and the draft is tagged `translated`.
-Everything else is dropped, and the draft says so. The extractive provider has no words of its own.
+A model's sentence is kept if every word with a digit and at least half of its words occur in the cited passages. In a
+language other than the passages', words cannot be compared: then only words with digits decide, and the draft is tagged
+`translated`. Everything else is dropped, and the draft says so. The extractive provider has no words of its own.
 """
 
 import re
@@ -17,7 +17,7 @@ from trellis.nlm.words import stems, words
 
 SHARE_MIN = 0.5
 AROUND_CHARS = 600
-"""How far around a citation its passage is taken to reach."""
+"""How many characters around a citation count as its passage."""
 OWN_WORDS_CHARS_MAX = 4_000
 _MARK = re.compile(r"\s*\[\d{1,3}\]")
 
@@ -29,21 +29,21 @@ class GroundedAnswer:
     citations: tuple[Citation, ...]
     own_words: str
     refused: bool
-    """Whether a model read the sources and says that they do not answer."""
+    """Whether a model read the sources and found no answer in them."""
     dropped: bool
-    """Whether words of the provider were left out."""
+    """Whether words of the provider were dropped."""
     by_model: bool
-    """Whether a model chose the citations; the extractive provider ranks words, as structuring does with more at hand."""
+    """Whether a model chose the citations. The extractive provider only ranks words, which structuring does better."""
     tags: tuple[str, ...]
 
     def says(self, part: str) -> bool:
-        """Whether the provider's own words speak to a part of what was asked."""
+        """Whether the provider's own words address a part of the question."""
         wanted, own = set(stems(part)), set(stems(self.own_words))
         return bool(wanted) and len(wanted & own) >= SHARE_MIN * len(wanted)
 
 
 def ground_answer(answer: NlmAnswer, sources: tuple[NlmSource, ...]) -> GroundedAnswer:
-    """The verified citations, and the provider's sentences that they carry."""
+    """Returns the verified citations, and the provider's sentences that they support."""
     verified = verify(answer, sources)
     own = verified.model != extractive.NAME and AnswerFlag.NO_ANSWER not in verified.flags
     text = _MARK.sub("", verified.text) if own else ""
@@ -65,7 +65,7 @@ def ground_answer(answer: NlmAnswer, sources: tuple[NlmSource, ...]) -> Grounded
 
 
 def _evidence(citations: tuple[Citation, ...], texts: dict[str, str]) -> list[str]:
-    """Each citation with the text around it."""
+    """Returns each citation with the text around it."""
     return [
         texts[one.ref][max(0, one.start - AROUND_CHARS) : one.end + AROUND_CHARS]
         for one in citations

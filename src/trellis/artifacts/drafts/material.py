@@ -1,4 +1,4 @@
-"""The material of a task: sentences of its sources, and how chosen ones become text."""
+"""The sources of a task as sentences to choose from, and how chosen sentences become text."""
 
 
 # ruff: noqa: RUF001 - dashes and quotes as people type them
@@ -22,25 +22,26 @@ from trellis.nlm.passages import Sentence, sentences
 from trellis.nlm.provider import Citation, Language, NlmSource, corpus
 from trellis.nlm.words import stems, words
 
-# The sources of a task as sentences that can be chosen, each with its exact place: nothing that is not a source's own can come out.
+# Source sentences, each with its exact position: nothing but the sources' own text can be quoted.
 #
-# What belongs to a question is decided as the extractive provider decides it (`nlm.extractive`): passages are ranked, one that holds
-# less than `COVERAGE_MIN` of what is asked does not speak to it, and sentences are weighed by what they share with it.
+# Which sentences answer a question is decided as in the extractive provider (`nlm.extractive`). Passages are ranked. A
+# passage that holds less than `COVERAGE_MIN` of the question does not address it. Sentences are scored by the words
+# they share with it.
 
 PASSAGES_LOOKED_AT = 30
 SCORE_SHARE_MIN = 0.4
-"""A sentence belongs to a question if it fits at least this well against the best one."""
+"""A sentence is chosen if its score is at least this share of the best one."""
 HEADED_EACH_MAX = 6
-"""Of a passage under a heading that names what is asked about, so many sentences are chosen whatever they say."""
+"""Number of sentences chosen from a passage under a heading that names the item, whatever they say."""
 NAMED_FIT = 0.01
-"""How well a sentence fits that says nothing but the name of what is asked: such sentences keep the order of their text."""
+"""Score of a sentence that shares only the item's name with the question. Such sentences keep their text order."""
 BESIDE_MIN = 0.5
 BESIDE_STEMS_MIN = 2
-"""How much of what is asked a passage holds that does not name it, where a heading does."""
+"""How much of the question a passage without the item's name must hold, if some heading names the item."""
 PARAGRAPH_CHARS_MAX = 450
-"""A paragraph up to this length is told whole: half of it may say the opposite."""
+"""A paragraph up to this length is quoted whole, because half of it may say the opposite."""
 NAME_STEMS = (2, 6)
-"""How many words a cell of a table has that may be a name."""
+"""Minimum and maximum number of words in a table cell that may be a name."""
 PARTS_MAX = 12
 ATTRIBUTION_WORDS_MAX = 8
 NAMES_NOTHING = NamedItems()
@@ -50,30 +51,30 @@ _CLOSING = " \"'»”’)]*_`"
 
 @dataclass(frozen=True, slots=True)
 class SourceSentence:
-    """A sentence of a source: `excerpt` is the source's text at its place, letter by letter."""
+    """A sentence of a source. `excerpt` is the exact source text at its position."""
 
     ref: str
     headings: tuple[str, ...]
     passage: int
     at: int
     paragraph: int
-    """Its paragraph, counted in its passage."""
+    """Index of the paragraph in its passage."""
     sentence: Sentence
     excerpt: str
 
     @property
     def place(self) -> tuple[str, int]:
-        """What tells it from every other."""
+        """The unique position of the sentence."""
         return self.ref, self.sentence.start
 
     @property
     def shown(self) -> str:
-        """How it reads on one line."""
+        """The sentence on one line."""
         return self.sentence.shown
 
     @property
     def key(self) -> str:
-        """What a row or an item is about: its first cell, or what stands before its colon. Running text has none."""
+        """What a row or list item is about: its first cell, or the text before its colon. Empty for running text."""
         if not self.sentence.row:
             return ""
         first, cells, _ = self.shown.partition("; ")
@@ -81,77 +82,77 @@ class SourceSentence:
 
     @property
     def is_open(self) -> bool:
-        """Whether it asks, or says that something is not known or not done."""
+        """Whether the sentence is a question, or says that something is unknown or undone."""
         asks = self.shown.rstrip(_CLOSING).endswith("?")
         titles = [part.strip(" :*_").lower() for part in (self.headings or ("",))[-1].split("/")]
         return asks or OPEN.search(self.shown.lower()) is not None or not TITLES.isdisjoint(titles)
 
     @property
     def concludes(self) -> bool:
-        """Whether it draws a conclusion, decides or states a result."""
+        """Whether the sentence draws a conclusion, decides, or states a result."""
         return not self.is_open and not self.shown.endswith(":") and CONCLUDING.search(self.shown.lower()) is not None
 
     @property
     def leans(self) -> bool:
-        """Whether it is about something that the sentence before it names."""
+        """Whether the sentence refers to something named in the sentence before it."""
         return LEANING.match(self.shown.lower().lstrip(" \"'«“(*_")) is not None
 
     @property
     def attributes(self) -> bool:
-        """Whether it only says whose words stand above it."""
+        """Whether the sentence only attributes the words above it."""
         return self.shown.startswith(_DASHES) and len(self.shown.split()) <= ATTRIBUTION_WORDS_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class RankedSentence:
-    """A sentence and how well it fits: more is better."""
+    """A sentence with its score. A higher score fits better."""
 
     told: SourceSentence
     score: float
     near: Nearness = Nearness.OTHER
-    """Whether it is about something that is asked about by its name."""
+    """Whether the sentence is about an item that the question names."""
 
     @property
     def is_named(self) -> bool:
-        """Whether it is there for the name alone or among other things."""
+        """Whether the sentence was chosen because of the item's name."""
         return self.near is not Nearness.OTHER or self.score <= NAMED_FIT
 
     @property
     def order(self) -> tuple[float, ...]:
-        """What is named comes before what is not, then what fits better."""
+        """Sort key: sentences about named items first, then better scores."""
         return -self.near, -self.score, self.told.passage, self.told.at
 
 
 @dataclass(frozen=True, slots=True)
 class PartFindings:
-    """What the sources hold about one part of what is asked; `covered` goes from 0 to 1."""
+    """What the sources hold about one part of the question. `covered` is between 0 and 1."""
 
     part: str
     covered: float
     missing: tuple[str, ...]
-    """Its words that no passage about it holds."""
+    """Words of the part that no relevant passage contains."""
     chosen: tuple[RankedSentence, ...]
 
     @property
     def answered(self) -> bool:
-        """Whether any source speaks to it."""
+        """Whether any source addresses the part."""
         return self.covered >= COVERAGE_MIN
 
 
 @dataclass(frozen=True, slots=True)
 class _QuestionPart:
-    """A part of what is asked, as sentences are weighed against it."""
+    """A part of the question, prepared for scoring sentences."""
 
     wanted: list[str]
     named: NamedItems
     others: frozenset[str]
     language: Language
     spoken_of: bool
-    """Whether the sources have something about what is asked about by its number."""
+    """Whether the sources say something about the item that the question names by its number."""
 
 
 class SourceMaterial:
-    """The sources of one task. Sentences that hold all words of an excluded topic are not there."""
+    """The sources of one task. Sentences that contain all words of an excluded topic are left out."""
 
     def __init__(self, sources: tuple[NlmSource, ...], *, exclude: Sequence[str] = ()) -> None:
         self._index = PassageIndex(corpus(sources).sources)
@@ -160,30 +161,30 @@ class SourceMaterial:
         self._excluded = [found for topic in exclude if (found := frozenset(stems(topic)))]
 
     def names(self, text: str, entities: Sequence[SnapshotEntity] = ()) -> NamedItems:
-        """The things that a text names."""
+        """Returns the items that a text names."""
         return named_in(text, self._callable, entities)
 
     @cached_property
     def _callable(self) -> list[str]:
-        """The headings, and the rows of tables, that things can be called by."""
-        # The title of a text is about all of it, and as a name it would call for all of it.
+        """The headings and table rows by which items can be named."""
+        # The title of a text covers all of it, so as a name it would match the whole text.
         paths = dict.fromkeys(entry.passage.headings for entry in self._index.entries)
         headings = [heading for path in paths for heading in path[-1:] if len(path) > 1 or names_in(heading)]
         rows = (told for entry in self._index.entries if entry.passage.sentences[-1].row for told in self._told(entry))
         return list(dict.fromkeys((*headings, *(name for told in rows for name in _names_of_row(told)))))
 
     def speaks_of(self, named: NamedItems) -> bool:
-        """Whether a heading or a sentence has what is named."""
+        """Whether a heading or sentence contains a named item."""
         return bool(self._headed(named)) or any(self.nearness(told, named) for told in self.all())
 
     def nearness(self, told: SourceSentence, named: NamedItems) -> Nearness:
-        """How a sentence belongs to what is named."""
+        """Returns how closely a sentence belongs to the named items."""
         if self._is_headed(told.headings, named) or (named and named.stands_in(told.key)):
             return Nearness.HEADED
         return Nearness.MENTIONS if named and named.stands_in(told.shown) else Nearness.OTHER
 
     def find(self, part: str, named: NamedItems = NAMES_NOTHING) -> PartFindings:
-        """The sentences that speak to a part of what is asked, those about what is named before others, then the best first."""
+        """Returns the sentences that address a part of the question: those about named items first, then by score."""
         wanted = list(dict.fromkeys(stems(part)))
         ranked = self._index.rank(wanted, PASSAGES_LOOKED_AT) if wanted else []
         near = [(one, coverage(self._index, wanted, one.entry)) for one in ranked]
@@ -203,13 +204,13 @@ class SourceMaterial:
     def _scored(
         self, one: RankedPassage, first: RankedPassage, covered: float, asked: _QuestionPart
     ) -> Iterator[RankedSentence]:
-        """The sentences of a ranked passage that speak to what is asked; those about others of the same series do not."""
+        """Returns the relevant sentences of a ranked passage, without those about other items of the same series."""
         beside = covered >= COVERAGE_MIN and self._is_beside(one.entry, asked)
         headed = self._headed(asked.named)
         for told in self._told(one.entry):
             near = self.nearness(told, asked.named)
             says = not asked.others.isdisjoint(one.entry.sentence_stems[told.at])
-            # Words of two languages do not meet: there the name is enough, and so it is where no heading has it.
+            # Words of two languages do not match. There, or if no heading has the name, the name alone is enough.
             mentioned = near and (says or not headed or _language(told) is not asked.language)
             if near is Nearness.HEADED or mentioned or (beside and not is_about_another_item(told, asked.named)):
                 fit = fit_of(self._index, asked.wanted, one.entry, told.at) * (0.5 + 0.5 * one.score / first.score)
@@ -220,23 +221,23 @@ class SourceMaterial:
                     )
 
     def _is_spoken_of(self, entries: Iterable[IndexedPassage], named: NamedItems) -> bool:
-        """Whether the sources have something about what is asked about by its number."""
+        """Whether the sources say something about the item named by its number."""
         near = (told for entry in entries for told in self._told(entry))
         return bool(named.numbers) and (bool(self._headed(named)) or any(self.nearness(told, named) for told in near))
 
     def _is_beside(self, entry: IndexedPassage, asked: _QuestionPart) -> bool:
-        """Whether a passage may answer without a name: where the sources have something about what is named, it needs more for that."""
+        """Whether a passage that does not name the item may answer. It needs more if the sources do cover the item."""
         held = asked.others & (entry.body | entry.context)
         enough = self.weight(held) >= BESIDE_MIN * self.weight(asked.others)
         return not asked.spoken_of or (enough and len(held) >= min(BESIDE_STEMS_MIN, len(asked.others)))
 
     def _all_of(self, entry: IndexedPassage, wanted: list[str]) -> Iterator[RankedSentence]:
-        """The sentences of a passage whose heading names what is asked about."""
+        """Returns the sentences of a passage whose heading names the item."""
         for told in self._told(entry):
             yield RankedSentence(told, min(fit_of(self._index, wanted, entry, told.at), NAMED_FIT), Nearness.HEADED)
 
     def _headed(self, named: NamedItems) -> list[IndexedPassage]:
-        """The passages under headings that name something."""
+        """Returns the passages under headings that name an item."""
         if named not in self._under:
             entries = self._index.entries if named else []
             self._under[named] = [entry for entry in entries if self._is_headed(entry.passage.headings, named)]
@@ -251,15 +252,15 @@ class SourceMaterial:
         return known
 
     def shared(self, told: SourceSentence, wanted: Iterable[str]) -> frozenset[str]:
-        """The stems that a sentence itself holds."""
+        """Returns which of the stems a sentence itself contains."""
         return self._index.entries[told.passage].sentence_stems[told.at].intersection(wanted)
 
     def weight(self, found: Iterable[str]) -> float:
-        """How much stems tell together: the rarer, the more."""
+        """Returns the total weight of stems. Rarer stems weigh more."""
         return sum(self._index.weight(stem) for stem in found)
 
     def share(self, told: SourceSentence, part: str) -> float:
-        """How much of a part one sentence holds, its headings included: from 0 to 1."""
+        """Returns which share of a part one sentence contains, including its headings: from 0 to 1."""
         wanted = _stems_once(part)
         entry = self._index.entries[told.passage]
         own = entry.sentence_stems[told.at] | frozenset(stems(" ".join(told.headings)))
@@ -267,7 +268,7 @@ class SourceMaterial:
         return sum(self._index.weight(stem) for stem in wanted & own) / whole if whole else 0.0
 
     def cited(self, citations: Iterable[Citation]) -> list[SourceSentence]:
-        """The sentences that verified citations touch, in the order of the citations."""
+        """Returns the sentences that verified citations overlap, in the order of the citations."""
         places = {told.place: told for told in self.all()}
         touched: dict[tuple[str, int], SourceSentence] = {}
         for citation in citations:
@@ -277,20 +278,20 @@ class SourceMaterial:
         return list(touched.values())
 
     def texts(self) -> Iterable[str]:
-        """The whole texts."""
+        """Returns the whole texts."""
         return self._index.texts.values()
 
     def all(self) -> Iterator[SourceSentence]:
-        """Every sentence once, in the order of refs and text."""
+        """Yields every sentence once, in the order of refs and text."""
         for entry in self._index.entries:
             yield from self._told(entry)
 
     def passage(self, told: SourceSentence) -> list[SourceSentence]:
-        """The sentences of its passage."""
+        """Returns the sentences of the same passage."""
         return self._told(self._index.entries[told.passage])
 
     def beside(self, told: SourceSentence) -> list[SourceSentence]:
-        """A sentence with its paragraph if that is short, else with those before it as far as each leans on the one before."""
+        """Returns a sentence with its whole paragraph if that is short, else with the sentences it depends on."""
         if told.sentence.row:
             return [told]
         paragraph = {one.at: one for one in self.passage(told) if one.paragraph == told.paragraph}
@@ -299,7 +300,7 @@ class SourceMaterial:
         return self.led(told)
 
     def led(self, told: SourceSentence) -> list[SourceSentence]:
-        """A sentence with those before it as far as each leans on the one before."""
+        """Returns a sentence with the preceding ones it depends on."""
         paragraph = {one.at: one for one in self.passage(told) if one.paragraph == told.paragraph}
         run = [told]
         while run[0].leans and (before := paragraph.get(run[0].at - 1)):
@@ -313,7 +314,8 @@ class SourceMaterial:
         paragraph = 0
         for at, sentence in enumerate(passage.sentences):
             before = passage.sentences[at - 1] if at else sentence
-            # A blank line between two sentences, quoted or not, begins a paragraph; so does every item and row.
+            # A blank line between two sentences starts a paragraph, quoted or not. So does every list item and table
+            # row.
             paragraph += sentence.row or text.count("\n", before.end, sentence.start) > 1
             if at >= passage.leads and sentence.citable:
                 excerpt = text[sentence.start : sentence.end]
@@ -328,12 +330,12 @@ class SourceMaterial:
 
 @lru_cache(maxsize=64)
 def _stems_once(part: str) -> frozenset[str]:
-    """Every sentence is weighed against the same few parts, and a part can be as long as all that is asked."""
+    """Cached, because every sentence is scored against the same few parts, and a part can be long."""
     return frozenset(stems(part))
 
 
 def parts_of(text: str) -> list[str]:
-    """What is asked, piece by piece: its sentences and lines, those without a word of their own with the one before."""
+    """Splits a question into its sentences and lines. A piece without significant words joins the one before."""
     made: list[str] = []
     for line in text.replace(";", "\n").split("\n"):
         for sentence in sentences(line, 0, len(line)):
@@ -347,12 +349,12 @@ def parts_of(text: str) -> list[str]:
 
 
 def is_about_another_item(told: SourceSentence, named: NamedItems) -> bool:
-    """Whether a sentence is about another thing of the series that is asked about."""
+    """Whether a sentence is about another item of the same series."""
     return bool(named) and named.is_apart(" ".join((*told.headings[-1:], told.shown)))
 
 
 def _names_of_row(told: SourceSentence) -> list[str]:
-    """The names that a row gives what its first cell numbers, each as a heading would: `TS-04, The export violin`."""
+    """Returns the names that a table row gives to the item numbered in its first cell: `TS-04, The export violin`."""
     numbers = names_in(told.key)
     if len(numbers) != 1:
         return []
@@ -362,12 +364,12 @@ def _names_of_row(told: SourceSentence) -> list[str]:
 
 
 def _language(told: SourceSentence) -> Language:
-    """The language of a sentence; numbers such as TS-02 have none."""
+    """Returns the language of a sentence, ignoring item numbers such as TS-02."""
     return language_of(" ".join(word for word in told.shown.split() if not names_in(word)))
 
 
 def _best_each_once(scored: list[RankedSentence]) -> tuple[RankedSentence, ...]:
-    """Those that fit nearly as well as the best statement or are about what is named, each wording once."""
+    """Keeps sentences with a good score or about named items, each wording once."""
     least = SCORE_SHARE_MIN * max((one.score for one in scored if not one.told.is_open), default=0.0)
     first: dict[str, RankedSentence] = {}
     of_passage = Counter[int]()
@@ -384,7 +386,7 @@ def _overlap(sentence: Sentence, citation: Citation) -> bool:
     return sentence.start < citation.end and citation.start < sentence.end
 
 
-# How chosen sentences become text, and what an artifact shows as its sources. Every quotation is a source's own, letter by letter.
+# Formatting chosen sentences, and the sources of an artifact. Every quotation is the exact source text.
 
 TAG_CHARS_MAX = 100
 TAGS_MAX = 20
@@ -392,29 +394,29 @@ LEFT_OUT = "[…]"
 
 
 class SourceQuotes:
-    """What an artifact rests on: each excerpt once, those that the provider cited first."""
+    """The excerpts an artifact is based on, each once. Those that the provider cited come first."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], None] = {}
 
     def cite(self, citations: Iterable[Citation]) -> None:
-        """Citations that were verified."""
+        """Adds verified citations."""
         for one in citations:
             self.add(one.ref, one.excerpt)
 
     def add(self, ref: str, excerpt: str) -> None:
-        """One excerpt; a part of one that is there already adds nothing."""
+        """Adds an excerpt, unless it is part of one already added."""
         inside = any(ref == known and excerpt in whole for known, whole in self._found)
         if not inside and len(self._found) < ITEMS_MAX and len(excerpt) <= EXCERPT_CHARS_MAX:
             self._found[ref, excerpt] = None
 
     def sources(self) -> tuple[ArtifactSource, ...]:
-        """As the artifact shows them."""
+        """Returns the sources for the artifact."""
         return tuple(ArtifactSource(ref=ref, excerpt=excerpt) for ref, excerpt in self._found)
 
 
 def sentences_text(told: Sequence[SourceSentence]) -> str:
-    """Sentences as paragraphs, items and rows each on a line of their own; what was left out between two is marked."""
+    """Formats sentences as paragraphs, with list items and rows on their own lines. Omitted text is marked."""
     made: list[str] = []
     for at, one in enumerate(told):
         before = told[at - 1] if at else None
@@ -440,7 +442,7 @@ def build_draft(
     tags: Sequence[str],
     entity_refs: Sequence[str],
 ) -> ArtifactDraft:
-    """The draft of an artifact, its content checked; raises ContentInvalid, which no input should bring about."""
+    """Builds the draft of an artifact and checks its content. Raises ContentInvalid, which no input should cause."""
     sources = quotes.sources()
     return ArtifactDraft(
         type=type_,

@@ -1,4 +1,4 @@
-"""What structuring says for itself, in English and Ukrainian, and the words by which it knows what a sentence does (`words.toml`)."""
+"""Generated sentences in English and Ukrainian, and the cue words that classify source sentences (`words.toml`)."""
 
 import re
 import tomllib
@@ -33,12 +33,12 @@ RATIONALE = frozenset(_CUES["rationale"])
 
 
 def filled_sentence(language: Language, what: str, **data: object) -> str:
-    """One of the sentences, filled in."""
+    """Returns one of the generated sentences, filled in."""
     return SENTENCES[language][what].format(**data)
 
 
 def clipped(text: str, chars_max: int) -> str:
-    """One line of at most so many characters, cut between words where it can be."""
+    """Returns the text on one line of at most `chars_max` characters, cut between words if possible."""
     flat = " ".join(text.split())
     if len(flat) <= chars_max:
         return flat

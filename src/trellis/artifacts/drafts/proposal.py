@@ -1,5 +1,7 @@
-"""A draft of a proposal made ready for a person (PREPROCESSED_PROPOSAL): as it came, in a plain form with what it names resolved, what is
-wrong with it, and which entities it speaks of. The draft itself is never changed, and nothing is approved or refused here.
+"""Prepares a proposal draft for review (PREPROCESSED_PROPOSAL).
+
+The result holds the draft as submitted, a normalised form with its names resolved, the issues found, and the entities
+it mentions. The draft itself is never changed, and nothing is approved or refused here.
 """
 
 import re
@@ -46,7 +48,7 @@ STATEMENTS_MAX = 60
 CONTRADICTIONS_MAX = 10
 SHARED_STEMS_MIN = 2
 QUOTED_MIN = 12
-"""A shorter excerpt stands in a sentence by chance."""
+"""A shorter excerpt may occur in a sentence by chance."""
 FIELD_CHARS_MAX = 500
 LIMITS = {
     "summary": SUMMARY_CHARS_MAX,
@@ -61,7 +63,7 @@ REQUIRED_FIELDS = ("action", "summary", "text")
 def preprocess_proposal(
     task: StructuringTask, payload: PreprocessPayload, prompt: StructuringPrompt, grounded: GroundedAnswer
 ) -> ArtifactDraft:
-    """The draft with everything that was found about it."""
+    """Returns the draft with everything found about it."""
     original = payload.proposal_draft
     plain: dict[str, Any] = normalised(original)
     known = EntityFinder(task.snapshot.entities)
@@ -117,7 +119,7 @@ def _enriched(
     citations: Sequence[Citation],
     language: Language,
 ) -> dict[str, Any]:
-    """The plain draft with its target by its full name, and beside it what was found."""
+    """Returns the normalised draft with its target resolved, and the findings beside it."""
     enriched = dict(plain)
     if target is not None:
         enriched["target"] = names.text_of(target)
@@ -132,14 +134,14 @@ def _enriched(
 
 
 def _matches(known: EntityFinder, plain: Mapping[str, Any]) -> list[EntityOccurrence]:
-    # A published proposal says much of itself; its texts and its target are what a person wrote or meant.
+    # A published proposal has much metadata. Only its texts and its target were written by its author.
     said = {**texts_of(plain), "target": plain.get("target")} if is_published(plain) else every_text(plain)
     texts = [text for path, text in said.items() if isinstance(text, str) and not is_cited(path)]
     return [match for text in texts for match in known.matches(text)]
 
 
 def _each_match_once(matches: Sequence[EntityOccurrence]) -> list[EntityOccurrence]:
-    """Each wording of each entity once, the surest first."""
+    """Keeps each wording of each entity once, highest confidence first."""
     first: dict[tuple[str, str], EntityOccurrence] = {}
     for match in matches:
         known = first.get((match.text, match.slug))
@@ -209,7 +211,7 @@ def _text_issues(path: str, text: str, language: Language) -> Iterator[Issue]:
 def _citations(
     found: Mapping[str, object], sources: tuple[NlmSource, ...], language: Language
 ) -> tuple[tuple[Citation, ...], list[Issue]]:
-    """The draft's own citations that stand in their sources, and what is wrong with the others."""
+    """Returns the draft's citations that occur in their sources, and issues for the others."""
     kept: list[Citation] = []
     issues: list[Issue] = []
     for path, value in found.items():
@@ -246,8 +248,8 @@ def _citation(
 def _contradictions(
     plain: Mapping[str, Any], material: SourceMaterial, language: Language
 ) -> tuple[list[Issue], list[Citation]]:
-    """Where a source gives another figure, or denies what the draft says; both are for a person to judge."""
-    # What the draft quotes, in its text or as a citation, it knows: that is no contradiction, and no claim of its own.
+    """Finds statements where a source has another figure or denies what the draft says. A person must judge both."""
+    # What the draft quotes or cites is no contradiction, and no claim of its own.
     quoting = "\n".join(_normalised_quote(text) for text in every_text(plain).values())
     excerpts = _excerpts(plain)
     held = "\n".join((*excerpts, *(_normalised_quote(text) for text in material.texts())))
@@ -276,12 +278,12 @@ def _contradictions(
 
 
 def _own_lines(text: str) -> str:
-    """A text without the lines that it marks as quoted."""
+    """Removes the lines that a text marks as quoted."""
     return "\n".join(line for line in text.split("\n") if not line.lstrip().startswith(">"))
 
 
 def _excerpts(plain: Mapping[str, Any]) -> list[str]:
-    """What the draft cites."""
+    """Returns the excerpts that the draft cites."""
     return [
         text
         for path, one in every_text(plain).items()
@@ -290,18 +292,18 @@ def _excerpts(plain: Mapping[str, Any]) -> list[str]:
 
 
 def _is_no_claim(said: str, held: str, excerpts: Sequence[str]) -> bool:
-    """Whether a sentence of the draft is no claim of its own: a question, a source's sentence, or one that holds what the draft cites."""
+    """Whether a sentence of the draft is no claim of its own: a question, a source's sentence, or a citation."""
     flat = _normalised_quote(said)
     return flat.endswith("?") or flat in held or any(excerpt in flat for excerpt in excerpts)
 
 
 def _normalised_quote(text: str) -> str:
-    """A text without its white space, its case and the marks of a quotation, as quotations are compared."""
+    """Normalises a text for comparing quotations: no extra white space, case, or quotation marks."""
     return " ".join(_QUOTING.sub(" ", text).casefold().split()).rstrip(" .…")
 
 
 def _statements(plain: Mapping[str, Any]) -> list[tuple[str, comparison.Statement]]:
-    """The sentences of the draft with the path of their field; no ref of a source begins with a line break."""
+    """Returns the draft's sentences with the path of their field. Refs start with a line break, unlike source refs."""
     said = (
         (path, f"\n{path}\n{at}", sentence)
         for path, text in ((path, _own_lines(text)) for path, text in texts_of(plain).items())
@@ -317,7 +319,7 @@ def _denied(one: comparison.Statement, near: Sequence[comparison.Statement]) -> 
 
 
 def _evidence(plain: Mapping[str, Any], material: SourceMaterial) -> list[Citation]:
-    """For each sentence of the draft the sentence of the sources that is nearest to it, if one is near."""
+    """Returns for each sentence of the draft the closest source sentence, if any is close."""
     found = [material.find(one.excerpt).chosen[:1] for _, one in _statements(plain)[:EVIDENCE_MAX]]
     return [Citation(one.told.ref, one.told.excerpt) for some in found for one in some]
 

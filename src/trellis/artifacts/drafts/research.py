@@ -1,8 +1,8 @@
-"""A research brief: what the sources say to a query, what follows from it there, and what stays open (RESEARCH_BRIEF).
+"""Builds a research brief (RESEARCH_BRIEF): what the sources say about a query, their conclusions, and open questions.
 
-Every sentence of a section, every conclusion and every quoted question is a source's own; only the title, the first sentence of the
-summary and the words around an unanswered part are ours, and they hold no fact. No sentence stands in two of sections, conclusions
-and open questions.
+Every sentence of a section, every conclusion and every quoted question is the source's own text. Only the title, the
+first sentence of the summary and the words around an unanswered part are generated, and they state no fact. No sentence
+occurs in two of sections, conclusions and open questions.
 """
 
 # ruff: noqa: RUF001 - Ukrainian
@@ -39,15 +39,15 @@ from trellis.storage.memory.layout import OPEN_LOOPS
 TITLE_QUERY_CHARS = 120
 SENTENCES_EACH_MAX = 12
 SENTENCES_BESIDE_MAX = 6
-"""Of others, where a heading names what is asked about."""
+"""Additional sentences from elsewhere, if a heading names the item."""
 SECTION_SENTENCES_MAX = 10
 SENTENCES_MAX = 100
-"""Of all sections: with citations, conclusions and open questions every one of them has its place among the artifact's sources."""
+"""Over all sections. With citations, conclusions and open questions, all still fit into the artifact's sources."""
 CONCLUSIONS_MAX = 6
 CONCLUSION_SHARE_MIN = 0.3
-"""How much of what was asked a conclusion holds itself."""
+"""Minimum share of the question that a conclusion itself must contain."""
 CONCLUSION_STEMS_MIN = 2
-"""And how many words of it, where something is named that it does not name."""
+"""Minimum number of its words, if the question names an item that the conclusion does not."""
 OPEN_MAX = 10
 DISPUTES_MAX = 4
 SUMMARY_SENTENCES = 3
@@ -55,7 +55,7 @@ COMPARED_MAX = 60
 OPEN_SHARE_MIN = 0.3
 MISSING_WORDS_MAX = 8
 _PROPER = re.compile(r"(?<=[^\W\d_] )[^\W\d_a-zа-яєіїґ][^\W\d_]+(?!\w|-\d)")
-"""A name in the middle of a sentence: two statements that share nothing else are not about one matter."""
+"""A proper name inside a sentence. Two statements that share only a name are not about the same matter."""
 
 
 @dataclass(slots=True)
@@ -63,9 +63,9 @@ class _SourceSection:
     """Sentences of one source under one path of headings."""
 
     order: tuple[float, ...]
-    """Of the sentence that it is there for: the least comes first."""
+    """Sort key of the section's best sentence. The lowest comes first."""
     best: tuple[str, int]
-    """The place of the sentence that it is there for, which may be told elsewhere."""
+    """Position of the section's best sentence, which may be shown elsewhere."""
     sentences: dict[tuple[str, int], SourceSentence] = field(default_factory=dict[tuple[str, int], SourceSentence])
 
     @property
@@ -76,7 +76,7 @@ class _SourceSection:
 def build_research_brief(
     task: StructuringTask, payload: ResearchPayload, prompt: StructuringPrompt, grounded: GroundedAnswer
 ) -> ArtifactDraft:
-    """The brief. Without anything in the sources it has no sections, and says so."""
+    """Builds the brief. If the sources have nothing, it has no sections and says so."""
     material = SourceMaterial(prompt.corpus(), exclude=payload.constraints.exclude)
     parts = [*parts_of(payload.query), *payload.constraints.focus]
     named = material.names(payload.query, task.snapshot.entities)
@@ -129,7 +129,7 @@ def _whole(content: Mapping[str, object]) -> str:
 def _chosen(
     material: SourceMaterial, found: list[PartFindings], named: NamedItems, grounded: GroundedAnswer
 ) -> list[RankedSentence]:
-    """What a model cited, then what the sources hold about each part; each sentence once."""
+    """Returns the sentences a model cited, then those the sources hold about each part; each sentence once."""
     best = max((one.score for part in found for one in part.chosen), default=1.0)
     told = material.cited(grounded.citations) if grounded.by_model else []
     first: dict[tuple[str, int], RankedSentence] = {}
@@ -142,7 +142,7 @@ def _chosen(
 
 
 def _each_max(part: PartFindings) -> int:
-    """What stands under the headings of what is named is not counted away, within what an artifact holds."""
+    """Limits the sentences per part. Those under headings of named items are all kept, within the artifact's bound."""
     headed = sum(one.near is Nearness.HEADED for one in part.chosen)
     return min(SENTENCES_MAX, max(SENTENCES_EACH_MAX, headed + SENTENCES_BESIDE_MAX))
 
@@ -154,7 +154,7 @@ def _conclusions(
     disputed: set[tuple[str, int]],
     named: NamedItems,
 ) -> list[SourceSentence]:
-    """Sentences that conclude, about what was asked, the best first. What another source denies is no conclusion."""
+    """Returns concluding sentences about the question, best first, without those that another source denies."""
     parts = [one.part for one in found]
     fitting = [*chosen, *(one for part in found for one in part.chosen)]
     fitting.sort(key=lambda one: one.order)
@@ -169,7 +169,7 @@ def _conclusions(
 
 
 def _is_asked(material: SourceMaterial, one: RankedSentence, part: str, named: NamedItems) -> bool:
-    """Whether a conclusion is about what was asked: it says some of it about what is named, or enough of it by itself."""
+    """Whether a conclusion is about the question: it says part of it about the named item, or enough by itself."""
     others = named.others(stems(part))
     shared = material.shared(one.told, others)
     if one.near:
@@ -181,7 +181,7 @@ def _is_asked(material: SourceMaterial, one: RankedSentence, part: str, named: N
 def _sections(
     material: SourceMaterial, chosen: list[RankedSentence], concluded: list[SourceSentence], sections_max: int
 ) -> list[_SourceSection]:
-    """What is told, by source and heading, the best section first. A section is not emptied for the sake of a conclusion."""
+    """Groups the sentences by source and heading, best section first. No section is emptied to form conclusions."""
     moved = {one.place for one in concluded}
     left = SENTENCES_MAX
     made: dict[tuple[str, tuple[str, ...]], _SourceSection] = {}
@@ -214,7 +214,7 @@ def _shown(prompt: StructuringPrompt, section: _SourceSection) -> dict[str, obje
 def _summary(
     prompt: StructuringPrompt, sections: list[_SourceSection], weighty: list[SourceSentence], grounded: GroundedAnswer
 ) -> str:
-    """How much was found, and the sentences that say most: both sides where sources may not agree."""
+    """Says how much was found, then quotes the most important sentences, with both sides of a dispute."""
     if not sections and not grounded.own_words:
         what = "nothing_summary" if prompt.sources else "no_sources_summary"
         return filled_sentence(prompt.language, what, read=len(prompt.sources))
@@ -233,7 +233,7 @@ def _summary(
 
 
 def _reads_alone(told: SourceSentence) -> bool:
-    """Whether a sentence is prose, and neither leads to others nor is a piece of one."""
+    """Whether a sentence is complete prose that neither introduces others nor is a fragment."""
     whole = told.shown.count("(") == told.shown.count(")")
     return whole and not told.sentence.row and not told.shown.endswith(":")
 
@@ -245,7 +245,7 @@ def _unanswered_parts(
     found: list[PartFindings],
     grounded: GroundedAnswer,
 ) -> list[str]:
-    """What was asked for and is not there: sources, parts, and words of parts."""
+    """Lists what the sources lack: requested sources, parts of the question, and words of parts."""
     there = {source.ref for source in prompt.sources}
     made = [filled_sentence(prompt.language, "missing_source", ref=ref) for ref in payload.sources if ref not in there]
     if grounded.refused:
@@ -263,7 +263,7 @@ def _unanswered_parts(
 def _open(
     material: SourceMaterial, parts: list[str], told: set[tuple[str, int]], named: NamedItems
 ) -> list[SourceSentence]:
-    """The sources' own open questions about what was asked, the nearest first."""
+    """Returns the sources' own open questions about the query, closest first."""
     opened = [
         one for one in material.all() if one.is_open and one.place not in told and not is_about_another_item(one, named)
     ]
@@ -274,7 +274,7 @@ def _open(
 
 
 def _nearness(material: SourceMaterial, told: SourceSentence, parts: Sequence[str]) -> float:
-    """How near a sentence is to what was asked. Across languages words do not meet: there an item that both name is enough."""
+    """Scores how close a sentence is to the question. Across languages, an item that both name is enough."""
     shares = [material.share(told, part) for part in parts]
     language, names = language_of(told.shown), comparison.names_in(told.shown)
     for part in parts:
@@ -286,12 +286,12 @@ def _nearness(material: SourceMaterial, told: SourceSentence, parts: Sequence[st
 
 @lru_cache(maxsize=64)
 def _language_and_items(part: str) -> tuple[Language, frozenset[str]]:
-    """The language of a part and the items it names: the same for every sentence that is held against it."""
+    """Returns the language of a part and the items it names. Cached, because every sentence is compared with it."""
     return language_of(part), comparison.names_in(part)
 
 
 def _loops(task: StructuringTask, query: str) -> list[SourceSentence]:
-    """Open loops of the agent's memory about what was asked."""
+    """Returns open loops of the agent's memory about the question."""
     files = [NlmSource(file.ref, file.text) for file in task.snapshot.memory.files if file.ref.endswith(OPEN_LOOPS)]
     texts = {file.ref: file.text for file in files}
     memory = SourceMaterial(tuple(files))
@@ -307,7 +307,7 @@ def _is_closed(text: str, told: SourceSentence) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _ConflictingSentences:
-    """Two sentences that may not agree, and how."""
+    """Two sentences that may conflict, and the kind of conflict."""
 
     kind: comparison.ConflictKind
     first: SourceSentence
@@ -315,7 +315,7 @@ class _ConflictingSentences:
 
 
 def _disputes(found: list[PartFindings], near: Iterable[SourceSentence]) -> list[_ConflictingSentences]:
-    """Pairs of sentences about what was asked that may not agree."""
+    """Returns pairs of relevant sentences that may conflict."""
     told = [one for one in {one.place: one for one in near}.values() if not one.is_open][:COMPARED_MAX]
     by_excerpt = {(one.ref, one.excerpt): one for one in told}
     statements = [comparison.statement(one.ref, one.excerpt) for one in told]

@@ -1,4 +1,4 @@
-"""The task behind an artifact: its one question, asking it, and the answer."""
+"""The task behind an artifact: its one question, the call that asks it, and the stored answer."""
 
 import asyncio
 from collections.abc import Mapping
@@ -31,13 +31,13 @@ from trellis.nlm.provider import (
     NlmUsage,
 )
 
-# What goes through the making of an artifact: the task, the one question, and the answer to it. Each is kept as bytes between stages.
+# The data of the stages: task, question and answer. Each is stored as bytes between stages.
 #
-# The same task gives the same question, and the same question with the same answer gives the same draft, byte for byte: a stage that
-# is done again after a crash does nothing new.
+# The same task gives the same question, and the same question and answer give the same draft, byte for byte. A stage
+# that is repeated after a crash therefore produces nothing new.
 
 PROMPT_BYTES_MAX = SNAPSHOT_BYTES_MAX + 64 * 1024
-"""The question comes on top of what the snapshot holds."""
+"""The question is added to the content of the snapshot."""
 ANSWERED_BYTES_MAX = 2 * 1024 * 1024
 FLAGS_MAX = 2 * CITATIONS_MAX
 FLAG_CHARS_MAX = 300
@@ -46,7 +46,7 @@ MODEL_CHARS_MAX = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuringTask:
-    """One execution of a queue job, as the NLM backend has it."""
+    """One execution of a queue job, as the NLM backend receives it."""
 
     job_type: JobType
     agent_slug: str
@@ -54,12 +54,12 @@ class StructuringTask:
     snapshot: Snapshot
 
     def asked(self) -> QueuePayload:
-        """The payload as its type says; raises PayloadInvalid."""
+        """Returns the payload as the model of its type. Raises PayloadInvalid."""
         return read_payload(self.job_type, self.payload)
 
 
 class StructuringPrompt(StoredModel):
-    """The one question, and what it is asked of."""
+    """The one question of a task, with its sources."""
 
     what: ClassVar[str] = "prompt"
     bytes_max: ClassVar[int] = PROMPT_BYTES_MAX
@@ -70,18 +70,18 @@ class StructuringPrompt(StoredModel):
     max_passages: Annotated[int, pydantic.Field(ge=1, le=PASSAGES_MAX)]
 
     def corpus(self) -> tuple[NlmSource, ...]:
-        """The sources as a provider takes them."""
+        """The sources in the form a provider takes."""
         return tuple(NlmSource(source.ref, source.text) for source in self.sources)
 
     def to_question(self) -> NlmQuestion:
-        """As a provider takes it."""
+        """The question in the form a provider takes."""
         return NlmQuestion(
             text=self.question, sources=self.corpus(), language=self.language, max_passages=self.max_passages
         )
 
 
 class StoredCitation(pydantic.BaseModel):
-    """A citation that was found in its source."""
+    """A citation that was verified in its source."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -92,7 +92,7 @@ class StoredCitation(pydantic.BaseModel):
 
 
 class StoredAnswer(StoredModel):
-    """What the provider said, with the citations that its sources hold."""
+    """A provider's answer with its verified citations."""
 
     what: ClassVar[str] = "answer"
     bytes_max: ClassVar[int] = ANSWERED_BYTES_MAX
@@ -110,7 +110,7 @@ class StoredAnswer(StoredModel):
 
     @classmethod
     def from_answer(cls, answer: NlmAnswer) -> "StoredAnswer":
-        """A verified answer in the form in which it is kept."""
+        """Builds the stored form of a verified answer."""
         return cls(
             text=answer.text,
             citations=tuple(
@@ -125,7 +125,7 @@ class StoredAnswer(StoredModel):
         )
 
     def to_answer(self) -> NlmAnswer:
-        """As providers give it."""
+        """Returns the answer in the form providers return."""
         return NlmAnswer(
             text=self.text,
             citations=tuple(Citation(one.ref, one.excerpt, one.start, one.end) for one in self.citations),
@@ -138,8 +138,8 @@ class StoredAnswer(StoredModel):
 
 # The one question of a task, and the one call that asks it.
 #
-# A question holds the words of the payload, framed by stop words at most: a word that nobody asked about would weigh in every ranking.
-# What comes back has been verified here, whoever the provider is.
+# A question consists of words of the payload, with only stop words added: any other word would affect every ranking.
+# Answers of every provider are verified here.
 
 PASSAGES = 8
 GIST_CHARS_MAX = 300
@@ -147,7 +147,7 @@ NAMES_MAX = 10
 
 
 def build_prompt(task: StructuringTask) -> StructuringPrompt:
-    """The question, and the sources it is asked of; raises PayloadInvalid."""
+    """Builds the question and chooses its sources. Raises PayloadInvalid."""
     payload = task.asked()
     question = _question(task, payload)
     return StructuringPrompt(
@@ -159,7 +159,7 @@ def build_prompt(task: StructuringTask) -> StructuringPrompt:
 
 
 async def ask_provider(provider: NlmProvider, prompt: StructuringPrompt, *, deadline_s: float) -> StoredAnswer:
-    """Ask once, within `deadline_s`; raises NlmError. `is_transient` says whether a later execution is worth it."""
+    """Asks the provider once, within `deadline_s`. Raises NlmError; `is_transient` says whether a retry may help."""
     if deadline_s <= 0.0:
         raise NlmTimeout(provider=provider.name, reason="no time was left to ask")
     question = prompt.to_question()
@@ -179,7 +179,7 @@ async def ask_provider(provider: NlmProvider, prompt: StructuringPrompt, *, dead
 
 
 def is_transient(error: NlmError) -> bool:
-    """Whether the same job may succeed later. A job has another execution where an agent's tool has no time left."""
+    """Whether the same job may succeed later. Unlike an agent's tool, a job can be executed again after a timeout."""
     return error.retries or isinstance(error, NlmTimeout)
 
 

@@ -1,1 +1,1 @@
-"""Our own applications as workers of the bus: the same handlers, for jobs that come as orders."""
+"""Runs the handlers of an application as a worker of the CAP bus."""

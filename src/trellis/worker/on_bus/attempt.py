@@ -1,4 +1,4 @@
-"""Attempts of a worker on the bus: one order that it holds, and the orders that it has seen."""
+"""Orders on a bus worker: the ones it holds (`OrderAttempt`) and the ones it has seen (`SeenOrders`)."""
 
 import asyncio
 import math
@@ -26,10 +26,10 @@ from trellis.engine.jobs import Epoch, JobId
 from trellis.engine.recent_entries import LruCache
 from trellis.worker.held import StopCause
 
-# One order that this worker holds: what it was sent, how far it is, and whether it should stop.
+# One held order: what was sent, how far it is, and whether it should stop.
 #
-# An order is in turn waiting for a slot, asking for its start, running, and reporting its result. It is mutable and belongs
-# to the event loop; a handler's thread only reads its flags and leaves its progress here.
+# An order waits for a slot, asks for its start, runs, and reports its result, in this sequence. It is mutable and
+# belongs to the event loop. A handler thread only reads its flags and stores its progress.
 
 LEASE_S_DEFAULT = 30.0
 LEASE_S_MAX = 86_400.0
@@ -38,70 +38,77 @@ MESSAGE_CHARS_MAX = 2_000
 
 
 class OrderAttempt:
-    """One execution, known by the id that its request carries on the wire."""
+    """One execution of an order, identified by the id of its request on the wire."""
 
     def __init__(self, order: JobOrder, trace_id: str, sender_id: str) -> None:
         self.order = order
         self.trace_id = trace_id
         self.sender_id = sender_id
-        """Who sent the order: nobody else's answers count."""
+        """The sender of the order. Only answers from this sender count."""
         self.asks = order.request.env.get(ASK_FIRST) == "ask"
-        """Our own control plane sent it: it answers questions. Any other scheduler does not."""
+        """Whether our own control plane sent the order. Other schedulers do not answer questions."""
         self.begun_at: float | None = None
         self.heard_at: float | None = None
-        """When the control plane last said that the job is this worker's."""
+        """When the control plane last confirmed that this worker holds the job."""
         self.waiting = True
-        """It has neither asked for its start nor begun."""
+        """Whether the order waits for a slot: it has neither asked for its start nor begun."""
         self.ended = False
-        """Its handler is over, or will never begin: it cannot be stopped any more."""
+        """Whether the handler has ended or will never start. It can no longer be stopped."""
         self.keeping = False
-        """Its handler has returned, and what it returned is being stored."""
+        """Whether the handler has returned and its result is being stored."""
         self.timeout_s: float | None = None
-        """How long its handler may run."""
+        """How long the handler may run."""
         self.settled = asyncio.Event()
-        """Its result was answered, or is not worth sending."""
+        """Set when the result was acknowledged or need not be sent."""
         self.told = asyncio.Event()
-        """Its handler should stop."""
+        """Set when the handler should stop."""
         self.artifacts: list[ArtifactPointer] = []
-        """What its handler named so far."""
+        """Artifacts the handler has named so far."""
         self.cancel_requested = False
-        """Because nobody wants the job any more."""
+        """Whether the job was cancelled."""
         self.reason = ""
         self.lease_over = False
-        """The handler was told that its lease is over by this worker's clock: whatever it does from then on may be done twice."""
+        """Whether the handler was told that its lease expired by this worker's clock.
+
+        From then on, another worker may run the job too.
+        """
         self.heard = False
-        """The handler knows that it should stop: it looked, waited for it, or was cut."""
+        """Whether the handler knows that it should stop: it read `ctx.cancelled`, waited for it, or was cancelled."""
         self.fate: StopCause | None = None
         self.called = False
-        """Its handler was called: what is raised from then on is the application's."""
+        """Whether the handler was called. Errors raised after that belong to the application."""
         self.in_thread = False
         self.handling: asyncio.Task[Any] | None = None
         self.progress: JobProgress | None = None
-        """Progress not yet told."""
+        """Progress not yet sent."""
 
     @property
     def request(self) -> JobRequest:
-        """What is wanted."""
+        """The request of the order."""
         return self.order.request
 
     @property
     def wire_id(self) -> str:
-        """The id to report with."""
+        """The job id on the wire, used in reports."""
         return self.request.job_id
 
     @property
     def dispatch(self) -> Dispatch | None:
-        """Which handing-out this is, to be echoed; None when the order did not say."""
+        """The dispatch to echo in reports; None if the order has none."""
         return self.order.dispatch if self.order.dispatch.dispatch_id else None
 
     @property
     def identity(self) -> str:
-        """What makes an order the same order. Only the wire ids of our own control plane differ from attempt to attempt."""
+        """The key that identifies duplicates of this order.
+
+        Wire ids of our own control plane differ per attempt. For other schedulers the key includes dispatch and
+        attempt.
+        """
         dispatch = self.order.dispatch
         return self.wire_id if self.asks else f"{self.wire_id} {dispatch.dispatch_id} {dispatch.attempt}"
 
     def is_meant(self, dispatch: Dispatch | None, worker_id: str) -> bool:
-        """Whether a message that names this job means this handing-out of it: whatever it says of a dispatch must be so."""
+        """Whether a message for this job refers to this dispatch: every dispatch field that it sets must match."""
         ours, said = self.order.dispatch, dispatch or Dispatch()
         return (
             said.dispatch_id in {"", ours.dispatch_id}
@@ -111,71 +118,74 @@ class OrderAttempt:
 
     @property
     def job_id(self) -> JobId:
-        """The job's own id."""
+        """The job's own id, without the attempt."""
         known = read_wire_id(self.wire_id) if self.asks else None
         said = self.request.env.get(OWN_JOB_ID_IN_ENV) or self.request.env.get(JOB_ID_IN_ENV)
         return known[0] if known else JobId(said or self.wire_id)
 
     @property
     def epoch(self) -> Epoch:
-        """The fencing token in the wire id; 0 when a foreign scheduler sent it."""
+        """The fencing token from the wire id; 0 if another scheduler sent the order."""
         known = read_wire_id(self.wire_id) if self.asks else None
         return known[1] if known else Epoch(0)
 
     @property
     def number(self) -> int:
-        """Which attempt this is, from 1, over linked retries too."""
+        """The attempt number, from 1. Linked retries count too."""
         again = self.request.labels.get(RETRY_ATTEMPT, "")
         first = max(1, self.order.dispatch.attempt)
         return first + (int(again) if again.isdecimal() and len(again) < 6 else 0)
 
     @property
     def trace(self) -> str | None:
-        """The trace of whoever submitted the job."""
+        """The trace context of the submitter."""
         return tracing.readable(self.request.env.get(tracing.IN_ENV))
 
     @property
     def lease_s(self) -> float:
-        """How long the control plane waits for a sign of life."""
+        """How long the control plane waits for a heartbeat of this job."""
         said = _number(self.request.env, LEASE_IN_ENV)
         return LEASE_S_DEFAULT if said is None else min(said, LEASE_S_MAX)
 
     @property
     def beat_s(self) -> float:
-        """How often a sign of life is due; one may get lost."""
+        """The heartbeat interval of this job: a third of the lease, so that one heartbeat may get lost."""
         return max(BEAT_S_MIN, self.lease_s / 3)
 
     @property
     def deadline_s(self) -> float | None:
-        """How long the job may take. It counts from the submission, so no attempt may run longer than it."""
+        """The job's deadline in seconds. It counts from the submission, so it also bounds every attempt."""
         deadline_ms = self.request.budget.deadline_ms if self.request.budget else 0
         return deadline_ms / 1000 if deadline_ms else None
 
     @property
     def busy(self) -> bool:
-        """Whether it takes a slot."""
+        """Whether the order occupies a slot."""
         return not self.waiting and (not self.ended or self.keeping)
 
     @property
     def fence(self) -> float:
-        """Until when the job is this worker's for certain, counted from when it asked; for ever where nobody is asked."""
+        """Until when this worker certainly holds the job, by its own clock.
+
+        It counts from when the worker last asked, and is infinite if the scheduler does not confirm leases.
+        """
         return math.inf if self.heard_at is None else self.heard_at + self.lease_s
 
     @property
     def should_stop(self) -> bool:
-        """Whether the handler's work is not wanted any more."""
+        """Whether the handler should stop."""
         return self.told.is_set() or self.fate is not None
 
     def tell(self, reason: str) -> None:
-        """Say that nobody wants it any more."""
+        """Records a cancel request and tells the handler to stop."""
         if not self.cancel_requested:
             self.cancel_requested, self.reason = True, reason
             self.told.set()
 
     def cut(self, fate: StopCause | None) -> None:
-        """Stop the handler from outside: what awaits is cancelled, a thread is only told, unless nobody waits for it any more.
+        """Stops the handler. An async handler is cancelled; a thread is only told, unless the worker is stopping.
 
-        What it returned is stored on, unless the job is another's by now.
+        Storing of a returned result goes on, unless the job now belongs to another worker.
         """
         stores_for_nobody = self.keeping and fate is StopCause.LOST
         if self.fate is not None or (self.ended and not stores_for_nobody):
@@ -187,17 +197,17 @@ class OrderAttempt:
             self.handling.cancel()
 
     def stop_keeping(self) -> None:
-        """The worker stops, and has no more time to store what was returned."""
+        """Stops storing the result, because the worker stops."""
         if self.keeping and self.handling is not None:
             self.handling.cancel()
 
     def sign_of_life(self) -> JobProgress:
-        """What to say now: the handler's newest progress, else only that it runs."""
+        """Returns the next heartbeat: the handler's newest progress, or only that the job runs."""
         told, self.progress = self.progress, None
         return told or JobProgress(job_id=self.wire_id, dispatch=self.dispatch)
 
     def note_progress(self, value: Any, text: str) -> None:
-        """Keep what a handler says about how far it is; `text` is the same as JSON."""
+        """Stores progress reported by the handler. `text` is `value` as JSON."""
         said = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {"percent": value}
         percent, step, message = said.get("percent"), said.get("step"), said.get("message")
         plain = isinstance(value, Mapping) and set(said) <= {"percent", "step", "message"}
@@ -225,36 +235,37 @@ def _number(env: Mapping[str, str], name: str) -> float | None:
     return value if math.isfinite(value) and value > 0 else None
 
 
-# Which orders a worker has seen, so that none is executed twice and none that is out of date is executed at all.
+# Seen orders: no order is executed twice, and no outdated order is executed at all.
 #
-# Our own control plane gives every handing-out a wire id of its own. Other schedulers send the job's id with a dispatch: the same dispatch
-# and attempt again is a copy, the next attempt of a dispatch is a new order, and any other attempt of it is not executed. One that jumps
-# forward may follow attempts at other workers: it is given back, so that its scheduler goes on, and the attempt after it is a new order here.
+# Our own control plane gives every dispatch its own wire id. Other schedulers send the job id with a dispatch. The same
+# dispatch and attempt again is a copy. The next attempt of a dispatch is a new order. Any other attempt is not
+# executed. An attempt that jumps forward may follow attempts at other workers. It is given back so that its scheduler
+# continues; the attempt after it is a new order here.
 
 SEEN_MAX = 10_000
 """How many orders are remembered."""
 
 
 class OrderKind(StrEnum):
-    """What an order is beside those that came before it."""
+    """How an order relates to the orders seen before it."""
 
     NEW = "new"
     COPY = "copy"
     STALE = "stale attempt"
-    """A lower attempt than the last one of its dispatch."""
+    """An attempt lower than the last one of its dispatch."""
     FUTURE = "future attempt"
-    """An attempt that does not follow the last one of its dispatch here."""
+    """An attempt that skips at least one after the last seen attempt of its dispatch."""
 
 
 class SeenOrders:
-    """The orders of one worker."""
+    """The orders that one worker has seen, up to `SEEN_MAX`."""
 
     def __init__(self) -> None:
         self._results: OrderedDict[str, JobResult | None] = OrderedDict()
         self._last_attempts: LruCache[tuple[str, str], int] = LruCache(SEEN_MAX)
 
     def note(self, attempt: OrderAttempt) -> OrderKind:
-        """What kind of order this is; it is remembered unless it is out of date."""
+        """Classifies an order and remembers it, unless it is stale."""
         kind = OrderKind.NEW
         if attempt.identity in self._results:
             return OrderKind.COPY
@@ -273,9 +284,9 @@ class SeenOrders:
         return kind
 
     def settle(self, attempt: OrderAttempt, result: JobResult) -> None:
-        """Remember what was reported of an order."""
+        """Remembers the reported result of an order."""
         self._results[attempt.identity] = result
 
     def result(self, attempt: OrderAttempt) -> JobResult | None:
-        """What was reported of this order; None while nothing was."""
+        """Returns the reported result of an order; None if there is none yet."""
         return self._results.get(attempt.identity)

@@ -1,4 +1,4 @@
-"""Calling a handler for an order: its payload read and checked, its result kept, whatever ends it caught as the job's outcome."""
+"""Calls the handler for an order: reads the payload, stores the result, and catches every error as the outcome."""
 
 import asyncio
 import hashlib
@@ -26,9 +26,9 @@ from trellis.worker.payloads import NULL, UnreadablePayload
 from trellis.worker.threads import Threads
 
 IO_S = 30.0
-"""How long one try to read a payload or to keep a result may take."""
+"""Timeout of one try to read a payload or store a result."""
 READ_S = 60.0
-"""How long a store that does not answer is asked for a payload: an attempt is not worth a server that begins anew."""
+"""How long reading a payload is retried while the store is down. This avoids spending an attempt on a store restart."""
 PAUSE_S_FIRST, PAUSE_S_MAX = 1.0, 10.0
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ _log = log_of("trellis.worker")
 
 
 class HandlerCalls:
-    """Runs handlers, the sync ones on threads."""
+    """Runs handlers; sync handlers run on threads."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class HandlerCalls:
         self._stopping = stopping
 
     async def run(self, attempt: OrderAttempt, spec: JobSpec, grace_s: float) -> HandlerEnding:
-        """Run the handler to its end. It is a task of its own: cancelling it ends this job and nothing else."""
+        """Runs the handler to its end, in its own task. Cancelling that task ends only this job."""
         limits = [limit for limit in (spec.options.timeout_s, attempt.deadline_s) if limit is not None]
         attempt.timeout_s = min(limits, default=None)
         handling = asyncio.ensure_future(self._handle(attempt, spec))
@@ -76,7 +76,7 @@ class HandlerCalls:
         return HandlerEnding(result_ptr=handling.result())
 
     async def _guard(self, attempt: OrderAttempt, grace_s: float) -> None:
-        """Cut a handler that runs longer than it may, or that goes on after it was told to stop."""
+        """Stops a handler that exceeds its timeout, or that continues for `grace_s` after it was told to stop."""
         limit_s = attempt.timeout_s
         try:
             await (attempt.told.wait() if limit_s is None else within(self._clock, limit_s, attempt.told.wait()))
@@ -105,7 +105,7 @@ class HandlerCalls:
         try:
             value = await self._called(attempt, spec, payload)
         except (SystemExit, KeyboardInterrupt) as error:
-            # `sys.exit()` in a handler ends the handler only; in a task of its own it would end the worker.
+            # `sys.exit()` in a handler ends only the handler. Raised out of the task it would end the worker.
             raise RuntimeError(f"the handler raised {type(error).__name__}: {error_message(error)}") from error
         attempt.ended = True
         if value is None or (attempt.cancel_requested and attempt.heard):
@@ -159,13 +159,13 @@ class HandlerCalls:
         except InputError as error:
             raise PermanentError(str(error), error_code="RESULT_INVALID") from error
         except TransientError as error:
-            # The work is done: to call it worth a retry would have it done again, on topics too where that does harm.
+            # The work is done. A retryable failure would repeat it, even on topics where a repetition does harm.
             raise ResultNotKept(f"the handler has returned, but {error}") from error
 
     async def _patiently(
         self, attempt: OrderAttempt, work: Callable[[], Coroutine[Any, Any, T]], what: str, for_s: float
     ) -> T:
-        """Ask a store again while it does not answer, for about so long; raises the last TransientError."""
+        """Retries `work` with backoff while the store is down, for about `for_s`. Raises the last TransientError."""
         began, pause_s = self._clock.monotonic(), PAUSE_S_FIRST
         while True:
             try:
@@ -189,7 +189,7 @@ class HandlerCalls:
 
 
 def _check_reference(body: bytes, reference: ResourceRef | None) -> None:
-    """Whether these are the bytes that a structured reference names; raises PermanentError."""
+    """Checks that the bytes match the size and hash of a structured reference. Raises PermanentError."""
     if reference is None:
         return
     found = hashlib.sha256(body).hexdigest()
@@ -199,7 +199,7 @@ def _check_reference(body: bytes, reference: ResourceRef | None) -> None:
 
 
 def _note_failure(attempt: OrderAttempt, error: BaseException) -> None:
-    """The traceback of a handler goes to the worker's log: the report has the message, and a person needs the line."""
+    """Writes the handler's traceback to the worker log. The reported result contains only the message."""
     if isinstance(error, Exception):
         shown = error if attempt.called else None
         topic = attempt.request.topic
@@ -207,7 +207,7 @@ def _note_failure(attempt: OrderAttempt, error: BaseException) -> None:
 
 
 async def _alone_in_batch(handler: Callable[..., Any], context: BusContext, payload: Any) -> Any:
-    """A handler of batches gets a batch of one: the bus hands out jobs one by one."""
+    """Calls a batch handler with a batch of one, because the bus delivers jobs one by one."""
     item = Item[Any](cast("Context", context), payload)
     await handler([item])
     if item.error is not None:

@@ -1,7 +1,7 @@
-"""What a handler sees of a job that came over the bus: the same `ctx` as on a ledger, as far as a bus can give it.
+"""The `ctx` of a job that came over the bus: the same interface as on a ledger, as far as the bus supports it.
 
-A worker on the bus has no ledger. What needs one (`checkpoint`, `journal`, `submit`) raises `NeedsLedger` and fails the job for
-good, with a message that says where such a handler can run.
+A bus worker has no ledger. `checkpoint`, `journal` and `submit` raise `NeedsLedger`, which fails the job permanently
+with a message that says where such a handler can run.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class NeedsLedger(PermanentError):
 
 
 class BusContext:
-    """One attempt of one job of the bus. Handlers may annotate it as `Context`: what both have is the same."""
+    """One attempt of one job on the bus. Handlers may annotate it as `Context`: what both have behaves the same."""
 
     def __init__(self, attempt: OrderAttempt, *, worker_id: str, clock: Clock, stopping: Callable[[], bool]) -> None:
         self._attempt = attempt
@@ -37,7 +37,7 @@ class BusContext:
         self._stopping = stopping
         self._logger: JobLogger | None = None
         self.worker_id = worker_id
-        """The worker that runs this."""
+        """The id of the worker that runs this attempt."""
 
     @property
     def request(self) -> JobRequest:
@@ -56,7 +56,7 @@ class BusContext:
 
     @property
     def job_id(self) -> JobId:
-        """The job's id, the same over attempts of an idempotent topic."""
+        """The job's id. It is the same for all attempts on an idempotent topic."""
         return self._attempt.job_id
 
     @property
@@ -71,22 +71,22 @@ class BusContext:
 
     @property
     def max_attempts(self) -> int:
-        """The bus does not say how many there may be: this one, as far as is known here."""
+        """The number of this attempt: the bus does not tell workers how many attempts are allowed."""
         return self._attempt.number
 
     @property
     def epoch(self) -> Epoch:
-        """The fencing token: pass it to a store that can refuse a lower one. 0 from a scheduler that has none."""
+        """The fencing token: pass it to a store that can refuse a lower one. 0 if the scheduler has none."""
         return self._attempt.epoch
 
     @property
     def idempotency_key(self) -> str:
-        """The same over all attempts of this job: pass it to whatever this handler calls."""
+        """The job id, equal for all attempts of this job: pass it to the services this handler calls."""
         return self._attempt.job_id
 
     @property
     def correlation_id(self) -> str:
-        """What this job belongs to: the trace id of its packet."""
+        """The trace id of the job's packet."""
         return self._attempt.trace_id
 
     @property
@@ -96,14 +96,14 @@ class BusContext:
 
     @property
     def parent_id(self) -> JobId | None:
-        """The job whose step this is."""
+        """The parent job, if this job is a step of one."""
         return JobId(self._attempt.request.parent_job_id) if self._attempt.request.parent_job_id else None
 
     @property
     def cancelled(self) -> bool:
-        """Whether this handler should stop: nobody wants the job any more, or its lease is over by this worker's clock.
+        """Whether this handler should stop: the job was cancelled, or its lease expired by this worker's clock.
 
-        One that has seen True here and returns has stopped: the job is cancelled, or handed out again.
+        If the handler returns after it saw True, it counts as stopped. The job is then cancelled or dispatched again.
         """
         attempt = self._attempt
         if attempt.should_stop:
@@ -116,17 +116,20 @@ class BusContext:
 
     @property
     def heard(self) -> bool:
-        """Whether `cancelled` was true when this handler last looked at it: returning then means that it stopped."""
+        """Whether `cancelled` was True when this handler last read it. Returning after that counts as stopping."""
         return self._attempt.heard
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker drains."""
+        """Whether the worker is draining."""
         return self._stopping()
 
     @property
     def lease_valid(self) -> bool:
-        """Whether the job is this worker's for certain: its control plane said so within the lease. A foreign one never says."""
+        """Whether this worker certainly holds the job: its control plane confirmed it within the lease.
+
+        Other schedulers do not confirm leases; for them this is True until the job is lost.
+        """
         attempt = self._attempt
         if attempt.fate is StopCause.LOST:
             return False
@@ -134,12 +137,12 @@ class BusContext:
 
     @property
     def last_checkpoint(self) -> None:
-        """There are no checkpoints on the bus."""
+        """Always None: the bus has no checkpoints."""
         return
 
     @property
     def logger(self) -> JobLogger:
-        """Lines logged here go to this process's log."""
+        """Logs to this process's log only."""
         if self._logger is None:
             began, monotonic = self._clock.monotonic(), self._clock.monotonic
             self._logger = JobLogger(
@@ -148,7 +151,7 @@ class BusContext:
         return self._logger
 
     async def cancel_requested(self) -> None:
-        """Come back when this handler should stop; to return after that is to have stopped."""
+        """Waits until this handler should stop. Returning after that counts as stopping."""
         attempt = self._attempt
         while not self.cancelled:
             if attempt.heard_at is None:
@@ -157,54 +160,57 @@ class BusContext:
                 await sleep_or_stop(self._clock, attempt.told, attempt.fence - self._clock.monotonic())
 
     def progress(self, value: Any) -> None:
-        """Say how far the job is, about once a second: a number is a percentage; `{"percent", "step", "message"}` fill the fields of that name."""
+        """Reports the job's progress, about once a second.
+
+        A number is a percentage. The keys of `{"percent", "step", "message"}` fill the fields of the same name.
+        """
         body = any_json_bytes(value, f"the progress of {self.type}")
         self._attempt.note_progress(value, body.decode())
 
     def artifact(
         self, pointer: str, *, name: str | None = None, sha256: str | None = None, size: int | None = None
     ) -> None:
-        """Name something that this job made; its pointer goes with the result. The bus has no place for the rest."""
+        """Names an artifact of this job. Only its pointer is sent: the bus has no field for the rest."""
         add_artifact(self._attempt.artifacts, ArtifactPointer(pointer=pointer, name=name, sha256=sha256, size=size))
 
     async def checkpoint(self, value: Any) -> None:  # noqa: ARG002 - the shape of Context
-        """Not on the bus."""
+        """Not available on the bus; raises NeedsLedger."""
         _needs_ledger("checkpoint")
 
     async def journal(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ARG002 - the shape of Context
-        """Not on the bus."""
+        """Not available on the bus; raises NeedsLedger."""
         _needs_ledger("journal")
 
     async def submit(self, type_: str, payload: Any = None, **settings: Any) -> JobId:  # noqa: ARG002 - the shape of Context
-        """Not on the bus."""
+        """Not available on the bus; raises NeedsLedger."""
         _needs_ledger("submit")
 
 
 class SyncBusContext:
-    """The same for a sync handler, which runs on a thread."""
+    """The context for a sync handler, which runs on a thread."""
 
     def __init__(self, context: BusContext, loop: asyncio.AbstractEventLoop) -> None:
         self._context = context
         self._loop = loop
 
     def __getattr__(self, name: str) -> Any:
-        """Everything that needs no waiting is the context's own."""
+        """Delegates everything that does not block to the async context."""
         return getattr(self._context, name)
 
     def cancel_requested(self) -> None:
-        """Wait until this handler should stop."""
+        """Blocks until this handler should stop."""
         asyncio.run_coroutine_threadsafe(self._context.cancel_requested(), self._loop).result()
 
     def checkpoint(self, value: Any) -> None:  # noqa: ARG002 - the shape of SyncContext
-        """Not on the bus."""
+        """Not available on the bus; raises NeedsLedger."""
         _needs_ledger("checkpoint")
 
     def journal(self, name: str, call: Callable[[], Any]) -> Any:  # noqa: ARG002 - the shape of SyncContext
-        """Not on the bus."""
+        """Not available on the bus; raises NeedsLedger."""
         _needs_ledger("journal")
 
     def submit(self, type_: str, payload: Any = None, **settings: Any) -> JobId:  # noqa: ARG002 - the shape of SyncContext
-        """Not on the bus."""
+        """Not available on the bus; raises NeedsLedger."""
         _needs_ledger("submit")
 
 

@@ -1,4 +1,4 @@
-"""What a worker on the bus may choose, with bounds, and what it needs to reach the data that pointers name."""
+"""Options of a bus worker, with their bounds, and the interface through which it reads payloads and stores results."""
 
 import math
 import re
@@ -29,57 +29,60 @@ COUNT_MAX = 100_000
 WORDS_MAX = 1_000
 WORD_CHARS_MAX = 200
 INTRODUCTION_BYTES_MAX = 24_000
-"""Of all that a heartbeat says of a worker, and of all topics that its handshake names: a control plane drops one of more than 32 KiB."""
+"""Maximum size of what a heartbeat says about a worker, and of the topics in its handshake.
+
+A control plane drops packets of more than 32 KiB.
+"""
 WORD_BYTES_BESIDE = 8
-"""What a word costs on the wire beside itself, at most."""
+"""Upper bound of the encoding overhead per word."""
 
 
 class PointerAccess(Protocol):
-    """Reads what pointers name and keeps results (`trellis.bus.pointers` has the schemes)."""
+    """Reads payloads by pointer and stores results (`trellis.bus.pointers` has the schemes)."""
 
     async def read(self, pointer: str) -> bytes:
-        """What is stored there; raises PointerUnknown, PointerGone."""
+        """Returns the bytes at the pointer. Raises PointerUnknown or PointerGone."""
         ...
 
     async def write(self, job_id: str, body: bytes) -> str:
-        """Keep the result of this execution and say where it is."""
+        """Stores the result of this execution and returns its pointer."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BusWorkerOptions:
-    """How one worker on the bus behaves. Its id is the sender id of its bus: CAP wants them equal."""
+    """How one bus worker behaves. The worker id is the sender id of its bus connection, as CAP requires."""
 
     pool: str = ""
-    """The pool it belongs to; empty: none."""
+    """The pool of the worker; empty for none."""
     region: str = ""
-    """Where it stands, for people."""
+    """Where the worker runs. Informational."""
     capabilities: tuple[str, ...] = ()
-    """What its jobs may require (`meta.requires`)."""
+    """Capabilities that jobs may require (`meta.requires`)."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What jobs may choose it by: the label `worker.<name>` of a job must equal the label `<name>` here."""
+    """Labels that jobs select workers by: a job's label `worker.<name>` must equal the label `<name>` here."""
     orders_from: tuple[str, ...] = ()
-    """Sender ids whose orders it takes; none: anybody's who may publish where it listens."""
+    """Sender ids whose orders the worker accepts. Empty: every sender that may publish to its subjects."""
     max_parallel_jobs: int = PARALLEL_DEFAULT
     """Handlers that run at the same time."""
     threads: int | None = None
     """Threads for sync handlers; None allows one per slot, up to 64."""
     heartbeat_s: float = HEARTBEAT_S_DEFAULT
-    """How often it says that it is alive; it is taken for lost after three times as long."""
+    """Heartbeat interval. A worker counts as lost after three times this long."""
     ask_s: float = ASK_S_DEFAULT
-    """How long it waits for one answer of the control plane."""
+    """How long to wait for one answer of the control plane."""
     result_s: float = RESULT_S_DEFAULT
-    """How long it repeats a result that nobody answers, and how long it tries to store what a handler returned."""
+    """How long to repeat an unacknowledged result, and how long to retry storing what a handler returned."""
     cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
-    """How long a handler that was told to stop may go on before it is cut."""
+    """How long a handler may continue after it was told to stop, before it is cancelled."""
     backlog_max: int = BACKLOG_MAX_DEFAULT
-    """Jobs that may wait here for a free slot; what comes beyond that goes back at once."""
+    """Jobs that may wait for a free slot. Further orders are given back at once."""
     unanswered_max: int = UNANSWERED_MAX_DEFAULT
-    """Results that may wait for their answers; with so many it begins nothing new."""
+    """Results that may wait for their acknowledgement. At this number the worker starts no new job."""
     drain_s: float = DRAIN_S_DEFAULT
     """How long running handlers may go on after the first signal."""
     settle_s: float = SETTLE_S_DEFAULT
-    """How long the last results may take to be answered when it stops."""
+    """How long the last results may take to be acknowledged when the worker stops."""
 
     def __post_init__(self) -> None:
         _within("max_parallel_jobs", self.max_parallel_jobs, 1, CONCURRENCY_MAX)
@@ -102,12 +105,12 @@ class BusWorkerOptions:
 
     @property
     def threads_max(self) -> int:
-        """The bound on threads."""
+        """The maximum number of threads."""
         return min(THREADS_DEFAULT_MAX, self.max_parallel_jobs) if self.threads is None else self.threads
 
 
 def checked_worker_id(worker_id: str) -> str:
-    """The same id; raises OptionInvalid when a bus could not have it in `worker.<id>.jobs`."""
+    """Returns the id unchanged. Raises OptionInvalid if it cannot be part of the subject `worker.<id>.jobs`."""
     if not re.fullmatch(WORKER_ID_PATTERN, worker_id):
         raise OptionInvalid(
             option="the worker's name", value=worker_id, expected="use letters, digits, - and _, at most 200 of them"
@@ -116,7 +119,7 @@ def checked_worker_id(worker_id: str) -> str:
 
 
 def check_introduction(option: str, words: Sequence[str]) -> None:
-    """Raises OptionInvalid when a worker could never be heard, because it says too much of itself."""
+    """Raises OptionInvalid if the worker's heartbeat or handshake would be too large to be accepted."""
     size = sum(len(word.encode()) + WORD_BYTES_BESIDE for word in words)
     if size > INTRODUCTION_BYTES_MAX:
         expected = f"a worker can say at most {INTRODUCTION_BYTES_MAX} bytes of itself; give it less, or share it between several workers"
@@ -124,7 +127,7 @@ def check_introduction(option: str, words: Sequence[str]) -> None:
 
 
 def as_worker_id(name: str) -> str:
-    """A name people know the process by, as an id that a bus can have."""
+    """Turns a process name into a valid worker id."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:WORD_CHARS_MAX] or "worker"
 
 

@@ -1,4 +1,4 @@
-"""How a handler's end becomes a JobResult. Pure: facts in, one result out.
+"""Turns the end of a handler into a JobResult. Pure functions: facts in, one result out.
 
 | The handler | Result | Error code |
 |---|---|---|
@@ -6,17 +6,19 @@
 | raised `TransientError` | FAILED_RETRYABLE | its `error_code`, else its class |
 | raised `PermanentError` | FAILED_FATAL | its `error_code` or `reason_code`, else its class |
 | raised `ValidationError`, or its payload does not fit | FAILED_FATAL | INVALID_INPUT |
-| raised `Snooze` | FAILED_RETRYABLE | SNOOZED: the bus cannot spare an attempt |
-| raised anything else | FAILED | its class: the topic says which codes are worth a retry |
-| returned, and no store takes what it returned | FAILED | RESULT_NOT_KEPT: the work is done, the topic says whether it is done again |
-| ran longer than it may | FAILED_RETRYABLE | TIMEOUT |
-| stopped after it was told to | CANCELLED | |
-| stopped after its lease was over by the worker's clock | FAILED_RETRYABLE | WORKER_UNAVAILABLE |
-| was cut by a worker that stops | FAILED_RETRYABLE | WORKER_UNAVAILABLE |
-| never began: the worker stops or is full | FAILED_RETRYABLE | NOT_BEGUN; to other schedulers WORKER_UNAVAILABLE, RESOURCE_EXHAUSTED |
+| raised `Snooze` | FAILED_RETRYABLE | SNOOZED: on the bus the attempt counts |
+| raised anything else | FAILED | its class: the topic decides which codes are retried |
+| returned, but its result could not be stored | FAILED | RESULT_NOT_KEPT: the topic decides about a retry |
+| exceeded its timeout | FAILED_RETRYABLE | TIMEOUT |
+| stopped after a cancel request | CANCELLED | |
+| stopped after its lease expired by the worker's clock | FAILED_RETRYABLE | WORKER_UNAVAILABLE |
+| was stopped because the worker stops | FAILED_RETRYABLE | WORKER_UNAVAILABLE |
+| never started: the worker stops or is full | FAILED_RETRYABLE | NOT_BEGUN (1) |
 
-Every failure also has CAP's number for it (`error_code_enum`): that of its code; else the one that its class stands for, such as TIMEOUT for
-a `TimeoutError`; else HANDLER_FAILED (1000), in the range that CAP leaves to applications.
+(1) Other schedulers than our own control plane get WORKER_UNAVAILABLE or RESOURCE_EXHAUSTED.
+
+Every failure also has a CAP error number (`error_code_enum`): the number of its code; else the one for its class, such
+as TIMEOUT for a `TimeoutError`; else HANDLER_FAILED (1000), in the range that CAP reserves for applications.
 """
 
 from dataclasses import dataclass
@@ -40,14 +42,14 @@ class ResultNotKept(JobError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HandlerEnding:
-    """How a handler ended: with a pointer to what it returned (empty for nothing), or with an error."""
+    """How a handler ended: with a pointer to its stored result (empty for none), or with an error."""
 
     result_ptr: str = ""
     error: BaseException | None = None
 
 
 def result_of(attempt: OrderAttempt, ending: HandlerEnding, *, worker_id: str, now: float) -> JobResult:
-    """The result to report."""
+    """Builds the result to report."""
     status, code, text = _status_and_code(attempt, ending.error)
     began = now if attempt.begun_at is None else attempt.begun_at
     return JobResult(
@@ -65,7 +67,10 @@ def result_of(attempt: OrderAttempt, ending: HandlerEnding, *, worker_id: str, n
 
 
 def not_run_result(attempt: OrderAttempt, status: Status, code: str, why: str, *, worker_id: str) -> JobResult:
-    """The result of an order whose handler never began. A control plane that answers is told just that, others why."""
+    """Builds the result of an order whose handler never started.
+
+    Our own control plane gets NOT_BEGUN for a retryable failure; other schedulers get `code`.
+    """
     given_back = attempt.asks and status is Status.FAILED_RETRYABLE
     return JobResult(
         job_id=attempt.wire_id,
@@ -93,11 +98,11 @@ _NUMBERS: tuple[tuple[type[BaseException], ErrorCode], ...] = (
     (ConnectionError, ErrorCode.CONNECTION_LOST),
     (ValidationError, ErrorCode.INVALID_INPUT),
 )
-"""What errors of Python mean in CAP, for handlers that raise them as they are."""
+"""CAP error numbers for Python exceptions that a handler raises unchanged."""
 
 
 def _status_and_code(attempt: OrderAttempt, error: BaseException | None) -> tuple[Status, str, str]:
-    """Status, error code and message."""
+    """Returns status, error code and message."""
     if attempt.cancel_requested and (error is not None or attempt.heard):
         return Status.CANCELLED, "", attempt.reason or "cancelled"
     if attempt.fate is StopCause.GIVEN_BACK and error is not None:
@@ -124,7 +129,7 @@ def _failed(error: BaseException) -> tuple[Status, str, str]:
 
 
 def _code(error: JobError) -> str:
-    """What the handler called it, else what its class says."""
+    """Returns the error code set by the handler, or one derived from the error's class."""
     named = error.data.get("error_code") or error.data.get("reason_code")
     if isinstance(named, str):
         return named

@@ -1,7 +1,7 @@
-"""How a worker shows itself on the bus: a handshake that names its topics, then heartbeats.
+"""Presence of a worker on the bus: a handshake that names its topics, then heartbeats.
 
-The handshake is repeated after the bus was away and every now and then, for a control plane that began later and has forgotten
-nothing because it never knew. A worker that drains says that it is full: it is alive, and wants nothing more.
+The handshake is repeated after a bus outage and every `HANDSHAKE_S`, for a control plane that started after the worker.
+A draining worker reports that it is full, so that it gets no new orders but does not count as lost.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from trellis.worker.on_bus.options import BusWorkerOptions
 
 HANDSHAKE_S = 30.0
 STANDSTILL_S = 2.0
-"""So much later than it was due, and its log says that nothing could run."""
+"""If a heartbeat is late by this much, log that the event loop was blocked."""
 JOBS_SHOWN = 5
 WORKER_TYPE = "trellis"
 DISTRIBUTION = "trellis-engine"
@@ -29,7 +29,7 @@ _log = log_of("trellis.worker")
 
 @dataclass(kw_only=True)
 class BusPresence:
-    """Speaks up every `heartbeat_s`, and at once when something changed."""
+    """Sends a heartbeat every `heartbeat_s`, and at once when `changed` is set."""
 
     bus: Bus
     clock: Clock
@@ -39,14 +39,14 @@ class BusPresence:
     active: Callable[[], int]
     cpu_load: Callable[[], float]
     held: Callable[[], Sequence[str]]
-    """The jobs that are here."""
+    """Returns the wire ids of the jobs that this worker runs."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _met_at: float | None = None
-    """When the last handshake went out; None when one is due."""
+    """When the last handshake was sent; None when one is due."""
     _silent: bool = False
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Sends heartbeats until cancelled."""
         while True:
             self.changed.clear()
             await self.run_once()
@@ -55,7 +55,7 @@ class BusPresence:
             self._note_standstill(self.clock.monotonic() - rested_at - self.options.heartbeat_s)
 
     async def run_once(self) -> bool:
-        """One sign of life; False while the bus does not take it."""
+        """Sends one heartbeat, and a handshake if due. Returns False if the bus is unavailable."""
         now = self.clock.monotonic()
         try:
             if self._met_at is None or now - self._met_at >= HANDSHAKE_S:
@@ -71,14 +71,17 @@ class BusPresence:
         return True
 
     def _note_standstill(self, late_s: float) -> None:
-        """A worker that cannot speak is taken for dead, and its jobs are done again: whoever reads its log must see why."""
+        """Logs that the event loop was blocked.
+
+        A worker that cannot send heartbeats counts as lost, and its jobs run again. The log must show why.
+        """
         if late_s >= STANDSTILL_S:
             held = self.held()
             why = "an async handler must not block; as a plain def it gets a thread"
             _log.warning("event_loop_stood_still", for_s=round(late_s, 1), jobs=list(held[:JOBS_SHOWN]), remedy=why)
 
     def handshake(self) -> Handshake:
-        """What this worker can do."""
+        """Builds the handshake: what this worker can do."""
         return Handshake(
             component_id=self.bus.sender_id,
             capabilities=dict.fromkeys(CAPABILITIES, True),
@@ -87,7 +90,7 @@ class BusPresence:
         )
 
     def heartbeat(self) -> WorkerHeartbeat:
-        """How it is."""
+        """Builds the heartbeat: the worker's current load."""
         options = self.options
         return WorkerHeartbeat(
             worker_id=self.bus.sender_id,

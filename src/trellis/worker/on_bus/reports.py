@@ -1,7 +1,7 @@
-"""What a worker says about its jobs: the question whether one may begin, signs of life, and the result until it is answered.
+"""Reports of a bus worker about its jobs: the request to start, heartbeats, and the result.
 
-Our control plane answers every question after its ledger has decided, with a progress packet whose message begins with one of the
-words of `messages`. Any other scheduler answers nothing: it is told and not asked.
+Our control plane answers each of these after its ledger has decided. The answer is a progress packet whose message
+starts with one of the words of `messages`. Other schedulers do not answer: the worker only informs them.
 """
 
 from collections.abc import Callable
@@ -29,19 +29,19 @@ from trellis.worker.held import StopCause
 from trellis.worker.on_bus.attempt import OrderAttempt
 
 START_TRIES = 3
-"""How often a start is asked for at least."""
+"""Minimum number of tries to get a start confirmed."""
 START_S_MAX = 60.0
-"""How long it is asked for at most, and no longer than the lease: then the job is another's."""
+"""Maximum time to ask for a start, and never longer than the lease: after that the job may belong to another worker."""
 START_PAUSE_S_FIRST, START_PAUSE_S_MAX = 0.2, 2.0
 RESULT_PAUSE_S_FIRST, RESULT_PAUSE_S_MAX = 0.5, 10.0
 PROGRESS_S = 1.0
-"""How often a handler's progress is told, at most."""
+"""Minimum interval between two progress reports of a handler."""
 
 _log = log_of("trellis.worker")
 
 
 class ControlAnswer(Enum):
-    """What the control plane said."""
+    """An answer of the control plane."""
 
     YES = ACCEPTED
     NO = REFUSED
@@ -51,7 +51,7 @@ class ControlAnswer(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class BusReporter:
-    """Speaks for one worker."""
+    """Sends the reports of one worker."""
 
     bus: Bus
     clock: Clock
@@ -60,9 +60,10 @@ class BusReporter:
     result_s: float
 
     async def may_start(self, attempt: OrderAttempt, stopping: Callable[[], bool]) -> ControlAnswer:
-        """Whether the job may begin. The same token over all tries: a lost answer is asked for again, and a copy of the order gets no.
+        """Asks the control plane whether the job may start.
 
-        A control plane that begins anew is waited for, unless the worker stops or nobody wants the job any more.
+        All tries carry the same token, so a lost answer can be asked for again, while a copy of the order is refused. A
+        restarting control plane is waited for, unless the worker stops or the job is cancelled.
         """
         question = JobProgress(
             job_id=attempt.wire_id,
@@ -78,7 +79,7 @@ class BusReporter:
             asked_at = self.clock.monotonic()
             said = await self._ask(PROGRESS, question, attempt)
             if said is ControlAnswer.YES and self.clock.monotonic() >= asked_at + attempt.lease_s:
-                continue  # it has waited here for longer than it holds: the job may be another's since
+                continue  # the answer took longer than the lease: the job may belong to another worker by now
             if said is not ControlAnswer.NOTHING:
                 attempt.heard_at = asked_at
                 return said
@@ -86,7 +87,7 @@ class BusReporter:
         return ControlAnswer.NOTHING
 
     async def beats(self, attempt: OrderAttempt) -> None:
-        """Say that the job runs, until it is settled; hear whether it is still wanted, and still this worker's."""
+        """Sends heartbeats until the job is settled. The answers report a cancel request or a lost job."""
         told_at = self.clock.monotonic()
         pause_s = min(PROGRESS_S, attempt.beat_s)
         while not await sleep_or_stop(self.clock, attempt.settled, pause_s):
@@ -99,7 +100,7 @@ class BusReporter:
                 return
 
     async def settle(self, attempt: OrderAttempt, result: JobResult) -> bool:
-        """Report the result until somebody has it; False when nobody would have it in time."""
+        """Reports the result until it is acknowledged. Returns False if that takes longer than `result_s`."""
         began, pause_s = self.clock.monotonic(), RESULT_PAUSE_S_FIRST
         while not attempt.settled.is_set():
             if await self._delivered(attempt, result):
@@ -109,7 +110,7 @@ class BusReporter:
                 _log.warning("result_unanswered", job_id=attempt.wire_id, status=result.status.name)
                 return False
             await sleep_or_stop(self.clock, attempt.settled, pause_s)
-            pause_s = min(RESULT_PAUSE_S_MAX, attempt.beat_s, 2 * pause_s)  # a result is a sign of life too
+            pause_s = min(RESULT_PAUSE_S_MAX, attempt.beat_s, 2 * pause_s)  # a result counts as a heartbeat
         return True
 
     async def _delivered(self, attempt: OrderAttempt, result: JobResult) -> bool:

@@ -1,12 +1,13 @@
-"""A worker on the bus: the handlers of an application, for jobs that come as CAP packets.
+"""A bus worker: runs the handlers of an application for jobs that arrive as CAP packets.
 
     async with BusWorker(app, bus, options, clock=clock, new_id=new_id, resolver=pointers) as worker:
         ...                               # serves its topics until the block ends, then drains
 
-It listens on the subject of every topic of its application, in the group of that name as every CAP worker does, and on its own
-subject. Each order is executed at most once by this process, however often it comes. One of our own control plane begins only after
-its ledger said yes, and its result is repeated until it is answered; one of any other scheduler begins at once and its result is
-sent once.
+The worker subscribes to the subject of every topic of its application, in the queue group of the same name, as every
+CAP worker does, and to its own subject. This process executes each order at most once, however often it is delivered.
+
+An order of our own control plane starts only after the control plane's ledger agreed, and its result is repeated until
+it is acknowledged. An order of any other scheduler starts at once, and its result is sent once.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ _log = log_of("trellis.worker")
 
 
 class BusWorker:
-    """Serves the topics of one application. Its id is the sender id of its bus."""
+    """Serves the topics of one application. The worker id is the sender id of its bus connection."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class BusWorker:
         self.stopping = False
         self.drained: Drained | None = None
         self.attempts: dict[str, OrderAttempt] = {}
-        """What is held, by its identity."""
+        """The orders this worker holds, by their identity."""
         self._seen = SeenOrders()
         self._tasks: dict[asyncio.Task[None], OrderAttempt] = {}
         self._changed = asyncio.Event()
@@ -105,12 +106,12 @@ class BusWorker:
 
     @property
     def running(self) -> int:
-        """Handlers under way, and those that have returned and whose result is being stored."""
+        """Number of running handlers, including those that have returned and whose result is being stored."""
         return sum(attempt.begun_at is not None and attempt.busy for attempt in self.attempts.values())
 
     @property
     def waiting(self) -> int:
-        """Orders that wait for a slot."""
+        """Number of orders that wait for a slot."""
         return sum(attempt.waiting for attempt in self.attempts.values())
 
     async def __aenter__(self) -> Self:
@@ -121,7 +122,7 @@ class BusWorker:
         await self.drain()
 
     async def start(self) -> None:
-        """Begin to serve; raises BusUnavailable."""
+        """Subscribes to the topics and starts sending heartbeats. Raises BusUnavailable."""
         self._cancels = await self.bus.listen(CANCEL, self._cancel_heard)
         for topic in self.topics:
             self._orders.append(await self.bus.listen(topic, self._ordered, group=topic))
@@ -129,11 +130,15 @@ class BusWorker:
         self._present = self.loop.create_task(self.presence.run(), name="presence")
 
     async def until_stopped(self, stop: asyncio.Event) -> None:
-        """Come back when `stop` is set."""
+        """Waits until `stop` is set."""
         await stop.wait()
 
     async def drain(self, hurry: asyncio.Event | None = None) -> Drained:
-        """Stop as gently as there is time for. `hurry` (a second signal) ends the wait for running handlers."""
+        """Stops accepting orders and lets running handlers finish for `drain_s`.
+
+        `hurry` (a second signal) ends that wait. Handlers that still run then are stopped. The last results get
+        `settle_s` to be acknowledged.
+        """
         if self.drained is not None:
             return self.drained
         self.stopping = True
@@ -151,10 +156,10 @@ class BusWorker:
         _log.info("worker_drained", not_begun=not_begun, cut_short=cut_short, unsettled=self.drained.unsettled)
         return self.drained
 
-    # -- what comes in --------------------------------------------------------------------------------------------
+    # -- incoming packets -----------------------------------------------------------------------------------------
 
     async def _ordered(self, received: ReceivedPacket) -> None:
-        """Take an order. The job runs in a task of its own: the bus is not kept waiting."""
+        """Handles an order. The job runs in its own task, so the subscription is not blocked."""
         order = _order_of_body(received.packet.body)
         if order is None:
             _log.warning("packet_not_understood", subject=received.subject, body=type(received.packet.body).__name__)
@@ -197,7 +202,10 @@ class BusWorker:
                 self._withdraw(attempt, self._cancelled(attempt))
 
     async def _not_again(self, attempt: OrderAttempt, kind: OrderKind) -> None:
-        """An order that is not executed. A scheduler that never answers gets the result of a copy again: it may have missed it."""
+        """Ignores an order that must not run.
+
+        For a copy, a scheduler that does not answer gets the known result again: it may have missed it.
+        """
         _log.info("order_not_executed", job_id=attempt.wire_id, why=kind.value)
         known = self._seen.result(attempt)
         if kind is OrderKind.COPY and known is not None and not attempt.asks:
@@ -205,7 +213,7 @@ class BusWorker:
                 await self.bus.publish(RESULT, known, trace_id=attempt.trace_id)
 
     def _let_go(self, attempt: OrderAttempt) -> None:
-        """Its scheduler has handed the job out anew: nobody waits for this attempt any more, and it reports nothing."""
+        """Abandons an attempt whose scheduler dispatched the job again. Nothing is reported for it."""
         _log.warning("attempt_superseded", job_id=attempt.wire_id)
         attempt.cut(StopCause.LOST)
         if attempt.waiting:
@@ -213,7 +221,7 @@ class BusWorker:
             self._cancel_tasks(attempt)
 
     def _refusal(self, attempt: OrderAttempt) -> JobResult | None:
-        """Why an order cannot be taken here; somebody else may have it."""
+        """Returns the result that refuses an order, which another worker may take; None if this worker can take it."""
         options = self.options
         busy = sum(one.busy for one in self.attempts.values())
         if attempt.request.topic not in self.app:
@@ -231,7 +239,7 @@ class BusWorker:
         return not_run_result(attempt, Status.FAILED_RETRYABLE, code.name, why, worker_id=self.worker_id)
 
     def _out_of_turn(self, attempt: OrderAttempt) -> JobResult:
-        """A jump forward is not executed; its scheduler is told, so that it does not wait for nothing."""
+        """Refuses an order whose attempt skips ahead, so that its scheduler does not wait for a result."""
         _log.info("order_not_executed", job_id=attempt.wire_id, why=OrderKind.FUTURE.value)
         why = f"attempt {attempt.order.dispatch.attempt} does not follow the last one here; send the next attempt"
         code = ErrorCode.WORKER_UNAVAILABLE.name
@@ -257,7 +265,10 @@ class BusWorker:
                     beats.cancel()
 
     async def _run(self, attempt: OrderAttempt, spec: JobSpec) -> "tuple[JobResult | None, asyncio.Task[None] | None]":
-        """The job's result, and the task that says meanwhile that it is alive; None when it is not this worker's to report."""
+        """Runs the handler. Returns its result and the heartbeat task.
+
+        The result is None when this worker must not report the attempt.
+        """
         said = await self._reports.may_start(attempt, lambda: self.stopping) if attempt.asks else ControlAnswer.YES
         if said is ControlAnswer.STOP:
             attempt.tell("it was cancelled before it began")
@@ -271,7 +282,7 @@ class BusWorker:
         attempt.begun_at = self.clock.monotonic()
         beats = self.loop.create_task(self._reports.beats(attempt), name=f"beats {attempt.wire_id}")
         with ExitStack() as broken:
-            broken.callback(beats.cancel)  # whatever is raised here, nobody reports this attempt: its lease must end
+            broken.callback(beats.cancel)  # if this raises, the attempt is never reported: its lease must expire
             ending = await self._calls.run(attempt, spec, self.options.cancel_grace_s)
             result = result_of(attempt, ending, worker_id=self.worker_id, now=self.clock.monotonic())
             broken.pop_all()
@@ -292,7 +303,7 @@ class BusWorker:
         return not_run_result(attempt, Status.FAILED_RETRYABLE, code, "the worker drains", worker_id=self.worker_id)
 
     def _withdraw(self, attempt: OrderAttempt, result: JobResult) -> None:
-        """Report an order that will not begin, and take it back if it waits for a slot."""
+        """Reports an order that will not start, and removes it from the queue for a slot."""
         attempt.waiting, attempt.ended = False, True
         self._cancel_tasks(attempt)
         self._spawn(attempt, self._settle(attempt, result))
@@ -328,11 +339,11 @@ class BusWorker:
         for attempt in running:
             attempt.cut(StopCause.GIVEN_BACK)
         for attempt in self.attempts.values():
-            attempt.stop_keeping()  # that it is done is told: else its lease ends, and it is done again
+            attempt.stop_keeping()  # report the work as done, or the lease expires and it runs again
         return len(running)
 
     async def _until(self, reached: Callable[[], bool], seconds: float, hurry: asyncio.Event) -> None:
-        """Wait until `reached`, for so long, unless there is hurry."""
+        """Waits until `reached` is true, at most `seconds`, or until `hurry` is set."""
         limit = asyncio.ensure_future(sleep_or_stop(self.clock, hurry, seconds))
         try:
             while not reached() and not limit.done():
@@ -367,13 +378,13 @@ def _topic(spec: JobSpec) -> str:
 
 
 def _order_of_body(body: object) -> JobOrder | None:
-    """An order; a scheduler that names no dispatch sends the bare request."""
+    """Returns the order of a packet. A scheduler without dispatches sends a bare request."""
     if isinstance(body, JobRequest):
         return JobOrder(request=body, dispatch=Dispatch())
     return body if isinstance(body, JobOrder) else None
 
 
 def _is_superseded(older: OrderAttempt, newer: OrderAttempt) -> bool:
-    """Whether the same scheduler has handed out the same job anew. Under our own control plane the ledger says so."""
+    """Whether the same scheduler dispatched the same job again. For our own control plane the ledger decides that."""
     same = older.wire_id == newer.wire_id and older.sender_id == newer.sender_id
     return same and not older.asks and not newer.asks
