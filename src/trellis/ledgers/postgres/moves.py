@@ -5,7 +5,7 @@ from math import isfinite
 
 from trellis.engine.errors import JobNotFound, OptionInvalid
 from trellis.engine.jobs import Epoch, JobId, JobKey, Lease, Move, Moved, NotMoved, RequestId
-from trellis.engine.records import JobFilter, JobPlace
+from trellis.engine.records import JobFilter
 from trellis.engine.text import storable
 from trellis.ledgers import refusals
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
@@ -130,8 +130,6 @@ async def _requeueable(
     before = await connection.fetch(ReadQueries.requested, request_id)
     if before:
         return [JobId(row["job_id"]) for row in before]
-    if where.place not in {None, JobPlace.ENDED}:
-        return []
     pairs = state_pairs(where)
     rows = await connection.fetch(
         ReadQueries.requeueable,
@@ -144,5 +142,6 @@ async def _requeueable(
         where.reason_code,
         [lifecycle.code for lifecycle, _ in pairs or []],
         where.parent_id,
+        where.place,
     )
     return [JobId(row["job_id"]) for row in rows]

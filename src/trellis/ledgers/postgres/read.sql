@@ -212,9 +212,12 @@ select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, nu
  where d.id = any($1::bigint[]) order by d.id, d.version
 
 -- name: requeueable
--- oldest first: ended jobs of states a requeue leaves
-select j.job_id from ended n join job j on j.id = n.id join job_type t on t.id = j.type
+-- Oldest first: jobs in a state that declares a requeue. Most have ended; a failed queue job waits for its operator.
+select j.job_id from (select e.id, e.lifecycle, e.state, 'ended' as place from ended e union all
+                      select r.id, r.lifecycle, r.state, 'resting' from resting r) n
+  join job j on j.id = n.id join job_type t on t.id = j.type
  where exists (select from transition x where x.lifecycle = n.lifecycle and x.source = n.state and x.trigger = 'requeue')
+   and ($10::text is null or n.place = $10)
    and ($2::smallint is null or n.lifecycle = $2)
    and ($3::smallint[] is null or (n.lifecycle, n.state) in (select * from unnest($8::smallint[], $3::smallint[]))) and ($4::text is null or t.name = $4)
    and ($5::text is null or j.correlation_id = $5 or j.job_id = $5)
