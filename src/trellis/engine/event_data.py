@@ -121,7 +121,10 @@ def with_cancel_request(data: bytes | None, request: CancelRequest | None) -> by
     at = None if request.at is None else request.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     told = {"actor": request.actor, "role": request.role, "at": at, "cause": request.cause}
     member = json.dumps({CANCEL_REQUESTED: told}, ensure_ascii=False)[1:-1]
-    text = (data or b"{}").decode().strip(" \t\r\n")
+    try:
+        text = (data or b"{}").decode().strip(" \t\r\n")
+    except UnicodeDecodeError:
+        return data
     if not (text.startswith("{") and text.endswith("}")):
         return data
     return (f"{text[:-1]}, {member}}}" if text[1:-1].strip(" \t\r\n") else f"{{{member}}}").encode()
@@ -129,18 +132,28 @@ def with_cancel_request(data: bytes | None, request: CancelRequest | None) -> by
 
 def cancel_request_in(data: bytes | None) -> CancelRequest | None:
     """The cancel request in an end event's data, if any."""
-    read: Any = json.loads(data) if data and CANCEL_REQUESTED.encode() in data else None
+    try:
+        read: Any = json.loads(data) if data and CANCEL_REQUESTED.encode() in data else None
+    except ValueError:  # not JSON, or not UTF-8
+        return None
     told: Any = cast("dict[str, Any]", read).get(CANCEL_REQUESTED) if isinstance(read, dict) else None
     if not isinstance(told, dict):
         return None
     named = cast("dict[str, Any]", told)
-    at = named.get("at")
     return CancelRequest(
         actor=str(named.get("actor")),
         role=str(named.get("role")),
-        at=datetime.fromisoformat(at) if isinstance(at, str) else None,
+        at=_moment(named.get("at")),
         cause=named.get("cause"),
     )
+
+
+def _moment(text: object) -> datetime | None:
+    """The time that the engine wrote; None for anything else, as event data may be a client's own."""
+    try:
+        return datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
 
 
 def with_cancel_request_of(job: Job, request: CancelRequest | None) -> Job:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.ledgers.conformance.rig import ADMIN, LENGTH_S, SUBMITTER, WORKER, Rig, actor, answer_of
+from tests.ledgers.conformance.rig import ADMIN, DEATH, LENGTH_S, SUBMITTER, WORKER, Rig, actor, answer_of
 from trellis.engine.errors import InvalidTransition, JobNotFound, NotAllowed
 from trellis.engine.jobs import (
     Advance,
@@ -375,3 +375,13 @@ async def test_what_is_asked_of_one_holder_is_not_told_of_a_later_generation(rig
     await rig.pull(await rig.claim_one(), Trigger.COMPLETE)
     assert (await rig.job(job_id)).cancel_asked_by is None
     assert (await rig.last_event(job_id)).data is None
+
+
+@pytest.mark.parametrize("data", [b"\xff", b'{"cancel_requested": {"at": "x"}}', b'["cancel_requested"'])
+async def test_data_that_is_no_record_of_ours_neither_stops_an_end_nor_makes_the_job_unreadable(rig: Rig, data: bytes):
+    held = await rig.running()
+    job_id = held.lease.job_id
+    await rig.cancel(job_id, CancelMode.SOFT, by=ADA, cause="wrong customer", grace_s=1e6)
+    await rig.move(job_id, "dead_lettered", by=ADMIN, data=data, death=DEATH)
+    event, job = await rig.last_event(job_id), await rig.job(job_id)
+    assert (job.state, event.data is not None and event.data.startswith(data[:1])) == ("dead_lettered", True)

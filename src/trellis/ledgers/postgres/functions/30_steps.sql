@@ -230,16 +230,19 @@ $$;
 create or replace function _with_cancel_request(p_data bytea, p_id bigint, p_epoch int) returns bytea language plpgsql stable
 set search_path from current as $$
 declare
-  body text := btrim(convert_from(coalesce(p_data, '{}'), 'UTF8'), E' \t\r\n');
+  body text;
   member text := (
     select format('"cancel_requested": {"actor": %s, "role": %s, "at": "%s", "cause": %s}', to_json(a.name), to_json(r.name),
                   to_char(w.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), coalesce(to_json(w.cause)::text, 'null'))
       from wish w join actor a on a.id = w.actor join role r on r.role = a.role
      where w.id = p_id and w.epoch between p_epoch - 1 and p_epoch);
 begin
-  if member is null or left(body, 1) <> '{' or right(body, 1) <> '}' then return p_data; end if;
+  if member is null then return p_data; end if;
+  body := btrim(convert_from(coalesce(p_data, '{}'), 'UTF8'), E' \t\r\n');
+  if left(body, 1) <> '{' or right(body, 1) <> '}' then return p_data; end if;
   return convert_to(case when btrim(substr(body, 2, length(body) - 2), E' \t\r\n') = '' then '{' || member || '}'
                          else left(body, -1) || ', ' || member || '}' end, 'UTF8');
+exception when character_not_in_repertoire then return p_data;
 end $$;
 
 -- t: the previous moving row, already out of its place; its epoch is already raised if a lease is revoked or granted.

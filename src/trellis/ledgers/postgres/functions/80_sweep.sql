@@ -28,6 +28,9 @@ begin
     cancel_requested => l.cancel_at is not null, attempts_left => t.attempt + 1 < t.max_attempts, first_death => t.deaths = 0,
     last_death => deaths_max between 1 and t.deaths + 1, sparable => _sparable(t.attempt)));
   d := v.d;
+  if d.occasion is null then
+    raise exception 'job %: nothing is decided for a lost lease in state %', l.id, l.state using errcode = 'TR001';
+  end if;
   if d.trigger = 'cancel' then
     perform _cancel_now(l.id, p_actor, p_now, p_batch, d.cause);
     return 'cancelled';

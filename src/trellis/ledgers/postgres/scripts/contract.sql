@@ -15,6 +15,15 @@ create or replace function trellis._id_is_reserved(p_job_id text, p_lifecycle sm
 language sql immutable as $f$
   select p_job_id ~ '{reserved}' and (p_lifecycle::int, p_role::int) not in ({deriving})
 $f$;
+-- A further fact is a further argument: without this, the function of an earlier version would stay beside the new one.
+do $f$
+declare earlier regprocedure;
+begin
+  for earlier in select p.oid::regprocedure from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+                  where n.nspname = 'trellis' and p.proname = '_facts' loop
+    execute format('drop function %s', earlier);
+  end loop;
+end $f$;
 -- The facts that a decision depends on, as engine/decide.py numbers them. Call it with named arguments.
 create or replace function trellis._facts({fact_names}) returns int language sql immutable as $f$
   select {fact_bits}
