@@ -3,6 +3,7 @@
 import asyncio
 import getpass
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,30 @@ def test_a_token_reads_with_commands_what_it_reads_over_http(local: Terminal, mo
     monkeypatch.setenv("TRELLIS_TOKEN", mallory)
     missing = local("job", "show", "not-there")
     assert (missing.code, "rule jobs.read" in missing.err) == (1, True), "it looks like another's"
+
+
+@pytest.mark.requirement("D62", "DJ-12")
+def test_a_submitter_sees_the_ends_of_its_own_jobs_only(
+    local: Terminal, work: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+):
+    ada, mallory = [
+        local("token", "issue", "--sub", name, "--role", "submitter").out.strip() for name in ("ada", "mallory")
+    ]
+    jobs: dict[str, str] = {}
+    for token in (ada, mallory):
+        monkeypatch.setenv("TRELLIS_TOKEN", token)
+        jobs[token] = local.submit("refuse")
+    work(local.url)
+    for token, other in ((ada, mallory), (mallory, ada)):
+        monkeypatch.setenv("TRELLIS_TOKEN", token)
+        for command in (("job", "show"), ("dlq", "show")):
+            shown = local(*command, jobs[token])
+            assert (shown.code, "no such customer" in shown.out) == (0, True), shown.err
+            refused = local(*command, jobs[other])
+            assert (refused.code, "rule jobs.read gives it for its own only" in refused.err) == (1, True)
+        assert [letter["job_id"] for letter in local("dlq", "--json").records] == [jobs[token]]
+        runs = local("runs")
+        assert (runs.code, runs.err) == (0, "No runs.\n")
 
 
 @pytest.mark.requirement("D62", "D46")

@@ -18,6 +18,10 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, JobPage, Signal
 
 READ, FOLLOW = "jobs.read", "events.read"
+LETTERS_PAGE = 100
+"""How many dead letters of all owners one read of the ledger takes, when it looks for those of the principal."""
+LETTERS_PAGES_MAX = 100
+"""How many such reads one call makes. Own letters behind 10,000 letters of other owners are not listed."""
 
 
 @dataclass(kw_only=True)
@@ -62,6 +66,16 @@ class OwnReads:
         await self.reach.check(READ, job_id)
         return await self.ledger.events(job_id)
 
+    async def events_of(self, job_ids: Sequence[JobId]) -> dict[JobId, list[Event]]:
+        """The events of those of these jobs that are its own. Other owners' jobs are left out, as unknown ones are."""
+        own = await self._own(job_ids)
+        return await self.ledger.events_of([job_id for job_id in job_ids if job_id in own])
+
+    async def payloads(self, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
+        """The payloads of those of these jobs that are its own. Other owners' jobs are left out, as unknown ones are."""
+        own = await self._own(job_ids)
+        return await self.ledger.payloads([job_id for job_id in job_ids if job_id in own])
+
     async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:
         """Progress and log lines of one of its jobs."""
         await self.reach.check(READ, job_id)
@@ -73,13 +87,22 @@ class OwnReads:
         return await self.ledger.result(job_id)
 
     async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
-        """The next dead letters of its jobs."""
-        while letters := await self.ledger.dead_letters(where, limit=limit, cursor=cursor):
-            own = await self._own([letter.job_id for letter in letters])
-            if own:
-                return [letter for letter in letters if letter.job_id in own]
+        """The next dead letters of its jobs. Fewer than `limit` are the last ones, up to LETTERS_PAGES_MAX."""
+        found: list[DeadLetter] = []
+        for _ in range(LETTERS_PAGES_MAX):
+            letters = await self.ledger.dead_letters(where, limit=LETTERS_PAGE, cursor=cursor)
+            for letter in letters:
+                if len(found) < limit and await self._own([letter.job_id]):
+                    found.append(letter)
+            if not letters or len(found) >= limit:
+                break
             cursor = letters[-1].job_id
-        return []
+        return found
+
+    async def dead_letter(self, job_id: JobId) -> DeadLetter | None:
+        """The dead letter of one of its jobs."""
+        await self.reach.check(READ, job_id)
+        return await self.ledger.dead_letter(job_id)
 
     async def find_events(self, **what: Any) -> list[Event]:
         """The matching events that belong to its jobs."""

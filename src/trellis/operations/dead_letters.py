@@ -117,8 +117,7 @@ class _QueueLetters:
 
     where: JobFilter
     begins: str | None
-    looked: int = 0
-    more: bool = False
+    ends: str = _LIST_ENDED
     found: tuple[tuple[int, DeadLetter], ...] = ()
 
     @property
@@ -127,12 +126,13 @@ class _QueueLetters:
 
     async def cursor_after(self, ledger: Ledger, taken: int) -> str | None:
         """Returns where the next page starts when `taken` letters were shown."""
-        passed = self.looked if taken == len(self.found) else self.found[taken][0]
-        if passed == self.looked and not self.more:
-            return _LIST_ENDED
-        if not passed:
-            return self.begins
-        return (await ledger.jobs(self.where, limit=passed, cursor=self.begins)).cursor or _LIST_ENDED
+        if taken == len(self.found):
+            return self.ends
+        passed, cursor = self.found[taken][0], self.begins
+        while passed and cursor != _LIST_ENDED:  # a ledger limited to own jobs may answer with short pages
+            page = await ledger.jobs(self.where, limit=passed, cursor=cursor)
+            passed, cursor = passed - len(page.jobs), page.cursor or _LIST_ENDED
+        return cursor
 
 
 async def _queue(ledger: Ledger, where: JobFilter, limit: int, begins: str | None) -> _QueueLetters:
@@ -143,8 +143,7 @@ async def _queue(ledger: Ledger, where: JobFilter, limit: int, begins: str | Non
     events = await ledger.events_of([job.job_id for job in page.jobs])
     letters = [(at, queue_letter(job, events[job.job_id])) for at, job in enumerate(page.jobs) if job.job_id in events]
     meant = [(at, one) for at, one in letters if where.reason_code in {None, one.reason_code}]
-    more = len(page.jobs) == limit
-    return _QueueLetters(where=dead, begins=begins, looked=len(page.jobs), more=more, found=tuple(meant))
+    return _QueueLetters(where=dead, begins=begins, ends=page.cursor or _LIST_ENDED, found=tuple(meant))
 
 
 def queue_letter(job: Job, events: Sequence[Event]) -> DeadLetter:

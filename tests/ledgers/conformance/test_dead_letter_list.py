@@ -1,12 +1,17 @@
 """Dead letters of every lifecycle as one list, on every ledger."""
 
 import json
+from dataclasses import replace
+from typing import cast
 
 import pytest
 
 from tests.artifacts.desk import ORCHESTRATOR, advance, call_nlm, queue_job
 from tests.ledgers.conformance.rig import SUBMITTER, Rig
-from trellis.engine.errors import OptionInvalid
+from trellis.auth import own_reads
+from trellis.auth.own_reads import OwnReads
+from trellis.auth.principals import Principal
+from trellis.engine.errors import NotAllowed, OptionInvalid
 from trellis.engine.jobs import (
     Actor,
     CancelMode,
@@ -19,6 +24,7 @@ from trellis.engine.jobs import (
     RequestId,
     Stage,
 )
+from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter
 from trellis.lifecycles import Role, Trigger
 from trellis.operations.dead_letters import dead_letters, requeue_dead
@@ -45,11 +51,29 @@ async def dead_queued(rig: Rig, job_id: str) -> None:
         await moved(rig, ORCHESTRATOR, job_id, target)
 
 
-async def paged(rig: Rig, limit: int) -> list[str]:
+async def dead_of(rig: Rig, owner: str, *job_ids: str) -> None:
+    """Dead jobs of this submitter: of the job queue where the id says so, else leased ones."""
+    for job_id in job_ids:
+        if job_id.startswith("queue"):
+            await rig.ledger.submit(replace(ORCHESTRATOR, name=owner), [queue_job(job_id)])
+            await dead_queued(rig, job_id)
+        else:
+            await rig.ledger.submit(replace(SUBMITTER, name=owner), [NewJob(job_id=JobId(job_id), type="work")])
+            await dead_leased(rig, job_id)
+        await rig.advance(1.0)
+
+
+def reads_of(rig: Rig, name: str) -> Ledger:
+    """The ledger as the token of this submitter reads it."""
+    principal = Principal(name=name, roles=frozenset({Role.SUBMITTER}), by_token=True)
+    return cast("Ledger", OwnReads(ledger=rig.ledger, principal=principal))
+
+
+async def paged(rig: Rig, limit: int, ledger: Ledger | None = None) -> list[str]:
     """Every letter, page by page."""
     found, cursor = list[str](), None
     while True:
-        page = await dead_letters(rig.ledger, JobFilter(), limit=limit, cursor=cursor)
+        page = await dead_letters(ledger or rig.ledger, JobFilter(), limit=limit, cursor=cursor)
         found += [letter.job_id for letter in page.letters]
         cursor = page.cursor
         if cursor is None:
@@ -99,6 +123,39 @@ async def test_the_dead_letter_of_one_job_is_asked_for_by_its_id(rig: Rig):
     assert await rig.ledger.dead_letter(JobId("nobody's")) is None
     await rig.ledger.requeue(OPERATOR, [JobId("dead")], RequestId("again"), limit=1, cause=None)
     assert await rig.ledger.dead_letter(JobId("dead")) is None
+
+
+@pytest.mark.requirement("DJ-12", "D62")
+async def test_a_submitter_pages_through_its_own_letters_among_those_of_others(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(own_reads, "LETTERS_PAGE", 2)
+    await dead_of(rig, "ada", "ada-1", "queue-ada-1")
+    await dead_of(rig, "mallory", *(f"mallory-{number}" for number in range(5)), "queue-mallory-1", "queue-mallory-2")
+    await dead_of(rig, "ada", "ada-2", "queue-ada-2")
+    await dead_of(rig, "mallory", "mallory-last", "queue-mallory-last")
+    mine = reads_of(rig, "ada")
+    for limit in (1, 2, 3, 10):
+        assert sorted(await paged(rig, limit, mine)) == ["ada-1", "ada-2", "queue-ada-1", "queue-ada-2"]
+    assert [one.job_id for one in await mine.dead_letters(JobFilter(), limit=2)] == ["ada-2", "ada-1"]
+    assert [one.job_id for one in await mine.dead_letters(JobFilter(), limit=2, cursor="ada-2")] == ["ada-1"]
+    monkeypatch.setattr(own_reads, "LETTERS_PAGES_MAX", 2)
+    assert [one.job_id for one in await mine.dead_letters(JobFilter(), limit=2)] == ["ada-2"], "it looked at 4 letters"
+
+
+@pytest.mark.requirement("D62")
+async def test_a_submitter_reads_the_letter_events_and_payload_of_its_own_job_only(rig: Rig):
+    await dead_of(rig, "ada", "ada-1")
+    await dead_of(rig, "mallory", "mallory-1")
+    mine, own, other = reads_of(rig, "ada"), JobId("ada-1"), JobId("mallory-1")
+    assert await mine.dead_letter(own) == await rig.ledger.dead_letter(own)
+    for refused in (other, JobId("nobody's")):
+        with pytest.raises(NotAllowed, match="own"):
+            await mine.dead_letter(refused)
+    asked = [other, own, JobId("nobody's")]
+    assert await mine.events_of(asked) == await rig.ledger.events_of([own])
+    assert await mine.payloads(asked) == await rig.ledger.payloads([own])
+    assert list(await rig.ledger.payloads([own])) == [own]
 
 
 async def test_a_cursor_that_names_no_job_is_refused(rig: Rig):
