@@ -332,10 +332,10 @@ async def test_a_limited_gateway_gives_no_act_an_id_or_facts_and_sets_no_issuer(
     for given in ("p_id => 'refused-1f'", "p_facts => '{}'"):
         with pytest.raises(asyncpg.PostgresError, match="may give an act its id or facts") as refused:
             await tenants.rival.execute(f"SELECT {act}, {given})")
-        assert refused.value.sqlstate == "TR004"
+        assert getattr(refused.value, "sqlstate", "") == "TR004"
     with pytest.raises(asyncpg.PostgresError, match="only a member of trellis_app may set it") as refused:
         await tenants.rival.execute(f"SELECT trellis.set_home_issuer({me}, 'mine', null)")
-    assert refused.value.sqlstate == "TR002"
+    assert getattr(refused.value, "sqlstate", "") == "TR002"
     await tenants.rival.execute(f"SELECT {act})")
     acts = await tenants.ledger.acts()
     assert [act.event for act in acts if act.event != GRANTED] == ["access.refused"]
