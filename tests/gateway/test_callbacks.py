@@ -14,6 +14,7 @@ from tests.gateway.door import Door, opened, token
 from trellis.documents.act_records import ActRecorder
 from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, JobId, Move, Moved, NewJob, RequestId, Turn, TypeClaim
+from trellis.http_server.limits import REFUSALS_PER_MINUTE_MAX, UNAUTHENTICATED_PER_MINUTE_MAX, RefusalBounds
 from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.net.signatures import job_key, signed_headers
@@ -222,3 +223,28 @@ async def test_without_a_secret_no_callback_is_taken(tmp_path: Path):
         epoch = await _waiting_for_nlm(door, JOB)
         made = Callbacks(door, epoch, [NOW])
         assert (await made.send(made.body(), secret=b"")).status_code == 401
+
+
+@pytest.mark.requirement("D26", "OBS-1")
+async def test_senders_without_a_signature_add_one_actor_and_a_bounded_number_of_acts(callbacks: Callbacks):
+    door = callbacks.door
+    for number in range(UNAUTHENTICATED_PER_MINUTE_MAX + 5):
+        transport = httpx2.ASGITransport(app=door.app, client=(f"10.0.0.{number}", 40_000))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            assert (await client.post(f"/jobs/{JOB}/result", content=b"{}")).status_code == 401
+    acts = [act for act in await door.instance.ledger.acts() if act.event == "callback.refused"]
+    assert {act.actor for act in acts} == {"callback"}
+    senders = [f"10.0.0.{number}" for number in range(UNAUTHENTICATED_PER_MINUTE_MAX)]
+    assert [act.facts["sender"] for act in acts] == senders
+
+
+def test_refusals_of_unauthenticated_senders_are_limited_each_and_together():
+    now = [0.0]
+    bounds = RefusalBounds(lambda: now[0])
+    one = [bounds.take("one", authenticated=False) for _ in range(REFUSALS_PER_MINUTE_MAX + 2)]
+    assert one == [0] * REFUSALS_PER_MINUTE_MAX + [None, None]
+    rest = UNAUTHENTICATED_PER_MINUTE_MAX - REFUSALS_PER_MINUTE_MAX
+    assert [bounds.take(f"{number}", authenticated=False) for number in range(rest + 3)] == [0] * rest + [None] * 3
+    assert bounds.take("known") == 0
+    now[0] = 60.0
+    assert [bounds.take("one", authenticated=False), bounds.take("other", authenticated=False)] == [5, 0]

@@ -145,6 +145,18 @@ HIGH: dict[str, Mutant] = {
         new="  select p_name",
         tests=(f"{SQL}::test_a_login_cannot_write_another_name_into_the_history",),
     ),
+    "H4-acts": Mutant(
+        file="ledgers/postgres/functions/68_acts.sql",
+        old="  if _is_limited() and (p_id is not null or p_facts is not null) then",
+        new="  if false then",
+        tests=(f"{SQL}::test_a_limited_gateway_gives_no_act_an_id_or_facts_and_sets_no_issuer",),
+    ),
+    "H4-issuer": Mutant(
+        file="ledgers/postgres/functions/66_issuer.sql",
+        old="  if _is_limited() then",
+        new="  if false then",
+        tests=(f"{SQL}::test_a_limited_gateway_gives_no_act_an_id_or_facts_and_sets_no_issuer",),
+    ),
     "H4-linked": Mutant(
         file="ledgers/postgres/functions/12_ownership.sql",
         old="  if not _is_limited() then return; end if;\n  select u.job_id into foreign_id",

@@ -279,7 +279,9 @@ async def check_home_issuer(ledger: Ledger, settings: Settings, *, by: Actor | N
     ledger has none.
     """
     home = home_issuer_of(settings)
-    known = await ledger.home_issuer() if by is None else await ledger.set_home_issuer(by, home)
+    known = await ledger.home_issuer()
+    if known is None and by is not None:  # read first: a limited database login may read the issuer, but not record it
+        known = await ledger.set_home_issuer(by, home)
     if known not in {None, home}:
         detail = (
             f"{home} would take over the names, and so the jobs, of {known}, whose tokens this ledger was used with. Set the "

@@ -12,7 +12,7 @@ from typing import Any
 
 from trellis.documents import audit, ids
 from trellis.documents.publisher import DocumentPublisher
-from trellis.engine.admin_acts import AdminAct, NewAct
+from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
@@ -26,6 +26,8 @@ KEYS_CHARS_MAX = 200_000
 Further objects are only counted.
 """
 ERROR_CHARS_MAX = 500
+PAGES_MAX = 20
+"""The most pages of acts that one call reads while none of them can be published."""
 
 _log = log_of("trellis.projector")
 
@@ -33,7 +35,8 @@ _log = log_of("trellis.projector")
 class ActRecorder:
     """Publishes acts of one ledger.
 
-    An existing object with other bytes stays, is reported once, and stops no other act.
+    An existing object with other bytes stays, is reported once, and stops no other act. So does an act that cannot be
+    written as a record.
     """
 
     def __init__(self, ledger: Ledger, actor: Actor, publisher: DocumentPublisher) -> None:
@@ -42,14 +45,21 @@ class ActRecorder:
         self._publisher = publisher
         self.differing: set[str] = set()
         """Keys of objects that differ from the act's record."""
+        self._unwritable: set[str] = set()
+        self._after = 0
 
     async def publish_new(self) -> int:
-        """Publish acts without a record. Returns how many records were written. Raises StoreUnavailable."""
-        waiting = await self._ledger.acts(unpublished=True)
-        written = sum([await self._publish(act) for act in waiting])
-        published = [act for act in waiting if _key(act) not in self.differing]
-        if published:
-            await self._ledger.acts_published(self._actor, published)
+        """Publish acts without a record, up to the first page of which one was written. The next call goes on there.
+
+        Returns how many records were written. Raises StoreUnavailable.
+        """
+        written = 0
+        for _ in range(PAGES_MAX):
+            page = await self._ledger.acts(after=self._after, unpublished=True)
+            written += await self._publish_page(page)
+            self._after = page[-1].no if len(page) == ACTS_MAX else 0
+            if written or not self._after:
+                break
         return written
 
     async def publish_all(self) -> int:
@@ -59,13 +69,25 @@ class ActRecorder:
         """
         written, last = 0, 0
         while page := await self._ledger.acts(after=last):
-            written += sum([await self._publish(act) for act in page])
-            await self._ledger.acts_published(self._actor, [act for act in page if _key(act) not in self.differing])
+            written += await self._publish_page(page)
             last = page[-1].no
         return written
 
+    async def _publish_page(self, page: list[AdminAct]) -> int:
+        written = sum([await self._publish(act) for act in page])
+        published = [act for act in page if act.id not in self._unwritable and _key(act) not in self.differing]
+        if published:
+            await self._ledger.acts_published(self._actor, published)
+        return written
+
     async def _publish(self, act: AdminAct) -> bool:
-        body, key = audit.act_to_bytes(act), _key(act)
+        try:
+            body, key = audit.act_to_bytes(act), _key(act)
+        except (RecursionError, UnicodeError, ValueError) as error:
+            if act.id not in self._unwritable:
+                self._unwritable.add(act.id)
+                _log.error("act_not_published", event_id=act.id, error=str(error)[:ERROR_CHARS_MAX])
+            return False
         there = await self._publisher.create(key, body)
         if there != body and key not in self.differing:
             self.differing.add(key)

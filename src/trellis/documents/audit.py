@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from trellis.documents.errors import RecordInvalid
 from trellis.documents.run_documents import encode
-from trellis.engine.admin_acts import RECORD_FIELDS, AdminAct, node_of
+from trellis.engine.admin_acts import RECORD_FIELDS, RESERVED_FIELDS, AdminAct, node_of
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
 from trellis.engine.records import DeadLetter, Event, IdempotencyKey, RecordedEvent, Submission
 from trellis.lifecycles import Role
@@ -79,13 +79,15 @@ def to_line(record: RecordedEvent) -> bytes:
 def act_to_bytes(act: AdminAct) -> bytes:
     """The record of an administrative act as a separate object.
 
-    The fields of document 000 come first, the act's facts last.
+    The fields of document 000 come first, the act's facts last. No fact replaces a field or makes the record look like
+    that of a job's event.
     """
     fields = (
         *(timestamp(act.at), act.event, _actor_name(act.role), act.job_id, act.source, act.target, act.node, FORMAT),
         *(act.id, act.subject, act.role.value, act.actor, act.correlation_id, act.cause),
     )
-    return encode({**dict(zip(RECORD_FIELDS, fields, strict=True)), **act.facts})
+    facts = {name: value for name, value in act.facts.items() if name not in RESERVED_FIELDS}
+    return encode({**dict(zip(RECORD_FIELDS, fields, strict=True)), **facts})
 
 
 def _actor_name(role: Role) -> str:

@@ -13,10 +13,10 @@
 import json
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.text import storable
@@ -74,8 +74,16 @@ RECORD_FIELDS = (
     *("subject", "role", "actor_name", "correlation_id", "cause"),
 )
 """The fields of every audit record of an act, in this order. The act's facts follow under their own names."""
+RESERVED_FIELDS = frozenset({*RECORD_FIELDS, "lifecycle", "version"})
+"""Names that no fact has: the fields of every act's record, and those that mark the record of a job's event."""
+FACTS_DEPTH_MAX = 32
+"""How deep the facts of an act may be nested. PostgreSQL has the same limit."""
+UNREADABLE_FACTS = "unreadable_facts"
+"""The fact that holds the stored text of facts that Python cannot read."""
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_ID = re.compile(r"(?=(refused|objects-rebuilt|ledger-rebuilt)-.|.+-agent$)[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_EVENT_ID_END = re.compile(r"-[0-9]{1,10}$")
+"""How every id of a job's event ends. No act may have such an id, or it could take the place of the event's record."""
 _FACT_NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
 
 
@@ -126,14 +134,13 @@ def checked_act(act: NewAct) -> NewAct:
         raise OptionInvalid(option="event", value=act.event[:50], expected=f"1 to {EVENT_CHARS_MAX} characters")
     if not 1 <= len(act.subject) <= SUBJECT_CHARS_MAX:
         raise OptionInvalid(option="subject", value=act.subject[:50], expected=f"1 to {SUBJECT_CHARS_MAX} characters")
-    if act.id is not None and _ID.fullmatch(act.id) is None:
-        raise OptionInvalid(option="id", value=act.id[:50], expected="at most 200 letters, digits, dots and hyphens")
-    for name in act.facts:
-        if _FACT_NAME.fullmatch(name) is None or name in RECORD_FIELDS:
-            expected = "a lower-case name of at most 50 characters that is no field of every record"
-            raise OptionInvalid(option="facts", value=name[:50], expected=expected)
-    if len(facts_text(act.facts) or "") > FACTS_BYTES_MAX:
-        raise OptionInvalid(option="facts", value="…", expected=f"at most {FACTS_BYTES_MAX} bytes of JSON")
+    if act.id is not None and (_ID.fullmatch(act.id) is None or _EVENT_ID_END.search(act.id)):
+        expected = (
+            "at most 200 letters, digits, dots and hyphens that begin with refused-, objects-rebuilt- or ledger-rebuilt-"
+            " or end with -agent, and no id of an event"
+        )
+        raise OptionInvalid(option="id", value=act.id[:50], expected=expected)
+    _check_facts(act.facts)
     correlation, job_id = act.correlation_id, act.job_id
     return NewAct(
         event=act.event,
@@ -159,13 +166,44 @@ def facts_text(facts: Mapping[str, Any]) -> str | None:
 
 
 def read_facts(text: str | None) -> Mapping[str, Any]:
-    """The facts of a stored act."""
-    return json.loads(text) if text else {}
+    """The facts of a stored act. Facts that Python cannot read are one fact, their text."""
+    try:
+        return json.loads(text) if text else {}
+    except (RecursionError, ValueError):
+        return {UNREADABLE_FACTS: text}
 
 
 def rate_text(per_second: float | None, burst: int) -> str | None:
     """A rate limit as acts show it; None for no limit. PostgreSQL produces the same text."""
     return None if per_second is None else f"{float(per_second)!r}".removesuffix(".0") + f"/s, burst {burst}"
+
+
+def _check_facts(facts: Mapping[str, Any]) -> None:
+    for name in facts:
+        if _FACT_NAME.fullmatch(name) is None or name in RESERVED_FIELDS:
+            expected = "a lower-case name of at most 50 characters that is no field of every record"
+            raise OptionInvalid(option="facts", value=name[:50], expected=expected)
+    if not _is_flat(facts):
+        raise OptionInvalid(option="facts", value="…", expected=f"nested at most {FACTS_DEPTH_MAX} deep")
+    try:
+        json.dumps(dict(facts), ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:
+        raise OptionInvalid(option="facts", value="…", expected="JSON that can be written as UTF-8") from error
+    if len(facts_text(facts) or "") > FACTS_BYTES_MAX:
+        raise OptionInvalid(option="facts", value="…", expected=f"at most {FACTS_BYTES_MAX} bytes of JSON")
+
+
+def _is_flat(facts: Mapping[str, Any]) -> bool:
+    level: list[Any] = [facts]
+    for _ in range(FACTS_DEPTH_MAX + 1):
+        level = [inner for outer in level for inner in _children(outer)]
+    return not level
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return cast("Mapping[str, Any]", value).values()
+    return cast("Sequence[Any]", value) if isinstance(value, list | tuple) else ()
 
 
 def _cut(text: str | None) -> str | None:

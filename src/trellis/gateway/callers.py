@@ -212,14 +212,18 @@ async def record_refusal(
     cause: str,
     job_id: str | None = None,
     facts: dict[str, Any] | None = None,
+    sender: str | None = None,
+    authenticated: bool = True,
 ) -> None:
     """Record a refusal as an act in the ledger, unless this caller has reached its limit.
 
-    The act is recorded by role gateway under the caller's name; `roles` lists the caller's roles. If the ledger fails,
-    the failure is logged and not raised.
+    The act is recorded by role gateway under the caller's name; `roles` lists the caller's roles. `sender` is the
+    address of a sender that has no name of its own: the limit is then the address's. If the ledger fails, the failure
+    is logged and not raised.
     """
     gateway = gateway_of(request)
-    left_out = gateway.refusals.take(principal.name)
+    limited = principal.name if sender is None else f"{principal.name} from {sender}"
+    left_out = gateway.refusals.take(limited, authenticated=authenticated)
     if left_out is None:
         return
     roles = ",".join(sorted(role.value for role in principal.roles))
@@ -229,7 +233,7 @@ async def record_refusal(
         cause=cause,
         correlation_id=correlation_of(request),
         job_id=job_id,
-        facts={**(facts or {}), "roles": roles, "left_out": left_out},
+        facts={**(facts or {}), **({} if sender is None else {"sender": sender}), "roles": roles, "left_out": left_out},
         id=f"refused-{gateway.new_id()}",
     )
     try:

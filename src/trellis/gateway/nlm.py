@@ -53,6 +53,8 @@ from trellis.storage.objects.store import CREATE, PutStored
 EXPECTED_STATE = "NOTEBOOKLM_CALL"
 CAUSE_CHARS_MAX = 500
 REFUSED, REPEATED = "callback.refused", "callback.repeated"
+CALLBACK_ACTOR = "callback"
+"""The actor of every act about a callback."""
 
 router = APIRouter(tags=["jobs"], route_class=StrictRoute)
 _signature = APIKeyHeader(
@@ -116,7 +118,8 @@ async def result(
         repeated = await _keep_callback(instance, actor, job_id, signed, body)
     except (SignatureRefused, JobNotFound, Problem, RequestValidationError) as refusal:
         is_invalid = isinstance(refusal, RequestValidationError)
-        await _record(request, job_id, REFUSED, "the body does not fit" if is_invalid else str(refusal))
+        cause = "the body does not fit" if is_invalid else str(refusal)
+        await _record(request, job_id, REFUSED, cause, signed=not isinstance(refusal, SignatureRefused))
         raise
     if repeated:
         await _record(request, job_id, REPEATED, f"{signed.id} came again")
@@ -180,13 +183,22 @@ def _check_expected(job: Job, callback: Callback) -> None:
         raise Problem("INVALID_TRANSITION", detail, status_now=job.state)
 
 
-async def _record(request: Request, job_id: str, event: str, cause: str) -> None:
-    """Record a refused or repeated callback under the sender's address.
+async def _record(request: Request, job_id: str, event: str, cause: str, *, signed: bool = True) -> None:
+    """Record a refused or repeated callback, with the sender's address as a fact.
 
-    A sender without a valid signature has no other name, and its number of records must be limited.
+    All callbacks have one actor, because the ledger keeps every actor's name for ever. The number of records is limited
+    per address, and for all senders without a valid signature together.
     """
-    sender = Principal(name=f"callback from {sender_of(request)}", roles=frozenset())
-    await record_refusal(request, sender, event=event, subject=job_id, cause=cause[:CAUSE_CHARS_MAX], job_id=job_id)
+    await record_refusal(
+        request,
+        Principal(name=CALLBACK_ACTOR, roles=frozenset()),
+        event=event,
+        subject=job_id,
+        cause=cause[:CAUSE_CHARS_MAX],
+        job_id=job_id,
+        sender=sender_of(request),
+        authenticated=signed,
+    )
 
 
 # Jobs of the NLM backend, for operators. They are in the backend's own ledger (D42), and the gateway queries it.

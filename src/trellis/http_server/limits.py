@@ -17,6 +17,8 @@ from trellis.http_server.problems import Problem
 
 BUCKETS_MAX = 10_000
 REFUSALS_PER_MINUTE_MAX = 10
+UNAUTHENTICATED_PER_MINUTE_MAX = 60
+"""The most recorded refusals of all unauthenticated senders together, who may have any number of addresses."""
 REFUSED_MAX = 1_000
 MINUTE_S = 60.0
 
@@ -63,27 +65,43 @@ class _Minute:
 
 
 class RefusalBounds:
-    """Limits how many refusals per minute are recorded for each caller, and counts those left out."""
+    """Limits how many refusals per minute are recorded for each caller, and counts those left out.
+
+    All unauthenticated senders together have a second limit.
+    """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._minutes: OrderedDict[str, _Minute] = OrderedDict()
+        self._unauthenticated = _Minute(monotonic())
 
-    def take(self, name: str) -> int | None:
-        """How many refusals of this caller were left out before this one; None when this one is left out too."""
+    def take(self, name: str, *, authenticated: bool = True) -> int | None:
+        """How many refusals of this caller were left out before this one; None when this one is left out too.
+
+        For an unauthenticated sender, the number includes those that the limit for all of them left out.
+        """
         now = self._monotonic()
-        minute = self._minutes.pop(name, None) or _Minute(now)
-        if now - minute.began_at >= MINUTE_S:
-            minute = _Minute(now, left_out=minute.left_out)
-        self._minutes[name] = minute
+        minute = self._minutes[name] = _minute_at(now, self._minutes.pop(name, None) or _Minute(now))
         if len(self._minutes) > REFUSED_MAX:
             self._minutes.popitem(last=False)
-        if minute.recorded >= REFUSALS_PER_MINUTE_MAX:
-            minute.left_out += 1
-            return None
-        minute.recorded += 1
-        left_out, minute.left_out = minute.left_out, 0
-        return left_out
+        if authenticated or minute.recorded >= REFUSALS_PER_MINUTE_MAX:
+            return _taken(minute, REFUSALS_PER_MINUTE_MAX)
+        self._unauthenticated = _minute_at(now, self._unauthenticated)
+        among_all = _taken(self._unauthenticated, UNAUTHENTICATED_PER_MINUTE_MAX)
+        return None if among_all is None else among_all + (_taken(minute, REFUSALS_PER_MINUTE_MAX) or 0)
+
+
+def _minute_at(now: float, minute: _Minute) -> _Minute:
+    return _Minute(now, left_out=minute.left_out) if now - minute.began_at >= MINUTE_S else minute
+
+
+def _taken(minute: _Minute, most: int) -> int | None:
+    if minute.recorded >= most:
+        minute.left_out += 1
+        return None
+    minute.recorded += 1
+    left_out, minute.left_out = minute.left_out, 0
+    return left_out
 
 
 # Limits log lines: the first of many equal events is logged at once, the rest as one count.

@@ -1,11 +1,13 @@
 """Administrative acts: each change leaves exactly one, with who, when, what and from which machine; nothing else leaves any."""
 
 from dataclasses import replace
+from typing import Any
 
+import asyncpg
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, SUBMITTER, WORKER, Rig, actor
-from trellis.engine.admin_acts import NO_REASON, NewAct, this_node
+from trellis.engine.admin_acts import NO_REASON, RESERVED_FIELDS, UNREADABLE_FACTS, NewAct, read_facts, this_node
 from trellis.engine.errors import NotAllowed, OptionInvalid
 from trellis.engine.jobs import TypeOptions, options_text
 from trellis.engine.records import RetentionOptions
@@ -14,6 +16,21 @@ from trellis.lifecycles import Role
 
 PROJECTOR = actor(Role.PROJECTOR)
 DAY_S = 86_400.0
+REGISTERED = f"trellis.register_actor('anna', {Role.CONTROL_PLANE.code}::smallint)"
+NULLS = "null, null, null, null, null"
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+BAD_FACTS: list[dict[str, Any]] = [
+    *({"event": 1}, {"lifecycle": 1}, {"A b": 1}, {"x": "y" * 2**20}),
+    *({"x": nested(40)}, {"x": nested(100_000)}, {"x": "\ud800"}, {"x": float("nan")}),
+]
 
 
 @pytest.mark.requirement("OBS-1", "D35")
@@ -89,9 +106,49 @@ async def test_an_act_with_an_id_of_its_own_is_recorded_once_with_its_job_and_fa
     assert await rig.ledger.record_act(ADMIN, replace(act, cause="again")) == "job-1-2-agent"
     (found,) = await rig.ledger.acts()
     assert (found.id, found.cause, found.job_id, dict(found.facts)) == ("job-1-2-agent", "first", "job-1", facts)
-    for bad in ({"id": "a/b"}, {"facts": {"event": 1}}, {"facts": {"A b": 1}}, {"facts": {"x": "y" * 2**20}}):
+    for bad in BAD_FACTS:
         with pytest.raises(OptionInvalid):
-            await rig.ledger.record_act(ADMIN, replace(act, **bad))
+            await rig.ledger.record_act(ADMIN, replace(act, facts=bad))
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_no_act_takes_the_id_of_an_event(rig: Rig):
+    good = ("refused-1f-2a", "objects-rebuilt-1f", "ledger-rebuilt-1f", "job-1-2-agent", "refused-a-123456789012")
+    for id_ in good:
+        assert await rig.ledger.record_act(ADMIN, NewAct(event="x", subject="y", id=id_)) == id_
+    for id_ in ("a/b", "job-1-2", "mine", "refused-job-1", "ledger-rebuilt-2147483647", "-agent", "refused-a-agent\n"):
+        with pytest.raises(OptionInvalid):
+            await rig.ledger.record_act(ADMIN, NewAct(event="x", subject="y", id=id_))
+        if rig.admin_sql is not None:
+            given = id_.replace("\n", "' || chr(10) || '")
+            with pytest.raises(asyncpg.PostgresError, match="the id of an act"):
+                await rig.admin_sql(f"select trellis.record_act({REGISTERED}, 'x', 'y', {NULLS}, null, '{given}')")
+    assert [act.id for act in await rig.ledger.acts()] == list(good)
+
+
+@pytest.mark.only("postgres")
+@pytest.mark.requirement("OBS-1")
+@pytest.mark.parametrize(
+    "facts",
+    [
+        *(f'{{"{name}": 1}}' for name in sorted(RESERVED_FIELDS)),
+        *('{"A b": 1}', '{"": 1}', "[]", "1", "no json", '{"a": "\\ud800"}'),
+        '{"a": ' + "[" * 40 + "]" * 40 + "}",
+        '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    ],
+    ids=lambda facts: facts[:20],
+)
+async def test_facts_that_cannot_be_published_are_refused_in_plain_sql(rig: Rig, facts: str):
+    assert rig.admin_sql is not None
+    with pytest.raises(asyncpg.PostgresError, match="fact") as refused:
+        await rig.admin_sql(f"select trellis.record_act({REGISTERED}, 'x', 'y', {NULLS}, '{facts}')")
+    assert getattr(refused.value, "sqlstate", "") == "TR004"
+    assert await rig.ledger.acts() == []
+
+
+def test_facts_that_python_cannot_read_are_shown_as_text():
+    for text in ("[" * 200_000, '{"a": ' + "9" * 5_000 + "}", "{"):
+        assert read_facts(text) == {UNREADABLE_FACTS: text}
 
 
 @pytest.mark.requirement("OBS-1")
@@ -125,7 +182,7 @@ async def test_an_act_that_cannot_be_stored_is_refused_and_a_long_reason_is_cut(
 async def test_lost_acts_come_back_as_they_were(rig: Rig):
     await rig.ledger.pause(ADMIN, "work", paused=True)
     await rig.ledger.limit_rate(WORKER, "work", 5.0)
-    await rig.ledger.record_act(ADMIN, NewAct(event="x", subject="y", job_id="j", facts={"a": [1]}, id="mine"))
+    await rig.ledger.record_act(ADMIN, NewAct(event="x", subject="y", job_id="j", facts={"a": [1]}, id="refused-1f"))
     lost = await rig.ledger.acts()
     owner = await rig.lose()
     for _ in range(2):

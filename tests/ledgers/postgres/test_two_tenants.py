@@ -17,6 +17,7 @@ from trellis.app.wiring import new_id
 from trellis.auth.ownership import may_see
 from trellis.auth.principals import Principal
 from trellis.client import Trellis
+from trellis.engine.admin_acts import GRANTED
 from trellis.engine.errors import NotAllowed, QueueFull
 from trellis.engine.jobs import (
     Actor,
@@ -319,6 +320,26 @@ async def test_a_submitters_login_is_refused_what_operators_and_services_do(tena
             await tenants.rival.execute(statement)
     requeue = await tenants.rival.fetch(f"SELECT outcome FROM trellis.requeue({me}, array['{job_id}'], 'r', 'x')")
     assert [row["outcome"] for row in requeue] in ([], ["actor"], ["undeclared"])
+
+
+@pytest.mark.requirement("D62", "OBS-1")
+async def test_a_limited_gateway_gives_no_act_an_id_or_facts_and_sets_no_issuer(tenants: Tenants):
+    admin = await asyncpg.connect(tenants.rival_url.replace(RIVAL, "postgres"))
+    await admin.execute("INSERT INTO trellis.authority VALUES ($1, $2)", RIVAL, Role.GATEWAY.code)
+    await admin.close()
+    me = await tenants.rival.fetchval("SELECT trellis.register_actor('x', $1::smallint)", Role.GATEWAY.code)
+    act = f"trellis.record_act({me}, 'access.refused', 'y', null, null, null, null"
+    for given in ("p_id => 'refused-1f'", "p_facts => '{}'"):
+        with pytest.raises(asyncpg.PostgresError, match="may give an act its id or facts") as refused:
+            await tenants.rival.execute(f"SELECT {act}, {given})")
+        assert getattr(refused.value, "sqlstate", "") == "TR004"
+    with pytest.raises(asyncpg.PostgresError, match="only a member of trellis_app may set it") as refused:
+        await tenants.rival.execute(f"SELECT trellis.set_home_issuer({me}, 'mine', null)")
+    assert getattr(refused.value, "sqlstate", "") == "TR002"
+    await tenants.rival.execute(f"SELECT {act})")
+    acts = await tenants.ledger.acts()
+    assert [act.event for act in acts if act.event != GRANTED] == ["access.refused"]
+    assert await tenants.ledger.home_issuer() is None
 
 
 @pytest.mark.requirement("D62", "D55")

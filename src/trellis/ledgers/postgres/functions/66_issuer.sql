@@ -7,6 +7,10 @@ declare
   before text;
 begin
   perform _require(a.role, case when p_replaces is null then 'set_home_issuer' else 'replace_home_issuer' end);
+  if _is_limited() then
+    raise exception 'the issuer of plain names holds for everybody: only a member of trellis_app may set it, and % is none', session_user
+      using errcode = 'TR002';
+  end if;
   if p_issuer = '' or length(p_issuer) > 500 then
     raise exception 'an issuer has 1 to 500 characters' using errcode = 'TR004';
   end if;

@@ -13,8 +13,34 @@ begin
   return its_id;
 end $$;
 
+-- Raises TR004 for facts that could not be published: names that no fact may have, text that is no UTF-8, deep nesting.
+-- Each \u0000 is read as \u0001, because jsonb refuses it and Python does not.
+create or replace function _check_facts(p_facts text) returns void language plpgsql immutable set search_path from current as $$
+declare
+  facts jsonb;
+begin
+  begin
+    facts := replace(p_facts, '\u0000', '\u0001')::jsonb;
+  exception when data_exception or statement_too_complex or program_limit_exceeded then
+    raise exception 'the facts of an act are JSON that can be written as UTF-8' using errcode = 'TR004';
+  end;
+  if jsonb_typeof(facts) <> 'object' then
+    raise exception 'the facts of an act are a JSON object' using errcode = 'TR004';
+  end if;
+  if jsonb_path_exists(facts, '$.**{33}') then
+    raise exception 'the facts of an act are nested at most 32 deep' using errcode = 'TR004';
+  end if;
+  if exists (select from jsonb_object_keys(facts) k(name) where k.name !~ '^[a-z][a-z0-9_]{0,49}$' or k.name in (
+      'ts', 'event', 'actor', 'job_id', 'from', 'to', 'node', 'format', 'event_id', 'subject', 'role', 'actor_name', 'correlation_id',
+      'cause', 'lifecycle', 'version')) then
+    raise exception 'a fact of an act has a lower-case name of at most 50 characters that is no field of every record'
+      using errcode = 'TR004';
+  end if;
+end $$;
+
 -- For changes outside this database (an agent's file, a token), and for requests that a gateway refused. An existing
--- act with the caller's own id stays unchanged.
+-- act with the caller's own id stays unchanged. No such id can be an event's, which ends with the version of a job: a
+-- hyphen and at most ten digits. Otherwise an act could take the place of an event's audit record.
 create or replace function record_act(p_actor int, p_event text, p_subject text, p_source text, p_target text, p_cause text,
                                       p_correlation text, p_job text default null, p_facts text default null, p_id text default null)
 returns text language plpgsql security definer set search_path from current as $$
@@ -27,10 +53,15 @@ begin
     raise exception 'an administrative act has at most 100 characters of event, 500 of subject, 2000 of any other text and 1 MiB of facts'
       using errcode = 'TR004';
   end if;
-  if p_id is not null and p_id !~ '^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$' or p_facts is not null and json_typeof(p_facts::json) <> 'object' then
-    raise exception 'the id of an act has at most 200 letters, digits, dots and hyphens, and its facts are a JSON object'
-      using errcode = 'TR004';
+  if _is_limited() and (p_id is not null or p_facts is not null) then
+    raise exception 'only a member of trellis_app may give an act its id or facts, and % is none', session_user using errcode = 'TR004';
   end if;
+  if p_id !~ '^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$' or p_id !~ '^(refused|objects-rebuilt|ledger-rebuilt)-.|.-agent$'
+     or p_id ~ '-[0-9]{1,10}$' then
+    raise exception 'the id of an act has at most 200 letters, digits, dots and hyphens, begins with refused-, objects-rebuilt- or '
+      'ledger-rebuilt- or ends with -agent, and is no id of an event' using errcode = 'TR004';
+  end if;
+  if p_facts is not null then perform _check_facts(p_facts); end if;
   return _record_act(p_actor, a.role, p_event, p_subject, p_source, p_target, p_cause, p_correlation, p_job, p_facts, p_id);
 end $$;
 
