@@ -80,8 +80,7 @@ declare
   key_id bigint := _key_hash(p_key);
   found_waiting bigint;
 begin
-  -- `submit_keyed` has asked for the lock before the transaction got an id. Waiting here would hold up the feed.
-  perform pg_try_advisory_xact_lock(_waiting_lock(p_key));
+  perform _lock_waiting(_waiting_lock(p_key));
   select (select count(*) from parked p where p.ckey = key_id) + (select count(*) from resting r where r.ckey = key_id)
        + (select count(*) from slot s join ready r on r.id = s.id where s.ckey = key_id) into found_waiting;
   if found_waiting >= p_max then
