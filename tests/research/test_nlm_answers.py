@@ -281,11 +281,13 @@ async def test_what_is_staged_and_what_is_announced_must_be_the_same(rig: Rig):
 async def test_an_artifact_that_an_older_execution_staged_is_not_taken(rig: Rig):
     """The callback is of this execution and signed; the artifact it names was made for an epoch that lost its lease."""
     staged: list[httpx2.Response] = []
+    seen = asyncio.Event()
 
     async def answer(nlm: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay:
         if not staged:
             staged.append(await nlm.stage(execution))
         else:
+            await seen.wait()
             assert (await nlm.complete(execution, staged[0])).status_code == 202
         return under_way(execution)
 
@@ -295,6 +297,7 @@ async def test_an_artifact_that_an_older_execution_staged_is_not_taken(rig: Rig)
     await rig.until(lambda: bool(staged))
     await rig.lose_leases()
     assert (await rig.work(job_id, "NOTEBOOKLM_CALL"))["attempt"] == 1
+    seen.set()
     job = await rig.work(job_id, "RETRY_BACKOFF", "COMPLETE")
     assert (job["status"], job["artifact_id"], job["error"].partition(":")[0]) == (
         "RETRY_BACKOFF",

@@ -75,6 +75,25 @@ async def test_the_most_urgent_parked_job_gets_the_slot(rig: Rig):
     }
 
 
+@pytest.mark.parametrize("urgent", [False, True], ids=["older", "more urgent"])
+async def test_jobs_that_get_a_slot_go_before_younger_ones_also_right_after_a_full_claim(rig: Rig, urgent: bool):
+    """A claimer starts behind the jobs it took last. The next two of the key kept a position before that."""
+    keyed = await rig.submit(4, concurrency_key="k", concurrency_limit=2)
+    if urgent:
+        await rig.submit(3, priority=Priority.CRITICAL)
+        more = await rig.submit(2, priority=Priority.BATCH)
+        held = await rig.claim(6)
+        assert claimed_ids(held)[3:] == [*keyed[:2], more[0]]
+    else:
+        more = await rig.submit(2)
+        held = await rig.claim(3)
+        assert claimed_ids(held) == [*keyed[:2], more[0]]
+    for one in held:
+        await rig.pull(one, Trigger.COMPLETE)
+    assert claimed_ids(await rig.claim(2)) == keyed[2:]
+    assert claimed_ids(await rig.claim(2)) == more[1:]
+
+
 async def _complete(rig: Rig, held: Claimed) -> None:
     await rig.pull(held, Trigger.COMPLETE)
 

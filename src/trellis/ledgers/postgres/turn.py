@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import repeat
@@ -176,7 +176,8 @@ class LowWaterMarks:
 
     They are used while claims come back full, for at most half a second at a time. A job that commits late, or that
     keeps an older position because it waited for its key's slot, is before the mark. A claim that finds too little
-    behind its marks takes it in the same call. A full claim leaves it to a later claim, at most half a second later.
+    behind its marks searches again from the beginning in the same call. A claim that is full behind its marks leaves
+    such a job to a later claim, at most half a second later.
     """
 
     FULL_SCAN_EVERY_S = 0.5
@@ -192,21 +193,27 @@ class LowWaterMarks:
         self._claims += 1
         return PRIORITIES[::-1] if self._claims % LEAST_URGENT_FIRST_EVERY == 0 else PRIORITIES
 
-    def lows(self, types: Sequence[int], priorities: Sequence[int], now: float) -> list[int]:
-        """A mark for each priority and type; 0 is the beginning."""
+    def lows(self, types: Sequence[int], priorities: Sequence[int], now: float) -> dict[tuple[int, int], int]:
+        """The mark of each type and priority, in the order that `_pick` expects; 0 is the beginning."""
         if not self._full or now - self._scanned_at > self.FULL_SCAN_EVERY_S:
             self._scanned_at = now
             self._low.clear()
-        return [self._low.get((type_, priority), 0) for priority in priorities for type_ in types]
+        places = [(type_, priority) for priority in priorities for type_ in types]
+        return {place: self._low.get(place, 0) for place in places}
 
-    def note(self, claimed: PostgresRow | None, wanted: int) -> None:
-        """Store the positions of the jobs claimed last."""
+    def note(self, claimed: PostgresRow | None, wanted: int, lows: Mapping[tuple[int, int], int]) -> None:
+        """Store the positions of the jobs claimed last with these marks."""
         self._full = claimed is not None and len(claimed["ids"]) >= wanted
         if claimed is None:
             return
-        # The rows are in claim order: the last one of a type and priority has the highest position.
-        last = dict(zip(zip(claimed["types"], claimed["prios"], strict=True), claimed["places"], strict=True))
-        for place, position in last.items():
+        # The rows are in claim order: the first and the last one of a type and priority have the lowest and the highest
+        # position.
+        places = list(zip(claimed["types"], claimed["prios"], strict=True))
+        positions = claimed["places"]
+        first = dict(zip(reversed(places), reversed(positions), strict=True))
+        if any(position is not None and position < lows[place] for place, position in first.items()):
+            self._low.clear()  # this claim searched from the beginning
+        for place, position in dict(zip(places, positions, strict=True)).items():
             if position is not None:
                 self._low[place] = max(self._low.get(place, 0), position)
 
@@ -235,9 +242,9 @@ class TurnCaller:
     ) -> list[PostgresRow]:
         order = self._marks.order() if claim else ()
         lows = self._marks.lows(types, order, asyncio.get_running_loop().time())
-        rows = await self._ask(turn_arguments(actor, steps, claim, types, lows, order), claim)
+        rows = await self._ask(turn_arguments(actor, steps, claim, types, list(lows.values()), order), claim)
         if claim is not None:
-            self._marks.note(claimed_of(rows), claim.start + claim.prefetch)
+            self._marks.note(claimed_of(rows), claim.start + claim.prefetch, lows)
         return rows
 
     async def _ask(self, args: list[Any], claim: Claim | None) -> list[PostgresRow]:
@@ -284,7 +291,7 @@ def turn_arguments(
         [round(t.lease_s * 1000) for t in claim.types],
         [round(t.heartbeat_s * 1000) for t in claim.types],
         list(order),
-        list(lows),
+        lows,
         start,
         min(claim.prefetch, CLAIM_MAX - start),
         claim.isolates,

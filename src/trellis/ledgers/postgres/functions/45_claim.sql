@@ -1,7 +1,7 @@
 -- Claim. Rows of `ready` are never updated, so a ctid locked here stays valid for the delete. The low-water marks let a
 -- claimer start behind the rows it took before, which matters while an old snapshot prevents their removal. A claim
--- that finds too little behind its marks also searches before them: a job that got its key's slot keeps its older
--- position, and a job may commit late. So a claim returns fewer jobs than asked only when there are no more.
+-- that finds too little behind its marks searches again from the beginning: a job that got its key's slot keeps its
+-- older position, and a job may commit late. So a claim returns fewer jobs than asked only when there are no more.
 
 -- The only job that must run alone and may be handed out now: the first one, while no other is held. The lock lasts
 -- until the claim commits, so that two claimers cannot both find that none is held.
@@ -30,8 +30,7 @@ declare
   i int;
   p int;
   room int;
-  mark bigint;
-  is_marked boolean := exists (select from unnest(p_lows) w(low) where w.low > 0);
+  taken int[];
 begin
   for i in 1 .. cardinality(p_types) loop
     if kinds[i].paused then budget[i] := 0;
@@ -46,37 +45,31 @@ begin
   if p_isolates then
     alone := _next_alone(p_lifecycle, array(select p_types[n] from generate_subscripts(p_types, 1) n where coalesce(budget[n], 1) > 0));
   end if;
-  for before_marks in 0 .. is_marked::int loop
-    exit when before_marks = 1 and cardinality(picked) >= p_want;
+  loop
+    picked := '{}';
+    taken := array_fill(0, array[cardinality(p_types)]);
     for p in 1 .. cardinality(p_prios) loop
       for i in 1 .. cardinality(p_types) loop
-        room := least(p_want - cardinality(picked), coalesce(budget[i], p_want));
-        mark := p_lows[(p - 1) * cardinality(p_types) + i];
-        continue when room <= 0 or (before_marks = 1 and mark = 0);
-        -- Two statements: the planner expects few rows from a range with two ends and sorts them, but ready rows are
-        -- many.
-        if before_marks = 0 then
-          found_tids := array(select r.ctid from ready r
-                         where r.type = p_types[i] and r.prio = p_prios[p] and r.pos >= mark and r.lifecycle = p_lifecycle
-                           and (r.deaths = 0 or not p_isolates or r.id = alone or not _runs_alone(
-                                  r.deaths, (select j.max_deaths from job j where j.id = r.id), r.attempt, r.max_attempts))
-                         order by r.pos limit room for update skip locked);
-        else
-          found_tids := array(select r.ctid from ready r
-                         where r.type = p_types[i] and r.prio = p_prios[p] and r.pos < mark and r.lifecycle = p_lifecycle
-                           and (r.deaths = 0 or not p_isolates or r.id = alone or not _runs_alone(
-                                  r.deaths, (select j.max_deaths from job j where j.id = r.id), r.attempt, r.max_attempts))
-                         order by r.pos limit room for update skip locked);
-        end if;
-        if cardinality(found_tids) > 0 then
-          picked := picked || found_tids;
-          if budget[i] is not null then budget[i] := budget[i] - cardinality(found_tids); end if;
-          if kinds[i].rate_per_s is not null then
-            update job_type t set tokens = t.tokens - cardinality(found_tids) where t.id = p_types[i];
-          end if;
-        end if;
+        room := least(p_want - cardinality(picked), coalesce(budget[i] - taken[i], p_want));
+        continue when room <= 0;
+        found_tids := array(select r.ctid from ready r
+                       where r.type = p_types[i] and r.prio = p_prios[p] and r.pos >= p_lows[(p - 1) * cardinality(p_types) + i]
+                         and r.lifecycle = p_lifecycle
+                         and (r.deaths = 0 or not p_isolates or r.id = alone or not _runs_alone(
+                                r.deaths, (select j.max_deaths from job j where j.id = r.id), r.attempt, r.max_attempts))
+                       order by r.pos limit room for update skip locked);
+        picked := picked || found_tids;
+        taken[i] := taken[i] + cardinality(found_tids);
       end loop;
     end loop;
+    exit when cardinality(picked) >= p_want or 0 = all(p_lows);
+    -- The rows found are locked by this transaction, so the search from the beginning finds them again.
+    p_lows := array_fill(0::bigint, array[cardinality(p_lows)]);
+  end loop;
+  for i in 1 .. cardinality(p_types) loop
+    if taken[i] > 0 and kinds[i].rate_per_s is not null then
+      update job_type t set tokens = t.tokens - taken[i] where t.id = p_types[i];
+    end if;
   end loop;
   return picked;
 end $$;
