@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.conftest import Place, Shell
 from trellis import connect_sync
-from trellis.cli import agents, approvals, artifacts, jobs, memory, over_http, proposals, runs, submit
+from trellis.cli import agents, approvals, jobs, memory, over_http, runs, submit
 from trellis.lifecycles import Role
 
 AGENT = "archivist-violin"
@@ -156,13 +156,6 @@ def test_what_is_wrong_with_the_gateway_is_said_with_a_way_out(
         (runs.list_runs, over_http.list_runs),
         (runs.show_run, over_http.show_run),
         (runs.cancel, over_http.cancel_run),
-        (proposals.list_proposals, over_http.list_proposals),
-        (proposals.show_proposal, over_http.show_proposal),
-        (proposals.approve, over_http.approve),
-        (proposals.reject, over_http.reject),
-        (artifacts.list_artifacts, over_http.list_artifacts),
-        (artifacts.show_artifact, over_http.show_artifact),
-        (artifacts.clean_up, over_http.clean_up_artifacts),
         (submit.submit, over_http.submit),
         (jobs.list_jobs, over_http.list_jobs),
         (jobs.show, over_http.show_job),

@@ -67,11 +67,13 @@ def command(
     *,
     section: str | None = None,
     json: bool = True,
+    gateway: bool = False,
     over_http: Callable[..., Any] | None = None,
 ) -> Callable[[FunctionT], FunctionT]:
     """Register `function(cli, …)`, sync or async, as a command; its return value is the exit code.
 
-    `over_http` takes the same parameters and is called instead when the settings or `--gateway` name a gateway.
+    `gateway` says that the function asks `cli.api()`, so that it also works with `--gateway`. `over_http` takes the same
+    parameters and is called instead when the settings or `--gateway` name a gateway.
     """
 
     def register(function: FunctionT) -> FunctionT:
@@ -79,7 +81,7 @@ def command(
         shared = {
             "ledger": LedgerOption,
             "data": DataOption,
-            **({"gateway": GatewayOption} if over_http else {}),
+            **({"gateway": GatewayOption} if gateway or over_http else {}),
             **({"json": JsonOption} if json else {}),
             "debug": DebugOption,
         }

@@ -6,13 +6,15 @@ import shutil
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from trellis.app.settings import Settings, read_settings
-from trellis.app.wiring import check_home_issuer, connect, identify, principal_for, process_name
+from trellis.app.wiring import LOCAL_ROLES, check_home_issuer, connect, identify, principal_for, process_name
+from trellis.auth.matrices import permit
 from trellis.auth.own_reads import OwnReads
 from trellis.auth.ownership import sees_all
 from trellis.auth.principals import Principal
@@ -20,7 +22,7 @@ from trellis.cli.output import Output
 from trellis.cli.telemetry import configure_logging
 from trellis.client import Trellis
 from trellis.engine.errors import LedgerMissing, LedgerReadOnly, LedgerUrlInvalid, OptionInvalid, Refused
-from trellis.engine.jobs import JobId
+from trellis.engine.jobs import Actor, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.private_files import PRIVATE_FOLDER
@@ -30,11 +32,15 @@ from trellis.lifecycles import Role
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.worker.app import App
 
-if TYPE_CHECKING:  # HTTP is imported only when it is used
+if TYPE_CHECKING:  # HTTP and the application are imported only when they are used
+    from trellis.api.local import LocalApi
     from trellis.http.client import GatewayClient
 
 LEDGER_FILE = "trellis.db"
 """File name of the ledger in a `--data` folder."""
+
+OWNER_ROLES = LOCAL_ROLES | {Role.OWNER, Role.CONTROL_PLANE}
+"""Roles of the local owner, who needs no token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +98,40 @@ class Cli:
     def client(self) -> "AbstractAsyncContextManager[GatewayClient]":
         """A client of that gateway with the token of the settings."""
         return connect(gateway=self.gateway_url or "")
+
+    @asynccontextmanager
+    async def api(self) -> "AsyncGenerator[GatewayClient | LocalApi]":
+        """The application: through the gateway if there is one, otherwise on the ledger in this process."""
+        if self.gateway_url is not None:
+            async with self.client() as client:
+                yield client
+            return
+        from trellis.api.local import open_local_api
+
+        async with self.open() as ledger:
+            identity = identify(self.url, self.settings)
+            reader = Principal(name=self.person, roles=OWNER_ROLES) if identity is None else identity.principal()
+            async with open_local_api(
+                self.settings, self.url, ledger=ledger, reader=reader, permit=self._permit, name=self.person
+            ) as api:
+                yield api
+
+    async def ledger_time(self, api: "GatewayClient | LocalApi") -> datetime | None:
+        """The time of the ledger; None over HTTP, where it is unknown."""
+        from trellis.api.local import LocalApi
+
+        return await api.now() if isinstance(api, LocalApi) else None
+
+    def _permit(self, rule: str) -> Actor:
+        """The caller as an actor, if this rule allows it; raises NotAllowed."""
+        return permit(self._principal, rule)
+
+    @cached_property
+    def _principal(self) -> Principal:
+        """The caller: from the token, otherwise the local owner, who can read the ledger's key. Raises NotAllowed."""
+        identity = identify(self.url, self.settings)
+        principal = principal_for(self.url, name=self.person, operator=identity is None, identity=identity)
+        return principal if identity is not None else replace(principal, roles=OWNER_ROLES)
 
     @property
     def person(self) -> str:

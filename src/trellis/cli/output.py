@@ -268,13 +268,11 @@ def age(moment: datetime, now: datetime) -> str:
     return f"{seconds}s"
 
 
-def age_column(title: str, now: datetime | None) -> ListingColumn[Mapping[str, Any]]:
-    """A column with the age of records; with their creation time, under this title, if the ledger's time is unknown."""
+def age_column(title: str, now: datetime | None, *, of: str = "created_at") -> ListingColumn[Mapping[str, Any]]:
+    """A column with the age of records; with their time, under this title, if the ledger's time is unknown."""
     if now is None:
-        return ListingColumn(title=title, cell=lambda record: record["created_at"])
-    return ListingColumn(
-        title="AGE", cell=lambda record: age(datetime.fromisoformat(record["created_at"]), now), right=True
-    )
+        return ListingColumn(title=title, cell=lambda record: record[of])
+    return ListingColumn(title="AGE", cell=lambda record: age(datetime.fromisoformat(record[of]), now), right=True)
 
 
 class _Console(Console):

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pydantic
 
 from trellis.app.wiring import SystemClock
-from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.cli import values
-from trellis.cli.artifact_output import artifact_type, check_days, confirm, print_cleanup, print_discarded, show_page
 from trellis.cli.bus_jobs import TopicOptions, print_context_hint
 from trellis.cli.bus_wait import error_text_of, last_retry, look_at_gateway
 from trellis.cli.commands import LIMIT_MAX
@@ -21,12 +19,9 @@ from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, state_text
 from trellis.cli.queue_jobs import QueueJobOptions, is_queue_job, print_how_to_read, warn_undriven
 from trellis.cli.run_output import (
-    print_decision,
     print_ended,
     refusals,
     run_facts,
-    show_proposal_page,
-    show_proposals,
     show_runs,
     step_bar,
     still_at_work,
@@ -35,10 +30,8 @@ from trellis.cli.run_output import (
 )
 from trellis.cli.values import params_of
 from trellis.engine.errors import OptionInvalid
-from trellis.http.errors import GatewayRefused
 from trellis.http.shapes import (
     AgentShape,
-    ArtifactListed,
     BusJob,
     EventShape,
     JobDocument,
@@ -48,7 +41,6 @@ from trellis.http.shapes import (
 )
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
-from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.operations.explain import SERVICE_SLOW_S, duration
@@ -208,95 +200,6 @@ def _after_cancel(id_: str, lifecycle: str, status: str) -> str:
 
 def _has_ended(lifecycle: str, status: str) -> bool:
     return LIFECYCLES[lifecycle].is_settled(status)
-
-
-# --- proposals -------------------------------------------------------------------------------------------------------
-
-
-async def list_proposals(cli: Cli, state: str | None, limit: int, ids: bool) -> None:  # noqa: FBT001 - as its namesake
-    """List proposals, newest first."""
-    wanted, (status, _) = values.limit(limit, LIMIT_MAX), values.state(state, PROPOSAL.name)
-    async with cli.client() as client:
-        found = (await client.proposals.list(status=status, limit=wanted, conflicts=not ids)).items
-    if not cli.out.ids_alone(ids, [one.id for one in found]):
-        show_proposals(cli, [one.model_dump(mode="json") for one in found], None)
-
-
-async def show_proposal(cli: Cli, id_: str) -> None:
-    """One proposal: what it would change now, its sources with the words quoted, and what was decided."""
-    async with cli.client() as client:
-        found, diff, conflict = await client.proposals.get(id_), None, None
-        try:
-            preview = await client.proposals.diff(id_)
-            diff, conflict = preview.diff, preview.conflict
-        except GatewayRefused as error:  # a caller who may not decide sees the proposal, but not the target
-            cli.out.note(f"no diff: {error}")
-    show_proposal_page(cli, found.model_dump(mode="json"), diff, conflict)
-
-
-async def approve(cli: Cli, id_: str, note: str | None) -> int:
-    """Approve a proposal and have it applied."""
-    async with cli.client() as client:
-        await client.proposals.approve(id_, note)
-        decided = await client.proposals.apply(id_)
-    return print_decision(cli, id_, decided.status, decided=True)
-
-
-async def reject(cli: Cli, id_: str, note: str | None) -> int:
-    """Reject a proposal, with the reason."""
-    async with cli.client() as client:
-        decided = await client.proposals.reject(id_, note or "")
-    return print_decision(cli, id_, decided.status, decided=True)
-
-
-# --- artifacts -------------------------------------------------------------------------------------------------------
-
-
-async def list_artifacts(cli: Cli, type_: str | None, job: str | None, limit: int, ids: bool) -> None:  # noqa: FBT001 - as its namesake
-    """List finalized artifacts, newest first."""
-    wanted, kind = values.limit(limit, LIMIT_MAX), artifact_type(type_)
-    async with cli.client() as client:
-        found = (
-            await client.artifacts.list(type_=None if kind is None else kind.value, job_id=job, limit=wanted)
-        ).items
-    if cli.out.ids_alone(ids, [one.artifact_id for one in found]):
-        return
-    columns = [
-        ListingColumn[ArtifactListed](title="ARTIFACT", cell=lambda one: one.artifact_id),
-        ListingColumn[ArtifactListed](title="TYPE", cell=lambda one: one.type),
-        ListingColumn[ArtifactListed](title="FINALIZED", cell=lambda one: one.finalized_at or ""),
-        ListingColumn[ArtifactListed](
-            title="OF", cell=lambda one: f"{one.agent_slug}: job {one.job_id}", gives_way=True
-        ),
-    ]
-    _listing(cli, found, columns, empty="No artifacts.")
-
-
-async def show_artifact(cli: Cli, id_: str) -> None:
-    """One artifact with its content and its sources."""
-    async with cli.client() as client:
-        document = (await client.artifacts.get(id_)).model_dump(mode="json")
-    show_page(cli, document)
-
-
-async def discard_artifact(cli: Cli, id_: str, reason: str | None) -> None:
-    """Discard a staged artifact that no job waits for."""
-    async with cli.client() as client:
-        done = await client.artifacts.discard(id_, reason=reason)
-    print_discarded(cli, done.artifact_id)
-
-
-async def clean_up_artifacts(cli: Cli, *, older_than_days: int | None, dry_run: bool, yes: bool, limit: int) -> None:
-    """Remove old artifacts for good, the oldest first."""
-    wanted = values.limit(limit, CLEANUP_MAX)
-    check_days(older_than_days)
-    async with cli.client() as client:
-        done = await client.artifacts.cleanup(older_than_days=older_than_days, dry_run=True, limit=wanted)
-        if done.items and not dry_run:
-            confirm(len(done.items), yes=yes)
-            done = await client.artifacts.cleanup(older_than_days=older_than_days, limit=wanted)
-    ids = [one.artifact_id for one in done.items]
-    print_cleanup(cli, ids, days=done.older_than_days, dry_run=dry_run, more=done.more)
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------

@@ -146,21 +146,21 @@ def took(step: dict[str, Any]) -> str:
     return f"{(ended - began).total_seconds():.1f}s"
 
 
-def print_decision(cli: Cli, proposal: str, state: str, *, decided: bool) -> int:
+def print_decision(cli: Cli, proposal: str, state: str) -> int:
     """Print the state of a proposal after a decision.
 
     Returns the exit code. An approved change that could not be applied is a failure.
     """
     failed = state == "failed"
     if cli.out.as_json:
-        cli.out.record({"job_id": proposal, "id": proposal, "proposal": proposal, "status": state, "decided": decided})
+        cli.out.record({"job_id": proposal, "id": proposal, "proposal": proposal, "status": state, "decided": True})
     elif failed:
         cli.out.line(
             f"{proposal} is {state}: it was approved and could not be applied; why: `trellis proposals show {proposal}`"
         )
     else:
         cli.out.line(f"{proposal} is {state}")
-    return 0 if decided and not failed else 1
+    return 1 if failed else 0
 
 
 # How a proposal is shown to the person who decides about it.

@@ -9,6 +9,8 @@ from fastapi import Depends, Header, Request, Security
 from fastapi.responses import Response
 from fastapi.security import HTTPAuthorizationCredentials
 
+from trellis.api.context import ApiContext
+from trellis.api.local import LocalApi
 from trellis.app.instance import Instance
 from trellis.auth.matrices import permit
 from trellis.auth.ownership import within_agent
@@ -153,6 +155,16 @@ async def instance_of(request: Request) -> Instance:
 
 
 InstanceOf = Annotated[Instance, Depends(instance_of)]
+
+
+def api_for(instance: Instance, caller: Caller) -> LocalApi:
+    """The application for this caller."""
+
+    async def opened() -> Instance:
+        return instance
+
+    context = ApiContext(ledger=instance.ledger, reader=caller.principal, permit=caller.permit, instance=opened)
+    return LocalApi(context)
 
 
 # Which agent a caller may reach; the rule itself is in `runs.memory_access` (D62, AUTH-3).

@@ -11,14 +11,13 @@ import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
 from trellis.artifacts.content import ArtifactDraft, ArtifactType
-from trellis.artifacts.keys import ArtifactNotFound
 from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.auth.ownership import within_scope
 from trellis.engine.errors import JobNotFound
 from trellis.engine.jobs import JOB_ID_PATTERN, JobId
-from trellis.gateway.callers import Caller, InstanceOf, agent_within_reach, requires, within_job_agent, within_reach
+from trellis.gateway.callers import Caller, InstanceOf, api_for, requires, within_job_agent
 from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed, reserve, store_answer
-from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
+from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page
 from trellis.http.shapes import EXAMPLE_ARTIFACT, Artifact, ArtifactListed, ArtifactStaged, CleanedUpShape
 from trellis.http_server.bodies import LargeBodyRoute
 from trellis.http_server.problems import PROBLEMS
@@ -27,7 +26,6 @@ from trellis.storage.objects.canonical_json import encode
 DAYS_MAX = 36_500
 CLEANUP_DEFAULT = 200
 WRITE = "artifacts.write"
-READ = "artifacts.read"
 WHOLE = "of the old artifacts"
 """The subject of a cleanup, for the message of a refusal."""
 
@@ -104,7 +102,7 @@ async def stage(
     return {**instance.artifacts.fields(staged.row), "sha256": staged.sha256, "size": staged.size}
 
 
-@router.get("/artifacts", response_model=Page[ArtifactListed], responses=PROBLEMS)
+@router.get("/artifacts", responses=PROBLEMS)
 async def listing(
     instance: InstanceOf,
     caller: Annotated[Caller, requires("artifacts.read")],
@@ -112,12 +110,10 @@ async def listing(
     job_id: Annotated[str | None, Query(max_length=200)] = None,
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
-) -> dict[str, Any]:
+) -> Page[ArtifactListed]:
     """Finalized artifacts, newest first, without their content. A token for one agent or one job sees those of its agent alone."""
-    only = await agent_within_reach(instance, caller, READ)
-    found = await instance.artifacts.page(limit=limit, cursor=cursor, type_=type, job_id=job_id)
-    rows = [row for row in found.rows if only in {None, row.agent_slug}]
-    return page_document([instance.artifacts.fields(row) for row in rows], found.cursor)
+    kind = None if type is None else type.value
+    return await api_for(instance, caller).artifacts.list(type_=kind, job_id=job_id, limit=limit, cursor=cursor)
 
 
 @router.get("/artifacts/{artifact_id}", response_model=Artifact, responses=PROBLEMS)
@@ -127,28 +123,24 @@ async def one(
     caller: Annotated[Caller, requires("artifacts.read")],
 ) -> Response:
     """One finalized artifact. One that is not final is not found; what a token does not reach is refused, whether it is there or not."""
-    row = await instance.artifacts.row(artifact_id)
-    await within_reach(instance, caller, READ, None if row is None else row.agent_slug)
-    document = await instance.artifacts.read(artifact_id)
-    if document is None:
-        raise ArtifactNotFound(artifact=artifact_id)
+    document = await api_for(instance, caller).artifacts.document(artifact_id)
     # It was validated when it was staged and never changes, so it is returned as stored, and encoded in a thread.
     return Response(await asyncio.to_thread(encode, document), media_type="application/json")
 
 
-@router.post("/artifacts/{artifact_id}/discard", response_model=ArtifactListed, responses=PROBLEMS)
+@router.post("/artifacts/{artifact_id}/discard", responses=PROBLEMS)
 async def discard(
     artifact_id: Annotated[str, Path(max_length=200, examples=[EXAMPLE_ARTIFACT])],
     instance: InstanceOf,
     caller: Annotated[Caller, requires("artifacts.registry")],
     body: DiscardAsked | None = None,
-) -> dict[str, Any]:
+) -> ArtifactListed:
     """Discard a staged artifact that no job waits for; an operator's entry in the registry, audited, which changes no content.
 
     A final one is 409, and so is one that its job may still complete with. Asked again it answers the same.
     """
-    cause = (body.reason if body is not None else None) or f"discarded by {caller.principal.name}"
-    return instance.artifacts.fields(await instance.artifacts.give_up(caller.actor, artifact_id, cause=cause))
+    reason = None if body is None else body.reason
+    return await api_for(instance, caller).artifacts.discard(artifact_id, reason=reason)
 
 
 @router.post("/artifacts/cleanup", response_model=CleanedUpShape, responses=PROBLEMS)
@@ -168,14 +160,9 @@ async def cleanup(
         mark_replayed(response, replayed=True)
         return reservation.answer
     wish = body or CleanupAsked(older_than_days=None, limit=CLEANUP_DEFAULT)
-    done = await instance.artifacts.cleanup(
-        caller.actor, older_than_days=wish.older_than_days, limit=wish.limit, dry_run=wish.dry_run
+    done = await api_for(instance, caller).artifacts.cleanup(
+        older_than_days=wish.older_than_days, limit=wish.limit, dry_run=wish.dry_run
     )
-    told = {
-        "older_than_days": done.older_than_days,
-        "dry_run": done.dry_run,
-        "items": [instance.artifacts.fields(row) for row in done.rows],
-        "more": done.more,
-    }
+    told = done.model_dump()
     await store_answer(instance, asked, WHOLE, reservation, {"answer": told})
     return told

@@ -1,0 +1,84 @@
+"""Artifacts of queue jobs: list and read finalized ones, discard a staged one, remove old ones (ART-1 to ART-8)."""
+
+from typing import Any
+
+from trellis.api.context import LIMIT_DEFAULT, PAGE_MAX, ApiContext
+from trellis.artifacts.content import ArtifactType
+from trellis.artifacts.keys import ArtifactNotFound
+from trellis.artifacts.registry import CLEANUP_MAX
+from trellis.artifacts.rows import ArtifactRow
+from trellis.http.shapes import Artifact, ArtifactListed, CleanedUpShape, Page
+from trellis.runs.memory_access import check_reach, only_agent
+
+READ = "artifacts.read"
+
+
+class LocalArtifacts:
+    """Artifacts on a ledger and its stores, with the calls of `client.artifacts`."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+
+    async def list(
+        self,
+        *,
+        type_: str | None = None,
+        job_id: str | None = None,
+        limit: int = LIMIT_DEFAULT,
+        cursor: str | None = None,
+    ) -> Page[ArtifactListed]:
+        """Finalized artifacts, newest first, without their content; those of other agents are left out."""
+        only = await only_agent(self._context.ledger, self._context.reader, READ)
+        registry = (await self._context.instance()).artifacts
+        rows, wanted = list[ArtifactRow](), limit
+        kind = None if type_ is None else ArtifactType(type_)
+        while True:
+            page = await registry.page(limit=min(PAGE_MAX, wanted), cursor=cursor, type_=kind, job_id=job_id)
+            rows += [row for row in page.rows if only in {None, row.agent_slug}]
+            wanted -= len(page.rows)
+            cursor = page.cursor
+            if cursor is None or wanted <= 0:
+                break
+        return Page[ArtifactListed](items=[ArtifactListed(**registry.fields(row)) for row in rows], next_cursor=cursor)
+
+    async def get(self, artifact_id: str) -> Artifact:
+        """One finalized artifact; raises ArtifactNotFound."""
+        return Artifact(**await self.document(artifact_id))
+
+    async def document(self, artifact_id: str) -> dict[str, Any]:
+        """One finalized artifact as it is stored.
+
+        Raises ArtifactNotFound, and NotAllowed for what the caller does not reach, whether it exists or not.
+        """
+        registry = (await self._context.instance()).artifacts
+        row = await registry.row(artifact_id)
+        agent = None if row is None else row.agent_slug
+        await check_reach(self._context.ledger, self._context.reader, READ, agent)
+        document = await registry.read(artifact_id)
+        if document is None:
+            raise ArtifactNotFound(artifact=artifact_id)
+        return document
+
+    async def discard(self, artifact_id: str, *, reason: str | None = None) -> ArtifactListed:
+        """Discard a staged artifact that no job waits for, as an operator."""
+        actor = self._context.permit("artifacts.registry")
+        registry = (await self._context.instance()).artifacts
+        row = await registry.give_up(actor, artifact_id, cause=reason or f"discarded by {actor.name}")
+        return ArtifactListed(**registry.fields(row))
+
+    async def cleanup(
+        self,
+        *,
+        older_than_days: int | None = None,
+        dry_run: bool = False,
+        limit: int | None = None,
+        idempotency_key: str | None = None,  # noqa: ARG002 - in one process nothing is sent twice
+    ) -> CleanedUpShape:
+        """Remove artifacts that are old enough, as an operator; with `dry_run` only return which those are."""
+        actor = self._context.permit("artifacts.cleanup")
+        registry = (await self._context.instance()).artifacts
+        done = await registry.cleanup(
+            actor, older_than_days=older_than_days, limit=limit or CLEANUP_MAX, dry_run=dry_run
+        )
+        items = [ArtifactListed(**registry.fields(row)) for row in done.rows]
+        return CleanedUpShape(older_than_days=done.older_than_days, dry_run=done.dry_run, items=items, more=done.more)

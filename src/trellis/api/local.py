@@ -1,0 +1,63 @@
+"""The application on a ledger and its stores, in this process. It has the calls of `http.client.GatewayClient`."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from trellis.api.context import ApiContext
+from trellis.app.settings import Settings
+from trellis.auth.principals import Principal
+from trellis.engine.jobs import Actor
+from trellis.engine.ledger import Ledger
+
+if TYPE_CHECKING:  # each part loads what it needs on its first use: `trellis jobs` loads no agents
+    from trellis.api.artifacts import LocalArtifacts
+    from trellis.api.proposals import LocalProposals
+    from trellis.app.instance import Instance
+
+
+class LocalApi:
+    """The parts of the application for one caller."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+
+    async def now(self) -> datetime:
+        """The time of the ledger."""
+        return await self._context.now()
+
+    @property
+    def artifacts(self) -> "LocalArtifacts":
+        """What queue jobs left behind."""
+        from trellis.api.artifacts import LocalArtifacts
+
+        return LocalArtifacts(self._context)
+
+    @property
+    def proposals(self) -> "LocalProposals":
+        """What agents propose."""
+        from trellis.api.proposals import LocalProposals
+
+        return LocalProposals(self._context)
+
+
+@asynccontextmanager
+async def open_local_api(
+    settings: Settings, url: str, *, ledger: Ledger, reader: Principal, permit: Callable[[str], Actor], name: str
+) -> AsyncGenerator[LocalApi]:
+    """The application on the open `ledger` of this URL, for one caller. `permit` decides what it may change.
+
+    `name` is the name of this process, for what the instance itself records.
+    """
+    async with AsyncExitStack() as stack:
+        opened: list[Instance] = []
+
+        async def instance() -> "Instance":
+            from trellis.app.instance import open_instance
+
+            if not opened:
+                opened.append(await stack.enter_async_context(open_instance(settings, url, name=name)))
+            return opened[0]
+
+        yield LocalApi(ApiContext(ledger=ledger, reader=reader, permit=permit, instance=instance))

@@ -1,0 +1,170 @@
+"""Proposals of agents, and jobs that the safety kernel held for a person: read them and decide about them.
+
+A held job has the shape of a proposal, so that a person finds everything that waits in one list (D22, AUTH-6).
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from trellis.api.context import LIMIT_DEFAULT, ApiContext
+from trellis.app.wiring import SystemClock, new_id
+from trellis.bus import approvals
+from trellis.documents.errors import ProposalNotFound
+from trellis.engine.errors import InvalidTransition
+from trellis.engine.jobs import Actor, JobId, NotMoved, RequestId
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import JobFilter
+from trellis.http.shapes import Page, ProposalDiff, ProposalShape
+from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.lifecycles.proposal import PROPOSAL
+from trellis.proposals import proposal as proposals
+from trellis.proposals.apply import APPLYING, FAILED, apply_until_settled
+from trellis.proposals.preview import ENDED, conflict_of, conflicts_of, diff_of
+
+APPLY_PATIENCE_S = 5.0
+"""How long a call waits for the apply, in seconds. Shorter than the timeout of any client; clients may ask again."""
+HELD_FIRST, PROPOSALS_NEXT = "held:", "proposals:"
+"""Cursor prefixes: among held jobs, or at the first proposal. A cursor without a prefix is one of proposals."""
+OPEN = frozenset({"approved", "auto_approved", APPLYING})
+
+
+class LocalProposals:
+    """Proposals on a ledger and its stores, with the calls of `client.proposals`."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+
+    async def list(
+        self,
+        *,
+        status: str | None = None,
+        limit: int = LIMIT_DEFAULT,
+        cursor: str | None = None,
+        conflicts: bool = False,
+    ) -> Page[ProposalShape]:
+        """Proposals, newest first; before them held jobs. With `conflicts`, with why one can no longer be applied."""
+        items, after = await proposal_page(self._context.ledger, status, limit, cursor)
+        if conflicts and (open_ := [one for one in items if one["status"] not in ENDED and "change" in one["content"]]):
+            instance = await self._context.instance()
+            reasons = await conflicts_of(open_, objects=instance.objects)
+            items = [{**one, "conflict": reasons.get(one["id"])} for one in items]
+        return Page[ProposalShape](items=[ProposalShape(**one) for one in items], next_cursor=after)
+
+    async def get(self, proposal_id: str) -> ProposalShape:
+        """One proposal, or one held job; raises ProposalNotFound."""
+        return ProposalShape(**await proposal_document(self._context.ledger, proposal_id))
+
+    async def diff(self, proposal_id: str) -> ProposalDiff:
+        """What applying it would change now, as a unified diff."""
+        document = await proposal_document(self._context.ledger, proposal_id)
+        shown, conflict = None, None
+        if document["status"] not in ENDED and approvals.job_id_of_inbox_id(proposal_id) is None:
+            instance, now = await self._context.instance(), await self._context.now()
+            shown = await diff_of(document, objects=instance.objects, memory=instance.memory, now=now)
+            conflict = await conflict_of(document, objects=instance.objects)
+        return ProposalDiff(id=document["id"], version=document["version"], diff=shown, conflict=conflict)
+
+    async def approve(
+        self,
+        proposal_id: str,
+        note: str | None = None,
+        *,
+        version: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> ProposalShape:
+        """Approve a proposal, which is then applied, or let a held job go."""
+        return await self._decide(proposal_id, version, idempotency_key, approve=True, note=note)
+
+    async def reject(
+        self, proposal_id: str, note: str, *, version: int | None = None, idempotency_key: str | None = None
+    ) -> ProposalShape:
+        """Reject a proposal, or a held job, and say why."""
+        return await self._decide(proposal_id, version, idempotency_key, approve=False, note=note)
+
+    async def apply(self, proposal_id: str, *, idempotency_key: str | None = None) -> ProposalShape:
+        """Have an approved proposal applied now, or once more if it failed. An approved job goes by itself."""
+        document, proposal = await proposal_document(self._context.ledger, proposal_id), JobId(proposal_id)
+        state = document["status"]
+        if approvals.job_id_of_inbox_id(proposal_id) is not None and state == "approved":
+            return ProposalShape(**document)
+        self._context.permit("proposals.apply")
+        engine = (await self._context.instance()).apply_engine()
+        if state == FAILED:
+            await engine.apply_again(proposal, RequestId(idempotency_key or new_id()))
+        elif state in OPEN:
+            await apply_until_settled(engine, SystemClock(), proposal, APPLY_PATIENCE_S)
+        return await self.get(proposal_id)
+
+    async def _decide(
+        self, proposal_id: str, version: int | None, key: str | None, *, approve: bool, note: str | None
+    ) -> ProposalShape:
+        ledger, request_id = self._context.ledger, RequestId(key or new_id())
+        if (held := approvals.job_id_of_inbox_id(proposal_id)) is not None:
+            actor = self._context.permit("jobs.approve")
+            await approvals.decide(
+                ledger, actor, held, approve=approve, note=note, request_id=request_id, version=version
+            )
+            return await self.get(proposal_id)
+        actor = self._context.permit("proposals.decide")
+        proposal = (await proposals.get_proposal_job(ledger, proposal_id)).job_id
+        answer = await proposals.decide_proposal(
+            ledger, actor, proposal, approve=approve, note=note, request_id=request_id, version=version
+        )
+        if isinstance(answer, NotMoved):
+            raise refused_decision(answer, actor)
+        return await self.get(proposal_id)
+
+
+def refused_decision(answer: NotMoved, actor: Actor) -> InvalidTransition:
+    """The error for a proposal whose state does not allow the decision."""
+    return InvalidTransition(
+        job_id=answer.job_id, source=answer.state, target=answer.target, actor=actor.role.value, reason=answer.reason
+    )
+
+
+async def proposal_page(
+    ledger: Ledger, state: str | None, limit: int, cursor: str | None
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Held jobs, then proposals, because work waits for held jobs; and the cursor, which says which list continues."""
+    items = list[dict[str, Any]]()
+    if state in {None, "pending"} and (cursor is None or cursor.startswith(HELD_FIRST)):
+        after = cursor.removeprefix(HELD_FIRST) if cursor else None
+        held = await approvals.list_waiting(ledger, limit=limit, cursor=after)
+        items = [document for job, events in held.items if (document := approvals.inbox_document(job, events))]
+        cursor = None
+        if held.cursor is not None:
+            return items, f"{HELD_FIRST}{held.cursor}"
+        if len(items) == limit:
+            return items, PROPOSALS_NEXT
+    where = JobFilter(lifecycle=PROPOSAL.name, state=state)
+    after = None if cursor == PROPOSALS_NEXT else cursor
+    found = await ledger.jobs(where, limit=limit - len(items), cursor=after)
+    return [*items, *await _documents(ledger, [job.job_id for job in found.jobs])], found.cursor
+
+
+async def _documents(ledger: Ledger, proposal_ids: Sequence[JobId]) -> list[dict[str, Any]]:
+    """Several proposals as they are now, with two queries in total. Proposals deleted meanwhile are left out."""
+    payloads, events = await ledger.payloads(proposal_ids), await ledger.events_of(proposal_ids)
+    there = [one for one in proposal_ids if one in payloads and one in events]
+    return [json.loads(proposals.document(payloads[one], events[one])) for one in there]
+
+
+async def proposal_document(ledger: Ledger, proposal_id: str, *, version: int | None = None) -> dict[str, Any]:
+    """A proposal or a held job as it is now, or was at this version; raises ProposalNotFound."""
+    if (held := approvals.job_id_of_inbox_id(proposal_id)) is not None:
+        return await _held_document(ledger, held, version=version)
+    job = await proposals.get_proposal_job(ledger, proposal_id)
+    events = [event for event in await ledger.events(job.job_id) if version is None or event.version <= version]
+    return json.loads(proposals.document(job.payload or b"", events))
+
+
+async def _held_document(ledger: Ledger, job_id: JobId, *, version: int | None) -> dict[str, Any]:
+    """A job that was held at least once; raises ProposalNotFound."""
+    job = await ledger.job(job_id)
+    events = [event for event in await ledger.events(job_id) if version is None or event.version <= version]
+    is_of_bus = job is not None and job.lifecycle == BUS_JOB.name
+    document = approvals.inbox_document(job, events) if job is not None and is_of_bus else None
+    if document is None:
+        raise ProposalNotFound(proposal=approvals.inbox_id(job_id))
+    return document
