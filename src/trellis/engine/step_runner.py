@@ -174,7 +174,7 @@ class StepRunner(ABC):
             self.cancel_requests.discard(job_id)
             await drive.close()
 
-    async def _work(self, job_id: JobId, drive: JobDrive[Any, Any]) -> Coroutine[Any, Any, str | None]:
+    async def _work(self, job_id: JobId, drive: JobDrive[Any, Exception]) -> Coroutine[Any, Any, str | None]:
         """Execute the steps. Returns the last transition, which is still to be made."""
         try:
             return drive.complete(await drive.work())
