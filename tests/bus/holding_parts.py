@@ -27,11 +27,8 @@ from trellis.bus.messages import (
     Status,
 )
 from trellis.bus.outcomes.linked_jobs import ATTEMPTS, attempts_of
-from trellis.bus.outcomes.publisher import SUBSCRIBER_NAME as PUBLISHER
 from trellis.bus.outcomes.publisher import BusPublisher
-from trellis.bus.outcomes.reconciler import SUBSCRIBER_NAME as AFTERMATH
 from trellis.bus.outcomes.reconciler import OutcomeReconciler
-from trellis.bus.outcomes.subscription import FeedSubscriber
 from trellis.bus.port import ReceivedPacket
 from trellis.bus.requests import wire_id
 from trellis.bus.results.attempts import AttemptCache, LeaseRenewals, StopNotifier
@@ -235,12 +232,6 @@ def parts_of(rig: Rig, *, name: str = "process-1", ledger: Ledger | None = None,
         stopping=stopping,
         bus=bus,
     )
-    aftermath = OutcomeReconciler(ledger=ledger, topics=rig.topics, follower=_follower(ledger, control, rig, AFTERMATH))
-    publisher = BusPublisher(
-        ledger=ledger, bus=bus, topics=rig.topics, follower=_follower(ledger, control, rig, PUBLISHER)
-    )
+    aftermath = OutcomeReconciler(ledger=ledger, actor=control, clock=rig.clock, topics=rig.topics)
+    publisher = BusPublisher(ledger=ledger, actor=control, clock=rig.clock, bus=bus, topics=rig.topics)
     return Parts(rig=rig, ledger=ledger, results=results, renewals=renewals, aftermath=aftermath, publisher=publisher)
-
-
-def _follower(ledger: Ledger, actor: Actor, rig: Rig, follows_as: str) -> FeedSubscriber:
-    return FeedSubscriber(ledger=ledger, actor=actor, clock=rig.clock, follows_as=follows_as)

@@ -272,6 +272,6 @@ async def test_a_cancelled_workflow_is_undone_and_its_compensations_are_not_canc
     assert await parts.jobs() == {"p": "CANCELLED", "a": "SUCCEEDED", "b": "CANCELLED", "a.c": "PENDING"}
     # Taken again from the beginning, as after a crash, it comes to the same.
     again = parts_of(rig, name="process-2")
-    again.aftermath.follower.follows_as = "another-name"
+    again.aftermath.follows_as = "another-name"
     await again.follow_up()
     assert (await parts.jobs())["a.c"] == "PENDING"

@@ -390,13 +390,13 @@ async def test_whoever_reads_a_page_slowly_stays_the_one_who_follows(rig: Rig, m
     other = parts_of(rig, name="process-2", ledger=await rig.bench.open_another())
     for name in await rig.submit_many(12):
         await parts.cancel(name)
-    await parts.aftermath.follower.page()
+    await parts.aftermath.page()
     parts.aftermath._families.learn = lambda *_: None  # type: ignore[method-assign]
 
     async def slow(job_id: JobId) -> Any:
         rig.clock.advance(1.0)
         await rig.bench.advance(1.0)
-        assert await other.aftermath.follower.page() is None
+        assert await other.aftermath.page() is None
         return await job(job_id)
 
     monkeypatch.setattr(rig.ledger, "job", slow)
@@ -439,7 +439,7 @@ async def test_whoever_cancels_many_children_stays_the_one_who_follows(rig: Rig,
     async def slow(*what: Any, **how: Any) -> Any:
         rig.clock.advance(1.0)
         await rig.bench.advance(1.0)
-        assert await other.aftermath.follower.page() is None
+        assert await other.aftermath.page() is None
         return await cancel(*what, **how)
 
     monkeypatch.setattr(rig.ledger, "cancel", slow)
@@ -583,7 +583,7 @@ async def test_the_place_moves_on_over_what_belongs_to_others(rig: Rig):
     await rig.advance(2)
     await parts.aftermath.run_once()
     await parts.aftermath.release()
-    following = await rig.ledger.subscribe(parts.aftermath.follower.actor, "bus-aftermath", lease_s=5)
+    following = await rig.ledger.subscribe(parts.aftermath.actor, "bus-aftermath", lease_s=5)
     assert following is not None
     page = await rig.ledger.feed(following.position, limit=10)
     assert not page.events

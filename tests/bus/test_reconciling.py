@@ -189,7 +189,7 @@ async def test_two_that_follow_at_the_same_moment_do_the_same(rig_of: Opens):
         async def follow_up() -> None:
             both = [parts_of(rig, name=f"r{n}", ledger=ledger).aftermath for n, ledger in enumerate(ledgers)]
             for one in both:
-                await one.follower.page()
+                await one.page()
                 await rig.advance(6)  # it still believes that it follows
             for _ in range(CALLS_MAX):
                 if not any(report.events for report in await asyncio.gather(*(one.run_once() for one in both))):

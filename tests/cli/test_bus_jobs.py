@@ -13,8 +13,7 @@ from rich.text import Text
 from tests.bus.test_signatures import private_file
 from tests.cli.conftest import Terminal
 from trellis.app.wiring import new_id
-from trellis.bus.outcomes.reconciler import SUBSCRIBER_NAME, OutcomeReconciler
-from trellis.bus.outcomes.subscription import FeedSubscriber
+from trellis.bus.outcomes.reconciler import OutcomeReconciler
 from trellis.bus.pointers import make_pointers
 from trellis.bus.topics import Topics
 from trellis.cli.bus_wait import LOOK_S, EndedBusJob, last_retry
@@ -92,8 +91,7 @@ def followed_up(url: str) -> None:
 
     async def act(ledger: Ledger) -> None:
         control = Actor(role=Role.CONTROL_PLANE, name="control@test")
-        follower = FeedSubscriber(ledger=ledger, actor=control, clock=FakeClock(), follows_as=SUBSCRIBER_NAME)
-        aftermath = OutcomeReconciler(ledger=ledger, topics=Topics(), follower=follower)
+        aftermath = OutcomeReconciler(ledger=ledger, actor=control, clock=FakeClock(), topics=Topics())
         while (await aftermath.run_once()).events:
             pass
         await aftermath.release()

@@ -11,8 +11,8 @@ from trellis.app.instance import open_instance
 from trellis.app.settings import Settings
 from trellis.documents.errors import AgentStopped
 from trellis.engine.jobs import Actor, Claim, ClaimId, Turn, TypeClaim
-from trellis.engine.lease_runner import journal_once
 from trellis.engine.records import SubscriberRecord
+from trellis.engine.step_runner import journal_once
 from trellis.lifecycles import Role
 from trellis.operations.run_waits import projector_words, wait_words
 from trellis.runs.orchestration import TriggerKind

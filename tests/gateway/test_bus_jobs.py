@@ -13,7 +13,6 @@ from tests.gateway.conftest import Gateway
 from tests.gateway.world import everything
 from trellis.app.wiring import new_id
 from trellis.bus.outcomes.reconciler import OutcomeReconciler
-from trellis.bus.outcomes.subscription import FeedSubscriber
 from trellis.bus.pointers import BYTES_MAX, PointerPart
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety.decisions import SafetyDecision
@@ -362,8 +361,7 @@ async def test_whoever_cancels_a_job_that_is_done_again_is_told_as_what_and_may_
 async def _follow_up(gateway: Gateway) -> None:
     ledger, clock = gateway.instance.ledger, FakeClock()
     control = Actor(role=Role.CONTROL_PLANE, name="control@test")
-    follower = FeedSubscriber(ledger=ledger, actor=control, clock=clock, follows_as="bus-aftermath")
-    aftermath = OutcomeReconciler(ledger=ledger, topics=gateway.instance.topics, follower=follower)
+    aftermath = OutcomeReconciler(ledger=ledger, actor=control, clock=clock, topics=gateway.instance.topics)
     while (await aftermath.run_once()).events:
         pass
     await aftermath.release()

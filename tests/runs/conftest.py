@@ -12,10 +12,11 @@ from trellis.documents.run_documents import RunFacts, RunRequest
 from trellis.engine.jobs import Actor, Claim, Claimed, ClaimId, JobId, NewJob, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, SweepOptions
+from trellis.engine.step_runner import DriveOutcome
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.runs.orchestrator import TYPE, DriveOutcome, RunDriver, RunDriverOptions, accept
+from trellis.runs.orchestrator import TYPE, RunDriver, RunDriverOptions, accept
 from trellis.runs.steps import RunStep, StepContext, StepResult
 from trellis.testing import FakeClock
 

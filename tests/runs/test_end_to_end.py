@@ -19,12 +19,13 @@ from trellis.documents import ids
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.documents.run_documents import RunRequest
 from trellis.engine.jobs import Actor, JobId, RequestId
+from trellis.engine.step_runner import DriveOutcome
 from trellis.lifecycles import Role
 from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.proposals import proposal as proposals
 from trellis.proposals.apply import ApplyEngine, ApplyOptions
-from trellis.runs.orchestrator import DriveOutcome, RunDriver, RunDriverOptions
+from trellis.runs.orchestrator import RunDriver, RunDriverOptions
 from trellis.runs.pipeline import RunSteps
 from trellis.runs.projector import Projector
 from trellis.runs.steps import StepContext

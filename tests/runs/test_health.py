@@ -51,6 +51,7 @@ class Ward:
         return AgentHealth(
             ledger=self.stand.ledger,
             actor=Actor(role=Role.CONTROL_PLANE, name=name),
+            clock=self.stand.clock,
             catalog=Catalog(self.objects),
             options=HealthOptions(batch=3),
         )

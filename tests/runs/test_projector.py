@@ -12,10 +12,11 @@ from trellis.documents import audit, ids, run_documents
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
 from trellis.engine.records import RetentionOptions
+from trellis.engine.step_runner import DriveOutcome
 from trellis.lifecycles import Role
 from trellis.proposals import proposal as proposals
 from trellis.proposals.proposal import ProposalContent
-from trellis.runs.orchestrator import DriveOutcome, RunDriver, RunDriverOptions
+from trellis.runs.orchestrator import RunDriver, RunDriverOptions
 from trellis.runs.projector import EventRecorder, Projector
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import (

@@ -10,7 +10,8 @@ from tests.runs.conftest import ORCHESTRATOR, Stand
 from trellis.documents import run_documents
 from trellis.documents.ids import STEPS
 from trellis.engine.jobs import CancelMode, JobId, RequestId
-from trellis.runs.orchestrator import DriveOutcome, Orchestrator, OrchestratorOptions
+from trellis.engine.step_runner import DriveOutcome
+from trellis.runs.orchestrator import Orchestrator, OrchestratorOptions
 from trellis.runs.steps import StepContext, StepResult
 from trellis.runs.waits import WAITS_MAX, UpstreamWaits, read_waits
 from trellis.storage.objects.store import StoreUnavailable

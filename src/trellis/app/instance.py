@@ -395,9 +395,7 @@ class Instance:
     def agent_health(self) -> AgentHealth:
         """Builds the service that stops agents that keep failing."""
         return AgentHealth(
-            ledger=self.ledger,
-            actor=self.actor(Role.CONTROL_PLANE),
-            catalog=self.catalog,
+            ledger=self.ledger, actor=self.actor(Role.CONTROL_PLANE), clock=SystemClock(), catalog=self.catalog
         )
 
     async def judge_agents(self) -> None:

@@ -14,10 +14,8 @@ from typing import Any
 from trellis.bus.backlog import BacklogLimit
 from trellis.bus.errors import BusError
 from trellis.bus.messages import HANDSHAKE, Handshake
-from trellis.bus.outcomes.publisher import SUBSCRIBER_NAME as PUBLISHES_AS
 from trellis.bus.outcomes.publisher import BusPublisher
-from trellis.bus.outcomes.reconciler import SUBSCRIBER_NAME, OutcomeReconciler
-from trellis.bus.outcomes.subscription import FeedSubscriber
+from trellis.bus.outcomes.reconciler import OutcomeReconciler
 from trellis.bus.port import Bus
 from trellis.bus.results.attempts import AttemptCache, LeaseRenewals, StopNotifier
 from trellis.bus.results.result_listener import ResultListener
@@ -158,11 +156,12 @@ class BusServices:
             stopping=stopping,
             bus=parts.bus,
         )
+        control = parts.actor(Role.CONTROL_PLANE)
         self.publisher = BusPublisher(
-            ledger=parts.ledger, bus=parts.bus, topics=parts.topics, follower=self._follower(PUBLISHES_AS)
+            ledger=parts.ledger, actor=control, clock=parts.clock, bus=parts.bus, topics=parts.topics
         )
         self.aftermath = OutcomeReconciler(
-            ledger=parts.ledger, topics=parts.topics, follower=self._follower(SUBSCRIBER_NAME), wake=self._wake
+            ledger=parts.ledger, actor=control, clock=parts.clock, topics=parts.topics, wake=self._wake
         )
 
     @property
@@ -202,7 +201,3 @@ class BusServices:
     def _ended(self) -> None:
         self._wake()
         self.publisher.wake()
-
-    def _follower(self, name: str) -> FeedSubscriber:
-        actor = self.parts.actor(Role.CONTROL_PLANE)
-        return FeedSubscriber(ledger=self.parts.ledger, actor=actor, clock=self.parts.clock, follows_as=name)

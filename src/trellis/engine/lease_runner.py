@@ -6,9 +6,9 @@ renewal hangs.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import LedgerError, LedgerUnavailable
@@ -17,7 +17,6 @@ from trellis.engine.jobs import (
     Claim,
     Claimed,
     ClaimId,
-    Lease,
     LeaseLost,
     Turn,
     TypeClaim,
@@ -26,6 +25,7 @@ from trellis.engine.jobs import (
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import correlated, log_of
 from trellis.engine.outage_log import Failures
+from trellis.engine.step_runner import StepRunner
 
 RENEW_RETRY_S_MIN = 0.5
 FENCE_LOOK_S_MAX = 1.0
@@ -53,66 +53,7 @@ class LeaseRunnerReport:
     driving: int = 0
 
 
-class StepExecutor(Protocol):
-    """Runs one claimed job as far as it goes."""
-
-    cancel_requests: set[str]
-    """Ids of jobs with a cancel request. An id is added here before its drive is cancelled."""
-
-    def drive(self, claimed: Claimed, /) -> Coroutine[Any, Any, object]:
-        """Run until the job has ended or another process owns it.
-
-        When cancelled, release the job, or end it if a cancel request exists.
-        """
-        ...
-
-
-StepExecutorT = TypeVar("StepExecutorT", bound=StepExecutor)
-EndT = TypeVar("EndT")
-
-
-def consume_cancel(cancel_requests: set[str], job_id: str) -> bool:
-    """Consume a cancel request: True if this task's cancellation came from one.
-
-    The task is then uncancelled, so that the steps that follow are not interrupted.
-    """
-    if job_id not in cancel_requests:
-        return False
-    cancel_requests.discard(job_id)
-    task = asyncio.current_task()
-    while task is not None and task.cancelling():
-        task.uncancel()
-    return True
-
-
-async def shield_final_step(cancel_requests: set[str], job_id: str, ending: Coroutine[Any, Any, EndT]) -> EndT:
-    """Make the last transition.
-
-    A cancel request that arrives now is too late: the first step wins. Any other cancellation interrupts the
-    transition.
-    """
-    making = asyncio.ensure_future(ending)
-    while True:
-        try:
-            return await asyncio.shield(making)
-        except asyncio.CancelledError:
-            if consume_cancel(cancel_requests, job_id):
-                continue
-            making.cancel()
-            await asyncio.gather(making, return_exceptions=True)
-            raise
-
-
-class DriveStopped(Exception):
-    """This driver no longer owns the job: its lease is lost, or the process drains."""
-
-
-async def journal_once(ledger: Ledger, lease: Lease, entry: str, body: bytes) -> bytes:
-    """Write a journal entry unless the job has one of this name. Returns the stored entry. Raises DriveStopped."""
-    answer = await ledger.journal(lease, entry, body)
-    if isinstance(answer, LeaseLost):
-        raise DriveStopped
-    return answer
+StepRunnerT = TypeVar("StepRunnerT", bound=StepRunner)
 
 
 @dataclass(slots=True)
@@ -125,7 +66,7 @@ class _DrivenJob:
 
 
 @dataclass(kw_only=True)
-class LeaseRunner(Generic[StepExecutorT]):
+class LeaseRunner(Generic[StepRunnerT]):
     """Claims jobs of one lifecycle and drives them.
 
     One pass accepts waiting jobs, then claims up to the free concurrency.
@@ -134,7 +75,7 @@ class LeaseRunner(Generic[StepExecutorT]):
     ledger: Ledger
     actor: Actor
     clock: Clock
-    driver: StepExecutorT
+    driver: StepRunnerT
     new_id: Callable[[], str]
     options: LeaseRunnerOptions
     type: str

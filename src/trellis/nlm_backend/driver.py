@@ -21,12 +21,11 @@ from trellis.artifacts.content import ArtifactDraft
 from trellis.artifacts.drafts import StoredAnswer, StructuringPrompt, StructuringTask, ask_provider, build_prompt, draft
 from trellis.artifacts.snapshot import Snapshot, SnapshotInvalid
 from trellis.engine import tracing
-from trellis.engine.clock import Clock, within
-from trellis.engine.errors import InputError, LedgerError
-from trellis.engine.jobs import Actor, Advance, Claimed, LeaseLost, StepApplied, Turn
-from trellis.engine.lease_runner import DriveStopped, consume_cancel, journal_once, shield_final_step
-from trellis.engine.ledger import Ledger
+from trellis.engine.clock import within
+from trellis.engine.errors import InputError
+from trellis.engine.jobs import Claimed
 from trellis.engine.logs import log_of
+from trellis.engine.step_runner import JobDrive, StepRunner
 from trellis.engine.text import storable
 from trellis.lifecycles import Trigger
 from trellis.lifecycles.nlm_job import HELD
@@ -52,8 +51,6 @@ SNAPSHOT, PROMPT, ASKED, ANSWER, DRAFT, STAGED, FAULT = (
 """The journal entries of an execution."""
 NEXT_STAGE = "next_stage"
 FETCHING_CONTEXT, BUILDING_PROMPT, NLM_QUERY, STRUCTURING, CALLBACK = HELD
-STAGE_LEFT = "left"
-"""The state noted on the span of a drive that ended because the lease was lost."""
 CAUSE_CHARS_MAX = 200
 GIVEN_UP = "CALLBACK_GIVEN_UP"
 SUPERSEDED = "SUPERSEDED"
@@ -79,109 +76,93 @@ class NlmDriverOptions:
 
 
 @dataclass(kw_only=True)
-class NlmDriver:
+class NlmDriver(StepRunner):
     """Drives claimed executions."""
 
-    ledger: Ledger
-    actor: Actor
-    clock: Clock
     provider: LimitedProvider
     delivery: JobDelivery
     metrics: Metrics
     options: NlmDriverOptions = field(default_factory=NlmDriverOptions)
-    cancel_requests: set[str] = field(default_factory=set[str])
-    """Executions with a cancel request. An id is added before its drive is cancelled."""
+    span = "nlm.drive"
 
-    async def drive(self, claimed: Claimed) -> str | None:
-        """Drives the execution to its end. Returns its final state; None if the lease was lost."""
-        with tracing.attempt_span(claimed, "nlm.drive") as span:
-            state = await self._drive(claimed)
-            span.note({"trellis.state": state or STAGE_LEFT})
-            return state
-
-    async def _drive(self, claimed: Claimed) -> str | None:
-        execution, id_ = _NlmExecution(self, claimed), claimed.lease.job_id
-        try:
-            worked = await execution.worked()
-            return await shield_final_step(self.cancel_requests, id_, execution.ended(worked))
-        except DriveStopped:
-            _log.info("execution_left", execution=id_, reason="the lease is another's")
-            return None
-        finally:
-            self.cancel_requests.discard(id_)
+    def begin(self, claimed: Claimed) -> "_NlmExecution":
+        """The drive of a claimed execution."""
+        return _NlmExecution(self, claimed)
 
 
-class _NlmExecution:
-    """One execution held by one driver."""
+class _NlmExecution(JobDrive[StagedAnswer, Exception]):
+    """One execution held by one driver. Whatever a stage raises ends it, and its callback says so."""
+
+    failures = Exception
+    left = "execution_left"
 
     def __init__(self, driver: NlmDriver, claimed: Claimed) -> None:
-        self._driver, self._lease, self._state = driver, claimed.lease, claimed.state
+        super().__init__(driver, claimed, _log.bind(execution=claimed.lease.job_id, epoch=claimed.lease.epoch))
+        self._driver = driver
         self._order = StoredOrder.read(claimed.payload)
         self._correlation_id = claimed.correlation_id
-        self._journal: dict[str, bytes] = {}
         self._began = self._stage_began = driver.clock.monotonic()
         left_s = max(0.0, claimed.deadline_s or 0.0)
         self._ends_at = self._began + left_s
         options = driver.options
         self._works_until = self._ends_at - min(options.reserve_s, options.reserve_share * left_s)
-        self._log = _log.bind(execution=claimed.lease.job_id, epoch=claimed.lease.epoch)
 
-    async def worked(self) -> StagedAnswer | Fault | Superseded:
-        """Returns the staged artifact, or why there is none. Raises DriveStopped, LedgerError."""
-        try:
-            self._journal = await self._driver.ledger.read_journal(self._lease.job_id)
-            return fault_in_journal(self._journal) or await self._stages()
-        except asyncio.CancelledError:
-            if not consume_cancel(self._driver.cancel_requests, self._lease.job_id):
-                raise
-            fault = Fault(fault=FaultCode.CANCELLED, detail="It was stopped on request.")
-        except (DriveStopped, LedgerError):
-            raise
-        except Superseded as error:
-            return error
-        except Fault as error:
-            fault = error
-        except (NlmError, InputError) as error:
-            fault = fault_of(error)
-        except Exception as error:  # noqa: BLE001 - whatever a stage raises ends this execution, and its callback says so
-            self._log.exception("stage_failed", stage=self._state)
-            fault = Fault(fault=FaultCode.INTERNAL_ERROR, detail=f"{self._state} failed: {type(error).__name__}")
-        return await self._kept_fault(fault)
+    async def work(self) -> StagedAnswer:
+        """Returns the staged artifact. Raises the fault that an earlier holder stored, if there is one."""
+        self._journal = await self._driver.ledger.read_journal(self._job_id)
+        stored = fault_in_journal(self._journal)
+        if stored is not None:
+            raise stored
+        return await self._stages()
 
-    async def ended(self, worked: StagedAnswer | Fault | Superseded) -> str:
-        """Reports the outcome and ends the execution. Returns its final state."""
-        match worked:
-            case StagedAnswer():
-                return await self._call_back(worked)
+    async def stop(self) -> str:
+        """Reports that the execution was cancelled, and ends it."""
+        return await self.fail(Fault(fault=FaultCode.CANCELLED, detail="It was stopped on request."))
+
+    async def fail(self, error: Exception) -> str:
+        """Reports the fault and ends the execution. A superseded execution ends without a report."""
+        if isinstance(error, Superseded):
+            return await self._end(SUPERSEDED, str(error))
+        fault = await self._kept_fault(self._fault(error))
+        match await self._deliver(failed_notice(self._order, fault)):
+            case Delivered():
+                return await self._end(fault.fault.value, str(fault), callback="delivered")
+            case DeliveryGivenUp(reason):
+                return await self._end(fault.fault.value, str(fault), callback=f"given up: {reason}")
+
+    def _fault(self, error: Exception) -> Fault:
+        match error:
             case Fault():
-                return await self._report(worked)
-            case Superseded():
-                return await self._end(SUPERSEDED, str(worked))
+                return error
+            case NlmError() | InputError():
+                return fault_of(error)
+            case _:
+                self.log.error("stage_failed", stage=self._state, exc_info=error)
+                return Fault(fault=FaultCode.INTERNAL_ERROR, detail=f"{self._state} failed: {type(error).__name__}")
 
     async def _kept_fault(self, fault: Fault) -> Fault:
         """Stores why the execution failed, before it is reported. The first stored fault counts."""
-        self._log.warning("execution_failed", stage=self._state, code=fault.fault.value, error=str(fault))
-        told = {"code": fault.fault.value, "message": storable(str(fault)[:DETAIL_CHARS_MAX])}
-        self._journal[FAULT] = await self._keep(FAULT, json.dumps(told).encode())
+        if FAULT not in self._journal:
+            self.log.warning("execution_failed", stage=self._state, code=fault.fault.value, error=str(fault))
+            told = {"code": fault.fault.value, "message": storable(str(fault)[:DETAIL_CHARS_MAX])}
+            self._journal[FAULT] = await self.keep(FAULT, json.dumps(told).encode())
         return fault_in_journal(self._journal) or fault
 
     # --- the stages ----------------------------------------------------------------------------------------------
 
     async def _stages(self) -> StagedAnswer:
-        task = await self._task(await self._once(SNAPSHOT, self._fetch))
+        task = await self._task(await self.once(SNAPSHOT, self._fetch))
         await self._leave(FETCHING_CONTEXT)
         prompt = StructuringPrompt.read(
-            await self._once(PROMPT, lambda: _in_thread(lambda: build_prompt(task).to_bytes()))
+            await self.once(PROMPT, lambda: _in_thread(lambda: build_prompt(task).to_bytes()))
         )
         await self._leave(BUILDING_PROMPT)
-        answered = StoredAnswer.read(await self._once(ANSWER, lambda: self._ask(prompt)))
+        answered = StoredAnswer.read(await self.once(ANSWER, lambda: self._ask(prompt)))
         await self._leave(NLM_QUERY)
         made = ArtifactDraft.model_validate_json(
-            await self._once(
-                DRAFT, lambda: _in_thread(lambda: draft(task, prompt, answered).model_dump_json().encode())
-            )
+            await self.once(DRAFT, lambda: _in_thread(lambda: draft(task, prompt, answered).model_dump_json().encode()))
         )
-        staged = StagedAnswer.model_validate_json(await self._once(STAGED, lambda: self._stage(made)))
+        staged = StagedAnswer.model_validate_json(await self.once(STAGED, lambda: self._stage(made)))
         await self._leave(STRUCTURING, {"artifact_id": staged.artifact_id})
         return staged
 
@@ -224,7 +205,7 @@ class _NlmExecution:
         if ASKED in self._journal:
             raise _interrupted()
         mine = str(self._lease.epoch).encode()
-        self._journal[ASKED] = await self._keep(ASKED, mine)
+        self._journal[ASKED] = await self.keep(ASKED, mine)
         if self._journal[ASKED] != mine:
             raise _interrupted()
 
@@ -241,22 +222,16 @@ class _NlmExecution:
 
     # --- the end -------------------------------------------------------------------------------------------------
 
-    async def _call_back(self, staged: StagedAnswer) -> str:
+    async def complete(self, staged: StagedAnswer) -> str:
+        """Reports the artifact and ends the execution."""
         notice = complete_notice(self._order, staged)
         match await self._deliver(notice):
             case Delivered():
-                await self._advance(Trigger.COMPLETE, notice)
+                await self.advance(Trigger.COMPLETE, notice)
                 self._count("DONE")
                 return "DONE"
             case DeliveryGivenUp(reason):
                 return await self._end(GIVEN_UP, reason)
-
-    async def _report(self, fault: Fault) -> str:
-        match await self._deliver(failed_notice(self._order, fault)):
-            case Delivered():
-                return await self._end(fault.fault.value, str(fault), callback="delivered")
-            case DeliveryGivenUp(reason):
-                return await self._end(fault.fault.value, str(fault), callback=f"given up: {reason}")
 
     async def _deliver(self, notice: Mapping[str, Any]) -> Delivered | DeliveryGivenUp:
         body, until = as_bytes(notice), self._ends_at
@@ -268,8 +243,8 @@ class _NlmExecution:
 
     async def _end(self, code: str, message: str, **more: str) -> str:
         data = {"code": code, "message": (storable(message) or "")[:DETAIL_CHARS_MAX], **more}
-        await self._advance(Trigger.FAIL, data, cause=f"{code}: {message}"[:CAUSE_CHARS_MAX])
-        self._log.warning("execution_ended", state="ERROR", **data)
+        await self.advance(Trigger.FAIL, data, cause=storable(f"{code}: {message}"[:CAUSE_CHARS_MAX]))
+        self.log.warning("execution_ended", state="ERROR", **data)
         self._count(code)
         return "ERROR"
 
@@ -282,30 +257,17 @@ class _NlmExecution:
         """Moves to the next stage, unless that was done before."""
         if self._state != stage:
             return
-        await self._advance(NEXT_STAGE, data)
+        await self.advance(NEXT_STAGE, data)
         now = self._driver.clock.monotonic()
         self._driver.metrics.stage_took(stage, now - self._stage_began)
         self._state, self._stage_began = _AFTER[stage], now
 
-    async def _advance(self, trigger: str, data: Mapping[str, Any] | None, *, cause: str | None = None) -> None:
-        body = None if data is None else json.dumps(data, ensure_ascii=False).encode()
-        advance = Advance(self._lease, self._state, trigger, data=body, cause=storable(cause))
-        (outcome,) = (await self._driver.ledger.turn(Turn(actor=self._driver.actor, advances=(advance,)))).outcomes
-        match outcome:
-            case StepApplied():
-                return
-            case LeaseLost():
-                raise DriveStopped
-
-    async def _once(self, name: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Returns the journal entry with this name; creates and stores it if there is none."""
-        if name not in self._journal:
-            with tracing.span(f"nlm.{name}"):
-                self._journal[name] = await self._keep(name, await make())
-        return self._journal[name]
-
-    async def _keep(self, name: str, body: bytes) -> bytes:
-        return await journal_once(self._driver.ledger, self._lease, name, body)
+    async def once(self, entry: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        """The output of a stage; made and stored now if there is none."""
+        if entry in self._journal:
+            return self._journal[entry]
+        with tracing.span(f"nlm.{entry}"):
+            return await super().once(entry, make)
 
 
 def fault_in_journal(journal: Mapping[str, bytes]) -> Fault | None:

@@ -1,9 +1,8 @@
 """The driver of queue jobs: takes a job through its stages to its end, and starts a new run after a requeue."""
 
-import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -14,27 +13,14 @@ from trellis.artifacts.registry import ArtifactRegistry
 from trellis.artifacts.rows import STAGED, ArtifactRow
 from trellis.documents.errors import AgentNotRunnable, TooManyWaiting
 from trellis.documents.run_documents import RunRequest
-from trellis.engine import tracing
-from trellis.engine.clock import Clock, within
+from trellis.engine.clock import within
 from trellis.engine.errors import InvalidTransition, LedgerError
-from trellis.engine.jobs import (
-    Actor,
-    Advance,
-    Claimed,
-    JobId,
-    Lease,
-    LeaseLost,
-    Move,
-    Moved,
-    RequestId,
-    StepApplied,
-    Turn,
-)
-from trellis.engine.lease_runner import DriveStopped, consume_cancel, journal_once, shield_final_step
+from trellis.engine.jobs import Actor, Claimed, JobId, Move, Moved, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.restoration import RELEASED_CAUSE
 from trellis.engine.retry_policy import storable
+from trellis.engine.step_runner import DriveStopped, JobDrive, StepRunner
 from trellis.lifecycles import Phase, Trigger
 from trellis.lifecycles.run import RUN
 from trellis.research import errors
@@ -132,8 +118,6 @@ async def run_of_generation(
 # count. A driver that ends without a result tells the backend, which then need not continue.
 
 CONTEXT, CALL, WRITE = "CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE"
-STAGE_LEFT = "left"
-"""The state noted on the span of a drive that ended because the lease was lost."""
 ERROR_CHARS_MAX = 2_000
 NOT_EXECUTING_ERRORS = (
     errors.RateLimited,
@@ -170,12 +154,9 @@ class QueueDriverOptions:
 
 
 @dataclass(kw_only=True)
-class QueueDriver:
+class QueueDriver(StepRunner):
     """Drives claimed queue jobs. `draw` returns numbers in [0, 1) for the jitter."""
 
-    ledger: Ledger
-    actor: Actor
-    clock: Clock
     objects: ObjectStore
     assembly: ContextAssembler
     artifacts: ArtifactRegistry
@@ -185,53 +166,24 @@ class QueueDriver:
     """Where snapshots are read and callbacks are sent: `http://host:port`."""
     draw: Callable[[], float]
     options: QueueDriverOptions
-    cancel_requests: set[str] = field(default_factory=set[str])
-    """Jobs with a cancel request. An id is added before its drive is cancelled."""
     leaving: bool = False
     """Whether this process releases all its jobs. Set before the drives are cancelled."""
+    span = "queue.drive"
 
-    async def drive(self, claimed: Claimed) -> str | None:
-        """Drives the job as far as possible. Returns the state it leaves the job in; None if the lease was lost."""
-        with tracing.attempt_span(claimed, "queue.drive") as span:
-            state = await self._drive(claimed)
-            span.note({"trellis.state": state or STAGE_LEFT})
-            return state
-
-    async def _drive(self, claimed: Claimed) -> str | None:
-        drive, job_id = _QueueDrive(self, claimed), claimed.lease.job_id
-        try:
-            return await self._driven(drive, job_id)
-        except DriveStopped:
-            _log.info("job_left", job_id=job_id, epoch=claimed.lease.epoch, reason="the lease is another's")
-            return None
-        except asyncio.CancelledError:
-            if self.leaving:
-                await drive.give_back()
-            raise
-        finally:
-            self.cancel_requests.discard(job_id)
-            await drive.dismiss()
-
-    async def _driven(self, drive: "_QueueDrive", job_id: str) -> str | None:
-        try:
-            ending = drive.complete(await drive.until_verified())
-        except asyncio.CancelledError:
-            if not consume_cancel(self.cancel_requests, job_id):
-                raise
-            ending = drive.stop()
-        except StageError as error:
-            ending = drive.fail(error)
-        return await shield_final_step(self.cancel_requests, job_id, ending)
+    def begin(self, claimed: Claimed) -> "_QueueDrive":
+        """The drive of a claimed job."""
+        return _QueueDrive(self, claimed)
 
 
-class _QueueDrive:
+class _QueueDrive(JobDrive[tuple[ArtifactRow, datetime], StageError]):
     """One attempt of one job, held by one driver."""
 
+    failures = StageError
+    left = "job_left"
+
     def __init__(self, driver: QueueDriver, claimed: Claimed) -> None:
-        self._driver, self._claimed = driver, claimed
-        self._lease: Lease = claimed.lease
-        self._job_id = claimed.lease.job_id
-        self._stage = claimed.state
+        super().__init__(driver, claimed, _log.bind(job_id=claimed.lease.job_id, epoch=claimed.lease.epoch))
+        self._driver = driver
         began, options = driver.clock.monotonic(), driver.options
         self._ends_at = began + options.execution_s
         self._deadline_at = None if claimed.deadline_s is None else began + claimed.deadline_s
@@ -240,7 +192,7 @@ class _QueueDrive:
 
     # --- the stages --------------------------------------------------------------------------------------------------
 
-    async def until_verified(self) -> tuple[ArtifactRow, datetime]:
+    async def work(self) -> tuple[ArtifactRow, datetime]:
         """Runs all stages up to the verified and stored artifact.
 
         Returns the artifact and when its writing began. Raises StageError, DriveStopped.
@@ -355,7 +307,7 @@ class _QueueDrive:
         problem = self._mismatch(request, result, row, body)
         if problem is not None:
             raise errors.ArtifactMismatch(detail=f"artifact {row.artifact_id} {problem}")
-        await journal_once(self._driver.ledger, self._lease, journal_entry(row.artifact_id), body)
+        await self.keep(journal_entry(row.artifact_id), body)
         return row
 
     def _mismatch(
@@ -379,23 +331,25 @@ class _QueueDrive:
         made = {"artifact_id": row.artifact_id, "type": row.type.value, "sha256": row.sha256, "size": row.size}
         facts = {**made, **_times(began, await self._driver.ledger.now())}
         try:
-            await self._advance(Trigger.COMPLETE, facts, result=_json(made), finalizes=row)
+            await self.advance(Trigger.COMPLETE, facts, result=_json(made), finalizes=row.artifact_id)
         except InvalidTransition as error:  # nothing was written: the artifact is no longer staged
             return await self.fail(errors.ArtifactUnwritten(detail=str(error)))
         return "COMPLETE"
 
     async def stop(self) -> str | None:
         """Obeys a soft cancel. The ledger turns this release into the requested cancel."""
-        await self._advance(Trigger.RETRY, {"stage": self._stage}, cause="stopped on request")
+        await self.advance(Trigger.RETRY, {"stage": self._state}, cause="stopped on request")
         return "FAILED"
 
-    async def give_back(self) -> None:
-        """Releases the job to other processes at once, without counting the attempt.
+    async def interrupted(self) -> None:
+        """Releases the job to other processes at once, without counting the attempt, if this process shuts down.
 
         If the ledger does not answer in time, the lease expires instead.
         """
-        options, about = self._driver.options, {"job_id": self._job_id, "stage": self._stage}
-        letting_go = self._advance(Trigger.RETRY, {"stage": self._stage}, cause=RELEASED_CAUSE, spare_attempt=True)
+        if not self._driver.leaving:
+            return
+        options, about = self._driver.options, {"job_id": self._job_id, "stage": self._state}
+        letting_go = self.advance(Trigger.RETRY, {"stage": self._state}, cause=RELEASED_CAUSE, spare_attempt=True)
         try:
             await within(self._driver.clock, options.let_go_s, letting_go)
         except DriveStopped:
@@ -403,7 +357,7 @@ class _QueueDrive:
         except (LedgerError, TimeoutError) as error:
             _log.warning("not_given_back", error=str(error) or f"no answer within {options.let_go_s:g} s", **about)
 
-    async def dismiss(self) -> None:
+    async def close(self) -> None:
         """Tells the backend that its result is no longer needed. Best effort: nothing depends on it."""
         execution, driver = self._unfinished, self._driver
         if execution is None:
@@ -419,11 +373,11 @@ class _QueueDrive:
         verdict = on_stage_error(error, self._claimed.attempt, self._claimed.max_attempts, self._driver.draw())
         code, text = error.shown_code, storable(str(error))[:ERROR_CHARS_MAX]
         final = isinstance(verdict, FailForGood)
-        facts = {"error": {"code": code, "message": text}, "stage": self._stage, "permanent": not error.retries}
+        facts = {"error": {"code": code, "message": text}, "stage": self._state, "permanent": not error.retries}
         delay_s = verdict.rest_s if isinstance(verdict, FailForGood) else verdict.delay_s
-        about = {"job_id": self._job_id, "stage": self._stage, "attempt": self._claimed.attempt, "code": code}
+        about = {"job_id": self._job_id, "stage": self._state, "attempt": self._claimed.attempt, "code": code}
         _log.warning("stage_failed", error=text, final=final, again_in_s=None if final else delay_s, **about)
-        version = await self._advance(Trigger.RETRY, facts, cause=f"{code}: {text}"[:CAUSE_CHARS_MAX], delay_s=delay_s)
+        version = await self.advance(Trigger.RETRY, facts, cause=f"{code}: {text}"[:CAUSE_CHARS_MAX], delay_s=delay_s)
         if not final:
             return "RETRY_BACKOFF"
         driver = self._driver
@@ -437,18 +391,18 @@ class _QueueDrive:
         """Awaits the work, bounded by its own limit (if any), the end of the execution and the job's deadline."""
         left_s = max(0.0, self._left_s())
         patience_s = min(limit_s, left_s) if limit_s else left_s
-        stage = self._stage
-        with tracing.span(f"queue.stage {stage}"):
-            try:
-                return await within(self._driver.clock, patience_s, work)
-            except TimeoutError:
-                raise self._too_late(stage, limit_s, late) from None
-            except (StageError, DriveStopped, LedgerError):
-                raise
-            except Exception as error:
-                _log.exception("stage_raised", job_id=self._job_id, stage=self._stage)
-                detail = f"{self._stage}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
-                raise errors.StageFailed(detail=detail) from error
+        stage = self._state
+        return await self.in_time(
+            f"queue.stage {stage}",
+            patience_s,
+            work,
+            late=lambda: self._too_late(stage, limit_s, late),
+            unexpected=self._unexpected,
+        )
+
+    def _unexpected(self, error: Exception) -> StageError:
+        _log.exception("stage_raised", job_id=self._job_id, stage=self._state)
+        return errors.StageFailed(detail=f"{self._state}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX])
 
     def _too_late(self, stage: str, limit_s: float, late: type[StageError]) -> StageError:
         now, options = self._driver.clock.monotonic(), self._driver.options
@@ -464,41 +418,8 @@ class _QueueDrive:
 
     async def _step(self, trigger: str, stage: str, facts: Mapping[str, Any]) -> None:
         """Moves to the next stage."""
-        await self._advance(trigger, facts)
-        self._stage = stage
-
-    async def _advance(
-        self,
-        trigger: str,
-        facts: Mapping[str, Any],
-        *,
-        cause: str | None = None,
-        delay_s: float = 0.0,
-        spare_attempt: bool = False,
-        result: bytes | None = None,
-        finalizes: ArtifactRow | None = None,
-    ) -> int:
-        """Makes one fenced transition. Returns the job's version after it.
-
-        Raises DriveStopped, and InvalidTransition if the artifact to finalize cannot be.
-        """
-        advance = Advance(
-            self._lease,
-            self._stage,
-            trigger,
-            delay_s=delay_s,
-            spare_attempt=spare_attempt,
-            cause=cause,
-            data=_json(facts),
-            result=result,
-            finalizes=None if finalizes is None else finalizes.artifact_id,
-        )
-        (outcome,) = (await self._driver.ledger.turn(Turn(actor=self._driver.actor, advances=(advance,)))).outcomes
-        match outcome:
-            case StepApplied(version=version):
-                return version
-            case LeaseLost():
-                raise DriveStopped
+        await self.advance(trigger, facts)
+        self._state = stage
 
 
 def _times(began: datetime, ended: datetime) -> dict[str, str]:

@@ -10,7 +10,7 @@ Invariants:
 """
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -21,10 +21,11 @@ from trellis.documents import run_documents
 from trellis.documents.errors import NlmDown, UpstreamUnavailable
 from trellis.documents.run_documents import RunFacts, RunRequest
 from trellis.engine.admin_acts import NewAct
-from trellis.engine.jobs import Actor, JobId, Subscription
+from trellis.engine.jobs import Actor, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Job, JobFilter
+from trellis.engine.subscription import FeedReport, FeedSubscriber, SubscriptionOptions
 from trellis.lifecycles.run import RUN
 from trellis.runs.agent_acts import CHANGED
 
@@ -90,71 +91,44 @@ def error_of(slug: str, run_id: JobId, events: list[Event]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HealthOptions:
+class HealthOptions(SubscriptionOptions):
     """Settings of the subscriber."""
 
     batch: int = 100
     lease_s: float = 15.0
     poll_s: float = 0.5
-    keep_every: int = 5
-    """Renew the subscription after this many passes without events."""
+    standby_tries: int = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HealthReport:
-    """Result of one pass. `following` is False while another process does the work."""
+class HealthReport(FeedReport):
+    """Result of one pass."""
 
-    following: bool = False
-    events: int = 0
     stopped: tuple[str, ...] = ()
     """Agents whose status became `error`."""
 
 
 @dataclass(kw_only=True)
-class AgentHealth:
+class AgentHealth(FeedSubscriber[HealthOptions]):
     """The service. Each pass reads a page of run events, checks every failure, and stores its position in the feed."""
 
-    ledger: Ledger
-    actor: Actor
     catalog: Catalog
     options: HealthOptions = field(default_factory=HealthOptions)
-    name: str = "agent-health"
-    waits_for_events = True
-    _following: Subscription | None = None
-    _quiet_passes: int = 0
+    name: str = SUBSCRIBER_NAME
+    follows_as: str = SUBSCRIBER_NAME
+    lifecycle: str | None = RUN.name
 
     async def run_once(self) -> HealthReport:
         """Process one page. After an error the next pass starts from the same position."""
-        lease_s = self.options.lease_s
-        following = self._following or await self.ledger.subscribe(self.actor, SUBSCRIBER_NAME, lease_s=lease_s)
-        if following is None:
-            return HealthReport()
-        page = await self.ledger.feed(following.position, limit=self.options.batch, lifecycle=RUN.name)
-        stopped = [slug for event in page.events if (slug := await self._judge(event)) is not None]
-        position = page.position if page.position != following.position else None
-        if self._following is not None and self._may_stay_silent(position):
-            return HealthReport(following=True)
-        self._following = None
-        if not await self.ledger.ack(following, position, lease_s=lease_s):
-            return HealthReport(events=len(page.events), stopped=tuple(stopped))
-        self._following = Subscription(name=following.name, epoch=following.epoch, position=page.position)
-        return HealthReport(following=True, events=len(page.events), stopped=tuple(stopped))
+        stopped: list[str] = []
 
-    def _may_stay_silent(self, position: str | None) -> bool:
-        self._quiet_passes = 0 if position is not None else self._quiet_passes + 1
-        return self._quiet_passes % self.options.keep_every != 0
+        async def judge(events: Sequence[Event]) -> None:
+            for event in events:
+                slug = await self._judge(event)
+                stopped.extend([] if slug is None else [slug])
 
-    def pause_s(self, report: HealthReport) -> float:
-        """No pause while there are more events; `lease_s / 3` while another process does the work."""
-        if not report.following:
-            return self.options.lease_s / 3
-        return 0.0 if report.events else self.options.poll_s
-
-    async def release(self) -> None:
-        """Give up the subscription, so that another process can continue at once."""
-        following, self._following = self._following, None
-        if following is not None:
-            await self.ledger.unsubscribe(following)
+        done = await self.take(judge)
+        return HealthReport(following=done.following, events=done.events, stopped=tuple(stopped))
 
     async def _judge(self, event: Event) -> str | None:
         """Set the agent's status to `error` if this event is its third failure in a row.

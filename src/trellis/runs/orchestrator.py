@@ -1,6 +1,5 @@
 """The built-in orchestrator: claims runs and drives each through its steps."""
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,22 +16,14 @@ from trellis.documents.errors import (
     StoreAway,
     UpstreamUnavailable,
 )
-from trellis.engine import tracing
 from trellis.engine.batches import Batcher
-from trellis.engine.clock import Clock, within
-from trellis.engine.errors import LedgerError
-from trellis.engine.jobs import Actor, Advance, Claimed, JobId, Lease, LeaseLost, Move, RequestId, StepApplied, Turn
-from trellis.engine.lease_runner import (
-    DriveStopped,
-    LeaseRunner,
-    LeaseRunnerOptions,
-    consume_cancel,
-    journal_once,
-    shield_final_step,
-)
+from trellis.engine.clock import within
+from trellis.engine.jobs import Actor, Advance, Claimed, JobId, LeaseLost, Move, RequestId, StepApplied, Turn
+from trellis.engine.lease_runner import LeaseRunner, LeaseRunnerOptions
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import JobFilter
+from trellis.engine.step_runner import JobDrive, StepRunner
 from trellis.lifecycles import Trigger
 from trellis.runs.agent_gate import run_key
 from trellis.runs.steps import RunStep, StepContext, StepResult, result_of
@@ -60,9 +51,6 @@ UPSTREAM_PAUSE_S_MAX = 30.0
 
 Also the longest pause between two checks of a wait's limit.
 """
-RUNNING = "running"
-STEP_LEFT = "left"
-"""Span attribute of a drive that ended because another driver holds the run."""
 STEP = "step"
 EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -94,32 +82,21 @@ class LedgerTime:
     answered_at: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DriveOutcome:
-    """How a drive ended. `state` is None when the run did not end here: another driver has it, or it was put aside."""
-
-    state: str | None
-
-
 async def _no_artifacts(run_id: str, agent_slug: str) -> list[str]:  # noqa: ARG001 - the form of `RunDriver.artifacts`
     """Default for `RunDriver.artifacts` where jobs make no artifacts."""
     return []
 
 
 @dataclass(kw_only=True)
-class RunDriver:
+class RunDriver(StepRunner):
     """Drives claimed runs. `published` returns when the object store shows a run at the given version or later."""
 
-    ledger: Ledger
-    actor: Actor
-    clock: Clock
     steps: Mapping[str, RunStep]
     published: Callable[[str, str, int], Coroutine[Any, Any, None]]
     options: RunDriverOptions
     artifacts: Callable[[str, str], Awaitable[list[str]]] = _no_artifacts
     """Returns the artifacts that jobs of a run have made so far, by run and agent."""
-    cancel_requests: set[str] = field(default_factory=set[str])
-    """Runs with a cancel request. A run is added here before its drive is cancelled."""
+    span = "run.drive"
     _advances: Batcher[Advance, StepApplied | LeaseLost] = field(init=False)
     _looks: Batcher[None, LedgerTime] = field(init=False)
 
@@ -127,37 +104,9 @@ class RunDriver:
         self._advances = Batcher(self._advance_all, lambda _: 1, ADVANCES_MAX)
         self._looks = Batcher(self._look_for_all, lambda _: 1, LOOKS_MAX)
 
-    async def drive(self, claimed: Claimed) -> DriveOutcome:
-        """Execute the run's remaining steps until it ends or is given up."""
-        with tracing.attempt_span(claimed, "run.drive") as span:
-            outcome = await self._drive(claimed)
-            span.note({"trellis.state": outcome.state or STEP_LEFT})
-            return outcome
-
-    async def _drive(self, claimed: Claimed) -> DriveOutcome:
-        drive, run_id = _RunDrive(self, claimed), claimed.lease.job_id
-        log = _log.bind(run_id=run_id, epoch=claimed.lease.epoch)
-        try:
-            try:
-                await drive.load()
-                ending = drive.complete(await drive.all_steps())
-            except asyncio.CancelledError:
-                if not consume_cancel(self.cancel_requests, run_id):
-                    raise
-                ending = drive.fail("CANCELLED: stopped on request")
-            except AgentStopped as stopped:
-                await drive.put_aside(str(stopped))
-                log.warning("run_waits", reason=str(stopped))
-                return DriveOutcome(state=None)
-            except StepError as error:
-                log.warning("run_failed", code=error.code, error=str(error))
-                ending = drive.fail(f"{error.code}: {error}")
-            return DriveOutcome(state=await shield_final_step(self.cancel_requests, run_id, ending))
-        except DriveStopped:
-            log.info("run_left", reason="the lease is another's")
-            return DriveOutcome(state=None)
-        finally:
-            self.cancel_requests.discard(run_id)
+    def begin(self, claimed: Claimed) -> "_RunDrive":
+        """The drive of a claimed run."""
+        return _RunDrive(self, claimed)
 
     async def ledger_time(self) -> LedgerTime:
         """The ledger's time, from one query shared with the drives that ask at the same moment.
@@ -180,23 +129,33 @@ class RunDriver:
         return list((await self.ledger.turn(Turn(actor=self.actor, advances=tuple(advances)))).outcomes)
 
 
-class _RunDrive:
+class _RunDrive(JobDrive[str | None, StepError]):
     """One run while one driver holds its lease."""
 
+    failures = StepError
+    left = "run_left"
+
     def __init__(self, driver: RunDriver, claimed: Claimed) -> None:
-        self._driver = driver
-        self._lease: Lease = claimed.lease
-        self._run_id = claimed.lease.job_id
-        self._correlation_id = claimed.correlation_id
+        super().__init__(driver, claimed, _log.bind(run_id=claimed.lease.job_id, epoch=claimed.lease.epoch))
+        self._driver, self._run_id = driver, self._job_id
         self._request = run_documents.RunRequest.read(claimed.payload)
-        self._journal: dict[str, bytes] = {}
-        self._waits = UpstreamWaits(self._journal, self._keep)
+        self._waits = UpstreamWaits(self._journal, self.keep)
         self._version = 0
         self._done = 0
         self._started = EPOCH
         self._ends_at = 0.0
 
-    async def load(self) -> None:
+    async def work(self) -> str | None:
+        """Execute and count every step that was not counted yet. Returns the agent's summary."""
+        await self._load()
+        if self._done:
+            await self._until_published(self._done)
+        for number in range(self._done + 1, len(ids.STEPS) + 1):
+            body = self._journal.get(_entry(number)) or await self._make(number)
+            await self._count(number, body)
+        return result_of(self._journal[_entry(2)]).get("summary")
+
+    async def _load(self) -> None:
         """Load the run's events and journal."""
         ledger = self._driver.ledger
         events = await ledger.events(self._run_id)
@@ -205,17 +164,8 @@ class _RunDrive:
         self._done = sum(event.type == run_documents.STEP_DONE for event in events)
         if self._done or started.epoch != self._lease.epoch:  # else this is the first lease, and the journal is empty
             self._journal = await ledger.read_journal(self._run_id)
-            self._waits = UpstreamWaits(self._journal, self._keep)
+            self._waits = UpstreamWaits(self._journal, self.keep)
             await self._look()  # a journaled step is counted and awaited without being executed
-
-    async def all_steps(self) -> str | None:
-        """Execute and count every step that was not counted yet. Returns the agent's summary."""
-        if self._done:
-            await self._until_published(self._done)
-        for number in range(self._done + 1, len(ids.STEPS) + 1):
-            body = self._journal.get(_entry(number)) or await self._make(number)
-            await self._count(number, body)
-        return result_of(self._journal[_entry(2)]).get("summary")
 
     async def _make(self, number: int) -> bytes:
         """Execute a step, with its retries, and journal its file.
@@ -224,7 +174,7 @@ class _RunDrive:
         """
         result, began, ended = await self._with_retries(number)
         if result.output is not None:
-            self._journal[run_documents.OUTPUT_ENTRY] = await self._keep(run_documents.OUTPUT_ENTRY, result.output)
+            self._journal[run_documents.OUTPUT_ENTRY] = await self.keep(run_documents.OUTPUT_ENTRY, result.output)
         body = run_documents.encode(
             {
                 "step": number,
@@ -237,7 +187,7 @@ class _RunDrive:
                 "told": dict(result.told),
             }
         )
-        kept = await self._keep(_entry(number), body)
+        kept = await self.keep(_entry(number), body)
         self._journal[_entry(number)] = kept
         return kept
 
@@ -301,22 +251,23 @@ class _RunDrive:
             name=name,
             request=self._request,
             before={ids.STEPS[n - 1]: result_of(self._journal[_entry(n)]) for n in range(1, number)},
-            once=self._once,
+            once=self.once,
             left_s=lambda: ends_at - clock.monotonic(),
-            correlation_id=self._correlation_id,
+            correlation_id=self._claimed.correlation_id,
         )
-        with tracing.span(f"run.step {name}"):
-            try:
-                return await within(clock, ends_at - clock.monotonic(), self._driver.steps[name](context))
-            except TimeoutError:
-                raise self._too_late(name, ends_at) from None
-            except (StepError, DriveStopped, LedgerError):
-                raise
-            except StoreUnavailable as error:
-                raise StoreAway(detail=str(error)) from error
-            except Exception as error:
-                _log.exception("step_raised", run_id=self._run_id, step=name)
-                raise StepFailed(detail=f"{name}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX]) from error
+        return await self.in_time(
+            f"run.step {name}",
+            ends_at - clock.monotonic(),
+            self._driver.steps[name](context),
+            late=lambda: self._too_late(name, ends_at),
+            unexpected=lambda error: self._unexpected(name, error),
+        )
+
+    def _unexpected(self, name: str, error: Exception) -> StepError:
+        if isinstance(error, StoreUnavailable):
+            return StoreAway(detail=str(error))
+        _log.exception("step_raised", run_id=self._run_id, step=name)
+        return StepFailed(detail=f"{name}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX])
 
     def _too_late(self, name: str, ends_at: float) -> StepError:
         options = self._driver.options
@@ -336,7 +287,7 @@ class _RunDrive:
             "finished_at": file["finished_at"],
             **file["told"],
         }
-        self._version = await self._advance(STEP, data, version=self._version)
+        self._version = await self.advance(STEP, data, version=self._version)
         await self._until_published(number)
 
     async def _until_published(self, number: int) -> None:
@@ -360,54 +311,39 @@ class _RunDrive:
             return False
         return True
 
-    async def put_aside(self, reason: str) -> None:
-        """Stop driving the run until its agent is active again.
+    async def complete(self, summary: str | None) -> str:
+        """End the run as completed."""
+        await self.advance(Trigger.COMPLETE, {"summary": summary})
+        return "completed"
 
-        Sets the limit of the agent's concurrency key to 0. Without a holder the run takes no slot that runs of other
-        agents need. `AgentGate` restores the limit.
+    async def stop(self) -> str:
+        """End the run as failed, because a cancel was requested."""
+        return await self._end_failed("CANCELLED: stopped on request")
+
+    async def fail(self, error: StepError) -> str | None:
+        """End the run as failed with this error, or put it aside until its agent is active again."""
+        if isinstance(error, AgentStopped):
+            await self._put_aside(str(error))
+            self.log.warning("run_waits", reason=str(error))
+            return None
+        self.log.warning("run_failed", code=error.code, error=str(error))
+        return await self._end_failed(f"{error.code}: {error}")
+
+    async def _put_aside(self, reason: str) -> None:
+        """Set the limit of the agent's concurrency key to 0. `AgentGate` restores it.
+
+        Without a holder the run takes no slot that runs of other agents need.
         """
         await self._waits.begin(reason, (await self._driver.ledger_time()).now, is_bounded=False)
         key = run_key(self._request.agent_slug)
         await self._driver.ledger.limit_key(self._driver.actor, key, 0, cause=reason)
 
-    async def complete(self, summary: str | None) -> str:
-        """End the run as completed."""
-        await self._advance(Trigger.COMPLETE, {"summary": summary})
-        return "completed"
-
-    async def fail(self, text: str) -> str:
-        """End the run as failed with this error."""
+    async def _end_failed(self, text: str) -> str:
         text = text[:ERROR_CHARS_MAX]
         made = await self._driver.artifacts(self._run_id, self._request.agent_slug)
         data = {"error_text": text} | ({"artifacts": made} if made else {})
-        await self._advance(Trigger.FAIL, data, cause=text[:200])
+        await self.advance(Trigger.FAIL, data, cause=text[:200])
         return "failed"
-
-    async def _advance(
-        self, trigger: str, data: Mapping[str, Any], *, version: int | None = None, cause: str | None = None
-    ) -> int:
-        advance = Advance(
-            self._lease,
-            RUNNING,
-            trigger,
-            data=json.dumps(data, ensure_ascii=False).encode(),
-            version=version,
-            cause=cause,
-        )
-        match await self._driver.advance(advance):
-            case StepApplied(version=now):
-                return now
-            case LeaseLost():
-                raise DriveStopped
-
-    async def _once(self, name: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        """The answer journaled under this name; made and journaled now if there is none."""
-        if name not in self._journal:
-            self._journal[name] = await self._keep(name, await make())
-        return self._journal[name]
-
-    async def _keep(self, name: str, body: bytes) -> bytes:
-        return await journal_once(self._driver.ledger, self._lease, name, body)
 
     async def _look(self) -> LedgerTime:
         """Read the ledger's time and recompute when this run times out.

@@ -18,11 +18,11 @@ from trellis.documents.audit_segments import SegmentLine, SegmentWriter, line_of
 from trellis.documents.errors import DocumentDiffers
 from trellis.documents.publisher import DocumentPublisher
 from trellis.documents.run_documents import Publication, RunFacts, RunRequest, encode
-from trellis.engine.clock import Clock
-from trellis.engine.jobs import Actor, JobId, Subscription
+from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, RecordedEvent
+from trellis.engine.subscription import FeedReport, FeedSubscriber, SubscriptionOptions, TakenOver
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -120,13 +120,10 @@ _log = log_of("trellis.projector")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProjectorOptions:
+class ProjectorOptions(SubscriptionOptions):
     """Settings of the projector."""
 
-    batch: int = 500
-    lease_s: float = 5.0
     poll_s: float = 0.05
-    """Shortest pause after a pass that found no events."""
     segment_s: float = 10.0
     """How long a record waits for others to share its segment."""
     alone: frozenset[str] = frozenset()
@@ -134,11 +131,9 @@ class ProjectorOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProjectorReport:
-    """Result of one pass. `following` is False while another projector does the work."""
+class ProjectorReport(FeedReport):
+    """Result of one pass."""
 
-    following: bool = False
-    events: int = 0
     written: int = 0
 
 
@@ -385,142 +380,113 @@ class EventRecorder:
 
 
 @dataclass(kw_only=True)
-class Projector:
-    """The service. Each pass reads a page of the feed, publishes it, and stores how far it came."""
+class Projector(FeedSubscriber[ProjectorOptions]):
+    """The service. Each pass reads a page of the feed, publishes it, and stores how far it came.
 
-    ledger: Ledger
-    actor: Actor
+    It reads at two positions of the feed and stores both, as one text.
+    """
+
     publisher: DocumentPublisher
-    clock: Clock
     options: ProjectorOptions = field(default_factory=ProjectorOptions)
-    name: str = "projector"
-    waits_for_events = True
-    _following: Subscription | None = None
+    name: str = SUBSCRIBER_NAME
+    follows_as: str = SUBSCRIBER_NAME
     _recorder: EventRecorder = field(init=False)
     _acts: ActRecorder = field(init=False)
-    _read_up_to: str | None = None
+    _events_up_to: str | None = None
     """Feed position up to which events were read. Their segment lines may still wait to be written."""
+    _stored_up_to: str | None = None
+    """The value of `_events_up_to` in the stored position."""
     _documents_up_to: str | None = None
-    """Feed position up to which every document is published. Never before `_read_up_to`."""
+    """Feed position up to which every document is published. Never before `_events_up_to`."""
     _is_behind: bool = False
     """Whether the last pass read a full page."""
-    _remembered: str | None = None
     _waiting_since: float | None = None
-    _kept_at: float = 0.0
 
     async def run_once(self) -> ProjectorReport:
         """Publish documents first, then one page.
 
         After a store error the next pass continues from the same position.
         """
-        following = self._following or await self._begin()
-        if following is None:
-            return ProjectorReport()
         done = ProjectorReport(following=True)
         try:
+            if not self.follows and not await self.begin():
+                return ProjectorReport()
+            if self.saved is None:
+                await self.remember(ProjectorPosition(None, self._recorder.alone).to_text())
             if self._is_behind:
-                done = await self._publish_documents(following, done)
+                done = await self._publish_documents(done)
             if self._recorder.segments.full:
                 await self._write_segments()
-            done = await self._publish_page(following, done)
+            done = await self._publish_page(done)
             done = replace(done, written=done.written + await self._acts.publish_new())
             if self._segments_are_due():
                 done = replace(done, written=done.written + await self._write_segments())
-            await self._remember(following)
-        except _TakenOver:
-            self._following = None
-            _log.warning("taken_over", projector=self.actor.name)
+            await self._store_position()
+        except TakenOver:
             return replace(done, following=False)
         return done
 
-    async def _publish_documents(self, following: Subscription, done: ProjectorReport) -> ProjectorReport:
+    async def _publish_documents(self, done: ProjectorReport) -> ProjectorReport:
         """Publish the next documents, ahead of records that wait for segments."""
         page = await self.ledger.feed(self._documents_up_to, limit=self.options.batch, lifecycle=DOCUMENTED)
-        written = await self._recorder.take(page.events, self._renewing(following))
+        written = await self._recorder.take(page.events, self.keep)
         self._documents_up_to = page.position
         return replace(done, events=done.events + len(page.events), written=done.written + written)
 
-    async def _publish_page(self, following: Subscription, done: ProjectorReport) -> ProjectorReport:
+    async def _publish_page(self, done: ProjectorReport) -> ProjectorReport:
         """Publish the next page, without the documents that are already published."""
-        page = await self.ledger.feed(self._read_up_to, limit=self.options.batch)
+        page = await self.ledger.feed(self._events_up_to, limit=self.options.batch)
         ahead = self._documents_up_to or ""
         events = [
             event
             for event, position in zip(page.events, page.positions, strict=True)
             if event.lifecycle in SEGMENTED or position > ahead
         ]
-        written = await self._recorder.take(events, self._renewing(following))
+        written = await self._recorder.take(events, self.keep)
         self._is_behind = len(page.events) >= self.options.batch
-        self._read_up_to = page.position
+        self._events_up_to = page.position
         self._documents_up_to = max(ahead, page.position)
         return replace(done, events=done.events + len(page.events), written=done.written + written)
 
-    def pause_s(self, report: ProjectorReport) -> float:
-        """No pause while there are more events; `lease_s / 5` while another projector is active."""
-        if not report.following:
-            return self.options.lease_s / 5
-        return 0.0 if report.events else self.options.poll_s
-
     async def release(self) -> None:
         """Write the waiting segments, and give up the subscription so that another projector can continue at once."""
-        following, self._following = self._following, None
-        if following is None:
+        if not self.follows:
             return
         try:
             await self._write_segments()
-            await self._remember(following)
-        except (StoreError, _TakenOver) as error:
+            await self._store_position()
+        except (StoreError, TakenOver) as error:
             # Nothing is lost: the next projector continues from the last stored position.
             _log.warning("segments_left", projector=self.actor.name, error=str(error))
-        await self.ledger.unsubscribe(following)
+        await super().release()
 
-    async def _begin(self) -> Subscription | None:
-        following = await self.ledger.subscribe(self.actor, SUBSCRIBER_NAME, lease_s=self.options.lease_s)
-        if following is None:
-            return None
-        if following.position == REBUILDING:
+    async def begin(self) -> bool:
+        """Take the subscription. False while another projector holds it, or a rebuild of the ledger is unfinished."""
+        if not await super().begin():
+            return False
+        if self.saved == REBUILDING:
             _log.warning("rebuild_unfinished", projector=self.actor.name, remedy="trellis rebuild --from objects")
-            await self.ledger.unsubscribe(following)
-            return None
-        place = ProjectorPosition.read(following.position, self.options.alone)
-        if following.position is None:
-            await self.ledger.ack(following, place.to_text(), lease_s=self.options.lease_s)
+            await super().release()
+            return False
+        place = ProjectorPosition.read(self.saved, self.options.alone)
         self._recorder = EventRecorder(self.ledger, self.publisher, place.alone)
         self._acts = ActRecorder(self.ledger, self.actor, self.publisher)
-        self._following, self._waiting_since, self._kept_at = following, None, self.clock.monotonic()
-        self._read_up_to = self._remembered = place.position
+        self._waiting_since = None
+        self._events_up_to = self._stored_up_to = place.position
         self._documents_up_to, self._is_behind = place.documents or place.position, False
-        return following
+        return True
 
-    def _renewing(self, following: Subscription) -> Callable[[], Awaitable[None]]:
-        """A callback that renews the subscription while a long page is published."""
-        renewed_at = self.clock.monotonic()
-
-        async def renew() -> None:
-            nonlocal renewed_at
-            if self.clock.monotonic() > renewed_at + self.options.lease_s / 3:
-                renewed_at = self.clock.monotonic()
-                await self._keep(following, None)
-
-        return renew
-
-    async def _keep(self, following: Subscription, place: str | None) -> None:
-        if not await self.ledger.ack(following, place, lease_s=self.options.lease_s):
-            raise _TakenOver
-        self._kept_at = self.clock.monotonic()
-
-    async def _remember(self, following: Subscription) -> None:
+    async def _store_position(self) -> None:
         """Store the position if it changed and no segment line waits.
 
         Otherwise only renew the subscription from time to time.
         """
-        if self._read_up_to == self._remembered or not self._recorder.segments.settled:
-            if self.clock.monotonic() >= self._kept_at + self.options.lease_s / 3:
-                await self._keep(following, None)
+        if self._events_up_to == self._stored_up_to or not self._recorder.segments.settled:
+            await self.keep()
             return
-        ahead = self._documents_up_to if self._documents_up_to != self._read_up_to else None
-        await self._keep(following, ProjectorPosition(self._read_up_to, self.options.alone, ahead).to_text())
-        self._remembered, self._recorder.alone = self._read_up_to, self.options.alone
+        ahead = self._documents_up_to if self._documents_up_to != self._events_up_to else None
+        await self.remember(ProjectorPosition(self._events_up_to, self.options.alone, ahead).to_text())
+        self._stored_up_to, self._recorder.alone = self._events_up_to, self.options.alone
 
     def _segments_are_due(self) -> bool:
         if not self._recorder.segments.waiting:
@@ -535,7 +501,3 @@ class Projector:
         written = await self._recorder.segments.write()
         self._waiting_since = None
         return written
-
-
-class _TakenOver(Exception):
-    """Another projector holds the subscription now."""

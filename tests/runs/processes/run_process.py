@@ -27,8 +27,9 @@ from trellis.documents.ids import STEPS
 from trellis.engine.jobs import Advance, Claimed, Lease, LeaseLost, Move, NewJob, StepApplied, Turn, TurnResult
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Service, Sweeper
+from trellis.engine.step_runner import DriveOutcome
 from trellis.proposals.apply import ApplyEngine, ApplyOptions
-from trellis.runs.orchestrator import DriveOutcome, Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions
+from trellis.runs.orchestrator import Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions
 from trellis.runs.projector import Projector, ProjectorOptions
 from trellis.runs.steps import RunStep, StepContext, StepResult
 from trellis.storage.objects import local as _local  # noqa: F401 - imported before the fork

@@ -28,7 +28,6 @@ from trellis.bus.messages import (
     error_number,
 )
 from trellis.bus.outcomes.linked_jobs import next_id
-from trellis.bus.outcomes.subscription import FeedSubscriber, TakenOver
 from trellis.bus.port import Bus
 from trellis.bus.requests import wire_id
 from trellis.bus.results.reports import WorkerReport, attempt_in, report_in
@@ -36,10 +35,10 @@ from trellis.bus.topics import Topics
 from trellis.bus.trigger import CoalescedTrigger
 from trellis.engine import tracing
 from trellis.engine.jobs import JobId
-from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event
-from trellis.lifecycles.bus_job import HELD
+from trellis.engine.subscription import FeedReport, FeedSubscriber, SubscriptionOptions, TakenOver
+from trellis.lifecycles.bus_job import BUS_JOB, HELD
 
 SUBSCRIBER_NAME = "bus-publisher"
 CONCURRENCY = 32
@@ -74,14 +73,10 @@ _log = log_of("trellis.bus.outcomes.publisher")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BusPublishReport:
-    """Result of one pass. `following` false means that another process does the work."""
+class BusPublishReport(FeedReport):
+    """Result of one pass. It is held up while the bus does not take everything."""
 
-    following: bool = False
-    events: int = 0
     sent: int = 0
-    held_up: bool = False
-    """The bus did not take everything."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,15 +87,15 @@ class _OutgoingMessage:
 
 
 @dataclass(kw_only=True)
-class BusPublisher:
+class BusPublisher(FeedSubscriber[SubscriptionOptions]):
     """The service. A pass reads a page of the feed, publishes from it, and saves the position."""
 
-    ledger: Ledger
     bus: Bus
     topics: Topics
-    follower: FeedSubscriber
+    options: SubscriptionOptions = field(default_factory=SubscriptionOptions)
     name: str = SUBSCRIBER_NAME
-    waits_for_events = True
+    follows_as: str = SUBSCRIBER_NAME
+    lifecycle: str | None = BUS_JOB.name
     _sent: set[str] = field(default_factory=set[str])
     """Message ids that the bus has taken, of events after the saved position."""
     _not_kept_since: dict[str, float] = field(default_factory=dict[str, float])
@@ -116,42 +111,33 @@ class BusPublisher:
 
     def wake(self) -> None:
         """Request a pass because a job has ended, if this process publishes."""
-        if self.follower.follows:
+        if self.follows:
             self._trigger.wake()
 
     async def _pass(self) -> BusPublishReport:
-        page = await self.follower.page()
+        page = await self.page()
         if page is None:
             return BusPublishReport()
         try:
             if not page.events:
-                await self.follower.keep()
+                await self.keep()
                 return BusPublishReport(following=True)
             sent, done = await self._publish_events(page.events)
             if done:
-                await self.follower.remember(page.positions[done - 1])
+                await self.remember(page.positions[done - 1])
                 for event in page.events[:done]:
                     self._sent -= {event.id, _stop_id(event), _alert_id(event), _dead_id(event)}
             else:
-                await self.follower.keep()
+                await self.keep()
         except TakenOver:
             self._sent.clear()
             return BusPublishReport(events=len(page.events))
         return BusPublishReport(following=True, events=len(page.events), sent=sent, held_up=done < len(page.events))
 
-    def pause_s(self, report: BusPublishReport) -> float:
-        """No pause while there is more that the bus takes."""
-        options = self.follower.options
-        if not report.following:
-            return options.lease_s / 5
-        if report.held_up:
-            return options.held_up_s
-        return 0.0 if report.events else options.poll_s
-
     async def release(self) -> None:
-        """Release the subscription, so that another process can take it at once."""
+        """Finish the requested passes, then release the subscription."""
         await self._trigger.drain()
-        await self.follower.release()
+        await super().release()
 
     async def _publish_events(self, events: Sequence[Event]) -> tuple[int, int]:
         """How many packets were sent, and the number of events that are completely published."""
@@ -162,7 +148,7 @@ class BusPublisher:
             sent += sum(answer or 0 for answer in answers)
             if None in answers:
                 return sent, start + answers.index(None)
-            await self.follower.keep()
+            await self.keep()
         return sent, len(events)
 
     async def _publish_event(self, event: Event) -> int | None:
@@ -223,7 +209,7 @@ class BusPublisher:
 
         A full stream is waited for; one that keeps refusing must not block everything.
         """
-        now = self.follower.clock.monotonic()
+        now = self.clock.monotonic()
         if subject not in self._not_kept_since:
             self._not_kept_since[subject] = now
             _log.warning("not_kept", event_id=event.id, error=str(error))

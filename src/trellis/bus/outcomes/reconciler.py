@@ -24,15 +24,15 @@ from trellis.bus.outcomes.job_tree import (
 )
 from trellis.bus.outcomes.linked_jobs import RETRY_ID, compensation_of, is_retry_due, retry_of, submit_under_free_id
 from trellis.bus.outcomes.publisher import END_EVENTS
-from trellis.bus.outcomes.subscription import FeedSubscriber, TakenOver
 from trellis.bus.outcomes.workflows import WorkflowReader
 from trellis.bus.requests import COMPENSATES, JobRequest
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import Actor, CancelMode, JobId, Move, Moved, RequestId
-from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, JobPlace
+from trellis.engine.subscription import FeedReport, FeedSubscriber, SubscriptionOptions
 from trellis.lifecycles import Role
+from trellis.lifecycles.bus_job import BUS_JOB
 
 SUBSCRIBER_NAME = "bus-aftermath"
 CONCURRENCY = 16
@@ -46,26 +46,24 @@ _log = log_of("trellis.bus.outcomes.reconciler")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OutcomeReport:
-    """Result of one pass. `following` false means that another process does the work."""
+class OutcomeReport(FeedReport):
+    """Result of one pass."""
 
-    following: bool = False
-    events: int = 0
     made: int = 0
     """Actions taken: jobs submitted, cancelled or released."""
 
 
 @dataclass(kw_only=True)
-class OutcomeReconciler:
+class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
     """The service. A pass reads a page of the feed, acts on it, and saves the position."""
 
-    ledger: Ledger
     topics: Topics
-    follower: FeedSubscriber
     wake: Callable[[], None] | None = None
     """Called when a job may have become ready."""
+    options: SubscriptionOptions = field(default_factory=SubscriptionOptions)
     name: str = SUBSCRIBER_NAME
-    waits_for_events = True
+    follows_as: str = SUBSCRIBER_NAME
+    lifecycle: str | None = BUS_JOB.name
     _families: JobTree = field(init=False)
     _workflows: WorkflowReader = field(init=False)
     _above: dict[tuple[str, str], str | None] = field(default_factory=dict[tuple[str, str], str | None])
@@ -73,48 +71,28 @@ class OutcomeReconciler:
 
     A cancel that comes later finds the children itself.
     """
-    _begun: int = 0
+    _learned_in: int = 0
+    """The value of `begun` for which the workflow cache was filled."""
     _made: int = 0
 
     def __post_init__(self) -> None:
         self._families = JobTree(ledger=self.ledger, topics=self.topics)
-        self._workflows = WorkflowReader(families=self._families, between=self.follower.keep)
+        self._workflows = WorkflowReader(families=self._families, between=self.keep)
 
     async def run_once(self) -> OutcomeReport:
         """Handle one page of the feed."""
-        page = await self.follower.page()
-        if page is None:
-            return OutcomeReport()
-        if self._begun != self.follower.begun:
-            self._families.remembered.clear()
-            self._begun = self.follower.begun
         self._made = 0
-        try:
-            if page.events:
-                await self._take(page.events)
-                await self.follower.remember(page.position)
-            else:
-                await self.follower.keep()
-        except TakenOver:
-            return OutcomeReport(events=len(page.events), made=self._made)
-        if self._made and self.wake is not None:
+        done = await self.take(self._reconcile)
+        if done.following and self._made and self.wake is not None:
             self.wake()
-        return OutcomeReport(following=True, events=len(page.events), made=self._made)
-
-    def pause_s(self, report: OutcomeReport) -> float:
-        """No pause while there is more."""
-        options = self.follower.options
-        if not report.following:
-            return options.lease_s / 5
-        return 0.0 if report.events else options.poll_s
-
-    async def release(self) -> None:
-        """Release the subscription, so that another process can take it at once."""
-        await self.follower.release()
+        return OutcomeReport(following=done.following, events=done.events, made=self._made)
 
     # --- one page -------------------------------------------------------------------------------------------------
 
-    async def _take(self, events: Sequence[Event]) -> None:
+    async def _reconcile(self, events: Sequence[Event]) -> None:
+        if self._learned_in != self.begun:
+            self._families.remembered.clear()
+            self._learned_in = self.begun
         self._above.clear()
         accepted = [event for event in events if event.source is None]
         for record in await self.ledger.recorded(accepted):
@@ -127,7 +105,7 @@ class OutcomeReconciler:
                 request = await self._families.request(event.job_id)
                 if request is not None and _has_consequences(event, request):
                     by_family.setdefault(await self._family(event, request), []).append((event, request))
-                await self.follower.keep()
+                await self.keep()
         room = asyncio.Semaphore(CONCURRENCY)
         await _gather_all(self._reconcile_family(family, room) for family in by_family.values())
 
@@ -142,10 +120,10 @@ class OutcomeReconciler:
         async with room:
             for event, request in family:
                 await self._follow_up(event, request, heard)
-                await self.follower.keep()
+                await self.keep()
             for key, ended in heard.items():
                 await self._reconcile_workflow(key, ended)
-                await self.follower.keep()
+                await self.keep()
 
     async def _follow_up(self, event: Event, request: JobRequest, heard: dict[WorkflowKey, set[WorkflowStep]]) -> None:
         key = await self._workflow_of(request)
@@ -222,8 +200,8 @@ class OutcomeReconciler:
                     waiting.append(child.job_id)
                 elif await tree.is_whole_to(child.job_id):
                     await self._cancel(child.job_id, f"cascade:{event.job_id}", f"{event.job_id} was cancelled")
-                    await self.follower.keep()
-            await self.follower.keep()
+                    await self.keep()
+            await self.keep()
         if waiting:
             _log.error("tree_too_large", job_id=event.job_id, looked_at=len(seen))
 
@@ -295,7 +273,7 @@ class OutcomeReconciler:
             standing = await self._workflows.look(workflow, step)
             if standing is not None and standing.resting:
                 await self._release_step(standing)
-            await self.follower.keep()
+            await self.keep()
 
     async def _release_step(self, step: EffectiveJob) -> None:
         """Release a step that was deferred because of its order.
@@ -329,7 +307,7 @@ class OutcomeReconciler:
                 if cancelled and job_id == step.job_id:
                     workflow.drop(step)
                     workflow.fail(StepState(index=step.index, job_id=job_id, state=CANCELLED))
-            await self.follower.keep()
+            await self.keep()
 
     async def _undo_next(self, workflow: Workflow) -> None:
         """Submit the next compensation. Nothing is submitted while one is running."""
@@ -346,7 +324,7 @@ class OutcomeReconciler:
                     ended = undoing.job
                     _log.error("not_undone", job_id=one.job_id, compensation=ended.job_id, state=ended.state)
                 workflow.has_undone(one)
-            await self.follower.keep()
+            await self.keep()
 
     async def _undo(self, job_id: JobId) -> bool:
         """Submit the compensation of a job. Returns whether that was possible."""
@@ -363,11 +341,11 @@ class OutcomeReconciler:
 
     @property
     def _reconciler(self) -> Actor:
-        return Actor(role=Role.RECONCILER, name=self.follower.actor.name)
+        return Actor(role=Role.RECONCILER, name=self.actor.name)
 
     @property
     def _scheduler(self) -> Actor:
-        return Actor(role=Role.SCHEDULER, name=self.follower.actor.name)
+        return Actor(role=Role.SCHEDULER, name=self.actor.name)
 
 
 def _has_consequences(event: Event, request: JobRequest) -> bool:

@@ -1,0 +1,154 @@
+"""A service that follows the ledger's feed under a name: one process at a time, from where the last one stopped.
+
+A subscriber is elected by the ledger, reads bounded pages, and saves the position up to which it has handled
+everything. After a crash between handling an event and saving the position, the event is handled again. So handling
+must be idempotent.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from trellis.engine.clock import Clock
+from trellis.engine.jobs import Actor, Subscription
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+from trellis.engine.records import Event, FeedPage
+
+_log = log_of("trellis.subscription")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubscriptionOptions:
+    """Page size, lease and pauses of a subscriber."""
+
+    batch: int = 500
+    """Most events in a page."""
+    lease_s: float = 5.0
+    """How long after the last sign of life another process may take over. Renewed after a third of it."""
+    poll_s: float = 0.1
+    """Pause after an empty page, in seconds."""
+    held_up_s: float = 0.5
+    """Pause after a page that could not be handled to its end, in seconds."""
+    standby_tries: int = 5
+    """How often per lease a process on standby tries to take over."""
+
+
+OptionsT = TypeVar("OptionsT", bound=SubscriptionOptions)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedReport:
+    """The result of one pass of a subscriber."""
+
+    following: bool = False
+    """False while another process does the work."""
+    events: int = 0
+    """Number of events that were read."""
+    held_up: bool = False
+    """Whether events are left that could not be handled now."""
+
+
+class TakenOver(Exception):
+    """Another process now holds the subscription."""
+
+
+@dataclass(kw_only=True)
+class FeedSubscriber(Generic[OptionsT]):
+    """The base of services that follow the feed.
+
+    A subclass defines `run_once`. It calls `take`; or `page`, `keep` from time to time, and `remember`.
+    """
+
+    ledger: Ledger
+    actor: Actor
+    clock: Clock
+    options: OptionsT
+    name: str
+    follows_as: str
+    """The name under which the ledger elects one process and stores its position."""
+    lifecycle: str | None = None
+    """The lifecycle whose events it reads; None for all."""
+    waits_for_events = True
+    begun: int = 0
+    """How often this process took the subscription. State cached before may be outdated after each time."""
+    _following: Subscription | None = None
+    _read_up_to: str | None = None
+    _saved: str | None = None
+    _kept_at: float = 0.0
+
+    @property
+    def follows(self) -> bool:
+        """Whether this process holds the subscription, as far as it knows."""
+        return self._following is not None
+
+    @property
+    def saved(self) -> str | None:
+        """The saved position; None at the start of the feed."""
+        return self._saved
+
+    async def begin(self) -> bool:
+        """Take the subscription, with the position that was saved last. False while another process holds it."""
+        following = await self.ledger.subscribe(self.actor, self.follows_as, lease_s=self.options.lease_s)
+        if following is None:
+            return False
+        self._following, self._kept_at = following, self.clock.monotonic()
+        self._read_up_to = self._saved = following.position
+        self.begun += 1
+        return True
+
+    async def page(self) -> FeedPage | None:
+        """The events after the saved position; None while another process holds the subscription."""
+        if self._following is None and not await self.begin():
+            return None
+        page = await self.ledger.feed(self._read_up_to, limit=self.options.batch, lifecycle=self.lifecycle)
+        if not page.events:
+            self._read_up_to = page.position  # events in between belong to other lifecycles
+        return page
+
+    async def take(self, handle: Callable[[Sequence[Event]], Awaitable[None]]) -> FeedReport:
+        """Read a page, have it handled, and save the position. After an error the next pass reads the same page."""
+        page = await self.page()
+        if page is None:
+            return FeedReport()
+        try:
+            if page.events:
+                await handle(page.events)
+                await self.remember(page.position)
+            else:
+                await self.keep()
+        except TakenOver:
+            return FeedReport(events=len(page.events))
+        return FeedReport(following=True, events=len(page.events))
+
+    async def keep(self) -> None:
+        """Renew the subscription's lease when it is time; raises TakenOver."""
+        if self.clock.monotonic() >= self._kept_at + self.options.lease_s / 3:
+            await self._ack(None if self._read_up_to == self._saved else self._read_up_to)
+
+    async def remember(self, position: str) -> None:
+        """Save the position up to which everything is done; raises TakenOver."""
+        self._read_up_to = position
+        await self._ack(position)
+
+    async def release(self) -> None:
+        """Release the subscription, so that another process can take it at once."""
+        following, self._following = self._following, None
+        if following is not None:
+            await self.ledger.unsubscribe(following)
+
+    def pause_s(self, report: FeedReport) -> float:
+        """No pause while there are more events that can be handled."""
+        if not report.following:
+            return self.options.lease_s / self.options.standby_tries
+        if report.held_up:
+            return self.options.held_up_s
+        return 0.0 if report.events else self.options.poll_s
+
+    async def _ack(self, position: str | None) -> None:
+        following, self._kept_at = self._following, self.clock.monotonic()
+        if following is None or not await self.ledger.ack(following, position, lease_s=self.options.lease_s):
+            self._following = None
+            _log.warning("taken_over", follower=self.follows_as, process=self.actor.name)
+            raise TakenOver
+        self._saved = position or self._saved

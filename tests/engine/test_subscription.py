@@ -1,0 +1,98 @@
+"""A subscriber of the feed: what is read again, who takes over, and how often the ledger is written to."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from trellis.engine.jobs import Actor, JobId, NewJob
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Event
+from trellis.engine.subscription import FeedReport, FeedSubscriber, SubscriptionOptions
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
+from trellis.testing import FakeClock
+
+SUBMITTER = Actor(role=Role.SUBMITTER, name="test")
+
+
+@dataclass(kw_only=True)
+class Reader(FeedSubscriber[SubscriptionOptions]):
+    """Notes the jobs whose events it handled, and breaks where it is told to."""
+
+    options: SubscriptionOptions = field(default_factory=lambda: SubscriptionOptions(batch=2))
+    name: str = "reader"
+    follows_as: str = "reader"
+    handled: list[str] = field(default_factory=list[str])
+    breaks: bool = False
+
+    async def run_once(self) -> FeedReport:
+        return await self.take(self._note)
+
+    async def _note(self, events: Sequence[Event]) -> None:
+        if self.breaks:
+            raise ConnectionError("broken here")
+        self.handled += [event.job_id for event in events]
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def ledger(clock: FakeClock) -> AsyncGenerator[Ledger]:
+    made = await open_ledger(":memory:", clock=clock)
+    await made.submit(SUBMITTER, [NewJob(job_id=JobId(f"j{n}"), type="echo", payload=b"") for n in range(3)])
+    yield made
+    await made.close()
+
+
+def reader(ledger: Ledger, clock: FakeClock, name: str) -> Reader:
+    return Reader(ledger=ledger, actor=Actor(role=Role.CONTROL_PLANE, name=name), clock=clock)
+
+
+async def test_a_page_that_was_not_handled_is_read_again_and_a_handled_one_is_not(ledger: Ledger, clock: FakeClock):
+    first, second = reader(ledger, clock, "first"), reader(ledger, clock, "second")
+    assert await first.run_once() == FeedReport(following=True, events=2)
+    first.breaks = True
+    with pytest.raises(ConnectionError):
+        await first.run_once()
+    assert await second.run_once() == FeedReport()
+    await first.release()
+    assert await second.run_once() == FeedReport(following=True, events=1)
+    assert (first.handled, second.handled) == (["j0", "j1"], ["j2"])
+
+
+async def test_a_process_on_standby_takes_over_after_the_lease_and_the_former_one_saves_nothing(
+    ledger: Ledger, clock: FakeClock
+):
+    first, second = reader(ledger, clock, "first"), reader(ledger, clock, "second")
+    await first.run_once()
+    standby = await second.run_once()
+    assert second.pause_s(standby) == pytest.approx(1.0)
+    clock.advance(first.options.lease_s + 1)
+    assert (await second.run_once()).following
+    late = await first.run_once()
+    assert (late, first.follows) == (FeedReport(events=1), False)
+    assert second.pause_s(await second.run_once()) == pytest.approx(second.options.poll_s)
+
+
+async def test_handlers_that_renew_at_the_same_moment_ask_the_ledger_once(
+    ledger: Ledger, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+):
+    one, ack, asked = reader(ledger, clock, "one"), ledger.ack, list[Any]()
+
+    async def counted(*what: Any, **how: Any) -> bool:
+        asked.append(what)
+        return await ack(*what, **how)
+
+    await one.run_once()
+    monkeypatch.setattr(ledger, "ack", counted)
+    await one.keep()
+    assert not asked
+    clock.advance(one.options.lease_s / 3)
+    await asyncio.gather(*(one.keep() for _ in range(5)))
+    assert len(asked) == 1
