@@ -217,7 +217,7 @@ async def test_a_bulk_requeue_under_a_key_means_the_same_jobs_again(gateway: Gat
     assert len((await client.get("/dlq")).json()["items"]) == 1
 
 
-@pytest.mark.requirement("D22", "D27")
+@pytest.mark.requirement("D27")
 async def test_a_decision_under_a_key_is_replayed(gateway: Gateway):
     client, id_ = gateway.client("owner"), await proposal(gateway)
     headers = {**keyed("press"), "If-Match": '"1"'}
@@ -228,7 +228,7 @@ async def test_a_decision_under_a_key_is_replayed(gateway: Gateway):
     assert other.status_code == 422
 
 
-@pytest.mark.requirement("D22", "D27")
+@pytest.mark.requirement("D27")
 async def test_a_decision_under_a_key_is_answered_as_the_first_time_also_when_it_was_applied_since(gateway: Gateway):
     client, id_ = gateway.client("owner"), await proposal(gateway)
     decision = {"decision": "approve", "note": "yes"}

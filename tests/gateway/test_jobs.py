@@ -401,7 +401,7 @@ async def test_why_a_job_shall_stop_and_what_it_made_are_told(gateway: Gateway):
     assert artifacts == [{"pointer": "s3://bucket/a", "name": None, "sha256": None, "size": 3}]
 
 
-@pytest.mark.requirement("D42", "AUTH-2")
+@pytest.mark.requirement("AUTH-2")
 async def test_jobs_of_an_nlm_backend_on_the_same_ledger_are_read_by_those_alone_who_may_read_them(gateway: Gateway):
     job_id = JobId("0b9f3c1e@1")
     backend = Actor(role=Role.NLM_BACKEND, name="nlm@test")

@@ -125,7 +125,7 @@ async def garden(stand: Stand, tmp_path: Path) -> AsyncGenerator[Garden]:
     await objects.close()
 
 
-@pytest.mark.requirement("PIPE-4", "PIPE-6", "PIPE-7", "PIPE-8", "OBS-2", "OBS-7", "NLM-7", "NLM-8")
+@pytest.mark.requirement("PIPE-6", "PIPE-7", "OBS-2", "OBS-7")
 @pytest.mark.parametrize("slug", AGENTS)
 async def test_an_agent_of_the_garden_reads_asks_and_proposes(garden: Garden, slug: str):
     run_id, outcome = await garden.run(slug)
@@ -171,7 +171,7 @@ async def test_what_a_person_approves_is_applied_and_nothing_else_is(garden: Gar
         assert (await garden.document(ids.proposal_key(VIOLIN, other["id"])))["status"] == "pending"
 
 
-@pytest.mark.requirement("PIPE-11", "PIPE-15", "D22")
+@pytest.mark.requirement("PIPE-11", "PIPE-15")
 async def test_a_second_run_names_what_is_proposed_already_and_proposes_it_again_when_a_source_changed(garden: Garden):
     file = f"agents/{VIOLIN}/_agent.md"
     await garden.objects.put(file, (await garden.text(file)).replace(", memory-update]", "]").encode())
@@ -253,7 +253,7 @@ async def test_an_approved_comment_on_a_disagreement_leaves_the_disagreement_in_
     ]
 
 
-@pytest.mark.requirement("RUN-7", "PIPE-12")
+@pytest.mark.requirement("RUN-7")
 async def test_an_agent_that_is_not_there_fails_the_run_with_a_reason(garden: Garden):
     run_id, outcome = await garden.run("nobody-here")
     status = await garden.document(ids.status_key("nobody-here", run_id))

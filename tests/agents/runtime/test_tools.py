@@ -213,7 +213,6 @@ async def test_an_annotation_is_shown_apart_from_its_source_and_is_no_evidence()
     assert all(COMMENT.text not in one["text"] for one in read["sources"])
 
 
-@pytest.mark.requirement("D63")
 async def test_a_comment_that_stands_beside_its_source_is_not_proposed_again():
     output = await Stage(annotations=(COMMENT,)).play(READ, [propose(text=COMMENT.text)], [FINISH])
     assert output.proposals == ()
