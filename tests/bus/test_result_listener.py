@@ -421,6 +421,24 @@ async def test_another_end_for_an_ended_job_is_remarked_with_both_and_changes_no
     assert (remark["kind"], remark["status"], remark["state"]) == ("contradictory", "SUCCEEDED", "FAILED")
 
 
+@pytest.mark.requirement("BUS-6")
+async def test_no_policy_of_a_topic_opens_an_ended_job_for_another_result(rig_of: Opens):
+    policy = {"idempotent": True, "retry": ["BUSY"], "max_attempts": 5}
+    async with rig_of(topics={TOPIC: policy}) as rig:
+        parts = parts_of(rig)
+        done, stopped = await parts.dispatched(job_id="done"), await parts.dispatched(job_id="stopped")
+        await parts.result(done, "w1")
+        await parts.cancel("stopped")
+        before = [await rig.events(job_id) for job_id in ("done", "stopped")]
+        for held, state in ((done, "SUCCEEDED"), (stopped, "CANCELLED")):
+            for status in (Status.FAILED, Status.FAILED_RETRYABLE):
+                answer = await parts.result(held, "w1", status, error_code="BUSY")
+                assert (answer.status.name, answer.message.partition(":")[0]) == (state, "refused")
+        await parts.follow_up()
+        assert [await rig.events(job_id) for job_id in ("done", "stopped")] == before
+        assert await parts.jobs() == {"done": "SUCCEEDED", "stopped": "CANCELLED"}
+
+
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-6", "BUS-12")
 async def test_a_result_after_the_job_was_cancelled_is_late(rig: Rig):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trellis.documents import ids
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.documents.run_documents import RunRequest
 from trellis.engine.jobs import Actor, JobId, RequestId
+from trellis.engine.records import JobFilter
 from trellis.lifecycles import Role
 from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.retrying_provider import RetryingProvider
@@ -169,6 +171,22 @@ async def test_what_a_person_approves_is_applied_and_nothing_else_is(garden: Gar
     assert (stored["text"], stored["approved_by"]) == (chosen["content"]["change"]["text"], "anna")
     for other in others:
         assert (await garden.document(ids.proposal_key(VIOLIN, other["id"])))["status"] == "pending"
+
+
+@pytest.mark.requirement("PIPE-6")
+async def test_an_agent_at_work_returns_proposals_and_a_summary_and_writes_nothing(garden: Garden):
+    async def stored() -> tuple[dict[str, bytes], int, str | None]:
+        found = [await garden.objects.get(info.key) for info in (await garden.objects.list("")).items]
+        jobs = (await garden.stand.ledger.jobs(JobFilter(), limit=10)).jobs
+        return {one.key: one.body for one in found if one}, len(jobs), garden.memory.read(VIOLIN).commit
+
+    before, asked = await stored(), step_of(VIOLIN)
+    loaded = (await garden.work.load_context(asked)).result
+    context = replace(asked, number=2, name="execute-agent", before={"load-context": loaded})
+    output = (await garden.work.execute_agent(context)).result
+    assert output["proposals"]
+    assert output["summary"]
+    assert await stored() == before
 
 
 @pytest.mark.requirement("PIPE-11", "PIPE-15")

@@ -73,6 +73,7 @@ async def test_data_cannot_leave_its_fence():
     assert prompt.text_after_label(text, prompt.TURNS) == "5"
 
 
+@pytest.mark.requirement("PIPE-14")
 async def test_the_model_is_told_that_data_gives_no_orders():
     told: list[str] = []
 
