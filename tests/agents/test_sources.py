@@ -21,7 +21,7 @@ async def put(objects: ObjectStore, **files: bytes | str) -> None:
         await objects.put(f"{FOLDER}/{name}", body.encode() if isinstance(body, str) else body)
 
 
-@pytest.mark.requirement("D24", "D50")
+@pytest.mark.requirement("PIPE-4")
 async def test_sources_come_by_name_with_ref_text_and_digest(objects: ObjectStore):
     await put(objects, **{"b.md": "# Bed", "a.txt": "ґрунт", "c.json": '{"ph": 6}', "deep/d.md": "below"})
     read = await read_sources(objects, "gardener", ContextOptions())

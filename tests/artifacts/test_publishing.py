@@ -60,7 +60,7 @@ async def test_the_projector_publishes_the_same_bytes_once_and_records_every_eve
     assert await bucket(desk) == before
 
 
-@pytest.mark.requirement("D14", "D15", "PIPE-8")
+@pytest.mark.requirement("D14", "D15")
 async def test_a_wiped_bucket_is_rebuilt_byte_for_byte_without_what_was_removed(desk: Desk):
     removed = await desk.finalized()
     await desk.publish()

@@ -24,7 +24,6 @@ def changed(**changes: Any) -> bytes:
     return json.dumps({**WHOLE, **changes}).encode()
 
 
-@pytest.mark.requirement("NLM-9")
 def test_a_snapshot_is_the_same_after_bytes_and_back() -> None:
     made = Snapshot.of(**WHOLE)
     again = Snapshot.read(made.to_bytes())

@@ -233,7 +233,6 @@ def test_a_silence_that_lasts_is_tried_every_five_minutes():
     assert 280 <= tries(days=1) <= 330
 
 
-@pytest.mark.requirement("D53")
 def test_workers_that_come_and_go_do_not_have_a_silence_tried_each_time():
     assert tries(days=1, appears_every_s=10) <= 660
 

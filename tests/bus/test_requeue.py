@@ -92,7 +92,6 @@ async def test_a_job_that_failed_under_fewer_attempts_can_be_run_again_after_the
         await requeue_as_new_job(rig.ledger, OPERATOR, await rig.job("a"), generous, RequestId("other"))
 
 
-@pytest.mark.requirement("D39")
 async def test_a_job_whose_labels_leave_no_room_for_ours_is_refused_and_not_made(rig: Rig):
     parts = parts_of(rig)
     full = {f"n{n}": "x" for n in range(1_000)}
@@ -102,7 +101,7 @@ async def test_a_job_whose_labels_leave_no_room_for_ours_is_refused_and_not_made
     assert list(await parts.jobs()) == ["a"]
 
 
-@pytest.mark.requirement("BUS-7", "BUS-13")
+@pytest.mark.requirement("D30", "D38")
 async def test_how_often_a_job_may_be_done_is_settled_when_it_is_handed_out(rig_of: Opens):
     async with rig_of(topics={TOPIC: {"max_attempts": 1, "lease_s": 3}}) as rig:
         parts, worker = parts_of(rig), await rig.worker("w1", TOPIC)

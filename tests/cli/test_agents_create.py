@@ -68,7 +68,7 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-@pytest.mark.requirement("OBS-1", "D24")
+@pytest.mark.requirement("OBS-1")
 @pytest.mark.parametrize("writes_done", range(4))
 def test_no_crash_leaves_an_agent_that_nobody_is_recorded_to_have_made(
     local: Terminal, notes: list[str], monkeypatch: pytest.MonkeyPatch, writes_done: int

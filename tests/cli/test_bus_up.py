@@ -62,7 +62,6 @@ def test_an_application_is_served_on_the_local_bus_and_leaves_its_result_behind_
         assert running.process.wait(PATIENCE_S) == 0
 
 
-@pytest.mark.requirement("D32")
 @pytest.mark.parametrize("roles, woken", [(frozenset(BusRole), 1), (frozenset({BusRole.RECONCILER}), 0)])
 async def test_whoever_takes_jobs_in_finds_the_scheduler_of_its_process(
     roles: frozenset[BusRole], woken: int, tmp_path: Path

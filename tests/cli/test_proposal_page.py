@@ -51,7 +51,6 @@ def boiler(local: Terminal) -> Terminal:
     return local
 
 
-@pytest.mark.requirement("D22", "PIPE-7")
 def test_a_proposal_is_shown_as_a_diff_with_its_sources_and_what_hides_is_written_out(boiler: Terminal):
     id_ = offered(boiler, "propose-edit", "sources/note.md")
     page = boiler("proposals", "show", id_).out

@@ -54,7 +54,7 @@ def test_a_malformed_agent_says_what_to_correct_and_stops_only_itself(planted: T
     assert "did you mean 'active'" in answer.err
 
 
-@pytest.mark.requirement("PIPE-6", "PIPE-7", "D22", "OBS-1", "OBS-6")
+@pytest.mark.requirement("PIPE-7", "D22", "OBS-1", "OBS-6")
 def test_a_watched_run_ends_with_proposals_that_a_person_decides_about(planted: Terminal):
     status = planted("run", VIOLIN, "--watch", "--correlation", "press-7", "--json").record
     assert (status["status"], status["steps_completed"]) == ("completed", 4)
@@ -141,7 +141,7 @@ def test_a_run_that_waits_is_shown_with_its_place_and_listed_by_agent_and_state(
     assert "perhaps you mean queued" in planted("runs", "--state", "qeued").err
 
 
-@pytest.mark.requirement("PIPE-11", "D22")
+@pytest.mark.requirement("PIPE-11")
 def test_a_second_run_says_what_it_did_not_propose_again(planted: Terminal):
     file = folder_of(planted) / "agents" / VIOLIN / "_agent.md"
     file.write_text(file.read_text().replace(", memory-update]", "]"))  # else it remembers what it said

@@ -34,7 +34,7 @@ def test_the_same_key_is_the_same_job_and_another_request_under_it_is_refused(tr
     assert jobs(trellis) == [first]
 
 
-@pytest.mark.requirement("BUS-11", "D36")
+@pytest.mark.requirement("BUS-11")
 @pytest.mark.parametrize("what", [("a",), ("--topic", "job.echo")], ids=["type", "topic"])
 def test_an_id_that_the_engine_derives_is_refused(local: Terminal, what: tuple[str, ...]):
     refused = local("submit", *what, "--id", "theirs.c")

@@ -226,7 +226,7 @@ def test_a_submitter_sees_the_ends_of_its_own_jobs_only(
         assert (runs.code, runs.err) == (0, "No runs.\n")
 
 
-@pytest.mark.requirement("D62", "D46")
+@pytest.mark.requirement("D62")
 def test_an_instance_with_another_issuer_does_not_take_over_the_names_of_the_first(
     local: Terminal, monkeypatch: pytest.MonkeyPatch
 ):

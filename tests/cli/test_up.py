@@ -186,6 +186,7 @@ def test_a_role_that_there_is_not_is_refused(local: Terminal, roles: str):
     assert (answer.code, "choose of gateway, orchestrator" in answer.err) == (2, True)
 
 
+@pytest.mark.requirement("D33")
 def test_every_service_belongs_to_a_role_that_can_be_chosen(tmp_path: Path):
     from trellis.app.instance import open_instance, role_of
     from trellis.app.settings import Settings

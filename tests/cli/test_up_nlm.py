@@ -26,7 +26,7 @@ from trellis.nlm_backend import open_backend
 KEY = symmetric_key(b"a key of 32 bytes or more, for tests of up", issuer="trellis")
 
 
-@pytest.mark.requirement("NLM-1")
+@pytest.mark.requirement("NLM-1", "D42")
 def test_the_backend_alone_answers_takes_no_stranger_and_stops_when_it_is_told(tmp_path: Path):
     environment = {"TRELLIS_NLM_PORT": "0", "TRELLIS_GATEWAY": "https://gateway.example"}
     with up(tmp_path, "--roles", "nlm", **environment) as running:

@@ -120,7 +120,7 @@ async def test_a_given_id_is_kept_and_submitting_it_again_finds_the_job(box: San
         await box.submit("double", 6, job_id="order-7")
 
 
-@pytest.mark.requirement("BUS-11", "D36")
+@pytest.mark.requirement("BUS-11")
 async def test_an_id_that_the_engine_derives_is_refused(box: Sandbox):
     for role in (Role.SUBMITTER, Role.WORKER, Role.GATEWAY, Role.ORCHESTRATOR):
         with pytest.raises(IdReserved, match="choose another id"):

@@ -21,10 +21,25 @@ def test_without_either_the_defaults_hold(tmp_path: Path):
     assert (settings.ledger, settings.concurrency, settings.hints) == ("sqlite:///trellis.db", 64, True)
 
 
+@pytest.mark.requirement("D25")
+def test_the_limits_that_the_documents_leave_open_have_their_defaults_and_are_settings(tmp_path: Path):
+    names = ("runs", "runs_waiting", "body_bytes", "large_body_bytes")
+    defaults = read_settings({}, tmp_path)
+    assert [getattr(defaults, name) for name in names] == [10, 100, 1024 * 1024, 10 * 1024 * 1024]
+    environment = {f"TRELLIS_{name.upper()}": str(2_000 + number) for number, name in enumerate(names[1:], 1)}
+    chosen = read_settings({"TRELLIS_RUNS": "3", **environment}, tmp_path)
+    assert [getattr(chosen, name) for name in names] == [3, 2_001, 2_002, 2_003]
+
+
 @pytest.mark.parametrize(
     "environment,file,says",
     [
-        ({}, "concurency = 3", "there is no setting concurency; did you mean concurrency?"),
+        pytest.param(
+            {},
+            "concurency = 3",
+            "there is no setting concurency; did you mean concurrency?",
+            marks=pytest.mark.requirement("D64"),
+        ),
         ({"TRELLIS_CONCURRENCY": "many"}, "", "TRELLIS_CONCURRENCY"),
         ({"TRELLIS_ORCHESTRATOR": "temporal://host:7233/x"}, "", "'temporal' is not available .*; say builtin"),
         ({}, 'orchestrator = "cron"', "'cron' is not available in this version; say builtin"),

@@ -107,7 +107,6 @@ async def all_was_read(url: str) -> None:
 @pytest.mark.prove
 @pytest.mark.quiet
 @pytest.mark.timeout(1_200)
-@pytest.mark.requirement("D32", "D33")
 def test_no_role_of_an_idle_fleet_asks_more_than_five_times_a_second(
     postgres_server: PostgresServer, postgres_url: str, tmp_path: Path
 ):
@@ -132,7 +131,6 @@ def test_no_role_of_an_idle_fleet_asks_more_than_five_times_a_second(
 
 @pytest.mark.prove
 @pytest.mark.quiet
-@pytest.mark.requirement("D32")
 def test_an_idle_instance_takes_less_than_a_hundredth_of_a_core_its_log_does_not_grow_and_doctor_is_quiet(
     tmp_path: Path,
 ):

@@ -395,7 +395,7 @@ async def test_every_role_is_refused_what_no_rule_gives_it_and_nothing_changes(g
     assert asked > 100
 
 
-@pytest.mark.requirement("AUTH-2", "AUTH-3", "AUTH-4", "D9", "D22", "D43", "D44")
+@pytest.mark.requirement("AUTH-2", "AUTH-3", "AUTH-4", "D9", "D43", "D44")
 async def test_every_role_does_what_its_rules_give_it(gateway: Gateway):
     for role in Role:
         world = await make_world(gateway, f"a {role}")

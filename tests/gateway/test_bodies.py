@@ -224,7 +224,6 @@ async def _stalled(
         return await client.post(RESULT, content=body(), headers=_signed())
 
 
-@pytest.mark.requirement("D25")
 async def test_bodies_without_authentication_take_nothing_of_what_the_others_may_have(door: Door):
     """However many stall, none of their bytes counts where those of an owner do, and only so many stall at once."""
     until, came = asyncio.Event(), asyncio.Semaphore(0)
@@ -256,7 +255,6 @@ async def test_senders_without_authentication_share_what_there_is_by_address():
         pass
 
 
-@pytest.mark.requirement("D25")
 @pytest.mark.parametrize(
     "network, next_to_it", [("2001:db8::{:x}:1", "2001:db8:0:1::1"), ("::ffff:192.0.2.1", "192.0.2.2")]
 )

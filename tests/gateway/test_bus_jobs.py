@@ -374,7 +374,7 @@ async def test_a_submitter_sees_and_fetches_its_own_alone(gateway: Gateway):
         assert (await stranger.get(f"/jobs/{steps.job_id}{path}")).status_code == 403
 
 
-@pytest.mark.requirement("BUS-11", "D36", "D27")
+@pytest.mark.requirement("BUS-11", "D27")
 async def test_ids_that_the_engine_derives_are_refused(gateway: Gateway):
     for role in ("submitter", "owner"):
         refused = await gateway.client(role).post("/jobs", json={"topic": "job.echo", "job_id": "theirs.c"})
@@ -422,7 +422,7 @@ async def test_what_is_not_kept_as_a_context_is_read_by_nobody_as_one(gateway: G
     assert (await gateway.client("owner").get(f"/jobs/{steps.job_id}/context")).status_code == status
 
 
-@pytest.mark.requirement("BUS-4", "BUS-9", "D68")
+@pytest.mark.requirement("BUS-4", "BUS-9")
 @pytest.mark.parametrize("form", ["context_ptr", "context_ref"])
 async def test_with_a_redacted_context_that_one_is_shown_as_what_the_worker_is_given(gateway: Gateway, form: str):
     await gateway.instance.objects.put("bus/ctx/clean", b"redacted", when=CREATE)
@@ -444,7 +444,6 @@ async def test_a_job_without_a_context_says_so(gateway: Gateway):
 # --- waking the scheduler of this process ----------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("D32")
 async def test_what_is_new_on_a_topic_or_let_go_wakes_the_scheduler_beside_the_gateway(gateway: Gateway):
     owner, woken = gateway.client("owner"), list[str]()
     gateway.instance.schedulers.append(lambda: woken.append("now"))
@@ -477,7 +476,6 @@ class Heard(PolicyKernel):
         return await super().check(request)
 
 
-@pytest.mark.requirement("D32")
 async def test_a_job_submitted_over_http_is_looked_at_before_the_schedulers_next_pass(gateway: Gateway):
     clock, instance, kernel = FakeClock(), gateway.instance, Heard()
     bus = LocalBus("trellis", clock=clock, now=lambda: datetime(2026, 1, 1, tzinfo=UTC))

@@ -43,7 +43,6 @@ async def connected(running: Running, first: bytes = b"") -> AsyncIterator[async
 # --- who gives way ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("D25")
 async def test_an_idle_connection_gives_way_to_a_new_one():
     async with serving(hello, ONE) as running, connected(running) as silent:
         assert (await running.ask(GET))[1] == b"hi"
@@ -241,7 +240,6 @@ def limited(limit: int) -> Iterator[tuple[subprocess.Popen[str], int]]:
             process.kill()
 
 
-@pytest.mark.requirement("D25")
 def test_more_idle_connections_than_descriptors_keep_nobody_out():
     with limited(128) as (process, port):
         with many(port, 150), many(port, 150, GET[:10]):
@@ -279,7 +277,6 @@ HEAD = (
 
 
 @pytest.mark.prove
-@pytest.mark.requirement("D25")
 def test_an_owner_is_answered_among_stalled_bodies_and_idle_connections(tmp_path: Path):
     """A whole gateway that may have 1,024 files open, 135 bodies that stall one byte short, 2,000 idle connections."""
     program = f"ulimit -n 1024; exec {sys.executable} -m trellis up --roles gateway --port 0"

@@ -103,7 +103,6 @@ def test_the_whole_answer_takes_less_than_a_second():
     assert PROBE_S < 1.0
 
 
-@pytest.mark.requirement("D27")
 @pytest.mark.parametrize(
     "error",
     [

@@ -146,7 +146,7 @@ async def test_an_act_under_a_key_is_done_once_and_answered_as_the_first_time(ga
     assert len(await gateway.instance.ledger.events(JobId(job_id))) == first.json()["version"]
 
 
-@pytest.mark.requirement("D27", "D19")
+@pytest.mark.requirement("D27", "D19", "D43")
 async def test_a_run_is_cancelled_once_under_a_key_and_a_second_wish_is_told_that_it_ended(gateway: Gateway):
     client = gateway.client("owner")
     run_id = (await client.post("/agents/run", json={"agent_slug": VIOLIN})).json()["run_id"]
@@ -217,7 +217,7 @@ async def test_a_bulk_requeue_under_a_key_means_the_same_jobs_again(gateway: Gat
     assert len((await client.get("/dlq")).json()["items"]) == 1
 
 
-@pytest.mark.requirement("D22", "D27")
+@pytest.mark.requirement("D27")
 async def test_a_decision_under_a_key_is_replayed(gateway: Gateway):
     client, id_ = gateway.client("owner"), await proposal(gateway)
     headers = {**keyed("press"), "If-Match": '"1"'}
@@ -228,7 +228,7 @@ async def test_a_decision_under_a_key_is_replayed(gateway: Gateway):
     assert other.status_code == 422
 
 
-@pytest.mark.requirement("D22", "D27")
+@pytest.mark.requirement("D27")
 async def test_a_decision_under_a_key_is_answered_as_the_first_time_also_when_it_was_applied_since(gateway: Gateway):
     client, id_ = gateway.client("owner"), await proposal(gateway)
     decision = {"decision": "approve", "note": "yes"}

@@ -366,7 +366,7 @@ async def test_an_entry_waits_while_its_agent_has_too_many_runs_and_is_served_wh
     assert (standing.status, await jobs(gateway, "run")) == ("processed", [(standing.made or {})["run_id"], run])
 
 
-@pytest.mark.requirement("D51", "OBS-1")
+@pytest.mark.requirement("OBS-1", "D35", "D56")
 async def test_every_step_of_an_entry_is_audited_like_that_of_any_job(gateway: Gateway):
     answer = (await gateway.client("owner").post("/inbox/submit", json=entry("job", "work", {"type": "work"}))).json()
     instance = gateway.instance

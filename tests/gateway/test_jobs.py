@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import Gateway
-from tests.gateway.world import SOMEBODY, dead_job, dead_queue_job, everything, job
+from tests.gateway.world import SOMEBODY, dead_job, dead_queue_job, everything, job, proposal
 from trellis.app.wiring import new_id
 from trellis.engine.event_data import ArtifactPointer, artifacts_data
 from trellis.engine.jobs import (
@@ -303,6 +303,35 @@ async def test_a_requeue_that_is_not_clear_or_too_large_is_refused(gateway: Gate
         assert (wish, answer.status_code, answer.json()["code"]) == (wish, 422, "VALIDATION_FAILED")
 
 
+@pytest.mark.requirement("D39")
+async def test_what_did_not_fail_is_not_requeued(gateway: Gateway):
+    operator, owner = gateway.client("control-plane"), gateway.client("owner")
+    cancelled, succeeded = await job(gateway, type_="stopped"), await job(gateway)
+    assert (await operator.post(f"/jobs/{cancelled}/cancel", json={"mode": "hard"})).status_code == 200
+    done = Advance(lease=await claimed(gateway), source="running", trigger="complete", result=b"1")
+    await gateway.instance.ledger.turn(Turn(actor=WORKER, advances=(done,)))
+    run = (await owner.post("/agents/run", json={"agent_slug": "archivist-violin"})).json()["run_id"]
+    assert (await owner.post(f"/runs/{run}/cancel", json={"mode": "hard"})).status_code == 200
+    waiting = await proposal(gateway)
+    before = await everything(gateway)
+    for job_id in (cancelled, succeeded, run, waiting):
+        answer = await operator.post(f"/jobs/{job_id}/requeue")
+        assert (job_id, answer.status_code, answer.json()["code"]) == (job_id, 409, "INVALID_TRANSITION")
+    assert await everything(gateway) == before
+
+
+@pytest.mark.requirement("D48")
+async def test_a_job_is_known_by_its_external_id_alone(gateway: Gateway):
+    owner, job_id = gateway.client("owner"), await job(gateway)
+    lease = await claimed(gateway)
+    assert (await owner.get(f"/jobs/{lease.key}")).status_code == 404
+    documents = [(await owner.get(f"/jobs/{job_id}")).json(), *(await owner.get("/jobs")).json()["items"]]
+    events = (await owner.get(f"/jobs/{job_id}/events")).json()["items"]
+    assert {one["job_id"] for one in (*documents, *events)} == {job_id}
+    assert not {"key", "id", "no"} & set().union(*documents)
+    assert [one["id"] for one in events] == [f"{job_id}-{version}" for version in (1, 2, 3)]
+
+
 async def test_a_requeue_of_an_unknown_job_requeues_none(gateway: Gateway):
     dead = await dead_job(gateway)
     before = await everything(gateway)
@@ -401,7 +430,7 @@ async def test_why_a_job_shall_stop_and_what_it_made_are_told(gateway: Gateway):
     assert artifacts == [{"pointer": "s3://bucket/a", "name": None, "sha256": None, "size": 3}]
 
 
-@pytest.mark.requirement("D42", "AUTH-2")
+@pytest.mark.requirement("AUTH-2")
 async def test_jobs_of_an_nlm_backend_on_the_same_ledger_are_read_by_those_alone_who_may_read_them(gateway: Gateway):
     job_id = JobId("0b9f3c1e@1")
     backend = Actor(role=Role.NLM_BACKEND, name="nlm@test")

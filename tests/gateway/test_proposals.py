@@ -72,7 +72,7 @@ async def test_whoever_decides_sees_what_would_change_now(gateway: Gateway):
     assert (await owner.get(f"/proposals/{fact}/diff")).json()["diff"] is None
 
 
-@pytest.mark.requirement("D22", "PIPE-11")
+@pytest.mark.requirement("PIPE-11")
 async def test_what_waits_for_a_person_is_not_proposed_twice_over_http(gateway: Gateway):
     await make_world(gateway, "mine")
     client, wish = gateway.client("agent-runtime", agent=LOGICIAN), {"summary": "ask first", "text": "1. Ask.\n"}

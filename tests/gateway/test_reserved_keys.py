@@ -55,7 +55,7 @@ async def test_a_repeated_bulk_requeue_takes_no_job_that_could_not_be_requeued_t
     assert len((await client.get("/dlq")).json()["items"]) == 1
 
 
-@pytest.mark.requirement("D27", "DJ-11", "DJ-12", "D22")
+@pytest.mark.requirement("D27", "DJ-11", "DJ-12")
 @pytest.mark.parametrize("act", ["cancel", "requeue", "decide"])
 async def test_a_key_of_one_act_is_refused_for_another_job_also_at_the_same_moment(gateway: Gateway, act: str):
     client = gateway.client("control-plane", "owner", name="iryna")

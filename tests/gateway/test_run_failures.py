@@ -52,7 +52,7 @@ async def test_a_read_that_meets_a_store_that_fails_says_so(
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-@pytest.mark.requirement("RUN-7", "PIPE-1")
+@pytest.mark.requirement("RUN-7")
 async def test_a_run_is_not_begun_while_the_store_fails_and_nothing_is_stored(gateway: Gateway):
     unreadable(folder_of(gateway) / f"agents/{VIOLIN}/_agent.md")
     client = gateway.client("owner")

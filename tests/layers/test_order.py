@@ -5,7 +5,7 @@ import pytest
 from tests.layers.rig import RUNS_AT_ONCE, Rig
 
 
-@pytest.mark.requirement("PIPE-3", "D41", "PIPE-2")
+@pytest.mark.requirement("PIPE-3", "PIPE-2")
 async def test_runs_of_one_agent_go_one_at_a_time_in_the_order_they_came(rig: Rig):
     hold, slug = rig.hold("load-context"), await rig.agent("gardener")
     runs = [await rig.trigger(slug) for _ in range(3)]

@@ -118,7 +118,7 @@ async def test_a_queue_that_is_full_refuses_before_anything_is_stored(rig: Rig):
     await rig.trigger(other)
 
 
-@pytest.mark.requirement("D25", "PIPE-1")
+@pytest.mark.requirement("D25")
 async def test_a_queue_that_many_press_into_at_once_takes_as_many_as_may_wait(rig: Rig):
     slug = await rig.agent("gardener")
     answers = await asyncio.gather(*(rig.trigger(slug) for _ in range(BURST)), return_exceptions=True)

@@ -134,7 +134,6 @@ async def here(host: str, port: int) -> Sequence[str]:
     return {"half.example.test": ["1.1.1.1", "127.0.0.1"], "odd.example.test": ["127.1"]}.get(host, ["127.0.0.1"])
 
 
-@pytest.mark.requirement("D26")
 async def test_no_hostile_url_reaches_this_machine():
     assert len(HOSTILE) >= 60
     async with listening("127.0.0.1") as listener, _also_on_ipv6(listener.port) as over_ipv6:

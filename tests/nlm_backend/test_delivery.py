@@ -81,7 +81,7 @@ async def test_delivery_is_given_up_at_the_deadline_and_that_is_an_error_of_call
     assert not stand.gateway.of("job-a")
 
 
-@pytest.mark.requirement("NLM-4", "NLM-3")
+@pytest.mark.requirement("NLM-3")
 @pytest.mark.parametrize("status", [400, 404, 409, 410, 413, 422])
 async def test_what_the_gateway_refuses_for_good_is_given_up_at_once(stand: Stand, status: int):
     working = stand.backend()

@@ -97,7 +97,6 @@ async def test_a_deadline_that_is_over_by_the_clock_here_may_come_again_with_a_l
     assert (await working.post(order)).status_code == 202
 
 
-@pytest.mark.requirement("NLM-9")
 @pytest.mark.parametrize("body", [b"{", b"[" * 100, b'{"a": NaN}', b'{"a": 1, "a": 2}', b"\xff"])
 async def test_what_cannot_be_read_is_a_bad_request(stand: Stand, body: bytes):
     answer = (
@@ -203,7 +202,7 @@ async def test_whoever_misses_a_callback_learns_how_it_stands_and_begins_nothing
     assert (await working.client(Role.OWNER).get(path)).status_code == 403
 
 
-@pytest.mark.requirement("NLM-5", "NLM-6")
+@pytest.mark.requirement("NLM-5", "D60")
 async def test_what_is_staged_is_told_to_whoever_looks_while_its_callback_cannot_be_delivered(stand: Stand):
     working, order = stand.backend(), stand.order("job-c", deadline=stand.in_s(100.0))
     stand.gateway.fail("callback", *[503] * 100)
@@ -226,7 +225,7 @@ async def test_what_is_staged_is_told_to_whoever_looks_while_its_callback_cannot
     assert other.json()["code"] == "IDEMPOTENCY_MISMATCH"
 
 
-@pytest.mark.requirement("NLM-5", "NLM-6")
+@pytest.mark.requirement("D60")
 async def test_why_it_failed_is_told_to_whoever_looks_while_its_callback_cannot_be_delivered(stand: Stand):
     working, order = stand.backend({"status": 503}), stand.order("job-c")
     stand.gateway.fail("callback", *[503] * 100)
@@ -291,7 +290,7 @@ def execution(job_id: str, epoch: int = 1) -> ExecutionRequest:
 # -- stopped -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("NLM-5", "D60")
+@pytest.mark.requirement("D60")
 async def test_what_nobody_waits_for_any_more_is_stopped_on_request(stand: Stand):
     working = stand.backend()
     client, path = working.client(Role.ORCHESTRATOR), "/jobs/job-s/executions/1"
@@ -328,7 +327,6 @@ async def test_what_does_not_stop_when_it_is_asked_is_ended_after_a_while(stand:
 # -- one ledger, several gateways --------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("NLM-5")
 async def test_backends_of_different_gateways_on_one_ledger_leave_each_others_work_alone(stand: Stand):
     async with gateway_on_loopback(FakeGateway(KEY, stand.clock)) as other:
         there = replace(stand, gateway=other)

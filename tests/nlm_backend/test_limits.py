@@ -94,7 +94,6 @@ async def test_a_provider_that_is_down_is_left_alone_and_jobs_are_sent_away_mean
     assert (await working.client().get("/health")).json()["circuit"] == "closed"
 
 
-@pytest.mark.requirement("NLM-3")
 async def test_a_retry_after_of_the_provider_is_kept_for_the_next_job(stand: Stand):
     working = stand.backend({"status": 429, "retry_after_s": 12}, EXTRACTIVE)
     await working.post(stand.order("job-1"))

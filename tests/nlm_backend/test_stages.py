@@ -75,7 +75,6 @@ async def test_what_the_provider_does_wrong_is_told_by_a_failed_callback_and_ask
     assert not stand.gateway.staged
 
 
-@pytest.mark.requirement("NLM-3")
 async def test_an_answer_given_twice_in_one_reply_counts_once(stand: Stand):
     reply = {
         "answer": "Anna Koval made it.",
@@ -152,7 +151,7 @@ class _StoppingIn:
         return await self._ledger.journal(lease, entry, body)
 
 
-@pytest.mark.requirement("NLM-3")
+@pytest.mark.requirement("NLM-3", "NLM-5")
 @pytest.mark.parametrize("kind,state", [("snapshot", HELD[0]), ("artifact", HELD[3]), ("callback", HELD[4])])
 async def test_a_newer_epoch_ends_the_older_execution_wherever_it_is(stand: Stand, kind: str, state: str):
     working = stand.backend()
@@ -220,7 +219,6 @@ async def test_a_snapshot_that_comes_at_last_is_used(stand: Stand):
     assert await stand.states("job-c@1") == WAY
 
 
-@pytest.mark.requirement("NLM-3")
 async def test_a_snapshot_from_a_place_that_nobody_may_point_us_to_is_not_fetched(stand: Stand):
     working = stand.backend()
     refused = (
@@ -238,7 +236,6 @@ async def test_a_snapshot_from_a_place_that_nobody_may_point_us_to_is_not_fetche
     assert await stand.executions() == 0
 
 
-@pytest.mark.requirement("NLM-4")
 async def test_a_callback_anywhere_but_at_a_trusted_gateway_is_refused(stand: Stand):
     working = stand.backend()
     for url in ("https://evil.example/jobs/job-h/result", "http://127.0.0.1:9/jobs/job-h/result", "ftp://x/y"):

@@ -187,7 +187,6 @@ async def test_the_same_request_under_one_key_is_one_job(rig: Rig):
     assert (other.status_code, other.json()["code"]) == (422, "IDEMPOTENCY_MISMATCH")
 
 
-@pytest.mark.requirement("D41")
 async def test_a_job_can_name_a_run_of_its_agent_and_of_no_other(rig: Rig):
     run = await rig.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
     mine = await rig.owner.post("/jobs", json={**GOOD, "run_id": run})

@@ -170,7 +170,6 @@ async def test_stopping_is_a_delete_of_the_execution(status: str, wrong: type[St
     assert "bearer a-token" in heard[0].decode().lower()
 
 
-@pytest.mark.requirement("D38")
 async def test_a_job_that_was_only_just_claimed_is_given_back_too(rig: Rig):
     job_id = await rig.submit()
     await rig.orchestrator.run_once()

@@ -155,7 +155,7 @@ async def test_an_approved_comment_stands_beside_its_source_and_not_in_it(
     assert [(one.ref, one.text) for one in sources.items] == [("sources/bows.md", BEFORE.decode())]
 
 
-@pytest.mark.requirement("D63", "D22")
+@pytest.mark.requirement("D22")
 async def test_a_comment_on_a_source_that_changed_meanwhile_is_a_conflict(workshop: Workshop):
     await workshop.objects.put(NOTE, b"# Bows, rewritten\n")
     proposal = await workshop.approved("propose-comment", "sources/bows.md", edit("no"), sha256(BEFORE))
@@ -164,7 +164,7 @@ async def test_a_comment_on_a_source_that_changed_meanwhile_is_a_conflict(worksh
     assert await workshop.body(ANNOTATION.format(proposal.id)) is None
 
 
-@pytest.mark.requirement("D63")
+@pytest.mark.requirement("PIPE-11")
 async def test_an_engine_that_died_after_storing_a_comment_leaves_one_annotation(workshop: Workshop):
     await workshop.objects.put(NOTE, BEFORE)
     proposal = await workshop.approved("propose-comment", "sources/bows.md", edit("twice"), sha256(BEFORE))
@@ -198,7 +198,7 @@ async def test_an_undecided_or_rejected_proposal_is_never_applied(workshop: Work
     assert await workshop.body(NOTE) == BEFORE
 
 
-@pytest.mark.requirement("PIPE-7", "AUTH-6", "D23")
+@pytest.mark.requirement("AUTH-6", "D23")
 async def test_a_memory_update_becomes_one_commit_that_names_its_proposal(workshop: Workshop):
     proposal = await workshop.approved("memory-update", "facts.md", remember("- The bow is by Voirin."))
     assert await workshop.engine().run_once() == ApplyReport(applied=1)
@@ -410,7 +410,7 @@ def test_what_a_proposal_may_not_touch_is_refused(action: str, target: str):
         checked_target(action, target)
 
 
-@pytest.mark.requirement("D22", "PIPE-12")
+@pytest.mark.requirement("D22")
 async def test_a_ledger_that_is_away_for_a_moment_leaves_the_proposal_to_the_next_engine(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ):

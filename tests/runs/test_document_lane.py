@@ -62,7 +62,7 @@ async def place_of(projector: Projector) -> ProjectorPosition:
     return ProjectorPosition.read(following.position, frozenset())
 
 
-@pytest.mark.requirement("D14", "D35")
+@pytest.mark.requirement("D14")
 async def test_the_status_of_a_run_does_not_wait_behind_the_records_of_plain_jobs(press: Press):
     await work(press.stand, JOBS)
     run_id, projector = await press.stand.run_of(), small(press)
@@ -122,7 +122,7 @@ async def test_a_projector_that_dies_while_documents_are_ahead_loses_and_doubles
     await recorded_once(press.stand, press.store)
 
 
-@pytest.mark.requirement("D14", "PIPE-8")
+@pytest.mark.requirement("D14")
 async def test_a_bucket_that_is_lost_while_documents_are_ahead_comes_back_whole(press: Press):
     await work(press.stand, JOBS)
     run_id, first = await press.stand.run_of(), small(press)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trellis.documents import ids
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.documents.run_documents import RunRequest
 from trellis.engine.jobs import Actor, JobId, RequestId
+from trellis.engine.records import JobFilter
 from trellis.engine.step_runner import DriveOutcome
 from trellis.lifecycles import Role
 from trellis.nlm.extractive import ExtractiveProvider
@@ -126,7 +128,7 @@ async def garden(stand: Stand, tmp_path: Path) -> AsyncGenerator[Garden]:
     await objects.close()
 
 
-@pytest.mark.requirement("PIPE-4", "PIPE-6", "PIPE-7", "PIPE-8", "OBS-2", "OBS-7", "NLM-7", "NLM-8")
+@pytest.mark.requirement("PIPE-6", "PIPE-7", "OBS-2", "OBS-7")
 @pytest.mark.parametrize("slug", AGENTS)
 async def test_an_agent_of_the_garden_reads_asks_and_proposes(garden: Garden, slug: str):
     run_id, outcome = await garden.run(slug)
@@ -172,7 +174,23 @@ async def test_what_a_person_approves_is_applied_and_nothing_else_is(garden: Gar
         assert (await garden.document(ids.proposal_key(VIOLIN, other["id"])))["status"] == "pending"
 
 
-@pytest.mark.requirement("PIPE-11", "PIPE-15", "D22")
+@pytest.mark.requirement("PIPE-6")
+async def test_an_agent_at_work_returns_proposals_and_a_summary_and_writes_nothing(garden: Garden):
+    async def stored() -> tuple[dict[str, bytes], int, str | None]:
+        found = [await garden.objects.get(info.key) for info in (await garden.objects.list("")).items]
+        jobs = (await garden.stand.ledger.jobs(JobFilter(), limit=10)).jobs
+        return {one.key: one.body for one in found if one}, len(jobs), garden.memory.read(VIOLIN).commit
+
+    before, asked = await stored(), step_of(VIOLIN)
+    loaded = (await garden.work.load_context(asked)).result
+    context = replace(asked, number=2, name="execute-agent", before={"load-context": loaded})
+    output = (await garden.work.execute_agent(context)).result
+    assert output["proposals"]
+    assert output["summary"]
+    assert await stored() == before
+
+
+@pytest.mark.requirement("PIPE-11", "PIPE-15")
 async def test_a_second_run_names_what_is_proposed_already_and_proposes_it_again_when_a_source_changed(garden: Garden):
     file = f"agents/{VIOLIN}/_agent.md"
     await garden.objects.put(file, (await garden.text(file)).replace(", memory-update]", "]").encode())
@@ -254,7 +272,7 @@ async def test_an_approved_comment_on_a_disagreement_leaves_the_disagreement_in_
     ]
 
 
-@pytest.mark.requirement("RUN-7", "PIPE-12")
+@pytest.mark.requirement("RUN-7")
 async def test_an_agent_that_is_not_there_fails_the_run_with_a_reason(garden: Garden):
     run_id, outcome = await garden.run("nobody-here")
     status = await garden.document(ids.status_key("nobody-here", run_id))

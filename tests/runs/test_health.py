@@ -382,7 +382,7 @@ async def test_what_a_person_decides_about_an_agent_is_recorded_once(ward: Ward)
     assert len(await ward.records()) == 1
 
 
-@pytest.mark.requirement("OBS-1", "D24")
+@pytest.mark.requirement("OBS-1")
 async def test_a_change_of_status_whose_act_was_lost_in_a_crash_is_recorded_when_it_is_asked_for_again(ward: Ward):
     ledger = ward.stand.ledger
 

@@ -50,7 +50,7 @@ async def ended(stand: Stand, *runs: str) -> None:
     await stand.until(all_over)
 
 
-@pytest.mark.requirement("PIPE-3", "D41")
+@pytest.mark.requirement("PIPE-3")
 async def test_runs_of_one_agent_go_one_after_another_in_the_order_they_came(stand: Stand):
     hold, one, other = Hold(stand), orchestrator(stand, "one"), orchestrator(stand, "two")
     runs = [await stand.run_of() for _ in range(3)]

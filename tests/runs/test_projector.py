@@ -154,6 +154,20 @@ async def test_a_run_ends_with_its_folder_complete_and_written_in_order(press: P
     assert (status["status"], status["steps_completed"], status["version"]) == ("completed", 4, 8)
 
 
+@pytest.mark.requirement("D58")
+async def test_the_file_of_a_step_comes_before_its_record_and_that_before_the_status_that_counts_it(press: Press):
+    run_id, _ = await press.drive(press.projector())
+    written, counted = press.objects.writes, ids.status_key(SLUG, run_id)
+    statuses = [place for place, key in enumerate(written) if key == counted]
+    events = await press.stand.ledger.events(run_id)
+    steps = [event for event in events if event.type == "run.step.completed"]
+    assert len(steps) == 4
+    for number, event in enumerate(steps, 1):
+        file = written.index(ids.step_key(SLUG, run_id, number))
+        record = written.index(ids.audit_key(event.ts, event.id))
+        assert file < record < statuses[event.version - 1], number
+
+
 @pytest.mark.requirement("OBS-1", "D35")
 async def test_every_event_has_exactly_one_audit_record(press: Press):
     run_id, _ = await press.drive(press.projector())

@@ -232,7 +232,7 @@ async def test_a_rebuild_is_recorded_with_who_did_it_when_and_what_was_made(pres
     assert (await rebuild_objects(press.stand.ledger, press.store, ADMIN)).events == again.events
 
 
-@pytest.mark.requirement("PIPE-8", "OBS-1")
+@pytest.mark.requirement("OBS-1")
 async def test_a_rebuild_that_fails_is_recorded_with_its_error(press: Press):
     await one_run(press)
     with pytest.raises(NotAllowed):
@@ -427,7 +427,7 @@ async def test_a_job_with_a_gap_in_its_record_is_named_and_the_others_come_back(
     assert (await verify(lost.stand.ledger)).ok
 
 
-@pytest.mark.requirement("D14", "PIPE-8")
+@pytest.mark.requirement("D14")
 @pytest.mark.parametrize(
     "file,how",
     [

@@ -199,7 +199,7 @@ async def finish(press: Press, run_id: JobId) -> None:
     await published(press)
 
 
-@pytest.mark.requirement("D14", "RUN-3", "PIPE-8", "PIPE-11")
+@pytest.mark.requirement("D14", "D58", "RUN-3", "PIPE-8", "PIPE-11")
 async def test_a_projector_and_a_ledger_that_die_together_take_nothing_back(press: Press):
     """At every put of a run: what was there stays to the byte, and the run goes on from it."""
     deaths = 0

@@ -55,7 +55,7 @@ async def reject(ledger: Ledger, proposal: Proposal) -> None:
     )
 
 
-@pytest.mark.requirement("PIPE-7", "PIPE-11", "D22")
+@pytest.mark.requirement("PIPE-11")
 async def test_what_waits_for_a_person_is_not_proposed_by_another_run(either: Ledger):
     first, second = of_run(1, NOTE), of_run(2, NOTE)
     assert await stored(either, first) == first.id
@@ -68,7 +68,7 @@ async def test_what_waits_for_a_person_is_not_proposed_by_another_run(either: Le
     assert await made(either) == [first.id]
 
 
-@pytest.mark.requirement("PIPE-11", "D22")
+@pytest.mark.requirement("PIPE-11")
 async def test_of_runs_that_propose_the_same_at_once_one_makes_a_proposal(
     either: Ledger, monkeypatch: pytest.MonkeyPatch
 ):
@@ -88,7 +88,7 @@ async def test_of_runs_that_propose_the_same_at_once_one_makes_a_proposal(
     assert answers.count(EqualProposal(id=winner, status="pending")) == AT_ONCE - 1
 
 
-@pytest.mark.requirement("PIPE-11", "D22")
+@pytest.mark.requirement("PIPE-11")
 async def test_what_was_rejected_comes_again_only_when_its_sources_have_changed(either: Ledger):
     first = of_run(1, NOTE)
     await stored(either, first)
@@ -100,7 +100,7 @@ async def test_what_was_rejected_comes_again_only_when_its_sources_have_changed(
     assert await stored(either, changed) == changed.id
 
 
-@pytest.mark.requirement("D22")
+@pytest.mark.requirement("PIPE-11")
 async def test_a_proposal_that_expired_or_can_no_longer_be_applied_may_come_again(stand: Stand):
     first = of_run(1, NOTE)
     await stored(stand.ledger, first)

@@ -1,6 +1,7 @@
 """Published documents as pure functions of what the ledger recorded."""
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -99,6 +100,8 @@ async def test_the_manifest_names_every_step_file_with_its_digest(stand: Stand):
         "summary",
         "error",
     ]
+    for step in manifest["steps"]:
+        assert list(step) == ["name", "file", "sha256", "started_at", "finished_at"]
     assert [step["sha256"] for step in manifest["steps"]] == [
         run_documents.sha256(journal[f"step/{number:02}"]) for number in range(1, 5)
     ]
@@ -152,14 +155,17 @@ def test_ids_are_made_and_read_in_their_forms():
     assert ids.run_date("run_2026-02-24_abc123") == "2026-02-24"
     one = ids.proposal_id(run_id, 1, "propose-edit", "notes/a.md", b"text")
     assert one == ids.proposal_id(run_id, 1, "propose-edit", "notes/a.md", b"text")
+    assert re.fullmatch(r"prop_2026-02-14_[0-9a-f]{12}", one)
+    assert ids.proposal_key("gardener", one) == f"agents/gardener/proposals/{one}.json"
     others = {
+        ids.proposal_id("run_2026-02-14_080001_abc123", 1, "propose-edit", "notes/a.md", b"text"),
         ids.proposal_id(run_id, 2, "propose-edit", "notes/a.md", b"text"),
         ids.proposal_id(run_id, 1, "propose-tag", "notes/a.md", b"text"),
         ids.proposal_id(run_id, 1, "propose-edit", "notes/b.md", b"text"),
         ids.proposal_id(run_id, 1, "propose-edit", "notes/a.md", b"texts"),
         ids.proposal_id(run_id, 1, "propose-editn", "otes/a.md", b"text"),
     }
-    assert len(others | {one}) == 6
+    assert len(others | {one}) == 7
 
 
 @pytest.mark.parametrize("slug", ["", "-a", "A", "a/b", "..", "a" * 64, "a.b", "\u0430"])

@@ -360,7 +360,7 @@ async def test_an_order_of_a_topic_that_is_not_served_goes_back(rig: Rig):
     assert "job.echo" in result.error_message
 
 
-@pytest.mark.requirement("BUS-2")
+@pytest.mark.requirement("BUS-2", "D68")
 @pytest.mark.parametrize(
     "error, status, code",
     [
@@ -532,7 +532,7 @@ async def test_work_is_not_lost_to_a_store_that_fails_once(rig: Rig):
     assert (result.status, rig.kept.value(result.result_ptr)) == (Status.SUCCEEDED, 7)
 
 
-@pytest.mark.requirement("BUS-7")
+@pytest.mark.requirement("BUS-2")
 async def test_work_whose_result_no_store_takes_is_not_called_worth_a_retry(rig: Rig):
     app = App()
 
@@ -575,7 +575,7 @@ def paying(rig: Rig) -> App:
     return app
 
 
-@pytest.mark.requirement("BUS-7")
+@pytest.mark.requirement("BUS-2")
 async def test_a_worker_that_stops_while_the_store_is_away_says_that_the_work_is_done(rig: Rig):
     async with rig.serving(paying(rig), drain_s=5):
         order = await rig.control.dispatch()
@@ -586,7 +586,6 @@ async def test_a_worker_that_stops_while_the_store_is_away_says_that_the_work_is
     assert (result.error_code, "the worker stopped" in result.error_message) == ("RESULT_NOT_KEPT", True)
 
 
-@pytest.mark.requirement("BUS-5")
 async def test_a_worker_that_stores_a_result_is_not_idle(rig: Rig, caplog: pytest.LogCaptureFixture):
     async with rig.serving(paying(rig), max_parallel_jobs=1, backlog_max=0) as worker:
         first = await rig.control.dispatch()
@@ -600,7 +599,6 @@ async def test_a_worker_that_stores_a_result_is_not_idle(rig: Rig, caplog: pytes
     assert "handler_timed_out" not in caplog.text, "it has returned"
 
 
-@pytest.mark.requirement("BUS-5")
 async def test_a_result_of_a_job_that_was_taken_back_is_not_stored_on_and_on(rig: Rig):
     async with rig.serving(paying(rig)) as worker:
         await rig.control.dispatch()

@@ -100,7 +100,6 @@ async def test_a_service_that_waits_for_events_looks_once_a_second(stand: Stand)
     await asyncio.wait_for(serving, 60)
 
 
-@pytest.mark.requirement("D32")
 async def test_an_event_wakes_it_after_its_pause(stand: Stand):
     clock, stop = FakeClock(0.0), asyncio.Event()
     service = Following(clock, ledger=stand.ledger)

@@ -50,7 +50,6 @@ async def suspects(stand: Stand, count: int) -> list[JobHandle]:
     return jobs
 
 
-@pytest.mark.requirement("D47")
 @pytest.mark.parametrize("concurrency", [1, 8])
 async def test_a_suspect_runs_alone_and_everything_is_done_in_the_end(stand: Stand, concurrency: int):
     record = Record(stand)
@@ -93,7 +92,6 @@ async def test_a_suspect_waits_until_its_neighbours_are_settled(stand: Stand):
     assert set(held) == {pill.id, *(job.id for job in neighbours)}
 
 
-@pytest.mark.requirement("D47")
 async def test_a_drain_gives_back_a_suspect_that_waits_for_its_neighbours(stand: Stand):
     """A suspect that the worker forgot would stay with it until its lease runs out, and would have cost it an attempt."""
     app, ends = App(), asyncio.Event()
@@ -138,7 +136,6 @@ async def test_after_one_death_all_jobs_run_again_at_once_beside_each_other(stan
     assert {(await job.status()).state for job in jobs} == {"succeeded"}
 
 
-@pytest.mark.requirement("D33", "D47")
 async def test_while_one_worker_runs_a_suspect_alone_the_others_go_on(stand: Stand):
     running, ends, app = dict[str, int](), asyncio.Event(), App()
 

@@ -21,7 +21,6 @@ ORDERS = {
 BODY = "Look after the beds.\n\n# Questions\n\n- How often is the north bed watered in summer?\n"
 
 
-@pytest.mark.requirement("PIPE-6")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("place", ["source", "memory", "params"])
 async def test_orders_in_data_change_neither_types_nor_counts(order, place):
@@ -39,7 +38,7 @@ async def test_orders_in_data_change_neither_types_nor_counts(order, place):
     assert ordered.refused == plain.refused == ()
 
 
-@pytest.mark.requirement("PIPE-6")
+@pytest.mark.requirement("PIPE-14")
 async def test_a_model_that_obeys_a_source_gets_nothing_through():
     """The worst case: the model does whatever the letter says."""
     obeyed = [
@@ -74,6 +73,7 @@ async def test_data_cannot_leave_its_fence():
     assert prompt.text_after_label(text, prompt.TURNS) == "5"
 
 
+@pytest.mark.requirement("PIPE-14")
 async def test_the_model_is_told_that_data_gives_no_orders():
     told: list[str] = []
 

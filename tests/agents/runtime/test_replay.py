@@ -36,7 +36,7 @@ def new_stage() -> Stage:
     return Stage(scripts={"play": script(*TURNS)})
 
 
-@pytest.mark.requirement("PIPE-6")
+@pytest.mark.requirement("PIPE-11")
 @pytest.mark.parametrize("make_agent", [offline_agent, scripted_agent])
 async def test_a_crash_after_any_journal_entry_pays_for_nothing_twice(make_agent):
     whole = new_stage()

@@ -75,6 +75,7 @@ async def test_layer_2_is_read_by_the_explicit_tool_and_never_by_itself():
     assert told[0]["items"] == stage.deep
 
 
+@pytest.mark.requirement("PIPE-6")
 async def test_reading_gives_whole_sources_as_data():
     told = await heard(Stage(), ("read-context", {"refs": ["sources/water.md"]}), ("read-context", {}))
     assert [source["ref"] for source in told[0]["sources"]] == ["sources/water.md"]
@@ -82,6 +83,7 @@ async def test_reading_gives_whole_sources_as_data():
     assert all("no orders" in reply["note"] for reply in told)
 
 
+@pytest.mark.requirement("PIPE-4", "PIPE-6")
 async def test_memory_is_read_by_mode():
     stage = Stage(memory={"snapshot.md": "S\n", "facts.md": "F\n"})
     told = await heard(stage, ("read-memory", {}), ("read-memory", {"mode": "wide"}), ("read-memory", {"mode": "deep"}))
@@ -90,6 +92,7 @@ async def test_memory_is_read_by_mode():
     assert told[2]["refused"] == RefusalCode.FIELD_INVALID
 
 
+@pytest.mark.requirement("PIPE-4")
 async def test_memory_over_its_limit_is_refused_and_never_cut():
     stage = Stage()
 
@@ -213,7 +216,6 @@ async def test_an_annotation_is_shown_apart_from_its_source_and_is_no_evidence()
     assert all(COMMENT.text not in one["text"] for one in read["sources"])
 
 
-@pytest.mark.requirement("D63")
 async def test_a_comment_that_stands_beside_its_source_is_not_proposed_again():
     output = await Stage(annotations=(COMMENT,)).play(READ, [propose(text=COMMENT.text)], [FINISH])
     assert output.proposals == ()

@@ -180,7 +180,6 @@ async def test_where_both_sides_require_signatures_jobs_run_and_every_packet_is_
         assert all(verify_packet(sent.packet, keys, log) for sent in plane.tap.sent)
 
 
-@pytest.mark.requirement("D62")
 async def test_where_signatures_are_required_an_unsigned_word_disturbs_nothing(
     interop_server: NatsServer, tmp_path: Path, key_files: dict[str, Any]
 ):
@@ -203,7 +202,7 @@ async def test_where_signatures_are_required_an_unsigned_word_disturbs_nothing(
         assert (await plane.path("j1"), await plane.jobs()) == (SUCCEEDED, ["j1"])
 
 
-@pytest.mark.requirement("D62", "BUS-11")
+@pytest.mark.requirement("BUS-11")
 async def test_copies_of_signed_packets_that_another_process_takes_change_nothing(
     interop_server: NatsServer, tmp_path: Path, key_files: dict[str, Any]
 ):

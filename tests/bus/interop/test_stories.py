@@ -304,7 +304,7 @@ async def test_a_cancel_stops_the_handler_of_our_own_worker(plane: Plane, by: st
 # --- while the control plane is away ---------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("BUS-10", "BUS-11", "D32")
+@pytest.mark.requirement("BUS-10")
 async def test_what_is_said_while_no_control_plane_is_there_is_heard_by_the_next(tmp_path: Path):
     with running_nats(jetstream=True) as server:
         async with plane_on(server, tmp_path) as first:

@@ -325,7 +325,7 @@ MALFORMED_CASES: dict[str, tuple[Callable[[], bytes], int]] = {
 }
 
 
-@pytest.mark.requirement("BUS-2", "D68")
+@pytest.mark.requirement("BUS-2")
 async def test_a_malformed_order_is_dropped_with_one_alert_and_never_reaches_the_handler(interop_server: NatsServer):
     async with stage_on(interop_server) as stage:
         for name, (make, code) in MALFORMED_CASES.items():

@@ -205,7 +205,7 @@ async def test_an_approval_is_void_when_the_kernel_allows_something_else_under_t
 
 
 @pytest.mark.on_both
-@pytest.mark.requirement("D45", "BUS-4", "D68")
+@pytest.mark.requirement("D45", "BUS-4")
 async def test_an_approval_shows_and_binds_the_redacted_context(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
     clean = f"objects://ctx/{'c' * 64}"
@@ -248,7 +248,7 @@ async def test_whatever_constraints_a_policy_may_have_a_job_goes_with_them(rig: 
     assert json.loads(order.request.env["TRELLIS_POLICY_CONSTRAINTS"]) == constraints
 
 
-@pytest.mark.requirement("BUS-4")
+@pytest.mark.requirement("BUS-2")
 async def test_an_env_that_leaves_no_room_for_what_an_order_says_is_refused_and_its_job_is_not_cancelled(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
     rig.kernel.says(DecisionKind.ALLOW_WITH_CONSTRAINTS, constraints={"max_runtime_ms": 5_000})

@@ -10,8 +10,6 @@ from trellis.bus.messages import PacketWrong, Status, WorkerHeartbeat
 from trellis.bus.port import ReceivedPacket
 from trellis.bus.wire.handlers import HANDLERS_MAX
 
-pytestmark = pytest.mark.requirement("BUS-2")
-
 
 async def test_every_listener_without_a_group_gets_every_packet(net: Net):
     ours, theirs = await net.bus(), await net.bus("w-1")
@@ -83,6 +81,7 @@ async def test_an_answer_without_a_question_does_nothing(net: Net):
     assert not heard.packets[0].wants_answer
 
 
+@pytest.mark.requirement("D29")
 async def test_asking_where_nobody_listens_is_told_at_once(net: Net):
     bus = await net.bus()
     with pytest.raises(NoResponders, match="Nobody listens"):
@@ -96,6 +95,7 @@ async def test_a_question_that_is_not_answered_ends(net: Net):
         await bus.ask(subject, said("?"), trace_id="t", timeout_s=0.05)
 
 
+@pytest.mark.requirement("D29")
 async def test_who_needs_a_listener_is_told_when_there_is_none(net: Net):
     bus, subject = await net.bus(), net.subject()
     with pytest.raises(NoResponders):
@@ -111,6 +111,7 @@ async def test_who_needs_a_listener_is_told_when_there_is_none(net: Net):
     assert heard.messages == ["3"]
 
 
+@pytest.mark.requirement("D29")
 async def test_of_many_publishers_at_once_exactly_those_without_a_listener_are_told(net: Net):
     bus, there, nowhere = await net.bus(), net.subject(), net.subject()
     heard = Heard()
@@ -208,6 +209,7 @@ async def test_a_closed_bus_takes_nothing(net: Net):
         await bus.publish(net.subject(), said(""), trace_id="t")
 
 
+@pytest.mark.requirement("BUS-10")
 async def test_a_durable_listener_gets_a_packet_again_when_its_handler_raised(net: Net):
     """Except on NATS without JetStream, which keeps nothing: there the packet is lost like any other."""
     bus, subject, heard = await net.bus(), net.subject(), Heard()

@@ -107,7 +107,7 @@ async def test_of_a_flood_of_requests_under_a_used_id_a_few_are_told(nats_net: N
     ] * ALERTS_AT_ONCE
 
 
-@pytest.mark.requirement("BUS-12", "D68")
+@pytest.mark.requirement("BUS-1")
 async def test_cancels_right_behind_their_requests_are_not_lost_where_requests_come_over_a_stream(
     stream_net: Net, ledger: Ledger
 ):

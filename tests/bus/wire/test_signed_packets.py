@@ -36,7 +36,7 @@ async def raw(bus: NatsBus, subject: str, data: bytes) -> None:
     await bus._connection.taken(link)
 
 
-@pytest.mark.requirement("BUS-2", "D62")
+@pytest.mark.requirement("BUS-2")
 async def test_a_copy_a_redirected_packet_and_an_unsigned_one_of_a_known_sender_are_dropped_with_alerts(
     nats_net: Net, known: dict[str, Any]
 ):

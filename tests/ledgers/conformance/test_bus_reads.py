@@ -126,7 +126,7 @@ async def test_two_who_take_the_same_head_take_it_once(rig: Rig):
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("BUS-5", "BUS-6")
+@pytest.mark.requirement("BUS-5")
 async def test_a_hold_says_all_that_its_holder_knows(rig: Rig):
     lease = await dispatched(rig, type="job.a", max_attempts=3, correlation_id="c")
     waiting = await scheduled(rig)

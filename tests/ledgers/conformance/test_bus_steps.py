@@ -201,7 +201,7 @@ async def test_a_dispatch_grants_a_lease_of_the_length_that_was_asked_for(rig: R
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("BUS-2", "DJ-21")
+@pytest.mark.requirement("DJ-21", "BUS-1", "D29")
 async def test_a_start_and_its_result_are_two_events_of_one_turn_and_may_be_told_twice(rig: Rig):
     lease = await dispatched(rig)
     steps = (start(lease, b'{"n": 1}'), complete(lease, b'{"n": 2}', result=b'{"n": 2}'))
@@ -330,7 +330,7 @@ async def test_a_job_that_was_asked_to_stop_is_not_started_any_more(rig: Rig, da
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("BUS-1", "D68")
+@pytest.mark.requirement("BUS-1")
 @pytest.mark.parametrize("data", [b"{}", None])
 async def test_a_start_that_is_told_together_with_its_end_counts_though_the_job_was_asked_to_stop(
     rig: Rig, data: bytes | None

@@ -43,7 +43,6 @@ async def test_after_one_death_all_jobs_are_handed_out_again_at_once_and_started
     assert {(one.state, one.deaths, one.runs_alone) for one in claimed} == {("running", 1, False)}
 
 
-@pytest.mark.requirement("D47")
 async def test_jobs_that_died_twice_are_handed_out_one_at_a_time_and_not_started(rig: Rig):
     jobs = await rig.submit(3)
     await die(rig, 3, times=2)
@@ -99,7 +98,6 @@ CASES = [
 ]
 
 
-@pytest.mark.requirement("D47")
 async def test_both_ledgers_know_alike_which_jobs_run_alone(rig: Rig):
     jobs = {
         case: await rig.submit_one(type=f"t{n}", max_deaths=case[1], max_attempts=case[2])

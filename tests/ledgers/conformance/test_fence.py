@@ -73,7 +73,7 @@ async def test_the_losers_checkpoint_does_not_reach_the_next_holder(rig: Rig):
     assert (await rig.claim_one(by=OTHER_WORKER)).checkpoint == b'"mine"'
 
 
-@pytest.mark.requirement("D2", "D31")
+@pytest.mark.requirement("D2")
 async def test_an_expired_lease_that_nobody_revoked_is_still_good(rig: Rig):
     """Time decides liveness, the epoch decides safety."""
     held, other = await rig.running(), await rig.running()

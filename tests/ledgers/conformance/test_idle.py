@@ -58,7 +58,7 @@ async def idle(rig: Rig, seconds: float = IDLE_S) -> None:
         await rig.sweep()
 
 
-@pytest.mark.requirement("D6", "D33")
+@pytest.mark.requirement("D6")
 async def test_idle_sweeps_open_no_place_in_the_feed(rig: Rig):
     await some_work(rig)
     end = await rig.ledger.feed_end()
@@ -79,7 +79,6 @@ async def test_a_sweep_that_can_end_nothing_opens_no_place_either(rig: Rig):
     assert await rig.ledger.feed_end() == end
 
 
-@pytest.mark.requirement("D33")
 async def test_a_quiet_ledger_is_signed_by_few_sweeps(rig: Rig):
     await some_work(rig)
     await rig.submit_one(delay_s=3600.0)
@@ -133,7 +132,7 @@ async def test_an_outage_that_follows_a_quiet_time_is_forgiven(rig: Rig):
     assert (await rig.job(job_id)).owner is not None
 
 
-@pytest.mark.requirement("D6", "D32")
+@pytest.mark.requirement("D6")
 async def test_whoever_has_read_everything_reads_no_page_again(rig: Rig):
     await some_work(rig)
     page = await rig.ledger.feed(None, limit=100)
@@ -145,7 +144,7 @@ async def test_whoever_has_read_everything_reads_no_page_again(rig: Rig):
     assert not [statement for statement in asked if "e.version" in statement]
 
 
-@pytest.mark.requirement("D14", "D61")
+@pytest.mark.requirement("D14")
 async def test_a_projector_of_an_idle_ledger_is_never_behind(rig: Rig, tmp_path: Path):
     clock = FakeClock(0.0)
     objects = await open_objects(f"file://{tmp_path / 'objects'}")
@@ -193,14 +192,12 @@ async def waiting(ledger: Any, mark: int) -> "asyncio.Task[None]":
     return task
 
 
-@pytest.mark.requirement("D32")
 async def test_an_event_between_the_mark_and_the_wait_is_not_missed(rig: Rig):
     mark = rig.ledger.events_mark()
     await rig.submit_one()
     await asyncio.wait_for(rig.ledger.wait_for_events(mark, LONG_S), 30)
 
 
-@pytest.mark.requirement("D32")
 async def test_events_of_another_process_wake(rig: Rig):
     another = await rig.open_another()
     await another.wait_for_events(another.events_mark(), 0.2)
@@ -210,7 +207,6 @@ async def test_events_of_another_process_wake(rig: Rig):
         await asyncio.wait_for(task, 30)
 
 
-@pytest.mark.requirement("D32")
 async def test_idle_claims_and_sweeps_wake_nobody_who_waits_for_events(rig: Rig):
     await rig.ledger.wait_for_events(rig.ledger.events_mark(), 0.2)
     task = await waiting(rig.ledger, rig.ledger.events_mark())

@@ -308,7 +308,7 @@ async def test_a_limit_can_be_set_before_the_first_job_and_stays(rig: Rig):
     assert len(await rig.claim(5)) == 2
 
 
-@pytest.mark.requirement("JQ-7", "D41", "D49")
+@pytest.mark.requirement("JQ-7", "D49")
 async def test_a_key_of_another_lifecycle_holds_from_claim_to_end(rig: Rig):
     for _ in range(2):
         await rig.drive(await rig.submit_one(lifecycle="queue-job", concurrency_key="queue-job:anna"), "QUEUED")

@@ -57,7 +57,7 @@ async def test_a_move_is_one_transition_with_its_event(rig: Rig):
     assert (await rig.job(job_id)).place is JobPlace.READY
 
 
-@pytest.mark.requirement("DJ-21", "D37")
+@pytest.mark.requirement("DJ-21")
 async def test_the_same_request_again_returns_the_first_answer(rig: Rig):
     job_id = await rig.submit_one(lifecycle="run")
     request = rig.request()

@@ -85,7 +85,7 @@ async def test_a_start_within_the_lease_is_made(rig: Rig, options: dict):
     assert isinstance(await rig.pull(claimed, Trigger.START, source="assigned", **options), StepApplied)
 
 
-@pytest.mark.requirement("D2", "D29", "D31")
+@pytest.mark.requirement("D2", "D29")
 @pytest.mark.parametrize("options", [{}, {"data": b"{}"}])
 async def test_a_start_that_another_role_reports_is_taken_while_nobody_revoked_the_lease(rig: Rig, options: dict):
     """A bus worker's word says what runs already: after an outage it must not be thrown away."""

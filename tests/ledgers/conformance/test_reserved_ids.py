@@ -30,7 +30,7 @@ def _submitters() -> list[tuple[str, Role]]:
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("BUS-7", "BUS-11", "D36")
+@pytest.mark.requirement("BUS-7", "BUS-11")
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
 async def test_a_derived_id_is_refused_to_everybody_but_the_role_that_derives_it(rig: Rig, *, keyed: bool):
     for lifecycle, role in _submitters():
@@ -72,7 +72,7 @@ async def test_one_reserved_id_among_others_stores_none_of_them(rig: Rig):
 
 @pytest.mark.only("postgres")
 @pytest.mark.oldest_server
-@pytest.mark.requirement("D55", "D36")
+@pytest.mark.requirement("D55")
 async def test_sql_cannot_take_a_derived_id_either(rig: Rig):
     shell = await asyncpg.connect(rig.app_url)
     try:

@@ -103,7 +103,7 @@ async def test_all_that_was_asked_comes_back(rig: Rig):
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("D14", "D33")
+@pytest.mark.requirement("D14")
 async def test_a_held_job_opens_its_next_attempt_and_its_old_holder_can_write_nothing(rig: Rig):
     zombie = await rig.running()
     unrecorded = await rig.submit_one()
@@ -205,7 +205,7 @@ async def test_a_rest_goes_on_until_its_time_and_a_deadline_still_ends_a_job(rig
     assert records(await everything(rig.ledger))[far] == records(before)[far]
 
 
-@pytest.mark.requirement("D14", "D39")
+@pytest.mark.requirement("D14")
 async def test_dead_letters_spared_attempts_and_deaths_come_back(rig: Rig):
     buried = await rig.running(max_attempts=2)
     await rig.pull(buried, Trigger.SNOOZE, spare_attempt=True)

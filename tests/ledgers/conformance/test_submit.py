@@ -280,7 +280,7 @@ def _both(rig: Rig, job_id: str, key: str | None, fingerprint: bytes = b"x") -> 
     return rig.new_job(job_id=JobId(job_id), id_is_given=True, idempotency_key=key, fingerprint=fingerprint)
 
 
-@pytest.mark.requirement("DJ-5", "D27")
+@pytest.mark.requirement("DJ-5")
 async def test_with_a_key_and_a_given_id_the_key_is_asked_first_and_both_mean_the_job(rig: Rig):
     there = Submitted(job_id=JobId("one"), created=False)
     assert await rig.offer(_both(rig, "one", "k")) == Submitted(job_id=JobId("one"), created=True)
@@ -292,7 +292,7 @@ async def test_with_a_key_and_a_given_id_the_key_is_asked_first_and_both_mean_th
     assert await rig.ledger.job(JobId("two")) is None
 
 
-@pytest.mark.requirement("DJ-5", "D27")
+@pytest.mark.requirement("DJ-5")
 @pytest.mark.parametrize("chosen", [False, True], ids=["a made id", "a chosen id"])
 @pytest.mark.parametrize("given", [False, True], ids=["asked as made", "asked as chosen"])
 async def test_a_free_key_and_a_known_id_mean_the_job_when_the_request_is_the_same(rig: Rig, chosen: bool, given: bool):
@@ -312,7 +312,7 @@ async def test_a_free_key_and_a_known_id_mean_the_job_when_the_request_is_the_sa
     assert len(await rig.ledger.events(JobId("one"))) == 1
 
 
-@pytest.mark.requirement("DJ-5", "D27", "D14")
+@pytest.mark.requirement("DJ-5", "D14")
 async def test_a_free_key_of_a_job_that_is_there_means_it_from_then_on_and_changes_no_record(rig: Rig):
     await rig.offer(_both(rig, "one", "k"))
     events = await rig.ledger.events(JobId("one"))

@@ -72,6 +72,7 @@ async def test_history_is_never_rewritten(rig: Rig, statement: str):
     assert getattr(await _refused(rig, statement), "sqlstate", "") == "TR001"
 
 
+@pytest.mark.requirement("D49")
 async def test_two_jobs_cannot_own_one_slot(rig: Rig):
     await rig.submit(2, concurrency_key="k")
     error = await _refused(rig, "INSERT INTO trellis.slot SELECT ckey, 1, id FROM trellis.parked")

@@ -42,6 +42,9 @@ async def test_events_of_a_sealed_partition_are_found_by_type_and_time_through_t
     await rig.sweep()
     assert await rig.admin_sql("SELECT 1 FROM pg_indexes WHERE indexname = 'event_0_type_at'")
     assert "event_0_type_at" in await _plan(rig, ReadQueries.events_by_type, 2, None, 10)
+    hot = [row[0] for row in await rig.admin_sql("SELECT indexdef FROM pg_indexes WHERE tablename = 'event_1'")]
+    assert [index for index in hot if "brin (at)" in index], "the hot partition is found by time"
+    assert not [index for index in hot if "(type" in index or "correlation" in index], "and pays for nothing else"
     found = await rig.ledger.find_events(type_="job_claimed", correlation_id=None, since=None, limit=10)
     assert [event.job_id for event in found] == jobs
     assert len({row[0] for row in await rig.admin_sql("SELECT tableoid FROM trellis.event")}) == 2

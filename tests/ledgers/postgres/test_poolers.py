@@ -60,7 +60,6 @@ async def test_jobs_are_worked_off_through_a_pooler(postgres_url: str, mode: Mod
     assert len(pooler.refused) == (0 if ignored else 1), "once it is noticed, nothing is tried that it refuses"
 
 
-@pytest.mark.requirement("D55")
 @pytest.mark.parametrize("ignored", [frozenset(), IGNORED], ids=["strict", "ignoring"])
 async def test_what_a_session_needs_holds_in_every_statement_through_a_pooler(
     postgres_url: str, ignored: frozenset[str]

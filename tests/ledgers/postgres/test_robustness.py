@@ -70,7 +70,6 @@ async def test_the_feed_keeps_the_events_of_jobs_that_are_kept(rig: Rig):
     assert [event.job_id for event in (await rig.ledger.feed(None, limit=10)).events] == [old]
 
 
-@pytest.mark.requirement("D49")
 async def test_many_submitters_of_many_keys_do_not_deadlock(rig: Rig):
     async def submit(number: int) -> None:
         ledger = await rig.open_another()
@@ -275,7 +274,7 @@ async def _waiting(rig: Rig, task: asyncio.Future) -> int:
     return found[0][0]
 
 
-@pytest.mark.requirement("D49", "D6")
+@pytest.mark.requirement("D6")
 async def test_bounded_submits_of_several_callers_lock_their_keys_in_one_order_before_anything_else(rig: Rig):
     """Two processes whose callers name the same keys the other way round would else wait for each other."""
     keys = [f"k{n}" for n in range(5)]

@@ -394,7 +394,7 @@ async def test_requeue_says_nothing_of_anothers_job(tenants: Tenants):
     assert await tenants.rival.fetch("SELECT * FROM trellis.requeue($1, array[$2], 'r', 'x')", me, job_id) == []
 
 
-@pytest.mark.requirement("D62", "D6")
+@pytest.mark.requirement("D6")
 async def test_a_login_that_holds_advisory_locks_stops_nobody(tenants: Tenants):
     job_id = await tenants.submit()
     no = await tenants.acme.fetchval("SELECT id FROM trellis.job WHERE job_id = $1", job_id)
@@ -413,7 +413,7 @@ async def test_a_login_that_holds_advisory_locks_stops_nobody(tenants: Tenants):
     assert [row["proname"] for row in asks] == ["_lock_waiting"], "which waits for three seconds at most"
 
 
-@pytest.mark.requirement("D62", "D49")
+@pytest.mark.requirement("D25")
 async def test_a_login_that_holds_the_lock_of_a_bounded_key_does_not_stop_submits(tenants: Tenants):
     """The key's bound still holds, since nobody else counts at the same moment."""
     admin = await asyncpg.connect(tenants.ledger.url)

@@ -38,7 +38,6 @@ async def ledger_of(tmp_path: Path):
     await ledger.close()
 
 
-@pytest.mark.requirement("D32")
 async def test_the_log_of_a_quiet_ledger_does_not_grow(ledger_of: tuple[SqliteLedger, FakeClock, Path]):
     ledger, clock, path = ledger_of
     await quiet_hours(ledger, clock)

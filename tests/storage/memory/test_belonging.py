@@ -23,7 +23,6 @@ def clone(source: Path, target: Path) -> None:
     subprocess.run(["git", "clone", "--quiet", "--mirror", source, target], check=True, capture_output=True)
 
 
-@pytest.mark.requirement("D23")
 async def test_a_process_with_another_memory_does_not_start(tmp_path: Path):
     await start(tmp_path, "memory.git")
     with pytest.raises(MemoryOfAnother, match="not the one of this instance: set TRELLIS_MEMORY"):

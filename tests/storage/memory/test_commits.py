@@ -97,7 +97,7 @@ def test_a_proposal_id_used_for_other_updates_is_refused(memory: MemoryRepositor
     assert commits(memory) == 1
 
 
-@pytest.mark.requirement("D22", "D23")
+@pytest.mark.requirement("D23")
 def test_a_stale_expected_version_is_a_conflict_and_writes_nothing(memory: MemoryRepository):
     applied(memory, append("facts.md", "- a"), proposal_id="p1", version=0)
     for expected in (0, 2):

@@ -56,7 +56,6 @@ def not_durable(trace: Trace) -> list[str]:
     return found
 
 
-@pytest.mark.requirement("D23")
 def test_everything_is_on_the_disk_before_it_is_acknowledged(memory: MemoryRepository, traced):
     applied(memory, append("facts.md", "- a"), proposal_id="p1")
     trace = traced()

@@ -14,7 +14,7 @@ from trellis.storage.memory.records import AppliedMarker
 from trellis.storage.memory.updates import digest
 
 
-@pytest.mark.requirement("D44", "AUTH-6")
+@pytest.mark.requirement("AUTH-6")
 def test_history_tells_who_changed_what_and_why(memory: MemoryRepository):
     applied(memory, append("facts.md", "- a\n- b"), proposal_id="p1", reason="First\nsecond line")
     applied(memory, append("facts.md", "- x"), proposal_id="p2", agent_id="other")
@@ -90,7 +90,7 @@ def test_a_forged_commit_has_no_place_among_the_versions(memory: MemoryRepositor
     assert any("p9 is not marked" in finding for finding in memory.verify().findings)
 
 
-@pytest.mark.requirement("D44", "AUTH-4")
+@pytest.mark.requirement("AUTH-4")
 def test_a_difference_is_of_layer_1_unless_asked(memory: MemoryRepository):
     applied(memory, append("facts.md", "- a"), append("decisions.md", "## Keep"), proposal_id="p1")
     applied(memory, append("facts.md", "- b"), replace("snapshot.md", "s"), proposal_id="p2")

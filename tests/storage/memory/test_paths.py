@@ -11,7 +11,6 @@ from trellis.storage.memory.errors import AgentIdInvalid, MemoryDamaged
 from trellis.storage.memory.layout import AGENT_ID, tokens_max
 
 
-@pytest.mark.requirement("D23")
 @pytest.mark.parametrize(
     "agent_id",
     ["", "-a", "A", "a/b", "..", ".", ".git", "a.b", "a\0", "a\n", "a b", "ä", "a" * 64, "../other", "git~1"],

@@ -27,7 +27,6 @@ def test_basic_reads_two_files_and_wide_three_and_neither_reads_layer_2(memory: 
     assert "secret" not in str((basic, wide)).lower()
 
 
-@pytest.mark.requirement("PIPE-4")
 def test_the_same_head_gives_the_same_result(memory: MemoryRepository):
     first = applied(memory, append("facts.md", "- a"), proposal_id="p1")
     views = [open_memory(memory.path).read(AGENT, ReadMode.WIDE) for _ in range(2)]
@@ -72,7 +71,6 @@ def test_layer_2_comes_in_pages_newest_first(memory: MemoryRepository):
     assert day.text.count("\n- ") == 8
 
 
-@pytest.mark.requirement("D23")
 def test_a_page_of_layer_2_is_bounded_in_tokens_and_takes_whole_pieces(memory: MemoryRepository):
     for number in (1, 2, 3):
         run = f"run_2026-11-1{number}_abcdef"
@@ -89,7 +87,6 @@ def test_a_page_of_layer_2_is_bounded_in_tokens_and_takes_whole_pieces(memory: M
         memory.read_deep(AGENT, DeepPart.RUNS, limit=0)
 
 
-@pytest.mark.requirement("D44")
 def test_an_old_version_can_be_shown(memory: MemoryRepository):
     for number in (1, 2, 3):
         applied(memory, replace("snapshot.md", f"state {number}"), proposal_id=f"p{number}")

@@ -227,7 +227,7 @@ def test_content_cannot_break_out_of_its_section():
     assert problems({}, append("facts.md", "x", "two\nlines")) == [ProblemCode.SECTION_MISSING]
 
 
-@pytest.mark.requirement("D23", "D50", "PIPE-4")
+@pytest.mark.requirement("D23", "D50")
 @pytest.mark.parametrize(
     "file,limit", [("snapshot.md", 2_000), ("open_loops.md", 2_000), ("facts.md", 8_000), (f"runs/{RUN}.md", 8_000)]
 )

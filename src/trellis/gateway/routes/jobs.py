@@ -4,6 +4,7 @@ Implements DJ-5, DJ-11, DJ-12, DJ-13, D9, D19, D43, JQ-11. Runs, proposals and i
 but have routes and rules of their own: here they are not found.
 """
 
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
@@ -394,7 +395,7 @@ async def requeue(
     body: JobRequeue | None = None,
 ) -> dict[str, Any]:
     """Run a failed or dead-lettered job again, in its next generation; a job on a topic as a new, linked one. Only an operator may."""
-    job = await _permitted_job(caller, "jobs.requeue", instance.ledger, job_id)
+    job = await _permitted_job(caller, "jobs.requeue", instance.ledger, job_id, among=LIFECYCLES)
     await reserve(instance, asked, job.job_id)
     cause = None if body is None else body.reason
     if job.lifecycle == BUS_JOB.name:
@@ -436,10 +437,13 @@ async def workers(instance: InstanceOf, _: Annotated[Caller, requires("system.re
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
-async def _permitted_job(caller: Caller, rule: str, ledger: Ledger, job_id: str) -> Job:
-    """The job; raises NotAllowed before JobNotFound. NLM jobs are for operators even in a shared ledger (D42)."""
+async def _permitted_job(caller: Caller, rule: str, ledger: Ledger, job_id: str, among: Collection[str] = WORK) -> Job:
+    """The job, if its lifecycle is one of `among`; raises NotAllowed before JobNotFound.
+
+    NLM jobs are for operators even in a shared ledger (D42).
+    """
     job = await ledger.job(JobId(job_id))
-    job = job if job is not None and job.lifecycle in WORK else None
+    job = job if job is not None and job.lifecycle in among else None
     await permit_on_job(caller.principal, rule, ledger, job)
     if job is None:
         raise JobNotFound(job_id=job_id)
