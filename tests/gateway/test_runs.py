@@ -85,7 +85,7 @@ async def test_what_a_run_published_can_be_read_when_retention_has_removed_the_r
     assert unchanged.status_code == 304
 
 
-@pytest.mark.requirement("RUN-10", "D61", "D62")
+@pytest.mark.requirement("D61", "D62")
 async def test_a_run_that_is_gone_is_shown_to_those_alone_who_could_read_it_before(gateway: Gateway):
     run_id = await ended(gateway)
     await retain(gateway)
@@ -100,7 +100,7 @@ async def test_a_run_that_is_gone_is_shown_to_those_alone_who_could_read_it_befo
     assert (published.agent_slug, published.submitter) == (VIOLIN, "owner")
 
 
-@pytest.mark.requirement("RUN-10", "D61")
+@pytest.mark.requirement("D61")
 @pytest.mark.parametrize("body", [None, b"{}", b"no json", b'{"event_id": "x", "job_id": "another"}'])
 async def test_a_run_that_is_gone_and_whose_record_cannot_be_read_is_not_found(gateway: Gateway, body: bytes | None):
     run_id = await ended(gateway)

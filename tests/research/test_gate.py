@@ -148,7 +148,6 @@ class _Unreadable:
         return await self._behind.get(key, **named)
 
 
-@pytest.mark.requirement("D10")
 async def test_the_oldest_are_accepted_first_however_many_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(orchestrator, "ACCEPT_BATCH_MAX", 2)
     rig.orchestrator.claiming = False

@@ -61,7 +61,7 @@ async def test_a_job_backs_off_three_times_then_fails_then_is_dead(rig: Rig, dra
     assert await rig.status(job_id) == "DEAD", "nothing leaves DEAD by itself"
 
 
-@pytest.mark.requirement("JQ-4", "D39", "D9")
+@pytest.mark.requirement("JQ-4", "D39", "D9", "JQ-3")
 async def test_a_person_with_the_right_requeues_from_failed_and_from_dead_with_fresh_attempts(rig: Rig):
     rig.nlm.answer = saying("VALIDATION_ERROR", "the query says nothing")
     job_id = await rig.submit()

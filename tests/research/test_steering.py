@@ -15,7 +15,7 @@ from trellis.lifecycles import Role
 from trellis.runs.orchestration import TriggerKind
 
 
-@pytest.mark.requirement("D43", "D19")
+@pytest.mark.requirement("D43")
 async def test_only_an_operator_cancels_a_queue_job(rig: Rig):
     asked = {"job_type": "RESEARCH", "agent_slug": VIOLIN, "payload": {"query": "Who?"}}
     job_id = (await rig.client(Role.SUBMITTER, name="somebody").post("/jobs", json=asked)).json()["job_id"]
@@ -25,7 +25,7 @@ async def test_only_an_operator_cancels_a_queue_job(rig: Rig):
     assert await rig.status(job_id) == "PENDING"
 
 
-@pytest.mark.requirement("D19", "DJ-11")
+@pytest.mark.requirement("D19")
 async def test_a_soft_cancel_reaches_the_driver_by_its_heartbeat_and_ends_the_job(rig: Rig):
     made: list[str] = []
     for stage in STAGES:

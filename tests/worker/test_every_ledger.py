@@ -61,7 +61,7 @@ def caller(ledger: Ledger, app: App | None) -> Trellis:
     return Trellis(ledger, principal, clock=SystemClock(), new_id=new_id, app=app)
 
 
-@pytest.mark.requirement("DJ-4", "DJ-10", "DJ-16")
+@pytest.mark.requirement("DJ-10", "DJ-16")
 async def test_two_workers_bring_jobs_of_mixed_fate_to_their_ends(ledger: Ledger, url: str):
     app = App()
     executions: Counter[str] = Counter()
@@ -103,7 +103,7 @@ async def test_two_workers_bring_jobs_of_mixed_fate_to_their_ends(ledger: Ledger
     assert all(end.place is JobPlace.ENDED for end in ends)
 
 
-@pytest.mark.requirement("JQ-7", "D49")
+@pytest.mark.requirement("D49")
 async def test_jobs_of_one_key_never_overlap_and_all_are_done(ledger: Ledger):
     app = App()
     now: Counter[str] = Counter()

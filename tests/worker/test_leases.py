@@ -85,7 +85,7 @@ async def test_a_job_shorter_than_one_heartbeat_is_never_renewed(stand: Stand):
         gate.open.set()
 
 
-@pytest.mark.requirement("DJ-7", "DJ-21")
+@pytest.mark.requirement("DJ-7", "DJ-21", "DJ-16")
 async def test_a_worker_whose_lease_is_lost_stops_its_handler_and_its_outcome_is_dropped(stand: Stand):
     gate = Gate()
     seen: list[Any] = []
@@ -203,7 +203,7 @@ def hears(worker: Worker) -> Callable[[], bool]:
     return lambda: all(held.cancel_requested for held in worker.holdings.jobs.values())
 
 
-@pytest.mark.requirement("DJ-11")
+@pytest.mark.requirement("D19")
 async def test_a_handler_that_never_noticed_a_soft_cancel_completes_with_its_result(stand: Stand):
     gate = Gate()
     job = await stand.submit("t")

@@ -295,7 +295,7 @@ async def test_the_holder_learns_how_long_until_the_deadline(rig: Rig):
     assert (await rig.claim_one()).deadline_s is None
 
 
-@pytest.mark.requirement("D2", "DJ-2")
+@pytest.mark.requirement("D2")
 async def test_the_epoch_rises_at_every_claim_and_is_never_reset(rig: Rig):
     (job_id,) = await rig.submit(1, max_attempts=10)
     epochs = []

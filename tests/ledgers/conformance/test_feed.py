@@ -74,7 +74,6 @@ async def test_an_empty_page_keeps_the_position(rig: Rig):
     assert (again.events, again.position) == ((), page.position)
 
 
-@pytest.mark.requirement("D6")
 async def test_a_filter_narrows_the_feed_to_a_lifecycle(rig: Rig):
     await rig.submit(3)
     run = await rig.submit_one(lifecycle="run")
@@ -83,7 +82,6 @@ async def test_a_filter_narrows_the_feed_to_a_lifecycle(rig: Rig):
     assert [event.job_id for event in events] == [run]
 
 
-@pytest.mark.requirement("D6")
 async def test_a_filter_narrows_the_feed_to_several_lifecycles(rig: Rig):
     await rig.submit(3)
     run = await rig.submit_one(lifecycle="run")

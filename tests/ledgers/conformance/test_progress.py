@@ -36,7 +36,6 @@ async def test_a_repeated_claim_brings_the_checkpoint_too(rig: Rig):
     assert (await rig.claim_one(claim_id="mine")).checkpoint == b"1"
 
 
-@pytest.mark.requirement("DJ-21")
 async def test_the_first_journal_entry_stays(rig: Rig):
     held = await rig.running()
     assert await rig.ledger.journal(held.lease, "charge", b'"first"') == b'"first"'
