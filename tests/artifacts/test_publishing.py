@@ -243,6 +243,7 @@ async def test_an_object_in_the_way_sets_the_artifact_aside_and_a_rebuild_puts_i
     assert [alert async for alert in read_alerts(desk.objects)] == []
 
 
+@pytest.mark.requirement("ART-5")
 async def test_an_artifact_outlives_its_job_in_the_ledger(desk: Desk):
     made = await desk.finalized()
     await desk.publish()

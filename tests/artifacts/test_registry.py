@@ -175,6 +175,7 @@ async def test_a_zombie_of_an_older_epoch_can_neither_stage_nor_replace_the_winn
     assert read["content"]["title"] == "The winner"
 
 
+@pytest.mark.requirement("D15")
 async def test_what_is_staged_while_its_attempt_ends_is_discarded_at_once(desk: Desk):
     old = await desk.waiting()
     as_it_was = await desk.job(old.job_id)

@@ -273,6 +273,7 @@ async def ask(client: Client, place: tuple[str, str], world: World, job: str) ->
     return (200 if answer.status_code == expect else answer.status_code), body
 
 
+@pytest.mark.requirement("AUTH-1")
 def test_every_route_has_one_rule_or_is_meant_to_be_open():
     assert {place for place, rules in RULE_OF_ROUTE.items() if not rules} == set(OPEN)
     assert {rule for rules in RULE_OF_ROUTE.values() for rule in rules} <= set(RULES)

@@ -63,6 +63,8 @@ async def test_a_run_is_begun_by_whoever_may_and_its_status_is_there_with_the_an
     stored = await gateway.instance.objects.get(ids.status_key(VIOLIN, run_id))
     assert stored is not None
     assert json.loads(stored.body)["status"] == "requested"
+    day, _, digits = run_id.removeprefix("run_").split("_")
+    assert (await owner.get(f"/runs/run_{day}_{digits}/status")).json()["run_id"] == run_id
 
 
 @pytest.mark.requirement("RUN-10", "D61", "RUN-2")

@@ -54,12 +54,13 @@ async def test_a_soft_cancel_becomes_hard_when_the_holder_does_not_stop(rig: Rig
     assert (await rig.job(job_id))["error"].startswith("CANCELLED: ")
 
 
-@pytest.mark.requirement("D19", "JQ-3")
+@pytest.mark.requirement("D19", "JQ-3", "JQ-2")
 async def test_the_first_of_cancel_and_complete_wins(rig: Rig):
     done, cancelled = await rig.submit(), await rig.submit()
     await rig.work(done, "COMPLETE")
     late = await rig.cancel(done)
     assert (late.status_code, late.json()["code"]) == (409, "INVALID_TRANSITION")
+    assert f"Job {done} cannot go from COMPLETE to FAILED by control-plane: " in late.json()["detail"]
     assert await rig.status(done) == "COMPLETE"
     async with held_in(rig, cancelled, "ARTIFACT_WRITE") as gate:
         assert (await rig.cancel(cancelled)).status_code == 200

@@ -236,6 +236,27 @@ async def test_artifacts_that_a_handler_names_are_kept_by_the_attempt_that_succe
     assert await jobs[2].artifacts() == (), "an address must say something"
 
 
+@pytest.mark.requirement("DJ-11")
+async def test_a_hard_cancel_ends_the_job_at_once_and_discards_what_its_handler_had_made(ledger: Ledger):
+    app, begun, go = App(testing=True), asyncio.Event(), asyncio.Event()
+
+    @app.job("report", lease_s=3.0)
+    async def report(ctx: Context) -> str:
+        ctx.artifact("s3://bucket/half.pdf")
+        begun.set()
+        await go.wait()
+        return "half"
+
+    job = await caller(ledger, app).submit("report")
+    async with make_worker(app, ledger, WorkerOptions()):
+        await begun.wait()
+        await job.cancel(mode="hard")
+        assert (await job.status()).state == "cancelled"
+        go.set()
+    assert await job.artifacts() == ()
+    assert await ledger.result(job.id) is None
+
+
 @pytest.mark.requirement("DJ-12", "DJ-18")
 async def test_the_dead_letter_says_what_kind_of_end_it_was(ledger: Ledger):
     app = App()

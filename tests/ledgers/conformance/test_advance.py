@@ -274,6 +274,7 @@ async def test_a_lease_of_another_job_moves_nothing(rig: Rig):
     assert await rig.state(first.lease.job_id) == "running"
 
 
+@pytest.mark.requirement("DJ-15")
 async def test_the_event_names_who_acted(rig: Rig):
     await rig.submit_one(by=actor(Role.SUBMITTER, "front-door"))
     claimed = await rig.claim_one(by=OTHER_WORKER)

@@ -212,6 +212,7 @@ async def test_a_requeued_job_does_not_remember_an_old_wish_to_stop(rig: Rig):
     assert await rig.state(held.lease.job_id) != "cancelled"
 
 
+@pytest.mark.requirement("D19")
 async def test_a_resting_job_is_cancelled_at_once(rig: Rig):
     job_id = await rig.submit_one(delay_s=1000.0)
     for mode in (CancelMode.SOFT, CancelMode.HARD):

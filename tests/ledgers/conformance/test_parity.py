@@ -206,6 +206,7 @@ async def test_a_timer_that_ends_a_job_says_why_and_counts_as_exhausted(rig: Rig
     assert (event.target, event.cause) == ("FAILED", cause)
 
 
+@pytest.mark.requirement("DJ-20")
 @pytest.mark.parametrize("options", [{}, {"cause": "no use"}])
 async def test_only_a_success_has_a_result(rig: Rig, options: dict):
     held = await rig.running()

@@ -86,7 +86,7 @@ async def test_the_wish_to_stop_comes_back_until_the_holder_settles(rig: Rig):
     assert await rig.ledger.renew(WORKER, [held.lease]) == [Renewed(cancel=True)]
     assert await rig.ledger.renew(WORKER, [held.lease]) == [Renewed(cancel=True)]
     assert (await rig.job(job_id)).cancel_requested
-    await rig.ledger.save_checkpoint(held.lease, b'"so far"')
+    assert isinstance(await rig.ledger.save_checkpoint(held.lease, b'"so far"'), StepApplied)
     assert isinstance(await rig.pull(held, "stop"), StepApplied)
     assert await rig.state(job_id) == "cancelled"
     assert (await rig.event_types(job_id))[-1] == "job_cancelled"
