@@ -21,6 +21,15 @@ from trellis.engine.jobs import (
 from trellis.engine.records import JobPlace
 from trellis.lifecycles import LIFECYCLES, Phase, Role, Trigger
 
+CANCELLED = {
+    "leased-job": "cancelled",
+    "bus-job": "CANCELLED",
+    "queue-job": "FAILED",
+    "run": "failed",
+    "nlm-job": "ERROR",
+}
+"""What cancelled work of each lifecycle is called (D19)."""
+
 
 @pytest.mark.requirement("D19", "DJ-11", "JQ-2", "RUN-1", "BUS-1")
 @pytest.mark.parametrize("mode", list(CancelMode))
@@ -36,6 +45,7 @@ async def test_a_cancel_does_what_the_lifecycle_declares_in_every_state(rig: Rig
         if transition is None:
             assert isinstance(answer, NotMoved), state
             assert (answer.job_id, answer.state) == (job_id, state.name)
+            assert answer.target == CANCELLED.get(lifecycle, Trigger.CANCEL)
             assert await rig.snapshot(job_id) == before
         elif state.phase is Phase.HELD and mode is CancelMode.SOFT:
             assert answer == CancelRequested(job_id=job_id, state=state.name)
