@@ -63,7 +63,7 @@ async def test_what_has_no_row_here_is_left_alone(desk: Desk):
     assert elsewhere in await desk.keys()
 
 
-@pytest.mark.requirement("D14", "D15")
+@pytest.mark.requirement("D15")
 async def test_the_blob_of_a_final_artifact_stays_until_that_is_recorded(desk: Desk):
     final = await desk.finalized()
     await desk.publish()
@@ -76,7 +76,7 @@ async def test_the_blob_of_a_final_artifact_stays_until_that_is_recorded(desk: D
     assert (await desk.collector().run_once()).taken == 1
 
 
-@pytest.mark.requirement("ART-5", "D14")
+@pytest.mark.requirement("ART-5")
 async def test_the_bytes_of_a_removed_artifact_go_with_the_record_of_that_and_not_before(desk: Desk):
     final = await desk.finalized()
     await desk.publish()
@@ -92,7 +92,6 @@ async def test_the_bytes_of_a_removed_artifact_go_with_the_record_of_that_and_no
     assert (await desk.collector().run_once()).taken == 1
 
 
-@pytest.mark.requirement("ART-5")
 async def test_what_was_removed_is_never_looked_at_again(desk: Desk):
     for _ in range(3):
         await desk.finalized()

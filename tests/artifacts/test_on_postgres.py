@@ -12,7 +12,7 @@ from trellis.engine.jobs import Epoch
 from trellis.runs.rebuild import rebuild_objects
 
 
-@pytest.mark.requirement("ART-4", "ART-7", "D15", "JQ-5")
+@pytest.mark.requirement("ART-4", "ART-7", "D15", "ART-3")
 async def test_on_postgresql_artifacts_are_staged_once_finalized_with_their_job_and_rebuilt(
     tmp_path: Path, postgres_url: str
 ):

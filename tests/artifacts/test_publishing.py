@@ -80,7 +80,7 @@ async def test_a_wiped_bucket_is_rebuilt_byte_for_byte_without_what_was_removed(
     await holds(desk, made[0])
 
 
-@pytest.mark.requirement("D14", "OBS-1", "JQ-5")
+@pytest.mark.requirement("D14", "OBS-1")
 async def test_a_lost_ledger_gets_jobs_and_artifacts_back_from_the_records(desk: Desk, tmp_path: Path):
     removed = await desk.finalized()
     await desk.publish()
@@ -243,6 +243,7 @@ async def test_an_object_in_the_way_sets_the_artifact_aside_and_a_rebuild_puts_i
     assert [alert async for alert in read_alerts(desk.objects)] == []
 
 
+@pytest.mark.requirement("ART-5")
 async def test_an_artifact_outlives_its_job_in_the_ledger(desk: Desk):
     made = await desk.finalized()
     await desk.publish()

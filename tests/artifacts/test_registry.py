@@ -120,7 +120,7 @@ async def test_ten_equal_stages_at_once_make_one_artifact(desk: Desk):
     assert len(await desk.artifacts.of_job(lease.job_id)) == 1
 
 
-@pytest.mark.requirement("ART-4", "ART-8")
+@pytest.mark.requirement("ART-4", "ART-8", "ART-3")
 async def test_what_an_attempt_or_a_job_has_is_the_answer_to_every_further_one_and_final_it_has_no_other_content(
     desk: Desk,
 ):
@@ -175,6 +175,7 @@ async def test_a_zombie_of_an_older_epoch_can_neither_stage_nor_replace_the_winn
     assert read["content"]["title"] == "The winner"
 
 
+@pytest.mark.requirement("D15")
 async def test_what_is_staged_while_its_attempt_ends_is_discarded_at_once(desk: Desk):
     old = await desk.waiting()
     as_it_was = await desk.job(old.job_id)
@@ -230,7 +231,7 @@ async def test_nobody_but_the_nlm_backend_makes_an_artifact_and_nobody_but_an_op
     assert await desk.keys() == []
 
 
-@pytest.mark.requirement("ART-3", "ART-8")
+@pytest.mark.requirement("ART-3")
 async def test_a_finalized_artifact_cannot_be_changed_in_the_registry_or_in_the_object_store(desk: Desk):
     staged = await desk.finalized()
     await desk.publish()
@@ -380,7 +381,7 @@ async def test_a_cleanup_looks_at_what_is_old_enough_and_at_nothing_that_was_rem
     assert counted.calls == {"now": 1, "jobs": 2, "job": 2}
 
 
-@pytest.mark.requirement("ART-4", "D15")
+@pytest.mark.requirement("ART-4")
 async def test_a_job_that_has_the_id_of_one_that_retention_removed_has_an_artifact_of_its_own(
     desk: Desk, tmp_path: Path
 ):

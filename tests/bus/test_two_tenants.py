@@ -132,7 +132,7 @@ def request(job_id: str, **said: object) -> JobRequest:
 
 
 @pytest.mark.on_both
-@pytest.mark.requirement("D62", "BUS-1")
+@pytest.mark.requirement("D62", "BUS-1", "AUTH-1")
 async def test_a_sender_cancels_its_own_jobs_alone(rig: Rig):
     one, other = client_of(rig, "client-1"), client_of(rig, OWNER)
     await one.send(SUBMIT, request("mine"))

@@ -288,7 +288,7 @@ async def test_every_request_that_administers_leaves_an_act_and_so_does_one_that
     assert "agents.status" in (refused.cause or "")
 
 
-@pytest.mark.requirement("OBS-1", "D35", "DJ-18")
+@pytest.mark.requirement("OBS-1", "D35", "DJ-15")
 def test_what_operators_do_to_jobs_is_an_event_with_who_where_why_and_when(trellis: Terminal):
     first, second = trellis.submit("t"), trellis.submit("t")
     steps = [
@@ -339,7 +339,7 @@ async def test_an_older_ledger_that_is_opened_is_migrated_in_the_name_of_the_pro
     _check([act], since=time.time(), why="an older ledger was opened by a newer program")
 
 
-@pytest.mark.requirement("OBS-1", "AUTH-2")
+@pytest.mark.requirement("OBS-1")
 async def test_a_grant_to_a_database_role_is_an_act(new_postgres_database: Callable[..., str]):
     url = new_postgres_database()
     for _ in range(2):

@@ -170,7 +170,7 @@ def test_requeue_needs_the_operators_key(local: Terminal, work, tmp_path):
     assert local("job", "requeue", failed).code == 0
 
 
-@pytest.mark.requirement("DJ-11")
+@pytest.mark.requirement("DJ-15")
 def test_why_a_running_job_shall_stop_is_shown_until_and_after_it_stops(trellis: Terminal, held):
     job_id = trellis.submit("double", "1")
     stop = held(trellis.url)
@@ -183,7 +183,7 @@ def test_why_a_running_job_shall_stop_is_shown_until_and_after_it_stops(trellis:
         assert "wrong customer" in " ".join(trellis(*command, job_id).out.split()), command
 
 
-@pytest.mark.requirement("DJ-11", "DJ-15")
+@pytest.mark.requirement("DJ-15", "D19")
 def test_who_asked_a_job_to_stop_is_shown_also_when_it_succeeded_instead(trellis: Terminal, held):
     job_id = trellis.submit("double", "1")
     end = held(trellis.url)

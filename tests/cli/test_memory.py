@@ -40,7 +40,7 @@ def test_memories_are_listed_read_and_their_history_shown(planted: Terminal):
     assert "There is no agent nobody" in planted("memory", "read", "nobody").err
 
 
-@pytest.mark.requirement("AUTH-4", "D44", "D62")
+@pytest.mark.requirement("D44", "D62")
 @pytest.mark.parametrize(
     "role, bound, code",
     [("owner", (), 0), ("frontend", (), 1), ("owner", ("--agent", "architect-guardian"), 1)],

@@ -125,7 +125,7 @@ def test_what_cannot_be_meant_is_refused_with_a_way_out(
     assert not (tmp_path / "ledger.db").exists(), "nothing is made where nothing can be put back"
 
 
-@pytest.mark.requirement("D14")
+@pytest.mark.requirement("AUTH-7")
 def test_only_an_operator_may(local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     token = local("token", "issue", "--role", "submitter").out.strip()
     monkeypatch.setenv("TRELLIS_TOKEN", token)

@@ -45,7 +45,6 @@ async def waiting_runs(url: str, reason: str, *, is_bounded: bool) -> list[str]:
         return [str(run) for run in runs]
 
 
-@pytest.mark.requirement("D14")
 def test_explain_and_show_say_what_a_run_waits_for(planted: Terminal):
     run_id, behind = asyncio.run(waiting_runs(planted.url, REASON, is_bounded=True))
     told = " ".join(planted("job", "explain", run_id).out.split())

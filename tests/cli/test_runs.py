@@ -277,7 +277,6 @@ def test_an_agent_whose_third_watched_run_failed_is_stopped_at_once_and_listed_w
     assert planted("agents", "activate", VIOLIN, "--json").record["previous"] == "error"
 
 
-@pytest.mark.requirement("RUN-9")
 def test_schedules_are_listed_with_their_next_and_their_last_time(planted: Terminal):
     empty = planted("schedules")
     assert (empty.out, "triggers.cron" in empty.err) == ("", True)

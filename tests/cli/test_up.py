@@ -23,6 +23,8 @@ from tests.net.listening import make_certificates
 from trellis.cli import main
 
 PATIENCE_S = 60.0
+LISTENS = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
 
 
 @dataclass
@@ -89,6 +91,46 @@ def test_a_gateway_alone_answers_without_an_orchestrator_and_stops_when_it_is_to
         assert running.process.stdout.read() == "stopped\n"
     assert main(["wait", "--data", str(tmp_path), "--for", "0s"]) == 1
     assert "`trellis up` starts one" in capsys.readouterr().err
+
+
+def listening() -> set[str]:
+    """The TCP addresses on which this process listens."""
+    own = {str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()}
+    rows = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
+    ]
+    return {row[1] for row in rows if row[3] == LISTENS and f"socket:[{row[9]}]" in own}
+
+
+@pytest.mark.requirement("RUN-10")
+@pytest.mark.parametrize("role, doors", [("orchestrator", 0), ("gateway", 1)])
+async def test_an_orchestrator_alone_listens_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], role: str, doors: int
+):
+    """Neither an owner nor a frontend can ask it anything; what they see of runs comes from the gateway."""
+    from trellis.app.wiring import make_development_key
+    from trellis.cli.invocation import Cli
+    from trellis.cli.output import Output
+    from trellis.cli.up_gateway import serve_all
+    from trellis.cli.up_process import UpOptions
+    from trellis.http_server.health import ProcessHealth
+    from trellis.ledgers import open_ledger
+
+    monkeypatch.chdir(tmp_path)
+    cli = Cli(ledger=f"sqlite:///{tmp_path / 't.db'}", data=None, out=Output(as_json=False))
+    await (await open_ledger(cli.url)).close()
+    make_development_key(cli.url)
+    before, stop, said = listening(), asyncio.Event(), ""
+    choices = UpOptions(host=None, port=0, demo=False, app=None)
+    serving = asyncio.create_task(serve_all(cli, frozenset({role}), stop, choices, ProcessHealth()))
+    async with asyncio.timeout(PATIENCE_S):
+        while "Ctrl-C" not in said:
+            assert not serving.done(), serving
+            await asyncio.sleep(0)
+            said += capsys.readouterr().out
+    assert len(listening() - before) == doors
+    stop.set()
+    await serving
 
 
 def test_a_file_that_a_killed_process_left_behind_deceives_nobody(local: Terminal, tmp_path: Path):
@@ -199,6 +241,23 @@ def test_every_service_belongs_to_a_role_that_can_be_chosen(tmp_path: Path):
 
     beside = {"gateway", "nlm", SAFETY_KERNEL, *(role.value for role in BusRole)}
     assert asyncio.run(names()) | beside == set(ROLES)
+
+
+@pytest.mark.requirement("D14")
+@pytest.mark.parametrize("said, waits_s", [({}, 24 * 3600.0), ({"TRELLIS_UPSTREAM_WAIT_S": "7"}, 7.0)])
+def test_a_run_waits_a_day_for_what_is_upstream_or_as_long_as_is_set(
+    tmp_path: Path, said: dict[str, str], waits_s: float
+):
+    from trellis.app.instance import open_instance
+    from trellis.app.settings import read_settings
+    from trellis.runs.orchestrator import Orchestrator
+
+    async def orchestrators() -> list[Orchestrator]:
+        async with open_instance(read_settings(said, tmp_path), f"sqlite:///{tmp_path}/t.db") as instance:
+            return [one for one in instance.services() if isinstance(one, Orchestrator)]
+
+    (orchestrator,) = asyncio.run(orchestrators())
+    assert orchestrator.driver.options.upstream_wait_s == waits_s
 
 
 @pytest.mark.requirement("D61")

@@ -55,7 +55,6 @@ async def test_a_backend_that_cannot_know_its_gateway_does_not_start(tmp_path: P
             pass
 
 
-@pytest.mark.requirement("AUTH-3")
 async def test_only_the_gateway_gets_tokens_whatever_else_may_be_asked(tmp_path: Path):
     url = f"sqlite:///{tmp_path / 't.db'}"
     make_development_key(url)

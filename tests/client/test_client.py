@@ -168,6 +168,7 @@ async def test_a_chain_is_undone_newest_first_and_each_job_once(box: Sandbox):
         assert (await job.events())[-1].type == "job_compensated"
 
 
+@pytest.mark.requirement("DJ-17")
 async def test_only_a_succeeded_job_with_a_known_compensation_is_undone(box: Sandbox):
     waiting = await box.submit("double", 1)
     with pytest.raises(OptionInvalid, match="only succeeded"):

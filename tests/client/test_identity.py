@@ -221,6 +221,7 @@ def test_a_key_of_another_kind_is_a_value_like_any_other(key: OKPKey | ECKey, al
         )
 
 
+@pytest.mark.requirement("AUTH-5")
 def test_one_issuer_cannot_speak_for_another():
     other = symmetric_key(b"o" * 32, issuer="other")
     forged = jwt.encode({"alg": "HS256"}, {**CLAIMS}, OctKey.import_key(b"o" * 32))

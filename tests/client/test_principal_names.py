@@ -52,7 +52,7 @@ def test_a_name_that_can_be_taken_for_another_is_refused_when_it_is_issued(name:
         token(name)
 
 
-@pytest.mark.requirement("D62", "AUTH-5")
+@pytest.mark.requirement("D62")
 @pytest.mark.parametrize("name", [name for name in REFUSED if name])
 def test_and_when_it_is_verified(name: str, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as lax:

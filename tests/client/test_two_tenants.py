@@ -141,7 +141,7 @@ def test_every_verb_has_a_case_here():
     assert (set(VERBS), set(HANDLE_VERBS)) == (public(Trellis), public(JobHandle))
 
 
-@pytest.mark.requirement("D62")
+@pytest.mark.requirement("D62", "AUTH-1")
 @pytest.mark.parametrize("stranger", STRANGERS)
 async def test_no_verb_reaches_a_job_of_another(stranger: str):
     principal = STRANGERS[stranger]

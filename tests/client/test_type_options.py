@@ -223,6 +223,12 @@ def test_a_lease_alone_is_enough_and_its_heartbeat_follows():
 
         assert app.spec("t").claim.heartbeat_s == heartbeat_s
         assert app.spec("t").options.heartbeat_s == heartbeat_s
+    usual = App()
+
+    @usual.job("t")
+    async def unsaid(ctx: Context) -> None: ...
+
+    assert (usual.spec("t").claim.lease_s, usual.spec("t").claim.heartbeat_s) == (60.0, 15.0)
     testing = App(testing=True)
 
     @testing.job("t", lease_s=3.0)

@@ -25,7 +25,7 @@ def dead(cause: Cause, reason: ReasonCode, stage: Stage, trigger: str = Trigger.
     return Decision(trigger=trigger, cause=cause, reason_code=reason, stage=stage, counts_death=died)
 
 
-@pytest.mark.requirement("DJ-8", "DJ-12", "DJ-15")
+@pytest.mark.requirement("DJ-8", "DJ-12")
 @pytest.mark.parametrize(
     "state, facts, expected",
     [

@@ -12,7 +12,7 @@ from trellis.engine.jobs import Advance, Claim, ClaimId, Turn, TypeClaim
 from trellis.engine.verify import verify
 
 
-@pytest.mark.requirement("DJ-2", "DJ-3", "DJ-7", "D2", "D6", "D31")
+@pytest.mark.requirement("DJ-2", "DJ-3", "DJ-7", "D2", "D6", "D31", "DJ-4", "DJ-8")
 async def test_chaos_keeps_every_promise_and_reaches_every_rare_path(bench: Bench, figures):
     reached = await run_chaos(bench, clients=4, steps=200, seed=SEED)
     await bench.check()
@@ -23,7 +23,7 @@ async def test_chaos_keeps_every_promise_and_reaches_every_rare_path(bench: Benc
 @pytest.mark.prove
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("round_", range(5))
-@pytest.mark.requirement("DJ-2", "DJ-3", "DJ-7", "D2", "D6", "D31")
+@pytest.mark.requirement("DJ-2", "DJ-3", "DJ-7", "D2", "D6", "D31", "DJ-4", "DJ-8")
 async def test_long_chaos(bench: Bench, round_: int, figures):
     reached = await run_chaos(bench, clients=6, steps=500, seed=SEED + 1_000 * round_)
     await bench.check()
@@ -71,7 +71,7 @@ async def forget_jobs(bench: Bench, *, after: int) -> None:
         await bench.sql(f"delete from trellis.{table} where id > $1", after)
 
 
-@pytest.mark.requirement("D2", "DJ-3")
+@pytest.mark.requirement("D2", "DJ-7")
 async def test_the_checker_is_content_when_completions_are_fenced(bench: Bench):
     await two_owners(bench)
     assert not await problems(bench.told, bench.rig.ledger)
@@ -107,6 +107,7 @@ async def test_the_checker_fails_a_ledger_that_hands_a_lease_out_again_under_the
     assert any("was handed out to 2 claims" in problem for problem in found), found
 
 
+@pytest.mark.requirement("DJ-4")
 async def test_verify_fails_a_ledger_that_forgets_an_event(bench: Bench):
     job_id = await bench.rig.submit_one(type=str(bench.rig.new_id("type")))
     await bench.rig.cancel(job_id)

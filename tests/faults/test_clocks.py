@@ -37,7 +37,7 @@ HOUR_S = 3600.0
 
 
 @pytest.mark.quiet
-@pytest.mark.requirement("D2")
+@pytest.mark.requirement("D2", "DJ-8")
 async def test_workers_whose_clocks_are_an_hour_off_are_as_safe_as_any(
     fault_server: PostgresServer, timed_database: str, tmp_path: Path, nursery: Nursery, figures, pace: Pace
 ):

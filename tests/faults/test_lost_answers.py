@@ -31,7 +31,7 @@ by_group = pytest.mark.parametrize("group", GROUPS)
 
 
 @by_group
-@pytest.mark.requirement("D2", "DJ-21")
+@pytest.mark.requirement("DJ-21")
 async def test_every_lost_exchange_has_one_effect_and_its_caller_learns_it(bench: Bench, group: str, figures):
     for verb in GROUPS[group]:
         for kind in (*ALWAYS, BY_TURNS[VERBS.index(verb) % len(BY_TURNS)]):

@@ -87,7 +87,7 @@ async def refuse_everything(rig: Rig) -> int:
     return refused
 
 
-@pytest.mark.requirement("D2", "DJ-3")
+@pytest.mark.requirement("D2", "DJ-7")
 async def test_every_write_of_a_stale_holder_is_refused(rig: Rig, figures):
     refused = sum([await refuse_everything(rig) for _ in range(5)])
     figures(stale_writes=refused, accepted=0)
@@ -96,7 +96,7 @@ async def test_every_write_of_a_stale_holder_is_refused(rig: Rig, figures):
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
-@pytest.mark.requirement("D2", "DJ-3")
+@pytest.mark.requirement("D2", "DJ-7")
 async def test_every_write_of_a_hundred_stale_holders_is_refused(rig: Rig, figures):
     refused = sum([await refuse_everything(rig) for _ in range(100)])
     figures(stale_writes=refused, accepted=0)

@@ -154,7 +154,7 @@ async def run_kills(
     }
 
 
-@pytest.mark.requirement("DJ-3", "DJ-4", "D2", "D3", "D33", "D6")
+@pytest.mark.requirement("DJ-3", "DJ-4", "D2", "D3", "D33", "D6", "DJ-8")
 async def test_twenty_kills_lose_and_double_nothing(
     ledger: Ledger, ledger_url: str, tmp_path: Path, nursery: Nursery, figures, pace: Pace
 ):
@@ -164,7 +164,7 @@ async def test_twenty_kills_lose_and_double_nothing(
 
 @pytest.mark.prove
 @pytest.mark.timeout(3600)
-@pytest.mark.requirement("DJ-3", "DJ-4", "D2", "D33")
+@pytest.mark.requirement("DJ-3", "DJ-4", "D2", "D33", "DJ-8")
 async def test_two_hundred_kills_over_ten_thousand_jobs(
     ledger: Ledger, ledger_url: str, tmp_path: Path, nursery: Nursery, figures, pace: Pace
 ):
@@ -321,7 +321,7 @@ async def test_handlers_of_a_worker_that_was_stopped_are_told_as_soon_as_it_wake
     figures(told_after_s=round(max(line.at for line in told) - woke_at, 3))
 
 
-@pytest.mark.requirement("D2", "DJ-3")
+@pytest.mark.requirement("D2", "DJ-3", "DJ-7", "DJ-21")
 async def test_a_worker_stopped_beyond_its_lease_is_refused_when_it_wakes(
     ledger: Ledger, ledger_url: str, tmp_path: Path, nursery: Nursery, figures, pace: Pace
 ):

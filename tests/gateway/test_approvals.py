@@ -86,7 +86,7 @@ async def test_the_inbox_of_proposals_shows_held_jobs_first_and_page_by_page(gat
     assert [one["id"] for one in (await owner.get("/proposals?status=approved")).json()["items"]] == []
 
 
-@pytest.mark.requirement("D45", "RUN-4")
+@pytest.mark.requirement("D45")
 async def test_a_held_job_is_decided_in_the_inbox_by_the_version_that_was_seen(gateway: Gateway):
     owner, ledger = gateway.client("owner", name="iryna"), gateway.instance.ledger
     job_id = await held(ledger, job_id="delete-1", tenant_id="acme")

@@ -273,6 +273,7 @@ async def ask(client: Client, place: tuple[str, str], world: World, job: str) ->
     return (200 if answer.status_code == expect else answer.status_code), body
 
 
+@pytest.mark.requirement("AUTH-1")
 def test_every_route_has_one_rule_or_is_meant_to_be_open():
     assert {place for place, rules in RULE_OF_ROUTE.items() if not rules} == set(OPEN)
     assert {rule for rules in RULE_OF_ROUTE.values() for rule in rules} <= set(RULES)
@@ -330,7 +331,7 @@ def test_whoever_may_change_the_status_of_jobs_is_named_by_a_lifecycle():
     assert named == set(RULES["jobs.update"].holders)
 
 
-@pytest.mark.requirement("AUTH-2", "AUTH-1")
+@pytest.mark.requirement("AUTH-2", "AUTH-1", "JQ-6")
 async def test_the_ledger_lets_nobody_change_the_status_of_a_job_whose_role_may_not(gateway: Gateway):
     ledger, world = gateway.instance.ledger, await make_world(gateway, "mine")
     (queued,) = await ledger.submit(GATEWAY, [queue_job(new_id())])
@@ -376,7 +377,7 @@ def client_in(gateway: Gateway, role: Role, world: World) -> Client:
     return gateway.client(role, name=f"a {role}", job_id=world.own_job if role is Role.NLM_BACKEND else None)
 
 
-@pytest.mark.requirement("AUTH-2", "AUTH-3", "AUTH-4", "AUTH-7", "D9", "D43", "D44")
+@pytest.mark.requirement("AUTH-2", "AUTH-3", "AUTH-4", "AUTH-7", "D9", "D43", "D44", "AUTH-1")
 async def test_every_role_is_refused_what_no_rule_gives_it_and_nothing_changes(gateway: Gateway):
     world = await make_world(gateway, "mine")
     before = await everything(gateway)
@@ -457,7 +458,7 @@ async def test_several_roles_give_what_each_of_them_gives(gateway: Gateway):
     assert (await client.patch(f"/proposals/{world.pending}", json={"decision": "approve"})).status_code == 200
 
 
-@pytest.mark.requirement("AUTH-2", "OBS-1")
+@pytest.mark.requirement("AUTH-2")
 async def test_a_refusal_is_audited_with_its_rule_and_only_so_many_a_minute(gateway: Gateway):
     client = gateway.client("frontend", name="screen")
     answer = await client.get("/dlq", headers={"X-Correlation-ID": "look-1"})

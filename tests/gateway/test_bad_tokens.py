@@ -282,6 +282,7 @@ async def test_a_bad_token_is_refused_on_every_route_before_anything_else(door: 
     assert checked >= 10
 
 
+@pytest.mark.requirement("AUTH-5")
 async def test_no_token_scheme_but_bearer_and_no_token_in_the_address(door: Door):
     good = token()
     for headers in ({}, {"Authorization": f"Basic {good}"}, {"Authorization": good}, {"Cookie": f"token={good}"}):

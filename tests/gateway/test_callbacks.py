@@ -225,7 +225,7 @@ async def test_without_a_secret_no_callback_is_taken(tmp_path: Path):
         assert (await made.send(made.body(), secret=b"")).status_code == 401
 
 
-@pytest.mark.requirement("D26", "OBS-1")
+@pytest.mark.requirement("D26")
 async def test_senders_without_a_signature_add_one_actor_and_a_bounded_number_of_acts(callbacks: Callbacks):
     door = callbacks.door
     for number in range(UNAUTHENTICATED_PER_MINUTE_MAX + 5):

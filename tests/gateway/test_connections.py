@@ -137,7 +137,6 @@ def test_who_lingers_gives_way_first_then_who_has_waited_longest():
 # --- what is not believed --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("AUTH-5")
 async def test_headers_after_a_body_are_not_believed():
     seen: list[list[bytes]] = []
 

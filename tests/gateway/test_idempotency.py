@@ -131,7 +131,7 @@ async def test_a_run_is_replayed_also_when_its_agent_could_not_begin_another(gat
     assert other.status_code == 409
 
 
-@pytest.mark.requirement("D27", "DJ-11")
+@pytest.mark.requirement("D27", "DJ-21")
 @pytest.mark.parametrize("act", ["cancel", "requeue"])
 async def test_an_act_under_a_key_is_done_once_and_answered_as_the_first_time(gateway: Gateway, act: str):
     client = gateway.client("control-plane")
@@ -159,7 +159,7 @@ async def test_a_run_is_cancelled_once_under_a_key_and_a_second_wish_is_told_tha
         assert (late.status_code, late.json()["status_now"]) == (409, "failed")
 
 
-@pytest.mark.requirement("D27", "DJ-11")
+@pytest.mark.requirement("D27", "DJ-21")
 @pytest.mark.parametrize("kind", ["jobs", "runs"])
 async def test_a_wish_to_cancel_under_a_key_is_answered_as_the_first_time_also_after_the_grace(
     gateway: Gateway, kind: str
@@ -206,7 +206,7 @@ async def a_run(gateway: Gateway) -> JobId:
     return run_id
 
 
-@pytest.mark.requirement("D27", "DJ-12")
+@pytest.mark.requirement("D27", "DJ-12", "DJ-21")
 async def test_a_bulk_requeue_under_a_key_means_the_same_jobs_again(gateway: Gateway):
     client, wish = gateway.client("control-plane"), {"filter": {}, "limit": 1}
     jobs = [await dead_job(gateway), await dead_job(gateway)]

@@ -153,7 +153,7 @@ async def test_of_many_equal_proposals_at_once_one_waits_for_a_person(
     assert (await callers[1].post("/inbox/submit", json=wish)).json()["status"] == "processed"
 
 
-@pytest.mark.requirement("D51", "JQ-12")
+@pytest.mark.requirement("D51")
 async def test_an_entry_that_many_settle_at_once_makes_one_proposal_and_keeps_it_when_it_was_decided(gateway: Gateway):
     inbox, id_ = gateway.instance.inbox(IRYNA), JobId("inbox_2026-01-01_note")
     wished = await unsettled(gateway, id_, action="propose-note")
@@ -237,7 +237,7 @@ async def test_a_run_is_recorded_as_begun_by_what_its_entry_came_from(gateway: G
     assert shown["source"]["type"] == source
 
 
-@pytest.mark.requirement("RUN-9", "D24")
+@pytest.mark.requirement("D24")
 @pytest.mark.parametrize(
     "triggers, source, status",
     [
@@ -269,7 +269,7 @@ async def test_a_person_that_calls_its_entry_a_clocks_begins_a_run_by_hand(gatew
     assert (await client.get(f"/runs/{made['run_id']}/status")).json()["trigger"] == "manual"
 
 
-@pytest.mark.requirement("RUN-9", "JQ-12")
+@pytest.mark.requirement("D24", "D51")
 async def test_an_entry_that_waited_is_refused_when_its_agent_has_no_such_trigger_any_more(gateway: Gateway):
     put = gateway.instance.objects.put
     key = "agents/nightly/_agent.md"

@@ -206,7 +206,7 @@ async def test_dead_letters_are_listed_looked_at_and_requeued(gateway: Gateway):
     assert (await operator.get(f"/dlq/{jobs[1]}")).status_code == 404
 
 
-@pytest.mark.requirement("DJ-12", "JQ-4")
+@pytest.mark.requirement("DJ-12")
 async def test_dead_letters_of_every_lifecycle_are_in_one_list_page_by_page(gateway: Gateway):
     operator, made = gateway.client("control-plane"), list[str]()
     for make in (dead_job, dead_queue_job, dead_queue_job, dead_job, dead_job, dead_queue_job):
@@ -232,7 +232,7 @@ async def test_dead_letters_of_every_lifecycle_are_in_one_list_page_by_page(gate
         assert (await operator.get("/dlq", params=wrong)).status_code == 422, wrong
 
 
-@pytest.mark.requirement("DJ-12", "JQ-4")
+@pytest.mark.requirement("DJ-12")
 @pytest.mark.parametrize(
     "code, stage, reason, told",
     [
@@ -348,7 +348,7 @@ async def test_workers_are_shown_with_what_they_hold(gateway: Gateway):
     assert (worker["name"], worker["held"], worker["info"]) == ("worker@test", 1, {"types": ["work"]})
 
 
-@pytest.mark.requirement("D66", "JQ-11")
+@pytest.mark.requirement("D66")
 async def test_a_submit_over_http_takes_what_the_type_declares(gateway: Gateway):
     ledger, client = gateway.instance.ledger, gateway.client("submitter", name="ada")
     await ledger.declare_types(
@@ -390,7 +390,7 @@ async def test_an_operator_dead_letters_a_job_and_nobody_else_does(gateway: Gate
     }
 
 
-@pytest.mark.requirement("DJ-11", "DJ-15")
+@pytest.mark.requirement("DJ-15", "D19")
 async def test_who_asked_a_job_to_stop_is_told_also_when_it_succeeded_instead(gateway: Gateway):
     job_id = await job(gateway)
     lease, admin = await claimed(gateway), gateway.client("control-plane", name="olga")
@@ -408,7 +408,7 @@ async def test_who_asked_a_job_to_stop_is_told_also_when_it_succeeded_instead(ga
     assert (told["actor"], told["cause"]) == (ended["cancel_asked_by"], "wrong customer")
 
 
-@pytest.mark.requirement("DJ-11", "DJ-20")
+@pytest.mark.requirement("DJ-20", "DJ-15")
 async def test_why_a_job_shall_stop_and_what_it_made_are_told(gateway: Gateway):
     job_id = await job(gateway)
     lease, admin = await claimed(gateway), gateway.client("control-plane", name="olga")

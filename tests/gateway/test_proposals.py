@@ -200,7 +200,7 @@ async def test_a_memory_update_of_high_priority_waits_for_a_person(gateway: Gate
     assert gateway.instance.memory.read(VIOLIN).version == before + 1
 
 
-@pytest.mark.requirement("D22", "AUTH-6")
+@pytest.mark.requirement("D22", "D23")
 async def test_a_memory_update_for_an_older_version_fails_and_changes_no_memory(gateway: Gateway):
     client = gateway.client("orchestrator")
     answer = await client.post(f"/memory/{VIOLIN}/propose", json=memory_wish(expected_version=0))

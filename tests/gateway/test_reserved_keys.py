@@ -29,7 +29,7 @@ from trellis.storage.objects.store import OVERWRITE, PutCondition
 DEATH = DeadLetterReason(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.INPUT, last_error="no good")
 
 
-@pytest.mark.requirement("D27", "DJ-12")
+@pytest.mark.requirement("D27", "DJ-5")
 async def test_a_bulk_requeue_under_a_key_is_refused_with_another_body_also_at_the_same_moment(gateway: Gateway):
     client, jobs = gateway.client("control-plane"), [await dead_job(gateway) for _ in range(4)]
     wishes = [{"job_ids": [job_id]} for job_id in jobs]
@@ -42,7 +42,7 @@ async def test_a_bulk_requeue_under_a_key_is_refused_with_another_body_also_at_t
     assert len((await client.get("/dlq")).json()["items"]) == len(jobs) - 1
 
 
-@pytest.mark.requirement("D27", "DJ-12")
+@pytest.mark.requirement("D27", "DJ-5")
 async def test_a_repeated_bulk_requeue_takes_no_job_that_could_not_be_requeued_the_first_time(gateway: Gateway):
     client, dead, queued = gateway.client("control-plane"), await dead_job(gateway), await job(gateway)
     wish = {"job_ids": [dead, queued]}
@@ -55,7 +55,7 @@ async def test_a_repeated_bulk_requeue_takes_no_job_that_could_not_be_requeued_t
     assert len((await client.get("/dlq")).json()["items"]) == 1
 
 
-@pytest.mark.requirement("D27", "DJ-11", "DJ-12")
+@pytest.mark.requirement("D27", "DJ-5")
 @pytest.mark.parametrize("act", ["cancel", "requeue", "decide"])
 async def test_a_key_of_one_act_is_refused_for_another_job_also_at_the_same_moment(gateway: Gateway, act: str):
     client = gateway.client("control-plane", "owner", name="iryna")
@@ -73,7 +73,7 @@ async def test_a_key_of_one_act_is_refused_for_another_job_also_at_the_same_mome
     assert sum(versions) == len(things) * min(versions) + 1
 
 
-@pytest.mark.requirement("D27", "DJ-11")
+@pytest.mark.requirement("D27", "DJ-5")
 @pytest.mark.parametrize("kind", ["jobs", "runs"])
 @pytest.mark.parametrize("ends", ["cancelled", "otherwise"])
 async def test_a_wish_to_cancel_is_answered_alike_though_its_gateway_died_on_the_way(
@@ -105,7 +105,7 @@ async def test_a_wish_to_cancel_is_answered_alike_though_its_gateway_died_on_the
     assert other.json()["code"] == "IDEMPOTENCY_MISMATCH"
 
 
-@pytest.mark.requirement("D27", "DJ-11")
+@pytest.mark.requirement("D27", "DJ-21")
 async def test_a_wish_whose_gateway_died_before_the_ledger_took_it_is_taken_when_it_comes_again(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ):
@@ -129,7 +129,7 @@ async def job_of(gateway: Gateway, id_: str) -> Job:
     return found
 
 
-@pytest.mark.requirement("D27", "DJ-11")
+@pytest.mark.requirement("D27", "DJ-5")
 async def test_a_repeated_wish_does_not_reach_the_job_that_was_requeued_since(gateway: Gateway):
     client, ledger = gateway.client("control-plane"), gateway.instance.ledger
     id_ = await held(gateway, "jobs")

@@ -351,6 +351,7 @@ async def test_its_own_job_is_known_also_when_it_was_submitted_long_before(stand
     assert [data["jobId"] for data in told] == [mine, mine]
 
 
+@pytest.mark.requirement("AUTH-3")
 async def test_a_token_for_one_job_tells_of_that_job_alone(stand: Stand):
     first, second = await stand.jobs(2, by="mine")
     for role in (Role.SUBMITTER, Role.NLM_BACKEND):
@@ -366,6 +367,7 @@ async def test_asking_for_a_kind_one_may_not_read_is_refused_with_the_rule(stand
     assert b"runs.read" in answer.body
 
 
+@pytest.mark.requirement("AUTH-5")
 async def test_without_a_token_nothing_is_told(stand: Stand):
     async with stand.client(None) as client:
         assert (await client.get("/events/stream")).status_code == 401

@@ -304,7 +304,7 @@ def about(agent: str) -> tuple[tuple[str, str, Any], ...]:
     )
 
 
-@pytest.mark.requirement("D62", "AUTH-4")
+@pytest.mark.requirement("D62")
 async def test_a_token_for_one_agent_proposes_and_reads_nothing_of_another(gateway: Gateway):
     client = gateway.client(Role.AGENT_RUNTIME, agent=VIOLIN)
     assert (await client.post(f"/memory/{VIOLIN}/propose", json=CHANGE)).status_code == 202
@@ -315,7 +315,7 @@ async def test_a_token_for_one_agent_proposes_and_reads_nothing_of_another(gatew
     assert (await client.get(f"/memory/{VIOLIN}/read")).status_code == 200
 
 
-@pytest.mark.requirement("D62", "AUTH-4")
+@pytest.mark.requirement("D62")
 async def test_a_token_of_a_runtime_that_names_no_agent_reaches_none(gateway: Gateway):
     """`trellis token issue` makes no such token, but another issuer may."""
     unbound = issue(KEY, name="runtime", roles=[Role.AGENT_RUNTIME], ttl_s=600, now=time.time())

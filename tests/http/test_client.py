@@ -183,7 +183,7 @@ async def test_a_dead_letter_is_found_and_run_again(address: str, token: Token, 
             await client.jobs.requeue(job.job_id)
 
 
-@pytest.mark.requirement("JQ-12")
+@pytest.mark.requirement("D51")
 async def test_an_entry_of_the_inbox_makes_one_thing(address: str, token: Token):
     async with connect(gateway=address, token=token(Role.OWNER)) as client:
         taken = await client.inbox.submit("run", AGENT, {"topic": "bows"}, entry_id="inbox_1")

@@ -39,7 +39,7 @@ def test_jobs_are_submitted_listed_shown_and_ended(shell: Shell):
     assert "--concurrency-key" in shell("jobs", "--concurrency-key", "x", code=2)
 
 
-@pytest.mark.requirement("JQ-10", "D38")
+@pytest.mark.requirement("D38")
 def test_a_queue_job_is_submitted_shown_and_ended_through_a_gateway(shell: Shell):
     asked = ("RESEARCH", '{"query": "Who made it?"}', "--agent", AGENT, "--entity", "violin", "--key", "q")
     job_id = shell("submit", *asked).strip()

@@ -184,7 +184,6 @@ async def test_an_agent_whose_queue_is_full_is_passed_over(rig: Rig):
     assert await fired(rig, slug) == WAITING_MAX + 1
 
 
-@pytest.mark.requirement("RUN-9")
 @pytest.mark.parametrize(
     "cron, wrong", [("0 25 * * *", "its hour is '25'"), ("daily", "1 fields"), ("0 0 30 2 *", "such a day")]
 )

@@ -130,7 +130,6 @@ async def test_a_failure_is_called_back_with_the_same_patience_and_only_then_an_
 # -- to whom -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("AUTH-3")
 async def test_an_origin_that_may_be_asked_gets_no_token_no_artifact_and_no_callback(stand: Stand):
     async with gateway_on_loopback(FakeGateway(KEY, stand.clock)) as other:
         working = stand.backend(outgoing=(other.url,))

@@ -27,7 +27,7 @@ LOOPBACK = ServerOptions(host="127.0.0.1", port=0, drain_s=1)
 ROLES = frozenset({"orchestrator", "projector", "sweeper"})
 
 
-@pytest.mark.requirement("NLM-1", "NLM-2", "NLM-4", "NLM-9", "D42", "AUTH-3", "OBS-1", "OBS-6", "D35")
+@pytest.mark.requirement("NLM-1", "NLM-2", "NLM-4", "NLM-9", "D42", "OBS-1", "OBS-6", "D35")
 async def test_a_queue_job_becomes_a_finalized_artifact(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     url = f"sqlite:///{tmp_path / 'trellis.db'}"
     await (await open_ledger(url)).close()

@@ -8,6 +8,7 @@ from typing import Any
 from tests.research.rig import Nlm, Rig, accept_only, finish
 from trellis.research.backend_client import ExecutionRequest, ExecutionUnderWay
 from trellis.storage.memory.errors import MemoryUnavailable
+from trellis.storage.objects.store import StoreUnavailable
 
 CONTEXT, CALL, WRITE = "CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE"
 STAGES = (CONTEXT, CALL, WRITE)
@@ -49,6 +50,21 @@ async def held_in(rig: Rig, job_id: str, stage: str) -> AsyncGenerator[Gate]:
         yield gate
     finally:
         driver.assembly, driver.artifacts, rig.nlm.answer = assembly, artifacts, answer
+
+
+class Unreadable:
+    """An object store in which one prefix cannot be read."""
+
+    def __init__(self, behind: Any, prefix: str) -> None:
+        self._behind, self._prefix = behind, prefix
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._behind, name)
+
+    async def get(self, key: str, **named: Any) -> Any:
+        if key.startswith(self._prefix):
+            raise StoreUnavailable(verb="get", key=key, reason="permission denied")
+        return await self._behind.get(key, **named)
 
 
 class NoMemory:

@@ -137,7 +137,6 @@ async def test_a_context_is_read_by_the_backend_of_that_job_and_by_no_other(rig:
         assert (await rig.owner.get(missing)).status_code == 404
 
 
-@pytest.mark.requirement("D15")
 async def test_a_context_that_was_changed_after_it_was_recorded_is_given_to_nobody(rig: Rig):
     job_id = await rig.submit()
     await rig.work(job_id, "COMPLETE")

@@ -93,7 +93,7 @@ async def _done(client: GatewayClient, job_id: str) -> QueueJob:
     return job
 
 
-@pytest.mark.requirement("JQ-5", "JQ-10", "JQ-13", "D15", "D34")
+@pytest.mark.requirement("JQ-13", "D15", "D34")
 async def test_every_type_of_job_becomes_its_artifact(tmp_path: Path):
     async with chain(tmp_path, f"sqlite:///{tmp_path / 'ledger.db'}") as (instance, client):
         made = [await client.jobs.submit_for(VIOLIN, type_, payload) for type_, (payload, _) in JOBS.items()]
@@ -117,7 +117,7 @@ async def _stored_hash(instance: Instance, job: QueueJob) -> str:
     raise AssertionError("there is no artifact to read")
 
 
-@pytest.mark.requirement("JQ-5", "JQ-7")
+@pytest.mark.requirement("JQ-13")
 async def test_it_is_the_same_on_postgresql(tmp_path: Path, postgres_url: str):
     async with chain(tmp_path, postgres_url) as (_, client):
         made = await client.jobs.submit_for(VIOLIN, "RESEARCH", JOBS["RESEARCH"][0], entity_refs=["violin"])

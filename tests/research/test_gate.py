@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import VIOLIN
+from tests.research.holding import Unreadable
 from tests.research.rig import OTHER, QUESTION, Rig, accept_only
 from trellis.agents.definition import AgentStatus
 from trellis.app.wiring import new_id
@@ -16,7 +17,6 @@ from trellis.lifecycles import Role
 from trellis.research import orchestrator
 from trellis.research.requests import checked_request, new_queue_job
 from trellis.runs.orchestration import TriggerKind
-from trellis.storage.objects.store import StoreUnavailable
 
 GOOD: dict[str, Any] = {"job_type": "RESEARCH", "agent_slug": VIOLIN, "payload": QUESTION}
 RUN = "run_2026-01-01_080000_abc123"
@@ -111,7 +111,7 @@ async def test_what_breaks_after_acceptance_fails_in_context_assembly(rig: Rig):
 @pytest.mark.requirement("D10")
 async def test_an_agent_whose_file_cannot_be_read_keeps_no_other_agents_job_from_being_accepted(rig: Rig):
     driver = rig.orchestrator.driver
-    driver.assembly = replace(driver.assembly, objects=_Unreadable(driver.assembly.objects, f"agents/{OTHER}/"))
+    driver.assembly = replace(driver.assembly, objects=Unreadable(driver.assembly.objects, f"agents/{OTHER}/"))
     bad = [await rig.submit(agent_slug=OTHER) for _ in range(3)]
     good = await rig.submit()
     await rig.work(good, "COMPLETE")
@@ -133,22 +133,6 @@ async def _until_refused(rig: Rig, job_id: JobId) -> list[Event]:
     return (await rig.instance.ledger.events(job_id))[1:]
 
 
-class _Unreadable:
-    """An object store in which one prefix cannot be read."""
-
-    def __init__(self, behind: Any, prefix: str) -> None:
-        self._behind, self._prefix = behind, prefix
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._behind, name)
-
-    async def get(self, key: str, **named: Any) -> Any:
-        if key.startswith(self._prefix):
-            raise StoreUnavailable(verb="get", key=key, reason="permission denied")
-        return await self._behind.get(key, **named)
-
-
-@pytest.mark.requirement("D10")
 async def test_the_oldest_are_accepted_first_however_many_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(orchestrator, "ACCEPT_BATCH_MAX", 2)
     rig.orchestrator.claiming = False

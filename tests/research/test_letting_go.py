@@ -75,7 +75,7 @@ async def test_a_job_that_cannot_be_given_back_in_time_is_left_to_its_lease(rig:
         assert (await rig.work(job_id, "COMPLETE"))["attempt"] == 1, "that cost an attempt"
 
 
-@pytest.mark.requirement("D19")
+@pytest.mark.requirement("D60")
 async def test_whoever_ends_without_a_result_tells_the_backend(rig: Rig):
     for number, ends in enumerate((_cancelled_hard, _cancelled_softly, _too_late, _stopped_holder), 1):
         job_id = await rig.submit()
@@ -106,7 +106,7 @@ async def _stopped_holder(rig: Rig, _: str) -> None:
     await _drained(rig)
 
 
-@pytest.mark.requirement("D19")
+@pytest.mark.requirement("D60")
 async def test_the_backend_is_not_told_about_an_execution_that_has_ended_or_never_began(rig: Rig):
     for answer in (None, saying("RATE_LIMIT"), saying("VALIDATION_ERROR"), failing(RateLimited(detail="429"))):
         rig.nlm.answer = answer
@@ -116,7 +116,7 @@ async def test_the_backend_is_not_told_about_an_execution_that_has_ended_or_neve
     assert (len(rig.nlm.asked), rig.nlm.stopped) == (4, [])
 
 
-@pytest.mark.requirement("D19")
+@pytest.mark.requirement("D60")
 async def test_a_backend_that_cannot_be_told_changes_nothing(rig: Rig):
     async def broken(_: ExecutionRequest) -> None:
         raise BackendUnavailable(detail="down")
@@ -141,7 +141,7 @@ async def test_a_backend_that_cannot_be_told_changes_nothing(rig: Rig):
     await rig.work(await rig.submit(), "NOTEBOOKLM_CALL")
 
 
-@pytest.mark.requirement("D19", "D60")
+@pytest.mark.requirement("D60")
 @pytest.mark.parametrize(
     "status, wrong", [("202 Accepted", None), ("404 Not Found", None), ("503 Busy", BackendUnavailable)]
 )

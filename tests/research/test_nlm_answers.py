@@ -227,7 +227,7 @@ async def _with_result(nlm: Nlm, execution: ExecutionRequest) -> BackendFinished
     return BackendFinished(job_id=execution.job_id, epoch=execution.epoch, status="COMPLETE", **facts)
 
 
-@pytest.mark.requirement("JQ-5", "ART-4")
+@pytest.mark.requirement("ART-4")
 async def test_a_backend_that_answers_twice_has_one_effect(rig: Rig):
     async def twice(nlm: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay:
         staged, again = await nlm.stage(execution), await nlm.stage(execution)
@@ -256,7 +256,7 @@ MISMATCHES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.requirement("JQ-13", "JQ-9", "D8")
+@pytest.mark.requirement("JQ-13", "JQ-9", "D8", "D15")
 async def test_what_is_staged_and_what_is_announced_must_be_the_same(rig: Rig):
     announced = iter(MISMATCHES)
 

@@ -1,10 +1,11 @@
 """Backoffs, the end of attempts, the operator window: seen through the gateway, on a clock that is set."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from tests.research.holding import held_in
+from tests.research.holding import Unreadable, held_in
 from tests.research.rig import Rig, accept_only, failing, moment, saying, seconds_to_due
 from trellis.engine.errors import LedgerUnavailable
 from trellis.research import driver as driving
@@ -61,7 +62,7 @@ async def test_a_job_backs_off_three_times_then_fails_then_is_dead(rig: Rig, dra
     assert await rig.status(job_id) == "DEAD", "nothing leaves DEAD by itself"
 
 
-@pytest.mark.requirement("JQ-4", "D39", "D9")
+@pytest.mark.requirement("JQ-4", "D39", "D9", "JQ-3")
 async def test_a_person_with_the_right_requeues_from_failed_and_from_dead_with_fresh_attempts(rig: Rig):
     rig.nlm.answer = saying("VALIDATION_ERROR", "the query says nothing")
     job_id = await rig.submit()
@@ -171,6 +172,19 @@ async def test_a_memory_that_hangs_is_a_context_timeout_and_worth_another_attemp
         job = await rig.work(job_id, "RETRY_BACKOFF")
     assert job["error"] == "CONTEXT_TIMEOUT: CONTEXT_ASSEMBLY took more than 30 s"
     await rig.leap(15.0)
+    assert (await rig.work(job_id, "COMPLETE"))["attempt"] == 1
+
+
+@pytest.mark.requirement("JQ-9", "D8")
+async def test_a_store_that_fails_while_the_artifact_is_written_is_worth_another_attempt(rig: Rig):
+    driver = rig.orchestrator.driver
+    artifacts, job_id = driver.artifacts, await rig.submit()
+    driver.artifacts = replace(artifacts, objects=Unreadable(artifacts.objects, "projects/"))  # type: ignore[arg-type]
+    job = await rig.work(job_id, "RETRY_BACKOFF")
+    assert (await rig.events(job_id))[-1]["payload"]["from"] == "ARTIFACT_WRITE"
+    assert (job["error"].partition(":")[0], job["artifact_id"]) == ("ARTIFACT_WRITE_FAILED", None)
+    driver.artifacts = artifacts
+    await rig.leap(18.0)
     assert (await rig.work(job_id, "COMPLETE"))["attempt"] == 1
 
 

@@ -13,6 +13,7 @@ from trellis.agents.annotations import read_annotations
 from trellis.agents.definition import ContextOptions
 from trellis.agents.sources import read_sources
 from trellis.documents.errors import TargetRefused
+from trellis.documents.publisher import DocumentPublisher
 from trellis.documents.run_documents import sha256
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, Lease, RequestId
@@ -20,6 +21,7 @@ from trellis.lifecycles import Role
 from trellis.proposals import proposal as proposals
 from trellis.proposals.apply import LOST_MAX, ApplyEngine, ApplyOptions, ApplyReport, apply_until_settled
 from trellis.proposals.proposal import Proposal, ProposalContent, checked_target
+from trellis.runs.projector import Projector
 from trellis.storage.memory import MemoryRepository, ReadMode, open_memory
 from trellis.storage.objects.canonical_json import timestamp
 from trellis.storage.objects.open import open_objects
@@ -209,6 +211,33 @@ async def test_a_memory_update_becomes_one_commit_that_names_its_proposal(worksh
     assert "Voirin" in workshop.memory.read(SLUG, ReadMode.WIDE).content["facts.md"]
 
 
+@pytest.mark.requirement("OBS-1", "AUTH-6")
+async def test_a_commit_to_a_memory_has_one_audit_record_that_names_it(workshop: Workshop):
+    proposal = await workshop.approved("memory-update", "facts.md", remember("- The bow is by Voirin."))
+    assert await workshop.engine().run_once() == ApplyReport(applied=1)
+    (entry,) = workshop.memory.history(SLUG).entries
+    projector = Projector(
+        ledger=workshop.stand.ledger,
+        actor=Actor(role=Role.PROJECTOR, name="projector@test"),
+        publisher=DocumentPublisher(workshop.objects),
+        clock=workshop.stand.clock,
+    )
+    while (await projector.run_once()).events:
+        pass
+    await projector.release()
+    keys = [info.key for info in (await workshop.objects.list("audit/")).items]
+    records = [json.loads(await workshop.body(key) or b"") for key in keys]
+    (found,) = [one for one in records if (one.get("data") or {}).get("git_commit") == entry.commit]
+    told = {name: found[name] for name in ("event", "actor", "job_id", "from", "to")}
+    assert told == {
+        "event": "proposal.applied",
+        "actor": "apply-engine",
+        "job_id": proposal.id,
+        "from": "applying",
+        "to": "applied",
+    }
+
+
 @pytest.mark.requirement("D23")
 async def test_a_memory_that_moved_on_is_a_conflict(workshop: Workshop):
     await workshop.approved("memory-update", "facts.md", remember("- One."))
@@ -390,6 +419,7 @@ async def test_an_error_that_nobody_foresaw_ends_its_proposal_and_no_other(works
     assert await engine.run_once() == ApplyReport(), "it waits for a person"
 
 
+@pytest.mark.requirement("AUTH-6")
 @pytest.mark.parametrize(
     "action, target",
     [

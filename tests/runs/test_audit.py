@@ -143,7 +143,7 @@ async def test_a_dead_letter_with_its_last_holder_comes_back(stand: Stand):
     ]
 
 
-@pytest.mark.requirement("OBS-1", "DJ-11")
+@pytest.mark.requirement("OBS-1", "DJ-15")
 async def test_the_record_of_a_success_names_who_had_asked_the_job_to_stop(stand: Stand):
     await stand.ledger.submit(SUBMITTER, [NewJob(job_id=JobId("j"), type="work")])
     claim = Claim(claim_id=ClaimId("c"), types=(TypeClaim(type="work"),))

@@ -15,7 +15,19 @@ from tests.runs.test_projector import Press, press
 from trellis.documents import audit, audit_segments, ids
 from trellis.documents.audit_segments import find_audit
 from trellis.documents.publisher import DocumentPublisher
-from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, JobId, NewJob, Turn, TypeClaim
+from trellis.engine.admin_acts import this_node
+from trellis.engine.jobs import (
+    Actor,
+    Advance,
+    CancelMode,
+    Claim,
+    ClaimId,
+    JobId,
+    NewJob,
+    RequestId,
+    Turn,
+    TypeClaim,
+)
 from trellis.engine.records import Event
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
@@ -330,6 +342,28 @@ async def test_an_event_whose_segments_name_is_taken_gets_an_object_of_its_own(p
     await rebuild_objects(press.stand.ledger, press.store, Actor(role=Role.CONTROL_PLANE, name="admin"))
     assert len(await press.folder()) == 2, "its record is not made twice, and no alert is left"
     await recorded_once(press.stand, press.store)
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_a_requeue_has_one_record_with_who_from_where_and_to_where(press: Press):
+    ledger, admin = press.stand.ledger, Actor(role=Role.CONTROL_PLANE, name="olga@desk")
+    await ledger.submit(ORCHESTRATOR, [NewJob(job_id=JobId("q"), type="inbox", lifecycle="queue-job")])
+    await ledger.cancel(ORCHESTRATOR, JobId("q"), CancelMode.HARD, RequestId("c"), grace_s=0.0, cause="enough")
+    for _ in range(2):
+        await ledger.requeue(admin, [JobId("q")], RequestId("again"), limit=1, cause="after all")
+    await press.all(press.projector())
+    alone, _ = await record(press.store)
+    assert sorted(alone) == ["q-1", "q-2", "q-3"]
+    told = json.loads(alone["q-3"])
+    assert {name: told[name] for name in ("event", "actor", "job_id", "from", "to", "node")} == {
+        "event": "job_requeued",
+        "actor": "control-plane",
+        "job_id": "q",
+        "from": "FAILED",
+        "to": "QUEUED",
+        "node": this_node(),
+    }
+    assert (told["actor_name"], told["cause"]) == ("olga@desk", "after all")
 
 
 @pytest.mark.requirement("D35", "OBS-1")

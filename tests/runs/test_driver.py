@@ -81,7 +81,7 @@ async def test_a_failed_step_is_tried_again_after_one_two_and_four_seconds(stand
     assert await stand.state(run_id) == "completed"
 
 
-@pytest.mark.requirement("RUN-6", "RUN-7", "RUN-8", "D7")
+@pytest.mark.requirement("RUN-6", "RUN-7", "D7")
 @pytest.mark.parametrize(
     "error, tries, text",
     [

@@ -222,7 +222,7 @@ async def test_a_second_run_names_what_is_proposed_already_and_proposes_it_again
     assert no not in {one["id"] for one in told.get("already_proposed", ())}
 
 
-@pytest.mark.requirement("PIPE-11")
+@pytest.mark.requirement("PIPE-11", "OBS-7")
 async def test_what_a_file_already_says_is_not_proposed_again(garden: Garden, monkeypatch: pytest.MonkeyPatch):
     """A model that always wants the same note, as models do that keep no memory."""
     note = AgentDraft(
@@ -250,6 +250,7 @@ async def test_what_a_file_already_says_is_not_proposed_again(garden: Garden, mo
     second, _ = await garden.run(VIOLIN)
     (equal,) = (await garden.document(ids.manifest_key(VIOLIN, second)))["already_proposed"]
     assert equal == {"id": made, "status": "applied", "action": "propose-note", "target": "notes/bow.md"}
+    assert (await garden.document(ids.output_key(VIOLIN, second)))["proposals"] == []
 
 
 @pytest.mark.requirement("D63")

@@ -410,7 +410,7 @@ async def test_a_run_that_nobody_can_read_stops_no_other_agents_judgement(ward: 
     assert await ward.judged() == (SLUG,)
 
 
-@pytest.mark.requirement("D24", "OBS-1")
+@pytest.mark.requirement("D24")
 async def test_a_record_that_is_there_with_other_bytes_stops_no_other_agents_judgement(ward: Ward):
     runs = await ward.ran(FAILED, FAILED, FAILED)
     ended = (await ward.stand.events(runs[-1]))[-1]

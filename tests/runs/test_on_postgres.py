@@ -72,7 +72,7 @@ def services(ledger: Ledger, objects: ObjectStore, steps: Steps, name: str) -> l
     return [orchestrator, LeaseHeartbeat(holder=orchestrator, name="run-heartbeat"), projector]
 
 
-@pytest.mark.requirement("PIPE-3", "RUN-3", "OBS-1", "D14", "D16")
+@pytest.mark.requirement("PIPE-3", "OBS-1", "D14")
 async def test_two_orchestrators_finish_the_runs_of_several_agents(ledger: Ledger, tmp_path: Path):
     objects, steps = await open_objects(f"file://{tmp_path / 'objects'}"), Steps()
     held: dict[str, int] = {}

@@ -88,7 +88,7 @@ async def test_no_more_runs_than_the_global_limit_are_driven(stand: Stand):
     await ended(stand, *runs)
 
 
-@pytest.mark.requirement("D13", "D17")
+@pytest.mark.requirement("D17")
 async def test_a_run_that_was_only_requested_is_taken_up(stand: Stand):
     run = await stand.run_of(queued=False)
     one = orchestrator(stand)
@@ -253,7 +253,7 @@ async def test_a_drive_is_fenced_from_when_its_lease_was_asked_for_and_not_from_
     await asyncio.gather(driving.task, return_exceptions=True)
 
 
-@pytest.mark.requirement("D4", "D19")
+@pytest.mark.requirement("D4")
 async def test_a_wish_does_not_keep_a_drive_that_is_cut(stand: Stand):
     hold, one = Hold(stand), orchestrator(stand)
     run = await stand.run_of()
@@ -300,7 +300,7 @@ async def test_a_soft_cancel_that_comes_while_the_run_completes_is_too_late(
     assert await stand.state(run) == "completed"
 
 
-@pytest.mark.requirement("D4", "D19")
+@pytest.mark.requirement("D16")
 async def test_a_drive_is_cut_also_while_it_completes(stand: Stand, monkeypatch: pytest.MonkeyPatch):
     one = orchestrator(stand)
     last, run = LastStep(one, monkeypatch), await stand.run_of()

@@ -255,7 +255,7 @@ async def test_a_store_that_is_away_longer_than_work_is_kept_loses_no_record(pre
     assert await ledger.job(run_id) is None
 
 
-@pytest.mark.requirement("D14", "RUN-3")
+@pytest.mark.requirement("D14")
 async def test_a_job_whose_object_differs_is_set_aside_and_the_others_go_on(
     press: Press, caplog: pytest.LogCaptureFixture
 ):

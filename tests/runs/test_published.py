@@ -130,6 +130,7 @@ async def test_whoever_stops_waiting_is_forgotten(desk: Desk):
     assert not desk.ours._listening
 
 
+@pytest.mark.requirement("D13", "RUN-3")
 async def test_a_first_version_is_put_without_a_look_and_never_over_a_later_one(desk: Desk):
     await desk.other.publish([status(2)])
     assert await desk.ours.publish([status(1)]) == 0

@@ -310,7 +310,7 @@ async def test_nothing_is_rebuilt_beside_a_projector(press: Press):
             await rebuilding(press.stand.ledger, press.store, ADMIN)
 
 
-@pytest.mark.requirement("D14")
+@pytest.mark.requirement("AUTH-7")
 async def test_only_an_operator_rebuilds(press: Press, tmp_path: Path):
     await work(press.stand, 1)
     await published(press)

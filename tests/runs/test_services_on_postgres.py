@@ -36,7 +36,7 @@ async def objects(tmp_path: Path) -> AsyncGenerator[ObjectStore]:
     await opened.close()
 
 
-@pytest.mark.requirement("D24", "D19", "OBS-1")
+@pytest.mark.requirement("D24", "OBS-1")
 async def test_three_failed_runs_in_a_row_stop_the_agent(stand: Stand, objects: ObjectStore, tmp_path: Path):
     ward = Ward(stand, objects, tmp_path / "objects")
     await ward.write(agent_file(updated_at="2025-12-01T00:00:00Z"))

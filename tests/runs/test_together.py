@@ -200,7 +200,7 @@ async def test_a_slow_run_does_not_hold_up_what_others_publish(stand: Stand, tmp
     await objects.close()
 
 
-@pytest.mark.requirement("D14", "RUN-3")
+@pytest.mark.requirement("D14")
 async def test_a_run_that_cannot_be_published_is_tried_again_and_the_others_are_there(stand: Stand, tmp_path: Path):
     objects = await open_objects(f"file://{tmp_path / 'objects'}")
     store = Store(objects)

@@ -61,7 +61,7 @@ def caller(ledger: Ledger, app: App | None) -> Trellis:
     return Trellis(ledger, principal, clock=SystemClock(), new_id=new_id, app=app)
 
 
-@pytest.mark.requirement("DJ-4", "DJ-10", "DJ-16")
+@pytest.mark.requirement("DJ-10", "DJ-16")
 async def test_two_workers_bring_jobs_of_mixed_fate_to_their_ends(ledger: Ledger, url: str):
     app = App()
     executions: Counter[str] = Counter()
@@ -103,7 +103,7 @@ async def test_two_workers_bring_jobs_of_mixed_fate_to_their_ends(ledger: Ledger
     assert all(end.place is JobPlace.ENDED for end in ends)
 
 
-@pytest.mark.requirement("JQ-7", "D49")
+@pytest.mark.requirement("D49")
 async def test_jobs_of_one_key_never_overlap_and_all_are_done(ledger: Ledger):
     app = App()
     now: Counter[str] = Counter()
@@ -234,6 +234,27 @@ async def test_artifacts_that_a_handler_names_are_kept_by_the_attempt_that_succe
     assert await jobs[0].artifacts() == (ArtifactPointer(pointer="s3://bucket/2.pdf", name="report", size=2),)
     assert await jobs[1].artifacts() == (ArtifactPointer(pointer="file:///a"),)
     assert await jobs[2].artifacts() == (), "an address must say something"
+
+
+@pytest.mark.requirement("DJ-11")
+async def test_a_hard_cancel_ends_the_job_at_once_and_discards_what_its_handler_had_made(ledger: Ledger):
+    app, begun, go = App(testing=True), asyncio.Event(), asyncio.Event()
+
+    @app.job("report", lease_s=3.0)
+    async def report(ctx: Context) -> str:
+        ctx.artifact("s3://bucket/half.pdf")
+        begun.set()
+        await go.wait()
+        return "half"
+
+    job = await caller(ledger, app).submit("report")
+    async with make_worker(app, ledger, WorkerOptions()):
+        await begun.wait()
+        await job.cancel(mode="hard")
+        assert (await job.status()).state == "cancelled"
+        go.set()
+    assert await job.artifacts() == ()
+    assert await ledger.result(job.id) is None
 
 
 @pytest.mark.requirement("DJ-12", "DJ-18")

@@ -68,7 +68,7 @@ async def connect(stand: Stand, worker: Worker) -> None:
     await stand.until(lambda: not worker.turns._flying, step_s=0.5)
 
 
-@pytest.mark.requirement("D2", "D4", "DJ-7")
+@pytest.mark.requirement("D4")
 async def test_a_handler_is_told_at_the_moment_its_lease_is_over_by_its_own_clock(stand: Stand):
     held = Held()
     await stand.submit("t")
@@ -84,7 +84,7 @@ async def test_a_handler_is_told_at_the_moment_its_lease_is_over_by_its_own_cloc
         held.go.set()
 
 
-@pytest.mark.requirement("D4", "DJ-7")
+@pytest.mark.requirement("D4")
 async def test_a_handler_that_waits_to_be_stopped_comes_back_when_its_lease_is_over(stand: Stand):
     app, begun, back = App(), asyncio.Event(), list[float]()
     clock: FakeClock = stand.clock
@@ -139,7 +139,7 @@ async def test_what_a_handler_returns_after_it_was_told_is_not_the_jobs_result(s
     assert (await job.status()).attempts_spent == 0
 
 
-@pytest.mark.requirement("D31", "DJ-7")
+@pytest.mark.requirement("D31", "D2")
 async def test_a_handler_that_never_looked_keeps_its_result_where_the_ledger_forgave(stand: Stand):
     held = Held()
     job = await stand.submit("t")
@@ -152,7 +152,7 @@ async def test_a_handler_that_never_looked_keeps_its_result_where_the_ledger_for
     assert await job.result(timeout_s=0) == "done"
 
 
-@pytest.mark.requirement("DJ-7")
+@pytest.mark.requirement("D4")
 async def test_a_handler_on_a_thread_reads_that_its_lease_is_over(stand: Stand):
     app, begun, go, seen = App(), threading.Event(), threading.Event(), list[bool]()
 
@@ -177,7 +177,7 @@ async def test_a_handler_on_a_thread_reads_that_its_lease_is_over(stand: Stand):
     assert "job_released" in await stand.events(job)
 
 
-@pytest.mark.requirement("DJ-7")
+@pytest.mark.requirement("D2")
 async def test_what_a_batch_handler_did_before_it_looked_counts(stand: Stand):
     app, begun, go = App(), asyncio.Event(), asyncio.Event()
 

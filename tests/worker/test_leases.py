@@ -85,7 +85,7 @@ async def test_a_job_shorter_than_one_heartbeat_is_never_renewed(stand: Stand):
         gate.open.set()
 
 
-@pytest.mark.requirement("DJ-7", "DJ-21")
+@pytest.mark.requirement("DJ-7", "DJ-21", "DJ-16")
 async def test_a_worker_whose_lease_is_lost_stops_its_handler_and_its_outcome_is_dropped(stand: Stand):
     gate = Gate()
     seen: list[Any] = []
@@ -186,6 +186,7 @@ async def test_a_hard_cancel_ends_the_job_at_once_and_the_handler_with_the_next_
     assert (await stand.events(job))[-1] == "job_cancelled"
 
 
+@pytest.mark.requirement("D19")
 async def test_a_job_finished_before_the_cancel_was_heard_is_a_success_and_the_cancel_is_refused(stand: Stand):
     gate = Gate()
     job = await stand.submit("t")
@@ -203,7 +204,7 @@ def hears(worker: Worker) -> Callable[[], bool]:
     return lambda: all(held.cancel_requested for held in worker.holdings.jobs.values())
 
 
-@pytest.mark.requirement("DJ-11")
+@pytest.mark.requirement("D19")
 async def test_a_handler_that_never_noticed_a_soft_cancel_completes_with_its_result(stand: Stand):
     gate = Gate()
     job = await stand.submit("t")
@@ -338,6 +339,7 @@ async def test_after_an_outage_of_three_leases_no_running_job_is_run_again(stand
     assert "renew" in stand.faults.failed
 
 
+@pytest.mark.requirement("DJ-21")
 async def test_a_turn_whose_answer_was_lost_has_one_effect(stand: Stand):
     app = App()
     ran: list[int] = []
@@ -472,6 +474,7 @@ async def test_a_handler_past_its_timeout_is_cut_and_retried(stand: Stand):
     assert "no end after 5 s" in (event.cause or "")
 
 
+@pytest.mark.requirement("D4")
 async def test_a_failed_renewal_is_tried_again_at_half_of_what_is_left(stand: Stand):
     gate = Gate()
     job = await stand.submit("t")

@@ -190,7 +190,7 @@ async def test_signs_of_life_outlive_a_bus_that_is_away(rig: Rig):
         assert (await rig.result(order)).status is Status.SUCCEEDED
 
 
-@pytest.mark.requirement("DJ-7")
+@pytest.mark.requirement("D4")
 async def test_a_handler_is_told_when_its_lease_is_over_by_its_own_clock(rig: Rig):
     slow = Slow()
     async with rig.serving(slow.app):
@@ -207,7 +207,7 @@ async def test_a_handler_is_told_when_its_lease_is_over_by_its_own_clock(rig: Ri
     assert (result.status, result.error_code) == (Status.FAILED_RETRYABLE, "WORKER_UNAVAILABLE")
 
 
-@pytest.mark.requirement("DJ-7")
+@pytest.mark.requirement("D4")
 async def test_a_handler_that_waits_to_be_stopped_comes_back_when_its_lease_is_over(rig: Rig):
     app, begun, back = App(), asyncio.Event(), asyncio.Event()
 

@@ -97,7 +97,7 @@ def test_a_permanent_error_that_names_a_hard_reason_is_dead_lettered_at_once(cod
     assert decided.death.reason_code is code
 
 
-@pytest.mark.requirement("DJ-12", "DJ-18")
+@pytest.mark.requirement("DJ-12", "DJ-10")
 @pytest.mark.parametrize(
     "error,reason",
     [

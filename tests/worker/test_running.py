@@ -13,9 +13,10 @@ import pytest
 
 from tests.worker.conftest import Stand
 from trellis.engine.errors import JobDeadLettered, JobFailed, PermanentError, TransientError, ValidationError
-from trellis.engine.jobs import ReasonCode, Stage
+from trellis.engine.jobs import Actor, JobId, NewJob, ReasonCode, Stage
 from trellis.engine.records import JobFilter
 from trellis.engine.retry_policy import RETRY_BASE_S_DEFAULT, RetryPolicy
+from trellis.lifecycles import Role
 from trellis.worker.app import App
 from trellis.worker.context import Context, Item, SyncContext
 from trellis.worker.options import WorkerOptions
@@ -305,6 +306,26 @@ async def test_a_payload_that_does_not_fit_never_reaches_user_code(stand: Stand,
     assert says in letter.last_error
 
 
+@pytest.mark.requirement("DJ-18", "DJ-12", "DJ-19")
+async def test_a_payload_that_cannot_be_parsed_is_dead_lettered_at_once_with_a_complete_letter(stand: Stand):
+    app, ran = App(), list[str]()
+
+    @app.job("t")
+    async def handler(ctx: Context, doc: Document) -> None:
+        ran.append(ctx.job_id)
+
+    torn = NewJob(job_id=JobId("torn"), type="t", payload=b"{", max_attempts=5, correlation_id="order-7")
+    await stand.ledger.submit(Actor(role=Role.SUBMITTER, name="ada"), [torn])
+    await stand.run_until_idle(app)
+    assert ran == []
+    (letter,) = await stand.ledger.dead_letters(JobFilter(), limit=10)
+    assert (letter.job_id, letter.reason_code, letter.stage) == ("torn", ReasonCode.PARSE_ERROR, Stage.INPUT)
+    assert (letter.attempts, letter.last_owner, letter.correlation_id) == (1, "w1", "order-7")
+    assert letter.last_lease_expires_at is not None
+    assert letter.last_error
+
+
+@pytest.mark.requirement("DJ-12")
 async def test_a_result_that_cannot_be_stored_is_dead_lettered_at_the_output_stage(stand: Stand):
     app = App()
 

@@ -130,6 +130,13 @@ def trigger_refusal(lifecycle: Lifecycle, state: str, trigger: str, role: Role) 
     return f"it ended as {state}" if ended else f"{state} declares no {trigger}"
 
 
+def trigger_target(lifecycle: Lifecycle, state: str, trigger: str) -> str:
+    """The state that a cancel or requeue leads to from this state, or from others where this state declares none."""
+    declared = lifecycle.pull(state, trigger)
+    steps = [declared] if declared is not None else [t for t in lifecycle.transitions if t.trigger == trigger]
+    return steps[0].target if steps else trigger
+
+
 def advance_refusal(transition: Transition | None, role: Role, advance: Advance) -> str | None:
     """Why this role cannot make this step as a lease holder; None when it can. Independent of who holds the job."""
     if transition is None:

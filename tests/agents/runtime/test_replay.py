@@ -127,7 +127,7 @@ async def test_ids_of_tool_calls_are_numbered_whatever_the_provider_calls_them()
     assert len(output.tool_calls) == 4
 
 
-@pytest.mark.requirement("D7")
+@pytest.mark.requirement("PIPE-11")
 async def test_when_grounded_answers_are_down_the_error_comes_out_and_the_next_try_goes_on_there():
     stage = new_stage()
     works = stage.ask

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.artifacts.structuring.tasks import snapshot, task
-from trellis.artifacts.content import JobType, checked_content
+from trellis.artifacts.content import ARTIFACT_TYPE_OF_JOB_TYPE, JobType, checked_content
 from trellis.artifacts.drafts import StoredAnswer, build_prompt, draft
 from trellis.artifacts.drafts.phrases import SENTENCES, clipped
 from trellis.nlm import extractive
@@ -114,6 +114,7 @@ def test_any_input_makes_content_that_fits(
     answer = verify(answer_to(prompt.to_question(), said, own=own), prompt.corpus())
     answered = StoredAnswer.from_answer(answer)
     content = draft(made, prompt, answered)
+    assert content.type is ARTIFACT_TYPE_OF_JOB_TYPE[job_type]
     known = {source.ref: source.text for source in made.snapshot.sources}
     assert all(source.excerpt in known[source.ref] for source in content.sources)
     assert (

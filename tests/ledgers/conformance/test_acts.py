@@ -127,7 +127,6 @@ async def test_no_act_takes_the_id_of_an_event(rig: Rig):
 
 
 @pytest.mark.only("postgres")
-@pytest.mark.requirement("OBS-1")
 @pytest.mark.parametrize(
     "facts",
     [
@@ -168,7 +167,6 @@ async def test_acts_wait_until_they_are_published_and_then_for_retention(rig: Ri
     assert await ledger.acts() == []
 
 
-@pytest.mark.requirement("OBS-1")
 async def test_an_act_that_cannot_be_stored_is_refused_and_a_long_reason_is_cut(rig: Rig):
     for bad in (NewAct(event="", subject="x"), NewAct(event="x" * 101, subject="x"), NewAct(event="x", subject="")):
         with pytest.raises(OptionInvalid):

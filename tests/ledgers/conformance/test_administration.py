@@ -139,6 +139,7 @@ CASES = [
 ]
 
 
+@pytest.mark.requirement("AUTH-2")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.verb)
 async def test_a_role_that_may_not_administer_changes_nothing(rig: Rig, case: Case):
     await case.prepare(rig)

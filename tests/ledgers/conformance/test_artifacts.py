@@ -144,7 +144,7 @@ async def test_many_jobs_complete_with_their_artifacts_in_one_turn(rig: Rig):
     assert [await rig.state(one) for one in artifacts] == ["finalized"] * 3
 
 
-@pytest.mark.requirement("JQ-5", "D2")
+@pytest.mark.requirement("JQ-5", "DJ-21")
 async def test_a_completion_asked_again_after_a_lost_answer_finalizes_once(rig: Rig):
     lease = await rig.writing()
     artifact, other = await rig.artifact_of(lease.job_id), await rig.artifact_of(lease.job_id)
@@ -159,7 +159,7 @@ async def test_a_completion_asked_again_after_a_lost_answer_finalizes_once(rig: 
     assert await rig.complete(lease, artifact) == StepApplied(first.version, repeated=True)
 
 
-@pytest.mark.requirement("JQ-5", "D15")
+@pytest.mark.requirement("D15", "D2", "DJ-7")
 async def test_a_holder_that_lost_its_lease_finalizes_nothing(rig: Rig):
     zombie = await rig.writing()
     artifact = await rig.artifact_of(zombie.job_id)
@@ -172,7 +172,7 @@ async def test_a_holder_that_lost_its_lease_finalizes_nothing(rig: Rig):
     assert [await rig.snapshot(one) for one in (zombie.job_id, artifact)] == before
 
 
-@pytest.mark.requirement("D15", "ART-8", "D55")
+@pytest.mark.requirement("D15", "D55", "ART-7")
 async def test_nobody_finalizes_an_artifact_by_a_move(rig: Rig):
     lease = await rig.writing()
     artifact = await rig.artifact_of(lease.job_id)

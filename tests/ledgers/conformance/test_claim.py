@@ -111,6 +111,7 @@ async def test_a_claim_sees_its_own_types_only(rig: Rig):
     assert set(claimed_ids(await rig.claim(10, types=("b",)))) == set(b)
 
 
+@pytest.mark.requirement("DJ-6")
 async def test_each_type_has_its_own_lease(rig: Rig):
     await rig.submit(1, type="quick")
     await rig.submit(1, type="slow")
@@ -295,7 +296,7 @@ async def test_the_holder_learns_how_long_until_the_deadline(rig: Rig):
     assert (await rig.claim_one()).deadline_s is None
 
 
-@pytest.mark.requirement("D2", "DJ-2")
+@pytest.mark.requirement("D2")
 async def test_the_epoch_rises_at_every_claim_and_is_never_reset(rig: Rig):
     (job_id,) = await rig.submit(1, max_attempts=10)
     epochs = []
@@ -311,6 +312,7 @@ async def test_the_epoch_rises_at_every_claim_and_is_never_reset(rig: Rig):
     assert epochs == sorted(set(epochs))
 
 
+@pytest.mark.requirement("D3", "DJ-2")
 async def test_a_held_job_cannot_be_claimed_again(rig: Rig):
     await rig.running()
     assert await rig.claim(5, by=OTHER_WORKER) == []
@@ -318,6 +320,7 @@ async def test_a_held_job_cannot_be_claimed_again(rig: Rig):
     assert await rig.claim(5, by=OTHER_WORKER) == [], "only the sweep ends a lease"
 
 
+@pytest.mark.requirement("DJ-14", "D19")
 async def test_a_cancelled_job_is_not_handed_out(rig: Rig):
     job_id = await rig.submit_one()
     await rig.cancel(job_id, CancelMode.SOFT)

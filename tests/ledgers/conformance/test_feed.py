@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.ledgers.conformance.rig import SUBMITTER, WORKER, Rig, claimed_ids
+from tests.ledgers.conformance.rig import ADMIN, DEATH, SUBMITTER, WORKER, Rig, claimed_ids
 from trellis.engine.jobs import Advance, Claim, ClaimId, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event
@@ -74,7 +74,6 @@ async def test_an_empty_page_keeps_the_position(rig: Rig):
     assert (again.events, again.position) == ((), page.position)
 
 
-@pytest.mark.requirement("D6")
 async def test_a_filter_narrows_the_feed_to_a_lifecycle(rig: Rig):
     await rig.submit(3)
     run = await rig.submit_one(lifecycle="run")
@@ -83,7 +82,6 @@ async def test_a_filter_narrows_the_feed_to_a_lifecycle(rig: Rig):
     assert [event.job_id for event in events] == [run]
 
 
-@pytest.mark.requirement("D6")
 async def test_a_filter_narrows_the_feed_to_several_lifecycles(rig: Rig):
     await rig.submit(3)
     run = await rig.submit_one(lifecycle="run")
@@ -157,6 +155,40 @@ async def test_an_event_carries_every_field_of_the_document(rig: Rig):
     assert (event.role, event.actor, event.correlation_id) == (WORKER.role, WORKER.name, "c-1")
     assert (event.cause, event.data, event.version) == ("PermanentError: no", b'{"error": "no"}', 4)
     assert event.ts == await rig.ledger.now()
+
+
+@pytest.mark.requirement("DJ-13", "D5")
+async def test_every_step_has_its_own_event_type_and_signals_are_no_events(rig: Rig):
+    """The seven transitions and two signals of document 003, and the four transitions that D5 adds."""
+    done = await rig.running()
+    await rig.ledger.signal(done.lease, [("job_heartbeat", b"1")])
+    await rig.ledger.renew(WORKER, [done.lease])
+    await rig.pull(done, Trigger.COMPLETE)
+    undo = await rig.running(type="undo", compensates=done.lease.job_id)
+    await rig.pull(undo, Trigger.COMPLETE)
+    unlucky = await rig.running(max_attempts=9)
+    await rig.pull(unlucky, Trigger.RETRY)
+    await rig.claim_one()
+    await rig.lose_lease()
+    await rig.pull(await rig.claim_one(), Trigger.FAIL)
+    await rig.ledger.requeue(ADMIN, [unlucky.lease.job_id], rig.request(), limit=1, cause=None)
+    await rig.pull(await rig.claim_one(), "reject", death=DEATH)
+    await rig.cancel((await rig.running()).lease.job_id)
+    assert {(event.type, event.target) for event in await _read(rig.ledger)} == {
+        ("job_queued", "queued"),
+        ("job_claimed", "assigned"),
+        ("job_started", "running"),
+        ("job_succeeded", "succeeded"),
+        ("job_compensated", "succeeded"),
+        ("job_retry_scheduled", "queued"),
+        ("job_lease_expired", "queued"),
+        ("job_failed", "failed"),
+        ("job_requeued", "queued"),
+        ("job_dead_lettered", "dead_lettered"),
+        ("job_cancelled", "cancelled"),
+    }
+    signals = await rig.ledger.signals(done.lease.job_id, limit=10)
+    assert {signal.type for signal in signals} == {"job_heartbeat", "job_lease_renewed"}
 
 
 @pytest.mark.requirement("D6")

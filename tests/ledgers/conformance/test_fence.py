@@ -43,7 +43,7 @@ LOSSES = [_expired_and_reclaimed, _expired, _cancelled, _ended_and_requeued, _se
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("DJ-7", "D2", "DJ-21", "DJ-3")
+@pytest.mark.requirement("DJ-7", "D2", "DJ-21")
 @pytest.mark.parametrize("lose", LOSSES, ids=lambda lose: lose.__name__.strip("_"))
 async def test_every_write_of_a_holder_that_lost_its_lease_is_refused(
     rig: Rig, lose: Callable[[Rig, Claimed], Awaitable[None]]
@@ -155,7 +155,7 @@ async def test_one_epoch_settles_once(rig: Rig):
     assert await rig.state(second.lease.job_id) == "queued"
 
 
-@pytest.mark.requirement("DJ-7")
+@pytest.mark.requirement("DJ-7", "DJ-21")
 async def test_a_start_of_a_running_job_is_a_repeat_and_of_a_settled_one_is_lost(rig: Rig):
     job_id = await rig.submit_one()
     claimed = await rig.claim_one(start=False)

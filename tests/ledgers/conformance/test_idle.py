@@ -132,7 +132,6 @@ async def test_an_outage_that_follows_a_quiet_time_is_forgiven(rig: Rig):
     assert (await rig.job(job_id)).owner is not None
 
 
-@pytest.mark.requirement("D6")
 async def test_whoever_has_read_everything_reads_no_page_again(rig: Rig):
     await some_work(rig)
     page = await rig.ledger.feed(None, limit=100)
@@ -163,7 +162,6 @@ async def test_a_projector_of_an_idle_ledger_is_never_behind(rig: Rig, tmp_path:
 
 
 @pytest.mark.only("postgres")  # a position of SQLite's feed is an event
-@pytest.mark.requirement("D14")
 async def test_a_projector_moves_on_over_places_without_events(rig: Rig, tmp_path: Path):
     assert rig.admin_sql is not None
     clock = FakeClock(0.0)

@@ -167,7 +167,7 @@ async def test_every_exit_frees_the_slot_for_the_next(rig: Rig, leave, options):
     assert await rig.claim(5) == []
 
 
-@pytest.mark.requirement("D49", "JQ-7")
+@pytest.mark.requirement("D49")
 async def test_a_job_that_lost_its_lease_competes_fairly_for_its_slot(rig: Rig):
     held = await rig.running(concurrency_key="k", max_attempts=9, max_deaths=0)
     other = await rig.submit_one(concurrency_key="k")

@@ -42,7 +42,7 @@ APPLY = actor(Role.APPLY_ENGINE)
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("RUN-1", "DJ-15", "D17")
+@pytest.mark.requirement("RUN-1", "DJ-15")
 async def test_a_move_is_one_transition_with_its_event(rig: Rig):
     job_id = await rig.submit_one(lifecycle="run")
     moved = await rig.move(job_id, "queued", by=ORCHESTRATOR, cause="a slot is free", data=b'{"slot": 1}')
@@ -93,7 +93,7 @@ async def test_the_same_state_twice_is_a_no_op(rig: Rig, state: str):
     assert await rig.snapshot(job_id) == before
 
 
-@pytest.mark.requirement("BUS-6", "JQ-3", "JQ-4", "DJ-3")
+@pytest.mark.requirement("BUS-6")
 async def test_an_undeclared_step_is_refused_with_the_state_it_found(rig: Rig):
     job_id = await rig.submit_one(lifecycle="bus-job")
     await rig.drive(job_id, "SUCCEEDED")
@@ -127,7 +127,6 @@ async def test_an_unknown_job_is_not_found(rig: Rig):
     assert missing.value.data["job_id"] == "nobody"
 
 
-@pytest.mark.requirement("DJ-21")
 async def test_a_version_is_a_condition(rig: Rig):
     job_id = await rig.submit_one(lifecycle="proposal")
     stale = await rig.move(job_id, "approved", by=OWNER, version=7)

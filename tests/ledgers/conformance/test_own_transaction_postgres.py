@@ -65,7 +65,6 @@ async def test_a_submit_that_commits_late_is_not_passed_over_by_the_feed(rig: Ri
     assert sorted(event.job_id for event in seen) == sorted([late, *known, *early])
 
 
-@pytest.mark.requirement("DJ-5")
 async def test_a_submit_that_commits_is_a_job_like_any_other(rig: Rig, shell: asyncpg.Connection):
     job_id = await _ask(
         shell,

@@ -64,7 +64,7 @@ async def test_giving_back_a_bus_job_that_runs_by_now_does_not_cancel_it(rig: Ri
     assert await rig.state(held.lease.job_id) == "RUNNING"
 
 
-@pytest.mark.requirement("DJ-19", "D2")
+@pytest.mark.requirement("DJ-19")
 @pytest.mark.parametrize("options", [{}, {"cause": "at last"}, {"version": 2}, {"data": b"{}"}])
 async def test_a_start_after_the_lease_ran_out_is_refused(rig: Rig, options: dict):
     """Nobody has revoked the lease yet; still no user code may begin under one that is not alive."""
@@ -206,6 +206,7 @@ async def test_a_timer_that_ends_a_job_says_why_and_counts_as_exhausted(rig: Rig
     assert (event.target, event.cause) == ("FAILED", cause)
 
 
+@pytest.mark.requirement("DJ-20")
 @pytest.mark.parametrize("options", [{}, {"cause": "no use"}])
 async def test_only_a_success_has_a_result(rig: Rig, options: dict):
     held = await rig.running()
@@ -213,7 +214,7 @@ async def test_only_a_success_has_a_result(rig: Rig, options: dict):
     assert await rig.ledger.result(held.lease.job_id) is None
 
 
-@pytest.mark.requirement("DJ-11", "DJ-15", "D2")
+@pytest.mark.requirement("DJ-15", "D2", "D19")
 @pytest.mark.parametrize("how", ["let go", "start", "grace", "gone"])
 async def test_a_soft_cancel_that_is_carried_out_says_why_and_raises_the_epoch(rig: Rig, how: str):
     job_id = await rig.submit_one()

@@ -23,6 +23,7 @@ async def test_the_last_checkpoint_reaches_the_next_holder(rig: Rig):
     assert (await rig.claim_one()).checkpoint == b'{"page": 2}'
 
 
+@pytest.mark.requirement("D5")
 async def test_a_checkpoint_is_no_transition(rig: Rig):
     held = await rig.running()
     await rig.ledger.save_checkpoint(held.lease, b"1")
@@ -36,7 +37,6 @@ async def test_a_repeated_claim_brings_the_checkpoint_too(rig: Rig):
     assert (await rig.claim_one(claim_id="mine")).checkpoint == b"1"
 
 
-@pytest.mark.requirement("DJ-21")
 async def test_the_first_journal_entry_stays(rig: Rig):
     held = await rig.running()
     assert await rig.ledger.journal(held.lease, "charge", b'"first"') == b'"first"'
@@ -104,6 +104,7 @@ async def test_progress_of_a_heartbeat_shows_on_the_job(rig: Rig):
     assert (await rig.job(held.lease.job_id)).progress == b'{"done": 3}'
 
 
+@pytest.mark.requirement("DJ-13", "D5")
 async def test_signals_end_with_their_time_to_live(rig: Rig):
     held = await rig.running()
     await rig.ledger.signal(held.lease, [("job_log", b"1")])

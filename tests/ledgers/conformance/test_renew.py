@@ -86,7 +86,7 @@ async def test_the_wish_to_stop_comes_back_until_the_holder_settles(rig: Rig):
     assert await rig.ledger.renew(WORKER, [held.lease]) == [Renewed(cancel=True)]
     assert await rig.ledger.renew(WORKER, [held.lease]) == [Renewed(cancel=True)]
     assert (await rig.job(job_id)).cancel_requested
-    await rig.ledger.save_checkpoint(held.lease, b'"so far"')
+    assert isinstance(await rig.ledger.save_checkpoint(held.lease, b'"so far"'), StepApplied)
     assert isinstance(await rig.pull(held, "stop"), StepApplied)
     assert await rig.state(job_id) == "cancelled"
     assert (await rig.event_types(job_id))[-1] == "job_cancelled"
@@ -161,7 +161,7 @@ async def test_a_refused_renewal_leaves_no_signal(rig: Rig):
     assert await _renewals(rig, held.lease.job_id) == []
 
 
-@pytest.mark.requirement("D5")
+@pytest.mark.requirement("D5", "DJ-13")
 async def test_a_renewal_leaves_with_the_other_signals(rig: Rig):
     silent, busy = await rig.running(), await rig.running()
     await rig.ledger.renew(WORKER, [silent.lease, busy.lease])
@@ -174,7 +174,6 @@ async def test_a_renewal_leaves_with_the_other_signals(rig: Rig):
 
 
 @pytest.mark.only("postgres")
-@pytest.mark.requirement("D5")
 async def test_heartbeats_are_heap_only_updates(rig: Rig):
     """What they write is in no index: the tables do not grow with the age of the jobs."""
     assert rig.admin_sql is not None

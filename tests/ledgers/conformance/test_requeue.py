@@ -85,7 +85,7 @@ async def test_only_what_failed_can_be_requeued(rig: Rig, lifecycle: str):
             assert await rig.snapshot(job_id) == before
 
 
-@pytest.mark.requirement("D9", "JQ-4")
+@pytest.mark.requirement("D9")
 async def test_only_the_control_plane_may_requeue(rig: Rig):
     (job_id,) = await _dead(rig)
     before = await rig.snapshot(job_id)
@@ -171,7 +171,7 @@ async def test_a_filter_leaves_alone_what_cannot_be_requeued(rig: Rig):
     assert [await rig.state(job) for job in (cancelled, waiting)] == ["cancelled", "queued"]
 
 
-@pytest.mark.requirement("DJ-12")
+@pytest.mark.requirement("DJ-12", "DJ-21")
 async def test_the_same_filter_request_again_requeues_nothing_more(rig: Rig):
     jobs = await _dead(rig, 6)
     request = rig.request()
@@ -188,7 +188,7 @@ async def test_a_requeued_dead_letter_leaves_the_list(rig: Rig):
     assert [letter.job_id for letter in await rig.ledger.dead_letters(JobFilter(), limit=10)] == [jobs[2], jobs[0]]
 
 
-@pytest.mark.requirement("DJ-12", "D2")
+@pytest.mark.requirement("DJ-12")
 async def test_a_second_death_is_a_second_dead_letter_of_its_generation(rig: Rig):
     held = await rig.running()
     await rig.pull(held, "reject", death=DEATH)

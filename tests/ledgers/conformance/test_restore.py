@@ -320,7 +320,7 @@ async def test_only_who_may_puts_jobs_back(rig: Rig):
         await owner.restore(OWNER, before * (RESTORE_MAX + 1))
 
 
-@pytest.mark.requirement("D5", "D14")
+@pytest.mark.requirement("D14")
 async def test_a_soft_cancel_that_nobody_carried_out_does_not_come_back(rig: Rig):
     held = await rig.running()
     await rig.cancel(held.lease.job_id, CancelMode.SOFT)

@@ -37,7 +37,7 @@ async def _retain_all(rig: Rig, options: RetentionOptions) -> list[int]:
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("DJ-13", "D61")
+@pytest.mark.requirement("D61")
 async def test_ended_work_leaves_whole_when_its_time_is_over(rig: Rig):
     (job_id,) = await _finished(rig)
     await rig.advance(10 * DAY_S)
@@ -302,7 +302,7 @@ async def test_a_job_of_which_a_page_ended_in_the_middle_stays(rig: Rig):
     assert kept == 0
 
 
-@pytest.mark.requirement("OBS-1", "D61")
+@pytest.mark.requirement("D61")
 async def test_the_slowest_of_several_followers_counts_and_who_has_no_place_does_not(rig: Rig):
     await _finished(rig, 2)
     end = await rig.ledger.feed_end()
@@ -337,7 +337,7 @@ async def test_what_was_read_is_not_counted_as_removed_unread(rig: Rig):
     assert (report.jobs, report.unread) == (2, 0)
 
 
-@pytest.mark.requirement("OBS-1", "D61")
+@pytest.mark.requirement("D61")
 async def test_a_job_kept_for_its_key_and_ended_anew_is_kept_for_its_follower_too(rig: Rig):
     first = rig.new_job(idempotency_key="k", fingerprint=b"x")
     await rig.offer(first)

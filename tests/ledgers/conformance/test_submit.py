@@ -312,7 +312,7 @@ async def test_a_free_key_and_a_known_id_mean_the_job_when_the_request_is_the_sa
     assert len(await rig.ledger.events(JobId("one"))) == 1
 
 
-@pytest.mark.requirement("DJ-5", "D14")
+@pytest.mark.requirement("DJ-5")
 async def test_a_free_key_of_a_job_that_is_there_means_it_from_then_on_and_changes_no_record(rig: Rig):
     await rig.offer(_both(rig, "one", "k"))
     events = await rig.ledger.events(JobId("one"))

@@ -403,7 +403,7 @@ async def test_an_ignored_soft_cancel_becomes_hard_after_its_grace(rig: Rig):
     assert (await rig.last_event(job_id)).role is Role.SWEEPER
 
 
-@pytest.mark.requirement("DJ-11", "D19")
+@pytest.mark.requirement("D19")
 async def test_a_job_whose_worker_died_during_a_soft_cancel_ends_cancelled(rig: Rig):
     held = await rig.running(max_attempts=5)
     await rig.cancel(held.lease.job_id, CancelMode.SOFT, grace_s=60.0)
@@ -560,7 +560,7 @@ async def test_a_renewal_and_a_sweep_at_the_same_time_agree(rig: Rig):
         assert state == ("running" if isinstance(answer, Renewed) else "queued")
 
 
-@pytest.mark.requirement("D49", "DJ-2")
+@pytest.mark.requirement("D49")
 async def test_jobs_that_fall_due_together_are_claimed_oldest_first_with_a_key_or_without(rig: Rig):
     keys = (None, "a", None, "b")
     jobs = [await rig.submit_one(delay_s=5.0, concurrency_key=key) for key in keys]

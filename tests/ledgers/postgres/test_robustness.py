@@ -32,7 +32,6 @@ async def _sql(rig: Rig, statement: str, *arguments: object) -> list[tuple]:
     return await rig.admin_sql(statement, *arguments)
 
 
-@pytest.mark.requirement("DJ-8")
 async def test_a_job_that_cannot_be_swept_keeps_no_other_from_it(rig: Rig):
     bad = await rig.submit_one(deadline_s=1.0)
     good = await rig.submit_one(deadline_s=1.0)
@@ -243,7 +242,7 @@ async def test_a_connection_lost_while_a_ledger_is_opened_is_a_ledger_that_does_
     assert rig.ledger.url not in str(caught.value)
 
 
-@pytest.mark.requirement("D5")
+@pytest.mark.requirement("DJ-15")
 async def test_who_asked_for_a_cancel_of_an_earlier_generation_is_not_named_again(rig: Rig):
     held = await rig.running(max_attempts=1)
     await rig.cancel(held.lease.job_id, CancelMode.SOFT)

@@ -322,7 +322,7 @@ async def test_a_submitters_login_is_refused_what_operators_and_services_do(tena
     assert [row["outcome"] for row in requeue] in ([], ["actor"], ["undeclared"])
 
 
-@pytest.mark.requirement("D62", "OBS-1")
+@pytest.mark.requirement("D62")
 async def test_a_limited_gateway_gives_no_act_an_id_or_facts_and_sets_no_issuer(tenants: Tenants):
     admin = await asyncpg.connect(tenants.rival_url.replace(RIVAL, "postgres"))
     await admin.execute("INSERT INTO trellis.authority VALUES ($1, $2)", RIVAL, Role.GATEWAY.code)
@@ -394,7 +394,6 @@ async def test_requeue_says_nothing_of_anothers_job(tenants: Tenants):
     assert await tenants.rival.fetch("SELECT * FROM trellis.requeue($1, array[$2], 'r', 'x')", me, job_id) == []
 
 
-@pytest.mark.requirement("D6")
 async def test_a_login_that_holds_advisory_locks_stops_nobody(tenants: Tenants):
     job_id = await tenants.submit()
     no = await tenants.acme.fetchval("SELECT id FROM trellis.job WHERE job_id = $1", job_id)

@@ -220,6 +220,7 @@ async def test_lifecycles_of_a_newer_program_are_kept(path: Path, shell: Shell):
     assert shell.value("SELECT value FROM trellis_meta WHERE key = 'contract'") == schema.contract_hash()
 
 
+@pytest.mark.requirement("DJ-22")
 async def test_a_number_that_means_another_state_is_refused(path: Path, shell: Shell):
     shell.db.execute("INSERT INTO trellis_meta VALUES ('contract_loading', 1)")
     shell.db.execute("UPDATE trellis_state SET name = 'paused' WHERE id = 65")

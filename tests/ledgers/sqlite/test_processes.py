@@ -112,7 +112,7 @@ async def fill(url: str) -> None:
     await ledger.close()
 
 
-@pytest.mark.requirement("DJ-20", "DJ-4")
+@pytest.mark.requirement("DJ-4")
 @pytest.mark.parametrize("confirmed", [1, 40, 400])
 def test_what_was_confirmed_before_a_kill_is_there_and_whole(path: Path, confirmed: int):
     with program(SUBMIT, f"sqlite:///{path}") as process:

@@ -10,7 +10,7 @@ OTHER_ROLE = "trellis: transition not allowed for this role"
 NOT_ALONE = "trellis: an artifact is finalized only by the completion of its job"
 
 
-@pytest.mark.requirement("D55", "DJ-1", "D1")
+@pytest.mark.requirement("D55", "DJ-1", "D1", "JQ-2", "RUN-1", "BUS-1")
 @pytest.mark.parametrize("name", LIFECYCLES)
 def test_exactly_the_declared_steps_pass(shell: Shell, name: str):
     lifecycle = LIFECYCLES[name]

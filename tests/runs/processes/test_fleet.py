@@ -163,7 +163,7 @@ async def run_fleet(
         return {"runs": len(everything), "kills": kills, "claims": sum(claims.values()), "took_s": round(took_s, 1)}
 
 
-@pytest.mark.requirement("PIPE-3", "D16", "RUN-1")
+@pytest.mark.requirement("PIPE-3", "D16")
 async def test_twenty_runs_on_two_processes_that_are_killed(orchestrators: Nursery, tmp_path: Path, figures):
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     figures(
@@ -173,7 +173,7 @@ async def test_twenty_runs_on_two_processes_that_are_killed(orchestrators: Nurse
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
-@pytest.mark.requirement("PIPE-3", "D16", "RUN-1")
+@pytest.mark.requirement("PIPE-3", "D16")
 async def test_two_hundred_runs_of_twenty_agents_on_four_processes(
     orchestrators: Nursery, tmp_path: Path, ledger_url: str, figures
 ):

@@ -80,7 +80,7 @@ def test_meta_timeline_and_marker_are_in_the_same_commit(memory: MemoryRepositor
     )
 
 
-@pytest.mark.requirement("PIPE-11", "AUTH-6")
+@pytest.mark.requirement("PIPE-11")
 def test_a_proposal_applied_again_finds_its_commit(memory: MemoryRepository):
     first = applied(memory, append("facts.md", "- a"), proposal_id="p1")
     applied(memory, append("facts.md", "- b"), proposal_id="p2")

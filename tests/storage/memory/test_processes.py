@@ -47,7 +47,7 @@ def decisions(memory: MemoryRepository, agent: str) -> list[str]:
     return [line.removeprefix("- ") for item in items for line in item.text.split("\n") if line.startswith("- ")]
 
 
-@pytest.mark.requirement("D23", "PIPE-11", "AUTH-6")
+@pytest.mark.requirement("D23", "PIPE-11")
 @pytest.mark.parametrize("each", [10, pytest.param(50, marks=pytest.mark.prove)])
 def test_eight_processes_lose_no_update_and_apply_none_twice(memory: MemoryRepository, start, sound, each: int):
     agents = [f"agent-{number}" for number in range(4)]

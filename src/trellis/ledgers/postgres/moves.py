@@ -85,18 +85,17 @@ def moved_answer(job_id: str, row: PostgresRow, trigger: str, role: Role) -> Mov
     if outcome == "same":
         return Moved(job_id=JobId(job_id), source=source, target=source, version=row["version"], repeated=True)
     if outcome not in {"moved", "repeated"}:
-        declared, reason = lifecycle.pull(source, trigger), refusals.trigger_refusal(lifecycle, source, trigger, role)
-        return NotMoved(
-            job_id=JobId(job_id), state=source, target=declared.target if declared else trigger, reason=reason
-        )
-    target = lifecycle.state_of(row["target"])
+        target = refusals.trigger_target(lifecycle, source, trigger)
+        reason = refusals.trigger_refusal(lifecycle, source, trigger, role)
+        return NotMoved(job_id=JobId(job_id), state=source, target=target, reason=reason)
+    reached = lifecycle.state_of(row["target"])
     lease = None
-    if target.phase is Phase.HELD:
+    if reached.phase is Phase.HELD:
         lease = Lease(JobKey(row["id"]), Epoch(row["epoch"]), JobId(job_id), lifecycle.name)
     return Moved(
         job_id=JobId(job_id),
         source=source,
-        target=target.name,
+        target=reached.name,
         version=row["version"],
         lease=lease,
         repeated=outcome == "repeated",

@@ -269,9 +269,9 @@ def _lease(row: JobRow, epoch: int, job_id: JobId) -> Lease:
 
 
 def _not_pulled(row: JobRow, job_id: JobId, trigger: str, actor: Actor) -> NotMoved:
-    step, state = STEPS.get((row.lifecycle, row.state, trigger)), STATE_NAMES[row.lifecycle, row.state]
-    reason = refusals.trigger_refusal(BY_CODE[row.lifecycle], state, trigger, actor.role)
-    return _not_moved(row, job_id, step.target_name if step else trigger, reason)
+    lifecycle, state = BY_CODE[row.lifecycle], STATE_NAMES[row.lifecycle, row.state]
+    reason = refusals.trigger_refusal(lifecycle, state, trigger, actor.role)
+    return _not_moved(row, job_id, refusals.trigger_target(lifecycle, state, trigger), reason)
 
 
 def _not_moved(row: JobRow, job_id: JobId, target: str, reason: str) -> NotMoved:
