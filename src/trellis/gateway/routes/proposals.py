@@ -17,7 +17,7 @@ from trellis.engine.jobs import JobId, Moved, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed, reserve
+from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, etag, expected, is_known, page_document
 from trellis.http.shapes import ProposalDiff, ProposalShape
 from trellis.http_server.bodies import StrictRoute
@@ -139,7 +139,7 @@ async def decide(
         response.headers["ETag"] = etag(decided.version)
         return await _document(instance.ledger, proposal_id, version=decided.version)
     proposal = (await proposals.get_proposal_job(instance.ledger, proposal_id)).job_id
-    await reserve(instance, asked, proposal)
+    await asked.changed_before(instance.ledger)
     replayed = asked.key is not None and await asked.moved(instance.ledger, proposal)
     answer = await proposals.decide_proposal(
         instance.ledger,
@@ -149,6 +149,7 @@ async def decide(
         note=body.note,
         request_id=asked.request_id,
         version=version,
+        key=asked.change(proposal),
     )
     if isinstance(answer, NotMoved):
         document = await _document(instance.ledger, proposal_id)
@@ -180,11 +181,12 @@ async def apply(
     state, proposal = (await _document(instance.ledger, proposal_id))["status"], JobId(proposal_id)
     if approvals.job_id_of_inbox_id(proposal_id) is not None and state == "approved":
         return await _document(instance.ledger, proposal_id)
-    await reserve(instance, asked, proposal)
+    # The step that begins to apply a failed proposal again stores the key. Otherwise the engine's own steps follow.
+    await (asked.changed_before(instance.ledger) if state == FAILED else asked.take(instance.ledger, proposal))
     replayed = asked.key is not None and await asked.moved(instance.ledger, proposal)
     engine = instance.apply_engine()
     if state == FAILED and not replayed:
-        await engine.apply_again(proposal, asked.request_id)
+        await engine.apply_again(proposal, asked.request_id, key=asked.change(proposal))
     elif state in OPEN:
         await apply_until_settled(engine, SystemClock(), proposal, APPLY_PATIENCE_S)
     elif state != "applied" and not replayed:
@@ -256,7 +258,7 @@ async def _decide_held(
 ) -> Moved:
     """Decide about a held job; raises Problem, NotHeld, NoteTooShort."""
     document = await _held_document(instance.ledger, job_id)
-    await reserve(instance, asked, job_id)
+    await asked.changed_before(instance.ledger)
     if version is not None and document["version"] != version and not await asked.moved(instance.ledger, job_id):
         raise _other_version(document, version)
     return await approvals.decide(
@@ -267,6 +269,7 @@ async def _decide_held(
         note=body.note,
         request_id=asked.request_id,
         version=version,
+        key=asked.change(job_id),
     )
 
 
