@@ -22,9 +22,9 @@ from trellis.http_server.bodies import in_thread_if_large
 #
 # A key belongs to one caller at one route. The ledger stores it for at least 24 hours, in the transaction of the job that
 # the request creates or of the change that it makes (`engine.request_keys`). The answer follows from what the request
-# created or changed and not from its present state, so a repeated request gets the first answer. Two
-# routes answer with the present state instead, because a caller that repeats them wants to know it: POST /inbox/submit,
-# whose entry may have been pending, and POST /proposals/{id}/apply.
+# created or changed and not from its present state, so a repeated request gets the first answer. Two routes answer with
+# the present state instead, because a caller that repeats them wants to know it: POST /inbox/submit, whose entry may
+# have been pending, and POST /proposals/{id}/apply.
 
 HEADER = REPLAYED
 FINGERPRINT_CHARS = 16

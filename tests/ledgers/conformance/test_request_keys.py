@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import RetentionOptions
 from trellis.engine.request_keys import KEY_S_MIN
 
-Change = Callable[[Ledger, JobId, RequestKey], Awaitable[object]]
+Change = Callable[[Ledger, JobId, RequestKey], Awaitable[Any]]
 
 
 def key(fingerprint: bytes = b"f", name: str = "k", **options) -> RequestKey:
@@ -25,15 +26,15 @@ def request(of: RequestKey) -> RequestId:
     return RequestId(f"{of.key}:{of.fingerprint.hex()}")
 
 
-async def cancel(ledger: Ledger, job_id: JobId, of: RequestKey, mode: CancelMode = CancelMode.HARD) -> object:
+async def cancel(ledger: Ledger, job_id: JobId, of: RequestKey, mode: CancelMode = CancelMode.HARD) -> Any:
     return await ledger.cancel(ADMIN, job_id, mode, request(of), grace_s=30.0, cause=None, key=of)
 
 
-async def requeue(ledger: Ledger, job_id: JobId, of: RequestKey) -> object:
+async def requeue(ledger: Ledger, job_id: JobId, of: RequestKey) -> Any:
     return await ledger.requeue(ADMIN, [job_id], request(of), limit=1, cause=None, key=of)
 
 
-async def move(ledger: Ledger, job_id: JobId, of: RequestKey) -> object:
+async def move(ledger: Ledger, job_id: JobId, of: RequestKey) -> Any:
     return await ledger.move(
         ADMIN, Move(job_id=job_id, target="dead_lettered", request_id=request(of), death=DEATH, key=of)
     )

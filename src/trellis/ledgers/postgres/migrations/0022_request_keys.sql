@@ -4,7 +4,7 @@
 create table request_key (
   scope text collate "C" check (length(scope) <= 500), key text collate "C" check (length(key) <= 200), at timestamptz not null,
   fingerprint bytea not null check (length(fingerprint) <= 64), about text not null check (length(about) <= 200),
-  answer bytea check (length(answer) <= 1048576),
+  answer bytea check (length(answer) <= 4194304),
   primary key (scope, key)
 );
 create index request_key_at on request_key (at);

@@ -3,7 +3,7 @@
 CREATE TABLE trellis_request_key (
   scope TEXT NOT NULL CHECK (length(scope) <= 500), key TEXT NOT NULL CHECK (length(key) <= 200), at INTEGER NOT NULL,
   fingerprint BLOB NOT NULL CHECK (length(fingerprint) <= 64), about TEXT NOT NULL CHECK (length(about) <= 200),
-  answer BLOB CHECK (length(answer) <= 1048576),
+  answer BLOB CHECK (length(answer) <= 4194304),
   PRIMARY KEY (scope, key)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX trellis_request_key_age ON trellis_request_key (at);
