@@ -22,6 +22,7 @@ from trellis.engine.jobs import (
     NewJob,
     Renewed,
     RequestId,
+    RequestKey,
     StepApplied,
     Submitted,
     Turn,
@@ -336,7 +337,8 @@ def move(name: str, source: str, target: str, event: str) -> Verb:
     )
 
 
-def cancel(name: str, mode: CancelMode, *, held: bool) -> Verb:
+def cancel(name: str, mode: CancelMode, *, held: bool, keyed: bool = False) -> Verb:
+    """With a key the change and the key's row are one transaction of several exchanges."""
     soft = mode is CancelMode.SOFT and held
 
     async def arrange(rig: Rig) -> tuple[JobId, RequestId]:
@@ -345,7 +347,8 @@ def cancel(name: str, mode: CancelMode, *, held: bool) -> Verb:
         return job_id, rig.request()
 
     async def act(ledger: Ledger, case: tuple[JobId, RequestId]) -> Any:
-        return await ledger.cancel(ADMIN, case[0], mode, case[1], grace_s=30.0, cause="asked")
+        key = RequestKey(scope="s", key=case[1], fingerprint=b"f", about=case[0], given="k") if keyed else None
+        return await ledger.cancel(ADMIN, case[0], mode, case[1], grace_s=30.0, cause="asked", key=key)
 
     async def effects(rig: Rig, case: tuple[JobId, RequestId]) -> float:
         if soft:
@@ -354,11 +357,12 @@ def cancel(name: str, mode: CancelMode, *, held: bool) -> Verb:
 
     return Verb(
         name=name,
-        sql="from cancel(",
+        sql="COMMIT" if keyed else "from cancel(",
         arrange=arrange,
         act=act,
         effects=effects,
         accepts=lambda answer: isinstance(answer, CancelRequested if soft else Moved),
+        one_statement=not keyed,
     )
 
 
@@ -389,6 +393,7 @@ MOVES = (
     cancel("cancel_hard", CancelMode.HARD, held=True),
     cancel("cancel_soft", CancelMode.SOFT, held=True),
     cancel("cancel_waiting", CancelMode.SOFT, held=False),
+    cancel("cancel_soft_with_key", CancelMode.SOFT, held=True, keyed=True),
     Verb(
         name="requeue",
         sql="from requeue(",

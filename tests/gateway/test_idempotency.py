@@ -8,7 +8,7 @@ import pytest
 from tests.gateway.conftest import VIOLIN, Client, Gateway
 from tests.gateway.world import dead_job, everything, job, proposal
 from trellis.engine.jobs import Actor, Claim, ClaimId, JobId, Turn, TypeClaim
-from trellis.engine.records import JobFilter
+from trellis.engine.records import JobFilter, RetentionOptions
 from trellis.gateway.idempotency import HEADER
 from trellis.lifecycles import Role
 from trellis.runs.orchestration import TriggerKind
@@ -181,9 +181,11 @@ async def test_answers_to_wishes_are_kept_for_a_day_and_do_not_gather(gateway: G
     for day in range(4):
         await client.post(path, headers=keyed(f"press {day}"))
         gateway.clock.advance(24 * 3_600 - 1)
+        assert (await gateway.instance.ledger.retain(RetentionOptions())).keys == 0
         assert (await client.post(path, headers=keyed(f"press {day}"))).headers.get(HEADER) == "true"
         gateway.clock.advance(1)
-    assert len((await gateway.instance.objects.list("requests/")).items) == 2
+        assert (await gateway.instance.ledger.retain(RetentionOptions())).keys == 1
+    assert not (await gateway.instance.objects.list("requests/")).items
 
 
 async def held(gateway: Gateway, kind: str, lease_s: float = 900.0) -> str:

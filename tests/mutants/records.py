@@ -21,6 +21,7 @@ CANCELLED = f"{LEDGER}/test_parity.py::test_a_soft_cancel_that_is_carried_out_sa
 ASKED = f"{LEDGER}/test_cancel.py::test_the_event_of_a_cancel_says_who_asked_the_holder_to_stop"
 REJECTED = f"{LEDGER}/test_advance.py::test_a_rejected_job_leaves_a_complete_dead_letter"
 COMPENSATION = f"{LEDGER}/test_compensation.py"
+ONE_REQUEST = f"{LEDGER}/test_request_keys.py::test_of_different_requests_with_one_key_at_the_same_moment_one_is_made"
 STORIES = f"{LEDGER}/test_differential.py::test_both_ledgers_tell_the_same_stories"
 
 RULES: dict[str, Mutant] = {
@@ -76,6 +77,19 @@ RULES: dict[str, Mutant] = {
 }
 
 RECORDS: dict[str, Mutant] = {
+    # Two requests that change jobs share one idempotency key.
+    "DJ-11 sqlite key": Mutant(
+        file="ledgers/sqlite/request_keys.py",
+        old="return check_same_request(key, StoredRequest(",
+        new="return (lambda _, stored: stored)(key, StoredRequest(",
+        tests=(f"{ONE_REQUEST}[sqlite-cancel]",),
+    ),
+    "DJ-11 postgres key": Mutant(
+        file="ledgers/postgres/request_keys.py",
+        old="return check_same_request(key, StoredRequest(",
+        new="return (lambda _, stored: stored)(key, StoredRequest(",
+        tests=(f"{ONE_REQUEST}[postgres-cancel]",),
+    ),
     # A lost lease that opens the next attempt has no cause.
     "DJ-15 expired": Mutant(
         file=DECIDE,

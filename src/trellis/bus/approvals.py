@@ -26,7 +26,7 @@ from trellis.bus.topics import HELD_ACTION
 from trellis.documents.errors import NoteTooShort
 from trellis.documents.run_documents import timestamp
 from trellis.engine.errors import JobNotFound, NotAllowed
-from trellis.engine.jobs import Actor, JobId, Move, Moved, RequestId
+from trellis.engine.jobs import Actor, JobId, Move, Moved, RequestId, RequestKey
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter, JobPage, JobPlace
 from trellis.engine.text import storable
@@ -93,11 +93,12 @@ async def decide(
     request_id: RequestId,
     policy_hash: str | None = None,
     version: int | None = None,
+    key: RequestKey | None = None,
 ) -> Moved:
     """Record a person's decision about a held job. Repeating a request returns the first answer.
 
     With `policy_hash` or `version`, the decision applies only if the hold still has that value. Raises NotAllowed,
-    JobNotFound, NotHeld, PolicyDiffers, NoteTooShort.
+    JobNotFound, NotHeld, PolicyDiffers, NoteTooShort, IdempotencyMismatch.
     """
     if actor.role not in PEOPLE:
         raise NotAllowed(role=actor.role.value, action="decide about a held job", reason="a person does that")
@@ -123,6 +124,7 @@ async def decide(
         delay_s=0.0 if approve else None,
         cause=note and note[:CAUSE_CHARS_MAX],
         data=json.dumps({**bound, "note": note}, ensure_ascii=False).encode(),
+        key=key,
     )
     answer = await ledger.move(actor, move)
     if isinstance(answer, Moved):

@@ -4,6 +4,8 @@ A queued, assigned or running job ends at once, without a retry. Later writes of
 says who ended the job, for which of these reasons, and at which stage it was.
 """
 
+from functools import partial
+
 from trellis.engine.errors import JobNotFound, OptionInvalid
 from trellis.engine.jobs import (
     ERROR_CHARS_MAX,
@@ -15,6 +17,7 @@ from trellis.engine.jobs import (
     NotMoved,
     ReasonCode,
     RequestId,
+    RequestKey,
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job
@@ -45,27 +48,42 @@ def operator_reason_code(code: str) -> ReasonCode:
 
 
 async def dead_letter(
-    ledger: Ledger, actor: Actor, job_id: JobId, request_id: RequestId, *, reason_code: ReasonCode, reason: str
+    ledger: Ledger,
+    actor: Actor,
+    job_id: JobId,
+    request_id: RequestId,
+    *,
+    reason_code: ReasonCode,
+    reason: str,
+    key: RequestKey | None = None,
 ) -> Moved | NotMoved:
     """End a job with a dead letter.
 
-    Repeating the request id returns the same answer. Raises JobNotFound, OptionInvalid.
+    Repeating the request id returns the same answer. Raises JobNotFound, OptionInvalid, IdempotencyMismatch.
     """
     text = (storable(reason) or "").strip()[:ERROR_CHARS_MAX]
     if not text:
         raise OptionInvalid(option="reason", value=reason, expected="say why the job is dead-lettered")
     job = await _get_job(ledger, job_id)
-    answer = await _request_dead_letter(ledger, actor, job, request_id, reason_code, text)
+    request = partial(_request_dead_letter, ledger, actor, request_id=request_id, code=reason_code, text=text, key=key)
+    answer = await request(job)
     for _ in range(LOOKS_MAX - 1):
         now = await _get_job(ledger, job_id) if isinstance(answer, NotMoved) else job
         if now.version == job.version:
             break
-        job, answer = now, await _request_dead_letter(ledger, actor, now, request_id, reason_code, text)
+        job, answer = now, await request(now)
     return answer
 
 
 async def _request_dead_letter(
-    ledger: Ledger, actor: Actor, job: Job, request_id: RequestId, reason_code: ReasonCode, text: str
+    ledger: Ledger,
+    actor: Actor,
+    job: Job,
+    *,
+    request_id: RequestId,
+    code: ReasonCode,
+    text: str,
+    key: RequestKey | None,
 ) -> Moved | NotMoved:
     lifecycle = LIFECYCLES[job.lifecycle]
     targets = {one.target for one in lifecycle.transitions if one.trigger == Trigger.DEAD_LETTER}
@@ -79,7 +97,8 @@ async def _request_dead_letter(
         request_id=request_id,
         version=job.version,
         cause=text[:CAUSE_CHARS_MAX],
-        death=DeadLetterReason(reason_code=reason_code, stage=stage, last_error=text),
+        death=DeadLetterReason(reason_code=code, stage=stage, last_error=text),
+        key=key,
     )
     return await ledger.move(actor, move)
 

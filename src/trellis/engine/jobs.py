@@ -9,7 +9,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
@@ -366,6 +366,25 @@ class Renewed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RequestKey:
+    """The idempotency key of a request that changes existing jobs (see `request_keys`)."""
+
+    scope: str
+    key: str
+    fingerprint: bytes
+    about: str
+    """What the request is about: a job id, or a word for many jobs. Named to whoever uses the key for another request."""
+    given: str
+    """The key as the caller sent it, for messages."""
+    keeps_refusals: bool = False
+    """Store the answer of a requeue also when no job was requeued. Otherwise the repeated request tries again."""
+
+    def part(self, name: str) -> "RequestKey":
+        """The key of a further transaction of the same request."""
+        return replace(self, key=f"{self.key}:{name}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
     """A step by a role that holds no lease: validate, approve, deny, cancel, requeue, dead-letter, claim by id.
 
@@ -383,6 +402,8 @@ class Move:
     cause: str | None = None
     data: bytes | None = None
     death: DeadLetterReason | None = None
+    key: RequestKey | None = None
+    """The idempotency key of the request, stored with the step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -413,6 +434,8 @@ class CancelRequested:
 
     job_id: JobId
     state: str
+    version: int
+    repeated: bool = False
 
 
 # Reserved job ids: those the engine derives from the ids of other jobs, for retries (`.r1`), compensations (`.c`), jobs

@@ -33,6 +33,7 @@ from trellis.engine.jobs import (
     NotMoved,
     Renewed,
     RequestId,
+    RequestKey,
     StepApplied,
     Submitted,
     Subscription,
@@ -63,6 +64,7 @@ from trellis.engine.records import (
     UnpairedArtifact,
     WorkerRecord,
 )
+from trellis.engine.request_keys import StoredRequest
 
 
 class Ledger(Protocol):
@@ -111,14 +113,23 @@ class Ledger(Protocol):
     async def move(self, actor: Actor, move: Move) -> Moved | NotMoved:
         """Make one declared, unfenced transition for a role that holds no lease.
 
-        A move out of a held state revokes the lease (epoch + 1); a move into one grants a lease. Raises JobNotFound.
+        A move out of a held state revokes the lease (epoch + 1); a move into one grants a lease. Raises JobNotFound,
+        and IdempotencyMismatch when the move's key belongs to another request.
         """
         ...
 
     async def cancel(
-        self, actor: Actor, job_id: JobId, mode: CancelMode, request_id: RequestId, *, grace_s: float, cause: str | None
+        self,
+        actor: Actor,
+        job_id: JobId,
+        mode: CancelMode,
+        request_id: RequestId,
+        *,
+        grace_s: float,
+        cause: str | None,
+        key: RequestKey | None = None,
     ) -> Moved | NotMoved | CancelRequested:
-        """End a job that has not ended.
+        """End a job that has not ended. `key` is stored with the change; raises IdempotencyMismatch.
 
         A soft cancel of a held job flags the lease; the holder learns of it when it renews.
 
@@ -128,9 +139,31 @@ class Ledger(Protocol):
         ...
 
     async def requeue(
-        self, actor: Actor, jobs: Sequence[JobId] | JobFilter, request_id: RequestId, *, limit: int, cause: str | None
+        self,
+        actor: Actor,
+        jobs: Sequence[JobId] | JobFilter,
+        request_id: RequestId,
+        *,
+        limit: int,
+        cause: str | None,
+        key: RequestKey | None = None,
     ) -> list[Moved | NotMoved]:
-        """Start the next generation of failed and dead-lettered jobs. A filter takes at most `limit`, oldest first."""
+        """Start the next generation of failed and dead-lettered jobs. A filter takes at most `limit`, oldest first.
+
+        `key` is stored with the change; raises IdempotencyMismatch.
+        """
+        ...
+
+    async def take_request_key(self, key: RequestKey) -> StoredRequest | None:
+        """Store the key of a request whose effect is more than one call of the ledger, before its effect.
+
+        Returns what is stored under the key if the same request took it before; None if this call did. Raises
+        IdempotencyMismatch.
+        """
+        ...
+
+    async def store_request_answer(self, key: RequestKey, answer: bytes) -> None:
+        """Store the answer with a key that `take_request_key` stored. The first answer stays."""
         ...
 
     async def save_checkpoint(self, lease: Lease, body: bytes) -> StepApplied | LeaseLost:
@@ -408,6 +441,10 @@ class Ledger(Protocol):
 
     async def find_by_idempotency_key(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
         """The answer of an earlier submit to a submit with this idempotency key; None when the key is free."""
+        ...
+
+    async def find_request(self, key: RequestKey) -> StoredRequest | None:
+        """What is stored under the key of a change; None when the key is free. Raises IdempotencyMismatch."""
         ...
 
     async def ping(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from trellis.engine.errors import OptionInvalid
-from trellis.engine.jobs import Actor, JobId, Moved, NotMoved, ReasonCode, RequestId, Stage
+from trellis.engine.jobs import Actor, JobId, Moved, NotMoved, ReasonCode, RequestId, RequestKey, Stage
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import DeadLetter, Event, Job, JobFilter
 from trellis.lifecycles import LIFECYCLES, Phase
@@ -182,35 +182,51 @@ async def letter_of(ledger: Ledger, job: Job) -> DeadLetter | None:
 
 
 async def requeue_dead(
-    ledger: Ledger, actor: Actor, where: JobFilter, request_id: RequestId, *, limit: int, cause: str | None
+    ledger: Ledger,
+    actor: Actor,
+    where: JobFilter,
+    request_id: RequestId,
+    *,
+    limit: int,
+    cause: str | None,
+    key: RequestKey | None = None,
 ) -> list[Moved | NotMoved]:
     """Requeues the dead-lettered jobs that match a filter, oldest first per lifecycle, at most `limit` in total.
 
-    A repeated request id gives the answer for the same jobs.
+    A repeated request id gives the answer for the same jobs. Raises IdempotencyMismatch.
     """
     answers: list[Moved | NotMoved] = []
     if where.lifecycle in {None, LEASED_JOB.name}:
         leased = replace(where, lifecycle=LEASED_JOB.name, state=LEASED_DEAD)
-        answers += await ledger.requeue(actor, leased, request_id, limit=limit, cause=cause)
+        answers += await ledger.requeue(actor, leased, request_id, limit=limit, cause=cause, key=key)
+        key = None if key is None else key.part(QUEUE_JOB.name)
     if where.lifecycle in {None, QUEUE_JOB.name} and len(answers) < limit:
-        answers += await _requeue_queue(ledger, actor, where, request_id, limit=limit - len(answers), cause=cause)
+        rest = limit - len(answers)
+        answers += await _requeue_queue(ledger, actor, where, request_id, limit=rest, cause=cause, key=key)
     return answers
 
 
 async def _requeue_queue(
-    ledger: Ledger, actor: Actor, where: JobFilter, request_id: RequestId, *, limit: int, cause: str | None
+    ledger: Ledger,
+    actor: Actor,
+    where: JobFilter,
+    request_id: RequestId,
+    *,
+    limit: int,
+    cause: str | None,
+    key: RequestKey | None,
 ) -> list[Moved | NotMoved]:
     """Requeues queue jobs for `requeue_dead`. A filter by reason, unknown to the ledger, uses job ids."""
     again = RequestId(f"{request_id}:{QUEUE_JOB.name}")
     dead = replace(where, lifecycle=QUEUE_JOB.name, state=QUEUE_DEAD)
     if where.reason_code is None:
-        return await ledger.requeue(actor, dead, again, limit=limit, cause=cause)
+        return await ledger.requeue(actor, dead, again, limit=limit, cause=cause, key=key)
     # A repeated request is answered for the jobs it took before. The filter is then ignored.
     before = await ledger.requeue(actor, replace(dead, reason_code=None), again, limit=0, cause=cause)
     if before:
         return before
     meant = await _queue_jobs_of_filter(ledger, where, limit)
-    return await ledger.requeue(actor, meant, again, limit=limit, cause=cause) if meant else []
+    return await ledger.requeue(actor, meant, again, limit=limit, cause=cause, key=key)
 
 
 async def _queue_jobs_of_filter(ledger: Ledger, where: JobFilter, limit: int) -> list[JobId]:

@@ -33,6 +33,7 @@ from trellis.engine.jobs import (
     Move,
     Moved,
     RequestId,
+    RequestKey,
     StepApplied,
     Turn,
     TypeClaim,
@@ -135,14 +136,19 @@ class ApplyEngine:
         """No pause while there may be more."""
         return 0.0 if report.applied or report.failed else self.options.poll_s
 
-    async def apply_again(self, proposal: JobId, request_id: RequestId) -> str:
-        """Retry a failed proposal on a person's request. Returns its state afterwards. Raises NotAllowed."""
+    async def apply_again(self, proposal: JobId, request_id: RequestId, *, key: RequestKey | None = None) -> str:
+        """Retry a failed proposal on a person's request. Returns its state afterwards.
+
+        Raises NotAllowed, IdempotencyMismatch.
+        """
         permit_actor(self.actor, "memory.commit")
-        await self._again(proposal, request_id)
+        await self._again(proposal, request_id, key=key)
         job = await self.ledger.job(proposal)
         return "" if job is None else job.state
 
-    async def _again(self, proposal: JobId, request_id: RequestId, *, version: int | None = None) -> bool | None:
+    async def _again(
+        self, proposal: JobId, request_id: RequestId, *, version: int | None = None, key: RequestKey | None = None
+    ) -> bool | None:
         """Whether the proposal was applied; None if another engine took it first."""
         move = Move(
             job_id=proposal,
@@ -151,6 +157,7 @@ class ApplyEngine:
             version=version,
             lease_s=self.options.lease_s,
             heartbeat_s=self.options.heartbeat_s,
+            key=key,
         )
         answer = await self.ledger.move(self.actor, move)
         job = await self.ledger.job(proposal)

@@ -13,7 +13,7 @@ from trellis.documents.errors import DuplicateProposal, NoteTooShort, ProposalCo
 from trellis.documents.run_documents import Publication, encode, timestamp
 from trellis.engine import tracing
 from trellis.engine.errors import NotAllowed, QueueFull
-from trellis.engine.jobs import Actor, JobId, Mismatch, Move, Moved, NewJob, NotMoved, RequestId
+from trellis.engine.jobs import Actor, JobId, Mismatch, Move, Moved, NewJob, NotMoved, RequestId, RequestKey
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles import Role
@@ -306,6 +306,7 @@ async def decide_proposal(
     note: str | None,
     request_id: RequestId,
     version: int | None = None,
+    key: RequestKey | None = None,
 ) -> Moved | NotMoved:
     """Record a person's decision, on this version if one is given.
 
@@ -328,6 +329,7 @@ async def decide_proposal(
             version=version,
             data=data,
             cause=note and note[:200],
+            key=key,
         ),
     )
 

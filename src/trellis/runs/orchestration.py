@@ -33,6 +33,7 @@ from trellis.engine.jobs import (
     NewJob,
     NotMoved,
     RequestId,
+    RequestKey,
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -106,7 +107,15 @@ class OrchestrationLayer(Protocol):
         """The run's state; raises RunNotFound."""
         ...
 
-    async def cancel(self, run_id: JobId, *, mode: CancelMode, request_id: RequestId, cause: str | None) -> str:
+    async def cancel(
+        self,
+        run_id: JobId,
+        *,
+        mode: CancelMode,
+        request_id: RequestId,
+        cause: str | None,
+        key: RequestKey | None = None,
+    ) -> str:
         """Request cancellation. Returns the state after that, which for a soft cancel may still be `running`."""
         ...
 
@@ -263,17 +272,23 @@ class BuiltinLayer:
         position = waiting.index(run_id) if run_id in waiting else None
         return RunState(run_id=run_id, agent_slug=slug, status=job.state, steps_completed=done, position=position)
 
-    async def cancel(self, run_id: JobId, *, mode: CancelMode, request_id: RequestId, cause: str | None) -> str:
+    async def cancel(
+        self,
+        run_id: JobId,
+        *,
+        mode: CancelMode,
+        request_id: RequestId,
+        cause: str | None,
+        key: RequestKey | None = None,
+    ) -> str:
         """Whichever of cancel and complete reaches the ledger first wins."""
         await self.run_state(run_id)
         answer = await self.ledger.cancel(
-            self.orchestrator, run_id, mode, request_id, grace_s=self.cancel_grace_s, cause=cause
+            self.orchestrator, run_id, mode, request_id, grace_s=self.cancel_grace_s, cause=cause, key=key
         )
         match answer:
-            case Moved(target=state) | NotMoved(state=state):
+            case Moved(target=state) | NotMoved(state=state) | CancelRequested(state=state):
                 return state
-            case CancelRequested():
-                return "running"
 
     async def register_schedule(self, agent_slug: str, cron: str | None) -> None:
         """Store the schedule in the timetable, registered at the ledger's current time."""

@@ -48,7 +48,7 @@ async def test_a_cancel_does_what_the_lifecycle_declares_in_every_state(rig: Rig
             assert answer.target == CANCELLED.get(lifecycle, Trigger.CANCEL)
             assert await rig.snapshot(job_id) == before
         elif state.phase is Phase.HELD and mode is CancelMode.SOFT:
-            assert answer == CancelRequested(job_id=job_id, state=state.name)
+            assert answer == CancelRequested(job_id=job_id, state=state.name, version=before.events[-1].version)
             assert (await rig.job(job_id)).cancel_requested
             assert await rig.ledger.events(job_id) == list(before.events), "a wish is no transition"
         else:
@@ -237,7 +237,7 @@ async def test_a_job_that_shall_stop_is_not_started(rig: Rig):
     """No user code has run: the wish is carried out at the start, and the holder learns that the job is gone."""
     job_id = await rig.submit_one()
     claimed = await rig.claim_one(start=False)
-    assert await rig.cancel(job_id, CancelMode.SOFT) == CancelRequested(job_id=job_id, state="assigned")
+    assert await rig.cancel(job_id, CancelMode.SOFT) == CancelRequested(job_id=job_id, state="assigned", version=2)
     assert await rig.pull(claimed, Trigger.START, source="assigned") == LeaseLost(claimed.lease)
     job, event = await rig.job(job_id), await rig.last_event(job_id)
     assert (job.state, job.place) == ("cancelled", JobPlace.ENDED)

@@ -82,7 +82,7 @@ async def test_the_same_lease_twice_in_one_call_gets_two_answers(rig: Rig):
 async def test_the_wish_to_stop_comes_back_until_the_holder_settles(rig: Rig):
     held = await rig.running()
     job_id = held.lease.job_id
-    assert await rig.cancel(job_id, CancelMode.SOFT) == CancelRequested(job_id=job_id, state="running")
+    assert await rig.cancel(job_id, CancelMode.SOFT) == CancelRequested(job_id=job_id, state="running", version=3)
     assert await rig.ledger.renew(WORKER, [held.lease]) == [Renewed(cancel=True)]
     assert await rig.ledger.renew(WORKER, [held.lease]) == [Renewed(cancel=True)]
     assert (await rig.job(job_id)).cancel_requested

@@ -30,6 +30,7 @@ from trellis.engine.jobs import (
     Move,
     NewJob,
     RequestId,
+    RequestKey,
     Turn,
     TypeClaim,
     TypeOptions,
@@ -205,6 +206,22 @@ async def test_keys_of_two_logins_are_two_keys(tenants: Tenants):
     assert names == [f"db:{ACME}:user:order"]
 
 
+@pytest.mark.requirement("D62", "D27")
+async def test_request_keys_of_two_logins_and_the_application_are_three_keys(tenants: Tenants):
+    key = RequestKey(scope="s", key="k", fingerprint=b"app", about="job", given="k")
+    assert await tenants.ledger.take_request_key(key) is None
+    for login, fingerprint in ((tenants.acme, b"acme"), (tenants.rival, b"rival")):
+        take = "SELECT * FROM trellis.take_request_key('s', 'k', $1, 'job')"
+        assert await login.fetch(take, fingerprint) == []
+        await login.execute("SELECT trellis.store_request_answer('s', 'k', $1)", fingerprint)
+        stored = await login.fetchrow("SELECT fingerprint, answer FROM trellis.find_request_key('s', 'k')")
+        assert tuple(stored or ()) == (fingerprint, fingerprint)
+        assert await login.fetch("SELECT * FROM trellis.request_key") == []
+    found = await tenants.ledger.find_request(key)
+    assert found is not None
+    assert (found.fingerprint, found.answer) == (b"app", None)
+
+
 @pytest.mark.requirement("D62")
 async def test_a_rival_cannot_fill_the_key_that_a_login_waits_for(tenants: Tenants):
     await submitted(tenants.rival, concurrency_key="host")
@@ -282,6 +299,7 @@ CALLABLE = {
         "feed_places",
         "now",
     },
+    "keys of requests, its own": {"take_request_key", "find_request_key", "store_request_answer"},
     "what a policy asks": {"reads_all", "owns"},
 }
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from trellis.bus import approvals
 from trellis.engine.jobs import JobId
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed, reserve
+from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.gateway.routes.jobs import JobIdPath
 from trellis.http.shapes import JobShape
 from trellis.http_server.bodies import StrictRoute
@@ -45,7 +45,7 @@ async def approval(
     An approval is good for this job under the policy that held it: when the policy has changed before the job goes, it is held again.
     """
     job = await approvals.get_bus_job(instance.ledger, JobId(job_id))
-    await reserve(instance, asked, job.job_id)
+    await asked.changed_before(instance.ledger)
     answer = await approvals.decide(
         instance.ledger,
         caller.actor,
@@ -54,6 +54,7 @@ async def approval(
         note=body.note,
         request_id=asked.request_id,
         policy_hash=body.policy_hash,
+        key=asked.change(job.job_id),
     )
     instance.wake_bus()
     mark_replayed(response, replayed=answer.repeated)

@@ -5,6 +5,7 @@ no job waits for. Only the caller that finalizes a staged artifact can see it; f
 """
 
 import asyncio
+import json
 from typing import Annotated, Any
 
 import pydantic
@@ -16,7 +17,7 @@ from trellis.auth.ownership import within_scope
 from trellis.engine.errors import JobNotFound
 from trellis.engine.jobs import JOB_ID_PATTERN, JobId
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires, within_job_agent
-from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed, reserve, store_answer
+from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page
 from trellis.http.shapes import EXAMPLE_ARTIFACT, Artifact, ArtifactListed, ArtifactStaged, CleanedUpShape
 from trellis.http_server.bodies import LargeBodyRoute
@@ -94,7 +95,7 @@ async def stage(
     job = await instance.ledger.job(JobId(body.job_id))
     if job is None:
         raise JobNotFound(job_id=body.job_id)
-    await reserve(instance, asked, body.job_id)
+    await asked.take(instance.ledger, body.job_id)
     staged = await instance.artifacts.stage(caller.actor, body, job=job, epoch=body.epoch)
     response.status_code = 201 if staged.created else 200
     response.headers["Location"] = f"/artifacts/{staged.artifact_id}"
@@ -155,14 +156,15 @@ async def cleanup(
 
     Nobody can read them from then on. Their bytes are deleted right after that record is written, and not before.
     """
-    reservation = await reserve(instance, asked, WHOLE)
-    if reservation.answer is not None:
+    before = await asked.take(instance.ledger, WHOLE)
+    if before is not None:
         mark_replayed(response, replayed=True)
-        return reservation.answer
+        return json.loads(before)
     wish = body or CleanupAsked(older_than_days=None, limit=CLEANUP_DEFAULT)
     done = await api_for(instance, caller).artifacts.cleanup(
         older_than_days=wish.older_than_days, limit=wish.limit, dry_run=wish.dry_run
     )
     told = done.model_dump()
-    await store_answer(instance, asked, WHOLE, reservation, {"answer": told})
+    if (key := asked.change(WHOLE)) is not None:
+        await instance.ledger.store_request_answer(key, json.dumps(told).encode())
     return told

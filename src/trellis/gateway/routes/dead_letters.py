@@ -9,7 +9,7 @@ from trellis.documents.run_documents import timestamp
 from trellis.engine.jobs import JobId, Moved, NotMoved, ReasonCode
 from trellis.engine.records import DeadLetter, JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed, reserve, store_answer
+from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, LIMIT_MAX, Cursor, Limit, Page, page_document
 from trellis.http.shapes import DeadLetterShape, Requeued
 from trellis.http_server.bodies import StrictRoute
@@ -108,20 +108,17 @@ async def requeue(
     response: Response,
 ) -> dict[str, Any]:
     """Run dead-lettered jobs again; an operator's act. Those of one lifecycle are looked at in one transaction, each is answered for."""
-    reservation = await reserve(instance, asked, WHOLE)
-    if reservation.answer is not None:
-        mark_replayed(response, replayed=True)
-        return reservation.answer
     ledger, actor, many, why = instance.ledger, caller.actor, body.limit, body.reason
+    key, replayed = asked.change(WHOLE, keeps_refusals=True), await asked.changed_before(ledger)
     if body.filter is not None:
         where = body.filter.to_filter()
-        answers = await requeue_dead(ledger, actor, where, asked.request_id, limit=many, cause=why)
+        answers = await requeue_dead(ledger, actor, where, asked.request_id, limit=many, cause=why, key=key)
     else:
         chosen = [JobId(job_id) for job_id in body.job_ids or ()]
-        answers = await ledger.requeue(actor, chosen, asked.request_id, limit=many, cause=why)
-    told = {"items": [_answer(answer) for answer in answers]}
-    await store_answer(instance, asked, WHOLE, reservation, {"answer": told})
-    return told
+        answers = await ledger.requeue(actor, chosen, asked.request_id, limit=many, cause=why, key=key)
+    replayed = replayed or any(isinstance(answer, Moved) and answer.repeated for answer in answers)
+    mark_replayed(response, replayed=replayed)
+    return {"items": [_answer(answer) for answer in answers]}
 
 
 def _answer(answer: Moved | NotMoved) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Job, JobFilter, JobPlace, WorkerRecord
 from trellis.gateway.callers import Caller, InstanceOf, requires, within_job_agent
-from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, cancel_once, mark_replayed, reserve
+from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
 from trellis.gateway.nlm import RULE as NLM_RULE
 from trellis.gateway.nlm import list_nlm_jobs, nlm_job_events, show_nlm_job
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
@@ -364,25 +364,22 @@ async def cancel(
     stop = body or JobCancelRequest(mode=CancelMode.SOFT, reason=None)
     job = await _permitted_job(caller, "jobs.cancel", instance.ledger, job_id)
     actor = await canceller(caller.principal, instance.ledger, job)
-
-    async def act() -> dict[str, Any] | None:
-        answer = await instance.ledger.cancel(
-            actor,
-            job.job_id,
-            stop.mode,
-            asked.request_id,
-            grace_s=instance.settings.cancel_grace_s,
-            cause=stop.reason,
-        )
-        if isinstance(answer, NotMoved) and job.lifecycle == BUS_JOB.name:
-            again = await find_successor(instance.ledger, job, instance.topics)
-            answer = answer if again is None else replace(answer, reason=again.words)
-        return None if isinstance(answer, CancelRequested) else _after(job, answer, actor.role.value, response)
-
-    waits = short_document(job, job.state, job.version) if stop.mode is CancelMode.SOFT else None
-    told, replayed = await cancel_once(instance, asked, job, waits=waits, act=act)
-    mark_replayed(response, replayed=replayed)
-    return told
+    answer = await instance.ledger.cancel(
+        actor,
+        job.job_id,
+        stop.mode,
+        asked.request_id,
+        grace_s=instance.settings.cancel_grace_s,
+        cause=stop.reason,
+        key=asked.change(job.job_id),
+    )
+    if isinstance(answer, CancelRequested):
+        mark_replayed(response, replayed=answer.repeated)
+        return short_document(job, answer.state, answer.version)
+    if isinstance(answer, NotMoved) and job.lifecycle == BUS_JOB.name:
+        again = await find_successor(instance.ledger, job, instance.topics)
+        answer = answer if again is None else replace(answer, reason=again.words)
+    return _after(job, answer, actor.role.value, response)
 
 
 @router.post("/jobs/{job_id}/requeue", response_model=JobShape, responses=PROBLEMS)
@@ -396,16 +393,18 @@ async def requeue(
 ) -> dict[str, Any]:
     """Run a failed or dead-lettered job again, in its next generation; a job on a topic as a new, linked one. Only an operator may."""
     job = await _permitted_job(caller, "jobs.requeue", instance.ledger, job_id, among=LIFECYCLES)
-    await reserve(instance, asked, job.job_id)
     cause = None if body is None else body.reason
     if job.lifecycle == BUS_JOB.name:
+        await asked.take(instance.ledger, job.job_id)
         actor = acting_or_gateway(caller.actor, job.lifecycle)
         made = await requeue_as_new_job(instance.ledger, actor, job, instance.topics, asked.request_id, cause=cause)
         instance.wake_bus()
         mark_replayed(response, replayed=not made.created)
         response.headers["Location"] = f"/jobs/{made.job_id}"
         return {**short_document(job, BUS_JOB.initial.name, 1), "job_id": made.job_id}
-    (answer,) = await instance.ledger.requeue(caller.actor, [job.job_id], asked.request_id, limit=1, cause=cause)
+    (answer,) = await instance.ledger.requeue(
+        caller.actor, [job.job_id], asked.request_id, limit=1, cause=cause, key=asked.change(job.job_id)
+    )
     return _after(job, answer, caller.actor.role.value, response)
 
 
@@ -421,9 +420,15 @@ async def bury(
     """End a job that has not ended with a dead letter, without a retry. An operator's act."""
     job = await _permitted_job(caller, "jobs.dead-letter", instance.ledger, job_id)
     code = operator_reason_code(body.reason_code)
-    await reserve(instance, asked, job.job_id)
+    await asked.changed_before(instance.ledger)
     answer = await dead_letter(
-        instance.ledger, caller.actor, job.job_id, asked.request_id, reason_code=code, reason=body.reason
+        instance.ledger,
+        caller.actor,
+        job.job_id,
+        asked.request_id,
+        reason_code=code,
+        reason=body.reason,
+        key=asked.change(job.job_id),
     )
     return _after(job, answer, caller.actor.role.value, response)
 

@@ -12,7 +12,7 @@ from trellis.app.wiring import SystemClock
 from trellis.bus import approvals
 from trellis.engine.jobs import JobId, Moved, NotMoved
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
-from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed, reserve
+from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, etag, expected, is_known
 from trellis.http.shapes import ProposalDiff, ProposalShape
 from trellis.http_server.bodies import StrictRoute
@@ -120,7 +120,7 @@ async def decide(
         response.headers["ETag"] = etag(decided.version)
         return await proposal_document(instance.ledger, proposal_id, version=decided.version)
     proposal = (await proposals.get_proposal_job(instance.ledger, proposal_id)).job_id
-    await reserve(instance, asked, proposal)
+    await asked.changed_before(instance.ledger)
     replayed = asked.key is not None and await asked.moved(instance.ledger, proposal)
     answer = await proposals.decide_proposal(
         instance.ledger,
@@ -130,6 +130,7 @@ async def decide(
         note=body.note,
         request_id=asked.request_id,
         version=version,
+        key=asked.change(proposal),
     )
     if isinstance(answer, NotMoved):
         document = await proposal_document(instance.ledger, proposal_id)
@@ -161,11 +162,12 @@ async def apply(
     state, proposal = (await proposal_document(instance.ledger, proposal_id))["status"], JobId(proposal_id)
     if approvals.job_id_of_inbox_id(proposal_id) is not None and state == "approved":
         return await proposal_document(instance.ledger, proposal_id)
-    await reserve(instance, asked, proposal)
+    # The step that begins to apply a failed proposal again stores the key. Otherwise the engine's own steps follow.
+    await (asked.changed_before(instance.ledger) if state == FAILED else asked.take(instance.ledger, proposal))
     replayed = asked.key is not None and await asked.moved(instance.ledger, proposal)
     engine = instance.apply_engine()
     if state == FAILED and not replayed:
-        await engine.apply_again(proposal, asked.request_id)
+        await engine.apply_again(proposal, asked.request_id, key=asked.change(proposal))
     elif state in OPEN:
         await apply_until_settled(engine, SystemClock(), proposal, APPLY_PATIENCE_S)
     elif state != "applied" and not replayed:
@@ -192,7 +194,7 @@ async def _decide_held(
 ) -> Moved:
     """Decide about a held job; raises Problem, NotHeld, NoteTooShort."""
     document = await proposal_document(instance.ledger, approvals.inbox_id(job_id))
-    await reserve(instance, asked, job_id)
+    await asked.changed_before(instance.ledger)
     if version is not None and document["version"] != version and not await asked.moved(instance.ledger, job_id):
         raise _other_version(document, version)
     return await approvals.decide(
@@ -203,6 +205,7 @@ async def _decide_held(
         note=body.note,
         request_id=asked.request_id,
         version=version,
+        key=asked.change(job_id),
     )
 
 

@@ -23,7 +23,7 @@ from trellis.engine.jobs import CORRELATION_PATTERN, Actor, CancelMode, JobId
 from trellis.engine.recent_entries import LruCache
 from trellis.engine.records import JobFilter, JobPlace
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import IdempotentRequestOf, cancel_once, mark_replayed
+from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, etag, is_known, page_document
 from trellis.http.shapes import EXAMPLE_RUN, Begun, RunListed, RunManifest, RunStatus, StepFile, Stopped
 from trellis.http_server.bodies import StrictRoute
@@ -211,20 +211,11 @@ async def cancel(
     """Ask for the end of a run. What has ended stays as it is: 409 with its state."""
     stop = body or RunCancelRequest(mode=CancelMode.SOFT, reason=None)
     found = await find_run(instance.ledger, run_id)
-    job = await instance.ledger.job(found)
-    if job is None:
-        raise RunNotFound(run_id=run_id)
-    moved_before = await asked.moved(instance.ledger, found)
-
-    async def act() -> dict[str, Any] | None:
-        state = await instance.layer.cancel(found, mode=stop.mode, request_id=asked.request_id, cause=stop.reason)
-        if state not in ENDED:
-            return None
-        if not await asked.moved(instance.ledger, found):
-            raise Problem("INVALID_TRANSITION", f"Run {found} has ended: it is {state}.", status_now=state)
-        return {"run_id": found, "status": state}
-
-    waits = {"run_id": found, "status": job.state} if stop.mode is CancelMode.SOFT else None
-    told, replayed = await cancel_once(instance, asked, job, waits=waits, act=act)
-    mark_replayed(response, replayed=replayed or moved_before)
-    return told
+    replayed = await asked.changed_before(instance.ledger) or await asked.moved(instance.ledger, found)
+    state = await instance.layer.cancel(
+        found, mode=stop.mode, request_id=asked.request_id, cause=stop.reason, key=asked.change(found)
+    )
+    if state in ENDED and not await asked.moved(instance.ledger, found):
+        raise Problem("INVALID_TRANSITION", f"Run {found} has ended: it is {state}.", status_now=state)
+    mark_replayed(response, replayed=replayed)
+    return {"run_id": found, "status": state}

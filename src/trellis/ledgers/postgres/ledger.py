@@ -14,7 +14,6 @@ from trellis.auth.principals import check_held_limit, require, require_home_issu
 from trellis.engine.admin_acts import AdminAct, NewAct, checked_act, reason, this_node
 from trellis.engine.batches import Batcher, SingleFlight
 from trellis.engine.errors import (
-    JobNotFound,
     LedgerNotMigrated,
     LedgerUnavailable,
     NotAllowed,
@@ -40,6 +39,7 @@ from trellis.engine.jobs import (
     NotMoved,
     Renewed,
     RequestId,
+    RequestKey,
     StepApplied,
     Submitted,
     Subscription,
@@ -49,13 +49,13 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.outage_log import Failures
 from trellis.engine.records import JobFilter, JobToRestore, RetentionOptions, RetentionReport, SweepOptions, SweepReport
+from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, StoredRequest
 from trellis.engine.text import storable
-from trellis.ledgers.postgres import moves, restore, rows, submit
+from trellis.ledgers.postgres import moves, request_keys, restore, rows, submit
 from trellis.ledgers.postgres import turn as turns
 from trellis.ledgers.postgres.connection import APPLICATION_NAME, PostgresConnection, PostgresRow, check_url
 from trellis.ledgers.postgres.lanes import LaneOptions, PostgresLane
 from trellis.ledgers.postgres.migrate import schema_version, stored_version
-from trellis.ledgers.postgres.moves import requeue
 from trellis.ledgers.postgres.notifier import PostgresNotifier
 from trellis.ledgers.postgres.reads import PostgresReads, lifecycle_named
 from trellis.ledgers.refusals import check_annotation, check_declared, check_signals
@@ -319,6 +319,12 @@ class PostgresLedger(PostgresReads):
 
     async def move(self, actor: Actor, move: Move) -> Moved | NotMoved:
         asked = moves.move_arguments(await self._actor(actor), move)
+        if move.key is not None:
+            answer = await self._move_lane.call(
+                "move", move.request_id, lambda c, _: moves.move_with_key(c, move, asked, actor.role)
+            )
+            self._notifier.notify()
+            return answer
         try:
             row = await self._moves.put((move, asked))
         except OutcomeUnknown as error:  # unknown for the whole batch; this caller repeats its own call
@@ -331,44 +337,54 @@ class PostgresLedger(PostgresReads):
         return await self._move_lane.call("move", f"{len(told)} moves", lambda c, _: moves.run_moves(c, told))
 
     async def cancel(
-        self, actor: Actor, job_id: JobId, mode: CancelMode, request_id: RequestId, *, grace_s: float, cause: str | None
+        self,
+        actor: Actor,
+        job_id: JobId,
+        mode: CancelMode,
+        request_id: RequestId,
+        *,
+        grace_s: float,
+        cause: str | None,
+        key: RequestKey | None = None,
     ) -> Moved | NotMoved | CancelRequested:
-        number = await self._actor(actor)
-        rows = await self._admin_lane.call(
+        asked = (await self._actor(actor), job_id, mode is CancelMode.SOFT, request_id, grace_s, storable(cause))
+        answer = await self._admin_lane.call(
             "cancel",
             request_id,
-            lambda c, _: c.fetch(
-                "select * from cancel($1, $2, $3, $4, $5, $6)",
-                number,
-                job_id,
-                mode is CancelMode.SOFT,
-                request_id,
-                grace_s,
-                storable(cause),
+            lambda c, _: request_keys.answer_once(
+                c, key, CANCEL_ANSWERS, lambda: moves.cancel(c, job_id, asked, actor.role)
             ),
         )
-        if not rows:
-            raise JobNotFound(job_id=job_id)
-        row = rows[0]
-        if row["outcome"] == "requested":
-            return CancelRequested(job_id=job_id, state=moves.state_name(row["lifecycle"], row["source"]))
-        self._notifier.notify_events()
-        return moves.moved_answer(job_id, row, Trigger.CANCEL, actor.role)
+        if not isinstance(answer, CancelRequested):
+            self._notifier.notify_events()
+        return answer
 
     async def requeue(
-        self, actor: Actor, jobs: Sequence[JobId] | JobFilter, request_id: RequestId, *, limit: int, cause: str | None
+        self,
+        actor: Actor,
+        jobs: Sequence[JobId] | JobFilter,
+        request_id: RequestId,
+        *,
+        limit: int,
+        cause: str | None,
+        key: RequestKey | None = None,
     ) -> list[Moved | NotMoved]:
-        number = await self._actor(actor)
-        asked = (number, request_id, storable(cause))
-        chosen, rows = await self._admin_lane.call(
-            "requeue", request_id, lambda c, _: requeue(c, asked, jobs, limit=limit)
+        asked = (await self._actor(actor), request_id, storable(cause))
+        answers = await self._admin_lane.call(
+            "requeue",
+            request_id,
+            lambda c, _: request_keys.answer_once(
+                c, key, REQUEUE_ANSWERS, lambda: moves.requeue(c, asked, jobs, actor.role, limit=limit)
+            ),
         )
-        told = {row["job_id"]: moves.moved_answer(row["job_id"], row, Trigger.REQUEUE, actor.role) for row in rows}
-        missing = [job_id for job_id in chosen if job_id not in told]
-        if missing:
-            raise JobNotFound(job_id=missing[0])
         self._notifier.notify()
-        return [told[job_id] for job_id in chosen]
+        return answers
+
+    async def take_request_key(self, key: RequestKey) -> StoredRequest | None:
+        return await self._admin_lane.call("take_request_key", key.given, lambda c, _: request_keys.take(c, key))
+
+    async def store_request_answer(self, key: RequestKey, answer: bytes) -> None:
+        await self._admin("store_request_answer", request_keys.STORE_ANSWER, key.scope, key.key, answer)
 
     async def sweep(self, actor: Actor, options: SweepOptions) -> SweepReport:
         require(actor, "sweep")

@@ -17,6 +17,7 @@ from trellis.engine.admin_acts import GRANTED, NewAct
 from trellis.engine.decide import Fact, decision_rows
 from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly, LedgerUnavailable
 from trellis.engine.jobs import DERIVING_ROLES, RESERVED_ID_PATTERN
+from trellis.engine.request_keys import KEY_S_MIN
 from trellis.engine.retry_policy import SHARED_DEATHS_MAX, UNBEGUN_LOSSES_MAX
 from trellis.ledgers.migration import MigratedBy, migrated_by, migration_act
 from trellis.ledgers.postgres.connection import InsufficientPrivilege, LockNotAvailable, PostgresConnection, connect
@@ -174,6 +175,7 @@ def _constants() -> LiteralString:
         .replace("{fact_bits}", " | ".join(f"{fact.name}::int * {fact.value}".lower() for fact in Fact))
         .replace("{unbegun_losses_max}", str(UNBEGUN_LOSSES_MAX))
         .replace("{company_deaths_max}", str(SHARED_DEATHS_MAX))
+        .replace("{key_s}", str(KEY_S_MIN))
         .replace("{actions}", " ".join(f"when '{verb}' then '{action}'" for verb, action in ACTIONS.items()))
     )
     return cast("LiteralString", text)

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from math import isfinite
 
 from trellis.engine.errors import JobNotFound, OptionInvalid
-from trellis.engine.jobs import Epoch, JobId, JobKey, Lease, Move, Moved, NotMoved, RequestId
+from trellis.engine.jobs import CancelRequested, Epoch, JobId, JobKey, Lease, Move, Moved, NotMoved, RequestId
 from trellis.engine.records import JobFilter
 from trellis.engine.text import storable
 from trellis.ledgers import refusals
+from trellis.ledgers.postgres import request_keys
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 from trellis.ledgers.postgres.reads import ReadQueries, lifecycle_named, state_pairs
 from trellis.ledgers.refusals import check_death
-from trellis.lifecycles import BY_CODE, Phase, Role
+from trellis.lifecycles import BY_CODE, Phase, Role, Trigger
 
 # Moves: concurrent moves become the arguments of one function call, and its rows become answers.
 
@@ -45,6 +46,17 @@ async def run_moves(connection: PostgresConnection, asked: Sequence[tuple[object
     """The result rows of these moves, in order. Each item holds a move's arguments."""
     rows = await connection.fetch(MOVES, *map(list, zip(*asked, strict=True)))
     return sorted(rows, key=lambda row: row["n"])
+
+
+async def move_with_key(
+    connection: PostgresConnection, move: Move, asked: tuple[object, ...], role: Role
+) -> Moved | NotMoved:
+    """Make one move in the transaction that stores its request key. Raises IdempotencyMismatch, JobNotFound."""
+    assert move.key is not None
+    async with connection.transaction():
+        await request_keys.take(connection, move.key)
+        (row,) = await run_moves(connection, [asked])
+        return move_answer(move, row, role)
 
 
 def _ms(option: str, seconds: float) -> int:
@@ -102,6 +114,20 @@ def moved_answer(job_id: str, row: PostgresRow, trigger: str, role: Role) -> Mov
     )
 
 
+async def cancel(
+    connection: PostgresConnection, job_id: JobId, asked: tuple[object, ...], role: Role
+) -> Moved | NotMoved | CancelRequested:
+    """Cancel one job with the function's arguments. Raises JobNotFound."""
+    rows = await connection.fetch("select * from cancel($1, $2, $3, $4, $5, $6)", *asked)
+    if not rows:
+        raise JobNotFound(job_id=job_id)
+    row = rows[0]
+    if row["outcome"] == "requested":
+        state = state_name(row["lifecycle"], row["source"])
+        return CancelRequested(job_id=job_id, state=state, version=row["version"])
+    return moved_answer(job_id, row, Trigger.CANCEL, role)
+
+
 # Requeue: the jobs of a filter are looked up first, then one statement moves them. Two equal requests at the same
 # moment may both look up the jobs before either moves them. Both then select the same oldest jobs, and the second finds
 # them moved.
@@ -111,15 +137,20 @@ async def requeue(
     connection: PostgresConnection,
     asked: tuple[int, RequestId, str | None],
     jobs: Sequence[JobId] | JobFilter,
+    role: Role,
     *,
     limit: int,
-) -> tuple[list[JobId], list[PostgresRow]]:
-    """The selected jobs, and the outcome of each."""
+) -> list[Moved | NotMoved]:
+    """The answer for each selected job. Raises JobNotFound."""
     number, request_id, cause = asked
     filtered = isinstance(jobs, JobFilter)
     chosen = await _requeueable(connection, jobs, limit, request_id) if filtered else list(jobs)
-    call = "select * from requeue($1, $2, $3, $4)"
-    return chosen, await connection.fetch(call, number, chosen, request_id, cause)
+    rows = await connection.fetch("select * from requeue($1, $2, $3, $4)", number, chosen, request_id, cause)
+    told = {row["job_id"]: moved_answer(row["job_id"], row, Trigger.REQUEUE, role) for row in rows}
+    missing = [job_id for job_id in chosen if job_id not in told]
+    if missing:
+        raise JobNotFound(job_id=missing[0])
+    return [told[job_id] for job_id in chosen]
 
 
 async def _requeueable(

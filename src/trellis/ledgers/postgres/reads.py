@@ -6,7 +6,7 @@ from typing import LiteralString
 
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
-from trellis.engine.jobs import DECLARED_MAX, HEADS_MAX, HeldLease, JobId, Mismatch, Submitted, TypeOptions
+from trellis.engine.jobs import DECLARED_MAX, HEADS_MAX, HeldLease, JobId, Mismatch, RequestKey, Submitted, TypeOptions
 from trellis.engine.records import (
     ChildPage,
     DeadLetter,
@@ -27,9 +27,10 @@ from trellis.engine.records import (
     UnpairedArtifact,
     WorkerRecord,
 )
+from trellis.engine.request_keys import StoredRequest
 from trellis.engine.restoration import may_have_letter
 from trellis.ledgers.children import ChildMark, children_after
-from trellis.ledgers.postgres import restore, rows
+from trellis.ledgers.postgres import request_keys, restore, rows
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 from trellis.ledgers.postgres.lanes import PostgresLane
 from trellis.ledgers.postgres.submit import CALLER_SCOPE
@@ -444,6 +445,9 @@ class PostgresReads:
         job_id = JobId(found[0]["job_id"])
         same = found[0]["fingerprint"] == fingerprint
         return Submitted(job_id=job_id, created=False) if same else Mismatch(key=key, job_id=job_id)
+
+    async def find_request(self, key: RequestKey) -> StoredRequest | None:
+        return request_keys.stored_request(key, await self.fetch(request_keys.FIND, key.scope, key.key))
 
     async def read_journal(self, job_id: JobId) -> dict[str, bytes]:
         return {row["entry"]: row["body"] for row in await self.fetch(ReadQueries.journal, job_id)}

@@ -29,6 +29,7 @@ from trellis.engine.jobs import (
     NotMoved,
     Renewed,
     RequestId,
+    RequestKey,
     StepApplied,
     Submitted,
     Subscription,
@@ -59,6 +60,7 @@ from trellis.engine.records import (
     UnpairedArtifact,
     WorkerRecord,
 )
+from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, StoredRequest
 from trellis.ledgers.refusals import (
     check_annotation,
     check_children,
@@ -67,7 +69,7 @@ from trellis.ledgers.refusals import (
     check_ids,
     check_peek_limit,
 )
-from trellis.ledgers.sqlite import control, moves, reads, restore, rows, schema, submit, sweep
+from trellis.ledgers.sqlite import control, moves, reads, request_keys, restore, rows, schema, submit, sweep
 from trellis.ledgers.sqlite import control as acts
 from trellis.ledgers.sqlite import reads as recorded
 from trellis.ledgers.sqlite import retention as retain
@@ -174,16 +176,43 @@ class SqliteLedger:
         return await self._writer.run(lambda tx: moves.move(tx, actor, move))
 
     async def cancel(
-        self, actor: Actor, job_id: JobId, mode: CancelMode, request_id: RequestId, *, grace_s: float, cause: str | None
+        self,
+        actor: Actor,
+        job_id: JobId,
+        mode: CancelMode,
+        request_id: RequestId,
+        *,
+        grace_s: float,
+        cause: str | None,
+        key: RequestKey | None = None,
     ) -> Moved | NotMoved | CancelRequested:
-        return await self._writer.run(
-            lambda tx: moves.cancel(tx, actor, job_id, mode, request_id, grace_s=grace_s, cause=cause)
-        )
+        def work(tx: Transaction) -> Moved | NotMoved | CancelRequested:
+            change = partial(moves.cancel, tx, actor, job_id, mode, request_id, grace_s=grace_s, cause=cause)
+            return request_keys.answer_once(tx, key, CANCEL_ANSWERS, change)
+
+        return await self._writer.run(work)
 
     async def requeue(
-        self, actor: Actor, jobs: Sequence[JobId] | JobFilter, request_id: RequestId, *, limit: int, cause: str | None
+        self,
+        actor: Actor,
+        jobs: Sequence[JobId] | JobFilter,
+        request_id: RequestId,
+        *,
+        limit: int,
+        cause: str | None,
+        key: RequestKey | None = None,
     ) -> list[Moved | NotMoved]:
-        return await self._writer.run(lambda tx: moves.requeue(tx, actor, jobs, request_id, limit=limit, cause=cause))
+        def work(tx: Transaction) -> list[Moved | NotMoved]:
+            change = partial(moves.requeue, tx, actor, jobs, request_id, limit=limit, cause=cause)
+            return request_keys.answer_once(tx, key, REQUEUE_ANSWERS, change)
+
+        return await self._writer.run(work)
+
+    async def take_request_key(self, key: RequestKey) -> StoredRequest | None:
+        return await self._writer.run(lambda tx: request_keys.take(tx, key))
+
+    async def store_request_answer(self, key: RequestKey, answer: bytes) -> None:
+        await self._writer.run(lambda tx: request_keys.store_answer(tx, key, answer))
 
     async def save_checkpoint(self, lease: Lease, body: bytes) -> StepApplied | LeaseLost:
         return await self._writer.run(lambda tx: holder.save_checkpoint(tx, lease, body))
@@ -411,6 +440,9 @@ class SqliteLedger:
 
     async def find_by_idempotency_key(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
         return await self._reader.run(lambda tx: submit.find_by_idempotency_key(tx, scope, key, fingerprint))
+
+    async def find_request(self, key: RequestKey) -> StoredRequest | None:
+        return await self._reader.run(lambda tx: request_keys.find(tx, key))
 
     async def ping(self) -> None:
         path = self._target.path

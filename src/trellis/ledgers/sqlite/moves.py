@@ -23,6 +23,7 @@ from trellis.engine.records import JobFilter
 from trellis.engine.text import storable
 from trellis.ledgers import refusals
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite import request_keys
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import (
     HELD,
@@ -62,6 +63,8 @@ class _MoveQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/moves.sql"
 
 def move(tx: Transaction, actor: Actor, request: Move) -> Moved | NotMoved:
     """Make one declared, unfenced step."""
+    if request.key is not None:
+        request_keys.take(tx, request.key)
     row = find_job_row(tx, request.job_id)
     before = _made_before(tx, row, request.job_id, request.request_id)
     if before is not None:
@@ -157,7 +160,7 @@ def cancel(
             by = tx.names.actor_id(actor.name)
             told = (row.id, row.epoch, ROLE_CODES[actor.role], by, storable(cause), tx.now)
             tx.db.execute(_MoveQueries.remember_wish, told)
-        return CancelRequested(job_id=job_id, state=name)
+        return CancelRequested(job_id=job_id, state=name, version=row.version)
     return make_step(tx, actor, row, step, job_id, cause=cause, request_id=request_id)
 
 

@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from typing import LiteralString
 
 from trellis.engine.records import RetentionOptions, RetentionReport
+from trellis.engine.request_keys import KEY_S_MIN
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite import request_keys
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import ENDED_WELL, US
 from trellis.ledgers.sqlite.steps import rows_changed
 
-KEY_US_MIN = 24 * 3600 * US
+KEY_US_MIN = int(KEY_S_MIN * US)
 """An idempotency key is kept at least this long, whatever the retention of its job."""
 CLAIM_S = 24 * 3600.0
 WORKER_S = 7 * 24 * 3600.0
@@ -88,14 +90,15 @@ def retain(tx: Transaction, options: RetentionOptions) -> RetentionReport:
     of_acts = {"before": ended_before, "unread_before": horizon.unread_before, "limit": options.batch}
     tx.db.execute(_RetentionQueries.drop_acts, of_acts)
     tx.db.execute(_RetentionQueries.drop_workers, (tx.now - int(WORKER_S * US),))
-    full = options.batch in {results, signals, claims}
+    changes = request_keys.drop_old(tx, options.batch)
+    full = options.batch in {results, signals, claims, changes}
     more = _prune_keys(tx, options.batch) or purged.more or full
     return RetentionReport(
         jobs=purged.jobs,
         events=purged.events,
         results=results,
         signals=signals,
-        keys=purged.keys,
+        keys=purged.keys + changes,
         more=more,
         unread=purged.unread,
     )

@@ -90,6 +90,7 @@ declare
   gone bigint[];
   held bigint[];
   renewals int;
+  changes int;
 begin
   if not exists (select from authority g join rule_grant r on r.role = g.role and r.rule = 'ledger.retain' and r.reach = 'yes'
                   where pg_has_role(session_user, g.db_role, 'member')) then
@@ -114,14 +115,14 @@ begin
   -- Jobs end roughly in the order of their keys, so the oldest are at the low end of the primary key.
   gone := array(select w.id from (select n.id, n.at from ended n order by n.id limit 40 * p_limit) w
                  where w.at < now_at - p_ended_s * interval '1 s'
-                   and not exists (select from idempotency k where k.id = w.id and k.at > now_at - interval '1 day')
+                   and not exists (select from idempotency k where k.id = w.id and k.at > now_at - _key_age())
                  order by w.id limit p_limit);
   -- Locked and checked again: a job requeued meanwhile has not ended, and a job with another idempotency key is kept
   -- for it. Locked jobs are skipped.
   gone := array(select n.id from ended n join job j on j.id = n.id where n.id = any(gone) and n.at < now_at - p_ended_s * interval '1 s'
                  order by n.id for update of n, j skip locked);
   gone := array(select g.id from unnest(gone) g(id)
-                 where not exists (select from idempotency k where k.id = g.id and k.at > now_at - interval '1 day'));
+                 where not exists (select from idempotency k where k.id = g.id and k.at > now_at - _key_age()));
   held := _unread(gone);
   if cardinality(held) > 0 then
     gone := array(select n.id from ended n where n.id = any(gone)
@@ -146,8 +147,14 @@ begin
   delete from act c where c.no = any(array(
     select o.no from act o where o.at < now_at - p_ended_s * interval '1 s'
        and (o.published or o.at < now_at - (p_ended_s + p_unread_s) * interval '1 s') limit p_limit for update skip locked));
+  -- Keys of changes belong to no job and leave by their age.
+  delete from request_key k using (
+    select o.scope, o.key from request_key o where o.at <= now_at - _key_age() order by o.at limit p_limit for update skip locked) old
+   where k.scope = old.scope and k.key = old.key;
+  get diagnostics changes = row_count;
+  keys := keys + changes;
   delete from worker w where w.seen_at < now_at - greatest(p_ended_s, 86400) * interval '1 s';
-  more := jobs = p_limit or results = p_limit or signals >= p_limit;
+  more := jobs = p_limit or results = p_limit or signals >= p_limit or changes = p_limit;
   more := _prune_feed(now_at - p_ended_s * interval '1 s', 10 * p_limit) or more;
   more := _prune_keys(p_limit) or more;
   return next;

@@ -1,0 +1,77 @@
+"""Idempotency keys of requests that change existing jobs. Every ledger stores them and follows these rules.
+
+A request that creates a job stores its key with that job (`NewJob.idempotency_key`). A request that cancels, requeues or
+moves jobs has a row of its own, a request key. Invariants:
+
+- The row is written in the transaction of the change. Without the change there is no row, and without the row no change.
+- One key belongs to one request. Another one with the same key is refused, also at the same moment.
+- A request with the same fingerprint is repeated: it is carried out again under its request id, which has its effect
+  once. If the row has an answer, that answer is returned instead. The ledger stores the answers that no event of a job
+  shows: a cancel that was only requested, and the answer for several jobs.
+- A row is kept for at least KEY_S_MIN and removed by retention.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Generic, TypeVar
+
+from trellis.engine.errors import IdempotencyMismatch
+from trellis.engine.jobs import CancelRequested, Moved, NotMoved, RequestKey
+
+KEY_S_MIN = 24 * 3600.0
+"""How long an idempotency key is kept at least, of a submit as of a change (D27)."""
+
+AnswerT = TypeVar("AnswerT")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredRequest:
+    """The request that a key belongs to."""
+
+    fingerprint: bytes
+    about: str
+    answer: bytes | None = None
+    """The stored answer; None when the answer follows from the ledger, or the request has not been answered."""
+
+
+def check_same_request(key: RequestKey, stored: StoredRequest) -> StoredRequest:
+    """The stored request, if it is this one. Raises IdempotencyMismatch when the key belongs to another request."""
+    if stored.fingerprint != key.fingerprint:
+        raise IdempotencyMismatch(key=key.given, job_id=stored.about)
+    return stored
+
+
+# Answers that a ledger stores with the key.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredAnswers(Generic[AnswerT]):
+    """How the answers of one verb are stored."""
+
+    encode: Callable[[RequestKey, AnswerT], bytes | None]
+    """The answer to store; None when a repeated request is to be carried out again."""
+    decode: Callable[[bytes], AnswerT]
+
+
+def _encode_cancel(_: RequestKey, answer: Moved | NotMoved | CancelRequested) -> bytes | None:
+    return json.dumps(asdict(answer)).encode() if isinstance(answer, CancelRequested) else None
+
+
+def _decode_cancel(stored: bytes) -> Moved | NotMoved | CancelRequested:
+    return replace(CancelRequested(**json.loads(stored)), repeated=True)
+
+
+def _encode_requeue(key: RequestKey, answers: list[Moved | NotMoved]) -> bytes | None:
+    if not key.keeps_refusals and not any(isinstance(answer, Moved) for answer in answers):
+        return None
+    return json.dumps([asdict(answer) for answer in answers]).encode()
+
+
+def _decode_requeue(stored: bytes) -> list[Moved | NotMoved]:
+    answers = [NotMoved(**one) if "reason" in one else Moved(**one) for one in json.loads(stored)]
+    return [replace(answer, repeated=True) if isinstance(answer, Moved) else answer for answer in answers]
+
+
+CANCEL_ANSWERS = StoredAnswers(encode=_encode_cancel, decode=_decode_cancel)
+REQUEUE_ANSWERS = StoredAnswers(encode=_encode_requeue, decode=_decode_requeue)

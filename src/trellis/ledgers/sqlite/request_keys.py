@@ -1,0 +1,60 @@
+"""Idempotency keys of changes in an SQLite ledger. They are written in the transaction of the change."""
+
+from collections.abc import Callable
+from typing import LiteralString
+
+from trellis.engine.jobs import RequestKey
+from trellis.engine.request_keys import KEY_S_MIN, AnswerT, StoredAnswers, StoredRequest, check_same_request
+from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.plan import US
+from trellis.ledgers.sqlite.steps import rows_changed
+
+
+class _RequestKeyQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/request_keys.sql"):
+    find: LiteralString
+    add: LiteralString
+    store_answer: LiteralString
+    drop_old: LiteralString
+
+
+def find(tx: Transaction, key: RequestKey) -> StoredRequest | None:
+    rows = tx.db.execute(_RequestKeyQueries.find, (key.scope, key.key)).fetchall()
+    if not rows:
+        return None
+    fingerprint, about, answer = rows[0]
+    return check_same_request(key, StoredRequest(fingerprint=fingerprint, about=about, answer=answer))
+
+
+def take(tx: Transaction, key: RequestKey) -> StoredRequest | None:
+    """Store a new key, or return what the same request stored. Raises IdempotencyMismatch."""
+    found = find(tx, key)
+    if found is None:
+        tx.db.execute(_RequestKeyQueries.add, (key.scope, key.key, tx.now, key.fingerprint, key.about))
+    return found
+
+
+def store_answer(tx: Transaction, key: RequestKey, answer: bytes) -> None:
+    tx.db.execute(_RequestKeyQueries.store_answer, (answer, key.scope, key.key))
+
+
+def answer_once(
+    tx: Transaction, key: RequestKey | None, answers: StoredAnswers[AnswerT], change: Callable[[], AnswerT]
+) -> AnswerT:
+    """The stored answer of an earlier request with this key, else the answer of `change`, stored if it has to be."""
+    if key is None:
+        return change()
+    before = take(tx, key)
+    if before is not None and before.answer is not None:
+        return answers.decode(before.answer)
+    answer = change()
+    kept = answers.encode(key, answer)
+    if kept is not None:
+        store_answer(tx, key, kept)
+    return answer
+
+
+def drop_old(tx: Transaction, limit: int) -> int:
+    """Remove keys that are old enough, oldest first. Returns how many."""
+    tx.db.execute(_RequestKeyQueries.drop_old, (tx.now - int(KEY_S_MIN * US), limit))
+    return rows_changed(tx)

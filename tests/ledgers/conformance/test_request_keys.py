@@ -1,0 +1,178 @@
+"""Keys of requests that change jobs: stored with the change or not at all, one request each, and kept for a day."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig
+from trellis.engine import request_keys
+from trellis.engine.errors import IdempotencyMismatch, JobNotFound
+from trellis.engine.jobs import CancelMode, CancelRequested, JobId, Move, Moved, NotMoved, RequestId, RequestKey
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import RetentionOptions
+from trellis.engine.request_keys import KEY_S_MIN
+
+Change = Callable[[Ledger, JobId, RequestKey], Awaitable[Any]]
+
+
+def key(fingerprint: bytes = b"f", name: str = "k", **options) -> RequestKey:
+    return RequestKey(scope="s", key=name, fingerprint=fingerprint, about="job-7", given="press", **options)
+
+
+def request(of: RequestKey) -> RequestId:
+    return RequestId(f"{of.key}:{of.fingerprint.hex()}")
+
+
+async def cancel(ledger: Ledger, job_id: JobId, of: RequestKey, mode: CancelMode = CancelMode.HARD) -> Any:
+    return await ledger.cancel(ADMIN, job_id, mode, request(of), grace_s=30.0, cause=None, key=of)
+
+
+async def requeue(ledger: Ledger, job_id: JobId, of: RequestKey) -> Any:
+    return await ledger.requeue(ADMIN, [job_id], request(of), limit=1, cause=None, key=of)
+
+
+async def move(ledger: Ledger, job_id: JobId, of: RequestKey) -> Any:
+    return await ledger.move(
+        ADMIN, Move(job_id=job_id, target="dead_lettered", request_id=request(of), death=DEATH, key=of)
+    )
+
+
+async def dead(rig: Rig) -> JobId:
+    job_id = await rig.submit_one()
+    await rig.move(job_id, "dead_lettered", by=ADMIN, death=DEATH)
+    return job_id
+
+
+CHANGES: dict[str, tuple[Change, Callable[[Rig], Awaitable[JobId]]]] = {
+    "cancel": (cancel, lambda rig: rig.submit_one()),
+    "move": (move, lambda rig: rig.submit_one()),
+    "requeue": (requeue, dead),
+}
+
+
+@pytest.mark.requirement("D27", "DJ-11", "DJ-12")
+@pytest.mark.parametrize("verb", CHANGES)
+async def test_of_different_requests_with_one_key_at_the_same_moment_one_is_made(rig: Rig, verb: str):
+    change, prepare = CHANGES[verb]
+    jobs = [await prepare(rig) for _ in range(6)]
+    before = [(await rig.job(job_id)).version for job_id in jobs]
+    ledgers = [rig.ledger, await rig.open_another()]
+    answers = await asyncio.gather(
+        *(change(ledgers[n % 2], job_id, key(bytes([n]))) for n, job_id in enumerate(jobs)), return_exceptions=True
+    )
+    refused = [answer for answer in answers if isinstance(answer, IdempotencyMismatch)]
+    assert len(refused) == len(jobs) - 1
+    assert refused[0].data == {"key": "press", "job_id": "job-7"}
+    after = [(await rig.job(job_id)).version for job_id in jobs]
+    assert sum(after) == sum(before) + 1
+
+
+@pytest.mark.requirement("D27", "DJ-11", "DJ-12")
+@pytest.mark.parametrize("verb", CHANGES)
+async def test_the_same_request_at_the_same_moment_is_made_once(rig: Rig, verb: str):
+    change, prepare = CHANGES[verb]
+    job_id = await prepare(rig)
+    version, ledgers = (await rig.job(job_id)).version, [rig.ledger, await rig.open_another()]
+    answers = await asyncio.gather(*(change(ledgers[n % 2], job_id, key()) for n in range(4)))
+    moved = [answer[0] if isinstance(answer, list) else answer for answer in answers]
+    assert [(one.version, one.target) for one in moved] == [(version + 1, moved[0].target)] * 4
+    assert sum(not one.repeated for one in moved) == 1
+    assert (await rig.job(job_id)).version == version + 1
+
+
+@pytest.mark.requirement("D27", "DJ-11")
+async def test_a_cancel_that_was_requested_is_answered_alike_after_the_job_ended(rig: Rig):
+    job_id = (await rig.running()).lease.job_id
+    first = await cancel(rig.ledger, job_id, key(), CancelMode.SOFT)
+    assert first == CancelRequested(job_id=job_id, state="running", version=(await rig.job(job_id)).version)
+    await move(rig.ledger, job_id, key(name="other"))
+    await requeue(rig.ledger, job_id, key(name="again"))
+    assert await cancel(rig.ledger, job_id, key(), CancelMode.SOFT) == replace(first, repeated=True)
+    assert (await rig.job(job_id)).state == "queued", "the next generation is not cancelled"
+
+
+@pytest.mark.requirement("D27", "DJ-12")
+async def test_a_requeue_of_several_jobs_is_answered_alike_also_for_those_it_refused(rig: Rig):
+    jobs, of = [await dead(rig), await rig.submit_one()], key()
+    first = await rig.ledger.requeue(ADMIN, jobs, request(of), limit=2, cause=None, key=of)
+    assert [type(answer) for answer in first] == [Moved, NotMoved]
+    await rig.move(jobs[1], "dead_lettered", by=ADMIN, death=DEATH)
+    again = await rig.ledger.requeue(ADMIN, jobs, request(of), limit=2, cause=None, key=of)
+    assert again == [replace(first[0], repeated=True), first[1]]
+    assert (await rig.job(jobs[1])).state == "dead_lettered"
+
+
+@pytest.mark.requirement("D27", "DJ-12")
+@pytest.mark.parametrize("keeps", [False, True])
+async def test_a_refused_requeue_is_tried_again_unless_its_refusals_are_kept(rig: Rig, keeps: bool):
+    job_id, of = await rig.submit_one(), key(keeps_refusals=keeps)
+    assert isinstance((await requeue(rig.ledger, job_id, of))[0], NotMoved)
+    with pytest.raises(IdempotencyMismatch):
+        await requeue(rig.ledger, job_id, key(b"another"))
+    await rig.move(job_id, "dead_lettered", by=ADMIN, death=DEATH)
+    assert isinstance((await requeue(rig.ledger, job_id, of))[0], NotMoved if keeps else Moved)
+
+
+@pytest.mark.requirement("D27", "DJ-11")
+@pytest.mark.parametrize("verb", CHANGES)
+async def test_a_change_that_fails_stores_no_key(rig: Rig, verb: str):
+    change, prepare = CHANGES[verb]
+    with pytest.raises(JobNotFound):
+        await change(rig.ledger, JobId("missing"), key(b"first"))
+    assert await rig.ledger.find_request(key()) is None
+    await change(rig.ledger, await prepare(rig), key(b"second"))
+    assert await rig.ledger.find_request(key(b"second")) is not None
+
+
+@pytest.mark.requirement("D27", "DJ-11")
+async def test_whoever_dies_between_change_and_answer_leaves_neither_change_nor_key(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    job_id = (await rig.running()).lease.job_id
+
+    def dies(_: object) -> dict[str, object]:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(request_keys, "asdict", dies)
+        with pytest.raises(RuntimeError, match="killed"):
+            await cancel(rig.ledger, job_id, key(), CancelMode.SOFT)
+    assert not (await rig.job(job_id)).cancel_requested
+    assert await rig.ledger.find_request(key(b"any")) is None
+    answer = await cancel(rig.ledger, job_id, key(), CancelMode.SOFT)
+    assert isinstance(answer, CancelRequested)
+    assert not answer.repeated
+
+
+@pytest.mark.requirement("D27")
+async def test_a_key_taken_beforehand_is_one_requests_own_and_keeps_its_first_answer(rig: Rig):
+    ledgers = [rig.ledger, await rig.open_another()]
+    taken = await asyncio.gather(*(ledgers[n % 2].take_request_key(key()) for n in range(4)))
+    assert sum(one is None for one in taken) == 1
+    for answer in (b"first", b"second"):
+        await rig.ledger.store_request_answer(key(), answer)
+    stored = await ledgers[1].take_request_key(key())
+    assert stored is not None
+    assert (stored.answer, stored.about) == (b"first", "job-7")
+    for ask in (rig.ledger.take_request_key, rig.ledger.find_request):
+        with pytest.raises(IdempotencyMismatch):
+            await ask(key(b"another"))
+
+
+@pytest.mark.oldest_server
+@pytest.mark.requirement("D27", "DJ-13")
+async def test_keys_of_changes_are_kept_for_a_day_and_leave_in_batches(rig: Rig):
+    for n in range(5):
+        await rig.ledger.take_request_key(key(name=f"k{n}"))
+    options = RetentionOptions(batch=3)
+    await rig.advance(KEY_S_MIN - 60)
+    assert (await rig.ledger.retain(options)).keys == 0
+    await rig.ledger.take_request_key(key(name="late"))
+    await rig.advance(61)
+    reports = [await rig.ledger.retain(options) for _ in range(2)]
+    assert [(report.keys, report.more) for report in reports] == [(3, True), (2, False)]
+    assert await rig.ledger.find_request(key(b"another", "k0")) is None, "the key is free again"
+    assert await rig.ledger.find_request(key(name="late")) is not None
