@@ -39,11 +39,13 @@ class LocalArtifacts:
             cursor = page.cursor
             if cursor is None or wanted <= 0:
                 break
-        return Page[ArtifactListed](items=[ArtifactListed(**registry.fields(row)) for row in rows], next_cursor=cursor)
+        return Page[ArtifactListed](
+            items=[ArtifactListed.model_validate(registry.fields(row)) for row in rows], next_cursor=cursor
+        )
 
     async def get(self, artifact_id: str) -> Artifact:
         """One finalized artifact; raises ArtifactNotFound."""
-        return Artifact(**await self.document(artifact_id))
+        return Artifact.model_validate(await self.document(artifact_id))
 
     async def document(self, artifact_id: str) -> dict[str, Any]:
         """One finalized artifact as it is stored.
@@ -64,7 +66,7 @@ class LocalArtifacts:
         actor = self._context.permit("artifacts.registry")
         registry = (await self._context.instance()).artifacts
         row = await registry.give_up(actor, artifact_id, cause=reason or f"discarded by {actor.name}")
-        return ArtifactListed(**registry.fields(row))
+        return ArtifactListed.model_validate(registry.fields(row))
 
     async def cleanup(
         self,
@@ -80,5 +82,5 @@ class LocalArtifacts:
         done = await registry.cleanup(
             actor, older_than_days=older_than_days, limit=limit or CLEANUP_MAX, dry_run=dry_run
         )
-        items = [ArtifactListed(**registry.fields(row)) for row in done.rows]
+        items = [ArtifactListed.model_validate(registry.fields(row)) for row in done.rows]
         return CleanedUpShape(older_than_days=done.older_than_days, dry_run=done.dry_run, items=items, more=done.more)

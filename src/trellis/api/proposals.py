@@ -49,11 +49,11 @@ class LocalProposals:
             instance = await self._context.instance()
             reasons = await conflicts_of(open_, objects=instance.objects)
             items = [{**one, "conflict": reasons.get(one["id"])} for one in items]
-        return Page[ProposalShape](items=[ProposalShape(**one) for one in items], next_cursor=after)
+        return Page[ProposalShape](items=[ProposalShape.model_validate(one) for one in items], next_cursor=after)
 
     async def get(self, proposal_id: str) -> ProposalShape:
         """One proposal, or one held job; raises ProposalNotFound."""
-        return ProposalShape(**await proposal_document(self._context.ledger, proposal_id))
+        return ProposalShape.model_validate(await proposal_document(self._context.ledger, proposal_id))
 
     async def diff(self, proposal_id: str) -> ProposalDiff:
         """What applying it would change now, as a unified diff."""
@@ -87,7 +87,7 @@ class LocalProposals:
         document, proposal = await proposal_document(self._context.ledger, proposal_id), JobId(proposal_id)
         state = document["status"]
         if approvals.job_id_of_inbox_id(proposal_id) is not None and state == "approved":
-            return ProposalShape(**document)
+            return ProposalShape.model_validate(document)
         self._context.permit("proposals.apply")
         engine = (await self._context.instance()).apply_engine()
         if state == FAILED:
