@@ -72,9 +72,10 @@ class FeedSubscriber(Generic[OptionsT]):
     waits_for_events = True
     begun: int = 0
     """How often this process took the subscription. State cached before may be outdated after each time."""
+    saved: str | None = None
+    """The position that was saved last; None at the start of the feed."""
     _following: Subscription | None = None
     _read_up_to: str | None = None
-    _saved: str | None = None
     _kept_at: float = 0.0
 
     @property
@@ -82,18 +83,13 @@ class FeedSubscriber(Generic[OptionsT]):
         """Whether this process holds the subscription, as far as it knows."""
         return self._following is not None
 
-    @property
-    def saved(self) -> str | None:
-        """The saved position; None at the start of the feed."""
-        return self._saved
-
     async def begin(self) -> bool:
         """Take the subscription, with the position that was saved last. False while another process holds it."""
         following = await self.ledger.subscribe(self.actor, self.follows_as, lease_s=self.options.lease_s)
         if following is None:
             return False
         self._following, self._kept_at = following, self.clock.monotonic()
-        self._read_up_to = self._saved = following.position
+        self._read_up_to = self.saved = following.position
         self.begun += 1
         return True
 
@@ -124,7 +120,7 @@ class FeedSubscriber(Generic[OptionsT]):
     async def keep(self) -> None:
         """Renew the subscription's lease when it is time; raises TakenOver."""
         if self.clock.monotonic() >= self._kept_at + self.options.lease_s / 3:
-            await self._ack(None if self._read_up_to == self._saved else self._read_up_to)
+            await self._ack(None if self._read_up_to == self.saved else self._read_up_to)
 
     async def remember(self, position: str) -> None:
         """Save the position up to which everything is done; raises TakenOver."""
@@ -151,4 +147,4 @@ class FeedSubscriber(Generic[OptionsT]):
             self._following = None
             _log.warning("taken_over", follower=self.follows_as, process=self.actor.name)
             raise TakenOver
-        self._saved = position or self._saved
+        self.saved = position or self.saved
