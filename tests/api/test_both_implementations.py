@@ -6,14 +6,19 @@ from typing import Any
 import pytest
 
 from trellis.api.artifacts import LocalArtifacts
+from trellis.api.dead_letters import LocalDeadLetters
 from trellis.api.proposals import LocalProposals
-from trellis.http.resources import Artifacts, Proposals
+from trellis.http.resources import Artifacts, DeadLetters, Proposals
 
-PARTS: list[tuple[type[Any], type[Any]]] = [(LocalArtifacts, Artifacts), (LocalProposals, Proposals)]
+PARTS: list[tuple[type[Any], type[Any]]] = [
+    (LocalArtifacts, Artifacts),
+    (LocalDeadLetters, DeadLetters),
+    (LocalProposals, Proposals),
+]
 OF_SERVICES = {"stage"}
 """Calls of the NLM backend; no command makes them."""
-ALONE = {"document", "pending"}
-"""Calls for one side: stored bytes for a route, and a list that is `list(status=…)`."""
+ALONE = {"document", "pending", "page", "requeue_found", "traceback", "count_failed"}
+"""Calls for one side: what a route alone asks, what is not told over HTTP, and a list that is `list(status=…)`."""
 
 
 def calls(part: type[Any]) -> dict[str, inspect.Signature]:

@@ -91,6 +91,30 @@ def test_a_job_is_told_in_the_same_words_through_a_gateway_and_from_a_ledger(she
     assert [(answer["status"], answer["requested"]) for answer in answers] == [("cancelled", False)] * 2
 
 
+@pytest.mark.requirement("DJ-12", "D9")
+def test_dead_letters_are_listed_shown_and_requeued_through_a_gateway_as_on_a_ledger(shell: Shell, place: Place):
+    dead = [shell("submit", "letters", "--correlation", name).strip() for name in ("one", "two", "three")]
+    for job_id in dead:
+        shell("job", "dead-letter", job_id, "--cause", "it must not run")
+    pairs = both(shell, place, "dlq", "--type", "letters")
+    assert [remote["job_id"] for remote, _ in pairs] == dead[::-1]
+    assert all(remote == local for remote, local in pairs)
+    assert shell("dlq", "--correlation", "two", "--ids") == f"{dead[1]}\n"
+    ((remote, local),) = both(shell, place, "dlq", "show", dead[0])
+    assert {**remote, "traceback": None} == local, "a traceback is not told over HTTP"
+    assert "policy_violation" in shell("dlq", "show", dead[0])
+    chosen = ("dlq", "requeue", "--type", "letters")
+    assert shell(*chosen, "--dry-run") == "3 jobs would be requeued\n"
+    assert "--yes" in shell(*chosen, code=2)
+    assert shell(*chosen, "--limit", "2", "--yes").endswith("2 of 2 requeued\n")
+    assert shell.records("dlq", "requeue", dead[0]) == [
+        {"job_id": dead[0], "status": "queued", "requeued": True, "reason": ""}
+    ]
+    assert f"{dead[0]} stays queued" in shell("dlq", "requeue", dead[0], code=1)
+    assert "has no dead letter" in shell("dlq", "show", dead[0], code=1)
+    assert "no job 'nobody'" in shell("dlq", "show", "nobody", code=1)
+
+
 def test_runs_and_proposals_are_told_in_the_same_words_through_a_gateway_and_from_a_ledger(
     shell: Shell, place: Place, address: str
 ):

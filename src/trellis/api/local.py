@@ -13,6 +13,7 @@ from trellis.engine.ledger import Ledger
 
 if TYPE_CHECKING:  # each part loads what it needs on its first use: `trellis jobs` loads no agents
     from trellis.api.artifacts import LocalArtifacts
+    from trellis.api.dead_letters import LocalDeadLetters
     from trellis.api.proposals import LocalProposals
     from trellis.app.instance import Instance
 
@@ -33,6 +34,13 @@ class LocalApi:
         from trellis.api.artifacts import LocalArtifacts
 
         return LocalArtifacts(self._context)
+
+    @property
+    def dead_letters(self) -> "LocalDeadLetters":
+        """Jobs that failed and need an operator."""
+        from trellis.api.dead_letters import LocalDeadLetters
+
+        return LocalDeadLetters(self._context)
 
     @property
     def proposals(self) -> "LocalProposals":

@@ -146,11 +146,12 @@ class DeadLetters:
         type_: str | None = None,
         reason: str | None = None,
         lifecycle: str | None = None,
+        correlation_id: str | None = None,
         limit: int = LIMIT_DEFAULT,
         cursor: str | None = None,
     ) -> Page[DeadLetterShape]:
         """The dead letters, newest first; with `lifecycle` only those of leased-jobs or of queue-jobs."""
-        chosen = {"type": type_, "reason_code": reason, "lifecycle": lifecycle}
+        chosen = {"type": type_, "reason_code": reason, "lifecycle": lifecycle, "correlation_id": correlation_id}
         return await listed(self._calls, DeadLetterShape, "/dlq", limit, cursor, **chosen)
 
     async def get(self, job_id: str) -> DeadLetterShape:

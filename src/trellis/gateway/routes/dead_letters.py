@@ -5,16 +5,14 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
-from trellis.documents.run_documents import timestamp
-from trellis.engine.jobs import JobId, Moved, NotMoved, ReasonCode
-from trellis.engine.records import DeadLetter, JobFilter
-from trellis.gateway.callers import Caller, InstanceOf, requires
+from trellis.engine.jobs import ReasonCode
+from trellis.engine.records import JobFilter
+from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
 from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed, reserve, store_answer
-from trellis.gateway.pages import LIMIT_DEFAULT, LIMIT_MAX, Cursor, Limit, Page, page_document
+from trellis.gateway.pages import LIMIT_DEFAULT, LIMIT_MAX, Cursor, Limit, Page
 from trellis.http.shapes import DeadLetterShape, Requeued
 from trellis.http_server.bodies import StrictRoute
-from trellis.http_server.problems import PROBLEMS, Problem
-from trellis.operations.dead_letters import dead_letters, letter_of, requeue_dead
+from trellis.http_server.problems import PROBLEMS
 
 WithLetters = Literal["leased-job", "queue-job"]
 """The lifecycles whose jobs can become dead letters."""
@@ -67,36 +65,30 @@ class DeadLetterRequeue(pydantic.BaseModel):
         return self
 
 
-@router.get("/dlq", response_model=Page[DeadLetterShape], responses=PROBLEMS)
+@router.get("/dlq", responses=PROBLEMS)
 async def listing(
     instance: InstanceOf,
-    _: Annotated[Caller, requires("dead-letters.read")],
+    caller: Annotated[Caller, requires("dead-letters.read")],
     type: Annotated[str | None, Query(max_length=200)] = None,  # noqa: A002 - the word of the interface
     lifecycle: Annotated[WithLetters | None, Query(description="Only jobs of this lifecycle.")] = None,
     reason_code: ReasonCode | None = None,
     correlation_id: Annotated[str | None, Query(max_length=200)] = None,
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
-) -> dict[str, Any]:
+) -> Page[DeadLetterShape]:
     """Dead letters that nobody requeued, newest first, of every lifecycle that has them: dead-lettered leased-jobs and DEAD queue-jobs."""
     where = JobFilter(lifecycle=lifecycle, type=type, reason_code=reason_code, correlation_id=correlation_id)
-    found = await dead_letters(instance.ledger, where, limit=limit, cursor=cursor)
-    return page_document([_letter(letter) for letter in found.letters], found.cursor)
+    return await api_for(instance, caller).dead_letters.page(where, limit=limit, cursor=cursor)
 
 
-@router.get("/dlq/{job_id}", response_model=DeadLetterShape, responses=PROBLEMS)
+@router.get("/dlq/{job_id}", responses=PROBLEMS)
 async def one(
     job_id: Annotated[str, Path(max_length=200)],
     instance: InstanceOf,
-    _: Annotated[Caller, requires("dead-letters.read")],
-) -> dict[str, Any]:
+    caller: Annotated[Caller, requires("dead-letters.read")],
+) -> DeadLetterShape:
     """The dead letter of one job."""
-    job = await instance.ledger.job(JobId(job_id))
-    letter = None if job is None else await letter_of(instance.ledger, job)
-    if letter is None:
-        state = "is not there" if job is None else f"is {job.state}"
-        raise Problem("NOT_FOUND", f"There is no dead letter of job {job_id!r}: it {state}.")
-    return _letter(letter)
+    return await api_for(instance, caller).dead_letters.get(job_id)
 
 
 @router.post("/dlq/requeue", response_model=Requeued, responses=PROBLEMS)
@@ -112,38 +104,12 @@ async def requeue(
     if reservation.answer is not None:
         mark_replayed(response, replayed=True)
         return reservation.answer
-    ledger, actor, many, why = instance.ledger, caller.actor, body.limit, body.reason
+    letters, key, why = api_for(instance, caller).dead_letters, asked.request_id, body.reason
     if body.filter is not None:
         where = body.filter.to_filter()
-        answers = await requeue_dead(ledger, actor, where, asked.request_id, limit=many, cause=why)
+        done = await letters.requeue_found(where, limit=body.limit, reason=why, idempotency_key=key)
     else:
-        chosen = [JobId(job_id) for job_id in body.job_ids or ()]
-        answers = await ledger.requeue(actor, chosen, asked.request_id, limit=many, cause=why)
-    told = {"items": [_answer(answer) for answer in answers]}
+        done = await letters.requeue(body.job_ids or (), reason=why, idempotency_key=key)
+    told = done.model_dump()
     await store_answer(instance, asked, WHOLE, reservation, {"answer": told})
     return told
-
-
-def _answer(answer: Moved | NotMoved) -> dict[str, Any]:
-    if isinstance(answer, NotMoved):
-        return {"job_id": answer.job_id, "requeued": False, "status": answer.state, "reason": answer.reason}
-    return {"job_id": answer.job_id, "requeued": True, "status": answer.target, "version": answer.version}
-
-
-def _letter(letter: DeadLetter) -> dict[str, Any]:
-    until = letter.last_lease_expires_at
-    return {
-        "job_id": letter.job_id,
-        "type": letter.type,
-        "lifecycle": letter.lifecycle,
-        "status": letter.state,
-        "reason_code": letter.reason_code.value,
-        "stage": letter.stage.value,
-        "last_error": letter.last_error,
-        "attempts": letter.attempts,
-        "last_owner": letter.last_owner,
-        "last_lease_expires_at": None if until is None else timestamp(until),
-        "correlation_id": letter.correlation_id,
-        "at": timestamp(letter.at),
-        "version": letter.version,
-    }
