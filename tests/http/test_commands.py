@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.conftest import Place, Shell
 from trellis import connect_sync
-from trellis.cli import agents, approvals, jobs, memory, over_http, runs, submit
+from trellis.cli import agents, jobs, over_http, runs, submit
 from trellis.lifecycles import Role
 
 AGENT = "archivist-violin"
@@ -188,11 +188,6 @@ def test_what_is_wrong_with_the_gateway_is_said_with_a_way_out(
         (jobs.cancel, over_http.cancel_job),
         (jobs.dead_letter, over_http.dead_letter_job),
         (jobs.requeue, over_http.requeue_job),
-        (approvals.approve, approvals.approve_over_http),
-        (approvals.deny, approvals.deny_over_http),
-        (memory.list_memories, memory.list_over_http),
-        (memory.read, memory.read_over_http),
-        (memory.history, memory.history_over_http),
     ],
 )
 def test_both_ways_take_the_same_options(local: Callable[..., Any], remote: Callable[..., Any]):

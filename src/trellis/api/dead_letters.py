@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trellis.api.context import LIMIT_DEFAULT, PAGE_MAX, ApiContext
+from trellis.api.context import LIMIT_DEFAULT, ApiContext
+from trellis.api.pages import read_pages
 from trellis.app.wiring import new_id
 from trellis.documents.run_documents import timestamp
 from trellis.engine.errors import JobNotFound
@@ -33,13 +34,8 @@ class LocalDeadLetters:
         cursor: str | None = None,
     ) -> Page[DeadLetterShape]:
         """The dead letters that nobody requeued, newest first; as many as `limit` if there are that many."""
-        where, items = _filter(type_, reason, lifecycle, correlation_id), list[DeadLetterShape]()
-        while True:
-            page = await self.page(where, limit=min(PAGE_MAX, limit - len(items)), cursor=cursor)
-            items += page.items
-            cursor = page.next_cursor
-            if cursor is None or len(items) >= limit:
-                return Page[DeadLetterShape](items=items, next_cursor=cursor)
+        where = _filter(type_, reason, lifecycle, correlation_id)
+        return await read_pages(lambda size, after: self.page(where, limit=size, cursor=after), limit, cursor)
 
     async def page(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page[DeadLetterShape]:
         """One page, which may be short although another one follows, so that reading it takes a bounded time."""

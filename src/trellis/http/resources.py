@@ -218,6 +218,12 @@ class Memory:
     def __init__(self, calls: GatewayCalls) -> None:
         self._calls = calls
 
+    async def list(self, *, limit: int = LIMIT_DEFAULT) -> Page[MemoryRead]:
+        """The memories of the agents, by name, each with its facts. Each is one request."""
+        agents = (await listed(self._calls, AgentShape, "/agents", limit)).items
+        slugs = [agent.slug for agent in agents if agent.slug is not None and agent.status != "malformed"]
+        return Page[MemoryRead](items=[await self.read(slug, mode="wide") for slug in slugs], next_cursor=None)
+
     async def read(self, agent: str, *, mode: Literal["basic", "wide"] = "basic") -> MemoryRead:
         """Layer 1 of an agent's memory; wide adds its facts."""
         return await self._calls.get(MemoryRead, path_of("memory", agent, "read"), mode=mode)

@@ -1,13 +1,11 @@
 """Approve or deny a job that the safety kernel held (D45). The routes of proposals do the same with the same code."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 from fastapi import APIRouter, Response
 
-from trellis.bus import approvals
-from trellis.engine.jobs import JobId
-from trellis.gateway.callers import Caller, InstanceOf, requires
+from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
 from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed, reserve
 from trellis.gateway.routes.jobs import JobIdPath
 from trellis.http.shapes import JobShape
@@ -31,7 +29,7 @@ class Approval(pydantic.BaseModel):
     policy_hash: str | None = pydantic.Field(None, min_length=1, max_length=200)
 
 
-@router.post("/jobs/{job_id}/approval", response_model=JobShape, responses=PROBLEMS)
+@router.post("/jobs/{job_id}/approval", responses=PROBLEMS)
 async def approval(
     job_id: JobIdPath,
     body: Approval,
@@ -39,28 +37,16 @@ async def approval(
     caller: Annotated[Caller, requires("jobs.approve")],
     asked: IdempotentRequestOf,
     response: Response,
-) -> dict[str, Any]:
+) -> JobShape:
     """Let a held job go, or deny it. 409 when it does not wait for a person, or is held under another policy.
 
     An approval is good for this job under the policy that held it: when the policy has changed before the job goes, it is held again.
     """
-    job = await approvals.get_bus_job(instance.ledger, JobId(job_id))
+    jobs = api_for(instance, caller).jobs
+    job = await jobs.held_job(job_id)
     await reserve(instance, asked, job.job_id)
-    answer = await approvals.decide(
-        instance.ledger,
-        caller.actor,
-        job.job_id,
-        approve=body.decision == "approve",
-        note=body.note,
-        request_id=asked.request_id,
-        policy_hash=body.policy_hash,
-    )
+    approve, key = body.decision == "approve", asked.request_id
+    decided, repeated = await jobs.decide(job.job_id, body.note, body.policy_hash, key, approve=approve)
     instance.wake_bus()
-    mark_replayed(response, replayed=answer.repeated)
-    return {
-        "job_id": job.job_id,
-        "lifecycle": job.lifecycle,
-        "status": answer.target,
-        "type": job.type,
-        "version": answer.version,
-    }
+    mark_replayed(response, replayed=repeated)
+    return decided
