@@ -10,14 +10,16 @@ from trellis.api.artifacts import LocalArtifacts
 from trellis.api.dead_letters import LocalDeadLetters
 from trellis.api.memory import LocalMemory
 from trellis.api.proposals import LocalProposals
+from trellis.api.safety import LocalSafety
 from trellis.http.jobs import Jobs
-from trellis.http.resources import Artifacts, DeadLetters, Memory, Proposals
+from trellis.http.resources import Artifacts, DeadLetters, Memory, Proposals, Safety
 
 PARTS: list[tuple[type[Any], type[Any]]] = [
     (LocalArtifacts, Artifacts),
     (LocalDeadLetters, DeadLetters),
     (LocalMemory, Memory),
     (LocalProposals, Proposals),
+    (LocalSafety, Safety),
 ]
 OF_SERVICES = {"stage", "propose"}
 """Calls of the NLM backend and of agents; no command makes them."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # each part loads what it needs on its first use: `trellis jo
     from trellis.api.dead_letters import LocalDeadLetters
     from trellis.api.memory import LocalMemory
     from trellis.api.proposals import LocalProposals
+    from trellis.api.safety import LocalSafety
     from trellis.app.instance import Instance
 
 
@@ -64,6 +65,13 @@ class LocalApi:
         from trellis.api.proposals import LocalProposals
 
         return LocalProposals(self._context)
+
+    @property
+    def safety(self) -> "LocalSafety":
+        """The safety policy."""
+        from trellis.api.safety import LocalSafety
+
+        return LocalSafety(self._context)
 
 
 @asynccontextmanager

@@ -10,7 +10,6 @@ from trellis.app.fleet import kernel_of
 from trellis.app.wiring import elapsed_s
 from trellis.bus.approvals import get_bus_job
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety import evaluation
 from trellis.bus.safety.evaluation import JOBS_MAX
 from trellis.bus.safety.kernel import PolicyKernel, SafetyKernel
 from trellis.bus.safety.policy import PolicyRule, read_bounded, read_policy_file
@@ -34,8 +33,8 @@ def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
     made = group(program, "policy", section="Jobs", help_="What the safety policy lets go; check, explain, simulate.")
     command(made, "check")(check)
-    command(made, "explain", over_http=explain)(explain)
-    command(made, "simulate", over_http=simulate)(simulate)
+    command(made, "explain", gateway=True)(explain)
+    command(made, "simulate", gateway=True)(simulate)
 
 
 def check(cli: Cli, file: FileArgument) -> None:
@@ -161,11 +160,10 @@ async def simulate(
     """Say what a policy would have decided about the last jobs on the bus, beside what was decided."""
     if not 1 <= last <= JOBS_MAX:
         raise OptionInvalid(option="--last", value=last, expected=f"it must be from 1 to {JOBS_MAX}")
-    made = await _simulated(cli, file, last)
-    if cli.out.as_json:
-        for one in made:
-            cli.out.record(one)
-        return
+    read_policy_file(file)  # names the file in its errors
+    async with cli.api() as api:
+        found = (await api.safety.simulate(read_bounded(file).decode(), last=last)).items
+    made = [one.model_dump() for one in found]
     columns = [
         ListingColumn[dict[str, Any]](title="JOB", cell=lambda one: one["job_id"]),
         ListingColumn[dict[str, Any]](title="TOPIC", cell=lambda one: one["topic"], gives_way=True),
@@ -175,14 +173,5 @@ async def simulate(
         ListingColumn[dict[str, Any]](title="CHANGES", cell=lambda one: "yes" if one["changes"] else "no"),
     ]
     cli.out.listing(made, columns, empty="No jobs on the bus.")
-    cli.out.note(f"{sum(one['changes'] for one in made)} of {len(made)} would be decided otherwise")
-
-
-async def _simulated(cli: Cli, file: Path, last: int) -> list[dict[str, Any]]:
-    policy = read_policy_file(file)
-    if cli.gateway_url is not None:
-        async with cli.client() as client:
-            told = await client.safety.simulate(read_bounded(file).decode(), last=last)
-        return [one.model_dump(mode="json") for one in told.items]
-    async with cli.open() as ledger:
-        return [one.to_dict() for one in await evaluation.simulate_jobs(policy, ledger, last=last)]
+    if not cli.out.as_json:
+        cli.out.note(f"{sum(one['changes'] for one in made)} of {len(made)} would be decided otherwise")
