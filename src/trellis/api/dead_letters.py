@@ -1,16 +1,16 @@
 """Dead letters: list and read them, and requeue their jobs (DJ-12, D9)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
-from trellis.api.pages import read_pages
 from trellis.app.wiring import new_id
 from trellis.documents.run_documents import timestamp
 from trellis.engine.errors import JobNotFound
 from trellis.engine.event_data import last_traceback
 from trellis.engine.jobs import JobId, ReasonCode, RequestId
 from trellis.engine.records import DeadLetter, JobFilter
+from trellis.http.pages import read_pages
 from trellis.http.shapes import DeadLetterShape, Page, Requeued
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.dead_letters import DeadLetterNotFound, dead_letters, letter_of, requeue_answer, requeue_dead
@@ -86,18 +86,5 @@ def _filter(type_: str | None, reason: str | None, lifecycle: str | None, correl
 
 def _letter(letter: DeadLetter) -> DeadLetterShape:
     until = letter.last_lease_expires_at
-    return DeadLetterShape(
-        job_id=letter.job_id,
-        type=letter.type,
-        lifecycle=letter.lifecycle,
-        status=letter.state,
-        reason_code=letter.reason_code.value,
-        stage=letter.stage.value,
-        last_error=letter.last_error,
-        attempts=letter.attempts,
-        last_owner=letter.last_owner,
-        last_lease_expires_at=None if until is None else timestamp(until),
-        correlation_id=letter.correlation_id,
-        at=timestamp(letter.at),
-        version=letter.version,
-    )
+    times = {"at": timestamp(letter.at), "last_lease_expires_at": None if until is None else timestamp(until)}
+    return DeadLetterShape.model_validate({**asdict(letter), **times, "status": letter.state})

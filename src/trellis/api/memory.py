@@ -1,15 +1,16 @@
 """Agents' memory, to read: layer 1 and its history (AUTH-4, D44, D62). Layer 2 has a rule and a route of its own."""
 
 import asyncio
+from dataclasses import asdict
 from typing import Literal
 
 from trellis.agents.catalog import AgentMissing
 from trellis.agents.definition import AgentMalformed
 from trellis.agents.errors import AgentNotFound, DefinitionMalformed
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
-from trellis.api.pages import read_pages
 from trellis.documents.run_documents import timestamp
-from trellis.http.shapes import FileChanged, MemoryChange, MemoryRead, Page
+from trellis.http.pages import read_pages
+from trellis.http.shapes import MemoryChange, MemoryRead, Page
 from trellis.runs.memory_access import check_reach, only_agent
 from trellis.storage.memory import HistoryEntry, MemoryRepository, MemoryView, ReadMode
 from trellis.storage.memory.layout import CommitId
@@ -76,17 +77,4 @@ def _read(view: MemoryView) -> MemoryRead:
 
 
 def _change(entry: HistoryEntry) -> MemoryChange:
-    return MemoryChange(
-        commit=entry.commit,
-        at=timestamp(entry.at),
-        author=entry.author,
-        version=entry.version,
-        proposal_id=entry.proposal_id,
-        run_id=entry.run_id,
-        auto_approved=entry.auto_approved,
-        reason=entry.reason,
-        files=[
-            FileChanged(file=change.file, kind=change.kind.value, added=change.added, removed=change.removed)
-            for change in entry.files
-        ],
-    )
+    return MemoryChange.model_validate({**asdict(entry), "at": timestamp(entry.at)})

@@ -10,8 +10,8 @@ from trellis.app.fleet import kernel_of
 from trellis.app.wiring import elapsed_s
 from trellis.bus.approvals import get_bus_job
 from trellis.bus.requests import JobRequest
+from trellis.bus.safety import evaluation
 from trellis.bus.safety.evaluation import JOBS_MAX
-from trellis.bus.safety.kernel import PolicyKernel, SafetyKernel
 from trellis.bus.safety.policy import PolicyRule, read_bounded, read_policy_file
 from trellis.cli.commands import command, group
 from trellis.cli.invocation import Cli
@@ -119,23 +119,17 @@ def _stored(job: JobWhole) -> JobRequest:
 
 async def _explained(cli: Cli, request: JobRequest, policy: Path | None) -> dict[str, Any]:
     """The explanation by the given policy, the gateway's, or the one in the settings."""
-    if policy is None and cli.gateway_url is not None:
+    if policy is not None:
+        return evaluation.explain(read_policy_file(policy), request).to_dict()
+    if cli.gateway_url is not None:
         async with cli.client() as client:
             told = await client.safety.explain(request.model_dump(mode="json", exclude_defaults=True))
         return told.model_dump(mode="json", exclude_none=True)
-    kernel = _kernel(cli, policy)
+    kernel = kernel_of(cli.settings, cli.url, monotonic=elapsed_s)
     try:
         return (await kernel.explain(request)).to_dict()
     finally:
         await kernel.close()
-
-
-def _kernel(cli: Cli, policy: Path | None) -> SafetyKernel:
-    return (
-        kernel_of(cli.settings, cli.url, monotonic=elapsed_s)
-        if policy is None
-        else PolicyKernel(read_policy_file(policy))
-    )
 
 
 def _show(cli: Cli, told: dict[str, Any]) -> None:

@@ -3,10 +3,12 @@
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from trellis.api.context import PAGE_MAX
 from trellis.http.shapes import Page
 
 ItemT = TypeVar("ItemT")
+
+PAGE_MAX = 200
+"""Items of one page, at most. A longer list is read page by page."""
 
 
 async def read_pages(
