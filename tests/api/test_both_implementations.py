@@ -5,15 +5,36 @@ from typing import Any
 
 import pytest
 
+from trellis.api.approvals import LocalApprovals
 from trellis.api.artifacts import LocalArtifacts
+from trellis.api.dead_letters import LocalDeadLetters
+from trellis.api.memory import LocalMemory
 from trellis.api.proposals import LocalProposals
-from trellis.http.resources import Artifacts, Proposals
+from trellis.api.safety import LocalSafety
+from trellis.http.jobs import Jobs
+from trellis.http.resources import Artifacts, DeadLetters, Memory, Proposals, Safety
 
-PARTS: list[tuple[type[Any], type[Any]]] = [(LocalArtifacts, Artifacts), (LocalProposals, Proposals)]
-OF_SERVICES = {"stage"}
-"""Calls of the NLM backend; no command makes them."""
-ALONE = {"document", "pending"}
-"""Calls for one side: stored bytes for a route, and a list that is `list(status=…)`."""
+PARTS: list[tuple[type[Any], type[Any]]] = [
+    (LocalArtifacts, Artifacts),
+    (LocalDeadLetters, DeadLetters),
+    (LocalMemory, Memory),
+    (LocalProposals, Proposals),
+    (LocalSafety, Safety),
+]
+OF_SERVICES = {"stage", "propose"}
+"""Calls of the NLM backend and of agents; no command makes them."""
+ALONE = {
+    "document",
+    "pending",
+    "page",
+    "history_page",
+    "held_job",
+    "decide",
+    "requeue_found",
+    "traceback",
+    "count_failed",
+}
+"""Calls for one side: what a route alone asks, what is not told over HTTP, and a list that is `list(status=…)`."""
 
 
 def calls(part: type[Any]) -> dict[str, inspect.Signature]:
@@ -26,3 +47,7 @@ def test_a_part_of_the_application_has_the_same_calls_locally_and_through_a_gate
     local: type[Any], remote: type[Any]
 ):
     assert calls(local) == calls(remote)
+
+
+def test_a_held_job_is_decided_about_with_the_same_calls_locally_and_through_a_gateway():
+    assert calls(LocalApprovals).items() <= calls(Jobs).items()

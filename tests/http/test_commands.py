@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.conftest import Place, Shell
 from trellis import connect_sync
-from trellis.cli import agents, approvals, jobs, memory, over_http, runs, submit
+from trellis.cli import agents, jobs, over_http, runs, submit
 from trellis.lifecycles import Role
 
 AGENT = "archivist-violin"
@@ -91,6 +91,30 @@ def test_a_job_is_told_in_the_same_words_through_a_gateway_and_from_a_ledger(she
     assert [(answer["status"], answer["requested"]) for answer in answers] == [("cancelled", False)] * 2
 
 
+@pytest.mark.requirement("DJ-12", "D9")
+def test_dead_letters_are_listed_shown_and_requeued_through_a_gateway_as_on_a_ledger(shell: Shell, place: Place):
+    dead = [shell("submit", "letters", "--correlation", name).strip() for name in ("one", "two", "three")]
+    for job_id in dead:
+        shell("job", "dead-letter", job_id, "--cause", "it must not run")
+    pairs = both(shell, place, "dlq", "--type", "letters")
+    assert [remote["job_id"] for remote, _ in pairs] == dead[::-1]
+    assert all(remote == local for remote, local in pairs)
+    assert shell("dlq", "--correlation", "two", "--ids") == f"{dead[1]}\n"
+    ((remote, local),) = both(shell, place, "dlq", "show", dead[0])
+    assert {**remote, "traceback": None} == local, "a traceback is not told over HTTP"
+    assert "policy_violation" in shell("dlq", "show", dead[0])
+    chosen = ("dlq", "requeue", "--type", "letters")
+    assert shell(*chosen, "--dry-run") == "3 jobs would be requeued\n"
+    assert "--yes" in shell(*chosen, code=2)
+    assert shell(*chosen, "--limit", "2", "--yes").endswith("2 of 2 requeued\n")
+    assert shell.records("dlq", "requeue", dead[0]) == [
+        {"job_id": dead[0], "status": "queued", "requeued": True, "reason": ""}
+    ]
+    assert f"{dead[0]} stays queued" in shell("dlq", "requeue", dead[0], code=1)
+    assert "has no dead letter" in shell("dlq", "show", dead[0], code=1)
+    assert "no job 'nobody'" in shell("dlq", "show", "nobody", code=1)
+
+
 def test_runs_and_proposals_are_told_in_the_same_words_through_a_gateway_and_from_a_ledger(
     shell: Shell, place: Place, address: str
 ):
@@ -164,11 +188,6 @@ def test_what_is_wrong_with_the_gateway_is_said_with_a_way_out(
         (jobs.cancel, over_http.cancel_job),
         (jobs.dead_letter, over_http.dead_letter_job),
         (jobs.requeue, over_http.requeue_job),
-        (approvals.approve, approvals.approve_over_http),
-        (approvals.deny, approvals.deny_over_http),
-        (memory.list_memories, memory.list_over_http),
-        (memory.read, memory.read_over_http),
-        (memory.history, memory.history_over_http),
     ],
 )
 def test_both_ways_take_the_same_options(local: Callable[..., Any], remote: Callable[..., Any]):

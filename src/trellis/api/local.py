@@ -12,8 +12,12 @@ from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 
 if TYPE_CHECKING:  # each part loads what it needs on its first use: `trellis jobs` loads no agents
+    from trellis.api.approvals import LocalApprovals
     from trellis.api.artifacts import LocalArtifacts
+    from trellis.api.dead_letters import LocalDeadLetters
+    from trellis.api.memory import LocalMemory
     from trellis.api.proposals import LocalProposals
+    from trellis.api.safety import LocalSafety
     from trellis.app.instance import Instance
 
 
@@ -35,11 +39,39 @@ class LocalApi:
         return LocalArtifacts(self._context)
 
     @property
+    def dead_letters(self) -> "LocalDeadLetters":
+        """Jobs that failed and need an operator."""
+        from trellis.api.dead_letters import LocalDeadLetters
+
+        return LocalDeadLetters(self._context)
+
+    @property
+    def jobs(self) -> "LocalApprovals":
+        """Jobs; so far decisions about those that the safety kernel held."""
+        from trellis.api.approvals import LocalApprovals
+
+        return LocalApprovals(self._context)
+
+    @property
+    def memory(self) -> "LocalMemory":
+        """What agents remember."""
+        from trellis.api.memory import LocalMemory
+
+        return LocalMemory(self._context)
+
+    @property
     def proposals(self) -> "LocalProposals":
         """What agents propose."""
         from trellis.api.proposals import LocalProposals
 
         return LocalProposals(self._context)
+
+    @property
+    def safety(self) -> "LocalSafety":
+        """The safety policy."""
+        from trellis.api.safety import LocalSafety
+
+        return LocalSafety(self._context)
 
 
 @asynccontextmanager

@@ -1,29 +1,25 @@
 """`trellis dlq`: list and requeue dead letters."""
 
 import sys
-from dataclasses import replace
-from typing import Annotated
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
+from trellis.api.local import LocalApi
 from trellis.cli import values
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.jobs import report_requeued, show
-from trellis.cli.output import ListingColumn, age, as_record
-from trellis.engine.errors import InputError, JobNotFound, OptionInvalid, Refused
-from trellis.engine.event_data import last_traceback
-from trellis.engine.jobs import JobId, Moved, NotMoved
-from trellis.engine.ledger import Ledger
-from trellis.engine.records import DeadLetter, JobFilter
+from trellis.cli.output import ListingColumn, age_column
+from trellis.engine.errors import InputError, OptionInvalid
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.operations.dead_letters import WITH_LETTERS, dead_letters, letter_of
-from trellis.operations.doctor import without_cancelled
+from trellis.operations.dead_letters import WITH_LETTERS
 from trellis.operations.explain import REASON_PHRASES, counted
 
-PAGE_MAX = 500
 REQUEUE_CHUNK = 200
 REQUEUE_MAX = 100_000
 COUNTED_MAX = 100
@@ -42,9 +38,9 @@ CorrelationOption = Annotated[str | None, typer.Option("--correlation", help="On
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
     dlq = group(program, "dlq", section="Queues", help_="Dead letters: list, show, requeue.", lists=True)
-    command(dlq, "list")(list_letters)
-    command(dlq, "show")(show_letter)
-    command(dlq, "requeue")(requeue)
+    command(dlq, "list", gateway=True)(list_letters)
+    command(dlq, "show", gateway=True)(show_letter)
+    command(dlq, "requeue", gateway=True)(requeue)
 
 
 async def list_letters(
@@ -59,59 +55,55 @@ async def list_letters(
 ) -> None:
     """List dead letters that nobody requeued, newest first: dead-lettered jobs, and DEAD jobs of the job queue.
 
-    Jobs of the job queue that failed and are not DEAD yet wait for a person too, and are counted beside.
+    Jobs of the job queue that failed and are not DEAD yet wait for a person too; on a ledger they are counted beside.
     """
-    where = _filter(type_, reason, correlation, lifecycle)
-    wanted = values.limit(limit, LIMIT_MAX)
-    async with cli.open() as ledger:
-        now = await ledger.now()
-        found, more = await _letters(ledger, where, wanted, cursor)
-        elsewhere = [] if reason or lifecycle == LEASED_JOB.name else await _without_letter(ledger, where)
+    where, wanted, failed = _filter(type_, reason, correlation, lifecycle), values.limit(limit, LIMIT_MAX), 0
+    async with cli.api() as api:
+        now = await cli.ledger_time(api)
+        found = await api.dead_letters.list(**where, limit=wanted, cursor=cursor)
+        if isinstance(api, LocalApi) and not reason and lifecycle != LEASED_JOB.name:
+            failed = await api.dead_letters.count_failed(type_=type_, correlation_id=correlation, limit=COUNTED_MAX)
     columns = [
-        ListingColumn[DeadLetter](title="JOB", cell=lambda letter: letter.job_id),
-        ListingColumn[DeadLetter](title="REASON", cell=lambda letter: Text(letter.reason_code.value, style="red")),
-        ListingColumn[DeadLetter](title="AGE", cell=lambda letter: age(letter.at, now), right=True),
-        ListingColumn[DeadLetter](
-            title="TYPE: ERROR", cell=lambda letter: f"{letter.type}: {letter.last_error}", gives_way=True
+        ListingColumn[Mapping[str, Any]](title="JOB", cell=lambda letter: letter["job_id"]),
+        ListingColumn[Mapping[str, Any]](title="REASON", cell=lambda letter: Text(letter["reason_code"], style="red")),
+        age_column("DIED", now, of="at"),
+        ListingColumn[Mapping[str, Any]](
+            title="TYPE: ERROR", cell=lambda letter: f"{letter['type']}: {letter['last_error']}", gives_way=True
         ),
     ]
-    if not cli.out.ids_alone(ids, [letter.job_id for letter in found]):
-        cli.out.listing(found, columns, empty="No dead letters.")
-    if more is not None:
-        cli.out.note(f"there are more: --cursor {more}")
-    for name, state, count in elsewhere:
-        many = f"{counted(count, name)}{' or more' if count == COUNTED_MAX else ''}"
-        are = "is" if count == 1 else "are"
+    if not cli.out.ids_alone(ids, [letter.job_id for letter in found.items]):
+        cli.out.listing([letter.model_dump() for letter in found.items], columns, empty="No dead letters.")
+    if found.next_cursor is not None:
+        cli.out.note(f"there are more: --cursor {found.next_cursor}")
+    if failed:
+        name, state = QUEUE_JOB.name, "FAILED"
+        many = f"{counted(failed, name)}{' or more' if failed == COUNTED_MAX else ''}"
+        are = "is" if failed == 1 else "are"
         cli.out.note(f"{many} {are} {state}, without a dead letter: trellis jobs --lifecycle {name} --status {state}")
 
 
 async def show_letter(cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]) -> None:
     """One dead letter with all it says, and its job."""
-    async with cli.open() as ledger:
-        job = await ledger.job(JobId(id_))
-        letter = await letter_of(ledger, job) if job else None
-        events = await ledger.events(letter.job_id) if letter else []
-    if job is None:
-        raise JobNotFound(job_id=id_)
-    if letter is None:
-        raise Refused(detail=f"Job {id_} is {job.state} and has no dead letter; `trellis job explain {id_}` says more.")
+    async with cli.api() as api:
+        letter = (await api.dead_letters.get(id_)).model_dump()
+        if isinstance(api, LocalApi):
+            letter["traceback"] = await api.dead_letters.traceback(id_)
     if cli.out.as_json:
-        cli.out.record({**as_record(letter), "traceback": last_traceback(events)})
+        cli.out.record(letter)
         return
+    until = letter["last_lease_expires_at"]
     cli.out.facts(
         [
-            ("reason", f"{letter.reason_code.value}: {REASON_PHRASES[letter.reason_code.value]}"),
-            ("stage", letter.stage.value),
-            ("attempts", str(letter.attempts)),
-            ("last owner", letter.last_owner or "nobody ever held it"),
-            (
-                "lease until",
-                f"{letter.last_lease_expires_at:%Y-%m-%d %H:%M:%S} UTC" if letter.last_lease_expires_at else "",
-            ),
+            ("reason", f"{letter['reason_code']}: {REASON_PHRASES[letter['reason_code']]}"),
+            ("stage", letter["stage"]),
+            ("attempts", str(letter["attempts"])),
+            ("last owner", letter["last_owner"] or "nobody ever held it"),
+            ("lease until", f"{datetime.fromisoformat(until):%Y-%m-%d %H:%M:%S} UTC" if until else ""),
         ]
     )
     cli.out.line()
-    await show(cli, id_)
+    show_job = show if cli.gateway_url is None else at_gateway("show_job")
+    await show_job(cli, id_=id_)
 
 
 async def requeue(
@@ -131,25 +123,25 @@ async def requeue(
     """Run dead-lettered jobs again: those named, or all that a filter finds."""
     where = _filter(type_, reason, correlation, lifecycle)
     wanted = values.limit(limit, REQUEUE_MAX)
-    filtered = all_ or where != JobFilter()
+    filtered = all_ or any(value is not None for value in where.values())
     if bool(ids) == filtered:
         expected = "Name jobs, or filter with --type, --reason, --correlation, --lifecycle or --all; not both."
         raise InputError(detail=expected)
-    async with cli.connect(operator=not dry_run) as trellis:
+    async with cli.api() as api:
         chosen = list(ids or [])
         if filtered:
-            letters, _ = await _letters(trellis.ledger, where, wanted, None)
+            letters = (await api.dead_letters.list(**where, limit=wanted)).items
             chosen = [letter.job_id for letter in reversed(letters)]
         if dry_run or not chosen:
             return _counted(cli, len(chosen), wanted)
         if filtered and not yes:
             _ask(len(chosen))
-        answers: list[Moved | NotMoved] = []
+        answers = list[dict[str, Any]]()
         for first in range(0, len(chosen), REQUEUE_CHUNK):
-            answers += await trellis.requeue(chosen[first : first + REQUEUE_CHUNK], cause=cause)
+            answers += (await api.dead_letters.requeue(chosen[first : first + REQUEUE_CHUNK], reason=cause)).items
     code = report_requeued(cli, answers)
     if not cli.out.as_json and len(answers) > 1:
-        cli.out.line(f"{sum(isinstance(answer, Moved) for answer in answers)} of {len(answers)} requeued")
+        cli.out.line(f"{sum(answer['requeued'] for answer in answers)} of {len(answers)} requeued")
     return code
 
 
@@ -170,27 +162,16 @@ def _ask(count: int) -> None:
     typer.confirm(f"Requeue {counted(count, 'job')}?", abort=True, err=True)
 
 
-async def _without_letter(ledger: Ledger, where: JobFilter) -> list[tuple[str, str, int]]:
-    """Failed queue jobs that wait for an operator: lifecycle, state and number."""
-    page = await ledger.jobs(replace(where, lifecycle=QUEUE_JOB.name, state="FAILED"), limit=COUNTED_MAX)
-    waiting = len(without_cancelled(page.jobs))
-    return [(QUEUE_JOB.name, "FAILED", waiting)] if waiting else []
-
-
-def _filter(type_: str | None, reason: str | None, correlation: str | None, lifecycle: str | None) -> JobFilter:
+def _filter(
+    type_: str | None, reason: str | None, correlation: str | None, lifecycle: str | None
+) -> dict[str, str | None]:
+    """The filter as both implementations of the application take it; raises OptionInvalid."""
     if lifecycle not in {None, *WITH_LETTERS}:
         raise OptionInvalid(option="--lifecycle", value=lifecycle, expected=f"one of {', '.join(WITH_LETTERS)}")
-    return JobFilter(type=type_, reason_code=values.reason(reason), correlation_id=correlation, lifecycle=lifecycle)
-
-
-async def _letters(
-    ledger: Ledger, where: JobFilter, wanted: int, cursor: str | None
-) -> tuple[list[DeadLetter], str | None]:
-    """Up to `wanted` letters, and the cursor of the next ones."""
-    found: list[DeadLetter] = []
-    while True:
-        page = await dead_letters(ledger, where, limit=min(PAGE_MAX, wanted - len(found)), cursor=cursor)
-        found += page.letters
-        cursor = page.cursor
-        if cursor is None or len(found) >= wanted:
-            return found, cursor
+    code = values.reason(reason)
+    return {
+        "type_": type_,
+        "reason": None if code is None else code.value,
+        "correlation_id": correlation,
+        "lifecycle": lifecycle,
+    }

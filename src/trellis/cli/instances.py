@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trellis.app.wiring import identify, principal_for
@@ -37,18 +36,6 @@ def person(cli: Cli, action: str) -> Principal:
     principal = principal_for(cli.url, name=cli.person, operator=identity is None, identity=identity)
     principal.acting(Role.OWNER, Role.CONTROL_PLANE, action=action)
     return principal
-
-
-def reader(cli: Cli, action: str) -> Principal:
-    """The principal for restricted reads: from the token, otherwise the local owner.
-
-    The local owner is proven by read access to the ledger's key. Raises NotAllowed.
-    """
-    identity = identify(cli.url, cli.settings)
-    if identity is not None:
-        return principal_for(cli.url, name=identity.name, operator=False, identity=identity)
-    principal = person(cli, action)
-    return replace(principal, roles=principal.roles | {Role.OWNER})
 
 
 def operator(cli: Cli, action: str) -> Actor:

@@ -27,7 +27,6 @@ from trellis.engine.jobs import (
     CancelMode,
     JobId,
     Moved,
-    NotMoved,
     Priority,
     ReasonCode,
     RequestId,
@@ -38,7 +37,7 @@ from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
-from trellis.operations.dead_letters import letter_of
+from trellis.operations.dead_letters import letter_of, requeue_answer
 from trellis.operations.explain import HOLD_PHRASES, JobExplanation, duration, explain, timer_phrase, waits_for
 
 if TYPE_CHECKING:  # the bus is imported only when it is used
@@ -447,7 +446,7 @@ async def requeue(
         (answer,) = await trellis.requeue([id_], cause=cause)
         job = None if isinstance(answer, Moved) else await trellis.ledger.job(answer.job_id)
         why = None if job is None else timer_phrase(job, await trellis.ledger.now())
-    return report_requeued(cli, [answer], why=f"it {why}" if why else None)
+    return report_requeued(cli, [requeue_answer(answer)], why=f"it {why}" if why else None)
 
 
 async def _requeue(cli: Cli, trellis: Trellis, job: Job, cause: str | None) -> int:
@@ -466,20 +465,19 @@ async def _requeue(cli: Cli, trellis: Trellis, job: Job, cause: str | None) -> i
     return 0
 
 
-def report_requeued(cli: Cli, answers: list[Moved | NotMoved], *, why: str | None = None) -> int:
+def report_requeued(cli: Cli, answers: Sequence[Mapping[str, Any]], *, why: str | None = None) -> int:
     """Print which jobs were requeued; returns 1 if one was not. `why` replaces the default reason."""
     for answer in answers:
-        moved = isinstance(answer, Moved)
-        state = answer.target if isinstance(answer, Moved) else answer.state
+        job_id, state, moved = answer["job_id"], answer["status"], answer["requeued"]
         if cli.out.as_json:
-            reason = "" if isinstance(answer, Moved) else why or answer.reason
-            cli.out.record({"job_id": answer.job_id, "status": state, "requeued": moved, "reason": reason})
-        elif isinstance(answer, Moved):
-            cli.out.line(f"{answer.job_id} is {state} again")
+            reason = "" if moved else why or answer["reason"]
+            cli.out.record({"job_id": job_id, "status": state, "requeued": moved, "reason": reason})
+        elif moved:
+            cli.out.line(f"{job_id} is {state} again")
         else:
             told = why or "only failed and dead-lettered jobs are requeued"
-            cli.out.error(f"{answer.job_id} stays {state}: {told}")
-    return 0 if all(isinstance(answer, Moved) for answer in answers) else 1
+            cli.out.error(f"{job_id} stays {state}: {told}")
+    return 0 if all(answer["requeued"] for answer in answers) else 1
 
 
 async def _get_job(ledger: Ledger, job_id: str) -> Job:

@@ -12,7 +12,6 @@ from trellis.bus.approvals import get_bus_job
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety import evaluation
 from trellis.bus.safety.evaluation import JOBS_MAX
-from trellis.bus.safety.kernel import PolicyKernel, SafetyKernel
 from trellis.bus.safety.policy import PolicyRule, read_bounded, read_policy_file
 from trellis.cli.commands import command, group
 from trellis.cli.invocation import Cli
@@ -34,8 +33,8 @@ def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
     made = group(program, "policy", section="Jobs", help_="What the safety policy lets go; check, explain, simulate.")
     command(made, "check")(check)
-    command(made, "explain", over_http=explain)(explain)
-    command(made, "simulate", over_http=simulate)(simulate)
+    command(made, "explain", gateway=True)(explain)
+    command(made, "simulate", gateway=True)(simulate)
 
 
 def check(cli: Cli, file: FileArgument) -> None:
@@ -120,23 +119,17 @@ def _stored(job: JobWhole) -> JobRequest:
 
 async def _explained(cli: Cli, request: JobRequest, policy: Path | None) -> dict[str, Any]:
     """The explanation by the given policy, the gateway's, or the one in the settings."""
-    if policy is None and cli.gateway_url is not None:
+    if policy is not None:
+        return evaluation.explain(read_policy_file(policy), request).to_dict()
+    if cli.gateway_url is not None:
         async with cli.client() as client:
             told = await client.safety.explain(request.model_dump(mode="json", exclude_defaults=True))
         return told.model_dump(mode="json", exclude_none=True)
-    kernel = _kernel(cli, policy)
+    kernel = kernel_of(cli.settings, cli.url, monotonic=elapsed_s)
     try:
         return (await kernel.explain(request)).to_dict()
     finally:
         await kernel.close()
-
-
-def _kernel(cli: Cli, policy: Path | None) -> SafetyKernel:
-    return (
-        kernel_of(cli.settings, cli.url, monotonic=elapsed_s)
-        if policy is None
-        else PolicyKernel(read_policy_file(policy))
-    )
 
 
 def _show(cli: Cli, told: dict[str, Any]) -> None:
@@ -161,11 +154,10 @@ async def simulate(
     """Say what a policy would have decided about the last jobs on the bus, beside what was decided."""
     if not 1 <= last <= JOBS_MAX:
         raise OptionInvalid(option="--last", value=last, expected=f"it must be from 1 to {JOBS_MAX}")
-    made = await _simulated(cli, file, last)
-    if cli.out.as_json:
-        for one in made:
-            cli.out.record(one)
-        return
+    read_policy_file(file)  # names the file in its errors
+    async with cli.api() as api:
+        found = (await api.safety.simulate(read_bounded(file).decode(), last=last)).items
+    made = [one.model_dump() for one in found]
     columns = [
         ListingColumn[dict[str, Any]](title="JOB", cell=lambda one: one["job_id"]),
         ListingColumn[dict[str, Any]](title="TOPIC", cell=lambda one: one["topic"], gives_way=True),
@@ -175,14 +167,5 @@ async def simulate(
         ListingColumn[dict[str, Any]](title="CHANGES", cell=lambda one: "yes" if one["changes"] else "no"),
     ]
     cli.out.listing(made, columns, empty="No jobs on the bus.")
-    cli.out.note(f"{sum(one['changes'] for one in made)} of {len(made)} would be decided otherwise")
-
-
-async def _simulated(cli: Cli, file: Path, last: int) -> list[dict[str, Any]]:
-    policy = read_policy_file(file)
-    if cli.gateway_url is not None:
-        async with cli.client() as client:
-            told = await client.safety.simulate(read_bounded(file).decode(), last=last)
-        return [one.model_dump(mode="json") for one in told.items]
-    async with cli.open() as ledger:
-        return [one.to_dict() for one in await evaluation.simulate_jobs(policy, ledger, last=last)]
+    if not cli.out.as_json:
+        cli.out.note(f"{sum(one['changes'] for one in made)} of {len(made)} would be decided otherwise")

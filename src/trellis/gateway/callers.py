@@ -24,7 +24,7 @@ from trellis.http_server.limits import RateLimits, RefusalBounds
 from trellis.http_server.problems import Problem, correlation_of, problem_response
 from trellis.http_server.tokens import VerifiedTokens, bearer
 from trellis.lifecycles import Role
-from trellis.runs.memory_access import agent_of, check_reach, only_agent
+from trellis.runs.memory_access import agent_of, check_reach
 
 # Authentication and authorization: a bearer token becomes a principal, and the route's rule is checked before anything
 # is looked up (AUTH-5, D27). A caller without permission does not even learn whether a thing exists.
@@ -168,11 +168,6 @@ def api_for(instance: Instance, caller: Caller) -> LocalApi:
 
 
 # Which agent a caller may reach; the rule itself is in `runs.memory_access` (D62, AUTH-3).
-
-
-async def agent_within_reach(instance: Instance, caller: Caller, rule: str) -> str | None:
-    """The one agent that this rule lets the caller reach; None for all agents. Raises NotAllowed if there is none."""
-    return await only_agent(instance.ledger, caller.principal, rule)
 
 
 async def within_job_agent(instance: Instance, caller: Caller, rule: str, job_id: str) -> None:

@@ -25,6 +25,7 @@ from trellis.http.errors import (
     TokenUnprotected,
     refusal,
 )
+from trellis.http.pages import read_pages
 from trellis.http.shapes import Page
 
 # One request to the gateway, retried until it is answered or its timeout is over.
@@ -302,7 +303,6 @@ def _sendable(token: str) -> str:
 
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 1_000_000
-PAGE_MAX = 200
 
 ItemT = TypeVar("ItemT", bound=pydantic.BaseModel)
 
@@ -313,13 +313,11 @@ async def listed(
     """At most `limit` items, and the cursor of the next ones."""
     if not 1 <= limit <= LIMIT_MAX:
         raise OptionInvalid(option="limit", value=limit, expected=f"it must be from 1 to {LIMIT_MAX}")
-    items: list[ItemT] = []
-    while True:
-        wanted = min(PAGE_MAX, limit - len(items))
-        page = await calls.get(Page[item], path, limit=wanted, cursor=cursor, **filters)
-        items += page.items
-        if page.next_cursor is not None and page.next_cursor == cursor:
+
+    async def read(size: int, after: str | None) -> Page[ItemT]:
+        page = await calls.get(Page[item], path, limit=size, cursor=after, **filters)
+        if page.next_cursor is not None and page.next_cursor == after:
             raise AnswerInvalid(request=f"GET {path}", reason="its next_cursor leads back to itself")
-        cursor = page.next_cursor
-        if cursor is None or len(items) >= limit:
-            return Page[item](items=items, next_cursor=cursor)
+        return page
+
+    return await read_pages(read, limit, cursor)

@@ -146,11 +146,12 @@ class DeadLetters:
         type_: str | None = None,
         reason: str | None = None,
         lifecycle: str | None = None,
+        correlation_id: str | None = None,
         limit: int = LIMIT_DEFAULT,
         cursor: str | None = None,
     ) -> Page[DeadLetterShape]:
         """The dead letters, newest first; with `lifecycle` only those of leased-jobs or of queue-jobs."""
-        chosen = {"type": type_, "reason_code": reason, "lifecycle": lifecycle}
+        chosen = {"type": type_, "reason_code": reason, "lifecycle": lifecycle, "correlation_id": correlation_id}
         return await listed(self._calls, DeadLetterShape, "/dlq", limit, cursor, **chosen)
 
     async def get(self, job_id: str) -> DeadLetterShape:
@@ -216,6 +217,12 @@ class Memory:
 
     def __init__(self, calls: GatewayCalls) -> None:
         self._calls = calls
+
+    async def list(self, *, limit: int = LIMIT_DEFAULT) -> Page[MemoryRead]:
+        """The memories of the agents, by name, each with its facts. Each is one request."""
+        agents = (await listed(self._calls, AgentShape, "/agents", limit)).items
+        slugs = [agent.slug for agent in agents if agent.slug is not None and agent.status != "malformed"]
+        return Page[MemoryRead](items=[await self.read(slug, mode="wide") for slug in slugs], next_cursor=None)
 
     async def read(self, agent: str, *, mode: Literal["basic", "wide"] = "basic") -> MemoryRead:
         """Layer 1 of an agent's memory; wide adds its facts."""

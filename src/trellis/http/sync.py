@@ -180,6 +180,7 @@ class SyncDeadLetters(BlockingTwin):
 class SyncMemory(BlockingTwin):
     """`client.memory`"""
 
+    list = BlockingMethod(Memory.list)
     read = BlockingMethod(Memory.read)
     history = BlockingMethod(Memory.history)
     propose = BlockingMethod(Memory.propose)

@@ -7,8 +7,9 @@ contain everything but when its last lease would have expired.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
-from trellis.engine.errors import OptionInvalid
+from trellis.engine.errors import OptionInvalid, Refused
 from trellis.engine.jobs import Actor, JobId, Moved, NotMoved, ReasonCode, RequestId, RequestKey, Stage
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import DeadLetter, Event, Job, JobFilter
@@ -40,6 +41,12 @@ _REASONS = MappingProxyType(
     }
 )
 """The reason of a queue job's letter, by its error code, if it did not use up its attempts."""
+
+
+class DeadLetterNotFound(Refused):
+    """Job {job_id} is {state} and has no dead letter; `trellis job explain {job_id}` says more."""
+
+    code = "NOT_FOUND"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +186,13 @@ async def letter_of(ledger: Ledger, job: Job) -> DeadLetter | None:
     if job.lifecycle == QUEUE_JOB.name:
         return queue_letter(job, await ledger.events(job.job_id)) if job.state == QUEUE_DEAD else None
     return await ledger.dead_letter(job.job_id)
+
+
+def requeue_answer(answer: Moved | NotMoved) -> dict[str, Any]:
+    """What became of one job that should be requeued, as HTTP and commands report it."""
+    if isinstance(answer, NotMoved):
+        return {"job_id": answer.job_id, "requeued": False, "status": answer.state, "reason": answer.reason}
+    return {"job_id": answer.job_id, "requeued": True, "status": answer.target, "version": answer.version}
 
 
 async def requeue_dead(

@@ -1,6 +1,6 @@
 """Approve or deny a job that the safety kernel held (D45). The routes of proposals do the same with the same code."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 from fastapi import APIRouter, Response
@@ -31,7 +31,7 @@ class Approval(pydantic.BaseModel):
     policy_hash: str | None = pydantic.Field(None, min_length=1, max_length=200)
 
 
-@router.post("/jobs/{job_id}/approval", response_model=JobShape, responses=PROBLEMS)
+@router.post("/jobs/{job_id}/approval", responses=PROBLEMS)
 async def approval(
     job_id: JobIdPath,
     body: Approval,
@@ -39,7 +39,7 @@ async def approval(
     caller: Annotated[Caller, requires("jobs.approve")],
     asked: IdempotentRequestOf,
     response: Response,
-) -> dict[str, Any]:
+) -> JobShape:
     """Let a held job go, or deny it. 409 when it does not wait for a person, or is held under another policy.
 
     An approval is good for this job under the policy that held it: when the policy has changed before the job goes, it is held again.

@@ -5,16 +5,15 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
-from trellis.documents.run_documents import timestamp
-from trellis.engine.jobs import JobId, Moved, NotMoved, ReasonCode
-from trellis.engine.records import DeadLetter, JobFilter
-from trellis.gateway.callers import Caller, InstanceOf, requires
+from trellis.engine.jobs import JobId, Moved, ReasonCode
+from trellis.engine.records import JobFilter
+from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
 from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
-from trellis.gateway.pages import LIMIT_DEFAULT, LIMIT_MAX, Cursor, Limit, Page, page_document
+from trellis.gateway.pages import LIMIT_DEFAULT, LIMIT_MAX, Cursor, Limit, Page
 from trellis.http.shapes import DeadLetterShape, Requeued
 from trellis.http_server.bodies import StrictRoute
-from trellis.http_server.problems import PROBLEMS, Problem
-from trellis.operations.dead_letters import dead_letters, letter_of, requeue_dead
+from trellis.http_server.problems import PROBLEMS
+from trellis.operations.dead_letters import requeue_answer, requeue_dead
 
 WithLetters = Literal["leased-job", "queue-job"]
 """The lifecycles whose jobs can become dead letters."""
@@ -67,36 +66,30 @@ class DeadLetterRequeue(pydantic.BaseModel):
         return self
 
 
-@router.get("/dlq", response_model=Page[DeadLetterShape], responses=PROBLEMS)
+@router.get("/dlq", responses=PROBLEMS)
 async def listing(
     instance: InstanceOf,
-    _: Annotated[Caller, requires("dead-letters.read")],
+    caller: Annotated[Caller, requires("dead-letters.read")],
     type: Annotated[str | None, Query(max_length=200)] = None,  # noqa: A002 - the word of the interface
     lifecycle: Annotated[WithLetters | None, Query(description="Only jobs of this lifecycle.")] = None,
     reason_code: ReasonCode | None = None,
     correlation_id: Annotated[str | None, Query(max_length=200)] = None,
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
-) -> dict[str, Any]:
+) -> Page[DeadLetterShape]:
     """Dead letters that nobody requeued, newest first, of every lifecycle that has them: dead-lettered leased-jobs and DEAD queue-jobs."""
     where = JobFilter(lifecycle=lifecycle, type=type, reason_code=reason_code, correlation_id=correlation_id)
-    found = await dead_letters(instance.ledger, where, limit=limit, cursor=cursor)
-    return page_document([_letter(letter) for letter in found.letters], found.cursor)
+    return await api_for(instance, caller).dead_letters.page(where, limit=limit, cursor=cursor)
 
 
-@router.get("/dlq/{job_id}", response_model=DeadLetterShape, responses=PROBLEMS)
+@router.get("/dlq/{job_id}", responses=PROBLEMS)
 async def one(
     job_id: Annotated[str, Path(max_length=200)],
     instance: InstanceOf,
-    _: Annotated[Caller, requires("dead-letters.read")],
-) -> dict[str, Any]:
+    caller: Annotated[Caller, requires("dead-letters.read")],
+) -> DeadLetterShape:
     """The dead letter of one job."""
-    job = await instance.ledger.job(JobId(job_id))
-    letter = None if job is None else await letter_of(instance.ledger, job)
-    if letter is None:
-        state = "is not there" if job is None else f"is {job.state}"
-        raise Problem("NOT_FOUND", f"There is no dead letter of job {job_id!r}: it {state}.")
-    return _letter(letter)
+    return await api_for(instance, caller).dead_letters.get(job_id)
 
 
 @router.post("/dlq/requeue", response_model=Requeued, responses=PROBLEMS)
@@ -118,29 +111,4 @@ async def requeue(
         answers = await ledger.requeue(actor, chosen, asked.request_id, limit=many, cause=why, key=key)
     replayed = replayed or any(isinstance(answer, Moved) and answer.repeated for answer in answers)
     mark_replayed(response, replayed=replayed)
-    return {"items": [_answer(answer) for answer in answers]}
-
-
-def _answer(answer: Moved | NotMoved) -> dict[str, Any]:
-    if isinstance(answer, NotMoved):
-        return {"job_id": answer.job_id, "requeued": False, "status": answer.state, "reason": answer.reason}
-    return {"job_id": answer.job_id, "requeued": True, "status": answer.target, "version": answer.version}
-
-
-def _letter(letter: DeadLetter) -> dict[str, Any]:
-    until = letter.last_lease_expires_at
-    return {
-        "job_id": letter.job_id,
-        "type": letter.type,
-        "lifecycle": letter.lifecycle,
-        "status": letter.state,
-        "reason_code": letter.reason_code.value,
-        "stage": letter.stage.value,
-        "last_error": letter.last_error,
-        "attempts": letter.attempts,
-        "last_owner": letter.last_owner,
-        "last_lease_expires_at": None if until is None else timestamp(until),
-        "correlation_id": letter.correlation_id,
-        "at": timestamp(letter.at),
-        "version": letter.version,
-    }
+    return {"items": [requeue_answer(answer) for answer in answers]}

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Path, Query, Response
 
 from trellis.app.instance import Instance
 from trellis.engine.jobs import Actor
-from trellis.gateway.callers import Caller, InstanceOf, requires, within_reach
+from trellis.gateway.callers import Caller, InstanceOf, api_for, requires, within_reach
 from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.shapes import LogicProposed, MemoryChange, MemoryProposed, MemoryRead
@@ -29,7 +29,6 @@ from trellis.proposals.proposal import (
     ProposalSource,
 )
 from trellis.proposals.service import OfferedProposal, ProposalOffer, ProposalService
-from trellis.runs.memory_access import MemoryAccess
 from trellis.storage.memory import DeepPart, Operation, ReadMode
 from trellis.storage.memory.updates import CONTENT_BYTES_MAX, RESOLUTION_CHARS_MAX, SECTION_CHARS_MAX, UPDATES_MAX
 
@@ -113,15 +112,15 @@ class LogicProposal(pydantic.BaseModel):
     priority: Literal["normal", "high"] = "normal"
 
 
-@router.get("/memory/{agent_id}/read", response_model=MemoryRead, responses=PROBLEMS)
+@router.get("/memory/{agent_id}/read", responses=PROBLEMS)
 async def read(
     agent_id: AgentId,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("memory.read")],
     mode: ReadMode = ReadMode.BASIC,
-) -> dict[str, Any]:
+) -> MemoryRead:
     """Layer 1: snapshot and open loops; wide adds the facts. Layer 2 is never part of it."""
-    return await _access(instance).read(caller.principal, agent_id, mode)
+    return await api_for(instance, caller).memory.read(agent_id, mode=mode.value)
 
 
 @router.get("/memory/{agent_id}/deep", response_model=Page[DeepPiece], responses=PROBLEMS)
@@ -141,17 +140,16 @@ async def deep(
     return page_document(items, view.more)
 
 
-@router.get("/memory/{agent_id}/history", response_model=Page[MemoryChange], responses=PROBLEMS)
+@router.get("/memory/{agent_id}/history", responses=PROBLEMS)
 async def history(
     agent_id: AgentId,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("memory.read")],
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
-) -> dict[str, Any]:
+) -> Page[MemoryChange]:
     """The changes of a memory, newest first; a page may be empty and still have a next one."""
-    items, more = await _access(instance).history(caller.principal, agent_id, limit=limit, before=cursor)
-    return page_document(items, more)
+    return await api_for(instance, caller).memory.history_page(agent_id, limit=limit, cursor=cursor)
 
 
 @router.post("/memory/{agent_id}/propose", status_code=202, response_model=MemoryProposed, responses=PROBLEMS)
@@ -191,10 +189,6 @@ async def propose_logic(
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
-
-
-def _access(instance: Instance) -> MemoryAccess:
-    return MemoryAccess(ledger=instance.ledger, catalog=instance.catalog, memory=instance.memory)
 
 
 def _gateway(caller: Caller) -> Actor:

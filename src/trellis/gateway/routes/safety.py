@@ -1,17 +1,15 @@
 """Explain and simulate the safety policy for a job (BUS-4). These routes change nothing."""
 
-import asyncio
 from typing import Annotated, Any
 
 import pydantic
 from fastapi import APIRouter
 
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety import evaluation
 from trellis.bus.safety.evaluation import JOBS_MAX
-from trellis.bus.safety.policy import FILE_BYTES_MAX, SafetyPolicy, read_policy
+from trellis.bus.safety.policy import FILE_BYTES_MAX
 from trellis.engine.jobs import JOB_ID_PATTERN
-from trellis.gateway.callers import Caller, InstanceOf, requires
+from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
 from trellis.http.shapes import ExplanationShape, SimulationShape
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS
@@ -57,36 +55,22 @@ class SimulateAsked(pydantic.BaseModel):
     last: int = pydantic.Field(LAST_DEFAULT, ge=1, le=JOBS_MAX)
 
 
-@router.post("/safety/explain", response_model=ExplanationShape, responses=PROBLEMS)
+@router.post("/safety/explain", responses=PROBLEMS)
 async def explain(
-    body: ExplainAsked, instance: InstanceOf, _: Annotated[Caller, requires("safety.explain")]
-) -> dict[str, Any]:
+    body: ExplainAsked, instance: InstanceOf, caller: Annotated[Caller, requires("safety.explain")]
+) -> ExplanationShape:
     """The decision about a request: which rules were looked at, why each did not fit, and which decided."""
-    if body.policy is not None:
-        policy = await _read(body.policy)
-        found = await asyncio.to_thread(evaluation.explain, policy, body.request)
-    else:
-        found = await instance.kernel.explain(body.request)
-    return found.to_dict()
+    return await api_for(instance, caller).safety.explain(_plain(body.request), policy=body.policy)
 
 
-@router.post("/safety/simulate", response_model=SimulationShape, responses=PROBLEMS)
+@router.post("/safety/simulate", responses=PROBLEMS)
 async def simulate(
-    body: SimulateAsked, instance: InstanceOf, _: Annotated[Caller, requires("safety.simulate")]
-) -> dict[str, Any]:
+    body: SimulateAsked, instance: InstanceOf, caller: Annotated[Caller, requires("safety.simulate")]
+) -> SimulationShape:
     """What a policy would say, beside what the one in force says about these requests, or said about the last jobs."""
-    policy = await _read(body.policy)
-    if body.requests is None:
-        found = await evaluation.simulate_jobs(policy, instance.ledger, last=body.last)
-    else:
-        found = await evaluation.simulate_requests(policy, body.requests, instance.kernel)
-    return {
-        "policy_hash": policy.hash,
-        "items": [one.to_dict() for one in found],
-        "changed": sum(one.changes for one in found),
-    }
+    requests = None if body.requests is None else [_plain(one) for one in body.requests]
+    return await api_for(instance, caller).safety.simulate(body.policy, requests=requests, last=body.last)
 
 
-async def _read(text: str) -> SafetyPolicy:
-    """Parse the policy in a body in a thread, because a large one takes a while. Raises PolicyInvalid."""
-    return await asyncio.to_thread(read_policy, text, source="in the body")
+def _plain(request: RequestAsked) -> dict[str, Any]:
+    return request.model_dump(mode="json", exclude_unset=True)

@@ -1,0 +1,90 @@
+"""Dead letters: list and read them, and requeue their jobs (DJ-12, D9)."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from trellis.api.context import LIMIT_DEFAULT, ApiContext
+from trellis.app.wiring import new_id
+from trellis.documents.run_documents import timestamp
+from trellis.engine.errors import JobNotFound
+from trellis.engine.event_data import last_traceback
+from trellis.engine.jobs import JobId, ReasonCode, RequestId
+from trellis.engine.records import DeadLetter, JobFilter
+from trellis.http.pages import read_pages
+from trellis.http.shapes import DeadLetterShape, Page, Requeued
+from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.operations.dead_letters import DeadLetterNotFound, dead_letters, letter_of, requeue_answer, requeue_dead
+from trellis.operations.doctor import without_cancelled
+
+
+class LocalDeadLetters:
+    """Dead letters on a ledger, with the calls of `client.dead_letters`."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+
+    async def list(
+        self,
+        *,
+        type_: str | None = None,
+        reason: str | None = None,
+        lifecycle: str | None = None,
+        correlation_id: str | None = None,
+        limit: int = LIMIT_DEFAULT,
+        cursor: str | None = None,
+    ) -> Page[DeadLetterShape]:
+        """The dead letters that nobody requeued, newest first; as many as `limit` if there are that many."""
+        where = _filter(type_, reason, lifecycle, correlation_id)
+        return await read_pages(lambda size, after: self.page(where, limit=size, cursor=after), limit, cursor)
+
+    async def page(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page[DeadLetterShape]:
+        """One page, which may be short although another one follows, so that reading it takes a bounded time."""
+        found = await dead_letters(self._context.ledger, where, limit=limit, cursor=cursor)
+        return Page[DeadLetterShape](items=[_letter(letter) for letter in found.letters], next_cursor=found.cursor)
+
+    async def get(self, job_id: str) -> DeadLetterShape:
+        """The dead letter of one job; raises JobNotFound, DeadLetterNotFound."""
+        job = await self._context.ledger.job(JobId(job_id))
+        if job is None:
+            raise JobNotFound(job_id=job_id)
+        letter = await letter_of(self._context.ledger, job)
+        if letter is None:
+            raise DeadLetterNotFound(job_id=job_id, state=job.state)
+        return _letter(letter)
+
+    async def traceback(self, job_id: str) -> str | None:
+        """The traceback of the job's last failure, which is not told over HTTP."""
+        return last_traceback(await self._context.ledger.events(JobId(job_id)))
+
+    async def requeue(
+        self, job_ids: Sequence[str], *, reason: str | None = None, idempotency_key: str | None = None
+    ) -> Requeued:
+        """Run these jobs again; an operator's act. Each is answered for."""
+        actor, request_id = self._context.permit("jobs.requeue"), RequestId(idempotency_key or new_id())
+        chosen = [JobId(job_id) for job_id in job_ids]
+        answers = await self._context.ledger.requeue(actor, chosen, request_id, limit=len(chosen), cause=reason)
+        return Requeued(items=[requeue_answer(answer) for answer in answers])
+
+    async def requeue_found(
+        self, where: JobFilter, *, limit: int, reason: str | None, idempotency_key: str
+    ) -> Requeued:
+        """Run the jobs of the dead letters that a filter finds again, the oldest first."""
+        actor, request_id = self._context.permit("jobs.requeue"), RequestId(idempotency_key)
+        answers = await requeue_dead(self._context.ledger, actor, where, request_id, limit=limit, cause=reason)
+        return Requeued(items=[requeue_answer(answer) for answer in answers])
+
+    async def count_failed(self, *, type_: str | None, correlation_id: str | None, limit: int) -> int:
+        """How many jobs of the job queue failed and wait for an operator without a dead letter; at most `limit`."""
+        where = replace(_filter(type_, None, QUEUE_JOB.name, correlation_id), state="FAILED")
+        return len(without_cancelled((await self._context.ledger.jobs(where, limit=limit)).jobs))
+
+
+def _filter(type_: str | None, reason: str | None, lifecycle: str | None, correlation_id: str | None) -> JobFilter:
+    code = None if reason is None else ReasonCode(reason)
+    return JobFilter(type=type_, reason_code=code, lifecycle=lifecycle, correlation_id=correlation_id)
+
+
+def _letter(letter: DeadLetter) -> DeadLetterShape:
+    until = letter.last_lease_expires_at
+    times = {"at": timestamp(letter.at), "last_lease_expires_at": None if until is None else timestamp(until)}
+    return DeadLetterShape.model_validate({**asdict(letter), **times, "status": letter.state})
