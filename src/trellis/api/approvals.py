@@ -3,7 +3,7 @@
 from trellis.api.context import ApiContext
 from trellis.app.wiring import new_id
 from trellis.bus import approvals
-from trellis.engine.jobs import JobId, RequestId
+from trellis.engine.jobs import JobId, RequestId, RequestKey
 from trellis.engine.records import Job
 from trellis.http.shapes import JobShape
 
@@ -39,9 +39,19 @@ class LocalApprovals:
         return await approvals.get_bus_job(ledger, id_)
 
     async def decide(
-        self, job_id: str, note: str | None, policy_hash: str | None, key: str | None, *, approve: bool
+        self,
+        job_id: str,
+        note: str | None,
+        policy_hash: str | None,
+        key: str | None,
+        *,
+        approve: bool,
+        request_key: RequestKey | None = None,
     ) -> tuple[JobShape, bool]:
-        """The job after the decision, and whether an earlier request with this key made it."""
+        """The job after the decision, and whether an earlier request with this key made it.
+
+        `request_key` is stored in the transaction of the decision.
+        """
         actor, request_id = self._context.permit("jobs.approve"), RequestId(key or new_id())
         job = await self.held_job(job_id)
         answer = await approvals.decide(
@@ -52,6 +62,7 @@ class LocalApprovals:
             note=note,
             request_id=request_id,
             policy_hash=policy_hash,
+            key=request_key,
         )
         shape = JobShape(
             job_id=job.job_id, lifecycle=job.lifecycle, status=answer.target, type=job.type, version=answer.version

@@ -5,9 +5,7 @@ from typing import Annotated, Literal
 import pydantic
 from fastapi import APIRouter, Response
 
-from trellis.bus import approvals
-from trellis.engine.jobs import JobId
-from trellis.gateway.callers import Caller, InstanceOf, requires
+from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
 from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.gateway.routes.jobs import JobIdPath
 from trellis.http.shapes import JobShape
@@ -44,24 +42,17 @@ async def approval(
 
     An approval is good for this job under the policy that held it: when the policy has changed before the job goes, it is held again.
     """
-    job = await approvals.get_bus_job(instance.ledger, JobId(job_id))
+    jobs = api_for(instance, caller).jobs
+    job = await jobs.held_job(job_id)
     await asked.changed_before(instance.ledger)
-    answer = await approvals.decide(
-        instance.ledger,
-        caller.actor,
+    decided, repeated = await jobs.decide(
         job.job_id,
+        body.note,
+        body.policy_hash,
+        asked.request_id,
         approve=body.decision == "approve",
-        note=body.note,
-        request_id=asked.request_id,
-        policy_hash=body.policy_hash,
-        key=asked.change(job.job_id),
+        request_key=asked.change(job.job_id),
     )
     instance.wake_bus()
-    mark_replayed(response, replayed=answer.repeated)
-    return {
-        "job_id": job.job_id,
-        "lifecycle": job.lifecycle,
-        "status": answer.target,
-        "type": job.type,
-        "version": answer.version,
-    }
+    mark_replayed(response, replayed=repeated)
+    return decided
