@@ -5,15 +5,20 @@ from typing import Any
 
 import pytest
 
+from trellis.api.agents import LocalAgents
 from trellis.api.artifacts import LocalArtifacts
 from trellis.api.proposals import LocalProposals
-from trellis.http.resources import Artifacts, Proposals
+from trellis.http.resources import Agents, Artifacts, Proposals
 
-PARTS: list[tuple[type[Any], type[Any]]] = [(LocalArtifacts, Artifacts), (LocalProposals, Proposals)]
+PARTS: list[tuple[type[Any], type[Any]]] = [
+    (LocalAgents, Agents),
+    (LocalArtifacts, Artifacts),
+    (LocalProposals, Proposals),
+]
 OF_SERVICES = {"stage"}
 """Calls of the NLM backend; no command makes them."""
-ALONE = {"document", "pending"}
-"""Calls for one side: stored bytes for a route, and a list that is `list(status=…)`."""
+ALONE = {"change", "document", "pending"}
+"""Calls for one side: a status or stored bytes for a route, and a list that is `list(status=…)`."""
 
 
 def calls(part: type[Any]) -> dict[str, inspect.Signature]:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.conftest import Place, Shell
 from trellis import connect_sync
-from trellis.cli import agents, approvals, jobs, memory, over_http, runs, submit
+from trellis.cli import approvals, jobs, memory, over_http, runs, submit
 from trellis.lifecycles import Role
 
 AGENT = "archivist-violin"
@@ -149,9 +149,6 @@ def test_what_is_wrong_with_the_gateway_is_said_with_a_way_out(
 @pytest.mark.parametrize(
     "local, remote",
     [
-        (agents.list_agents, over_http.list_agents),
-        (agents.activate, over_http.activate),
-        (agents.pause, over_http.pause),
         (runs.run, over_http.run),
         (runs.list_runs, over_http.list_runs),
         (runs.show_run, over_http.show_run),

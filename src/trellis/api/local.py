@@ -12,6 +12,7 @@ from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 
 if TYPE_CHECKING:  # each part loads what it needs on its first use: `trellis jobs` loads no agents
+    from trellis.api.agents import LocalAgents
     from trellis.api.artifacts import LocalArtifacts
     from trellis.api.proposals import LocalProposals
     from trellis.app.instance import Instance
@@ -26,6 +27,13 @@ class LocalApi:
     async def now(self) -> datetime:
         """The time of the ledger."""
         return await self._context.now()
+
+    @property
+    def agents(self) -> "LocalAgents":
+        """The agents."""
+        from trellis.api.agents import LocalAgents
+
+        return LocalAgents(self._context)
 
     @property
     def artifacts(self) -> "LocalArtifacts":

@@ -31,7 +31,6 @@ from trellis.cli.run_output import (
 from trellis.cli.values import params_of
 from trellis.engine.errors import OptionInvalid
 from trellis.http.shapes import (
-    AgentShape,
     BusJob,
     EventShape,
     JobDocument,
@@ -86,36 +85,6 @@ def _refuse(**options: Any) -> None:
 
 
 # --- agents and runs -------------------------------------------------------------------------------------------------
-
-
-async def list_agents(cli: Cli, limit: int, ids: bool) -> None:  # noqa: FBT001 - as its namesake
-    """List the agents."""
-    async with cli.client() as client:
-        found = (await client.agents.list(limit=values.limit(limit, LIMIT_MAX))).items
-    if cli.out.ids_alone(ids, [one.slug for one in found if one.slug]):
-        return
-    columns = [
-        ListingColumn[AgentShape](title="AGENT", cell=lambda one: one.slug or "?"),
-        ListingColumn[AgentShape](title="STATUS", cell=lambda one: one.status),
-        ListingColumn[AgentShape](
-            title="ABOUT", cell=lambda one: one.description or "; ".join(one.problems), gives_way=True
-        ),
-    ]
-    _listing(cli, found, columns, empty="No agents.")
-
-
-async def activate(cli: Cli, agent: str, reason: str | None) -> None:
-    """Let an agent run."""
-    async with cli.client() as client:
-        changed = await client.agents.activate(agent, reason=reason)
-    _print_record(cli, {"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
-
-
-async def pause(cli: Cli, agent: str, reason: str | None) -> None:
-    """Let no further run of it begin."""
-    async with cli.client() as client:
-        changed = await client.agents.pause(agent, reason=reason)
-    _print_record(cli, {"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
 
 
 async def run(

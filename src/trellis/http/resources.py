@@ -9,6 +9,7 @@ from trellis.bus.topics import HELD_ACTION
 from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
 from trellis.http.errors import NotFound
 from trellis.http.shapes import (
+    AgentChanged,
     AgentShape,
     Artifact,
     ArtifactListed,
@@ -52,19 +53,19 @@ class Agents:
         """One agent."""
         return await self._calls.get(AgentShape, path_of("agents", agent))
 
-    async def activate(self, agent: str, *, reason: str | None = None) -> AgentShape:
+    async def activate(self, agent: str, *, reason: str | None = None) -> AgentChanged:
         """Let an agent run."""
         return await self._change(agent, "active", reason)
 
-    async def pause(self, agent: str, *, reason: str | None = None) -> AgentShape:
+    async def pause(self, agent: str, *, reason: str | None = None) -> AgentChanged:
         """Let no further run of it begin."""
         return await self._change(agent, "paused", reason)
 
-    async def _change(self, agent: str, status: str, reason: str | None) -> AgentShape:
+    async def _change(self, agent: str, status: str, reason: str | None) -> AgentChanged:
         body = {"status": status, "reason": reason}
         path = path_of("agents", agent, "status")
         return await self._calls.asked(
-            AgentShape, GatewayRequest(method="PATCH", path=path, body=body, key=self._calls.key(None))
+            AgentChanged, GatewayRequest(method="PATCH", path=path, body=body, key=self._calls.key(None))
         )
 
 

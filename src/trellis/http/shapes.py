@@ -173,6 +173,17 @@ class AgentShape(pydantic.BaseModel):
     tools: list[str] = []
     cron: str | None = None
     problems: list[str] = []
+    last_run: str | None = None
+    """Of an agent in error, for callers that may read every run: its last run."""
+    last_error: str | None = None
+    """How that run ended."""
+
+
+class AgentChanged(AgentShape):
+    """An agent after a change of its status."""
+
+    previous: str | None = None
+    """Its status before. None over HTTP, where a repeated request could not know it."""
 
 
 class Live(pydantic.BaseModel):
