@@ -8,17 +8,19 @@ import pytest
 from trellis.api.agents import LocalAgents
 from trellis.api.artifacts import LocalArtifacts
 from trellis.api.proposals import LocalProposals
-from trellis.http.resources import Agents, Artifacts, Proposals
+from trellis.api.runs import LocalRuns
+from trellis.http.resources import Agents, Artifacts, Proposals, Runs
 
 PARTS: list[tuple[type[Any], type[Any]]] = [
     (LocalAgents, Agents),
     (LocalArtifacts, Artifacts),
     (LocalProposals, Proposals),
+    (LocalRuns, Runs),
 ]
 OF_SERVICES = {"stage"}
 """Calls of the NLM backend; no command makes them."""
-ALONE = {"change", "document", "pending"}
-"""Calls for one side: a status or stored bytes for a route, and a list that is `list(status=…)`."""
+ALONE = {"change", "document", "execute_until", "find", "manifest_file", "pending", "step_files"}
+"""Calls for one side: a status or stored bytes for a route, executing runs here, and a list that is `list(status=…)`."""
 
 
 def calls(part: type[Any]) -> dict[str, inspect.Signature]:

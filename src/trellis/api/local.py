@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # each part loads what it needs on its first use: `trellis jo
     from trellis.api.agents import LocalAgents
     from trellis.api.artifacts import LocalArtifacts
     from trellis.api.proposals import LocalProposals
+    from trellis.api.runs import LocalRuns
     from trellis.app.instance import Instance
 
 
@@ -48,6 +49,13 @@ class LocalApi:
         from trellis.api.proposals import LocalProposals
 
         return LocalProposals(self._context)
+
+    @property
+    def runs(self) -> "LocalRuns":
+        """Runs of agents."""
+        from trellis.api.runs import LocalRuns
+
+        return LocalRuns(self._context)
 
 
 @asynccontextmanager
