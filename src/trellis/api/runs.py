@@ -61,9 +61,8 @@ class LocalRuns:
         correlation_id: str | None = None,
     ) -> RunStarted:
         """Begin a run of an agent. The same key and request again is the same run, and then it is not `created`."""
-        caller = self._context.permit("runs.trigger")
-        instance = await self._context.instance()
-        layer = replace(instance.layer, gateway=Actor(role=Role.GATEWAY, name=caller.name))
+        gateway = Actor(role=Role.GATEWAY, name=self._context.permit("runs.trigger").name)
+        layer = replace((await self._context.instance()).layer, gateway=gateway)
         made = await layer.trigger(
             agent, params or {}, kind=TriggerKind.MANUAL, key=idempotency_key, correlation_id=correlation_id
         )
@@ -71,15 +70,15 @@ class LocalRuns:
 
     async def get(self, run_id: str) -> RunDetail:
         """One run as the ledger has it now; its status.json may be a moment behind. Raises RunNotFound."""
-        instance, ledger = await self._context.instance(), self._context.ledger
-        run = await self.find(run_id)
+        instance, ledger, run = await self._context.instance(), self._context.ledger, await self.find(run_id)
         job = await ledger.job(run.run_id)
         if job is None or job.payload is None:
             return RunDetail(**await self._published(run))
         request, wait = RunRequest.read(job.payload), await open_wait(ledger, job)
+        facts = RunFacts(run.run_id, request, tuple(await ledger.events(run.run_id)))
         folder = f"{instance.objects.url.rstrip('/')}/{ids.run_folder(request.agent_slug, run.run_id)}"
         return RunDetail(
-            **await self._recorded(job),
+            **json.loads(run_documents.status(facts)),
             params=request.params,
             position=(await instance.layer.run_state(run.run_id)).position,
             cancel_requested=job.cancel_requested,
@@ -116,16 +115,12 @@ class LocalRuns:
     async def steps(self, run_id: str) -> Sequence[StepFile]:
         """The steps that are done, in order, each with the name and hash of its file."""
         run, ledger = await self.find(run_id), self._context.ledger
-        events = [one for one in await ledger.events(run.run_id) if one.type == run_documents.STEP_DONE and one.data]
-        if not events:
-            return [StepFile(**file) for file in await self.step_files(run)]
-        journal, names = await ledger.read_journal(run.run_id), {"run_id": run.run_id, "agent_slug": run.agent_slug}
-        done = [json.loads(event.data or b"") for event in events]
-        files = [journal.get(run_documents.STEP_ENTRY.format(number=step["step"]), b'{"result": {}}') for step in done]
-        return [
-            StepFile.model_validate({**step, **names, **json.loads(file)})
-            for step, file in zip(done, files, strict=True)
-        ]
+        events, journal = await ledger.events(run.run_id), await ledger.read_journal(run.run_id)
+        done = [json.loads(one.data) for one in events if one.type == run_documents.STEP_DONE and one.data]
+        files = [journal.get(run_documents.STEP_ENTRY.format(number=step["step"]), b"{}") for step in done]
+        least = {"run_id": run.run_id, "agent_slug": run.agent_slug, "result": {}}
+        steps = [{**least, **step, **json.loads(file)} for step, file in zip(done, files, strict=True)]
+        return [StepFile.model_validate(step) for step in steps or await self.step_files(run)]
 
     async def manifest(self, run_id: str) -> RunManifest:
         """What a run that ended left; raises ManifestMissing before."""
@@ -194,19 +189,10 @@ class LocalRuns:
         return json.loads(file.body)
 
     async def _published(self, run: ReadableRun) -> dict[str, Any]:
-        """The published status.json; before the first one, what it will say."""
         document = await (await self._context.instance()).published.status(run.agent_slug, run.run_id)
-        if document is not None:
-            return document
-        job = await self._context.ledger.job(run.run_id)
-        if job is None:
+        if document is None:
             raise RunNotFound(run_id=run.run_id)
-        return await self._recorded(job)
-
-    async def _recorded(self, job: Job) -> dict[str, Any]:
-        events = await self._context.ledger.events(job.job_id)
-        request = RunRequest.read(job.payload or b"")
-        return json.loads(run_documents.status(RunFacts(job.job_id, request, tuple(events))))
+        return document
 
 
 async def published_states(instance: Instance, run: ReadableRun) -> AsyncGenerator[RunStatus]:

@@ -72,15 +72,6 @@ def _refuse(**options: Any) -> None:
             raise OptionInvalid(option=f"--{name.replace('_', '-')}", value=value, expected=NOT_HERE)
 
 
-def _after_cancel(id_: str, lifecycle: str, status: str) -> str:
-    over = _has_ended(lifecycle, status)
-    return f"{id_} is {status}" if over else f"{id_} was asked to stop; it is ended after a grace if it does not"
-
-
-def _has_ended(lifecycle: str, status: str) -> bool:
-    return LIFECYCLES[lifecycle].is_settled(status)
-
-
 # --- jobs ------------------------------------------------------------------------------------------------------------
 
 
@@ -283,8 +274,9 @@ async def cancel_job(
     _refuse(grace=grace)
     async with cli.client() as client:
         job = await client.jobs.cancel(id_, mode="hard" if hard else "soft", reason=cause)
-    record = {**_short(job), "requested": not _has_ended(job.lifecycle, job.status)}
-    _print_record(cli, record, _after_cancel(job.job_id, job.lifecycle, job.status))
+    over = LIFECYCLES[job.lifecycle].is_settled(job.status)
+    text = f"is {job.status}" if over else "was asked to stop; it is ended after a grace if it does not"
+    _print_record(cli, {**_short(job), "requested": not over}, f"{job.job_id} {text}")
 
 
 async def dead_letter_job(cli: Cli, id_: str, cause: str, reason: str) -> None:

@@ -75,13 +75,11 @@ async def run(
                     return print_ended(cli, await following)
             except TimeoutError:
                 raise still_at_work(begun.run_id, patience_s or 0.0) from None
-        if not cli.out.as_json:
-            cli.out.line(begun.run_id)
-        elif isinstance(api, LocalApi):
-            stands = await api.runs.get(begun.run_id)
-            cli.out.record(stands.model_dump(include={"run_id", "status", "position"}))
+        if cli.out.as_json:
+            run = await api.runs.get(begun.run_id) if isinstance(api, LocalApi) else begun
+            cli.out.record(run.model_dump(include={"run_id", "status", "position"}))
         else:
-            cli.out.record(begun.model_dump(include={"run_id", "status"}))
+            cli.out.line(begun.run_id)
     return 0
 
 
