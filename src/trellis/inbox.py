@@ -244,7 +244,7 @@ class InboxService:
                 key=key,
                 correlation_id=told["metadata"]["correlation_id"],
             )
-            return {"run_id": run}
+            return {"run_id": run.job_id}
         if intent["action"] == JOB:
             sender = Actor(role=self.gateway.role, name=told["source"]["identity"])
             (job,) = await self.ledger.submit(sender, [await self._job(told, key)])

@@ -5,36 +5,45 @@ from typing import Any
 
 import pytest
 
+from trellis.api.agents import LocalAgents
 from trellis.api.approvals import LocalApprovals
 from trellis.api.artifacts import LocalArtifacts
 from trellis.api.dead_letters import LocalDeadLetters
 from trellis.api.memory import LocalMemory
 from trellis.api.proposals import LocalProposals
+from trellis.api.runs import LocalRuns
 from trellis.api.safety import LocalSafety
 from trellis.http.jobs import Jobs
-from trellis.http.resources import Artifacts, DeadLetters, Memory, Proposals, Safety
+from trellis.http.resources import Agents, Artifacts, DeadLetters, Memory, Proposals, Runs, Safety
 
 PARTS: list[tuple[type[Any], type[Any]]] = [
+    (LocalAgents, Agents),
     (LocalArtifacts, Artifacts),
     (LocalDeadLetters, DeadLetters),
     (LocalMemory, Memory),
     (LocalProposals, Proposals),
+    (LocalRuns, Runs),
     (LocalSafety, Safety),
 ]
 OF_SERVICES = {"stage", "propose"}
 """Calls of the NLM backend and of agents; no command makes them."""
 ALONE = {
-    "document",
-    "pending",
-    "page",
-    "history_page",
-    "held_job",
-    "decide",
-    "requeue_found",
-    "traceback",
+    "change",
     "count_failed",
+    "decide",
+    "document",
+    "execute_until",
+    "find",
+    "held_job",
+    "history_page",
+    "manifest_file",
+    "page",
+    "pending",
+    "requeue_found",
+    "step_files",
+    "traceback",
 }
-"""Calls for one side: what a route alone asks, what is not told over HTTP, and a list that is `list(status=…)`."""
+"""Calls for one side: what a route alone asks, executing runs here, and a list that is `list(status=…)`."""
 
 
 def calls(part: type[Any]) -> dict[str, inspect.Signature]:

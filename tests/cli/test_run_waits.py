@@ -28,7 +28,7 @@ REASON = "steps/02-execute-agent.json is not published yet"
 async def waiting_runs(url: str, reason: str, *, is_bounded: bool) -> list[str]:
     """Two runs, of which the first has noted a wait, and a projector that is at work no more."""
     async with open_instance(Settings.model_validate({}), url) as instance:
-        runs = [await instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL) for _ in range(2)]
+        runs = [(await instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)).job_id for _ in range(2)]
         claim = Claim(claim_id=ClaimId("c"), types=(TypeClaim(type=TYPE),), lifecycle="run")
         turn = Turn(actor=instance.actor(Role.ORCHESTRATOR), claim=claim)
         (claimed,) = (await instance.ledger.turn(turn)).claimed

@@ -287,7 +287,7 @@ def test_schedules_are_listed_with_their_next_and_their_last_time(planted: Termi
             table = Timetable(objects=instance.objects)
             await table.register(VIOLIN, "0 6 * * *", at=at)
             await table.register("architect-guardian", "0 7 29 2 *", at=at)
-            run_id = await instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.CRON)
+            run_id = (await instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.CRON)).job_id
             guardian, violin = await table.all()
             await table.handled(violin, HandledInstant(instant=at, run_id=run_id))
             await table.handled(guardian, HandledInstant(instant=at, skipped="it is paused"))

@@ -203,7 +203,7 @@ async def held(gateway: Gateway, kind: str, lease_s: float = 900.0) -> str:
 
 
 async def a_run(gateway: Gateway) -> JobId:
-    run_id = await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
+    run_id = (await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)).job_id
     await accept(gateway.instance.ledger, Actor(role=Role.ORCHESTRATOR, name="holder"), run_id)
     return run_id
 

@@ -355,7 +355,7 @@ async def test_an_entry_that_died_after_its_effect_makes_no_second_one(gateway: 
 async def test_an_entry_waits_while_its_agent_has_too_many_runs_and_is_served_when_there_is_room(gateway: Gateway):
     usual = gateway.instance.inbox(GATEWAY)
     crowded = replace(usual, layer=replace(gateway.instance.layer, waiting_max=1))
-    run = await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
+    run = (await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)).job_id
     made = await crowded.submit(await unsettled(gateway, "inbox_2026-01-01_late", action="run"), key=None)
     assert (await crowded.settle(made.job_id)).status == "pending"
     keeper = InboxSettler(inbox=crowded)

@@ -161,7 +161,7 @@ async def test_what_another_engine_is_at_for_long_is_answered_as_it_stands(
 
 @pytest.mark.requirement("D22", "AUTH-6")
 async def test_a_memory_update_of_normal_priority_is_applied_at_once_and_names_its_proposal(gateway: Gateway):
-    run_id = await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
+    run_id = (await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)).job_id
     client = gateway.client("agent-runtime", name="runtime-1")
     answer = await client.post(f"/memory/{VIOLIN}/propose", json=memory_wish(run_id=run_id))
     assert (answer.status_code, answer.json()["status"]) == (202, "auto_applied")
@@ -250,7 +250,7 @@ async def test_what_cannot_be_proposed_is_refused_and_nothing_is_stored(gateway:
 
 
 async def test_nobody_proposes_in_the_name_of_another_agents_run(gateway: Gateway):
-    run_id = await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
+    run_id = (await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)).job_id
     wish = memory_wish(run_id=run_id)
     answer = await gateway.client("orchestrator").post("/memory/architect-guardian/propose", json=wish)
     assert (answer.status_code, f"{run_id} is a run of agent {VIOLIN}" in answer.json()["detail"]) == (422, True)

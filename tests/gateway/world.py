@@ -145,7 +145,7 @@ async def make_world(gateway: Gateway, name: str) -> World:
         f"agents/{LOGICIAN}/_agent.md", agent_file(slug=LOGICIAN, safe_outputs="[logic-update, memory-update]")
     )
     return World(
-        run=await instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL),
+        run=(await instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)).job_id,
         own_job=waiting if given else await job(gateway, by=Actor(role=Role.SUBMITTER, name=name)),
         foreign_job=await job(gateway),
         dead=await dead_job(gateway),

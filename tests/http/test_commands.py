@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.conftest import Place, Shell
 from trellis import connect_sync
-from trellis.cli import agents, jobs, over_http, runs, submit
+from trellis.cli import jobs, over_http, submit
 from trellis.lifecycles import Role
 
 AGENT = "archivist-violin"
@@ -173,13 +173,6 @@ def test_what_is_wrong_with_the_gateway_is_said_with_a_way_out(
 @pytest.mark.parametrize(
     "local, remote",
     [
-        (agents.list_agents, over_http.list_agents),
-        (agents.activate, over_http.activate),
-        (agents.pause, over_http.pause),
-        (runs.run, over_http.run),
-        (runs.list_runs, over_http.list_runs),
-        (runs.show_run, over_http.show_run),
-        (runs.cancel, over_http.cancel_run),
         (submit.submit, over_http.submit),
         (jobs.list_jobs, over_http.list_jobs),
         (jobs.show, over_http.show_job),

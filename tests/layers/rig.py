@@ -98,7 +98,7 @@ class Rig(ABC):
         return slug
 
     async def trigger(self, slug: str, *, key: str | None = None, kind: TriggerKind = TriggerKind.MANUAL) -> JobId:
-        return await self.layer.trigger(slug, {"topic": "bows"}, kind=kind, key=key)
+        return (await self.layer.trigger(slug, {"topic": "bows"}, kind=kind, key=key)).job_id
 
     async def runs(self, slug: str) -> list[Job]:
         """The runs of an agent, oldest first."""

@@ -9,7 +9,7 @@ from trellis.agents.errors import SlugInvalid
 from trellis.documents import ids
 from trellis.documents.errors import AgentNotRunnable, RunNotFound, TooManyWaiting
 from trellis.engine.errors import IdempotencyMismatch
-from trellis.engine.jobs import CancelMode, JobId, RequestId
+from trellis.engine.jobs import CancelMode, JobId, RequestId, Submitted
 from trellis.runs.orchestration import TriggerKind
 
 BURST = 200
@@ -61,7 +61,8 @@ async def test_the_same_key_is_the_same_run_also_when_it_has_ended(rig: Rig):
     assert set(others) == {first}
     await rig.start()
     await rig.shows(first, "completed")
-    assert await rig.trigger(slug, key="press-1") == first
+    again = await rig.layer.trigger(slug, {"topic": "bows"}, kind=TriggerKind.MANUAL, key="press-1")
+    assert again == Submitted(job_id=first, created=False)
     assert await rig.trigger(slug, key="press-2") != first
     assert len(await rig.runs(slug)) == 2
     assert (await rig.status(first))["status"] == "completed"

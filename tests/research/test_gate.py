@@ -152,7 +152,7 @@ async def test_one_job_of_an_agent_is_held_at_a_time_and_other_agents_are_not_ke
     rig.nlm.answer = accept_only
     first, second = await rig.submit(), await rig.submit()
     other = await rig.submit(agent_slug=OTHER)
-    run = await rig.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
+    run = (await rig.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)).job_id
     await rig.work(first, "NOTEBOOKLM_CALL")
     await rig.work(other, "NOTEBOOKLM_CALL")
     for _ in range(3):
@@ -172,7 +172,7 @@ async def test_the_same_request_under_one_key_is_one_job(rig: Rig):
 
 
 async def test_a_job_can_name_a_run_of_its_agent_and_of_no_other(rig: Rig):
-    run = await rig.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
+    run = (await rig.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)).job_id
     mine = await rig.owner.post("/jobs", json={**GOOD, "run_id": run})
     assert (mine.status_code, (await rig.job(mine.json()["job_id"]))["run_id"]) == (202, run)
     foreign = await rig.owner.post("/jobs", json={**GOOD, "agent_slug": OTHER, "run_id": run})

@@ -77,7 +77,7 @@ async def test_the_first_of_cancel_and_complete_wins(rig: Rig):
 
 async def _ended_run(rig: Rig) -> str:
     layer = rig.instance.layer
-    run = await layer.trigger(VIOLIN, {"topic": "bows"}, kind=TriggerKind.MANUAL)
+    run = (await layer.trigger(VIOLIN, {"topic": "bows"}, kind=TriggerKind.MANUAL)).job_id
     state = await layer.cancel(run, mode=CancelMode.HARD, request_id=RequestId(f"end {run}"), cause="over")
     assert state == "failed"
     return run
@@ -142,7 +142,7 @@ async def test_a_requeued_job_of_no_run_keeps_the_run_id_that_was_made_for_it(ri
 
 @pytest.mark.requirement("D20")
 async def test_a_requeued_job_of_a_run_that_goes_on_stays_with_it(rig: Rig):
-    run = await rig.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)
+    run = (await rig.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)).job_id
     job_id = await _failed_job(rig, run_id=run)
     rig.nlm.answer = None
     await rig.requeue(job_id)

@@ -69,7 +69,7 @@ class Platform:
             slug, key = AGENTS[len(self.runs) % len(AGENTS)], f"run-{len(self.runs)}"
             while True:
                 try:
-                    run_id = await self.instance.layer.trigger(slug, {}, kind=TriggerKind.MANUAL, key=key)
+                    run_id = (await self.instance.layer.trigger(slug, {}, kind=TriggerKind.MANUAL, key=key)).job_id
                 except StoreUnavailable:
                     await SystemClock().sleep(LOOK_S)
                 else:

@@ -133,7 +133,7 @@ async def test_a_process_that_died_after_the_trigger_leaves_nothing_to_be_fired_
     await layer.register_schedule("one", "0 * * * *")
     clockwork.stand.clock.advance(3_600.0)
     instant = "2026-01-01T01:00:00Z"
-    run_id = await layer.trigger("one", {"instant": instant}, kind=TriggerKind.CRON, key=f"cron:one:{instant}")
+    run_id = (await layer.trigger("one", {"instant": instant}, kind=TriggerKind.CRON, key=f"cron:one:{instant}")).job_id
     assert (await clockwork.schedules().run_once()).runs == (run_id,)
     assert (await clockwork.schedules().run_once()).runs == ()
     assert await clockwork.runs() == [run_id]
@@ -221,7 +221,7 @@ async def test_the_key_of_an_instant_cannot_be_taken_by_a_caller(clockwork: Cloc
     await clockwork.agent("one")
     layer, key = clockwork.layer(), "cron:one:2026-01-01T01:00:00Z"
     await layer.register_schedule("one", "0 * * * *")
-    by_hand = await layer.trigger("one", {}, kind=TriggerKind.MANUAL, key=key)
+    by_hand = (await layer.trigger("one", {}, kind=TriggerKind.MANUAL, key=key)).job_id
     clockwork.stand.clock.advance(3_600.0)
     (fired,) = (await clockwork.schedules().run_once()).runs
     assert fired != by_hand
@@ -287,7 +287,7 @@ async def test_a_run_is_recorded_before_it_is_shown_and_the_projector_finds_noth
     await clockwork.agent("one")
     traced = Traced(clockwork.objects)
     layer = replace(clockwork.layer(), publisher=DocumentPublisher(traced))  # type: ignore[arg-type]
-    run_id = await layer.trigger("one", {}, kind=TriggerKind.MANUAL)
+    run_id = (await layer.trigger("one", {}, kind=TriggerKind.MANUAL)).job_id
     first = (await clockwork.stand.ledger.events(run_id))[0]
     assert traced.writes == [ids.audit_key(first.ts, first.id), ids.status_key("one", run_id)]
     behind = Traced(clockwork.objects)
@@ -308,7 +308,7 @@ async def test_a_run_that_is_in_the_ledger_is_begun_though_its_status_cannot_be_
     traced = Traced(clockwork.objects)
     traced.down = 1
     layer = replace(clockwork.layer(), publisher=DocumentPublisher(traced))  # type: ignore[arg-type]
-    run_id = await layer.trigger("one", {}, kind=TriggerKind.MANUAL)
+    run_id = (await layer.trigger("one", {}, kind=TriggerKind.MANUAL)).job_id
     assert await clockwork.runs() == [run_id]
     assert (await layer.run_state(run_id)).status == "queued"
     assert await clockwork.objects.get(ids.status_key("one", run_id)) is None
@@ -333,6 +333,6 @@ async def test_a_run_that_is_in_the_ledger_is_begun_though_the_ledger_is_gone_th
 
     with monkeypatch.context() as patched:
         patched.setattr(clockwork.stand.ledger, "move", gone)
-        run_id = await clockwork.layer().trigger("one", {}, kind=TriggerKind.MANUAL)
+        run_id = (await clockwork.layer().trigger("one", {}, kind=TriggerKind.MANUAL)).job_id
     assert await clockwork.runs() == [run_id]
     assert (await clockwork.layer().run_state(run_id)).status == "requested"

@@ -12,11 +12,13 @@ from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 
 if TYPE_CHECKING:  # each part loads what it needs on its first use: `trellis jobs` loads no agents
+    from trellis.api.agents import LocalAgents
     from trellis.api.approvals import LocalApprovals
     from trellis.api.artifacts import LocalArtifacts
     from trellis.api.dead_letters import LocalDeadLetters
     from trellis.api.memory import LocalMemory
     from trellis.api.proposals import LocalProposals
+    from trellis.api.runs import LocalRuns
     from trellis.api.safety import LocalSafety
     from trellis.app.instance import Instance
 
@@ -30,6 +32,13 @@ class LocalApi:
     async def now(self) -> datetime:
         """The time of the ledger."""
         return await self._context.now()
+
+    @property
+    def agents(self) -> "LocalAgents":
+        """The agents."""
+        from trellis.api.agents import LocalAgents
+
+        return LocalAgents(self._context)
 
     @property
     def artifacts(self) -> "LocalArtifacts":
@@ -65,6 +74,13 @@ class LocalApi:
         from trellis.api.proposals import LocalProposals
 
         return LocalProposals(self._context)
+
+    @property
+    def runs(self) -> "LocalRuns":
+        """Runs of agents."""
+        from trellis.api.runs import LocalRuns
+
+        return LocalRuns(self._context)
 
     @property
     def safety(self) -> "LocalSafety":

@@ -1,52 +1,32 @@
 """`trellis agents`: list, create, activate and pause agents."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from trellis.agents.catalog import Agent
 from trellis.agents.creation import NewAgent, source_name
-from trellis.agents.definition import AgentMalformed, AgentStatus
 from trellis.agents.errors import ModelSettingInvalid, SourceRefused
 from trellis.agents.models import OFFLINE, ModelOptions, check_model
 from trellis.auth.ownership import owner_name
 from trellis.cli import values
-from trellis.cli.commands import (
-    LIMIT_DEFAULT,
-    LIMIT_MAX,
-    IdsOption,
-    LimitOption,
-    ReasonOption,
-    at_gateway,
-    command,
-    group,
-)
-from trellis.cli.instances import open_for_command, owner, person
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, ReasonOption, command, group
+from trellis.cli.instances import open_for_command, person
 from trellis.cli.invocation import Cli, program_name
 from trellis.cli.output import ListingColumn
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
-from trellis.runs.agent_acts import recorded_creation, set_status
-from trellis.runs.health import RunFailure, last_failure
+from trellis.runs.agent_acts import recorded_creation
 
 if TYPE_CHECKING:  # loads the whole platform, so only commands that open an instance import it
     from trellis.app.instance import Instance
+    from trellis.http.shapes import AgentChanged
 
 AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's slug.")]
 
-_STYLES = {AgentStatus.ACTIVE: "green", AgentStatus.ERROR: "red"}
-
-
-@dataclass(frozen=True, slots=True)
-class _AgentRow:
-    """An agent, and for one in error the error of its last run."""
-
-    agent: Agent
-    failure: RunFailure | None
+STYLES = {"active": "green", "error": "red", "malformed": "red"}
 
 
 def add_to(program: typer.Typer) -> None:
@@ -54,11 +34,11 @@ def add_to(program: typer.Typer) -> None:
     agents = group(
         program, "agents", section="Agents", help_="The agents: make one, let it run, or stop it.", lists=True
     )
-    command(agents, "list", over_http=at_gateway("list_agents"))(list_agents)
+    command(agents, "list", gateway=True)(list_agents)
     command(agents, "create")(create)
-    command(agents, "activate", over_http=at_gateway("activate"))(activate)
-    command(agents, "pause", over_http=at_gateway("pause"))(pause)
-    command(agents, "resume", over_http=at_gateway("activate"))(resume)
+    command(agents, "activate", gateway=True)(activate)
+    command(agents, "pause", gateway=True)(pause)
+    command(agents, "resume", gateway=True)(resume)
 
 
 async def list_agents(
@@ -67,59 +47,25 @@ async def list_agents(
     ids: IdsOption = False,  # noqa: FBT002 - a flag
 ) -> None:
     """List the agents; a malformed one says what to correct, and one in error what went wrong."""
-    wanted = values.limit(limit, LIMIT_MAX)
-    async with open_for_command(cli) as instance:
-        agents = (await instance.catalog.list()).agents[:wanted]
-        if cli.out.ids_alone(ids, [agent.slug for agent in agents if agent.slug]):
-            return
-        found = [
-            _AgentRow(
-                agent, await last_failure(instance.ledger, agent.slug) if _in_error(agent) and agent.slug else None
-            )
-            for agent in agents
-        ]
+    async with cli.api() as api:
+        found = (await api.agents.list(limit=values.limit(limit, LIMIT_MAX))).items
+    if cli.out.ids_alone(ids, [one.slug for one in found if one.slug]):
+        return
     columns = [
-        ListingColumn[_AgentRow](title="AGENT", cell=lambda one: one.agent.slug or "?"),
-        ListingColumn[_AgentRow](title="STATUS", cell=_status),
-        ListingColumn[_AgentRow](title="ABOUT", cell=_about, gives_way=True),
+        ListingColumn[Mapping[str, Any]](title="AGENT", cell=lambda one: one["slug"] or "?"),
+        ListingColumn[Mapping[str, Any]](
+            title="STATUS", cell=lambda one: Text(one["status"], STYLES.get(one["status"], "dim"))
+        ),
+        ListingColumn[Mapping[str, Any]](title="ABOUT", cell=_about, gives_way=True),
     ]
-    if cli.out.as_json:
-        for one in found:
-            cli.out.record(_record(one))
-    else:
-        cli.out.listing(
-            found, columns, empty="No agents. `trellis agents create NAME` makes one; `trellis up --demo` brings two."
-        )
+    empty = "No agents. `trellis agents create NAME` makes one; `trellis up --demo` brings two."
+    cli.out.listing([one.model_dump(mode="json") for one in found], columns, empty=empty)
 
 
-def _in_error(agent: Agent) -> bool:
-    return not isinstance(agent, AgentMalformed) and agent.status is AgentStatus.ERROR
-
-
-def _status(one: _AgentRow) -> Text:
-    if isinstance(one.agent, AgentMalformed):
-        return Text("malformed", "red")
-    return Text(one.agent.status.value, _STYLES.get(one.agent.status, "dim"))
-
-
-def _about(one: _AgentRow) -> str:
-    if isinstance(one.agent, AgentMalformed):
-        return str(one.agent)
-    return f"{one.failure.run_id}: {one.failure.error}" if one.failure else one.agent.description
-
-
-def _record(one: _AgentRow) -> dict[str, Any]:
-    agent = one.agent
-    if isinstance(agent, AgentMalformed):
-        return {"slug": agent.slug, "status": "malformed", "problems": [str(problem) for problem in agent.problems]}
-    about = {"slug": agent.slug, "status": agent.status.value, "name": agent.name, "version": agent.version}
-    does = {
-        "description": agent.description,
-        "tools": [tool.value for tool in agent.tools],
-        "cron": agent.triggers.cron,
-    }
-    failed = {"last_run": one.failure.run_id, "last_error": one.failure.error} if one.failure else {}
-    return {**about, **does, **failed}
+def _about(one: Mapping[str, Any]) -> str:
+    if one["last_error"]:
+        return f"{one['last_run']}: {one['last_error']}"
+    return "; ".join(one["problems"]) or one["description"] or ""
 
 
 async def create(
@@ -209,32 +155,26 @@ def _print_created(cli: Cli, slug: str, folder: str, keys: Sequence[str], missin
 
 async def activate(cli: Cli, agent: AgentArgument, reason: ReasonOption = None) -> None:
     """Let an agent run: a draft, one that was paused, or one that stopped after three failed runs."""
-    await _change(cli, agent, AgentStatus.ACTIVE, reason)
+    async with cli.api() as api:
+        _print_changed(cli, await api.agents.activate(agent, reason=reason))
 
 
 async def pause(cli: Cli, agent: AgentArgument, reason: ReasonOption = None) -> None:
     """Let no further run of an agent begin, and no job of it be executed; `resume` ends it."""
-    await _change(cli, agent, AgentStatus.PAUSED, reason)
+    async with cli.api() as api:
+        _print_changed(cli, await api.agents.pause(agent, reason=reason))
 
 
 async def resume(cli: Cli, agent: AgentArgument, reason: ReasonOption = None) -> None:
     """Let a paused agent run again; the same as `activate`."""
-    await _change(cli, agent, AgentStatus.ACTIVE, reason)
+    await activate(cli, agent, reason)
 
 
-async def _change(cli: Cli, slug: str, status: AgentStatus, reason: str | None) -> None:
-    actor = owner(cli, "change the status of an agent")
-    async with open_for_command(cli) as instance:
-        changed = await set_status(
-            instance.catalog,
-            instance.ledger,
-            actor,
-            slug,
-            status,
-            reason=reason,
-        )
-    was, now = changed.previous.value, changed.agent.status.value
+def _print_changed(cli: Cli, agent: "AgentChanged") -> None:
+    was, now = agent.previous, agent.status
     if cli.out.as_json:
-        cli.out.record({"slug": slug, "status": now, "previous": was, "changed": was != now})
+        before = {} if was is None else {"previous": was, "changed": was != now}
+        cli.out.record({"slug": agent.slug, "status": now, **before})
     else:
-        cli.out.line(f"{slug} is {now}" + (f" (it was {was})" if was != now else " already"))
+        before = "" if was is None else f" (it was {was})" if was != now else " already"
+        cli.out.line(f"{agent.slug} is {now}{before}")

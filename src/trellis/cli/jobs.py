@@ -17,7 +17,7 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOptio
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age, as_record, event_record, state_text
-from trellis.cli.reads import open_wait, signal_lines, surroundings
+from trellis.cli.reads import signal_lines, surroundings
 from trellis.client import Trellis, cancelling_roles_of
 from trellis.engine.dead_letters import OPERATOR_REASON_CODES
 from trellis.engine.errors import JobNotFound, Refused, TrellisError
@@ -312,11 +312,12 @@ async def explain_job(cli: Cli, id_: JobArgument) -> None:
         again = await _done_again(cli, ledger, job)
         if again is not None:
             told = with_retry(told, again)
-        wait = await open_wait(ledger, job)
-        if wait is not None:
+        if job.lifecycle == RUN.name:
             from trellis.operations.run_waits import with_wait  # only runs need this
+            from trellis.runs.waits import open_wait
 
-            told = with_wait(told, wait, await ledger.followers(), await ledger.now())
+            if (wait := await open_wait(ledger, job)) is not None:
+                told = with_wait(told, wait, await ledger.followers(), await ledger.now())
     told = await _with_agent(cli, job, told)
     if cli.out.as_json:
         cli.out.record({"job_id": job.job_id, **as_record(told)})

@@ -18,20 +18,8 @@ from trellis.cli.commands import LIMIT_MAX
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, state_text
 from trellis.cli.queue_jobs import QueueJobOptions, is_queue_job, print_how_to_read, warn_undriven
-from trellis.cli.run_output import (
-    print_ended,
-    refusals,
-    run_facts,
-    show_runs,
-    step_bar,
-    still_at_work,
-    took,
-    wait_s,
-)
-from trellis.cli.values import params_of
 from trellis.engine.errors import OptionInvalid
 from trellis.http.shapes import (
-    AgentShape,
     BusJob,
     EventShape,
     JobDocument,
@@ -42,7 +30,6 @@ from trellis.http.shapes import (
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.lifecycles.run import RUN
 from trellis.operations.explain import SERVICE_SLOW_S, duration
 
 if TYPE_CHECKING:  # HTTP is imported only when it is used
@@ -83,123 +70,6 @@ def _refuse(**options: Any) -> None:
     for name, value in options.items():
         if value is not None:
             raise OptionInvalid(option=f"--{name.replace('_', '-')}", value=value, expected=NOT_HERE)
-
-
-# --- agents and runs -------------------------------------------------------------------------------------------------
-
-
-async def list_agents(cli: Cli, limit: int, ids: bool) -> None:  # noqa: FBT001 - as its namesake
-    """List the agents."""
-    async with cli.client() as client:
-        found = (await client.agents.list(limit=values.limit(limit, LIMIT_MAX))).items
-    if cli.out.ids_alone(ids, [one.slug for one in found if one.slug]):
-        return
-    columns = [
-        ListingColumn[AgentShape](title="AGENT", cell=lambda one: one.slug or "?"),
-        ListingColumn[AgentShape](title="STATUS", cell=lambda one: one.status),
-        ListingColumn[AgentShape](
-            title="ABOUT", cell=lambda one: one.description or "; ".join(one.problems), gives_way=True
-        ),
-    ]
-    _listing(cli, found, columns, empty="No agents.")
-
-
-async def activate(cli: Cli, agent: str, reason: str | None) -> None:
-    """Let an agent run."""
-    async with cli.client() as client:
-        changed = await client.agents.activate(agent, reason=reason)
-    _print_record(cli, {"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
-
-
-async def pause(cli: Cli, agent: str, reason: str | None) -> None:
-    """Let no further run of it begin."""
-    async with cli.client() as client:
-        changed = await client.agents.pause(agent, reason=reason)
-    _print_record(cli, {"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
-
-
-async def run(
-    cli: Cli,
-    agent: str,
-    param: list[str] | None,
-    watch: bool,  # noqa: FBT001 - as its namesake
-    wait: str | None,
-    correlation: str | None,
-) -> int:
-    """Begin a run; the instance behind the gateway works on it."""
-    params, patience_s = params_of(param or []), wait_s(wait, watch=watch)
-    async with cli.client() as client:
-        begun = await client.runs.start(agent, params, correlation_id=correlation)
-        if patience_s is not None:
-            try:
-                ended = await client.runs.wait(begun.run_id, timeout_s=patience_s)
-            except TimeoutError:
-                raise still_at_work(begun.run_id, patience_s) from None
-            return print_ended(cli, ended.model_dump(mode="json"))
-        if not watch:
-            _print_record(cli, {"run_id": begun.run_id, "status": begun.status}, begun.run_id)
-            return 0
-        status: dict[str, Any] = {}
-        with step_bar(cli) as show:
-            async for state in client.runs.watch(begun.run_id):
-                status = state.model_dump(mode="json")
-                show(status)
-    return print_ended(cli, status)
-
-
-async def list_runs(
-    cli: Cli,
-    agent: str | None,
-    state: str | None,
-    archived: bool,  # noqa: FBT001 - as the command has it
-    limit: int,
-    ids_: bool,  # noqa: FBT001 - as the command has it
-) -> None:
-    """List runs, newest first."""
-    wanted, (status, _) = values.limit(limit, LIMIT_MAX), values.state(state, RUN.name)
-    async with cli.client() as client:
-        found = (await client.runs.list(agent=agent, status=status, archived=archived, limit=wanted)).items
-    if not cli.out.ids_alone(ids_, [one.run_id for one in found]):
-        show_runs(cli, [_record(one) for one in found], None)
-
-
-async def show_run(cli: Cli, id_: str) -> None:
-    """One run: its status, its steps with their times, what it proposed."""
-    async with cli.client() as client:
-        status = await client.runs.get(id_)
-        done = await client.runs.steps(id_)
-    steps = [{name: getattr(step, name) for name in ("step", "name", "started_at", "finished_at")} for step in done]
-    refused = refusals([step.model_dump(mode="json") for step in done])
-    record = {**status.model_dump(mode="json"), "steps": steps, "refused": refused}
-    if cli.out.as_json:
-        cli.out.record(record)
-        return
-    cli.out.facts(run_facts(record))
-    if steps:
-        cli.out.line()
-        columns = [
-            ListingColumn[dict[str, Any]](title="STEP", cell=lambda step: step["name"]),
-            ListingColumn[dict[str, Any]](title="BEGAN", cell=lambda step: step["started_at"]),
-            ListingColumn[dict[str, Any]](title="TOOK", cell=took, right=True),
-        ]
-        cli.out.listing(steps, columns, empty="")
-
-
-async def cancel_run(cli: Cli, id_: str, hard: bool, reason: str | None) -> None:  # noqa: FBT001 - as its namesake
-    """End a run that has not ended."""
-    async with cli.client() as client:
-        stopped = await client.runs.cancel(id_, mode="hard" if hard else "soft", reason=reason)
-    record = {**stopped.model_dump(), "requested": not _has_ended(RUN.name, stopped.status)}
-    _print_record(cli, record, _after_cancel(stopped.run_id, RUN.name, stopped.status))
-
-
-def _after_cancel(id_: str, lifecycle: str, status: str) -> str:
-    over = _has_ended(lifecycle, status)
-    return f"{id_} is {status}" if over else f"{id_} was asked to stop; it is ended after a grace if it does not"
-
-
-def _has_ended(lifecycle: str, status: str) -> bool:
-    return LIFECYCLES[lifecycle].is_settled(status)
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -404,8 +274,9 @@ async def cancel_job(
     _refuse(grace=grace)
     async with cli.client() as client:
         job = await client.jobs.cancel(id_, mode="hard" if hard else "soft", reason=cause)
-    record = {**_short(job), "requested": not _has_ended(job.lifecycle, job.status)}
-    _print_record(cli, record, _after_cancel(job.job_id, job.lifecycle, job.status))
+    over = LIFECYCLES[job.lifecycle].is_settled(job.status)
+    text = f"is {job.status}" if over else "was asked to stop; it is ended after a grace if it does not"
+    _print_record(cli, {**_short(job), "requested": not over}, f"{job.job_id} {text}")
 
 
 async def dead_letter_job(cli: Cli, id_: str, cause: str, reason: str) -> None:

@@ -2,17 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter, JobPlace, Signal
-from trellis.lifecycles.run import RUN
 from trellis.operations.dead_letters import letter_of
 from trellis.operations.explain import JobSurroundings
-
-if TYPE_CHECKING:
-    from trellis.runs.waits import UpstreamWait
 
 HOLDERS_PAGE = 100
 HOLDERS_MAX = 5
@@ -30,25 +26,6 @@ async def surroundings(ledger: Ledger, job: Job) -> JobSurroundings:
         key_holders=await _holders(ledger, job),
         letter=await letter_of(ledger, job),
     )
-
-
-async def open_wait(ledger: Ledger, job: Job) -> "UpstreamWait | None":
-    """What an open run waits for: its projector, its object store, or its stopped agent. None for other jobs.
-
-    For a stopped agent, the wait is recorded on the run that started first, and also holds for the runs queued behind
-    it.
-    """
-    if job.lifecycle != RUN.name or job.place is JobPlace.ENDED:
-        return None
-    from trellis.runs.waits import open_of  # only runs need this
-
-    wait = open_of(await ledger.read_journal(job.job_id))
-    if wait is None and job.place is JobPlace.BLOCKED and job.concurrency_key is not None:
-        where = JobFilter(lifecycle=RUN.name, state="running", concurrency_key=job.concurrency_key)
-        for begun in (await ledger.jobs(where, limit=1)).jobs:
-            wait = open_of(await ledger.read_journal(begun.job_id))
-        return None if wait is None or wait.is_bounded else wait
-    return wait
 
 
 async def _holders(ledger: Ledger, job: Job) -> tuple[JobId, ...]:

@@ -137,7 +137,7 @@ def run_facts(record: dict[str, Any]) -> list[tuple[str, str | Text]]:
     facts += [("proposal", proposal) for proposal in record["proposals_created"]]
     facts += [("already proposed", _already_proposed_text(equal)) for equal in record.get("already_proposed", ())]
     facts += [("refused", Text(_refused(refusal), "yellow")) for refusal in record["refused"]]
-    return [*facts, ("folder", record["folder"])] if "folder" in record else facts
+    return [*facts, ("folder", record["folder"])] if record.get("folder") else facts
 
 
 def took(step: dict[str, Any]) -> str:

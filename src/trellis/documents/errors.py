@@ -3,6 +3,7 @@
 RunError
 ├── RunIdInvalid
 ├── RunNotFound
+├── ManifestMissing       the run has not ended
 ├── RunIdAmbiguous        a short run id that matches several runs
 ├── AgentNotRunnable      no such agent, malformed, or not active
 ├── TooManyWaiting        the agent's queue is full
@@ -50,6 +51,12 @@ class RunIdInvalid(RunError):
 
 class RunNotFound(RunError):
     """There is no run {run_id}; `trellis runs` lists them."""
+
+    code = "NOT_FOUND"
+
+
+class ManifestMissing(RunError):
+    """{run_id} has not ended: its manifest comes with its end."""
 
     code = "NOT_FOUND"
 

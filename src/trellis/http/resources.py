@@ -9,11 +9,12 @@ from trellis.bus.topics import HELD_ACTION
 from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
 from trellis.http.errors import NotFound
 from trellis.http.shapes import (
+    REPLAYED,
+    AgentChanged,
     AgentShape,
     Artifact,
     ArtifactListed,
     ArtifactStaged,
-    Begun,
     CleanedUpShape,
     DeadLetterShape,
     ExplanationShape,
@@ -28,8 +29,10 @@ from trellis.http.shapes import (
     ProposalDiff,
     ProposalShape,
     Requeued,
+    RunDetail,
     RunListed,
     RunManifest,
+    RunStarted,
     RunStatus,
     SimulationShape,
     StepFile,
@@ -52,19 +55,19 @@ class Agents:
         """One agent."""
         return await self._calls.get(AgentShape, path_of("agents", agent))
 
-    async def activate(self, agent: str, *, reason: str | None = None) -> AgentShape:
+    async def activate(self, agent: str, *, reason: str | None = None) -> AgentChanged:
         """Let an agent run."""
         return await self._change(agent, "active", reason)
 
-    async def pause(self, agent: str, *, reason: str | None = None) -> AgentShape:
+    async def pause(self, agent: str, *, reason: str | None = None) -> AgentChanged:
         """Let no further run of it begin."""
         return await self._change(agent, "paused", reason)
 
-    async def _change(self, agent: str, status: str, reason: str | None) -> AgentShape:
+    async def _change(self, agent: str, status: str, reason: str | None) -> AgentChanged:
         body = {"status": status, "reason": reason}
         path = path_of("agents", agent, "status")
         return await self._calls.asked(
-            AgentShape, GatewayRequest(method="PATCH", path=path, body=body, key=self._calls.key(None))
+            AgentChanged, GatewayRequest(method="PATCH", path=path, body=body, key=self._calls.key(None))
         )
 
 
@@ -373,18 +376,21 @@ class Runs:
         *,
         idempotency_key: str | None = None,
         correlation_id: str | None = None,
-    ) -> Begun:
-        """Begin a run of an agent. The same key and request again is the same run.
+    ) -> RunStarted:
+        """Begin a run of an agent. The same key and request again is the same run, and then it is not `created`.
 
         `correlation_id` is your own name for what the run belongs to; its events, proposals and audit records carry it.
         """
         body = {"agent_slug": agent, "params": dict(params or {})}
         body |= {} if correlation_id is None else {"correlation_id": correlation_id}
-        return await self._calls.post(Begun, "/agents/run", body, key=idempotency_key)
+        ask = GatewayRequest(method="POST", path="/agents/run", body=body, key=self._calls.key(idempotency_key))
+        answer = await self._calls.ask(ask)
+        created = answer.headers.get(REPLAYED) is None
+        return read_shape(RunStarted, answer, ask).model_copy(update={"created": created})
 
-    async def get(self, run_id: str) -> RunStatus:
+    async def get(self, run_id: str) -> RunDetail:
         """One run, as its status.json says."""
-        return await self._calls.get(RunStatus, path_of("runs", run_id))
+        return await self._calls.get(RunDetail, path_of("runs", run_id))
 
     async def status(self, run_id: str, *, unless: RunStatus | None = None) -> RunStatus | None:
         """The same; None when it is still as `unless` says."""

@@ -42,6 +42,12 @@ class Begun(pydantic.BaseModel):
     status: Literal["requested"]
 
 
+class RunStarted(Begun):
+    """The run that was begun; not `created`: an earlier request with the same key began it."""
+
+    created: bool = True
+
+
 class AlreadyProposed(pydantic.BaseModel):
     """What a run's agent wanted to propose, and the equal proposal that was there: pending, rejected on the same sources, or applied."""
 
@@ -92,6 +98,19 @@ class RunStatus(pydantic.BaseModel):
     already_proposed: list[AlreadyProposed] = []
     refused_actions: int = 0
     """How many calls of tools were refused to the agent's model; the file of step execute-agent says which and why."""
+
+
+class RunDetail(RunStatus):
+    """A run with what its ledger knows beside status.json; over HTTP that is None."""
+
+    params: dict[str, Any] | None = None
+    position: int | None = None
+    """How many runs of the agent start before it; None once it has started."""
+    cancel_requested: bool | None = None
+    waits: dict[str, str] | None = None
+    """Since when and for what it waits."""
+    folder: str | None = None
+    """Where its documents are stored."""
 
 
 class StepFile(pydantic.BaseModel):
@@ -173,6 +192,17 @@ class AgentShape(pydantic.BaseModel):
     tools: list[str] = []
     cron: str | None = None
     problems: list[str] = []
+    last_run: str | None = None
+    """Of an agent in error, for callers that may read every run: its last run."""
+    last_error: str | None = None
+    """How that run ended."""
+
+
+class AgentChanged(AgentShape):
+    """An agent after a change of its status."""
+
+    previous: str | None = None
+    """Its status before. None over HTTP, where a repeated request could not know it."""
 
 
 class Live(pydantic.BaseModel):

@@ -94,7 +94,7 @@ async def run_of_generation(
     if RUN.by_name[run.state].phase is not Phase.ENDED:
         return before
     try:
-        return await layer.trigger(
+        made = await layer.trigger(
             request.agent_slug,
             RunRequest.read(run.payload).params,
             kind=TriggerKind.EVENT,
@@ -106,6 +106,7 @@ async def run_of_generation(
         raise ContextUnavailable(detail=str(error)) from error
     except (AgentNotRunnable, AgentError) as error:
         raise StageHopeless(detail=str(error)) from error
+    return made.job_id
 
 
 # Drives one queue job through its stages, under a lease (document 000 §1; JQ-5, JQ-9, D7, D8, D15, D38, D41).

@@ -34,6 +34,7 @@ from trellis.engine.jobs import (
     NotMoved,
     RequestId,
     RequestKey,
+    Submitted,
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -92,10 +93,10 @@ class OrchestrationLayer(Protocol):
         key: str | None = None,
         retry_of: str | None = None,
         correlation_id: str | None = None,
-    ) -> JobId:
+    ) -> Submitted:
         """Start a run and return its id.
 
-        The same `key` again returns the same run. `retry_of` goes into its manifest (D20).
+        The same `key` again returns the same run, which is then not `created`. `retry_of` goes into its manifest (D20).
 
         `correlation_id` comes from the caller: the run's events and proposals carry it. Without one it is the run's id.
 
@@ -162,7 +163,7 @@ class BuiltinLayer:
         key: str | None = None,
         retry_of: str | None = None,
         correlation_id: str | None = None,
-    ) -> JobId:
+    ) -> Submitted:
         """Check the agent, store the run, publish `requested`, and queue the run. A refused trigger stores nothing."""
         if correlation_id is not None and not re.fullmatch(CORRELATION_PATTERN, correlation_id):
             expected = "1 to 100 letters, digits, or . _ : -"
@@ -173,7 +174,7 @@ class BuiltinLayer:
         if isinstance(earlier, Mismatch):
             raise IdempotencyMismatch(key=key, job_id=earlier.job_id)
         if earlier is not None:  # even if the agent could not run any more
-            return earlier.job_id
+            return Submitted(job_id=earlier.job_id, created=False)
         await self._check(agent_slug, kind, again=retry_of is not None)
         run_id = ids.make_run_id(await self.ledger.now(), self.random_text())
         with tracing.span("job.submit", {"trellis.job_id": run_id, "trellis.type": TYPE}, kind=tracing.PRODUCER):
@@ -198,7 +199,7 @@ class BuiltinLayer:
         if isinstance(answer, Mismatch):
             raise IdempotencyMismatch(key=key, job_id=answer.job_id)
         await self._take_in(answer.job_id, request)
-        return answer.job_id
+        return answer
 
     async def _take_in(self, run_id: JobId, request: RunRequest) -> None:
         """Publish `requested` and queue the run. Does not raise if the store is unavailable or the ledger fails.

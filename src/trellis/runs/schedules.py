@@ -90,12 +90,12 @@ class ScheduleFirer:
         if now - instant > timedelta(seconds=self.options.grace_s):
             return HandledInstant(instant=instant, skipped=f"it was missed by more than {self.options.grace_s:g} s")
         try:
-            run_id = await self.layer.trigger(
+            run = await self.layer.trigger(
                 slug, {"instant": text}, kind=TriggerKind.CRON, key=f"{TriggerKind.CRON}:{slug}:{text}"
             )
         except (AgentError, RunError, InputError) as error:
             return HandledInstant(instant=instant, skipped=str(error))
-        return HandledInstant(instant=instant, run_id=run_id)
+        return HandledInstant(instant=instant, run_id=run.job_id)
 
 
 def _log_instant(registered: RegisteredSchedule, last: HandledInstant) -> None:

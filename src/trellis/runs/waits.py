@@ -14,6 +14,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from trellis.documents.run_documents import timestamp
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Job, JobFilter, JobPlace
+from trellis.lifecycles.run import RUN
 
 WAITS_MAX = 1_000
 SINCE_ENTRY = "wait/{number:04}/since"
@@ -98,3 +101,20 @@ def _read(body: bytes, ended: bytes | None) -> UpstreamWait:
     read = json.loads(body)
     until = None if ended is None else datetime.fromisoformat(ended.decode())
     return UpstreamWait(datetime.fromisoformat(read["since"]), str(read["reason"]), until, bool(read["bounded"]))
+
+
+async def open_wait(ledger: Ledger, job: Job) -> UpstreamWait | None:
+    """What an open run waits for: its projector, its object store, or its stopped agent. None for other jobs.
+
+    For a stopped agent, the wait is recorded on the run that started first, and also holds for the runs queued behind
+    it.
+    """
+    if job.lifecycle != RUN.name or job.place is JobPlace.ENDED:
+        return None
+    wait = open_of(await ledger.read_journal(job.job_id))
+    if wait is None and job.place is JobPlace.BLOCKED and job.concurrency_key is not None:
+        where = JobFilter(lifecycle=RUN.name, state="running", concurrency_key=job.concurrency_key)
+        for begun in (await ledger.jobs(where, limit=1)).jobs:
+            wait = open_of(await ledger.read_journal(begun.job_id))
+        return None if wait is None or wait.is_bounded else wait
+    return wait

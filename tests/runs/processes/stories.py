@@ -70,7 +70,7 @@ class Story:
 
     async def begin(self, slug: str = VIOLIN) -> None:
         """Ask for a run, as a gateway does."""
-        self._run_id = await self.instance.layer.trigger(slug, {"topic": "bows"}, kind=TriggerKind.MANUAL)
+        self._run_id = (await self.instance.layer.trigger(slug, {"topic": "bows"}, kind=TriggerKind.MANUAL)).job_id
 
     @property
     def ledger(self) -> Ledger:

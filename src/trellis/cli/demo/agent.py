@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from trellis.agents.garden import AGENTS
+from trellis.api.runs import ReadableRun, published_states, while_executing
 from trellis.app.instance import Instance, open_instance
 from trellis.app.settings import Settings
 from trellis.app.wiring import make_development_key
 from trellis.cli.invocation import Cli, ledger_url, make_folder, program_name
-from trellis.cli.runs import watched
+from trellis.cli.runs import followed
 from trellis.documents import ids
 from trellis.engine.errors import InputError
 from trellis.ledgers import migrate
@@ -34,10 +35,11 @@ async def agent_demo(cli: Cli, slug: str) -> int:
     # The demo is the same on every machine: the settings of this machine are not used.
     async with open_instance(Settings.model_validate({}), url, name=cli.person) as instance:
         await instance.plant()
-        run_id = await instance.layer.trigger(slug, {}, kind=TriggerKind.MANUAL)
+        run_id = (await instance.layer.trigger(slug, {}, kind=TriggerKind.MANUAL)).job_id
         cli.out.line(f"{slug} reads its sources and asks them questions: {run_id}")
         async with asyncio.timeout(PATIENCE_S):
-            status = await watched(cli, instance, slug, run_id)
+            states = published_states(instance, ReadableRun(run_id, slug))
+            status = await while_executing(instance, followed(cli, states))
         if status["error"]:
             cli.out.line(status["error"])
             return 1

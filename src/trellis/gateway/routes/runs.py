@@ -4,37 +4,24 @@ Published documents are read from the object store as they were published. So th
 orchestrator stopped, and stays correct after retention has removed the run from the ledger.
 """
 
-import json
-from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import pydantic
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from trellis.app.instance import Instance
-from trellis.app.wiring import new_id
-from trellis.auth.ownership import owns
-from trellis.documents import ids
-from trellis.documents.errors import RunNotFound
-from trellis.documents.lookup import find_published, find_run, listed_runs
-from trellis.documents.run_documents import RunRequest
-from trellis.engine.jobs import CORRELATION_PATTERN, Actor, CancelMode, JobId
+from trellis.api.runs import ENDED, READ, ReadableRun
+from trellis.documents.lookup import find_run
+from trellis.engine.jobs import CORRELATION_PATTERN, CancelMode, JobId
 from trellis.engine.recent_entries import LruCache
-from trellis.engine.records import JobFilter, JobPlace
-from trellis.gateway.callers import Caller, InstanceOf, requires
+from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
 from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, etag, is_known, page_document
 from trellis.http.shapes import EXAMPLE_RUN, Begun, RunListed, RunManifest, RunStatus, StepFile, Stopped
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS, Problem
-from trellis.lifecycles import Role
-from trellis.lifecycles.run import RUN
-from trellis.runs.orchestration import TriggerKind
 
-READ = "runs.read"
 POLL_S = 5
-ENDED = frozenset({"completed", "failed"})
 
 router = APIRouter(tags=["runs"], route_class=StrictRoute)
 
@@ -64,66 +51,45 @@ class RunCancelRequest(pydantic.BaseModel):
     reason: str | None = pydantic.Field(None, max_length=500)
 
 
-@router.post("/agents/run", status_code=202, response_model=Begun, responses=PROBLEMS)
+@router.post("/agents/run", status_code=202, responses=PROBLEMS)
 async def begin(
     body: RunStartRequest,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("runs.trigger")],
     asked: IdempotentRequestOf,
     response: Response,
-) -> dict[str, Any]:
+) -> Begun:
     """Begin a run of an agent; it is written down when this answers, and its status can be read at `Location`."""
-    chance = new_id()[:8]
-    gateway = Actor(role=Role.GATEWAY, name=caller.principal.name)
-    layer = replace(instance.layer, gateway=gateway, random_text=lambda: chance)
-    key = None if asked.key is None else f"http:{asked.key.key}"
-    run_id = await layer.trigger(
+    begun = await api_for(instance, caller).runs.start(
         body.agent_slug,
         body.params,
-        kind=TriggerKind.MANUAL,
-        key=key,
+        idempotency_key=None if asked.key is None else f"http:{asked.key.key}",
         correlation_id=body.correlation_id or caller.given_correlation_id,
     )
-    mark_replayed(response, replayed=not run_id.endswith(chance[: ids.RANDOM_CHARS]))
-    response.headers["Location"] = f"/runs/{run_id}/status"
+    mark_replayed(response, replayed=not begun.created)
+    response.headers["Location"] = f"/runs/{begun.run_id}/status"
     response.headers["Retry-After"] = str(POLL_S)
-    return {"run_id": run_id, "agent_slug": body.agent_slug, "status": "requested"}
+    return begun
 
 
-@router.get("/runs", response_model=Page[RunListed], responses=PROBLEMS)
+@router.get("/runs", responses=PROBLEMS)
 async def listing(
     instance: InstanceOf,
-    _: Annotated[Caller, requires(READ)],
+    caller: Annotated[Caller, requires(READ)],
     status: Literal["requested", "queued", "running", "completed", "failed"] | None = None,
     agent: Annotated[str | None, pydantic.Field(max_length=100)] = None,
     archived: Annotated[bool, Query(description="Only runs that have ended.")] = False,  # noqa: FBT002 - of the address
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
-) -> dict[str, Any]:
+) -> Page[RunListed]:
     """Runs, newest first."""
-    key = None if agent is None else f"run:{agent}"
-    where = JobFilter(lifecycle=RUN.name, state=status, concurrency_key=key, place=JobPlace.ENDED if archived else None)
-    found = await instance.ledger.jobs(where, limit=limit, cursor=cursor)
-    return page_document(await listed_runs(instance.ledger, found.jobs), found.cursor)
-
-
-async def _request(instance: Instance, run_id: str) -> RunRequest:
-    job = await instance.ledger.job(await find_run(instance.ledger, run_id))
-    if job is None or job.payload is None:
-        raise RunNotFound(run_id=run_id)
-    return RunRequest.read(job.payload)
+    return await api_for(instance, caller).runs.list(
+        agent=agent, status=status, archived=archived, limit=limit, cursor=cursor
+    )
 
 
 async def _slugs(request: Request) -> LruCache[JobId, str]:
     return request.app.state.slugs
-
-
-@dataclass(frozen=True, slots=True)
-class ReadableRun:
-    """The run that a request is about, and its agent."""
-
-    run_id: JobId
-    agent_slug: str
 
 
 async def _readable_run(
@@ -134,22 +100,13 @@ async def _readable_run(
 ) -> ReadableRun:
     """The run, if the caller may read it.
 
-    A poll queries the ledger once: the agent of a run never changes, and the rest is published. A run that is gone from
-    the ledger is identified by its published record. Without one its agent is unknown, and the run is not found.
+    A poll queries the ledger once: the agent of a run never changes, and the rest is published.
     """
     if (known := JobId(run_id)) in slugs:
         return ReadableRun(known, slugs[known])
-    try:
-        found = await find_run(instance.ledger, run_id)
-        slug = (await _request(instance, found)).agent_slug
-    except RunNotFound:
-        published = await find_published(instance.objects, run_id)
-        if published is None:
-            raise
-        found, slug = published.run_id, published.agent_slug
-        caller.permit(READ, own=owns(caller.principal, READ, found, published.submitter))
-    slugs[found] = slug
-    return ReadableRun(found, slug)
+    found = await api_for(instance, caller).runs.find(run_id)
+    slugs[found.run_id] = found.agent_slug
+    return found
 
 
 @router.get("/runs/{run_id}", response_model=RunStatus, responses=PROBLEMS)
@@ -178,25 +135,19 @@ async def status(
 
 
 @router.get("/runs/{run_id}/steps", response_model=Page[StepFile], responses=PROBLEMS)
-async def steps(run: Annotated[ReadableRun, Depends(_readable_run)], instance: InstanceOf) -> dict[str, Any]:
+async def steps(
+    run: Annotated[ReadableRun, Depends(_readable_run)], instance: InstanceOf, caller: Annotated[Caller, requires(READ)]
+) -> dict[str, Any]:
     """The files of the steps that were counted, in order."""
-    document = await instance.published.status(run.agent_slug, run.run_id)
-    done = 0 if document is None else int(document["steps_completed"])
-    items: list[dict[str, Any]] = []
-    for number in range(1, done + 1):
-        file = await instance.objects.get(ids.step_key(run.agent_slug, run.run_id, number))
-        if file is not None:
-            items.append(json.loads(file.body))
-    return page_document(items, None)
+    return page_document(await api_for(instance, caller).runs.step_files(run), None)
 
 
 @router.get("/runs/{run_id}/manifest", response_model=RunManifest, responses=PROBLEMS)
-async def manifest(run: Annotated[ReadableRun, Depends(_readable_run)], instance: InstanceOf) -> dict[str, Any]:
+async def manifest(
+    run: Annotated[ReadableRun, Depends(_readable_run)], instance: InstanceOf, caller: Annotated[Caller, requires(READ)]
+) -> dict[str, Any]:
     """manifest.json of a run that ended."""
-    file = await instance.objects.get(ids.manifest_key(run.agent_slug, run.run_id))
-    if file is None:
-        raise Problem("NOT_FOUND", f"{run.run_id} has not ended: its manifest comes with its end.")
-    return json.loads(file.body)
+    return await api_for(instance, caller).runs.manifest_file(run)
 
 
 @router.post("/runs/{run_id}/cancel", response_model=Stopped, responses=PROBLEMS)

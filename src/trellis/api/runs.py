@@ -1,0 +1,224 @@
+"""Runs of agents: start one, follow it, read its documents, cancel it (PIPE-1, RUN-4, RUN-10, D12, D19, D43).
+
+`get` and `list` say what the ledger has now; `status`, `watch` and `manifest` read what was published. What was
+published can still be read when retention has removed the run from the ledger.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from trellis.api.context import LIMIT_DEFAULT, PAGE_MAX, ApiContext
+from trellis.app.instance import Instance
+from trellis.app.wiring import SystemClock, new_id
+from trellis.auth.matrices import permit
+from trellis.auth.ownership import owns
+from trellis.documents import ids, run_documents
+from trellis.documents.errors import ManifestMissing, RunNotFound
+from trellis.documents.lookup import find_published, find_run, listed_runs
+from trellis.documents.run_documents import RunFacts, RunRequest
+from trellis.engine.errors import Refused
+from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
+from trellis.engine.records import Job, JobFilter, JobPlace
+from trellis.http.shapes import Page, RunDetail, RunListed, RunManifest, RunStarted, RunStatus, StepFile, Stopped
+from trellis.lifecycles import Role
+from trellis.lifecycles.run import RUN
+from trellis.runs.orchestration import TriggerKind
+from trellis.runs.waits import open_wait
+
+READ = "runs.read"
+ENDED = frozenset({"completed", "failed"})
+LOOK_S = 0.1
+"""How often a run is looked at that is watched, in seconds."""
+LOCAL = "file://"
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadableRun:
+    """A run that the caller may read, and its agent."""
+
+    run_id: JobId
+    agent_slug: str
+
+
+class LocalRuns:
+    """Runs on a ledger and its stores, with the calls of `client.runs`."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+
+    async def start(
+        self,
+        agent: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        idempotency_key: str | None = None,
+        correlation_id: str | None = None,
+    ) -> RunStarted:
+        """Begin a run of an agent. The same key and request again is the same run, and then it is not `created`."""
+        gateway = Actor(role=Role.GATEWAY, name=self._context.permit("runs.trigger").name)
+        layer = replace((await self._context.instance()).layer, gateway=gateway)
+        made = await layer.trigger(
+            agent, params or {}, kind=TriggerKind.MANUAL, key=idempotency_key, correlation_id=correlation_id
+        )
+        return RunStarted(run_id=made.job_id, agent_slug=agent, status="requested", created=made.created)
+
+    async def get(self, run_id: str) -> RunDetail:
+        """One run as the ledger has it now; its status.json may be a moment behind. Raises RunNotFound."""
+        instance, ledger, run = await self._context.instance(), self._context.ledger, await self.find(run_id)
+        job = await ledger.job(run.run_id)
+        if job is None or job.payload is None:
+            return RunDetail(**await self._published(run))
+        request, wait = RunRequest.read(job.payload), await open_wait(ledger, job)
+        facts = RunFacts(run.run_id, request, tuple(await ledger.events(run.run_id)))
+        folder = f"{instance.objects.url.rstrip('/')}/{ids.run_folder(request.agent_slug, run.run_id)}"
+        return RunDetail(
+            **json.loads(run_documents.status(facts)),
+            params=request.params,
+            position=(await instance.layer.run_state(run.run_id)).position,
+            cancel_requested=job.cancel_requested,
+            waits=None if wait is None else {"since": run_documents.timestamp(wait.since), "reason": wait.reason},
+            folder=folder.removeprefix(LOCAL),
+        )
+
+    async def status(self, run_id: str, *, unless: RunStatus | None = None) -> RunStatus | None:
+        """One run as it was published last; None when it is still as `unless` says."""
+        found = RunStatus(**await self._published(await self.find(run_id)))
+        return None if unless is not None and found.version == unless.version else found
+
+    async def list(
+        self,
+        *,
+        agent: str | None = None,
+        status: str | None = None,
+        archived: bool = False,
+        limit: int = LIMIT_DEFAULT,
+        cursor: str | None = None,
+    ) -> Page[RunListed]:
+        """Runs, newest first; with `archived` only those that have ended."""
+        key, place = None if agent is None else f"run:{agent}", JobPlace.ENDED if archived else None
+        where, found = JobFilter(lifecycle=RUN.name, state=status, concurrency_key=key, place=place), list[Job]()
+        while True:
+            page = await self._context.ledger.jobs(where, limit=min(PAGE_MAX, limit - len(found)), cursor=cursor)
+            found += page.jobs
+            cursor = page.cursor
+            if cursor is None or len(found) >= limit:
+                break
+        items = [RunListed(**one) for one in await listed_runs(self._context.ledger, found)]
+        return Page[RunListed](items=items, next_cursor=cursor)
+
+    async def steps(self, run_id: str) -> Sequence[StepFile]:
+        """The steps that are done, in order, each with the name and hash of its file."""
+        run, ledger = await self.find(run_id), self._context.ledger
+        events, journal = await ledger.events(run.run_id), await ledger.read_journal(run.run_id)
+        done = [json.loads(one.data) for one in events if one.type == run_documents.STEP_DONE and one.data]
+        files = [journal.get(run_documents.STEP_ENTRY.format(number=step["step"]), b"{}") for step in done]
+        least = {"run_id": run.run_id, "agent_slug": run.agent_slug, "result": {}}
+        steps = [{**least, **step, **json.loads(file)} for step, file in zip(done, files, strict=True)]
+        return [StepFile.model_validate(step) for step in steps or await self.step_files(run)]
+
+    async def manifest(self, run_id: str) -> RunManifest:
+        """What a run that ended left; raises ManifestMissing before."""
+        return RunManifest(**await self.manifest_file(await self.find(run_id)))
+
+    async def wait(self, run_id: str, timeout_s: float | None = None) -> RunStatus:
+        """The run once it has completed or failed; raises TimeoutError."""
+        from trellis.http.streams import wait_for_last  # loads HTTP
+
+        return await wait_for_last(self.watch(run_id), SystemClock(), timeout_s, f"run {run_id}")
+
+    async def watch(self, run_id: str) -> AsyncGenerator[RunStatus]:
+        """How the run stands, each time something was published, until it has ended."""
+        async for state in published_states(await self._context.instance(), await self.find(run_id)):
+            yield state
+
+    async def cancel(
+        self, run_id: str, *, mode: str = "soft", reason: str | None = None, idempotency_key: str | None = None
+    ) -> Stopped:
+        """End a run: soft asks it to stop, hard ends it now. Raises Refused once it has ended."""
+        self._context.permit("runs.cancel")
+        layer, found = (await self._context.instance()).layer, await find_run(self._context.ledger, run_id)
+        before = (await layer.run_state(found)).status
+        if before in ENDED:
+            raise Refused(detail=f"Run {found} has ended already: it is {before}.")
+        request_id = RequestId(idempotency_key or new_id())
+        state = await layer.cancel(found, mode=CancelMode(mode), request_id=request_id, cause=reason)
+        if state == "completed":
+            raise Refused(detail=f"Run {found} was faster: it is completed.")
+        return Stopped(run_id=found, status=state)
+
+    async def execute_until(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Execute runs in this process until `work` is done; the result of `work`. Only a ledger offers this."""
+        return await while_executing(await self._context.instance(), work)
+
+    async def find(self, run_id: str) -> ReadableRun:
+        """The run with this id, long or short, if the caller may read it. Raises RunNotFound, NotAllowed.
+
+        A run that is gone from the ledger is identified by its published record. Without one its agent is unknown, and
+        the run is not found.
+        """
+        ledger, reader = self._context.ledger, self._context.reader
+        with contextlib.suppress(RunNotFound):
+            job = await ledger.job(await find_run(ledger, run_id))
+            if job is not None and job.payload is not None:
+                return ReadableRun(job.job_id, RunRequest.read(job.payload).agent_slug)
+        published = await find_published((await self._context.instance()).objects, run_id)
+        if published is None:
+            raise RunNotFound(run_id=run_id)
+        permit(reader, READ, own=owns(reader, READ, published.run_id, published.submitter))
+        return ReadableRun(published.run_id, published.agent_slug)
+
+    async def step_files(self, run: ReadableRun) -> Sequence[dict[str, Any]]:
+        """The published files of the steps that were counted, in order."""
+        instance = await self._context.instance()
+        document = await instance.published.status(run.agent_slug, run.run_id)
+        done = 0 if document is None else int(document["steps_completed"])
+        keys = [ids.step_key(run.agent_slug, run.run_id, number) for number in range(1, done + 1)]
+        return [json.loads(file.body) for key in keys if (file := await instance.objects.get(key)) is not None]
+
+    async def manifest_file(self, run: ReadableRun) -> dict[str, Any]:
+        """The published manifest.json; raises ManifestMissing if the run has not ended."""
+        file = await (await self._context.instance()).objects.get(ids.manifest_key(run.agent_slug, run.run_id))
+        if file is None:
+            raise ManifestMissing(run_id=run.run_id)
+        return json.loads(file.body)
+
+    async def _published(self, run: ReadableRun) -> dict[str, Any]:
+        document = await (await self._context.instance()).published.status(run.agent_slug, run.run_id)
+        if document is None:
+            raise RunNotFound(run_id=run.run_id)
+        return document
+
+
+async def published_states(instance: Instance, run: ReadableRun) -> AsyncGenerator[RunStatus]:
+    """Each newer published state of a run, up to its end."""
+    version, clock = 0, SystemClock()
+    while True:
+        document = await instance.published.status(run.agent_slug, run.run_id)
+        if document is not None and document["version"] > version:
+            version = document["version"]
+            yield RunStatus(**document)
+            if document["status"] in ENDED:
+                return
+        await clock.sleep(LOOK_S)
+
+
+async def while_executing(instance: Instance, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Execute runs in this process until `work` is done, then evaluate agent health; the result of `work`."""
+    stop, watching = asyncio.Event(), asyncio.ensure_future(work)
+    serving = asyncio.ensure_future(instance.serve(stop, queue_jobs=False))
+    try:
+        await asyncio.wait({watching, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        return await watching
+    finally:
+        watching.cancel()
+        stop.set()
+        await serving
+        await instance.judge_agents()
