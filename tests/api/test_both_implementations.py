@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from trellis.api.artifacts import LocalArtifacts
+from trellis.api.jobs import LocalJobs
 from trellis.api.proposals import LocalProposals
+from trellis.http.jobs import Jobs
 from trellis.http.resources import Artifacts, Proposals
 
 PARTS: list[tuple[type[Any], type[Any]]] = [(LocalArtifacts, Artifacts), (LocalProposals, Proposals)]
@@ -26,3 +28,19 @@ def test_a_part_of_the_application_has_the_same_calls_locally_and_through_a_gate
     local: type[Any], remote: type[Any]
 ):
     assert calls(local) == calls(remote)
+
+
+FOR_ROUTES = {"only", "find", "typed_result"}
+"""Calls that routes make, which answer with rows and media types."""
+OF_LEDGER = {"concurrency_key"}
+"""Parameters that a gateway does not take; the commands refuse their options there."""
+
+
+def test_jobs_are_read_with_the_same_parameters_locally_and_through_a_gateway():
+    """The answers differ: a ledger has more about a job than a gateway shows."""
+    remote = calls(Jobs)
+    local = {name: call for name, call in calls(LocalJobs).items() if name not in FOR_ROUTES | {"holds"}}
+    assert {"list", "get", "result", "context"} <= set(local)
+    for name, call in local.items():
+        known = [one for one in call.parameters.values() if one.name not in OF_LEDGER]
+        assert known == list(remote[name].parameters.values()), name

@@ -13,8 +13,10 @@ from trellis.engine.ledger import Ledger
 
 if TYPE_CHECKING:  # each part loads what it needs on its first use: `trellis jobs` loads no agents
     from trellis.api.artifacts import LocalArtifacts
+    from trellis.api.jobs import LocalJobs
     from trellis.api.proposals import LocalProposals
     from trellis.app.instance import Instance
+    from trellis.bus.pointers import Pointers
 
 
 class LocalApi:
@@ -33,6 +35,13 @@ class LocalApi:
         from trellis.api.artifacts import LocalArtifacts
 
         return LocalArtifacts(self._context)
+
+    @property
+    def jobs(self) -> "LocalJobs":
+        """Jobs of every lifecycle."""
+        from trellis.api.jobs import LocalJobs
+
+        return LocalJobs(self._context)
 
     @property
     def proposals(self) -> "LocalProposals":
@@ -60,4 +69,9 @@ async def open_local_api(
                 opened.append(await stack.enter_async_context(open_instance(settings, url, name=name)))
             return opened[0]
 
-        yield LocalApi(ApiContext(ledger=ledger, reader=reader, permit=permit, instance=instance))
+        async def pointers() -> "Pointers":
+            from trellis.app.fleet import open_pointers
+
+            return await stack.enter_async_context(open_pointers(settings, url))
+
+        yield LocalApi(ApiContext(ledger=ledger, reader=reader, permit=permit, instance=instance, pointers=pointers))

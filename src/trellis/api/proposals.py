@@ -49,7 +49,7 @@ class LocalProposals:
             instance = await self._context.instance()
             reasons = await conflicts_of(open_, objects=instance.objects)
             items = [{**one, "conflict": reasons.get(one["id"])} for one in items]
-        return Page[ProposalShape](items=[ProposalShape(**one) for one in items], next_cursor=after)
+        return Page[ProposalShape](items=[ProposalShape.model_validate(one) for one in items], next_cursor=after)
 
     async def get(self, proposal_id: str) -> ProposalShape:
         """One proposal, or one held job; raises ProposalNotFound."""

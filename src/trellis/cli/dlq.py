@@ -10,16 +10,16 @@ from rich.text import Text
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.invocation import Cli
-from trellis.cli.jobs import report_requeued, show
+from trellis.cli.jobs import print_whole, report_requeued
 from trellis.cli.output import ListingColumn, age, as_record
-from trellis.engine.errors import InputError, JobNotFound, OptionInvalid, Refused
+from trellis.engine.errors import InputError, OptionInvalid, Refused
 from trellis.engine.event_data import last_traceback
-from trellis.engine.jobs import JobId, Moved, NotMoved
+from trellis.engine.jobs import Moved, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import DeadLetter, JobFilter
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.operations.dead_letters import WITH_LETTERS, dead_letters, letter_of
+from trellis.operations.dead_letters import WITH_LETTERS, dead_letters
 from trellis.operations.doctor import without_cancelled
 from trellis.operations.explain import REASON_PHRASES, counted
 
@@ -87,12 +87,9 @@ async def list_letters(
 
 async def show_letter(cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]) -> None:
     """One dead letter with all it says, and its job."""
-    async with cli.open() as ledger:
-        job = await ledger.job(JobId(id_))
-        letter = await letter_of(ledger, job) if job else None
-        events = await ledger.events(letter.job_id) if letter else []
-    if job is None:
-        raise JobNotFound(job_id=id_)
+    async with cli.local_api() as api:
+        whole, now = await api.jobs.get(id_), await api.now()
+    job, letter, events = whole.job, whole.letter, whole.events
     if letter is None:
         raise Refused(detail=f"Job {id_} is {job.state} and has no dead letter; `trellis job explain {id_}` says more.")
     if cli.out.as_json:
@@ -111,7 +108,7 @@ async def show_letter(cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID",
         ]
     )
     cli.out.line()
-    await show(cli, id_)
+    print_whole(cli, whole, now)
 
 
 async def requeue(

@@ -4,19 +4,17 @@ An option that a gateway does not support is refused by name, never ignored.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import pydantic
+from typing import TYPE_CHECKING, Any
 
 from trellis.app.wiring import SystemClock
 from trellis.cli import values
-from trellis.cli.bus_jobs import TopicOptions, print_context_hint
+from trellis.cli.bus_jobs import TopicOptions
 from trellis.cli.bus_wait import error_text_of, last_retry, look_at_gateway
 from trellis.cli.commands import LIMIT_MAX
 from trellis.cli.invocation import Cli
-from trellis.cli.output import ListingColumn, state_text
+from trellis.cli.output import ListingColumn, as_record
 from trellis.cli.queue_jobs import QueueJobOptions, is_queue_job, print_how_to_read, warn_undriven
 from trellis.cli.run_output import (
     print_ended,
@@ -29,15 +27,11 @@ from trellis.cli.run_output import (
     wait_s,
 )
 from trellis.cli.values import params_of
-from trellis.engine.errors import OptionInvalid
 from trellis.http.shapes import (
     AgentShape,
     BusJob,
-    EventShape,
-    JobDocument,
     JobShape,
     JobSubmitted,
-    ProposalShape,
 )
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -48,41 +42,12 @@ from trellis.operations.explain import SERVICE_SLOW_S, duration
 if TYPE_CHECKING:  # HTTP is imported only when it is used
     from trellis.http.client import GatewayClient
 
-NOT_HERE = "it is not for a gateway; give --ledger, or leave it out"
-
-ShapeT = TypeVar("ShapeT", bound=pydantic.BaseModel)
-
-
-def _listing(cli: Cli, items: Sequence[ShapeT], columns: Sequence[ListingColumn[ShapeT]], *, empty: str) -> None:
-    if not cli.out.as_json:
-        cli.out.listing(items, columns, empty=empty)
-        return
-    for item in items:
-        cli.out.record(_record(item))
-
-
-def _record(item: pydantic.BaseModel) -> dict[str, Any]:
-    """A gateway's document in the form that commands print for a ledger: attempts count from 1 (D38)."""
-    made = item.model_dump(mode="json")
-    for where in (made, made.get("payload") if isinstance(item, EventShape) else None):
-        if where is not None and isinstance(where.get("attempt"), int):
-            where["attempt"] += 1
-    if isinstance(item, JobDocument) and item.lifecycle == QUEUE_JOB.name:
-        made["max_attempts"] += 1  # the document of a queue job counts retries, commands count executions
-    return {"job_id": made["id"], **made} if isinstance(item, ProposalShape) else made
-
 
 def _print_record(cli: Cli, record: dict[str, Any], line: str) -> None:
     if cli.out.as_json:
         cli.out.record(record)
     else:
         cli.out.line(line)
-
-
-def _refuse(**options: Any) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise OptionInvalid(option=f"--{name.replace('_', '-')}", value=value, expected=NOT_HERE)
 
 
 # --- agents and runs -------------------------------------------------------------------------------------------------
@@ -101,7 +66,7 @@ async def list_agents(cli: Cli, limit: int, ids: bool) -> None:  # noqa: FBT001 
             title="ABOUT", cell=lambda one: one.description or "; ".join(one.problems), gives_way=True
         ),
     ]
-    _listing(cli, found, columns, empty="No agents.")
+    cli.out.listing(found, columns, empty="No agents.")
 
 
 async def activate(cli: Cli, agent: str, reason: str | None) -> None:
@@ -160,7 +125,7 @@ async def list_runs(
     async with cli.client() as client:
         found = (await client.runs.list(agent=agent, status=status, archived=archived, limit=wanted)).items
     if not cli.out.ids_alone(ids_, [one.run_id for one in found]):
-        show_runs(cli, [_record(one) for one in found], None)
+        show_runs(cli, [as_record(one) for one in found], None)
 
 
 async def show_run(cli: Cli, id_: str) -> None:
@@ -235,7 +200,7 @@ async def submit(  # noqa: PLR0917 - as its namesake
     """Submit one job and print its id."""
     on_bus = TopicOptions(topic=topic, label=label, tenant=tenant, context=context, request=request)
     on_bus, type_, payload = on_bus.named(type_, payload, lifecycle)
-    _refuse(id=None if on_bus.topic else id_, lifecycle=None if on_bus.topic else lifecycle, app=app)
+    cli.refuse_at_gateway(id=None if on_bus.topic else id_, lifecycle=None if on_bus.topic else lifecycle, app=app)
     wishes: dict[str, Any] = {
         "priority": priority,
         "delay_s": values.seconds("--delay", delay),
@@ -311,88 +276,6 @@ async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wa
     return 0
 
 
-async def list_jobs(  # noqa: PLR0917 - as its namesake
-    cli: Cli,
-    state: str | None,
-    type_: str | None,
-    lifecycle: str | None,
-    correlation: str | None,
-    key: str | None,
-    limit: int,
-    cursor: str | None,
-    ids: bool,  # noqa: FBT001 - as its namesake
-) -> None:
-    """List jobs, newest first."""
-    _refuse(concurrency_key=key)
-    status, chosen = values.state(state, values.lifecycle(lifecycle))
-    async with cli.client() as client:
-        page = await client.jobs.list(
-            lifecycle=chosen,
-            type_=type_,
-            status=status,
-            correlation_id=correlation,
-            limit=values.limit(limit, LIMIT_MAX),
-            cursor=cursor,
-        )
-    columns = [
-        ListingColumn[JobDocument](title="JOB", cell=lambda job: job.job_id),
-        ListingColumn[JobDocument](title="TYPE", cell=lambda job: job.type, gives_way=True),
-        ListingColumn[JobDocument](title="STATUS", cell=lambda job: state_text(job.lifecycle, job.status)),
-        ListingColumn[JobDocument](title="TRY", cell=_try, right=True),
-        ListingColumn[JobDocument](title="SUBMITTED", cell=lambda job: job.created_at),
-    ]
-    if not cli.out.ids_alone(ids, [job.job_id for job in page.items]):
-        _listing(cli, page.items, columns, empty="No job is like that.")
-    if page.next_cursor is not None:
-        cli.out.note(f"there are more: --cursor {page.next_cursor}")
-
-
-def _try(job: JobDocument) -> str:
-    told = _record(job)
-    return f"{told['attempt']}/{told['max_attempts']}"
-
-
-async def show_job(cli: Cli, id_: str) -> None:
-    """Everything about one job: row, payload, result, events."""
-    async with cli.client() as client:
-        job = await client.jobs.get(id_)
-        events = (await client.jobs.events(id_, limit=LIMIT_MAX)).items
-    record = {**_record(job), "events": [_record(event) for event in events]}
-    if cli.out.as_json:
-        cli.out.record(record)
-        return
-    known = {name: value for name, value in record.items() if name != "events" and value is not None}
-    cli.out.facts([(name, _plain(value)) for name, value in known.items()])
-    cli.out.line()
-    columns = [
-        ListingColumn[EventShape](title="TIME", cell=lambda event: event.ts),
-        ListingColumn[EventShape](title="EVENT", cell=lambda event: event.type),
-        ListingColumn[EventShape](title="TO", cell=lambda event: str(event.payload.get("to"))),
-        ListingColumn[EventShape](title="BY", cell=lambda event: event.actor),
-        ListingColumn[EventShape](title="CAUSE", cell=lambda event: event.cause or "", gives_way=True),
-    ]
-    cli.out.listing(events, columns, empty="")
-    print_context_hint(cli, record)
-
-
-async def job_result(cli: Cli, id_: str) -> None:
-    """The result of a job."""
-    async with cli.client() as client:
-        body = await client.jobs.result(id_)
-    cli.out.content(id_, "result", body)
-
-
-async def job_context(cli: Cli, id_: str) -> None:
-    """What the worker of a job on a topic is given."""
-    async with cli.client() as client:
-        body = await client.jobs.context(id_)
-    cli.out.content(id_, "context", body)
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
 async def cancel_job(
     cli: Cli,
     id_: str,
@@ -401,7 +284,7 @@ async def cancel_job(
     cause: str | None,
 ) -> None:
     """End a job that has not ended."""
-    _refuse(grace=grace)
+    cli.refuse_at_gateway(grace=grace)
     async with cli.client() as client:
         job = await client.jobs.cancel(id_, mode="hard" if hard else "soft", reason=cause)
     record = {**_short(job), "requested": not _has_ended(job.lifecycle, job.status)}
