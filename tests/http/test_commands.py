@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.conftest import Place, Shell
 from trellis import connect_sync
-from trellis.cli import agents, approvals, jobs, memory, over_http, runs, submit
+from trellis.cli import agents, approvals, jobs, memory, over_http, runs
 from trellis.lifecycles import Role
 
 AGENT = "archivist-violin"
@@ -156,7 +156,6 @@ def test_what_is_wrong_with_the_gateway_is_said_with_a_way_out(
         (runs.list_runs, over_http.list_runs),
         (runs.show_run, over_http.show_run),
         (runs.cancel, over_http.cancel_run),
-        (submit.submit, over_http.submit),
         (jobs.cancel, over_http.cancel_job),
         (jobs.dead_letter, over_http.dead_letter_job),
         (jobs.requeue, over_http.requeue_job),

@@ -6,16 +6,16 @@ An option that a gateway does not support is refused by name, never ignored.
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from trellis.app.wiring import SystemClock
 from trellis.cli import values
-from trellis.cli.bus_jobs import TopicOptions
 from trellis.cli.bus_wait import error_text_of, last_retry, look_at_gateway
 from trellis.cli.commands import LIMIT_MAX
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, as_record
-from trellis.cli.queue_jobs import QueueJobOptions, is_queue_job, print_how_to_read, warn_undriven
+from trellis.cli.queue_jobs import print_how_to_read, warn_undriven
 from trellis.cli.run_output import (
     print_ended,
     refusals,
@@ -170,70 +170,12 @@ def _has_ended(lifecycle: str, status: str) -> bool:
 # --- jobs ------------------------------------------------------------------------------------------------------------
 
 
-async def submit(  # noqa: PLR0917 - as its namesake
-    cli: Cli,
-    type_: str | None,
-    payload: str | None,
-    key: str | None,
-    id_: str | None,
-    priority: str | None,
-    delay: str | None,
-    run_at: str | None,
-    deadline: str | None,
-    max_attempts: int | None,
-    concurrency_key: str | None,
-    concurrency_limit: int | None,
-    correlation: str | None,
-    parent: str | None,
-    lifecycle: str | None,
-    app: str | None,
-    wait: str | None,
-    agent: str | None,
-    entity: list[str] | None,
-    run: str | None,
-    topic: str | None,
-    label: list[str] | None,
-    tenant: str | None,
-    context: str | None,
-    request: str | None,
-) -> int:
-    """Submit one job and print its id."""
-    on_bus = TopicOptions(topic=topic, label=label, tenant=tenant, context=context, request=request)
-    on_bus, type_, payload = on_bus.named(type_, payload, lifecycle)
-    cli.refuse_at_gateway(id=None if on_bus.topic else id_, lifecycle=None if on_bus.topic else lifecycle, app=app)
-    wishes: dict[str, Any] = {
-        "priority": priority,
-        "delay_s": values.seconds("--delay", delay),
-        "run_at": values.moment("--run-at", run_at),
-        "deadline_s": values.seconds("--deadline", deadline),
-        "max_attempts": max_attempts,
-        "concurrency_key": concurrency_key,
-        "concurrency_limit": concurrency_limit,
-        "correlation_id": correlation,
-        "parent_id": parent,
-    }
-    given = {name: value for name, value in wishes.items() if value is not None}
-    wait_s, body = values.seconds("--wait", wait), values.payload(type_, payload)
-    about = QueueJobOptions(agent=agent, entity=entity, run=run)
+async def submit_there(cli: Cli, asked: Mapping[str, Any], key: str | None, wait_s: float | None) -> int:
+    """Submit one job, written as `POST /jobs` takes it, and print its id or its result."""
+    body = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in asked.items()}
     async with cli.client() as client:
-        if on_bus.topic is not None:
-            about.refuse()
-            asked = _on_topic(on_bus, given | {"job_id": id_, "app": app}, body)
-            job = await client.jobs.submit_asked(asked, idempotency_key=key)
-        elif is_queue_job(type_, lifecycle):
-            on_bus.refuse()
-            job = await client.jobs.submit_asked(about.asked(type_, body, given), idempotency_key=key)
-        else:
-            about.refuse()
-            on_bus.refuse()
-            job = await client.jobs.submit(type_, body, idempotency_key=key, **given)
+        job = await client.jobs.submit_asked(body, idempotency_key=key)
         return await _after_submit(cli, client, job, wait_s)
-
-
-def _on_topic(on_bus: TopicOptions, given: Mapping[str, Any], payload: Any) -> dict[str, Any]:
-    """The request body for the gateway."""
-    beside = {"payload": payload, "correlation_id": given.get("correlation_id")}
-    return on_bus.asked(given) | {name: value for name, value in beside.items() if value is not None}
 
 
 async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wait_s: float | None) -> int:
