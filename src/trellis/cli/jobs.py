@@ -167,13 +167,8 @@ async def show(cli: Cli, id_: JobArgument) -> None:
     if cli.out.as_json:
         cli.out.record({**record, "events": [as_record(event) for event in events]})
         return
-    cli.out.facts(
-        [
-            (name, value if isinstance(value, str) else json_.dumps(value, ensure_ascii=False))
-            for name, value in record.items()
-            if value is not None
-        ]
-    )
+    known = [(name, value) for name, value in record.items() if value is not None]
+    cli.out.facts((name, one if isinstance(one, str) else json_.dumps(one, ensure_ascii=False)) for name, one in known)
     cli.out.line()
     columns: list[ListingColumn[EventShape]] = [
         ListingColumn(title="TIME", cell=lambda event: event.ts),
@@ -371,12 +366,9 @@ async def cancel(
     async with cli.connect(operator=Role.SUBMITTER not in roles) as trellis:
         mode = CancelMode.HARD if hard else CancelMode.SOFT
         after = await trellis.cancel(job.job_id, mode, cause=cause, grace_s=grace_s)
-    if cli.out.as_json:
-        cli.out.record({**_short(after), "requested": after.cancel_requested})
-    elif after.cancel_requested:
-        cli.out.line(f"{job.job_id} was asked to stop; it is ended in {duration(grace_s)} if it does not")
-    else:
-        cli.out.line(f"{job.job_id} is {after.state}")
+    asked = f"{job.job_id} was asked to stop; it is ended in {duration(grace_s)} if it does not"
+    line = asked if after.cancel_requested else f"{job.job_id} is {after.state}"
+    cli.out.answer({**_short(after), "requested": after.cancel_requested}, line)
     return 0
 
 
@@ -391,10 +383,7 @@ async def dead_letter(
     """End a job that has not ended with a dead letter, without a retry; its holder's work is refused."""
     async with cli.connect(operator=True) as trellis:
         after = await trellis.dead_letter(id_, reason=cause, reason_code=reason)
-    if cli.out.as_json:
-        cli.out.record(_short(after))
-    else:
-        cli.out.line(f"{after.job_id} is {after.state}")
+    cli.out.answer(_short(after), f"{after.job_id} is {after.state}")
     return 0
 
 
@@ -446,10 +435,8 @@ async def _requeue(cli: Cli, trellis: Trellis, job: Job, cause: str | None) -> i
     made = await requeue_as_new_job(
         trellis.ledger, gate, job, topics_of(cli.settings), RequestId(new_id()), cause=cause
     )
-    if cli.out.as_json:
-        cli.out.record({"job_id": made.job_id, "status": BUS_JOB.initial.name, "requeued": True, "reason": ""})
-    else:
-        cli.out.line(f"{job.job_id} is run again as {made.job_id}")
+    record = {"job_id": made.job_id, "status": BUS_JOB.initial.name, "requeued": True, "reason": ""}
+    cli.out.answer(record, f"{job.job_id} is run again as {made.job_id}")
     return 0
 
 

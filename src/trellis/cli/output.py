@@ -102,6 +102,13 @@ class Output:
         sys.stdout.write(json_line(record) + "\n")
         sys.stdout.flush()
 
+    def answer(self, record: dict[str, Any], line: str) -> None:
+        """Print what a command did: the record with --json, otherwise the line."""
+        if self.as_json:
+            self.record(record)
+        else:
+            self.line(line)
+
     def content(self, job_id: str, name: str, body: bytes) -> None:
         """Print bytes: unchanged to a file or pipe, escaped on a terminal, with --json in a record under `name`."""
         if not self.as_json:

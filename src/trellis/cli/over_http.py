@@ -43,13 +43,6 @@ if TYPE_CHECKING:  # HTTP is imported only when it is used
     from trellis.http.client import GatewayClient
 
 
-def _print_record(cli: Cli, record: dict[str, Any], line: str) -> None:
-    if cli.out.as_json:
-        cli.out.record(record)
-    else:
-        cli.out.line(line)
-
-
 # --- agents and runs -------------------------------------------------------------------------------------------------
 
 
@@ -73,14 +66,14 @@ async def activate(cli: Cli, agent: str, reason: str | None) -> None:
     """Let an agent run."""
     async with cli.client() as client:
         changed = await client.agents.activate(agent, reason=reason)
-    _print_record(cli, {"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
+    cli.out.answer({"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
 
 
 async def pause(cli: Cli, agent: str, reason: str | None) -> None:
     """Let no further run of it begin."""
     async with cli.client() as client:
         changed = await client.agents.pause(agent, reason=reason)
-    _print_record(cli, {"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
+    cli.out.answer({"slug": agent, "status": changed.status}, f"{agent} is {changed.status}")
 
 
 async def run(
@@ -102,7 +95,7 @@ async def run(
                 raise still_at_work(begun.run_id, patience_s) from None
             return print_ended(cli, ended.model_dump(mode="json"))
         if not watch:
-            _print_record(cli, {"run_id": begun.run_id, "status": begun.status}, begun.run_id)
+            cli.out.answer({"run_id": begun.run_id, "status": begun.status}, begun.run_id)
             return 0
         status: dict[str, Any] = {}
         with step_bar(cli) as show:
@@ -155,7 +148,7 @@ async def cancel_run(cli: Cli, id_: str, hard: bool, reason: str | None) -> None
     async with cli.client() as client:
         stopped = await client.runs.cancel(id_, mode="hard" if hard else "soft", reason=reason)
     record = {**stopped.model_dump(), "requested": not _has_ended(RUN.name, stopped.status)}
-    _print_record(cli, record, _after_cancel(stopped.run_id, RUN.name, stopped.status))
+    cli.out.answer(record, _after_cancel(stopped.run_id, RUN.name, stopped.status))
 
 
 def _after_cancel(id_: str, lifecycle: str, status: str) -> str:
@@ -181,7 +174,7 @@ async def submit_there(cli: Cli, asked: Mapping[str, Any], key: str | None, wait
 async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wait_s: float | None) -> int:
     """Print the job's id; or wait for its end, and print its result."""
     if wait_s is None:
-        _print_record(cli, {**_short(job), "created": job.created}, job.job_id)
+        cli.out.answer({**_short(job), "created": job.created}, job.job_id)
         if not job.created:
             cli.out.note("this job was there already: nothing new was written")
         return 0
@@ -208,8 +201,7 @@ async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wa
         told = f"job {job_id} ended as {ended.status}" + (f": {why}" if why else "")
         cli.out.error(told, f"trellis job show {job_id}")
         return 1
-    _print_record(
-        cli,
+    cli.out.answer(
         {"job_id": job_id, "created": job.created, "result": ended.result},
         json.dumps(ended.result, indent=2, ensure_ascii=False),
     )
@@ -230,14 +222,14 @@ async def cancel_job(
     async with cli.client() as client:
         job = await client.jobs.cancel(id_, mode="hard" if hard else "soft", reason=cause)
     record = {**_short(job), "requested": not _has_ended(job.lifecycle, job.status)}
-    _print_record(cli, record, _after_cancel(job.job_id, job.lifecycle, job.status))
+    cli.out.answer(record, _after_cancel(job.job_id, job.lifecycle, job.status))
 
 
 async def dead_letter_job(cli: Cli, id_: str, cause: str, reason: str) -> None:
     """End a job that has not ended with a dead letter."""
     async with cli.client() as client:
         job = await client.jobs.dead_letter(id_, reason=cause, reason_code=reason)
-    _print_record(cli, _short(job), f"{job.job_id} is {job.status}")
+    cli.out.answer(_short(job), f"{job.job_id} is {job.status}")
 
 
 async def requeue_job(cli: Cli, id_: str, cause: str | None) -> None:
@@ -245,7 +237,7 @@ async def requeue_job(cli: Cli, id_: str, cause: str | None) -> None:
     async with cli.client() as client:
         job = await client.jobs.requeue(id_, reason=cause)
     record = {"job_id": job.job_id, "status": job.status, "requeued": True, "reason": ""}
-    _print_record(cli, record, f"{job.job_id} is {job.status} again")
+    cli.out.answer(record, f"{job.job_id} is {job.status} again")
 
 
 def _short(job: JobShape) -> dict[str, Any]:

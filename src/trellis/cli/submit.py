@@ -259,10 +259,8 @@ async def _waited(
         told = duration(wait_s if of_s is None else of_s)
         cli.out.error(f"job {handle.id} has not ended after {told}", f"trellis job explain {handle.id}")
         return 1
-    if cli.out.as_json:
-        cli.out.record({"job_id": handle.id, "created": handle.created, "result": result})
-    else:
-        cli.out.line(json_.dumps(result, indent=2, ensure_ascii=False))
+    record = {"job_id": handle.id, "created": handle.created, "result": result}
+    cli.out.answer(record, json_.dumps(result, indent=2, ensure_ascii=False))
     if done is not None:
         done(cli, result)
     return 0
