@@ -9,6 +9,7 @@ from trellis.api.agents import LocalAgents
 from trellis.api.approvals import LocalApprovals
 from trellis.api.artifacts import LocalArtifacts
 from trellis.api.dead_letters import LocalDeadLetters
+from trellis.api.jobs import LocalJobs
 from trellis.api.memory import LocalMemory
 from trellis.api.proposals import LocalProposals
 from trellis.api.runs import LocalRuns
@@ -60,3 +61,19 @@ def test_a_part_of_the_application_has_the_same_calls_locally_and_through_a_gate
 
 def test_a_held_job_is_decided_about_with_the_same_calls_locally_and_through_a_gateway():
     assert calls(LocalApprovals).items() <= calls(Jobs).items()
+
+
+FOR_ROUTES = {"only", "find", "typed_result"}
+"""Calls that routes make, which answer with rows and media types."""
+OF_LEDGER = {"concurrency_key"}
+"""Parameters that a gateway does not take; the commands refuse their options there."""
+
+
+def test_jobs_are_read_with_the_same_parameters_locally_and_through_a_gateway():
+    """The answers differ: a ledger has more about a job than a gateway shows."""
+    remote = calls(Jobs)
+    local = {name: call for name, call in calls(LocalJobs).items() if name not in FOR_ROUTES | {"holds"}}
+    assert {"list", "get", "result", "context"} <= set(local)
+    for name, call in local.items():
+        known = [one for one in call.parameters.values() if one.name not in OF_LEDGER]
+        assert known == list(remote[name].parameters.values()), name

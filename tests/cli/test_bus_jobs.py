@@ -362,6 +362,19 @@ def test_whoever_approves_is_told_how_to_see_what_the_worker_would_be_given(loca
         assert (answer.code, told in " ".join(answer.err.split())) == (1, True)
 
 
+@pytest.mark.requirement("D62", "BUS-9")
+def test_a_token_that_may_not_approve_reads_no_content_under_a_pointer_that_it_wrote_itself(
+    local: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TRELLIS_TOKEN", local("token", "issue", "--role", "submitter").out.strip())
+    own, chosen = (
+        local.submit("--topic", "job.echo", *more) for more in (['{"n": 1}'], ["--context", "objects://ctx/mine"])
+    )
+    assert local("job", "context", own).out == '{"n":1}\n'
+    refused = local("job", "context", chosen)
+    assert (refused.code, "jobs.approve" in refused.err) == (1, True)
+
+
 @pytest.mark.requirement("BUS-7")
 def test_explain_names_the_last_retry_also_when_it_failed_too(local: Terminal):
     local.submit("--topic", "job.echo", "--id", "mine")

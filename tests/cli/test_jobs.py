@@ -10,6 +10,7 @@ import pytest
 from tests.cli.conftest import Terminal
 from tests.cli.test_explain import NOW, job
 from trellis.cli.jobs import _columns
+from trellis.cli.output import as_record
 from trellis.cli.reads import signal_lines
 from trellis.engine.jobs import JobId
 from trellis.engine.records import Signal
@@ -111,7 +112,7 @@ def test_a_listing_says_since_when_jobs_are_there_and_what_they_wait_for(trellis
 
 def test_age_counts_from_the_submit():
     (column,) = [column for column in _columns(NOW, {}) if column.title == "AGE"]
-    assert column.cell(replace(job(), updated_at=NOW)) == "2m"
+    assert column.cell(as_record(replace(job(), updated_at=NOW))) == "2m"
 
 
 def test_what_a_job_says_in_brackets_is_shown_as_it_is(local: Terminal, work):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.conftest import Place, Shell
 from trellis import connect_sync
-from trellis.cli import jobs, over_http, submit
+from trellis.cli import jobs, over_http
 from trellis.lifecycles import Role
 
 AGENT = "archivist-violin"
@@ -173,11 +173,6 @@ def test_what_is_wrong_with_the_gateway_is_said_with_a_way_out(
 @pytest.mark.parametrize(
     "local, remote",
     [
-        (submit.submit, over_http.submit),
-        (jobs.list_jobs, over_http.list_jobs),
-        (jobs.show, over_http.show_job),
-        (jobs.result, over_http.job_result),
-        (jobs.context, over_http.job_context),
         (jobs.cancel, over_http.cancel_job),
         (jobs.dead_letter, over_http.dead_letter_job),
         (jobs.requeue, over_http.requeue_job),

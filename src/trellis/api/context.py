@@ -11,6 +11,7 @@ from trellis.engine.ledger import Ledger
 
 if TYPE_CHECKING:  # loads the whole platform, so it is imported only when an instance is opened
     from trellis.app.instance import Instance
+    from trellis.bus.pointers import Pointers
 
 
 LIMIT_DEFAULT = 50
@@ -30,6 +31,8 @@ class ApiContext:
     """The caller as an actor, if the rule of this name allows it; raises NotAllowed."""
     instance: "Callable[[], Awaitable[Instance]]"
     """The whole instance, opened on the first call. Raises if a store is missing."""
+    pointers: "Callable[[], Awaitable[Pointers]]"
+    """Reads what jobs on topics point to. It needs less than an instance."""
 
     async def now(self) -> datetime:
         """The time of the ledger."""

@@ -13,14 +13,15 @@ from trellis.engine.ledger import Ledger
 
 if TYPE_CHECKING:  # each part loads what it needs on its first use: `trellis jobs` loads no agents
     from trellis.api.agents import LocalAgents
-    from trellis.api.approvals import LocalApprovals
     from trellis.api.artifacts import LocalArtifacts
     from trellis.api.dead_letters import LocalDeadLetters
+    from trellis.api.jobs import LocalJobs
     from trellis.api.memory import LocalMemory
     from trellis.api.proposals import LocalProposals
     from trellis.api.runs import LocalRuns
     from trellis.api.safety import LocalSafety
     from trellis.app.instance import Instance
+    from trellis.bus.pointers import Pointers
 
 
 class LocalApi:
@@ -55,11 +56,11 @@ class LocalApi:
         return LocalDeadLetters(self._context)
 
     @property
-    def jobs(self) -> "LocalApprovals":
-        """Jobs; so far decisions about those that the safety kernel held."""
-        from trellis.api.approvals import LocalApprovals
+    def jobs(self) -> "LocalJobs":
+        """Jobs of every lifecycle."""
+        from trellis.api.jobs import LocalJobs
 
-        return LocalApprovals(self._context)
+        return LocalJobs(self._context)
 
     @property
     def memory(self) -> "LocalMemory":
@@ -108,4 +109,9 @@ async def open_local_api(
                 opened.append(await stack.enter_async_context(open_instance(settings, url, name=name)))
             return opened[0]
 
-        yield LocalApi(ApiContext(ledger=ledger, reader=reader, permit=permit, instance=instance))
+        async def pointers() -> "Pointers":
+            from trellis.app.fleet import open_pointers
+
+            return await stack.enter_async_context(open_pointers(settings, url))
+
+        yield LocalApi(ApiContext(ledger=ledger, reader=reader, permit=permit, instance=instance, pointers=pointers))

@@ -32,9 +32,5 @@ async def deny(cli: Cli, id_: JobArgument, note: NoteOption = None) -> None:
 
 
 def _print_decision(cli: Cli, job_id: str, status: str, *, approve: bool) -> None:
-    if cli.out.as_json:
-        cli.out.record({"job_id": job_id, "status": status, "decided": "approve" if approve else "reject"})
-    elif approve:
-        cli.out.line(f"{job_id} may go; the scheduler hands it out")
-    else:
-        cli.out.line(f"{job_id} is {status}")
+    line = f"{job_id} may go; the scheduler hands it out" if approve else f"{job_id} is {status}"
+    cli.out.answer({"job_id": job_id, "status": status, "decided": "approve" if approve else "reject"}, line)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from trellis.api.local import LocalApi
 from trellis.cli import values
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.jobs import report_requeued, show
 from trellis.cli.output import ListingColumn, age_column
@@ -102,8 +102,7 @@ async def show_letter(cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID",
         ]
     )
     cli.out.line()
-    show_job = show if cli.gateway_url is None else at_gateway("show_job")
-    await show_job(cli, id_=id_)
+    await show(cli, id_=id_)
 
 
 async def requeue(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from trellis.app.settings import Settings, read_settings
 from trellis.app.wiring import LOCAL_ROLES, check_home_issuer, connect, identify, principal_for, process_name
@@ -99,16 +99,31 @@ class Cli:
         """A client of that gateway with the token of the settings."""
         return connect(gateway=self.gateway_url or "")
 
+    def refuse_at_gateway(self, **options: Any) -> None:
+        """Raise OptionInvalid for an option that only a ledger supports, if the command goes through a gateway."""
+        for name, value in options.items():
+            if value is not None and self.gateway_url is not None:
+                expected = "it is not for a gateway; give --ledger, or leave it out"
+                raise OptionInvalid(option=f"--{name.replace('_', '-')}", value=value, expected=expected)
+
     @asynccontextmanager
-    async def api(self) -> "AsyncGenerator[GatewayClient | LocalApi]":
-        """The application: through the gateway if there is one, otherwise on the ledger in this process."""
+    async def api(
+        self, *, lifecycle: str | None = None, job_id: str | None = None
+    ) -> "AsyncGenerator[GatewayClient | LocalApi]":
+        """The application: through the gateway if there is one, otherwise in this process."""
         if self.gateway_url is not None:
             async with self.client() as client:
                 yield client
             return
+        async with self.local_api(lifecycle=lifecycle, job_id=job_id) as api:
+            yield api
+
+    @asynccontextmanager
+    async def local_api(self, *, lifecycle: str | None = None, job_id: str | None = None) -> "AsyncGenerator[LocalApi]":
+        """The application in this process, on the ledger that has this job, or jobs of this lifecycle."""
         from trellis.api.local import open_local_api
 
-        async with self.open() as ledger:
+        async with self.open_having(lifecycle=lifecycle, job_id=job_id) as ledger:
             identity = identify(self.url, self.settings)
             reader = Principal(name=self.person, roles=OWNER_ROLES) if identity is None else identity.principal()
             async with open_local_api(

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from trellis.api.local import LocalApi
 from trellis.app.wiring import new_id
 from trellis.auth.matrices import permit
-from trellis.bus.documents import context_pointer, hold_of, result_pointer
 from trellis.cli import approvals, values
-from trellis.cli.bus_jobs import bus_job_facts, with_retry
+from trellis.cli.bus_jobs import bus_job_facts, print_context_hint, with_retry
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
-from trellis.cli.output import ListingColumn, age, as_record, event_record, state_text
+from trellis.cli.output import ListingColumn, age_column, as_record, event_record, state_text
 from trellis.cli.reads import signal_lines, surroundings
 from trellis.client import Trellis, cancelling_roles_of
 from trellis.engine.dead_letters import OPERATOR_REASON_CODES
@@ -32,36 +32,36 @@ from trellis.engine.jobs import (
     RequestId,
 )
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event, Job, JobFilter, JobPlace
+from trellis.engine.records import Event, Job, JobPlace
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
-from trellis.operations.dead_letters import letter_of, requeue_answer
-from trellis.operations.explain import HOLD_PHRASES, JobExplanation, duration, explain, timer_phrase, waits_for
+from trellis.operations.dead_letters import requeue_answer
+from trellis.operations.explain import JobExplanation, duration, explain, timer_phrase, waits_for
 
-if TYPE_CHECKING:  # the bus is imported only when it is used
+if TYPE_CHECKING:  # the bus and HTTP are imported only when they are used
+    from trellis.api.jobs import WholeJob
     from trellis.bus.outcomes.requeue import Successor
+    from trellis.http.shapes import EventShape, JobDocument
 
 SECTION = "Jobs"
 PAGE_MAX = 500
 PAYLOAD_CHARS_INLINE = 60
 PAYLOAD_CHARS_SHOWN = 2_000
-LOG_LINES_SHOWN = 20
-HOLDS_READ_MAX = 50
 
 JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    command(program, "jobs", section=SECTION, over_http=at_gateway("list_jobs"))(list_jobs)
+    command(program, "jobs", section=SECTION, gateway=True)(list_jobs)
     job = group(
         program, "job", section=SECTION, help_="Show, explain, cancel, dead-letter, requeue, approve or deny one job."
     )
-    command(job, "show", over_http=at_gateway("show_job"))(show)
-    command(job, "result", over_http=at_gateway("job_result"))(result)
-    command(job, "context", over_http=at_gateway("job_context"))(context)
+    command(job, "show", gateway=True)(show)
+    command(job, "result", gateway=True)(result)
+    command(job, "context", gateway=True)(context)
     command(job, "explain")(explain_job)
     command(job, "cancel", over_http=at_gateway("cancel_job"))(cancel)
     command(job, "dead-letter", over_http=at_gateway("dead_letter_job"))(dead_letter)
@@ -85,69 +85,57 @@ async def list_jobs(  # noqa: PLR0917 - the options of one command
 ) -> None:
     """List jobs, newest first. --lifecycle nlm-job lists those of the NLM backend, which has a ledger of its own."""
     chosen_state, chosen_lifecycle = values.state(state, values.lifecycle(lifecycle))
-    where = JobFilter(
-        lifecycle=chosen_lifecycle,
-        type=type_,
-        state=chosen_state,
-        correlation_id=correlation,
-        concurrency_key=None if key is None else _namespaced(key),
-    )
+    where: dict[str, Any] = {"lifecycle": chosen_lifecycle, "type_": type_, "status": chosen_state}
+    if key is not None:
+        cli.refuse_at_gateway(concurrency_key=key)
+        where["concurrency_key"] = key if ":" in key else f"user:{key}"
     wanted = values.limit(limit, LIMIT_MAX)
-    async with cli.open_having(lifecycle=chosen_lifecycle) as ledger:
-        now = await ledger.now()
-        found: list[Job] = []
+    async with cli.api(lifecycle=chosen_lifecycle) as api:
+        now, found = await cli.ledger_time(api), list["Job | JobDocument"]()
         while wanted > 0:
-            page = await ledger.jobs(where, limit=min(wanted, PAGE_MAX), cursor=cursor)
-            wanted, cursor = wanted - len(page.jobs), page.cursor
-            if cli.out.ids_alone(ids, [job.job_id for job in page.jobs]):
+            asked = min(wanted, PAGE_MAX)
+            page = await api.jobs.list(**where, correlation_id=correlation, limit=asked, cursor=cursor)
+            wanted, cursor = wanted - len(page.items), page.next_cursor
+            if cli.out.ids_alone(ids, [job.job_id for job in page.items]):
                 pass
             elif cli.out.as_json:
-                for job in page.jobs:
+                for job in page.items:
                     cli.out.record(_listed(job))
             else:
-                found += page.jobs
+                found += page.items
             if cursor is None:
                 break
-        holds = await _holds(ledger, found)
+        rows = [job for job in found if isinstance(job, Job)]
+        holds = await api.jobs.holds(rows) if isinstance(api, LocalApi) else {}
     if not ids and not cli.out.as_json:
-        cli.out.listing(found, _columns(now, holds), empty="No job is like that.")
+        waits = {} if now is None else {job.job_id: holds.get(job.job_id) or _waits_for(job, now) for job in rows}
+        cli.out.listing([as_record(job) for job in found], _columns(now, waits), empty="No job is like that.")
     if cursor is not None:
         cli.out.note(f"there are more: --cursor {cursor}")
 
 
-def _namespaced(key: str) -> str:
-    return key if ":" in key else f"user:{key}"
-
-
-def _listed(job: Job) -> dict[str, Any]:
+def _listed(job: "Job | JobDocument") -> dict[str, Any]:
     """A job without payload and progress, which listings do not read."""
     return {name: value for name, value in as_record(job).items() if name not in {"payload", "progress"}}
 
 
-async def _holds(ledger: Ledger, jobs: list[Job]) -> dict[JobId, str]:
-    """What jobs on topics wait for. Only their events tell it, so only the first jobs of a long list are looked up."""
-    found: dict[JobId, str] = {}
-    waiting = [
-        job for job in jobs if job.lifecycle == BUS_JOB.name and job.place in {JobPlace.SCHEDULED, JobPlace.READY}
-    ]
-    for job in waiting[:HOLDS_READ_MAX]:
-        hold = hold_of(job, await ledger.events(job.job_id))
-        if hold is not None:
-            found[job.job_id] = HOLD_PHRASES.get(hold.kind, hold.kind)
-    return found
-
-
-def _columns(now: datetime, holds: Mapping[JobId, str]) -> list[ListingColumn[Job]]:
-    return [
-        ListingColumn(title="JOB", cell=lambda job: job.job_id),
-        ListingColumn(title="TYPE", cell=lambda job: job.type, gives_way=True),
-        ListingColumn(title="STATUS", cell=lambda job: state_text(job.lifecycle, job.state)),
-        ListingColumn(title="TRY", cell=lambda job: f"{job.attempts_spent + 1}/{job.attempts_allowed}", right=True),
-        ListingColumn(title="AGE", cell=lambda job: age(job.created_at, now), right=True),
-        ListingColumn(
-            title="WAITS FOR", cell=lambda job: holds.get(job.job_id) or _waits_for(job, now), gives_way=True
+def _columns(now: datetime | None, waits: Mapping[JobId, str]) -> list[ListingColumn[Mapping[str, Any]]]:
+    """The columns of a listing. Through a gateway, the ledger's time and what a job waits for are unknown."""
+    columns = [
+        ListingColumn[Mapping[str, Any]](title="JOB", cell=lambda job: job["job_id"]),
+        ListingColumn[Mapping[str, Any]](title="TYPE", cell=lambda job: job["type"], gives_way=True),
+        ListingColumn[Mapping[str, Any]](title="STATUS", cell=lambda job: state_text(job["lifecycle"], job["status"])),
+        ListingColumn[Mapping[str, Any]](
+            title="TRY", cell=lambda job: f"{job['attempt']}/{job['max_attempts']}", right=True
         ),
+        age_column("SUBMITTED", now),
     ]
+    if now is None:
+        return columns
+    waited = ListingColumn[Mapping[str, Any]](
+        title="WAITS FOR", cell=lambda job: waits.get(job["job_id"], ""), gives_way=True
+    )
+    return [*columns, waited]
 
 
 def _waits_for(job: Job, now: datetime) -> str:
@@ -170,25 +158,44 @@ def _waits_for(job: Job, now: datetime) -> str:
 
 async def show(cli: Cli, id_: JobArgument) -> None:
     """Everything about one job: row, payload, result, events, last log lines."""
-    async with cli.open_having(job_id=id_) as ledger:
-        job = await _get_job(ledger, id_)
-        events = await ledger.events(job.job_id)
-        result = await ledger.result(job.job_id)
-        signals = await ledger.signals(job.job_id, limit=LOG_LINES_SHOWN)
-        letter = await letter_of(ledger, job)
-        now = await ledger.now()
+    async with cli.api(job_id=id_) as api:
+        if isinstance(api, LocalApi):
+            print_whole(cli, await api.jobs.get(id_), await api.now())
+            return
+        job, events = await api.jobs.get(id_), (await api.jobs.events(id_, limit=LIMIT_MAX)).items
+    record = as_record(job)
+    if cli.out.as_json:
+        cli.out.record({**record, "events": [as_record(event) for event in events]})
+        return
+    known = [(name, value) for name, value in record.items() if value is not None]
+    cli.out.facts((name, one if isinstance(one, str) else json_.dumps(one, ensure_ascii=False)) for name, one in known)
+    cli.out.line()
+    columns: list[ListingColumn[EventShape]] = [
+        ListingColumn(title="TIME", cell=lambda event: event.ts),
+        ListingColumn(title="EVENT", cell=lambda event: event.type),
+        ListingColumn(title="TO", cell=lambda event: str(event.payload.get("to"))),
+        ListingColumn(title="BY", cell=lambda event: event.actor),
+        ListingColumn(title="CAUSE", cell=lambda event: event.cause or "", gives_way=True),
+    ]
+    cli.out.listing(events, columns, empty="")
+    print_context_hint(cli, record)
+
+
+def print_whole(cli: Cli, whole: "WholeJob", now: datetime) -> None:
+    """Print a job with everything that the ledger has about it."""
+    job, events, result, letter = whole.job, whole.events, whole.result, whole.letter
     if cli.out.as_json:
         record = as_record(job)
         record["result"] = None if result is None else json_.loads(result)
         record["dead_letter"] = None if letter is None else as_record(letter)
         record["artifacts"] = [as_record(one) for one in artifacts_of(events)]
         record["events"] = [event_record(event, job.trace) for event in events]
-        record["signals"] = [as_record(signal) for signal in signals]
+        record["signals"] = [as_record(signal) for signal in whole.signals]
         cli.out.record(record)
         return
     facts = _facts(job, now)
     if job.lifecycle == BUS_JOB.name:
-        facts += bus_job_facts(job, events, signals)
+        facts += bus_job_facts(job, events, whole.signals)
     if letter is not None:
         facts.append(("dead letter", f"{letter.reason_code.value} at {letter.stage.value}: {letter.last_error}"))
     facts += [("artifact", _artifact(one)) for one in artifacts_of(events)]
@@ -199,9 +206,9 @@ async def show(cli: Cli, id_: JobArgument) -> None:
     cli.out.line()
     print_events(cli.out, events, EVENT_COLUMNS)
     _print_failure(cli, events)
-    if signals:
+    if whole.signals:
         cli.out.line()
-        for signal in signals:
+        for signal in whole.signals:
             for line in signal_lines(signal):
                 cli.out.prose(line, style="dim")
 
@@ -269,38 +276,14 @@ def _pretty(body: bytes) -> str:
 
 async def result(cli: Cli, id_: JobArgument) -> None:
     """Print the result of a job; of a job on a topic the bytes that its worker left at the result pointer."""
-    async with cli.open() as ledger:
-        job = await _get_job(ledger, id_)
-        pointer = result_pointer(await ledger.events(job.job_id)) if job.lifecycle == BUS_JOB.name else None
-        body = await ledger.result(job.job_id)
-    if pointer is not None:
-        from trellis.app.fleet import open_pointers  # only these functions need the bus
-        from trellis.bus.pointers import PointerPart
-
-        async with open_pointers(cli.settings, cli.url) as pointers:
-            body = await pointers.read(pointer, part=PointerPart.RESULT)
-    if body is None:
-        raise Refused(detail=f"Job {job.job_id} is {job.state} and has no result.")
-    cli.out.content(job.job_id, "result", body)
+    async with cli.api() as api:
+        cli.out.content(id_, "result", await api.jobs.result(id_))
 
 
 async def context(cli: Cli, id_: JobArgument) -> None:
     """Print what the worker of a job on a topic is given: what is at its pointer."""
-    async with cli.open() as ledger:
-        job = await _get_job(ledger, id_)
-        events = await ledger.events(job.job_id)
-    pointer = context_pointer(job, events) if job.lifecycle == BUS_JOB.name else None
-    if pointer is None:
-        where = (
-            "has none" if job.lifecycle == BUS_JOB.name else f"is a {job.lifecycle}; `trellis job show` has its payload"
-        )
-        raise Refused(detail=f"Only a job on a topic has a context: {job.job_id} {where}.")
-    from trellis.app.fleet import open_pointers  # only these functions need the bus
-    from trellis.bus.pointers import PointerPart
-
-    async with open_pointers(cli.settings, cli.url) as pointers:
-        body = await pointers.read(pointer, part=PointerPart.CONTEXT)
-    cli.out.content(job.job_id, "context", body)
+    async with cli.api() as api:
+        cli.out.content(id_, "context", await api.jobs.context(id_))
 
 
 async def explain_job(cli: Cli, id_: JobArgument) -> None:
@@ -384,12 +367,9 @@ async def cancel(
     async with cli.connect(operator=Role.SUBMITTER not in roles) as trellis:
         mode = CancelMode.HARD if hard else CancelMode.SOFT
         after = await trellis.cancel(job.job_id, mode, cause=cause, grace_s=grace_s)
-    if cli.out.as_json:
-        cli.out.record({**_short(after), "requested": after.cancel_requested})
-    elif after.cancel_requested:
-        cli.out.line(f"{job.job_id} was asked to stop; it is ended in {duration(grace_s)} if it does not")
-    else:
-        cli.out.line(f"{job.job_id} is {after.state}")
+    asked = f"{job.job_id} was asked to stop; it is ended in {duration(grace_s)} if it does not"
+    line = asked if after.cancel_requested else f"{job.job_id} is {after.state}"
+    cli.out.answer({**_short(after), "requested": after.cancel_requested}, line)
     return 0
 
 
@@ -404,10 +384,7 @@ async def dead_letter(
     """End a job that has not ended with a dead letter, without a retry; its holder's work is refused."""
     async with cli.connect(operator=True) as trellis:
         after = await trellis.dead_letter(id_, reason=cause, reason_code=reason)
-    if cli.out.as_json:
-        cli.out.record(_short(after))
-    else:
-        cli.out.line(f"{after.job_id} is {after.state}")
+    cli.out.answer(_short(after), f"{after.job_id} is {after.state}")
     return 0
 
 
@@ -459,10 +436,8 @@ async def _requeue(cli: Cli, trellis: Trellis, job: Job, cause: str | None) -> i
     made = await requeue_as_new_job(
         trellis.ledger, gate, job, topics_of(cli.settings), RequestId(new_id()), cause=cause
     )
-    if cli.out.as_json:
-        cli.out.record({"job_id": made.job_id, "status": BUS_JOB.initial.name, "requeued": True, "reason": ""})
-    else:
-        cli.out.line(f"{job.job_id} is run again as {made.job_id}")
+    record = {"job_id": made.job_id, "status": BUS_JOB.initial.name, "requeued": True, "reason": ""}
+    cli.out.answer(record, f"{job.job_id} is run again as {made.job_id}")
     return 0
 
 

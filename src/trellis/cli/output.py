@@ -11,6 +11,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
+from pydantic import BaseModel
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +22,7 @@ from trellis.engine.jobs import Priority
 from trellis.engine.logs import Log
 from trellis.engine.records import Event, Job
 from trellis.lifecycles import LIFECYCLES, Phase
+from trellis.lifecycles.queue_job import QUEUE_JOB
 
 # Tables are for people, JSON Lines for programs; everything else goes to standard error.
 # On a terminal a table fits its width; in a pipe nothing is cut, coloured or wrapped. JSON is one object per line, so a
@@ -99,6 +101,13 @@ class Output:
         """Print one JSON object on one line, with control and invisible characters escaped as JSON allows."""
         sys.stdout.write(json_line(record) + "\n")
         sys.stdout.flush()
+
+    def answer(self, record: dict[str, Any], line: str) -> None:
+        """Print what a command did: the record with --json, otherwise the line."""
+        if self.as_json:
+            self.record(record)
+        else:
+            self.line(line)
 
     def content(self, job_id: str, name: str, body: bytes) -> None:
         """Print bytes: unchanged to a file or pipe, escaped on a terminal, with --json in a record under `name`."""
@@ -231,15 +240,30 @@ def _written_out(code: int) -> str:
 def as_record(item: Any) -> dict[str, Any]:
     """An engine value as JSON, in the gateway's terms: `status` for state, and attempts counted from 1.
 
-    A mapping is returned unchanged.
+    A mapping is returned unchanged, and a document of a gateway is brought into the same form.
     """
     if isinstance(item, Mapping):
         return dict(cast("Mapping[str, Any]", item))
+    if isinstance(item, BaseModel):
+        return _document_record(item)
     if isinstance(item, Event):
         return event_record(item)
     if isinstance(item, Job):
         return {name: value for name, value in _fields(_counted(item)).items() if name != "spared"}
     return _fields(item)
+
+
+def _document_record(item: BaseModel) -> dict[str, Any]:
+    """A gateway's document in the form that commands print for a ledger: attempts count from 1 (D38)."""
+    from trellis.http.shapes import EventShape, JobDocument  # loaded where there is a document
+
+    made = item.model_dump(mode="json")
+    for where in (made, made.get("payload") if isinstance(item, EventShape) else None):
+        if where is not None and isinstance(where.get("attempt"), int):
+            where["attempt"] += 1
+    if isinstance(item, JobDocument) and item.lifecycle == QUEUE_JOB.name:
+        made["max_attempts"] += 1  # the document of a queue job counts retries, commands count executions
+    return made
 
 
 def _counted(job: Job) -> Job:

@@ -12,7 +12,7 @@ from trellis.bus.submit_options import TopicSubmitOptions
 from trellis.cli import values
 from trellis.cli.applications import load_app
 from trellis.cli.bus_jobs import ContextOption, LabelOption, RequestOption, TenantOption, TopicOption, TopicOptions
-from trellis.cli.commands import at_gateway, command
+from trellis.cli.commands import command
 from trellis.cli.invocation import Cli
 from trellis.cli.queue_jobs import (
     AgentOption,
@@ -70,7 +70,7 @@ KeyLimitOption = Annotated[
 
 def add_to(program: typer.Typer) -> None:
     """Put this command into the program."""
-    command(program, "submit", section=SECTION, over_http=at_gateway("submit"))(submit)
+    command(program, "submit", section=SECTION, gateway=True)(submit)
 
 
 async def submit(
@@ -137,20 +137,40 @@ async def _submit(
     wait: str | None,
 ) -> int:
     """Submit a job of the kind that the arguments and options determine."""
-    lifecycle = given.get("lifecycle")
+    lifecycle, key = given.get("lifecycle"), given.get("idempotency_key")
     on_bus, type_, text = on_bus.named(*words, lifecycle)
+    if on_bus.topic is None:
+        cli.refuse_at_gateway(id=given.get("job_id"), lifecycle=lifecycle, app=app)
     wait_s, body = values.seconds("--wait", wait), values.payload(type_, text)
+    here = cli.gateway_url is None
     if on_bus.topic is not None:
         about.refuse()
-        return await _on_topic(cli, on_bus.asked(given | {"app": app}), body, given, wait_s)
-    on_bus.refuse()
-    if is_queue_job(type_, lifecycle):
-        return await _for_agent(
-            cli, about.asked(type_, body, given | {"app": app}), given.get("idempotency_key"), wait_s
-        )
-    about.refuse()
+        asked = on_bus.asked(given | {"app": app})
+        if here:
+            return await _on_topic(cli, asked, body, given, wait_s)
+        beside = {"payload": body, "correlation_id": given.get("correlation_id")}
+        asked |= {name: value for name, value in beside.items() if value is not None}
+    elif is_queue_job(type_, lifecycle):
+        on_bus.refuse()
+        asked = about.asked(type_, body, given | {"app": app})
+        if here:
+            return await _for_agent(cli, asked, key, wait_s)
+    else:
+        on_bus.refuse()
+        about.refuse()
+        if here:
+            return await _on_ledger(cli, type_, body, given, app, wait_s)
+        asked = {"type": type_, "payload": body, **{name: given[name] for name in given if name != "idempotency_key"}}
+    from trellis.cli.over_http import submit_there  # loads the documents of a gateway
+
+    return await submit_there(cli, asked, key, wait_s)
+
+
+async def _on_ledger(
+    cli: Cli, type_: str, payload: Any, given: dict[str, Any], app: str | None, wait_s: float | None
+) -> int:
     async with cli.connect(app=load_app(app) if app else None) as trellis:
-        handle = await trellis.submit(type_, body, returns=Any, **SubmitSettings(**given))
+        handle = await trellis.submit(type_, payload, returns=Any, **SubmitSettings(**given))
         if wait_s is None:
             return await _submitted(cli, trellis, handle, type_)
         return await _waited(cli, handle, wait_s)
@@ -239,10 +259,8 @@ async def _waited(
         told = duration(wait_s if of_s is None else of_s)
         cli.out.error(f"job {handle.id} has not ended after {told}", f"trellis job explain {handle.id}")
         return 1
-    if cli.out.as_json:
-        cli.out.record({"job_id": handle.id, "created": handle.created, "result": result})
-    else:
-        cli.out.line(json_.dumps(result, indent=2, ensure_ascii=False))
+    record = {"job_id": handle.id, "created": handle.created, "result": result}
+    cli.out.answer(record, json_.dumps(result, indent=2, ensure_ascii=False))
     if done is not None:
         done(cli, result)
     return 0

@@ -16,6 +16,7 @@ from trellis.auth.matrices import permit
 from trellis.auth.ownership import within_agent
 from trellis.auth.principals import Principal
 from trellis.auth.tokens import Identity, TrustedKey
+from trellis.bus.pointers import Pointers
 from trellis.engine.admin_acts import NewAct
 from trellis.engine.errors import NotAllowed, TrellisError
 from trellis.engine.jobs import Actor
@@ -163,8 +164,14 @@ def api_for(instance: Instance, caller: Caller) -> LocalApi:
     async def opened() -> Instance:
         return instance
 
-    context = ApiContext(ledger=instance.ledger, reader=caller.principal, permit=caller.permit, instance=opened)
-    return LocalApi(context)
+    async def pointers() -> Pointers:
+        return instance.pointers
+
+    return LocalApi(
+        ApiContext(
+            ledger=instance.ledger, reader=caller.principal, permit=caller.permit, instance=opened, pointers=pointers
+        )
+    )
 
 
 # Which agent a caller may reach; the rule itself is in `runs.memory_access` (D62, AUTH-3).

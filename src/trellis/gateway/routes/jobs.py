@@ -4,26 +4,25 @@ Implements DJ-5, DJ-11, DJ-12, DJ-13, D9, D19, D43, JQ-11. Runs, proposals and i
 but have routes and rules of their own: here they are not found.
 """
 
-from collections.abc import Collection
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
+from trellis.api.jobs import LocalJobs
 from trellis.app.instance import Instance
 from trellis.artifacts.snapshot import Snapshot
-from trellis.auth.ownership import acting_or_gateway, canceller, may_see, permit_on_job, within_scope
-from trellis.bus.documents import SIGNALS_READ_MAX, context_pointer, result_pointer
+from trellis.auth.ownership import acting_or_gateway, canceller, within_scope
+from trellis.bus.documents import SIGNALS_READ_MAX
 from trellis.bus.documents import document as bus_document
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.outcomes.requeue import find_successor, requeue_as_new_job
-from trellis.bus.pointers import PointerPart
 from trellis.bus.requests import JobRequest
 from trellis.documents.run_documents import timestamp
 from trellis.engine import tracing
 from trellis.engine.dead_letters import dead_letter, operator_reason_code
-from trellis.engine.errors import IdempotencyMismatch, InvalidTransition, JobNotFound
+from trellis.engine.errors import IdempotencyMismatch, InvalidTransition
 from trellis.engine.event_data import artifacts_of
 from trellis.engine.jobs import (
     CancelMode,
@@ -38,9 +37,8 @@ from trellis.engine.jobs import (
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Job, JobFilter, JobPlace, WorkerRecord
-from trellis.gateway.callers import Caller, InstanceOf, requires, within_job_agent
+from trellis.gateway.callers import Caller, InstanceOf, api_for, requires, within_job_agent
 from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
-from trellis.gateway.nlm import RULE as NLM_RULE
 from trellis.gateway.nlm import list_nlm_jobs, nlm_job_events, show_nlm_job
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.shapes import BusJob, EventShape, JobDocument, JobShape, JobWhole, QueueJob
@@ -68,8 +66,6 @@ from trellis.worker.kinds import JobRequestBody, make_job
 
 WORK = (LEASED_JOB.name, QUEUE_JOB.name, BUS_JOB.name, NLM_JOB.name)
 """The lifecycles that these routes serve."""
-ROUNDS_MAX = 10
-"""How many ledger pages may be read for one page of a listing that filters some jobs out."""
 
 _log = log_of("trellis.gateway.routes.jobs")
 
@@ -185,31 +181,17 @@ async def listing(
 
     With lifecycle=nlm-job, for operators, those of the NLM backend, wherever it keeps them; nobody else finds them here.
     """
-    if lifecycle == NLM_JOB.name:
-        caller.permit(NLM_RULE)
-    sees = WORK if caller.may(NLM_RULE) else tuple(name for name in WORK if name != NLM_JOB.name)
+    filters = {"status": _state(status), "correlation_id": correlation_id, "parent_id": parent_id}
     if lifecycle == NLM_JOB.name and not await _has_nlm_jobs(instance.ledger):
-        asked = {"type": type, "status": _state(status), "correlation_id": correlation_id, "parent_id": parent_id}
-        return await list_nlm_jobs(instance, caller, limit=limit, cursor=cursor, **asked)
-    where = JobFilter(
-        lifecycle=lifecycle,
-        type=type,
-        state=_state(status),
-        correlation_id=correlation_id,
-        parent_id=None if parent_id is None else JobId(parent_id),
-    )
-    found: list[Job] = []
-    for _ in range(ROUNDS_MAX):
-        part = await instance.ledger.jobs(where, limit=limit - len(found), cursor=cursor)
-        found += [
-            job
-            for job in part.jobs
-            if job.lifecycle in sees and await may_see(caller.principal, "jobs.read", instance.ledger, job)
-        ]
-        cursor = part.cursor
-        if cursor is None or len(found) == limit:
-            break
-    return page_document([job_document(job) for job in found], cursor)
+        return await list_nlm_jobs(instance, caller, limit=limit, cursor=cursor, type=type, **filters)
+    jobs = _jobs(instance, caller)
+    page = await jobs.list(lifecycle=lifecycle, type_=type, limit=limit, cursor=cursor, **filters)
+    return page_document([job_document(job) for job in page.items], page.next_cursor)
+
+
+def _jobs(instance: Instance, caller: Caller) -> LocalJobs:
+    """The jobs that these routes serve, as this caller may read them."""
+    return api_for(instance, caller).jobs.only(WORK)
 
 
 async def _has_nlm_jobs(ledger: Ledger) -> bool:
@@ -232,7 +214,7 @@ async def one(
     """One job, with its payload, its progress and its result; a job of the job queue or on a topic as its document says (000, 1.3; 004)."""
     if await instance.ledger.job(JobId(job_id)) is None and (there := await show_nlm_job(instance, caller, job_id)):
         return there
-    job = await _permitted_job(caller, "jobs.read", instance.ledger, job_id)
+    job = await _jobs(instance, caller).find(job_id)
     whole = whole_document(job, await instance.ledger.result(job.job_id))
     if job.lifecycle == LEASED_JOB.name and job.place is JobPlace.ENDED:
         whole["artifacts"] = [asdict(one) for one in artifacts_of(await instance.ledger.events(job.job_id))]
@@ -299,13 +281,7 @@ async def context(
 @router.get("/jobs/{job_id}/result", responses={200: {"content": {"application/octet-stream": {}}}, **PROBLEMS})
 async def result(job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]) -> Response:
     """The result of a job: of a job on a topic the bytes at its `result_ptr`, of any other its result as JSON."""
-    job = await _permitted_job(caller, "jobs.read", instance.ledger, job_id)
-    body, media_type = await instance.ledger.result(job.job_id), "application/json"
-    pointer = result_pointer(await instance.ledger.events(job.job_id)) if job.lifecycle == BUS_JOB.name else None
-    if pointer is not None:
-        body, media_type = await instance.pointers.read(pointer, part=PointerPart.RESULT), "application/octet-stream"
-    if body is None:
-        raise Problem("NOT_FOUND", f"Job {job_id[:200]} is {job.state} and has no result.")
+    body, media_type = await _jobs(instance, caller).typed_result(job_id)
     return Response(body, media_type=media_type, headers={"X-Content-Type-Options": "nosniff"})
 
 
@@ -318,16 +294,7 @@ async def payload(
     Who asks for a job may write any pointer. A payload that came with the request is for all who may read the job; what is kept under a name
     that somebody chose may be another's, and is for those alone who decide about held jobs.
     """
-    job = await _permitted_job(caller, "jobs.read", instance.ledger, job_id)
-    pointer = None
-    if job.lifecycle == BUS_JOB.name:
-        pointer = context_pointer(job, await instance.ledger.events(job.job_id))
-    if pointer is None:
-        where = "has none" if job.lifecycle == BUS_JOB.name else f"is a {job.lifecycle}: its payload is in the job"
-        raise Problem("NOT_FOUND", f"Only a job on a topic has a context; {job_id[:200]} {where}.")
-    if not instance.pointers.may_be_kept_here(pointer, part=PointerPart.CONTEXT):
-        caller.permit("jobs.approve")
-    body = await instance.pointers.read(pointer, part=PointerPart.CONTEXT)
+    body = await _jobs(instance, caller).context(job_id)
     return Response(body, media_type="application/octet-stream", headers={"X-Content-Type-Options": "nosniff"})
 
 
@@ -344,7 +311,7 @@ async def events(
         there = await nlm_job_events(instance, caller, job_id, limit=limit, cursor=cursor)
         if there is not None:
             return there
-    job = await _permitted_job(caller, "jobs.read", instance.ledger, job_id)
+    job = await _jobs(instance, caller).find(job_id)
     found = [event for event in await instance.ledger.events(job.job_id) if event.version > (cursor or 0)]
     more = len(found) > limit
     told = [event_document(event, tracing.trace_id(job.trace)) for event in found[:limit]]
@@ -362,7 +329,7 @@ async def cancel(
 ) -> dict[str, Any]:
     """End a job. What has ended stays as it is: 409 with its state, and with the job that does it again if there is one. A soft cancel leaves a running job running for a while."""
     stop = body or JobCancelRequest(mode=CancelMode.SOFT, reason=None)
-    job = await _permitted_job(caller, "jobs.cancel", instance.ledger, job_id)
+    job = await _jobs(instance, caller).find(job_id, "jobs.cancel")
     actor = await canceller(caller.principal, instance.ledger, job)
     answer = await instance.ledger.cancel(
         actor,
@@ -392,7 +359,7 @@ async def requeue(
     body: JobRequeue | None = None,
 ) -> dict[str, Any]:
     """Run a failed or dead-lettered job again, in its next generation; a job on a topic as a new, linked one. Only an operator may."""
-    job = await _permitted_job(caller, "jobs.requeue", instance.ledger, job_id, among=LIFECYCLES)
+    job = await api_for(instance, caller).jobs.find(job_id, "jobs.requeue")
     cause = None if body is None else body.reason
     if job.lifecycle == BUS_JOB.name:
         await asked.take(instance.ledger, job.job_id)
@@ -418,7 +385,7 @@ async def bury(
     response: Response,
 ) -> dict[str, Any]:
     """End a job that has not ended with a dead letter, without a retry. An operator's act."""
-    job = await _permitted_job(caller, "jobs.dead-letter", instance.ledger, job_id)
+    job = await _jobs(instance, caller).find(job_id, "jobs.dead-letter")
     code = operator_reason_code(body.reason_code)
     await asked.changed_before(instance.ledger)
     answer = await dead_letter(
@@ -440,21 +407,6 @@ async def workers(instance: InstanceOf, _: Annotated[Caller, requires("system.re
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
-
-
-async def _permitted_job(caller: Caller, rule: str, ledger: Ledger, job_id: str, among: Collection[str] = WORK) -> Job:
-    """The job, if its lifecycle is one of `among`; raises NotAllowed before JobNotFound.
-
-    NLM jobs are for operators even in a shared ledger (D42).
-    """
-    job = await ledger.job(JobId(job_id))
-    job = job if job is not None and job.lifecycle in among else None
-    await permit_on_job(caller.principal, rule, ledger, job)
-    if job is None:
-        raise JobNotFound(job_id=job_id)
-    if job.lifecycle == NLM_JOB.name and rule == "jobs.read":
-        caller.permit(NLM_RULE)
-    return job
 
 
 def _after(job: Job, answer: Moved | NotMoved, role: str, response: Response) -> dict[str, Any]:
