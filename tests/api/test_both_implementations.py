@@ -19,8 +19,8 @@ PARTS: list[tuple[type[Any], type[Any]]] = [
 ]
 OF_SERVICES = {"stage"}
 """Calls of the NLM backend; no command makes them."""
-ALONE = {"change", "document", "execute_until", "find", "manifest_file", "pending", "step_files"}
-"""Calls for one side: a status or stored bytes for a route, executing runs here, and a list that is `list(status=…)`."""
+ALONE = {"change", "document", "execute_until", "find", "pending"}
+"""Calls for one side: a status or a stored thing for a route, executing runs here, and a list that is `list(status=…)`."""
 
 
 def calls(part: type[Any]) -> dict[str, inspect.Signature]:
