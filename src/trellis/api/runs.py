@@ -118,7 +118,7 @@ class LocalRuns:
         events, journal = await ledger.events(run.run_id), await ledger.read_journal(run.run_id)
         done = [json.loads(one.data) for one in events if one.type == run_documents.STEP_DONE and one.data]
         files = [journal.get(run_documents.STEP_ENTRY.format(number=step["step"]), b"{}") for step in done]
-        least = {"run_id": run.run_id, "agent_slug": run.agent_slug, "result": {}}
+        least: dict[str, Any] = {"run_id": run.run_id, "agent_slug": run.agent_slug, "result": {}}
         steps = [{**least, **step, **json.loads(file)} for step, file in zip(done, files, strict=True)]
         return [
             StepFile.model_validate(step) for step in steps or await step_files(await self._context.instance(), run)
