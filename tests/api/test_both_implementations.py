@@ -37,11 +37,9 @@ ALONE = {
     "find",
     "held_job",
     "history_page",
-    "manifest_file",
     "page",
     "pending",
     "requeue_found",
-    "step_files",
     "traceback",
 }
 """Calls for one side: what a route alone asks, executing runs here, and a list that is `list(status=…)`."""

@@ -277,6 +277,26 @@ def test_an_agent_whose_third_watched_run_failed_is_stopped_at_once_and_listed_w
     assert planted("agents", "activate", VIOLIN, "--json").record["previous"] == "error"
 
 
+@pytest.mark.requirement("AUTH-5", "D24")
+def test_a_token_begins_runs_and_reads_their_errors_on_a_ledger_as_through_the_gateway(
+    planted: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    def told(*issued: str) -> str | None:
+        token = planted("token", "issue", *issued).out.strip()
+        with monkeypatch.context() as patch:
+            patch.setenv("TRELLIS_TOKEN", token)
+            refused = planted("run", VIOLIN)
+            assert (refused.code, "runs.trigger" in refused.err) == (1, True), refused.err
+            return {record["slug"]: record for record in planted("agents", "--json").records}[VIOLIN]["last_error"]
+
+    agent = folder_of(planted) / "agents" / VIOLIN / "_agent.md"
+    agent.write_text(agent.read_text().replace("model: offline", "model: nobody-knows-it"))
+    error = planted("run", VIOLIN, "--watch", "--json").record["error"]
+    agent.write_text(agent.read_text().replace("status: active", "status: error"))
+    assert told("--role", "control-plane") == error
+    assert told("--role", "agent-runtime", "--agent", "architect-guardian") is None
+
+
 def test_schedules_are_listed_with_their_next_and_their_last_time(planted: Terminal):
     empty = planted("schedules")
     assert (empty.out, "triggers.cron" in empty.err) == ("", True)

@@ -118,13 +118,15 @@ class LocalRuns:
         events, journal = await ledger.events(run.run_id), await ledger.read_journal(run.run_id)
         done = [json.loads(one.data) for one in events if one.type == run_documents.STEP_DONE and one.data]
         files = [journal.get(run_documents.STEP_ENTRY.format(number=step["step"]), b"{}") for step in done]
-        least = {"run_id": run.run_id, "agent_slug": run.agent_slug, "result": {}}
+        least: dict[str, Any] = {"run_id": run.run_id, "agent_slug": run.agent_slug, "result": {}}
         steps = [{**least, **step, **json.loads(file)} for step, file in zip(done, files, strict=True)]
-        return [StepFile.model_validate(step) for step in steps or await self.step_files(run)]
+        return [
+            StepFile.model_validate(step) for step in steps or await step_files(await self._context.instance(), run)
+        ]
 
     async def manifest(self, run_id: str) -> RunManifest:
         """What a run that ended left; raises ManifestMissing before."""
-        return RunManifest(**await self.manifest_file(await self.find(run_id)))
+        return RunManifest(**await manifest_file(await self._context.instance(), await self.find(run_id)))
 
     async def wait(self, run_id: str, timeout_s: float | None = None) -> RunStatus:
         """The run once it has completed or failed; raises TimeoutError."""
@@ -173,26 +175,27 @@ class LocalRuns:
         permit(reader, READ, own=owns(reader, READ, published.run_id, published.submitter))
         return ReadableRun(published.run_id, published.agent_slug)
 
-    async def step_files(self, run: ReadableRun) -> Sequence[dict[str, Any]]:
-        """The published files of the steps that were counted, in order."""
-        instance = await self._context.instance()
-        document = await instance.published.status(run.agent_slug, run.run_id)
-        done = 0 if document is None else int(document["steps_completed"])
-        keys = [ids.step_key(run.agent_slug, run.run_id, number) for number in range(1, done + 1)]
-        return [json.loads(file.body) for key in keys if (file := await instance.objects.get(key)) is not None]
-
-    async def manifest_file(self, run: ReadableRun) -> dict[str, Any]:
-        """The published manifest.json; raises ManifestMissing if the run has not ended."""
-        file = await (await self._context.instance()).objects.get(ids.manifest_key(run.agent_slug, run.run_id))
-        if file is None:
-            raise ManifestMissing(run_id=run.run_id)
-        return json.loads(file.body)
-
     async def _published(self, run: ReadableRun) -> dict[str, Any]:
         document = await (await self._context.instance()).published.status(run.agent_slug, run.run_id)
         if document is None:
             raise RunNotFound(run_id=run.run_id)
         return document
+
+
+async def step_files(instance: Instance, run: ReadableRun) -> Sequence[dict[str, Any]]:
+    """The published files of the steps that were counted, in order."""
+    document = await instance.published.status(run.agent_slug, run.run_id)
+    done = 0 if document is None else int(document["steps_completed"])
+    keys = [ids.step_key(run.agent_slug, run.run_id, number) for number in range(1, done + 1)]
+    return [json.loads(file.body) for key in keys if (file := await instance.objects.get(key)) is not None]
+
+
+async def manifest_file(instance: Instance, run: ReadableRun) -> dict[str, Any]:
+    """The published manifest.json; raises ManifestMissing if the run has not ended."""
+    file = await instance.objects.get(ids.manifest_key(run.agent_slug, run.run_id))
+    if file is None:
+        raise ManifestMissing(run_id=run.run_id)
+    return json.loads(file.body)
 
 
 async def published_states(instance: Instance, run: ReadableRun) -> AsyncGenerator[RunStatus]:

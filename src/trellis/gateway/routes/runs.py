@@ -10,7 +10,7 @@ import pydantic
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from trellis.api.runs import ENDED, READ, ReadableRun
+from trellis.api.runs import ENDED, READ, ReadableRun, manifest_file, step_files
 from trellis.documents.lookup import find_run
 from trellis.engine.jobs import CORRELATION_PATTERN, CancelMode, JobId
 from trellis.engine.recent_entries import LruCache
@@ -135,19 +135,15 @@ async def status(
 
 
 @router.get("/runs/{run_id}/steps", response_model=Page[StepFile], responses=PROBLEMS)
-async def steps(
-    run: Annotated[ReadableRun, Depends(_readable_run)], instance: InstanceOf, caller: Annotated[Caller, requires(READ)]
-) -> dict[str, Any]:
+async def steps(run: Annotated[ReadableRun, Depends(_readable_run)], instance: InstanceOf) -> dict[str, Any]:
     """The files of the steps that were counted, in order."""
-    return page_document(await api_for(instance, caller).runs.step_files(run), None)
+    return page_document(await step_files(instance, run), None)
 
 
 @router.get("/runs/{run_id}/manifest", response_model=RunManifest, responses=PROBLEMS)
-async def manifest(
-    run: Annotated[ReadableRun, Depends(_readable_run)], instance: InstanceOf, caller: Annotated[Caller, requires(READ)]
-) -> dict[str, Any]:
+async def manifest(run: Annotated[ReadableRun, Depends(_readable_run)], instance: InstanceOf) -> dict[str, Any]:
     """manifest.json of a run that ended."""
-    return await api_for(instance, caller).runs.manifest_file(run)
+    return await manifest_file(instance, run)
 
 
 @router.post("/runs/{run_id}/cancel", response_model=Stopped, responses=PROBLEMS)
