@@ -287,7 +287,8 @@ def test_a_token_begins_runs_and_reads_their_errors_on_a_ledger_as_through_the_g
             patch.setenv("TRELLIS_TOKEN", token)
             refused = planted("run", VIOLIN)
             assert (refused.code, "runs.trigger" in refused.err) == (1, True), refused.err
-            return {record["slug"]: record for record in planted("agents", "--json").records}[VIOLIN]["last_error"]
+            listed = {record["slug"]: record for record in planted("agents", "--json").records}
+            return listed[VIOLIN]["last_error"] if listed else None
 
     agent = folder_of(planted) / "agents" / VIOLIN / "_agent.md"
     agent.write_text(agent.read_text().replace("model: offline", "model: nobody-knows-it"))

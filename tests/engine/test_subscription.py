@@ -10,7 +10,7 @@ import pytest
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event
-from trellis.engine.subscription import FeedReport, FeedSubscriber, SubscriptionOptions
+from trellis.engine.subscription import FeedReport, FeedSubscriber, SubscriptionOptions, TakenOver
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.testing import FakeClock
@@ -96,3 +96,13 @@ async def test_handlers_that_renew_at_the_same_moment_ask_the_ledger_once(
     clock.advance(one.options.lease_s / 3)
     await asyncio.gather(*(one.keep() for _ in range(5)))
     assert len(asked) == 1
+
+
+async def test_every_task_of_a_process_that_was_taken_over_is_told(ledger: Ledger, clock: FakeClock):
+    first, second = reader(ledger, clock, "first"), reader(ledger, clock, "second")
+    await first.run_once()
+    clock.advance(first.options.lease_s + 1)
+    await second.run_once()
+    for _ in range(3):
+        with pytest.raises(TakenOver):
+            await first.keep()

@@ -18,6 +18,7 @@ class LocalAgents:
 
     async def list(self, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[AgentShape]:
         """The agents, by name."""
+        self._context.check_read("agents.read")
         catalog = (await self._context.instance()).catalog
         found = [one for one in (await catalog.list()).agents if cursor is None or (one.slug or "") > cursor]
         after = found[limit - 1].slug if len(found) > limit else None
@@ -25,6 +26,7 @@ class LocalAgents:
 
     async def get(self, agent: str) -> AgentShape:
         """One agent; raises AgentNotFound."""
+        self._context.check_read("agents.read")
         found = await (await self._context.instance()).catalog.load(agent)
         if isinstance(found, AgentMissing):
             raise AgentNotFound(slug=agent)

@@ -28,6 +28,7 @@ class LocalArtifacts:
         cursor: str | None = None,
     ) -> Page[ArtifactListed]:
         """Finalized artifacts, newest first, without their content; those of other agents are left out."""
+        self._context.check_read(READ)
         only = await only_agent(self._context.ledger, self._context.reader, READ)
         registry = (await self._context.instance()).artifacts
         rows, wanted = list[ArtifactRow](), limit
@@ -52,6 +53,7 @@ class LocalArtifacts:
 
         Raises ArtifactNotFound, and NotAllowed for what the caller does not reach, whether it exists or not.
         """
+        self._context.check_read(READ)
         registry = (await self._context.instance()).artifacts
         row = await registry.row(artifact_id)
         agent = None if row is None else row.agent_slug

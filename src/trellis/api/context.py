@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from trellis.auth.matrices import permit
 from trellis.auth.principals import Principal
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
@@ -33,6 +34,10 @@ class ApiContext:
     """The whole instance, opened on the first call. Raises if a store is missing."""
     pointers: "Callable[[], Awaitable[Pointers]]"
     """Reads what jobs on topics point to. It needs less than an instance."""
+
+    def check_read(self, rule: str) -> None:
+        """Raise NotAllowed unless the rule of this name lets the caller read."""
+        permit(self.reader, rule)
 
     async def now(self) -> datetime:
         """The time of the ledger."""

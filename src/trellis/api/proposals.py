@@ -15,6 +15,7 @@ from trellis.engine.errors import InvalidTransition
 from trellis.engine.jobs import Actor, JobId, NotMoved, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter
+from trellis.http.pages import read_pages
 from trellis.http.shapes import Page, ProposalDiff, ProposalShape
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
@@ -44,6 +45,15 @@ class LocalProposals:
         conflicts: bool = False,
     ) -> Page[ProposalShape]:
         """Proposals, newest first; before them held jobs. With `conflicts`, with why one can no longer be applied."""
+        return await read_pages(
+            lambda size, after: self.page(status=status, limit=size, cursor=after, conflicts=conflicts), limit, cursor
+        )
+
+    async def page(
+        self, *, status: str | None, limit: int, cursor: str | None, conflicts: bool = False
+    ) -> Page[ProposalShape]:
+        """One page, which may be short although another one follows, so that reading it takes a bounded time."""
+        self._context.check_read("proposals.read")
         items, after = await proposal_page(self._context.ledger, status, limit, cursor)
         if conflicts and (open_ := [one for one in items if one["status"] not in ENDED and "change" in one["content"]]):
             instance = await self._context.instance()
@@ -53,10 +63,12 @@ class LocalProposals:
 
     async def get(self, proposal_id: str) -> ProposalShape:
         """One proposal, or one held job; raises ProposalNotFound."""
+        self._context.check_read("proposals.read")
         return ProposalShape.model_validate(await proposal_document(self._context.ledger, proposal_id))
 
     async def diff(self, proposal_id: str) -> ProposalDiff:
-        """What applying it would change now, as a unified diff."""
+        """What applying it would change now, as a unified diff. It shows the target, so it is for those who decide."""
+        self._context.check_read("proposals.decide")
         document = await proposal_document(self._context.ledger, proposal_id)
         shown, conflict = None, None
         if document["status"] not in ENDED and approvals.job_id_of_inbox_id(proposal_id) is None:

@@ -101,6 +101,7 @@ class LocalRuns:
         cursor: str | None = None,
     ) -> Page[RunListed]:
         """Runs, newest first; with `archived` only those that have ended."""
+        self._context.check_read(READ)
         key, place = None if agent is None else f"run:{agent}", JobPlace.ENDED if archived else None
         where, found = JobFilter(lifecycle=RUN.name, state=status, concurrency_key=key, place=place), list[Job]()
         while True:
@@ -164,6 +165,7 @@ class LocalRuns:
         A run that is gone from the ledger is identified by its published record. Without one its agent is unknown, and
         the run is not found.
         """
+        self._context.check_read(READ)
         ledger, reader = self._context.ledger, self._context.reader
         with contextlib.suppress(RunNotFound):
             job = await ledger.job(await find_run(ledger, run_id))

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from trellis.bus.topics import HELD_ACTION
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.invocation import Cli
@@ -69,8 +70,9 @@ async def approve(
 ) -> int:
     """Approve a proposal, which is then applied; or let a held job go."""
     async with cli.api() as api:
-        await api.proposals.approve(id_, note)
-        decided = await api.proposals.apply(id_)
+        decided = await api.proposals.approve(id_, note)
+        if decided.action != HELD_ACTION:  # a held job goes by itself
+            decided = await api.proposals.apply(id_)
     return print_decision(cli, id_, decided.status)
 
 

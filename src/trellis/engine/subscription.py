@@ -118,7 +118,9 @@ class FeedSubscriber(Generic[OptionsT]):
         return FeedReport(following=True, events=len(page.events))
 
     async def keep(self) -> None:
-        """Renew the subscription's lease when it is time; raises TakenOver."""
+        """Renew the subscription's lease when it is time; raises TakenOver, in every task once it is lost."""
+        if self._following is None:
+            raise TakenOver
         if self.clock.monotonic() >= self._kept_at + self.options.lease_s / 3:
             await self._ack(None if self._read_up_to == self.saved else self._read_up_to)
 

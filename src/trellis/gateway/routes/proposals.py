@@ -51,7 +51,7 @@ async def listing(
     cursor: Cursor = None,
 ) -> Page[ProposalShape]:
     """Proposals, newest first; before them the jobs that wait for a person, unless another status is meant."""
-    return await api_for(instance, caller).proposals.list(
+    return await api_for(instance, caller).proposals.page(
         status=status, limit=limit, cursor=cursor, conflicts=conflicts
     )
 
@@ -64,7 +64,7 @@ async def pending(
     cursor: Cursor = None,
 ) -> Page[ProposalShape]:
     """What waits for a person: jobs that the safety kernel held, then proposals, each newest first."""
-    return await api_for(instance, caller).proposals.list(status="pending", limit=limit, cursor=cursor)
+    return await api_for(instance, caller).proposals.page(status="pending", limit=limit, cursor=cursor)
 
 
 @router.get(

@@ -194,7 +194,7 @@ class LowWaterMarks:
         return PRIORITIES[::-1] if self._claims % LEAST_URGENT_FIRST_EVERY == 0 else PRIORITIES
 
     def lows(self, types: Sequence[int], priorities: Sequence[int], now: float) -> dict[tuple[int, int], int]:
-        """The mark of each type and priority, in the order that `_pick` expects; 0 is the beginning."""
+        """The mark of each type and priority; 0 is the beginning."""
         if not self._full or now - self._scanned_at > self.FULL_SCAN_EVERY_S:
             self._scanned_at = now
             self._low.clear()
@@ -242,7 +242,10 @@ class TurnCaller:
     ) -> list[PostgresRow]:
         order = self._marks.order() if claim else ()
         lows = self._marks.lows(types, order, asyncio.get_running_loop().time())
-        rows = await self._ask(turn_arguments(actor, steps, claim, types, list(lows.values()), order), claim)
+        rows = await self._ask(
+            turn_arguments(actor, steps, claim, types, [lows[type_, prio] for prio in order for type_ in types], order),
+            claim,
+        )
         if claim is not None:
             self._marks.note(claimed_of(rows), claim.start + claim.prefetch, lows)
         return rows
