@@ -39,7 +39,6 @@ ALONE = {
     "history_page",
     "page",
     "pending",
-    "requeue_found",
     "traceback",
 }
 """Calls for one side: what a route alone asks, executing runs here, and a list that is `list(status=…)`."""

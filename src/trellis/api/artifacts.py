@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from trellis.api.context import LIMIT_DEFAULT, PAGE_MAX, ApiContext
+from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.artifacts.content import ArtifactType
 from trellis.artifacts.keys import ArtifactNotFound
 from trellis.artifacts.registry import CLEANUP_MAX
-from trellis.artifacts.rows import ArtifactRow
+from trellis.http.pages import read_pages
 from trellis.http.shapes import Artifact, ArtifactListed, CleanedUpShape, Page
 from trellis.runs.memory_access import check_reach, only_agent
 
@@ -28,21 +28,22 @@ class LocalArtifacts:
         cursor: str | None = None,
     ) -> Page[ArtifactListed]:
         """Finalized artifacts, newest first, without their content; those of other agents are left out."""
+        return await read_pages(
+            lambda size, after: self.page(type_=type_, job_id=job_id, limit=size, cursor=after), limit, cursor
+        )
+
+    async def page(
+        self, *, type_: str | None, job_id: str | None, limit: int, cursor: str | None
+    ) -> Page[ArtifactListed]:
+        """One page, which may be short although another one follows, so that reading it takes a bounded time."""
         self._context.check_read(READ)
         only = await only_agent(self._context.ledger, self._context.reader, READ)
         registry = (await self._context.instance()).artifacts
-        rows, wanted = list[ArtifactRow](), limit
         kind = None if type_ is None else ArtifactType(type_)
-        while True:
-            page = await registry.page(limit=min(PAGE_MAX, wanted), cursor=cursor, type_=kind, job_id=job_id)
-            rows += [row for row in page.rows if only in {None, row.agent_slug}]
-            wanted -= len(page.rows)
-            cursor = page.cursor
-            if cursor is None or wanted <= 0:
-                break
-        return Page[ArtifactListed](
-            items=[ArtifactListed.model_validate(registry.fields(row)) for row in rows], next_cursor=cursor
-        )
+        found = await registry.page(limit=limit, cursor=cursor, type_=kind, job_id=job_id)
+        rows = [row for row in found.rows if only in {None, row.agent_slug}]
+        items = [ArtifactListed.model_validate(registry.fields(row)) for row in rows]
+        return Page[ArtifactListed](items=items, next_cursor=found.cursor)
 
     async def get(self, artifact_id: str) -> Artifact:
         """One finalized artifact; raises ArtifactNotFound."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:  # loads the whole platform, so it is imported only when an in
 
 
 LIMIT_DEFAULT = 50
-PAGE_MAX = 200
-"""Items of one page, at most. A longer list is read page by page."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from trellis.engine.records import DeadLetter, JobFilter
 from trellis.http.pages import read_pages
 from trellis.http.shapes import DeadLetterShape, Page, Requeued
 from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.operations.dead_letters import DeadLetterNotFound, dead_letters, letter_of, requeue_answer, requeue_dead
+from trellis.operations.dead_letters import DeadLetterNotFound, dead_letters, letter_of, requeue_answer
 from trellis.operations.doctor import without_cancelled
 
 
@@ -63,14 +63,6 @@ class LocalDeadLetters:
         actor, request_id = self._context.permit("jobs.requeue"), RequestId(idempotency_key or new_id())
         chosen = [JobId(job_id) for job_id in job_ids]
         answers = await self._context.ledger.requeue(actor, chosen, request_id, limit=len(chosen), cause=reason)
-        return Requeued(items=[requeue_answer(answer) for answer in answers])
-
-    async def requeue_found(
-        self, where: JobFilter, *, limit: int, reason: str | None, idempotency_key: str
-    ) -> Requeued:
-        """Run the jobs of the dead letters that a filter finds again, the oldest first."""
-        actor, request_id = self._context.permit("jobs.requeue"), RequestId(idempotency_key)
-        answers = await requeue_dead(self._context.ledger, actor, where, request_id, limit=limit, cause=reason)
         return Requeued(items=[requeue_answer(answer) for answer in answers])
 
     async def count_failed(self, *, type_: str | None, correlation_id: str | None, limit: int) -> int:

@@ -9,9 +9,10 @@ import contextlib
 import json
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
-from trellis.api.context import LIMIT_DEFAULT, PAGE_MAX, ApiContext
+from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.app.instance import Instance
 from trellis.app.wiring import SystemClock, new_id
 from trellis.auth.matrices import permit
@@ -22,7 +23,8 @@ from trellis.documents.lookup import find_published, find_run, listed_runs
 from trellis.documents.run_documents import RunFacts, RunRequest
 from trellis.engine.errors import Refused
 from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
-from trellis.engine.records import Job, JobFilter, JobPlace
+from trellis.engine.records import JobFilter, JobPlace
+from trellis.http.pages import read_pages
 from trellis.http.shapes import Page, RunDetail, RunListed, RunManifest, RunStarted, RunStatus, StepFile, Stopped
 from trellis.lifecycles import Role
 from trellis.lifecycles.run import RUN
@@ -103,15 +105,13 @@ class LocalRuns:
         """Runs, newest first; with `archived` only those that have ended."""
         self._context.check_read(READ)
         key, place = None if agent is None else f"run:{agent}", JobPlace.ENDED if archived else None
-        where, found = JobFilter(lifecycle=RUN.name, state=status, concurrency_key=key, place=place), list[Job]()
-        while True:
-            page = await self._context.ledger.jobs(where, limit=min(PAGE_MAX, limit - len(found)), cursor=cursor)
-            found += page.jobs
-            cursor = page.cursor
-            if cursor is None or len(found) >= limit:
-                break
-        items = [RunListed(**one) for one in await listed_runs(self._context.ledger, found)]
-        return Page[RunListed](items=items, next_cursor=cursor)
+        where = JobFilter(lifecycle=RUN.name, state=status, concurrency_key=key, place=place)
+        return await read_pages(partial(self._page, where), limit, cursor)
+
+    async def _page(self, where: JobFilter, limit: int, cursor: str | None) -> Page[RunListed]:
+        page = await self._context.ledger.jobs(where, limit=limit, cursor=cursor)
+        items = [RunListed(**one) for one in await listed_runs(self._context.ledger, page.jobs)]
+        return Page[RunListed](items=items, next_cursor=page.cursor)
 
     async def steps(self, run_id: str) -> Sequence[StepFile]:
         """The steps that are done, in order, each with the name and hash of its file."""

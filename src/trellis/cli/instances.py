@@ -25,11 +25,6 @@ async def open_for_command(cli: Cli) -> "AsyncGenerator[Instance]":
         yield instance
 
 
-def owner(cli: Cli, action: str) -> Actor:
-    """The local owner, proven by read access to the ledger's key or by a token. Raises NotAllowed."""
-    return Actor(role=Role.OWNER, name=person(cli, action).name)
-
-
 def person(cli: Cli, action: str) -> Principal:
     """The local owner as a principal, with the restrictions of the token. Raises NotAllowed."""
     identity = identify(cli.url, cli.settings)

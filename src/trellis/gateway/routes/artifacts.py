@@ -114,7 +114,7 @@ async def listing(
 ) -> Page[ArtifactListed]:
     """Finalized artifacts, newest first, without their content. A token for one agent or one job sees those of its agent alone."""
     kind = None if type is None else type.value
-    return await api_for(instance, caller).artifacts.list(type_=kind, job_id=job_id, limit=limit, cursor=cursor)
+    return await api_for(instance, caller).artifacts.page(type_=kind, job_id=job_id, limit=limit, cursor=cursor)
 
 
 @router.get("/artifacts/{artifact_id}", response_model=Artifact, responses=PROBLEMS)
