@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -96,6 +97,31 @@ async def test_handlers_that_renew_at_the_same_moment_ask_the_ledger_once(
     clock.advance(one.options.lease_s / 3)
     await asyncio.gather(*(one.keep() for _ in range(5)))
     assert len(asked) == 1
+
+
+async def test_subscribers_that_began_at_different_times_renew_at_the_same_time(
+    ledger: Ledger, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+):
+    """Renewals of one moment share a transaction: an idle process then writes a third as often."""
+    ack, renewed = ledger.ack, dict[str, list[float]]()
+    early, late = reader(ledger, clock, "early"), reader(ledger, clock, "late")
+    late.follows_as = "another"
+    for one in (early, late):
+        while (await one.run_once()).events:
+            pass
+        clock.advance(1.0)
+
+    async def noted(following: Any, *what: Any, **how: Any) -> bool:
+        renewed.setdefault(following.name, []).append(clock.monotonic())
+        return await ack(following, *what, **how)
+
+    monkeypatch.setattr(ledger, "ack", noted)
+    for _ in range(20):
+        await early.keep()
+        await late.keep()
+        clock.advance(1.0)
+    assert renewed["reader"] == renewed["another"]
+    assert all(after - before <= 2 for before, after in pairwise(renewed["reader"]))
 
 
 async def test_every_task_of_a_process_that_was_taken_over_is_told(ledger: Ledger, clock: FakeClock):

@@ -76,7 +76,7 @@ class FeedSubscriber(Generic[OptionsT]):
     """The position that was saved last; None at the start of the feed."""
     _following: Subscription | None = None
     _read_up_to: str | None = None
-    _kept_at: float = 0.0
+    _kept_in: int = 0
 
     @property
     def follows(self) -> bool:
@@ -88,7 +88,7 @@ class FeedSubscriber(Generic[OptionsT]):
         following = await self.ledger.subscribe(self.actor, self.follows_as, lease_s=self.options.lease_s)
         if following is None:
             return False
-        self._following, self._kept_at = following, self.clock.monotonic()
+        self._following, self._kept_in = following, self._renewal_period()
         self._read_up_to = self.saved = following.position
         self.begun += 1
         return True
@@ -121,7 +121,7 @@ class FeedSubscriber(Generic[OptionsT]):
         """Renew the subscription's lease when it is time; raises TakenOver, in every task once it is lost."""
         if self._following is None:
             raise TakenOver
-        if self.clock.monotonic() >= self._kept_at + self.options.lease_s / 3:
+        if self._renewal_period() > self._kept_in:
             await self._ack(None if self._read_up_to == self.saved else self._read_up_to)
 
     async def remember(self, position: str) -> None:
@@ -143,8 +143,15 @@ class FeedSubscriber(Generic[OptionsT]):
             return self.options.held_up_s
         return 0.0 if report.events else self.options.poll_s
 
+    def _renewal_period(self) -> int:
+        """The number of the current third of a lease, counted by the clock alone.
+
+        All subscribers of a process with the same lease renew at the same time, and share one transaction.
+        """
+        return int(self.clock.monotonic() / (self.options.lease_s / 3))
+
     async def _ack(self, position: str | None) -> None:
-        following, self._kept_at = self._following, self.clock.monotonic()
+        following, self._kept_in = self._following, self._renewal_period()
         if following is None or not await self.ledger.ack(following, position, lease_s=self.options.lease_s):
             self._following = None
             _log.warning("taken_over", follower=self.follows_as, process=self.actor.name)

@@ -1,5 +1,6 @@
 """Look-ups that people and services make go through an index, however long the history is."""
 
+import apsw
 import pytest
 
 from tests.ledgers.sqlite.people import claim, complete, submit
@@ -36,6 +37,36 @@ LOOKUPS = {
     "remarks about a job": turn._HolderQueries.put_remark,
 }
 BIG = ("trellis_job", "trellis_event", "trellis_submission", "trellis_signal")
+
+
+@pytest.fixture
+def shell(shell: Shell) -> Shell:
+    """A shell that plans queries as the ledger's own connections do: without a look at the values that are bound."""
+    shell.db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+    return shell
+
+
+async def test_a_repeated_read_is_not_prepared_again(ledger: SqliteLedger):
+    """Preparing a listing takes ten times as long as the listing: an idle instance lists every second."""
+    await submit(ledger, 2)
+    prepared: list[tuple[object, ...]] = []
+
+    def note(*what: object) -> int:
+        """SQLite calls an authorizer while it prepares a statement, and never while it runs one."""
+        prepared.append(what)
+        return apsw.SQLITE_OK
+
+    async def read() -> None:
+        for where in (JobFilter(), JobFilter(lifecycle="run", state="requested"), JobFilter(lifecycle="artifact")):
+            await ledger.jobs(where, limit=10)
+            await ledger.jobs(JobFilter(lifecycle="leased-job", state="queued"), limit=10, oldest_first=True)
+
+    ledger._reader._connection.authorizer = note
+    await read()
+    assert prepared
+    prepared.clear()
+    await read()
+    assert prepared == []
 
 
 @pytest.mark.requirement("DJ-13")

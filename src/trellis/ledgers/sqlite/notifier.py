@@ -81,6 +81,8 @@ FIRST_POLL_S = 0.002
 """The first check after a write to the log: the commit is visible as soon as its frames are on the disk."""
 WRITING_S = 0.1
 """How long after a write to the log a commit is expected."""
+AFTER_COMMIT_S = 2 * POLL_S
+"""How long after a commit further ones are looked for, before the log is watched again."""
 UNTOLD_POLL_S = 0.5
 """The interval between checks while the log is not written.
 
@@ -206,8 +208,8 @@ class CommitWatch:
                 self._on_commit()
                 if newest != before:
                     self._on_events()
-                # Commits rarely come alone: for a while, check for further ones every POLL_S.
-                pause_s, written_s = POLL_S, WRITING_S
+                # The write that was reported is visible now. A later one is reported again.
+                pause_s, written_s = POLL_S, AFTER_COMMIT_S
             if file is None or written_s > 0:
                 self._closed.wait(pause_s)
                 written_s, pause_s = written_s - pause_s, min(2 * pause_s, POLL_S)
