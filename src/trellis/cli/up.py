@@ -4,6 +4,7 @@ import asyncio
 import random
 import signal
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -32,6 +33,7 @@ from trellis.engine.service import Retention, Service, Sweeper, serve
 from trellis.http_server.health import ProcessHealth, health_listener
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
+from trellis.operations.metrics import ledger_gauges
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -165,6 +167,7 @@ async def _serve_jobs(
         rng = random.Random()  # noqa: S311 - spreads retries of services, nothing secret
         parts = [serve(service, SystemClock(), rng, stop) for service in services]
         health.needs(ledger=ledger.ping)
+        health.measures(partial(ledger_gauges, ledger))
         if on_bus is not None:
             health.needs(bus=bus_probe(on_bus))
             parts.append(serve_services(on_bus, stop))

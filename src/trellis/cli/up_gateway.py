@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 from trellis.app.instance import Instance, is_of_queue, open_instance, role_of
 from trellis.app.settings import Settings
@@ -46,6 +47,7 @@ from trellis.http_server.health import ProcessHealth
 from trellis.http_server.server import BoundSockets, ServerOptions, listen, serve_gateway
 from trellis.lifecycles import Role
 from trellis.nlm_backend import BackendProcess
+from trellis.operations.metrics import ledger_gauges
 from trellis.worker.app import App
 
 
@@ -86,6 +88,7 @@ async def serve_all(
             on_bus = None if part is None else await stack.enter_async_context(part.opened(cli))
             parts = [instance.serve(stop, roles, queue_jobs=queue_jobs)]
             health.needs(**instance.probes())
+            health.measures(partial(ledger_gauges, instance.ledger))
             if nlm is not None and backend is not None:
                 parts.append(nlm.serve(backend, stop))
             if on_bus is not None:

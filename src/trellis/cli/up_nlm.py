@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from ipaddress import ip_address
 
 from trellis.app.settings import Settings
@@ -23,6 +24,7 @@ from trellis.http_server.server import BoundSockets, ListenRefused, ServerOption
 from trellis.lifecycles import Role
 from trellis.net.targets import read_target
 from trellis.nlm_backend import BackendProcess, open_backend
+from trellis.operations.metrics import ledger_gauges
 
 LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 NO_ADDRESS = "set TRELLIS_GATEWAY to the address that the gateway's certificate names"
@@ -55,6 +57,7 @@ async def serve_nlm_alone(cli: Cli, stop: asyncio.Event, health: ProcessHealth) 
     try:
         async with open_backend(settings, cli.url, name=process_name(NLM)) as backend:
             health.needs(ledger=backend.ledger.ping)
+            health.measures(partial(ledger_gauges, backend.ledger))
             url = settings.nlm_ledger_of(cli.url)
             cli.out.line(f"ledger    {without_password(url, url)}")
             cli.out.line(f"nlm       {place.listening.url}")

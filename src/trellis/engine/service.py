@@ -17,6 +17,7 @@ from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.metrics import PASSES, process_metrics
 from trellis.engine.outage_log import SUMMARY_S, Failures
 from trellis.engine.records import RetentionOptions, RetentionReport, SweepOptions, SweepReport
 
@@ -87,8 +88,10 @@ async def serve(service: Service[Any], clock: Clock, rng: random.Random, stop: a
             pause = service.pause_s(await service.run_once())
         except Exception as error:  # noqa: BLE001 - a service outlives one bad pass, and tries again ever more slowly
             failures.failed(error, now=clock.monotonic())
+            process_metrics.count(PASSES, 1, service.name, "failed")
         else:
             failures.succeeded(now=clock.monotonic())
+            process_metrics.count(PASSES, 1, service.name, "done")
         if failures.count:
             pause = backoff_s(failures.count, rng.random())
         elif hinted is not None and 0 < pause < POLL_S_IDLE:

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from fastapi import FastAPI
 
@@ -39,6 +40,7 @@ from trellis.http_server.bodies import BodiesUnderWay, BodyLimits
 from trellis.http_server.health import ProcessHealth
 from trellis.http_server.limits import RateLimits, RefusalBounds
 from trellis.http_server.middleware import NO_SPANS, CorrelationMiddleware, ReadDeadlineMiddleware, TracingMiddleware
+from trellis.operations.metrics import ledger_gauges
 
 DESCRIPTION = """Run AI agents and background jobs so that nothing is lost, nothing happens twice, and a person stays in control.
 
@@ -128,6 +130,8 @@ def create_app(
     app.state.body_limits = BodyLimits(bytes_max=settings.body_bytes, large_bytes_max=settings.large_body_bytes)
     app.state.instance_name = new_id()
     app.state.health = health or ProcessHealth(instance.probes())
+    app.state.health.measures(partial(ledger_gauges, instance.ledger))
+    app.state.health.measures(app.state.streams.hub.gauges)
     problems.install(app)
     app.add_exception_handler(NotAllowed, refusal_answer)  # type: ignore[arg-type]
     for module in ROUTES:

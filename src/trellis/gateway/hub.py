@@ -30,6 +30,7 @@ from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import OptionInvalid, TrellisError
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
+from trellis.engine.metrics import LISTENERS, Sample
 from trellis.engine.recent_entries import LruCache
 from trellis.engine.records import Event, FeedPage
 from trellis.engine.service import serve
@@ -332,6 +333,10 @@ class EventHub:
         """No pause after a full page, a short one after events, then a growing one."""
         self._pause_s = PAUSE_S_MIN if report else min(self._pause_s * PAUSE_GROWTH, PAUSE_S_MAX)
         return 0.0 if report >= PAGE else self._pause_s
+
+    async def gauges(self) -> list[Sample]:
+        """How many listeners there are, for the metrics of this process."""
+        return [Sample(LISTENERS, (), len(self._listeners))]
 
     def watch(self) -> None:
         """Wake the listeners whose `wake_at` has come: to send a keep-alive, or because their token expires."""

@@ -1,8 +1,8 @@
-"""Liveness and readiness of a process.
+"""Liveness, readiness and metrics of a process.
 
 `live` is for process supervisors. It checks no dependency, because restarting does not repair a database. `ready` is
 for load balancers. It probes all dependencies of the process concurrently and answers in under a second, whatever is
-down. Neither needs a token, and neither reveals anything confidential.
+down. Neither needs a token, and neither reveals anything confidential. `/metrics` names job types and services.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from trellis.engine.errors import SettingsInvalid, TrellisError
+from trellis.engine.metrics import MEDIA_TYPE, SOURCES_DOWN, Sample, exposition, process_metrics
 from trellis.engine.outage_log import Failures
 
 PROBE_S = 0.8
@@ -24,10 +25,13 @@ CONNECTIONS_MAX = 50
 OK = "ok"
 INSTANCE_HEADER = "X-Trellis-Instance"
 """Header that names the process that answered `/system/ready`: a random name, chosen at start."""
+NOT_HERE = "there are /system/live, /system/ready and /metrics"
 NO_ANSWER = "UPSTREAM_UNAVAILABLE"
 
 Probe = Callable[[], Awaitable[object]]
 """Returns when the dependency answers, and raises when it does not."""
+GaugeSource = Callable[[], Awaitable[list[Sample]]]
+"""Reads gauges from where they are stored."""
 
 
 class NotAnswering(TrellisError):
@@ -56,6 +60,8 @@ class ProcessHealth:
         self._probes: dict[str, Probe] | None = None if probes is None else dict(probes)
         self._round: asyncio.Task[Readiness] | None = None
         self._failures: dict[str, Failures] = {}
+        self._gauges: list[GaugeSource] = []
+        self._reading: asyncio.Task[bytes] | None = None
 
     def needs(self, **probes: Probe) -> None:
         """Add dependencies. Before the first call the process counts as starting, and is not ready."""
@@ -66,6 +72,32 @@ class ProcessHealth:
         if self._round is None or self._round.done():
             self._round = asyncio.ensure_future(self._ask())
         return await asyncio.shield(self._round)
+
+    def measures(self, source: GaugeSource) -> None:
+        """Add a source of gauges to the metrics of this process."""
+        self._gauges.append(source)
+
+    async def metrics(self) -> bytes:
+        """The metrics of this process in Prometheus' text format. Concurrent calls share one reading."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(self._read_metrics())
+        return await asyncio.shield(self._reading)
+
+    async def _read_metrics(self) -> bytes:
+        """What was counted, and the gauges of every source that answers in time. The others are counted as down."""
+        samples = process_metrics.samples()
+        reading = [asyncio.ensure_future(source()) for source in self._gauges]
+        if reading:
+            await asyncio.wait(reading, timeout=PROBE_S)
+        down = 0
+        for one in reading:
+            if one.done() and not one.cancelled() and one.exception() is None:
+                samples += one.result()
+                continue
+            down += 1
+            one.cancel()
+            one.add_done_callback(_forget)
+        return exposition([*samples, Sample(SOURCES_DOWN, (), down)])
 
     async def _ask(self) -> Readiness:
         if self._probes is None:
@@ -145,17 +177,22 @@ class _HealthServer:
             return _response(HTTPStatus.METHOD_NOT_ALLOWED, {"status": "only GET is answered here"}, method)
         if path == b"/system/live":
             return _response(HTTPStatus.OK, {"status": OK}, method)
+        if path == b"/metrics":
+            return _bytes_response(HTTPStatus.OK, await self._health.metrics(), MEDIA_TYPE, method)
         if path not in {b"/system/ready", b"/system/health"}:
-            return _response(HTTPStatus.NOT_FOUND, {"status": "there are /system/live and /system/ready"}, method)
+            return _response(HTTPStatus.NOT_FOUND, {"status": NOT_HERE}, method)
         found = await self._health.ready()
         status = HTTPStatus.OK if found.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         return _response(status, {"status": found.status, "checks": dict(found.checks)}, method)
 
 
 def _response(status: HTTPStatus, document: dict[str, Any], method: bytes) -> bytes:
-    body = json.dumps(document).encode()
+    return _bytes_response(status, json.dumps(document).encode(), "application/json", method)
+
+
+def _bytes_response(status: HTTPStatus, body: bytes, media_type: str, method: bytes) -> bytes:
     head = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\ncache-control: no-store\r\n"
+        f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: {media_type}\r\ncache-control: no-store\r\n"
         f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
     )
     return head.encode() + (b"" if method == b"HEAD" else body)

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 
 from fastapi import Request
@@ -12,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trellis.engine import tracing
 from trellis.engine.jobs import CORRELATION_PATTERN
 from trellis.engine.logs import log_of
+from trellis.engine.metrics import HTTP_SECONDS, process_metrics
 from trellis.http_server.problems import Problem, correlation_of, problem_response
 
 # Correlation id of a request and its response, and headers that routes add to the response.
@@ -76,10 +78,12 @@ class TracingMiddleware:
             await self._app(scope, receive, send)
             return
         method = scope["method"] if scope["method"] in METHODS else OTHER
+        began = time.perf_counter()
         with tracing.carried(_given_traceparent(scope), method, kind=tracing.SERVER) as span:
 
             async def send_and_note(message: Message) -> None:
                 if message["type"] == "http.response.start":
+                    process_metrics.observe(HTTP_SECONDS, time.perf_counter() - began, method, str(message["status"]))
                     span.note({"http.response.status_code": message["status"]})
                     if message["status"] >= 500:
                         span.fail(f"answered {message['status']}")

@@ -1,12 +1,16 @@
-"""Liveness and health of this gateway, for load balancers; no token is needed."""
+"""Liveness and health of this gateway, for load balancers, without a token; and its metrics, with one."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 
+from trellis.engine.metrics import MEDIA_TYPE
+from trellis.gateway.callers import Caller, requires
 from trellis.http.shapes import Health, Live
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.health import INSTANCE_HEADER, ProcessHealth
+from trellis.http_server.problems import PROBLEMS
 
 router = APIRouter(tags=["system"], route_class=StrictRoute)
 
@@ -35,6 +39,17 @@ async def ready(request: Request, response: Response) -> dict[str, Any]:
 async def health(request: Request, response: Response) -> dict[str, Any]:
     """The same as `/system/ready`, under the name it had first."""
     return await _readiness(request, response)
+
+
+@router.get(
+    "/metrics",
+    response_class=PlainTextResponse,
+    responses={200: {"content": {"text/plain": {}}, "description": "Prometheus' text format."}, **PROBLEMS},
+)
+async def metrics(request: Request, _: Annotated[Caller, requires("system.read")]) -> Response:
+    """The metrics of this gateway, and of the ledger behind it, in Prometheus' text format."""
+    asked: ProcessHealth = request.app.state.health
+    return Response(await asked.metrics(), media_type=MEDIA_TYPE)
 
 
 async def _readiness(request: Request, response: Response) -> dict[str, Any]:

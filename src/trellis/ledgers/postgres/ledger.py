@@ -51,6 +51,7 @@ from trellis.engine.outage_log import Failures
 from trellis.engine.records import JobFilter, JobToRestore, RetentionOptions, RetentionReport, SweepOptions, SweepReport
 from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, StoredRequest
 from trellis.engine.text import storable
+from trellis.ledgers.measures import measured
 from trellis.ledgers.postgres import moves, request_keys, restore, rows, submit
 from trellis.ledgers.postgres import turn as turns
 from trellis.ledgers.postgres.connection import APPLICATION_NAME, PostgresConnection, PostgresRow, check_url
@@ -73,6 +74,7 @@ CARRIED_BYTES = 65_536
 """Data of this size counts as one more move."""
 
 
+@measured
 class PostgresLedger(PostgresReads):
     """One ledger on a PostgreSQL database."""
 

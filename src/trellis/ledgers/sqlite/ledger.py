@@ -61,6 +61,7 @@ from trellis.engine.records import (
     WorkerRecord,
 )
 from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, StoredRequest
+from trellis.ledgers.measures import measured
 from trellis.ledgers.refusals import (
     check_annotation,
     check_children,
@@ -89,6 +90,7 @@ The longest payload is written to the log and then to the file.
 """
 
 
+@measured
 class SqliteLedger:
     """One open ledger, made by `open`. Safe to use from several event loops and threads."""
 

@@ -40,6 +40,7 @@ from trellis.storage.objects.store import (
     StoreError,
     StoreRefused,
     StoreUnavailable,
+    measured_store,
 )
 
 THREADS = 4
@@ -62,6 +63,7 @@ _REFUSALS = {
 T = TypeVar("T")
 
 
+@measured_store
 class LocalObjects:
     """Objects in a folder. Any number of processes may use the same one."""
 

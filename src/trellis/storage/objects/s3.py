@@ -52,6 +52,7 @@ from trellis.storage.objects.store import (
     StoreUnavailable,
     StoreUnfit,
     holds,
+    measured_store,
 )
 
 CONNECT_TIMEOUT_S = 5.0
@@ -80,6 +81,7 @@ if TYPE_CHECKING:  # obstore has these names for type checkers only
     from obstore.store import ClientConfig, RetryConfig, S3Config
 
 
+@measured_store
 class S3Objects:
     """The object store in one S3 bucket."""
 

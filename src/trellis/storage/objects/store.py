@@ -21,9 +21,10 @@ error. If the store could not answer, one of these is raised:
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from trellis.engine.errors import TrellisError
+from trellis.engine.metrics import STORE_ERRORS, STORE_SECONDS, measured_class
 
 OBJECT_BYTES_MAX = 64 * 1024 * 1024
 PAGE_MAX = 1000
@@ -182,3 +183,12 @@ class ObjectStore(Protocol):
     async def probe(self) -> None:
         """Check on this store that conditional writes work; raises StoreUnfit."""
         ...
+
+
+STORE_VERBS = ("get", "head", "put", "list", "delete")
+StoreT = TypeVar("StoreT")
+
+
+def measured_store(store: type[StoreT]) -> type[StoreT]:
+    """Wrap the calls of a store class, so that their time and errors are counted."""
+    return measured_class(store, STORE_VERBS, STORE_SECONDS, STORE_ERRORS, {})

@@ -1,0 +1,34 @@
+"""Gauges that are read from the ledger: queues, workers, and how far the followers of the feed are behind (OBS-5)."""
+
+from trellis.engine.ledger import Ledger
+from trellis.engine.metrics import (
+    AGE,
+    BLOCKED,
+    FEED_LAG,
+    HELD,
+    PAUSED,
+    READY,
+    SCHEDULED,
+    WORKERS,
+    Sample,
+)
+
+
+async def ledger_gauges(ledger: Ledger) -> list[Sample]:
+    """The gauges of everything that the ledger knows. Its cost does not depend on how many jobs have ended."""
+    now = await ledger.now()
+    samples: list[Sample] = [Sample(WORKERS, (), len(await ledger.workers()))]
+    for queue in await ledger.queues():
+        labels = (queue.type, queue.lifecycle)
+        samples += [
+            Sample(READY, labels, queue.ready),
+            Sample(SCHEDULED, labels, queue.resting),
+            Sample(BLOCKED, labels, queue.parked),
+            Sample(HELD, labels, queue.held),
+            Sample(AGE, labels, queue.oldest_ready_s or 0.0),
+            Sample(PAUSED, labels, int(queue.paused)),
+        ]
+    for follower in await ledger.followers():
+        behind = 0.0 if follower.unread_since is None else (now - follower.unread_since).total_seconds()
+        samples.append(Sample(FEED_LAG, (follower.name,), max(0.0, behind)))
+    return samples
