@@ -18,11 +18,14 @@ from trellis.app.instance import open_instance
 from trellis.app.wiring import new_id
 from trellis.engine import outage_log
 from trellis.engine.errors import LedgerUnavailable, OutcomeUnknown, SettingsInvalid, TrellisError
+from trellis.engine.jobs import Actor, JobId, NewJob
+from trellis.engine.metrics import MEDIA_TYPE, READY, Sample
 from trellis.engine.outage_log import Outage
 from trellis.gateway import GatewayOptions, create_app
 from trellis.http_server import health as health_module
 from trellis.http_server.health import PROBE_S, ProcessHealth, health_listener
 from trellis.http_server.problems import STATUS_OF_CODE, problem_of_error
+from trellis.lifecycles import Role
 from trellis.storage.objects.store import StoreUnfit
 
 PATIENCE_S = 15.0
@@ -164,6 +167,57 @@ async def test_a_process_without_a_gateway_answers_at_its_own_address(monkeypatc
             assert (await get(client, "/system/live"))[0] == 200
             assert (await get(client, "/runs"))[0] == 404
             assert (await client.post("/system/live")).status_code == 405
+
+
+@pytest.mark.requirement("OBS-5")
+async def test_every_process_shows_its_metrics_and_a_source_that_hangs_costs_only_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(health_module, "PROBE_S", 0.05)
+    health = ProcessHealth()
+
+    async def queues() -> list[Sample]:
+        return [Sample(READY, ("bake", "leased-job"), 3)]
+
+    async def silent() -> list[Sample]:
+        await hangs()
+        return []
+
+    async def broken() -> list[Sample]:
+        raise LedgerUnavailable(reason="it is down")
+
+    async with health_listener("127.0.0.1:0", health) as address:
+        assert address is not None
+        async with httpx2.AsyncClient(base_url=address, trust_env=False) as client:
+            before = await client.get("/metrics")
+            for source in (silent, queues, broken):
+                health.measures(source)
+            after = await client.get("/metrics")
+    assert (before.status_code, before.headers["content-type"]) == (200, MEDIA_TYPE)
+    assert "\ntrellis_metrics_sources_down 0.0\n" in before.text
+    assert '\ntrellis_queue_ready{lifecycle="leased-job",type="bake"} 3.0\n' in after.text
+    assert "\ntrellis_metrics_sources_down 2.0\n" in after.text
+
+
+@pytest.mark.requirement("OBS-5")
+async def test_the_gateway_shows_queues_their_age_its_followers_and_its_own_requests(tmp_path: Path):
+    async with opened(tmp_path) as door:
+        submitter = Actor(role=Role.SUBMITTER, name="test")
+        await door.instance.ledger.submit(submitter, [NewJob(job_id=JobId("j1"), type="bake", payload=b"{}")])
+        follower = Actor(role=Role.PROJECTOR, name="test")
+        following = await door.instance.ledger.subscribe(follower, "reader", lease_s=60.0)
+        assert following is not None
+        await door.instance.ledger.ack(following, "0", lease_s=60.0)
+        assert (await door("GET", "/workers", token())).status_code == 200
+        answer = await door("GET", "/metrics", token())
+        assert (await door("GET", "/metrics")).status_code == 401
+    assert answer.status_code == 200
+    lines = set(answer.text.splitlines())
+    assert 'trellis_queue_ready{lifecycle="leased-job",type="bake"} 1.0' in lines
+    assert 'trellis_http_request_seconds_count{method="GET",status="200"}' in answer.text
+    assert "trellis_sse_listeners 0.0" in lines
+    assert "trellis_metrics_sources_down 0.0" in lines
+    assert 'trellis_feed_lag_seconds{follower="reader"}' in answer.text
 
 
 async def test_a_dependency_that_stays_down_is_logged_once_and_its_return_too(

@@ -83,6 +83,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("POST", "/safety/explain"): REFUSED,
     ("POST", "/safety/simulate"): REFUSED,
     ("GET", "/system/health"): OPEN,
+    ("GET", "/metrics"): REFUSED,
     ("GET", "/workers"): REFUSED,
 }
 """What a caller that is bound to another tenant gets of each route, at most: its roles may give it less."""

@@ -1,0 +1,78 @@
+"""What a process counts of its calls to the ledger, the same on every implementation."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.ledgers.conformance.rig import LENGTH_S, WORKER, Rig
+from trellis.engine.errors import TrellisError
+from trellis.engine.jobs import DeadLetterReason, JobId, ReasonCode, Stage
+from trellis.engine.metrics import HELD_SECONDS, LEDGER_SECONDS, Metric, process_metrics
+from trellis.lifecycles import Trigger
+
+TIMED = {LEDGER_SECONDS, HELD_SECONDS}
+
+
+@contextmanager
+def counted() -> Iterator[dict[tuple[str, ...], float]]:
+    """What was counted inside the block, by metric and labels; of durations only how many there were."""
+
+    def now() -> dict[tuple[Metric, tuple[str, ...]], float]:
+        return {
+            (one.metric, one.labels): sum(one.counts) if one.metric in TIMED else one.value
+            for one in process_metrics.samples()
+        }
+
+    before, changed = now(), dict[tuple[str, ...], float]()
+    yield changed
+    for (metric, labels), value in now().items():
+        if value != before.get((metric, labels), 0) and metric is not LEDGER_SECONDS:
+            changed[metric.name.removeprefix("trellis_"), *labels] = value - before.get((metric, labels), 0)
+
+
+@pytest.mark.requirement("OBS-5")
+async def test_claims_settles_retries_dead_letters_and_lost_leases_are_counted_by_type(rig: Rig):
+    with counted() as counts:
+        await rig.submit(5, type="metered")
+        first, second, third, fourth = await rig.claim(4, types=("metered",))
+        await rig.pull(first, Trigger.COMPLETE)
+        await rig.pull(second, Trigger.RETRY, delay_s=60.0)
+        reason = DeadLetterReason(reason_code=ReasonCode.VALIDATION_FAILED, stage=Stage.INPUT, last_error="no")
+        await rig.pull(third, "reject", death=reason)
+        await rig.ledger.renew(WORKER, [fourth.lease, first.lease])
+        await rig.pass_time(LENGTH_S + 1)
+        await rig.pull(fourth, Trigger.COMPLETE)
+    assert {key: value for key, value in counts.items() if key[0] not in {"swept", "service_passes"}} == {
+        ("jobs_submitted", "metered"): 5,
+        ("claims", "metered"): 4,
+        ("jobs_settled", "metered", "complete"): 1,
+        ("jobs_settled", "metered", "retry"): 1,
+        ("jobs_settled", "metered", "reject"): 1,
+        ("retries", "metered"): 1,
+        ("failures", "metered"): 1,
+        ("dead_letters", "metered", "validation_failed"): 1,
+        ("job_duration_seconds", "metered"): 3,
+        ("lease_renewals",): 1,
+        ("lease_renewals_refused",): 1,
+        ("lease_expiries",): 1,
+        ("claim_conflicts",): 1,
+    }
+
+
+@pytest.mark.requirement("OBS-5")
+async def test_a_repeated_submit_is_no_new_job_and_a_refused_call_is_counted_by_its_code(rig: Rig):
+    with counted() as counts:
+        for _ in range(2):
+            await rig.offer(rig.new_job(type="metered-twice", idempotency_key="once", fingerprint=b"same"))
+        with pytest.raises(TrellisError):
+            await rig.move(JobId("nobody"), "succeeded", by=WORKER)
+    assert counts == {("jobs_submitted", "metered-twice"): 1, ("ledger_errors", "move", "NOT_FOUND"): 1}
+
+
+async def test_metrics_that_are_switched_off_count_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process_metrics, "enabled", False)
+    with counted() as counts:
+        held = await rig.running(type="unmetered")
+        await rig.pull(held, Trigger.COMPLETE)
+    assert counts == {}
