@@ -1,5 +1,8 @@
-"""Where the spans of a process go (OBS-6)."""
+"""Where the spans and metrics of a process go (OBS-5, OBS-6)."""
 
+import asyncio
+import gzip
+import logging
 import os
 import subprocess
 import sys
@@ -7,12 +10,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
 from opentelemetry import trace as api
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from trellis.cli.telemetry import _about, _is_asked_for, configure_tracing
+from trellis.cli import metrics_export
+from trellis.cli.metrics_export import INTERVAL, metrics_exported
+from trellis.cli.telemetry import configure_tracing, is_asked_for, resource_of
 from trellis.engine.errors import SettingsInvalid
+from trellis.engine.metrics import CLAIMED, HELD_SECONDS, WORK_BUCKETS_S, process_metrics
+from trellis.http_server.health import ProcessHealth
 
 WORK = """
 from trellis.cli.telemetry import configure_tracing
@@ -26,13 +35,15 @@ PATIENCE_S = 60.0
 
 
 @contextmanager
-def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+def collector(arrived: threading.Semaphore | None = None) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
     """A server that takes whatever is sent."""
     taken: list[tuple[str, bytes]] = []
 
     class Take(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             taken.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            if arrived is not None:
+                arrived.release()
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -95,7 +106,7 @@ def test_nobody_to_send_to_is_told_and_the_process_ends_as_ever():
     ],
 )
 def test_tracing_is_asked_for_by_the_standard_variables(variables: dict[str, str], asked: bool):
-    assert _is_asked_for(variables) is asked
+    assert is_asked_for("traces", variables) is asked
 
 
 def test_an_exporter_that_we_do_not_have_is_refused():
@@ -125,4 +136,61 @@ def test_without_the_sdk_a_line_says_what_to_install(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_the_environment_may_name_the_service(variables: dict[str, str], named: bool):
-    assert ("service.name" in _about(variables)) is named
+    assert ("service.name" in resource_of(variables)) is named
+
+
+@pytest.mark.requirement("OBS-5")
+async def test_metrics_go_to_the_collector_at_every_interval_and_once_more_at_the_end(monkeypatch: pytest.MonkeyPatch):
+    process_metrics.count(CLAIMED, 2, "sent-over-otlp")
+    process_metrics.observe(HELD_SECONDS, 0.3, "sent-over-otlp")
+    arrived = threading.Semaphore(0)
+    with collector(arrived) as (url, taken):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        async with metrics_exported(ProcessHealth(), {"OTEL_EXPORTER_OTLP_ENDPOINT": url, INTERVAL: "20"}):
+            for _ in range(2):
+                assert await asyncio.to_thread(arrived.acquire, timeout=PATIENCE_S)
+            before = len(taken)
+            process_metrics.count(CLAIMED, 1, "counted-last")
+        assert len(taken) > before
+    assert {path for path, _ in taken} == {"/v1/metrics"}
+    sent = ExportMetricsServiceRequest.FromString(gunzipped(taken[0][1]))
+    (resource,) = sent.resource_metrics
+    by_name = {metric.name: metric for metric in resource.scope_metrics[0].metrics}
+    (claims,) = [p for p in by_name["trellis_claims"].sum.data_points if labels(p) == {"type": "sent-over-otlp"}]
+    (held,) = [
+        p
+        for p in by_name["trellis_job_duration_seconds"].histogram.data_points
+        if labels(p) == {"type": "sent-over-otlp"}
+    ]
+    assert (claims.as_int, held.count, held.sum) == (2, 1, 0.3)
+    assert list(held.explicit_bounds) == list(WORK_BUCKETS_S)
+    assert by_name["trellis_claims"].sum.is_monotonic
+    assert "counted-last" in gunzipped(taken[-1][1]).decode("utf-8", "replace")
+
+
+def labels(point: Any) -> dict[str, str]:
+    return {one.key: one.value.string_value for one in point.attributes}
+
+
+def gunzipped(body: bytes) -> bytes:
+    return gzip.decompress(body) if body.startswith(b"\x1f\x8b") else body
+
+
+async def test_a_collector_that_is_away_costs_a_line_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO, "trellis")
+    with collector() as (url, _):
+        pass
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+    monkeypatch.setattr(metrics_export, "EXPORT_S", 0.2)
+    async with metrics_exported(ProcessHealth(), {"OTEL_EXPORTER_OTLP_ENDPOINT": url}):
+        pass
+    assert any("metrics export" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("interval", ["0", "soon", "-5"])
+async def test_an_interval_that_is_none_is_refused(interval: str):
+    with pytest.raises(SettingsInvalid, match="no number of milliseconds"):
+        async with metrics_exported(ProcessHealth(), {"OTEL_METRICS_EXPORTER": "otlp", INTERVAL: interval}):
+            pass

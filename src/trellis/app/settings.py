@@ -195,7 +195,10 @@ class Settings(pydantic.BaseModel):
     health_address: str | None = pydantic.Field(
         None, pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$", max_length=260
     )
-    """`host:port` where every role and worker serves `/system/live` and `/system/ready`. Port 0 chooses a free port."""
+    """`host:port` where every role and worker serves `/system/live`, `/system/ready` and `/metrics`. Port 0 chooses a
+    free port."""
+    metrics: bool = True
+    """Whether this process counts what it does. `/metrics` then shows only what the ledger knows."""
     log_level: str = pydantic.Field("info", pattern="^(debug|info|warning|error)$")
     log_format: str = pydantic.Field("text", pattern="^(text|json)$")
 

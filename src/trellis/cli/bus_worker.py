@@ -17,10 +17,11 @@ from trellis.bus.pointers import OBJECTS, REDIS, Pointers, make_pointers
 from trellis.bus.port import Bus, ping
 from trellis.bus.wire.open import BusOptions, open_bus
 from trellis.cli.invocation import Cli, sqlite_path
+from trellis.cli.metrics_export import process_observed
 from trellis.cli.up_process import print_health
 from trellis.engine.clock import Clock
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
-from trellis.http_server.health import ProcessHealth, health_listener
+from trellis.http_server.health import ProcessHealth
 from trellis.storage.objects.address import s3_credentials
 from trellis.storage.objects.open import open_objects
 from trellis.worker.app import App
@@ -109,9 +110,7 @@ async def run_on_bus(cli: Cli, app: App, url: str, name: str | None, options: Bu
             serves = f"{worker.worker_id} serves {', '.join(worker.topics)} at {bus.url}; Ctrl-C finishes running jobs, then stops; a second Ctrl-C gives them back at once"
             telling = asyncio.create_task(print_served(cli, bus, serves, SystemClock()))
             try:
-                async with health_listener(
-                    settings.health_address, ProcessHealth({"bus": partial(ping, bus)})
-                ) as address:
+                async with process_observed(settings, ProcessHealth({"bus": partial(ping, bus)})) as address:
                     print_health(cli, address)
                     return await run_until_signalled(worker)
             finally:

@@ -87,11 +87,10 @@ def log_only(settings: Settings, out: Output) -> None:
 
 # Spans are sent as the standard OTEL_* variables of OpenTelemetry say, and not at all without them (OBS-6).
 
-ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TIMEOUTS = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
 EXPORT_S = 3.0
 """Default timeout of a batch of spans, in seconds. An ending process waits this long for its last batch."""
-EXPORTER = "OTEL_TRACES_EXPORTER"
 OTLP, NONE = "otlp", "none"
 SERVICE = "trellis"
 
@@ -100,7 +99,9 @@ _log = log_of("trellis.tracing")
 
 def configure_tracing(environment: Mapping[str, str] = os.environ) -> None:
     """Send spans over OTLP if configured and no provider is set yet; raises SettingsInvalid."""
-    if not _is_asked_for(environment) or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+    if not is_asked_for("traces", environment) or not isinstance(
+        trace.get_tracer_provider(), trace.ProxyTracerProvider
+    ):
         return
     try:
         with extra_needed(Extra.OTEL, "Tracing"):
@@ -112,7 +113,7 @@ def configure_tracing(environment: Mapping[str, str] = os.environ) -> None:
         _log.warning("tracing_off", reason=str(error))
         return
     try:
-        provider = TracerProvider(resource=Resource.create(_about(environment)))
+        provider = TracerProvider(resource=Resource.create(resource_of(environment)))
         timeout_s = None if any(environment.get(name) for name in TIMEOUTS) else EXPORT_S
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=timeout_s)))
     except ValueError as error:
@@ -122,16 +123,19 @@ def configure_tracing(environment: Mapping[str, str] = os.environ) -> None:
     trace.set_tracer_provider(provider)
 
 
-def _is_asked_for(environment: Mapping[str, str]) -> bool:
+def is_asked_for(signal: str, environment: Mapping[str, str]) -> bool:
+    """Whether the environment asks for `traces` or `metrics` over OTLP; raises SettingsInvalid."""
+    exporter = f"OTEL_{signal.upper()}_EXPORTER"
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
-    asked = environment.get(EXPORTER, "").strip().lower()
+    asked = environment.get(exporter, "").strip().lower()
     if asked not in {"", NONE, OTLP}:
-        raise SettingsInvalid(source=EXPORTER, detail=f"spans go over OTLP alone; set it to {OTLP} or {NONE}")
-    return asked == OTLP or (not asked and any(environment.get(name) for name in ENDPOINTS))
+        raise SettingsInvalid(source=exporter, detail=f"{signal} go over OTLP alone; set it to {OTLP} or {NONE}")
+    endpoints = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", ENDPOINT)
+    return asked == OTLP or (not asked and any(environment.get(name) for name in endpoints))
 
 
-def _about(environment: Mapping[str, str]) -> dict[str, str]:
+def resource_of(environment: Mapping[str, str]) -> dict[str, str]:
     """Service name and instance id of this process, unless the environment sets the name."""
     named = environment.get("OTEL_SERVICE_NAME") or "service.name=" in environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
     own = {"service.instance.id": process_name(SERVICE)}

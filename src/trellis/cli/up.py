@@ -12,6 +12,7 @@ import typer
 from trellis.app.wiring import SystemClock, make_development_key, open_when_available, process_name
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, make_folder, sqlite_path
+from trellis.cli.metrics_export import process_observed
 from trellis.cli.problems import without_password
 from trellis.cli.telemetry import configure_tracing, log_only
 from trellis.cli.up_process import (
@@ -30,7 +31,7 @@ from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
-from trellis.http_server.health import ProcessHealth, health_listener
+from trellis.http_server.health import ProcessHealth
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.operations.metrics import ledger_gauges
@@ -75,7 +76,7 @@ async def up(
     log_only(cli.settings, cli.out)
     configure_tracing()
     wanted, health = _wanted_roles(roles), ProcessHealth()
-    async with health_listener(cli.settings.health_address, health) as address:
+    async with process_observed(cli.settings, health) as address:
         if address is not None:
             cli.out.line(f"health    {address}/system/ready")
         if not await _served_alone(cli, wanted, health):

@@ -17,12 +17,13 @@ from trellis.cli import values
 from trellis.cli.applications import load_app
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli, refuse_missing
+from trellis.cli.metrics_export import process_observed
 from trellis.cli.output import ListingColumn, age, as_record
 from trellis.cli.telemetry import configure_tracing, log_only
 from trellis.cli.up_process import print_health
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.records import WorkerRecord
-from trellis.http_server.health import ProcessHealth, health_listener
+from trellis.http_server.health import ProcessHealth
 from trellis.lifecycles import Role
 from trellis.operations.explain import WorkerPresence, runs_alone, served_types, worker_info, worker_presence
 from trellis.worker.app import App
@@ -123,7 +124,7 @@ def _run(cli: Cli, work: Coroutine[Any, Any, int]) -> int:
 async def _work(cli: Cli, app: App, options: WorkerOptions) -> int:
     refuse_missing(cli.url)
     health = ProcessHealth()
-    async with health_listener(cli.settings.health_address, health) as address:
+    async with process_observed(cli.settings, health) as address:
         print_health(cli, address)
         ledger = await open_when_available(cli.url, part=options.name)
         if ledger is None:

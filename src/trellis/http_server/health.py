@@ -84,6 +84,9 @@ class ProcessHealth:
         return await asyncio.shield(self._reading)
 
     async def _read_metrics(self) -> bytes:
+        return exposition(await self.samples())
+
+    async def samples(self) -> list[Sample]:
         """What was counted, and the gauges of every source that answers in time. The others are counted as down."""
         samples = process_metrics.samples()
         reading = [asyncio.ensure_future(source()) for source in self._gauges]
@@ -97,7 +100,7 @@ class ProcessHealth:
             down += 1
             one.cancel()
             one.add_done_callback(_forget)
-        return exposition([*samples, Sample(SOURCES_DOWN, (), down)])
+        return [*samples, Sample(SOURCES_DOWN, (), down)]
 
     async def _ask(self) -> Readiness:
         if self._probes is None:

@@ -1,0 +1,46 @@
+"""`trellis metrics`: what the ledger shows to Prometheus, and the dashboard and rules for it."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from trellis.cli.commands import command
+from trellis.cli.invocation import Cli
+from trellis.engine.errors import OptionInvalid
+
+GrafanaOption = Annotated[bool, typer.Option("--grafana", help="Print the Grafana dashboard instead, as JSON.")]
+ReferenceOption = Annotated[bool, typer.Option("--reference", help="Print the list of all metrics instead.")]
+RulesOption = Annotated[bool, typer.Option("--rules", help="Print the Prometheus alerting rules instead, as YAML.")]
+
+
+def add_to(program: typer.Typer) -> None:
+    """Put this command into the program."""
+    command(program, "metrics", section="Ledger")(metrics)
+
+
+async def metrics(
+    cli: Cli,
+    grafana: GrafanaOption = False,  # noqa: FBT002 - a flag
+    rules: RulesOption = False,  # noqa: FBT002 - a flag
+    reference: ReferenceOption = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Print the ledger's metrics in Prometheus' text format: queues, ages, workers, followers.
+
+    Counters belong to the process that counts: read them at `/metrics` of the gateway, or of every role and worker at the address in
+    TRELLIS_HEALTH_ADDRESS.
+    """
+    if grafana + rules + reference > 1:
+        raise OptionInvalid(option="--grafana", value=True, expected="only one of --grafana, --rules and --reference")
+    if grafana or rules or reference:
+        from trellis.operations import dashboards
+
+        made = dashboards.reference() if reference else dashboards.alerting_rules_text()
+        typer.echo(json.dumps(dashboards.grafana_dashboard(), indent=2) + "\n" if grafana else made, nl=False)
+        return
+    from trellis.engine.metrics import exposition
+    from trellis.operations.metrics import ledger_gauges
+
+    async with cli.open() as ledger:
+        samples = await ledger_gauges(ledger)
+    typer.echo(exposition(samples).decode(), nl=False)
