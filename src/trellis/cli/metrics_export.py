@@ -83,8 +83,8 @@ def _exporter(environment: Mapping[str, str]) -> _Export | None:
     text = environment.get(INTERVAL) or str(INTERVAL_MS_DEFAULT)
     if not text.isdecimal() or int(text) < 1:
         raise SettingsInvalid(source=INTERVAL, detail=f"{text!r} is no number of milliseconds")
-    send = OTLPMetricExporter(timeout=EXPORT_S).export
-    return _Export(send, Resource.create(resource_of(environment)), int(text) / 1_000)
+    exporter: Any = OTLPMetricExporter(timeout=EXPORT_S)
+    return _Export(exporter.export, Resource.create(resource_of(environment)), int(text) / 1_000)
 
 
 async def _send_until(stop: asyncio.Event, health: ProcessHealth, export: _Export) -> None:

@@ -128,7 +128,7 @@ class ProcessHealth:
         return error.code if isinstance(error, TrellisError) else NO_ANSWER
 
 
-def _forget(task: "asyncio.Future[object]") -> None:
+def _forget(task: "asyncio.Future[Any]") -> None:
     """Retrieve the exception of an abandoned probe, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

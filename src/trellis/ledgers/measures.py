@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from trellis.engine.jobs import JobKey, LeaseLost, Renewed, Submitted, Turn, TurnResult
 from trellis.engine.ledger import Ledger
@@ -56,6 +57,8 @@ LedgerT = TypeVar("LedgerT")
 HeldJobs = dict[JobKey, tuple[str, float]]
 """Type and beginning of the jobs that this process holds. Jobs that were claimed together share one entry."""
 
+_held_by: WeakKeyDictionary[Any, HeldJobs] = WeakKeyDictionary()
+
 
 def measured(ledger: type[LedgerT]) -> type[LedgerT]:
     """Wrap the verbs of a ledger class, so that their calls are timed and their answers counted."""
@@ -67,7 +70,7 @@ def measured(ledger: type[LedgerT]) -> type[LedgerT]:
 
 def _count_turn(ledger: Any, args: Sequence[Any], answer: TurnResult) -> None:
     turn: Turn = args[0]
-    held: HeldJobs = vars(ledger).setdefault("_held_jobs", {})
+    held = _held_by.setdefault(ledger, {})
     now = time.monotonic()
     if turn.advances:
         _count_steps(held, turn, answer, now)
