@@ -36,6 +36,7 @@ BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "engine/step_runner.py": "whatever a step raises is its failure; the lifecycle's table says what follows",
     "proposals/apply.py": "whatever one proposal raises is told in it, and the others go on",
     "worker/app.py": "whatever the application's key function raises is named in the refusal of the submit",
+    "cli/metrics_export.py": "whatever the exporter raises is told in the log, and the process goes on",
     "cli/applications.py": "importing the user's module may raise anything",
 }
 

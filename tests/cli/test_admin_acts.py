@@ -101,7 +101,9 @@ METHOD_EVENTS = {
 # --- what changes nothing that is kept, and why -------------------------------------------------------------------------
 
 COMMANDS_WITHOUT = {
-    **dict.fromkeys(["jobs", "events", "schedules", "workers", "wait", "verify", "doctor", "version"], "reads"),
+    **dict.fromkeys(
+        ["jobs", "events", "schedules", "workers", "wait", "verify", "doctor", "metrics", "version"], "reads"
+    ),
     **dict.fromkeys(["lifecycles", "completion", "agents list", "runs list", "runs show"], "reads"),
     **dict.fromkeys(["proposals list", "proposals show", "artifacts list", "artifacts show"], "reads"),
     **dict.fromkeys(["memory list", "memory read", "memory history", "job show", "job result"], "reads"),

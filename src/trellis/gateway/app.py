@@ -130,8 +130,7 @@ def create_app(
     app.state.body_limits = BodyLimits(bytes_max=settings.body_bytes, large_bytes_max=settings.large_body_bytes)
     app.state.instance_name = new_id()
     app.state.health = health or ProcessHealth(instance.probes())
-    app.state.health.measures(partial(ledger_gauges, instance.ledger))
-    app.state.health.measures(app.state.streams.hub.gauges)
+    app.state.health.measures(partial(ledger_gauges, instance.ledger), app.state.streams.hub.gauges)
     problems.install(app)
     app.add_exception_handler(NotAllowed, refusal_answer)  # type: ignore[arg-type]
     for module in ROUTES:

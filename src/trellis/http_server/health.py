@@ -73,9 +73,9 @@ class ProcessHealth:
             self._round = asyncio.ensure_future(self._ask())
         return await asyncio.shield(self._round)
 
-    def measures(self, source: GaugeSource) -> None:
-        """Add a source of gauges to the metrics of this process."""
-        self._gauges.append(source)
+    def measures(self, *sources: GaugeSource) -> None:
+        """Add sources of gauges to the metrics of this process."""
+        self._gauges += sources
 
     async def metrics(self) -> bytes:
         """The metrics of this process in Prometheus' text format. Concurrent calls share one reading."""
