@@ -10,8 +10,8 @@ import pytest
 from tests.artifacts.desk import BACKEND, CONTENTS, DAY_S, OPERATOR, Desk, advance
 from tests.runs.conftest import is_of_rebuild
 from trellis.artifacts.content import JobType
-from trellis.artifacts.keys import journal_entry
 from trellis.artifacts.registry import StagedArtifact
+from trellis.artifacts.rows import journal_entry
 from trellis.engine.records import RetentionOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger

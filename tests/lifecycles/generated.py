@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trellis.lifecycles import LIFECYCLES, Lifecycle
-from trellis.lifecycles.describe import STATE_COLUMNS, TRANSITION_COLUMNS, describe
-from trellis.lifecycles.diagram import mermaid
+from trellis.lifecycles.describe import STATE_COLUMNS, TRANSITION_COLUMNS, describe, mermaid
 from trellis.lifecycles.projection import WIRE_NUMBERS, WORDS, Position
 
 ROOT = Path(__file__).parents[2]

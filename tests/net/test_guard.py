@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.net.listening import NAME, listening, make_certificates
-from trellis.net.errors import AddressRefused, AnswerRefused, OutgoingUnavailable, UrlRefused
 from trellis.net.guard import OutgoingPolicy, guarded_client
-from trellis.net.targets import is_public, is_usable, read_ip, read_target
+from trellis.net.targets import (
+    AddressRefused,
+    AnswerRefused,
+    OutgoingUnavailable,
+    UrlRefused,
+    is_public,
+    is_usable,
+    read_ip,
+    read_target,
+)
 
 # PORT is the port of the listener on every address of this machine; names lead to this machine too.
 HOSTILE = (

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from tests.nlm_backend.gatewaying import SECRET, FakeGateway, gateway_on_loopback
-from trellis.artifacts.snapshot import Snapshot
+from trellis.artifacts.payloads import Snapshot
 from trellis.auth.tokens import TrustedKey, issue, symmetric_key
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger

@@ -36,7 +36,7 @@ from trellis.research.backend_client import (
     error_of_refusal,
 )
 from trellis.research.errors import BackendUnavailable, ExecutionForgotten
-from trellis.research.requests import QueueRequest
+from trellis.research.queue_job import QueueRequest
 
 # -- who and what ------------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
-from trellis.agents.annotations import read_annotations
 from trellis.agents.definition import ContextOptions
-from trellis.agents.sources import read_sources
+from trellis.agents.sources import read_annotations, read_sources
 from trellis.documents.errors import TargetRefused
 from trellis.documents.publisher import DocumentPublisher
 from trellis.documents.run_documents import sha256

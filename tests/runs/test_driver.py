@@ -12,8 +12,7 @@ from trellis.documents import run_documents
 from trellis.documents.errors import NlmDown, StepFailed, UpstreamUnavailable
 from trellis.documents.ids import STEPS
 from trellis.engine.jobs import JobId
-from trellis.runs.orchestrator import RunDriver
-from trellis.runs.steps import StepContext, StepResult
+from trellis.runs.orchestrator import RunDriver, StepContext, StepResult
 from trellis.testing import FakeClock
 
 ONCE_EACH = dict.fromkeys(STEPS, 1)

@@ -38,8 +38,7 @@ from trellis.agents.errors import (
     TokensExceeded,
     ToolCallsExceeded,
 )
-from trellis.agents.output import RefusalCode, TokenUsage, ToolRefusal, canonical_json
-from trellis.agents.run_inputs import JournalOnce, RunLimits
+from trellis.agents.run_io import JournalOnce, RefusalCode, RunLimits, TokenUsage, ToolRefusal, canonical_json
 from trellis.agents.tools import DESCRIPTIONS, Reply, Toolbox
 from trellis.engine import tracing
 from trellis.engine.text import storable

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from trellis.agents.annotations import KINDS, Annotation
 from trellis.agents.definition import SafeOutput, Tool
-from trellis.agents.output import DraftChange, ProposalDraft, RefusalCode, ToolRefusal
+from trellis.agents.run_io import DraftChange, ProposalDraft, RefusalCode, ToolRefusal
+from trellis.agents.sources import ANNOTATION_KINDS, Annotation
 from trellis.engine.text import is_storable
 from trellis.nlm.citations import CITATIONS_MAX, EXCERPT_CHARS_MAX, FLAG_REF_CHARS_MAX, verify
 from trellis.nlm.provider import Citation, NlmAnswer, NlmSource
@@ -139,7 +139,8 @@ def _draft(given: Mapping[str, Any], desktop: DraftingContext) -> ProposalDraft:
     if (draft.action, draft.target, draft.change, draft.text, draft.loop_id) in same:
         raise _DraftRefused(RefusalCode.DUPLICATE, "the same proposal was made in this run already")
     if any(
-        (KINDS.get(action), draft.target, draft.text) == (one.kind, one.target, one.text) for one in desktop.annotations
+        (ANNOTATION_KINDS.get(action), draft.target, draft.text) == (one.kind, one.target, one.text)
+        for one in desktop.annotations
     ):
         raise _DraftRefused(RefusalCode.DUPLICATE, "the same annotation stands beside that source already")
     if len(desktop.drafts) >= desktop.proposals_max:

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from trellis.agents import prompt
 from trellis.agents.definition import AgentDefinition
 from trellis.agents.models import ModelOptions, check_model, open_model
-from trellis.agents.output import AgentOutput
-from trellis.agents.run_inputs import AgentContext, DeepMemoryPage, JournalOnce, RunLimits, ToolServices
+from trellis.agents.run_io import AgentContext, AgentOutput, DeepMemoryPage, JournalOnce, RunLimits, ToolServices
 from trellis.agents.tools import Toolbox
 
 __all__ = ["AgentContext", "DeepMemoryPage", "JournalOnce", "ModelOptions", "RunLimits", "ToolServices", "run_agent"]

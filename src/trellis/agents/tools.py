@@ -10,11 +10,20 @@ from trellis.agents import drafts
 from trellis.agents.definition import AgentDefinition, SafeOutput, Tool
 from trellis.agents.drafts import REASONING_CHARS_MAX, SUMMARY_CHARS_MAX
 from trellis.agents.errors import JournalDiffers, OutOfTime
-from trellis.agents.output import DraftChange, ProposalDraft, RefusalCode, ToolCall, ToolRefusal, canonical_json
-from trellis.agents.run_inputs import AgentContext, JournalOnce, RunLimits, ToolServices
+from trellis.agents.run_io import (
+    AgentContext,
+    DraftChange,
+    JournalOnce,
+    ProposalDraft,
+    RefusalCode,
+    RunLimits,
+    ToolCall,
+    ToolRefusal,
+    ToolServices,
+    canonical_json,
+)
 from trellis.engine.text import storable
-from trellis.nlm.errors import NlmInputInvalid
-from trellis.nlm.provider import NlmQuestion, NlmSource
+from trellis.nlm.provider import NlmInputInvalid, NlmQuestion, NlmSource
 from trellis.storage.memory.errors import MemoryOverLimit
 from trellis.storage.memory.layout import DeepPart, ReadMode
 

@@ -7,19 +7,29 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from trellis.artifacts import keys
 from trellis.artifacts.content import ARTIFACT_TYPE_OF_JOB_TYPE, ArtifactDraft, ArtifactType, JobType, checked_content
-from trellis.artifacts.keys import (
+from trellis.artifacts.rows import (
+    DISCARDED,
+    FINALIZED,
+    REMOVED,
+    STAGED,
     ArtifactFinal,
     ArtifactGone,
     ArtifactKept,
     ArtifactLost,
     ArtifactNotFound,
+    ArtifactRow,
+    NewArtifact,
     NothingExpected,
     TooYoung,
     TypeNotYielded,
+    is_artifact_id,
+    journal_entry,
+    make_artifact_id,
+    stage_key,
+    staged_folder,
+    staged_id,
 )
-from trellis.artifacts.rows import DISCARDED, FINALIZED, REMOVED, STAGED, ArtifactRow, NewArtifact
 from trellis.auth.matrices import permit_actor
 from trellis.engine import tracing
 from trellis.engine.errors import LeaseConflictError
@@ -115,14 +125,14 @@ class ArtifactRegistry:
             return await self._unchanged(final[0], making)
         if making.epoch != job.epoch:
             raise LeaseConflictError(job_id=job.job_id, epoch=making.epoch)
-        attempt = keys.stage_key(job.job_id, timestamp(job.created_at), making.epoch)
+        attempt = stage_key(job.job_id, timestamp(job.created_at), making.epoch)
         key = IdempotencyKey(scope=SCOPE, key=attempt, fingerprint=fingerprint)
         there = await self.ledger.find_by_idempotency_key(key.scope, key.key, key.fingerprint)
         if there is not None:
             return await self._again(actor, there.job_id, making)
         if job.state != STAGED_IN:
             raise NothingExpected(job_id=job.job_id, reason=f"it is {job.state} and not {STAGED_IN}")
-        artifact_id, created_at = keys.make_artifact_id(self.new_id()), timestamp(await self.ledger.now())
+        artifact_id, created_at = make_artifact_id(self.new_id()), timestamp(await self.ledger.now())
         body = await asyncio.to_thread(making.body, artifact_id, created_at)
         new = NewJob(
             job_id=artifact_id,
@@ -236,7 +246,7 @@ class ArtifactRegistry:
 
     async def row(self, artifact_id: str) -> ArtifactRow | None:
         """Returns the row with this id in any state; None if there is none or the id is invalid."""
-        job = await self.ledger.job(JobId(artifact_id)) if keys.is_artifact_id(artifact_id) else None
+        job = await self.ledger.job(JobId(artifact_id)) if is_artifact_id(artifact_id) else None
         return None if job is None or job.lifecycle != ARTIFACT.name else ArtifactRow.read(job)
 
     async def read(self, artifact_id: str) -> dict[str, Any] | None:
@@ -340,7 +350,7 @@ async def stored_bytes(ledger: Ledger, objects: ObjectStore, row: ArtifactRow) -
         found = await objects.get(key)
         if found is not None and row.is_of(found.body):
             return found.body
-    kept = (await ledger.read_journal(row.job_id)).get(keys.journal_entry(row.artifact_id))
+    kept = (await ledger.read_journal(row.job_id)).get(journal_entry(row.artifact_id))
     if kept is None or not row.is_of(kept):
         raise ArtifactLost(artifact=row.artifact_id, key=row.key)
     return kept
@@ -420,10 +430,10 @@ class ArtifactCollector:
         """Checks one page of blobs."""
         taken, unknown = 0, 0
         blobs = await self.artifacts.objects.list(
-            f"{keys.staged_folder(self.artifacts.cid)}/", after=self._after, limit=self.batch
+            f"{staged_folder(self.artifacts.cid)}/", after=self._after, limit=self.batch
         )
         for blob in blobs.items:
-            artifact_id = keys.staged_id(blob.key)
+            artifact_id = staged_id(blob.key)
             row = None if artifact_id is None else await self.artifacts.row(artifact_id)
             unknown += row is None
             if row is not None and blob.key == row.staged_key and await self._is_done(row):

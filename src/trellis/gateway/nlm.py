@@ -34,7 +34,7 @@ from trellis.net.signatures import (
     check_signature,
     job_key,
 )
-from trellis.research.callbacks import EXAMPLE_JOB, Callback, callback_key
+from trellis.research.backend_client import EXAMPLE_JOB, Callback, callback_key
 from trellis.research.errors import StageError, StageHopeless
 from trellis.storage.objects.store import CREATE, PutStored
 

@@ -20,8 +20,18 @@ from typing import Self
 
 import httpx2
 
-from trellis.net.errors import AddressRefused, AnswerRefused, OutgoingUnavailable, UrlRefused
-from trellis.net.targets import UrlTarget, is_public, is_usable, read_ip, read_target, url_for_message
+from trellis.net.targets import (
+    AddressRefused,
+    AnswerRefused,
+    OutgoingUnavailable,
+    UrlRefused,
+    UrlTarget,
+    is_public,
+    is_usable,
+    read_ip,
+    read_target,
+    url_for_message,
+)
 
 ADDRESSES_TRIED_MAX = 4
 CONNECTIONS_MAX = 32

@@ -7,13 +7,16 @@ from typing import Any
 import pydantic
 
 from trellis.engine.text import storable
-from trellis.nlm.errors import NlmError, NlmGarbage, NlmRefused, NlmUnavailable
 from trellis.nlm.provider import (
     Citation,
     Language,
     NlmAnswer,
+    NlmError,
+    NlmGarbage,
     NlmQuestion,
+    NlmRefused,
     NlmSource,
+    NlmUnavailable,
     NlmUsage,
     PreparedCorpus,
     language_of,

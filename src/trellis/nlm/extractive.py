@@ -23,14 +23,13 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from trellis.nlm.citations import EXCERPT_CHARS_MAX, verify
-from trellis.nlm.errors import NlmTimeout
-from trellis.nlm.index import IndexedPassage, PassageIndex, RankedPassage
-from trellis.nlm.passages import Passage, Sentence
+from trellis.nlm.passages import IndexedPassage, Passage, PassageIndex, RankedPassage, Sentence
 from trellis.nlm.provider import (
     Citation,
     NlmAnswer,
     NlmQuestion,
     NlmSource,
+    NlmTimeout,
     PreparedCorpus,
     ProviderHealth,
     check_fits,

@@ -16,13 +16,17 @@ import pydantic
 from trellis.net.retry_after import retry_after_s
 from trellis.nlm.chat import error_of, messages, one_line, read_reply
 from trellis.nlm.citations import verify
-from trellis.nlm.errors import NlmGarbage, NlmRefused, NlmSettingInvalid, NlmTimeout, NlmUnavailable
 from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.provider import (
     AnswerFlag,
     NlmAnswer,
+    NlmGarbage,
     NlmQuestion,
+    NlmRefused,
+    NlmSettingInvalid,
     NlmSource,
+    NlmTimeout,
+    NlmUnavailable,
     NlmUsage,
     PreparedCorpus,
     ProviderHealth,

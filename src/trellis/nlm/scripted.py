@@ -25,9 +25,18 @@ import pydantic
 from trellis.engine.clock import Clock
 from trellis.nlm.chat import ModelReply, error_of, read_reply
 from trellis.nlm.citations import verify
-from trellis.nlm.errors import NlmSettingInvalid, NlmTimeout
 from trellis.nlm.extractive import ExtractiveProvider
-from trellis.nlm.provider import NlmAnswer, NlmQuestion, NlmSource, PreparedCorpus, ProviderHealth, check_fits, corpus
+from trellis.nlm.provider import (
+    NlmAnswer,
+    NlmQuestion,
+    NlmSettingInvalid,
+    NlmSource,
+    NlmTimeout,
+    PreparedCorpus,
+    ProviderHealth,
+    check_fits,
+    corpus,
+)
 
 NAME = "scripted"
 STEPS_MAX = 10_000

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from trellis.app.fleet import gateway_address, nlm_key, object_store_url
 from trellis.app.settings import Settings
 from trellis.app.wiring import SystemClock, callback_secrets, job_token, new_id, outgoing_tls, process_name
-from trellis.artifacts.snapshot import SNAPSHOT_BYTES_MAX
+from trellis.artifacts.payloads import SNAPSHOT_BYTES_MAX
 from trellis.auth.tokens import TrustedKey
 from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.clock import Clock
@@ -43,8 +43,7 @@ from trellis.nlm_backend.limits import LimitedProvider, ProviderLimits
 from trellis.nlm_backend.metrics import Metrics
 from trellis.nlm_backend.orders import type_of
 from trellis.runs.projector import Projector
-from trellis.storage.objects.address import s3_credentials
-from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.open import open_objects, s3_credentials
 from trellis.storage.objects.store import ObjectStore
 
 _log = log_of("trellis.nlm_backend")

@@ -26,11 +26,10 @@ from trellis.engine.logs import log_of
 from trellis.engine.retry_policy import RetryPolicy
 from trellis.http_server.middleware import HEADER as CORRELATION_HEADER
 from trellis.lifecycles import Role
-from trellis.net.errors import AddressRefused, OutgoingError, UrlRefused
 from trellis.net.guard import FetchedResponse, GuardedClient
 from trellis.net.retry_after import retry_after_s
 from trellis.net.signatures import job_key, signed_headers
-from trellis.net.targets import read_target, url_for_message
+from trellis.net.targets import AddressRefused, OutgoingError, UrlRefused, read_target, url_for_message
 from trellis.nlm_backend.errors import Fault, FaultCode, Superseded
 from trellis.nlm_backend.metrics import Metrics
 from trellis.nlm_backend.orders import StoredOrder

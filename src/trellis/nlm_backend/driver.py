@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from trellis.artifacts.content import ArtifactDraft
 from trellis.artifacts.drafts import StoredAnswer, StructuringPrompt, StructuringTask, ask_provider, build_prompt, draft
-from trellis.artifacts.snapshot import Snapshot, SnapshotInvalid
+from trellis.artifacts.payloads import Snapshot, SnapshotInvalid
 from trellis.engine import tracing
 from trellis.engine.clock import within
 from trellis.engine.errors import InputError
@@ -29,7 +29,7 @@ from trellis.engine.step_runner import JobDrive, StepRunner
 from trellis.engine.text import storable
 from trellis.lifecycles import Trigger
 from trellis.lifecycles.nlm_job import HELD
-from trellis.nlm.errors import NlmError, NlmTimeout
+from trellis.nlm.provider import NlmError, NlmTimeout
 from trellis.nlm_backend.delivery import (
     DETAIL_CHARS_MAX,
     Delivered,

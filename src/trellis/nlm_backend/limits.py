@@ -19,8 +19,17 @@ from enum import StrEnum
 from trellis.engine import tracing
 from trellis.engine.clock import Clock
 from trellis.engine.logs import log_of
-from trellis.nlm.errors import NlmError, NlmTimeout, NlmUnavailable
-from trellis.nlm.provider import NlmAnswer, NlmProvider, NlmQuestion, NlmSource, PreparedCorpus, ProviderHealth
+from trellis.nlm.provider import (
+    NlmAnswer,
+    NlmError,
+    NlmProvider,
+    NlmQuestion,
+    NlmSource,
+    NlmTimeout,
+    NlmUnavailable,
+    PreparedCorpus,
+    ProviderHealth,
+)
 from trellis.nlm_backend.errors import CircuitOpen, ProviderHeld
 from trellis.nlm_backend.metrics import Metrics
 

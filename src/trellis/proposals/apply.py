@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from trellis.agents import annotations
+from trellis.agents import sources
 from trellis.auth.matrices import permit_actor
 from trellis.documents.errors import ApplyRefused
 from trellis.engine import tracing
@@ -197,7 +197,7 @@ class ApplyEngine:
     async def _do(self, lease: Lease, body: Mapping[str, Any]) -> dict[str, Any]:
         if body["action"] == proposals.MEMORY_UPDATE:
             return await self._update_memory(lease.job_id, body)
-        if body["action"] in annotations.KINDS:
+        if body["action"] in sources.ANNOTATION_KINDS:
             return await self._annotate(lease.job_id, dict(body))
         return await self._change_file(lease, file_change(body["agent_slug"], body), body["target_hash"])
 
@@ -233,8 +233,8 @@ class ApplyEngine:
         """Store a comment or tag beside the text it is about. A retry stores the same bytes."""
         change = file_change(body["agent_slug"], body)
         decision = _decision(await self.ledger.events(proposal))
-        annotation = annotations.annotation_of(body, approved_by=decision.actor, approved_at=decision.ts)
-        key, bytes_ = annotations.annotation_key(body["agent_slug"], annotation), annotation.to_bytes()
+        annotation = sources.annotation_of(body, approved_by=decision.actor, approved_at=decision.ts)
+        key, bytes_ = sources.annotation_key(body["agent_slug"], annotation), annotation.to_bytes()
         if not await self._shows(key, bytes_):
             about = await self.objects.get(change.key)
             if about is None or _digest(about.body) != body["target_hash"]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from trellis.agents import annotations
+from trellis.agents import sources
 from trellis.documents.errors import TargetRefused
 from trellis.proposals import proposal
 from trellis.proposals.apply import update_of
@@ -39,9 +39,9 @@ async def diff_of(
         run_id = document["source"]["run_id"] or document["id"]
         return await asyncio.to_thread(memory.preview, document["agent_slug"], updates, run_id=run_id, at=now)
     change = file_change(document["agent_slug"], document)
-    if document["action"] in annotations.KINDS:
-        annotation = annotations.annotation_of(dict(document), approved_by="", approved_at=now)
-        return unified(annotations.annotation_key(document["agent_slug"], annotation), None, change.text)
+    if document["action"] in sources.ANNOTATION_KINDS:
+        annotation = sources.annotation_of(dict(document), approved_by="", approved_at=now)
+        return unified(sources.annotation_key(document["agent_slug"], annotation), None, change.text)
     there = await objects.get(change.key)
     before = None if there is None else there.body
     return unified(change.key, None if before is None else _text(before), _text(apply_change(change, before)))

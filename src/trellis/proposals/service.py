@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trellis.agents import annotations
+from trellis.agents import sources
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.definition import AgentDefinition, AgentMalformed
 from trellis.agents.errors import AgentNotFound, DefinitionMalformed
@@ -129,7 +129,7 @@ class ProposalService:
         """
         change = targets.file_change(slug, {"action": action, "target": target, "content": content})
         there = await self.objects.get(object_key("agents", slug, *target.split("/")))
-        needs_text = change.kind != "create" or action in annotations.KINDS
+        needs_text = change.kind != "create" or action in sources.ANNOTATION_KINDS
         if action != proposals.LOGIC_UPDATE and (there is not None) is not needs_text:
             raise TargetRefused(action=f"{action} ({change.kind})", target=target)
         known = None if there is None else sha256(there.body)

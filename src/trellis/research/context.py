@@ -17,12 +17,18 @@ from trellis.agents.definition import AgentDefinition, AgentMalformed
 from trellis.agents.errors import AgentError
 from trellis.agents.sources import AgentSource, AgentSources
 from trellis.artifacts.content import TITLE_CHARS_MAX, JobType
-from trellis.artifacts.keys import PROJECTS
-from trellis.artifacts.payloads import BriefPayload, ResearchPayload, read_payload
-from trellis.artifacts.snapshot import ENTITIES_MAX, NAME_CHARS_MAX, Snapshot
+from trellis.artifacts.payloads import (
+    ENTITIES_MAX,
+    NAME_CHARS_MAX,
+    BriefPayload,
+    ResearchPayload,
+    Snapshot,
+    read_payload,
+)
+from trellis.artifacts.rows import PROJECTS
 from trellis.engine.errors import InputError, Refused
 from trellis.research.errors import ContextUnavailable, StageHopeless
-from trellis.research.requests import QueueRequest
+from trellis.research.queue_job import QueueRequest
 from trellis.storage.memory import MemoryRepository, ReadMode, TokenCounter, count_tokens
 from trellis.storage.memory.errors import RepositoryError
 from trellis.storage.objects.canonical_json import sha256

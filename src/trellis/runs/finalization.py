@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from trellis.artifacts.keys import ArtifactLost, journal_entry
 from trellis.artifacts.registry import FINALIZED_EVENT, delete_bytes, stored_bytes
-from trellis.artifacts.rows import ENDED_STATES, FINALIZED, STAGED, ArtifactRow
+from trellis.artifacts.rows import ENDED_STATES, FINALIZED, STAGED, ArtifactLost, ArtifactRow, journal_entry
 from trellis.documents import ids
 from trellis.documents.errors import DocumentDiffers
 from trellis.documents.run_documents import Publication

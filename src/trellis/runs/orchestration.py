@@ -40,7 +40,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles.run import RUN
-from trellis.runs.health import last_failure
+from trellis.runs.agent_status import last_failure
 from trellis.runs.orchestrator import TYPE, accept
 from trellis.runs.timetable import Schedule, Timetable
 from trellis.storage.objects.store import StoreUnavailable

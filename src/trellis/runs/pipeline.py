@@ -11,16 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from trellis.agents.annotations import KINDS, Annotation, read_annotations
 from trellis.agents.catalog import Catalog, agent_key
 from trellis.agents.definition import AgentDefinition, AgentMalformed, SafeOutput, read_definition
 from trellis.agents.errors import AgentRunError
 from trellis.agents.models import ModelOptions
-from trellis.agents.output import AgentOutput
-from trellis.agents.output import ProposalDraft as AgentDraft
-from trellis.agents.run_inputs import AgentContext, DeepMemoryPage, RunLimits, ToolServices
+from trellis.agents.run_io import AgentContext, AgentOutput, DeepMemoryPage, RunLimits, ToolServices
+from trellis.agents.run_io import ProposalDraft as AgentDraft
 from trellis.agents.runtime import run_agent
-from trellis.agents.sources import AgentSource
+from trellis.agents.sources import ANNOTATION_KINDS, AgentSource, Annotation, read_annotations
 from trellis.artifacts.rows import artifacts_of_run
 from trellis.documents.errors import AgentStopped, AgentTimeout, NlmDown, StepFailed, StepHopeless, UpstreamUnavailable
 from trellis.documents.run_documents import encode, sha256
@@ -28,11 +26,11 @@ from trellis.engine.clock import Clock
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
-from trellis.nlm.errors import NlmError
+from trellis.nlm.provider import NlmError
 from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.proposals import proposal
 from trellis.proposals.apply import ApplyEngine, apply_until_settled
-from trellis.runs.steps import RunStep, StepContext, StepResult
+from trellis.runs.orchestrator import RunStep, StepContext, StepResult
 from trellis.storage.memory import DeepPart, MemoryRepository, ReadMode, TokenCounter, count_tokens
 from trellis.storage.memory.errors import RepositoryError
 from trellis.storage.objects.keys import object_key
@@ -267,7 +265,7 @@ class RunSteps:
 
 def _is_done(body: Mapping[str, Any]) -> bool:
     """Whether the target file already has the proposed content."""
-    if body["action"] == proposal.MEMORY_UPDATE or body["action"] in KINDS:
+    if body["action"] == proposal.MEMORY_UPDATE or body["action"] in ANNOTATION_KINDS:
         return False
     return proposal.changes_nothing(proposal.file_change(body["agent_slug"], body), body["target_hash"])
 

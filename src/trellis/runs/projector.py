@@ -13,8 +13,7 @@ from itertools import groupby
 from trellis.artifacts.rows import ArtifactRow
 from trellis.documents import audit, ids
 from trellis.documents import run_documents as documents
-from trellis.documents.act_records import ActRecorder
-from trellis.documents.audit_segments import SegmentLine, SegmentWriter, line_of
+from trellis.documents.audit_log import ActRecorder, SegmentLine, SegmentWriter, line_of
 from trellis.documents.errors import DocumentDiffers
 from trellis.documents.publisher import DocumentPublisher
 from trellis.documents.run_documents import Publication, RunFacts, RunRequest, encode
@@ -89,7 +88,7 @@ def _read(body: bytes) -> ProjectorAlert | None:
 # The projector (D14, D35, OBS-1). It follows the ledger's feed and writes documents and audit records to the object
 # store.
 #
-# - Administrative acts are not in the feed. Each pass publishes those without a record (`act_records`).
+# - Administrative acts are not in the feed. Each pass publishes those without a record (`audit_log`).
 # - One projector runs at a time. The ledger stores its position, so the next one continues there.
 # - An event may be published twice, after a crash between publishing and storing the position. The second time writes
 #   nothing: documents are functions of the ledger and are only created or replaced by a higher version.

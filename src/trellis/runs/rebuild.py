@@ -19,8 +19,8 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass, field, replace
 
 from trellis.auth.principals import require
-from trellis.documents import audit, audit_segments, ids, run_documents
-from trellis.documents.act_records import ActRecorder, listed_keys, recorded_rebuild
+from trellis.documents import audit, audit_log, ids, run_documents
+from trellis.documents.audit_log import ActRecorder, listed_keys, recorded_rebuild
 from trellis.documents.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
 from trellis.documents.publisher import DocumentPublisher, published_version
 from trellis.documents.run_documents import RunRequest
@@ -479,12 +479,12 @@ async def _read_record(
     after: str | None = None
     while True:
         page = await objects.list(f"{ids.AUDIT_FOLDER}/", after=after)
-        wanted = [info for info in page.items if bodies or info.key.endswith(audit_segments.SUFFIX)]
+        wanted = [info for info in page.items if bodies or info.key.endswith(audit_log.SUFFIX)]
         for few in (wanted[start : start + READS_AT_ONCE] for start in range(0, len(wanted), READS_AT_ONCE)):
             for key, body in zip(few, await asyncio.gather(*(_get(objects, info) for info in few)), strict=True):
                 _spool(spool, key.key, body, bodies=bodies)
         if not bodies:
-            singles = (info.key.split("/") for info in page.items if not info.key.endswith(audit_segments.SUFFIX))
+            singles = (info.key.split("/") for info in page.items if not info.key.endswith(audit_log.SUFFIX))
             spool.add_ids((name.removesuffix(".json"), day) for *_, day, name in singles)
         await keep()
         on_progress("records read", len(spool))
@@ -499,13 +499,13 @@ async def _get(objects: ObjectStore, info: ObjectInfo) -> bytes:
 
 
 def _spool(spool: RecordSpool, key: str, body: bytes, *, bodies: bool) -> None:
-    if not key.endswith(audit_segments.SUFFIX):
+    if not key.endswith(audit_log.SUFFIX):
         try:
             made = [json.loads(body)]
         except ValueError as error:
             raise RecordInvalid(event=key, problem=str(error)) from error
     else:
-        made = audit_segments.lines(key, body)
+        made = audit_log.lines(key, body)
     if not made or not isinstance(made[0], dict):
         raise RecordInvalid(event=key, problem="there is no record in it")
     if bodies:

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.agents.files import agent_file
-from trellis.agents.annotations import Annotation
 from trellis.agents.definition import AgentDefinition, read_definition
-from trellis.agents.output import AgentOutput
+from trellis.agents.run_io import AgentOutput
 from trellis.agents.runtime import AgentContext, DeepMemoryPage, ModelOptions, RunLimits, ToolServices, run_agent
-from trellis.agents.sources import AgentSource
+from trellis.agents.sources import AgentSource, Annotation
 from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.provider import NlmAnswer, NlmQuestion
 from trellis.storage.memory.layout import DeepPart, ReadMode

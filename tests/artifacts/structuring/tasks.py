@@ -7,7 +7,7 @@ from typing import Any
 from trellis.agents.garden import memory_seed, objects_of
 from trellis.artifacts.content import ArtifactDraft, JobType
 from trellis.artifacts.drafts import StoredAnswer, StructuringPrompt, StructuringTask, ask_provider, build_prompt, draft
-from trellis.artifacts.snapshot import Snapshot
+from trellis.artifacts.payloads import Snapshot
 from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.provider import NlmProvider
 from trellis.nlm.scripted import ProviderScript, ScriptedProvider

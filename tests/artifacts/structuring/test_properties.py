@@ -15,7 +15,7 @@ from trellis.artifacts.drafts import StoredAnswer, build_prompt, draft
 from trellis.artifacts.drafts.phrases import SENTENCES, clipped
 from trellis.nlm import extractive
 from trellis.nlm.citations import verify
-from trellis.nlm.index import PassageIndex
+from trellis.nlm.passages import PassageIndex
 from trellis.nlm.provider import Citation, Language, NlmAnswer
 
 PIECES = st.sampled_from(

@@ -10,7 +10,7 @@ from trellis.engine.errors import OptionInvalid
 from trellis.storage.memory import ChangeKind, CommittedFileChange, MemoryRepository
 from trellis.storage.memory import history as memory_history
 from trellis.storage.memory.errors import MemoryDamaged, MemoryVersionNotFound
-from trellis.storage.memory.records import AppliedMarker
+from trellis.storage.memory.layout import AppliedMarker
 from trellis.storage.memory.updates import digest
 
 

@@ -20,7 +20,7 @@ from pydantic_ai.usage import RequestUsage
 from trellis.agents import prompt
 from trellis.agents.definition import Tool
 from trellis.agents.offline.plan import ConversationState, ToolReply, next_turn
-from trellis.agents.output import canonical_json
+from trellis.agents.run_io import canonical_json
 from trellis.storage.memory.layout import count_tokens
 
 NAME = "offline"

@@ -7,7 +7,6 @@ text decides which sentences are quoted, and nothing else.
 
 from trellis.artifacts.content import ArtifactDraft
 from trellis.artifacts.drafts.brief import build_brief
-from trellis.artifacts.drafts.grounding import ground_answer
 from trellis.artifacts.drafts.proposal import preprocess_proposal
 from trellis.artifacts.drafts.research import build_research_brief
 from trellis.artifacts.drafts.task import (
@@ -16,6 +15,7 @@ from trellis.artifacts.drafts.task import (
     StructuringTask,
     ask_provider,
     build_prompt,
+    ground_answer,
     is_transient,
 )
 from trellis.artifacts.payloads import BriefPayload, PreprocessPayload, ResearchPayload

@@ -15,7 +15,6 @@ from trellis.agents.offline.comparison import names_in
 from trellis.agents.offline.phrases import language_of
 from trellis.artifacts.content import ITEMS_MAX, ArtifactDraft, ArtifactType
 from trellis.artifacts.drafts.entities import SURE_MIN, EntityFinder, NamedItems, with_unknown
-from trellis.artifacts.drafts.grounding import GroundedAnswer
 from trellis.artifacts.drafts.material import (
     SourceMaterial,
     SourceQuotes,
@@ -25,9 +24,8 @@ from trellis.artifacts.drafts.material import (
     sentences_text,
 )
 from trellis.artifacts.drafts.phrases import ABOUT, clipped, filled_sentence
-from trellis.artifacts.drafts.task import StructuringPrompt, StructuringTask
-from trellis.artifacts.payloads import BriefPayload
-from trellis.artifacts.snapshot import SnapshotEntity
+from trellis.artifacts.drafts.task import GroundedAnswer, StructuringPrompt, StructuringTask
+from trellis.artifacts.payloads import BriefPayload, SnapshotEntity
 from trellis.nlm.passages import passages
 from trellis.nlm.provider import Language, NlmSource
 from trellis.nlm.words import stems

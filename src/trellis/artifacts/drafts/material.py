@@ -14,11 +14,10 @@ from trellis.agents.offline.phrases import language_of
 from trellis.artifacts.content import ITEMS_MAX, ArtifactDraft, ArtifactSource, ArtifactType, checked_content
 from trellis.artifacts.drafts.entities import TITLES, NamedItems, Nearness, named_in
 from trellis.artifacts.drafts.phrases import CONCLUDING, LEANING, OPEN
-from trellis.artifacts.snapshot import SnapshotEntity
+from trellis.artifacts.payloads import SnapshotEntity
 from trellis.nlm.citations import EXCERPT_CHARS_MAX
 from trellis.nlm.extractive import COVERAGE_MIN, coverage, fit_of
-from trellis.nlm.index import IndexedPassage, PassageIndex, RankedPassage
-from trellis.nlm.passages import Sentence, sentences
+from trellis.nlm.passages import IndexedPassage, PassageIndex, RankedPassage, Sentence, sentences
 from trellis.nlm.provider import Citation, Language, NlmSource, corpus
 from trellis.nlm.words import stems, words
 

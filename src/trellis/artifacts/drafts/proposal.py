@@ -28,10 +28,9 @@ from trellis.artifacts.drafts.draft_rules import (
     values_at,
 )
 from trellis.artifacts.drafts.entities import EntityFinder, EntityOccurrence
-from trellis.artifacts.drafts.grounding import GroundedAnswer
 from trellis.artifacts.drafts.material import SourceMaterial, SourceQuotes, build_draft
 from trellis.artifacts.drafts.phrases import PLACEHOLDERS, RATIONALE, clipped, filled_sentence
-from trellis.artifacts.drafts.task import StructuringPrompt, StructuringTask
+from trellis.artifacts.drafts.task import GroundedAnswer, StructuringPrompt, StructuringTask
 from trellis.artifacts.payloads import PreprocessPayload
 from trellis.nlm.citations import EXCERPT_CHARS_MAX, verify
 from trellis.nlm.passages import sentences

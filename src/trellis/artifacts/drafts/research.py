@@ -16,7 +16,6 @@ from trellis.agents.offline import comparison
 from trellis.agents.offline.phrases import language_of
 from trellis.artifacts.content import LINE_CHARS_MAX, TITLE_CHARS_MAX, ArtifactDraft, ArtifactType
 from trellis.artifacts.drafts.entities import EntityFinder, NamedItems, Nearness
-from trellis.artifacts.drafts.grounding import GroundedAnswer
 from trellis.artifacts.drafts.material import (
     PartFindings,
     RankedSentence,
@@ -29,7 +28,7 @@ from trellis.artifacts.drafts.material import (
     sentences_text,
 )
 from trellis.artifacts.drafts.phrases import clipped, filled_sentence
-from trellis.artifacts.drafts.task import StructuringPrompt, StructuringTask
+from trellis.artifacts.drafts.task import GroundedAnswer, StructuringPrompt, StructuringTask
 from trellis.artifacts.payloads import ResearchPayload
 from trellis.nlm.extractive import COVERAGE_CONFIDENT, HEADINGS_JOINED
 from trellis.nlm.provider import Language, NlmSource

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query, Response
 
 from trellis.api.jobs import LocalJobs
 from trellis.app.instance import Instance
-from trellis.artifacts.snapshot import Snapshot
+from trellis.artifacts.payloads import Snapshot
 from trellis.auth.ownership import acting_or_gateway, canceller, within_scope
 from trellis.bus.documents import SIGNALS_READ_MAX
 from trellis.bus.documents import document as bus_document
@@ -57,10 +57,9 @@ from trellis.operations.job_documents import (
     whole_document,
 )
 from trellis.research.context import snapshot_key
-from trellis.research.documents import document as queue_document
-from trellis.research.documents import snapshot_digest
 from trellis.research.errors import RequestUnreadable
-from trellis.research.requests import QueueRequest
+from trellis.research.queue_job import QueueRequest, snapshot_digest
+from trellis.research.queue_job import document as queue_document
 from trellis.storage.objects.canonical_json import sha256
 from trellis.worker.kinds import JobRequestBody, make_job
 

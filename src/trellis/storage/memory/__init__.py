@@ -1,18 +1,21 @@
 """Agent memory: an agent's knowledge between its runs, kept in git. Only applied proposals change it."""
 
-from trellis.storage.memory.layout import DeepPart, ReadMode, TokenCounter, count_tokens
-from trellis.storage.memory.records import (
+from trellis.storage.memory.layout import (
     AlreadyApplied,
     ChangeKind,
     Committed,
     CommittedFileChange,
     DeepItem,
+    DeepPart,
     DeepView,
     HistoryEntry,
     HistoryPage,
     MemoryVerifyReport,
     MemoryView,
+    ReadMode,
+    TokenCounter,
     VersionConflict,
+    count_tokens,
 )
 from trellis.storage.memory.repository import MemoryRepository, open_memory
 from trellis.storage.memory.updates import (

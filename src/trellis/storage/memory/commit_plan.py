@@ -31,13 +31,14 @@ from trellis.storage.memory.layout import (
     TIMELINE,
     TIMELINE_TOKENS_MAX,
     AgentId,
+    AppliedMarker,
+    MemoryMeta,
     TokenCounter,
     checked_agent_id,
     checked_name,
     checked_time,
     tokens_max,
 )
-from trellis.storage.memory.records import AppliedMarker, MemoryMeta
 from trellis.storage.memory.trees import AgentFolder, load_commit, with_changes
 from trellis.storage.memory.updates import AppliedUpdates, RejectedUpdates, Update, apply_updates, digest
 

@@ -13,13 +13,17 @@ from trellis.engine.errors import OptionInvalid
 from trellis.storage.memory import commit_plan
 from trellis.storage.memory.commit_plan import marker_of, version_of
 from trellis.storage.memory.errors import MemoryDamaged, MemoryOverLimit, MemoryVersionNotFound
-from trellis.storage.memory.layout import AgentId, CommitId, count_tokens, is_readable, layer
-from trellis.storage.memory.records import (
+from trellis.storage.memory.layout import (
+    AgentId,
     ChangeKind,
+    CommitId,
     CommittedFileChange,
     HistoryEntry,
     HistoryPage,
     MemoryVerifyReport,
+    count_tokens,
+    is_readable,
+    layer,
 )
 from trellis.storage.memory.trees import AgentFolder, damaged_at, load, load_commit
 

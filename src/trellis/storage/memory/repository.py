@@ -18,23 +18,21 @@ from trellis.storage.memory.layout import (
     DECISIONS,
     DEEP_TOKENS_MAX,
     READ_LIMITS,
-    CommitId,
-    DeepPart,
-    ReadMode,
-    TokenCounter,
-    checked_agent_id,
-    checked_count,
-    count_tokens,
-)
-from trellis.storage.memory.records import (
     AlreadyApplied,
+    CommitId,
     Committed,
     DeepItem,
+    DeepPart,
     DeepView,
     HistoryPage,
     MemoryVerifyReport,
     MemoryView,
+    ReadMode,
+    TokenCounter,
     VersionConflict,
+    checked_agent_id,
+    checked_count,
+    count_tokens,
 )
 from trellis.storage.memory.trees import AgentFolder
 from trellis.storage.memory.updates import Update, digest
