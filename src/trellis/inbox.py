@@ -20,9 +20,9 @@ from trellis.agents.definition import AgentDefinition
 from trellis.agents.errors import AgentError
 from trellis.documents import ids
 from trellis.documents.errors import AgentNotRunnable, EntryNotFound, RunError, TooManyWaiting
-from trellis.documents.run_documents import encode, timestamp
 from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch, InputError, NotAllowed, QueueFull
+from trellis.engine.event_data import data_of
 from trellis.engine.jobs import Actor, JobId, Mismatch, Move, NewJob, RequestId, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, IdempotencyKey, Job, JobFilter
@@ -31,6 +31,7 @@ from trellis.lifecycles.inbox_entry import INBOX_ENTRY
 from trellis.proposals.proposal import CONTENT_ACTIONS, ProposalSource
 from trellis.proposals.service import ProposalOffer, ProposalService
 from trellis.runs.orchestration import OrchestrationLayer, TriggerKind
+from trellis.storage.objects.canonical_json import encode, timestamp
 
 TYPE = "inbox-entry"
 RUN = "run"
@@ -341,7 +342,7 @@ def _entry_state(job: Job, events: Sequence[Event]) -> InboxEntryState:
     told = json.loads(job.payload or b"{}")
     del told["refusal"]
     told.pop("relayed", None)
-    last = _data(events[-1])
+    last = data_of(events[-1])
     return InboxEntryState(
         entry=told,
         status=job.state,
@@ -351,7 +352,3 @@ def _entry_state(job: Job, events: Sequence[Event]) -> InboxEntryState:
         made=last.get("made"),
         rejection=last.get("rejection"),
     )
-
-
-def _data(event: Event) -> dict[str, Any]:
-    return json.loads(event.data) if event.data is not None else {}

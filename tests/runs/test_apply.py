@@ -13,7 +13,6 @@ from trellis.agents.definition import ContextOptions
 from trellis.agents.sources import read_annotations, read_sources
 from trellis.documents.errors import TargetRefused
 from trellis.documents.publisher import DocumentPublisher
-from trellis.documents.run_documents import sha256
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, Lease, RequestId
 from trellis.lifecycles import Role
@@ -22,7 +21,7 @@ from trellis.proposals.apply import LOST_MAX, ApplyEngine, ApplyOptions, ApplyRe
 from trellis.proposals.proposal import Proposal, ProposalContent, checked_target
 from trellis.runs.projector import Projector
 from trellis.storage.memory import MemoryRepository, ReadMode, open_memory
-from trellis.storage.objects.canonical_json import timestamp
+from trellis.storage.objects.canonical_json import sha256, timestamp
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore, PutCondition, PutRefused, PutStored
 

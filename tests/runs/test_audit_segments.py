@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 from collections import Counter
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import pytest
 from tests.runs.conftest import ORCHESTRATOR, Stand, is_of_rebuild
 from tests.runs.test_projector import Press, press
 from trellis.documents import audit, audit_log, ids
-from trellis.documents.audit_log import find_audit
 from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.admin_acts import this_node
 from trellis.engine.jobs import (
@@ -124,6 +124,37 @@ async def test_a_segment_holds_no_more_bytes_than_it_may(press: Press, monkeypat
     assert len(sizes) > 2
     assert sum(size > 5_000 for size in sizes) == 2, "only a line that is longer by itself"
     await recorded_once(press.stand, press.store)
+
+
+async def find_audit(objects: ObjectStore, event_id: str, at: datetime) -> dict[str, Any] | None:
+    """The record of an event of that time: its own object, or its line in one of the day's segments.
+
+    None if there is none.
+    """
+    own = await objects.get(ids.audit_key(at, event_id))
+    if own is not None:
+        return json.loads(own.body)
+    async for key in _nearest(objects, at):
+        segment = await objects.get(key)
+        for made in audit_log.lines(key, segment.body) if segment is not None else ():
+            if made.get("event_id") == event_id:
+                return made
+    return None
+
+
+async def _nearest(objects: ObjectStore, at: datetime) -> AsyncGenerator[str]:
+    """The day's segments, likeliest first: from the last that began by then back to the first, then the later ones."""
+    folder, after = ids.segment_folder(at) + "/", None
+    keys: list[str] = []
+    while True:
+        page = await objects.list(folder, after=after)
+        keys += [info.key for info in page.items]
+        if not page.more:
+            break
+        after = keys[-1]
+    begun = ids.segment_key(at, "\N{LATIN SMALL LETTER Z WITH CARON}")
+    for key in [*reversed([key for key in keys if key <= begun]), *(key for key in keys if key > begun)]:
+        yield key
 
 
 @pytest.mark.requirement("D35")

@@ -13,6 +13,7 @@ from trellis.documents import audit, ids, run_documents
 from trellis.documents.run_documents import RunFacts
 from trellis.engine.admin_acts import this_node
 from trellis.engine.jobs import CancelMode, JobId, RequestId
+from trellis.storage.objects.canonical_json import sha256, timestamp
 
 from .conftest import ORCHESTRATOR
 
@@ -51,9 +52,9 @@ async def test_status_has_the_fields_of_the_schema_and_one_version(stand: Stand)
     assert [status["steps_completed"] for status in told] == [0, 0, 0, 1, 2, 3, 4, 4]
     assert [status["current_step"] for status in told] == [None, None, *ids.STEPS, "finalize", "finalize"]
     assert [status["version"] for status in told] == list(range(1, 9))
-    assert {status["started_at"] for status in told} == {run_documents.timestamp(facts.events[0].ts)}
+    assert {status["started_at"] for status in told} == {timestamp(facts.events[0].ts)}
     assert [status["finished_at"] for status in told[:-1]] == [None] * 7
-    assert told[-1]["finished_at"] == run_documents.timestamp(facts.events[-1].ts)
+    assert told[-1]["finished_at"] == timestamp(facts.events[-1].ts)
     assert told[-1]["run_id"] == run_id
     assert told[-1]["proposals_created"] == ["prop_1"]
     assert told[4]["proposals_created"] == []
@@ -103,7 +104,7 @@ async def test_the_manifest_names_every_step_file_with_its_digest(stand: Stand):
     for step in manifest["steps"]:
         assert list(step) == ["name", "file", "sha256", "started_at", "finished_at"]
     assert [step["sha256"] for step in manifest["steps"]] == [
-        run_documents.sha256(journal[f"step/{number:02}"]) for number in range(1, 5)
+        sha256(journal[f"step/{number:02}"]) for number in range(1, 5)
     ]
     assert [step["file"] for step in manifest["steps"]] == [ids.step_file(number) for number in range(1, 5)]
     assert (manifest["status"], manifest["summary"], manifest["error"]) == ("completed", "nothing to change", None)

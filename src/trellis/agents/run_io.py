@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
+
+from pydantic import TypeAdapter
 
 from trellis.agents.definition import SafeOutput
 from trellis.agents.sources import AgentSource, Annotation
@@ -137,25 +139,7 @@ class ProposalDraft:
 
     def to_dict(self) -> dict[str, Any]:
         """The form in JSON."""
-        return {
-            **asdict(self),
-            "action": self.action.value,
-            "change": self.change.value,
-            "citations": [asdict(one) for one in self.citations],
-            "flags": list(self.flags),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "ProposalDraft":
-        """Parse the result of `to_dict`."""
-        plain: dict[str, Any] = {
-            **data,
-            "action": SafeOutput(data["action"]),
-            "change": DraftChange(data["change"]),
-            "citations": tuple(Citation(**one) for one in data["citations"]),
-            "flags": tuple(data["flags"]),
-        }
-        return cls(**plain)
+        return _DRAFT.dump_python(self, mode="json")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,16 +151,6 @@ class ToolRefusal:
     detail: str
     action: str | None = None
     target: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The form in JSON."""
-        return {**asdict(self), "code": self.code.value}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "ToolRefusal":
-        """Parse the result of `to_dict`."""
-        plain: dict[str, Any] = {**data, "code": RefusalCode(data["code"])}
-        return cls(**plain)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,31 +181,18 @@ class AgentOutput:
     model: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The form in JSON."""
-        return {
-            "proposals": [draft.to_dict() for draft in self.proposals],
-            "summary": self.summary,
-            "refused": [refusal.to_dict() for refusal in self.refused],
-            "tool_calls": [asdict(call) for call in self.tool_calls],
-            "usage": asdict(self.usage),
-            "model": self.model,
-        }
+        """The form in JSON. `from_dict` parses it."""
+        return _OUTPUT.dump_python(self, mode="json")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "AgentOutput":
-        """Parse the result of `to_dict`."""
-        return cls(
-            proposals=tuple(ProposalDraft.from_dict(draft) for draft in data["proposals"]),
-            summary=data["summary"],
-            refused=tuple(ToolRefusal.from_dict(refusal) for refusal in data["refused"]),
-            tool_calls=tuple(ToolCall(**call) for call in data["tool_calls"]),
-            usage=TokenUsage(**data["usage"]),
-            model=data["model"],
-        )
+        return _OUTPUT.validate_python(data)
 
     def to_bytes(self) -> bytes:
-        """The canonical bytes of this output."""
         return canonical_json(self.to_dict())
+
+
+_DRAFT, _OUTPUT = TypeAdapter(ProposalDraft), TypeAdapter(AgentOutput)
 
 
 def canonical_json(value: object) -> bytes:

@@ -1,6 +1,5 @@
 """The texts that an agent reads: its sources, and the approved annotations beside them."""
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -10,7 +9,7 @@ from typing import Any
 from trellis.agents.definition import ContextOptions, SafeOutput, checked_slug
 from trellis.engine.text import is_storable
 from trellis.storage.memory.layout import TokenCounter, count_tokens
-from trellis.storage.objects.canonical_json import encode, timestamp
+from trellis.storage.objects.canonical_json import encode, sha256, timestamp
 from trellis.storage.objects.keys import object_key
 from trellis.storage.objects.store import ObjectInfo, ObjectStore
 
@@ -96,7 +95,7 @@ async def read_sources(
             left_out.append(OmittedSource(ref=ref, reason=OmissionReason.OVER_BUDGET, detail=detail))
             continue
         used += size
-        items.append(AgentSource(ref=ref, text=text, sha256=hashlib.sha256(found.body).hexdigest()))
+        items.append(AgentSource(ref=ref, text=text, sha256=sha256(found.body)))
     left_out.sort(key=lambda one: one.ref)
     return AgentSources(items=tuple(items), left_out=tuple(left_out), tokens=used, complete=not page.more)
 

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar, cast
 
+from pydantic import TypeAdapter
+
 from trellis.agents import drafts
 from trellis.agents.definition import AgentDefinition, SafeOutput, Tool
 from trellis.agents.drafts import REASONING_CHARS_MAX, SUMMARY_CHARS_MAX
@@ -138,26 +140,10 @@ class _ToolOutcome:
     refusal: ToolRefusal | None = None
 
     def to_bytes(self, digest: str) -> bytes:
-        return canonical_json(
-            {
-                "asked": digest,
-                "reply": self.reply,
-                "read": list(self.read),
-                "memory": dict(self.memory),
-                "draft": None if self.draft is None else self.draft.to_dict(),
-                "refusal": None if self.refusal is None else self.refusal.to_dict(),
-            }
-        )
+        return canonical_json({"asked": digest, **_OUTCOME.dump_python(self, mode="json")})
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "_ToolOutcome":
-        return cls(
-            reply=data["reply"],
-            read=tuple(data["read"]),
-            memory=data["memory"],
-            draft=None if data["draft"] is None else ProposalDraft.from_dict(data["draft"]),
-            refusal=None if data["refusal"] is None else ToolRefusal.from_dict(data["refusal"]),
-        )
+
+_OUTCOME = TypeAdapter(_ToolOutcome)
 
 
 class _ToolRefused(Exception):
@@ -175,14 +161,14 @@ class Toolbox:
         definition: AgentDefinition,
         context: AgentContext,
         *,
-        desk: ToolServices,
+        services: ToolServices,
         once: JournalOnce,
         limits: RunLimits,
         left_s: Callable[[], float],
     ) -> None:
         self._definition = definition
         self._context = context
-        self._desk = desk
+        self._services = services
         self._once = once
         self._limits = limits
         self._left_s = left_s
@@ -222,7 +208,7 @@ class Toolbox:
         kept = json.loads(await self._once(entry, make))
         if kept["asked"] != digest:
             raise JournalDiffers(entry=entry)
-        done = _ToolOutcome.from_dict(kept)
+        done = _OUTCOME.validate_python(kept)
         self._apply(tool, done)
         return done.reply
 
@@ -268,7 +254,7 @@ class Toolbox:
     async def _read_memory(self, args: Mapping[str, Any]) -> _ToolOutcome:
         mode = _choice(args.get("mode"), ReadMode, ReadMode.BASIC, "mode")
         try:
-            files = dict(await self._desk.read_memory(mode))
+            files = dict(await self._services.read_memory(mode))
         except MemoryOverLimit as over:
             raise _ToolRefused(RefusalCode.NOT_READABLE, str(over)) from over
         return _ToolOutcome(reply={"note": DATA_NOTE, "mode": mode, "files": files}, memory=files)
@@ -281,7 +267,7 @@ class Toolbox:
         if before is not None and (not isinstance(before, str) or len(before) > 128):
             raise _ToolRefused(RefusalCode.FIELD_INVALID, "before must be the `more` of an earlier answer")
         try:
-            page = await self._desk.read_memory_deep(part, before, limit)
+            page = await self._services.read_memory_deep(part, before, limit)
         except MemoryOverLimit as over:
             raise _ToolRefused(RefusalCode.NOT_READABLE, str(over)) from over
         return _ToolOutcome(reply={"note": DATA_NOTE, "what": part, "items": dict(page.items), "more": page.more})
@@ -292,7 +278,7 @@ class Toolbox:
             raise _ToolRefused(RefusalCode.FIELD_MISSING, "question is missing")
         try:
             question = NlmQuestion(text=text, sources=tuple(self._sources[ref] for ref in refs))
-            answer = await self._desk.ask(question, self._left_s())
+            answer = await self._services.ask(question, self._left_s())
         except NlmInputInvalid as invalid:
             raise _ToolRefused(RefusalCode.FIELD_INVALID, str(invalid)) from invalid
         reply = {

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -94,7 +94,6 @@ class ArtifactLost(StoreError):
 # An invalid id has no key, so nothing a caller sends can name any object other than an artifact's own.
 
 _UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-ARTIFACT_ID_PATTERN = f"^art-{_UUID4}$"
 PROJECTS = "projects"
 PROJECT_DIGITS = 16
 
@@ -178,10 +177,9 @@ VERSION = 1
 """The version of every artifact, because a finalized one never changes."""
 
 
-class _Payload(pydantic.BaseModel):
-    """The payload of an artifact's job."""
-
-    model_config = pydantic.ConfigDict(extra="ignore", frozen=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArtifactPayload:
+    """The payload of an artifact's job: what the registry records about its bytes."""
 
     job_id: JobId
     epoch: Epoch
@@ -194,24 +192,16 @@ class _Payload(pydantic.BaseModel):
     sha256: str
     size: int
     cid: str
+
+
+_PAYLOAD = pydantic.TypeAdapter(ArtifactPayload)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ArtifactRow:
+class ArtifactRow(ArtifactPayload):
     """One artifact in the registry."""
 
     artifact_id: JobId
-    job_id: JobId
-    epoch: Epoch
-    run_id: str
-    type: ArtifactType
-    agent_slug: str
-    created_at: str
-    entity_refs: tuple[str, ...]
-    tags: tuple[str, ...]
-    sha256: str
-    size: int
-    cid: str
     state: str
     changed_at: datetime
     """When it entered its state; for a finalized one, when its job completed."""
@@ -225,11 +215,11 @@ class ArtifactRow:
     def of_payload(cls, artifact_id: JobId, payload: bytes, state: str, changed_at: datetime) -> "ArtifactRow | None":
         """Reads the row from a recorded payload; None if the registry did not create it: it then has no bytes."""
         try:
-            told = _Payload.model_validate_json(payload)
-            artifact_key(told.cid, artifact_id)
+            recorded = _PAYLOAD.validate_json(payload)
+            artifact_key(recorded.cid, artifact_id)
         except (pydantic.ValidationError, ArtifactIdInvalid):
             return None
-        return cls(artifact_id=artifact_id, state=state, changed_at=changed_at, **dict(told))
+        return cls(artifact_id=artifact_id, state=state, changed_at=changed_at, **asdict(recorded))
 
     @property
     def key(self) -> str:
@@ -303,7 +293,7 @@ class NewArtifact:
 
     def payload(self, cid: str, created_at: str, body: bytes) -> bytes:
         """Builds the payload that the registry records about these bytes."""
-        made = _Payload(
+        made = ArtifactPayload(
             job_id=self.job_id,
             epoch=self.epoch,
             run_id=self.run_id,
@@ -316,7 +306,7 @@ class NewArtifact:
             size=len(body),
             cid=cid,
         )
-        return encode(made.model_dump(mode="json"))
+        return encode(_PAYLOAD.dump_python(made, mode="json"))
 
 
 # The artifacts of a run (PIPE-15).

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from trellis.documents.errors import RecordInvalid
-from trellis.documents.run_documents import encode
 from trellis.engine.admin_acts import RECORD_FIELDS, RESERVED_FIELDS, AdminAct, node_of
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
 from trellis.engine.records import DeadLetter, Event, IdempotencyKey, RecordedEvent, Submission
 from trellis.lifecycles import Role
+from trellis.storage.objects.canonical_json import encode
 
 FORMAT = 2
 """Version of the record format; increases with every change. The first records had no such field."""

@@ -164,37 +164,6 @@ def event_ids(key: str, body: bytes) -> list[str]:
     return [str(made.get("event_id")) for made in lines(key, body)]
 
 
-async def find_audit(objects: ObjectStore, event_id: str, at: datetime) -> dict[str, Any] | None:
-    """The record of an event of that time: its own object, or its line in one of the day's segments.
-
-    None if there is none.
-    """
-    own = await objects.get(ids.audit_key(at, event_id))
-    if own is not None:
-        return json.loads(own.body)
-    async for key in _nearest(objects, at):
-        segment = await objects.get(key)
-        for made in lines(key, segment.body) if segment is not None else ():
-            if made.get("event_id") == event_id:
-                return made
-    return None
-
-
-async def _nearest(objects: ObjectStore, at: datetime) -> AsyncGenerator[str]:
-    """The day's segments, likeliest first: from the last that began by then back to the first, then the later ones."""
-    folder, after = ids.segment_folder(at) + "/", None
-    keys: list[str] = []
-    while True:
-        page = await objects.list(folder, after=after)
-        keys += [info.key for info in page.items]
-        if not page.more:
-            break
-        after = keys[-1]
-    begun = ids.segment_key(at, "\N{LATIN SMALL LETTER Z WITH CARON}")
-    for key in [*reversed([key for key in keys if key <= begun]), *(key for key in keys if key > begun)]:
-        yield key
-
-
 # Publishes the audit records of administrative acts: one create-only object each, made from the ledger (OBS-1, D35).
 #
 # A rebuild holds the projector's subscription, so it publishes the record of its own act. If it cannot, the next

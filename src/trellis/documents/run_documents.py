@@ -10,33 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from trellis.documents import ids
+from trellis.engine.event_data import data_of
 from trellis.engine.records import Event, Job
 from trellis.lifecycles import Phase
 from trellis.lifecycles.events import Cause
 from trellis.lifecycles.run import RUN
-from trellis.storage.objects.canonical_json import encode, sha256, timestamp
-
-__all__ = [
-    "FAILED",
-    "OUTPUT_ENTRY",
-    "PERSIST_STEP",
-    "STARTED",
-    "STEP_DONE",
-    "STEP_ENTRY",
-    "Publication",
-    "RunFacts",
-    "RunRequest",
-    "encode",
-    "has_ended",
-    "is_archived",
-    "listing_document",
-    "manifest",
-    "sha256",
-    "state_publications",
-    "status",
-    "step_publications",
-    "timestamp",
-]
+from trellis.storage.objects.canonical_json import encode, timestamp
 
 STARTED = "run.started"
 STEP_DONE = "run.step.completed"
@@ -129,7 +108,7 @@ def status(facts: RunFacts) -> bytes:
 def manifest(facts: RunFacts) -> bytes:
     """The bytes of manifest.json of a run that ended."""
     last, done = facts.events[-1], _steps(facts)
-    told = _data(last)
+    told = data_of(last)
     return encode(
         {
             "run_id": facts.run_id,
@@ -185,17 +164,13 @@ def is_archived(state: str) -> bool:
     return RUN.by_name[state].phase is Phase.ENDED
 
 
-def _data(event: Event) -> dict[str, Any]:
-    return json.loads(event.data) if event.data is not None else {}
-
-
 def _steps(facts: RunFacts) -> list[dict[str, Any]]:
-    return [_data(event) for event in facts.events if event.type == STEP_DONE]
+    return [data_of(event) for event in facts.events if event.type == STEP_DONE]
 
 
 def proposals_created(events: Sequence[Event]) -> list[str]:
     """The proposals created by the counted steps of a run, in order."""
-    return _proposals([_data(event) for event in events if event.type == STEP_DONE])
+    return _proposals([data_of(event) for event in events if event.type == STEP_DONE])
 
 
 def _proposals(done: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -212,7 +187,7 @@ def _extra_fields(done: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def listing_document(job: Job, events: Sequence[Event]) -> dict[str, Any]:
     """A run in a listing: its state, the number of its proposals, and of wanted changes without a proposal."""
-    done = [_data(event) for event in events if event.type == STEP_DONE]
+    done = [data_of(event) for event in events if event.type == STEP_DONE]
     told = _extra_fields(done)
     return {
         "run_id": job.job_id,
@@ -237,7 +212,7 @@ def _error(event: Event) -> str | None:
     """The error as `CODE: message` (RUN-7). A run that the engine ended was cancelled or passed its deadline."""
     if event.type != FAILED:
         return None
-    told = _data(event)
+    told = data_of(event)
     if "error_text" in told:
         return told["error_text"]
     if event.cause == Cause.DEADLINE_PASSED:

@@ -65,17 +65,18 @@ class FetchedResponse:
     body: bytes
 
 
-def guarded_client(
-    policy: OutgoingPolicy, *, resolve: Resolve | None = None, tls: ssl.SSLContext | None = None
-) -> "GuardedClient":
-    """A client that enforces the policy. `tls` is for certificates of a private authority."""
-    return GuardedClient(policy, resolve or system_resolve, tls)
+async def system_resolve(host: str, port: int) -> Sequence[str]:
+    """Resolve with the operating system's resolver."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(place[0]) for *_, place in found]
 
 
 class GuardedClient:
-    """Sends single requests. Close it when done."""
+    """Sends single requests that the policy allows. `tls` is for certificates of a private authority."""
 
-    def __init__(self, policy: OutgoingPolicy, resolve: Resolve, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, policy: OutgoingPolicy, *, resolve: Resolve = system_resolve, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._policy, self._resolve = policy, resolve
         self._origins = frozenset(_origin(text) for text in policy.origins)
         self._client = httpx2.AsyncClient(
@@ -227,12 +228,6 @@ class GuardedClient:
                 reason = f"it has more than {self._policy.answer_bytes_max} bytes"
                 raise AnswerRefused(url=url_for_message(target.url), reason=reason)
         return bytes(body)
-
-
-async def system_resolve(host: str, port: int) -> Sequence[str]:
-    """Resolve with the operating system's resolver."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(place[0]) for *_, place in found]
 
 
 def _origin(text: str) -> str:

@@ -123,11 +123,6 @@ def is_usable(address: IPv4Address | IPv6Address) -> bool:
     )
 
 
-def is_loopback(address: IPv4Address | IPv6Address) -> bool:
-    """Whether the address is a loopback address."""
-    return address.is_loopback
-
-
 def one_sender(address: str) -> str:
     """The unit by which anonymous senders are counted: an IPv4 address, or the /64 of an IPv6 address.
 

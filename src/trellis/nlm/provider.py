@@ -232,13 +232,16 @@ def check_fits(prepared: PreparedCorpus, question: NlmQuestion) -> None:
         raise NlmInputInvalid(what="the question", detail="its sources are not the prepared ones; prepare them first")
 
 
-def language_of(question: NlmQuestion) -> Language:
-    """The requested language, or the one that the question is written in."""
-    if question.language is not None:
-        return question.language
-    cyrillic = sum("\u0400" <= letter <= "\u04ff" for letter in question.text)
-    latin = sum("a" <= letter <= "z" for letter in question.text.lower())
+def language_of(text: str) -> Language:
+    """The language of most letters of a text."""
+    cyrillic = sum("\u0400" <= letter <= "\u04ff" for letter in text)
+    latin = sum("a" <= letter <= "z" for letter in text.lower())
     return Language.UKRAINIAN if cyrillic > latin else Language.ENGLISH
+
+
+def answer_language(question: NlmQuestion) -> Language:
+    """The requested language, or the one that the question is written in."""
+    return question.language or language_of(question.text)
 
 
 _NO_ANSWER_TEXT = {
@@ -250,7 +253,9 @@ _NO_ANSWER_TEXT = {
 def no_answer(question: NlmQuestion, *, model: str = "", usage: NlmUsage | None = None) -> NlmAnswer:
     """The answer if the sources do not contain one."""
     flags = (AnswerFlag.NO_ANSWER.value, AnswerFlag.UNGROUNDED.value)
-    return NlmAnswer(text=_NO_ANSWER_TEXT[language_of(question)], flags=flags, model=model, usage=usage or NlmUsage())
+    return NlmAnswer(
+        text=_NO_ANSWER_TEXT[answer_language(question)], flags=flags, model=model, usage=usage or NlmUsage()
+    )
 
 
 def _check(sources: tuple[NlmSource, ...]) -> None:

@@ -30,7 +30,7 @@ from trellis.engine.service import Retention, Service, Sweeper, serve
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.lifecycles.nlm_job import NLM_JOB
-from trellis.net.guard import GuardedClient, OutgoingPolicy, guarded_client
+from trellis.net.guard import GuardedClient, OutgoingPolicy
 from trellis.net.targets import read_target
 from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
@@ -223,7 +223,7 @@ async def open_backend(
             key=nlm_key(settings),
         )
         stack.push_async_callback(provider.close)
-        client = await stack.enter_async_context(guarded_client(policy, tls=outgoing_tls(settings)))
+        client = await stack.enter_async_context(GuardedClient(policy, tls=outgoing_tls(settings)))
         yield BackendProcess(
             ledger=ledger,
             provider=provider,

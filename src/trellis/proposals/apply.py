@@ -9,11 +9,9 @@ A proposal waits for a person if it was refused, if applying it raised an error,
 """
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from trellis.agents import sources
@@ -46,6 +44,7 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.proposals import proposal as proposals
 from trellis.proposals.proposal import AgentFileChange, apply_change, file_change, is_changed
 from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, Operation, Update, VersionConflict
+from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreUnavailable, if_match
 
 APPLYING = "applying"
@@ -204,8 +203,7 @@ class ApplyEngine:
     # --- memory ------------------------------------------------------------------------------------------------------
 
     async def _update_memory(self, proposal: JobId, body: Mapping[str, Any]) -> dict[str, Any]:
-        events = await self.ledger.events(proposal)
-        decision = _decision(events)
+        decision = _decision(await self.ledger.events(proposal))
         content = body["content"]
         answer = await asyncio.to_thread(
             self.memory.commit,
@@ -217,7 +215,7 @@ class ApplyEngine:
             reason=content.get("summary") or "no reason given",
             auto_approved=decision.target == "auto_approved",
             author=decision.actor,
-            at=_decided_at(events),
+            at=decision.ts,  # the same for every try, so that every try makes the same commit
         )
         match answer:
             case Committed(commit=commit) | AlreadyApplied(commit=commit):
@@ -237,7 +235,7 @@ class ApplyEngine:
         key, bytes_ = sources.annotation_key(body["agent_slug"], annotation), annotation.to_bytes()
         if not await self._shows(key, bytes_):
             about = await self.objects.get(change.key)
-            if about is None or _digest(about.body) != body["target_hash"]:
+            if about is None or sha256(about.body) != body["target_hash"]:
                 raise ApplyRefused(reason=f"conflict: {change.key} has changed since this was proposed")
             stored = await self.objects.put(key, bytes_, when=CREATE)
             if not isinstance(stored, PutStored) and not await self._shows(key, bytes_):
@@ -250,13 +248,13 @@ class ApplyEngine:
         there = await self.objects.get(change.key)
         before = None if there is None else there.body
         noted = (await self.ledger.read_journal(lease.job_id)).get(INTENT)
-        was_written = before is not None and noted is not None and _digest(before) == noted.decode()
+        was_written = before is not None and noted is not None and sha256(before) == noted.decode()
         if was_written or (before is not None and is_changed(change, expected, before)):
             return {"object_key": change.key}
-        if (None if before is None else _digest(before)) != expected:
+        if (None if before is None else sha256(before)) != expected:
             raise ApplyRefused(reason=f"conflict: {change.key} has changed since this was proposed")
         after = apply_change(change, before)
-        if isinstance(await self.ledger.journal(lease, INTENT, _digest(after).encode()), LeaseLost):
+        if isinstance(await self.ledger.journal(lease, INTENT, sha256(after).encode()), LeaseLost):
             raise _LeaseGone
         when = CREATE if there is None else if_match(there.etag)
         stored = await self.objects.put(change.key, after, when=when)
@@ -291,15 +289,6 @@ def update_of(said: Mapping[str, Any]) -> Update:
 
 def _decision(events: list[Event]) -> Event:
     return [event for event in events if event.target in {"approved", "auto_approved"}][-1]
-
-
-def _decided_at(events: list[Event]) -> datetime:
-    """The time of the decision. It is the same for every try, so that every try makes the same commit."""
-    return _decision(events).ts
-
-
-def _digest(body: bytes) -> str:
-    return hashlib.sha256(body).hexdigest()
 
 
 def is_open(events: Sequence[Event]) -> bool:

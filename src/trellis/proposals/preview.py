@@ -5,7 +5,6 @@ Lines end at a newline only. Other Unicode line breaks stay inside their line, w
 """
 
 import asyncio
-import difflib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -16,6 +15,7 @@ from trellis.proposals import proposal
 from trellis.proposals.apply import update_of
 from trellis.proposals.proposal import apply_change, file_change, is_changed
 from trellis.storage.memory import MemoryRepository
+from trellis.storage.memory.markdown import unified_diff
 from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.store import ObjectStore
 
@@ -41,10 +41,11 @@ async def diff_of(
     change = file_change(document["agent_slug"], document)
     if document["action"] in sources.ANNOTATION_KINDS:
         annotation = sources.annotation_of(dict(document), approved_by="", approved_at=now)
-        return unified(sources.annotation_key(document["agent_slug"], annotation), None, change.text)
+        return unified_diff("", change.text, None, sources.annotation_key(document["agent_slug"], annotation))
     there = await objects.get(change.key)
     before = None if there is None else there.body
-    return unified(change.key, None if before is None else _text(before), _text(apply_change(change, before)))
+    after = _text(apply_change(change, before))
+    return unified_diff(_text(before or b""), after, None if before is None else change.key, change.key)
 
 
 async def conflict_of(document: Mapping[str, Any], *, objects: ObjectStore) -> str | None:
@@ -73,18 +74,6 @@ async def conflicts_of(documents: Sequence[Mapping[str, Any]], *, objects: Objec
 
     found = await asyncio.gather(*(look(document) for document in documents))
     return {document["id"]: told for document, told in zip(documents, found, strict=True) if told is not None}
-
-
-def unified(name: str, before: str | None, after: str) -> str:
-    """The unified diff of two texts. `before` is None for a new file."""
-    lines = difflib.unified_diff(
-        _lines(before or ""), _lines(after), "/dev/null" if before is None else name, name, lineterm=""
-    )
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _lines(text: str) -> list[str]:
-    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _text(body: bytes) -> str:

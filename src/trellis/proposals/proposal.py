@@ -10,14 +10,16 @@ from typing import Any
 
 from trellis.documents import ids
 from trellis.documents.errors import DuplicateProposal, NoteTooShort, ProposalConflict, ProposalNotFound, TargetRefused
-from trellis.documents.run_documents import Publication, encode, timestamp
+from trellis.documents.run_documents import Publication
 from trellis.engine import tracing
 from trellis.engine.errors import NotAllowed, QueueFull
+from trellis.engine.event_data import data_of
 from trellis.engine.jobs import Actor, JobId, Mismatch, Move, Moved, NewJob, NotMoved, RequestId, RequestKey
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles import Role
 from trellis.lifecycles.proposal import PROPOSAL
+from trellis.storage.objects.canonical_json import encode, timestamp
 from trellis.storage.objects.keys import object_key
 
 # Proposals and the decisions on them (D21, D22, PIPE-7, AUTH-6).
@@ -380,19 +382,15 @@ def _approval(events: Sequence[Event]) -> dict[str, Any] | None:
         return None
     last = decisions[-1]
     by = "auto" if last.target == "auto_approved" else last.actor
-    return {"decided_by": by, "decided_at": timestamp(last.ts), "decision_note": _data(last).get("note")}
+    return {"decided_by": by, "decided_at": timestamp(last.ts), "decision_note": data_of(last).get("note")}
 
 
 def _applied(events: Sequence[Event]) -> dict[str, Any] | None:
     tries = [event for event in events if event.target in {"applied", "failed"}]
     if not tries:
         return None
-    told = _data(tries[-1])
+    told = data_of(tries[-1])
     return {name: told.get(name) for name in ("git_commit", "object_key", "error")}
-
-
-def _data(event: Event) -> dict[str, Any]:
-    return json.loads(event.data) if event.data is not None else {}
 
 
 # What a proposal may change, and how. Pure functions.

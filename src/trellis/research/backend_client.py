@@ -12,7 +12,7 @@ import pydantic
 from trellis.engine import tracing
 from trellis.engine.errors import KeyUnusable
 from trellis.engine.jobs import JOB_ID_PATTERN
-from trellis.net.guard import FetchedResponse, GuardedClient, OutgoingPolicy, guarded_client
+from trellis.net.guard import FetchedResponse, GuardedClient, OutgoingPolicy
 from trellis.net.targets import AnswerRefused, OutgoingError, read_target
 from trellis.research.errors import (
     BackendRefused,
@@ -241,7 +241,7 @@ class NlmBackend:
                 connect_s=CONNECT_S,
                 total_s=ANSWER_S,
             )
-            self._client = guarded_client(policy, tls=self._tls)
+            self._client = GuardedClient(policy, tls=self._tls)
         return self._client
 
 

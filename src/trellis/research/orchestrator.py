@@ -450,7 +450,7 @@ LOOK_PAGES_MAX = 20
 """How many pages of backoffs one check reads. The next check continues after them, and wraps around."""
 REFUSAL_CHARS_MAX = 500
 
-_log_orchestrator = log_of("trellis.queue")
+_log = log_of("trellis.queue")
 
 
 @dataclass(kw_only=True)
@@ -500,7 +500,7 @@ class QueueOrchestrator(LeaseRunner[QueueDriver]):
 
     async def _refuse(self, job_id: JobId, reason: str) -> None:
         """Cancels a job whose request is unreadable: the only other way out of PENDING that the lifecycle declares."""
-        _log_orchestrator.warning("job_refused", job_id=job_id, reason=reason)
+        _log.warning("job_refused", job_id=job_id, reason=reason)
         cause = f"not accepted: {reason}"[:REFUSAL_CHARS_MAX]
         request = RequestId(f"refuse:{job_id}")
         await self.ledger.cancel(self.actor, job_id, CancelMode.HARD, request, grace_s=0.0, cause=cause)
@@ -531,7 +531,7 @@ class QueueOrchestrator(LeaseRunner[QueueDriver]):
 
     async def _end(self, job: Job) -> None:
         last = (await self.ledger.events(job.job_id))[-1]
-        facts = data_of(last.data)
+        facts = data_of(last)
         if last.version == job.version and "error" in facts:
             window_s = self.driver.options.operator_window_s
             await fail_for_good(self.ledger, self.actor, job.job_id, job.version, facts, window_s=window_s)

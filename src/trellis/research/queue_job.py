@@ -1,8 +1,7 @@
 """A queue job: the request that is stored as its payload, the job built from it, and its document."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import pydantic
@@ -11,9 +10,9 @@ from trellis.agents.definition import checked_slug
 from trellis.artifacts.content import JobType
 from trellis.artifacts.payloads import ENTITY_REFS_MAX, ResearchPayload, read_payload
 from trellis.documents import ids
-from trellis.documents.run_documents import encode
 from trellis.engine import tracing
 from trellis.engine.errors import InputError, PayloadInvalid, TrellisError
+from trellis.engine.event_data import data_of
 from trellis.engine.jobs import JobId, NewJob, Priority
 from trellis.engine.records import Event, Job
 from trellis.engine.restoration import RELEASED_CAUSE
@@ -22,6 +21,7 @@ from trellis.lifecycles.events import Cause
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.research.errors import RequestUnreadable, SourceNotARef
 from trellis.research.retry_policy import EXECUTIONS
+from trellis.storage.objects.canonical_json import encode
 
 # The request of a queue job, stored as its payload, and the job built from it (D34, D38, D41, JQ-11).
 #
@@ -34,16 +34,6 @@ KEY_NAMESPACE = "queue-job:"
 SHOWN_CHARS_MAX = 60
 
 
-class _StoredRequest(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="ignore", frozen=True)
-
-    run_id: str
-    job_type: JobType
-    agent_slug: str
-    payload: dict[str, Any]
-    entity_refs: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueRequest:
     """One request. `payload` is stored as submitted, and parsed again where it is used."""
@@ -51,21 +41,14 @@ class QueueRequest:
     run_id: str
     job_type: JobType
     agent_slug: str
-    payload: Mapping[str, Any]
+    payload: dict[str, Any]
     entity_refs: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, job_id: str, body: bytes) -> "QueueRequest":
         """Reads the request from the job's payload. Raises RequestUnreadable."""
         try:
-            stored = _StoredRequest.model_validate_json(body)
-            return checked_request(
-                run_id=stored.run_id,
-                job_type=stored.job_type,
-                agent_slug=stored.agent_slug,
-                payload=stored.payload,
-                entity_refs=stored.entity_refs,
-            )
+            return checked_request(**asdict(_REQUEST.validate_json(body)))
         except pydantic.ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             problem = f"{'/'.join(map(str, first['loc'])) or 'all of it'}: {first['msg']}"
@@ -75,15 +58,10 @@ class QueueRequest:
 
     def to_bytes(self) -> bytes:
         """Encodes the request as the job's payload."""
-        return encode(
-            {
-                "run_id": self.run_id,
-                "job_type": self.job_type.value,
-                "agent_slug": self.agent_slug,
-                "payload": dict(self.payload),
-                "entity_refs": list(self.entity_refs),
-            }
-        )
+        return encode(_REQUEST.dump_python(self, mode="json"))
+
+
+_REQUEST = pydantic.TypeAdapter(QueueRequest)
 
 
 def checked_request(
@@ -154,19 +132,12 @@ def new_queue_job(
     )
 
 
-def data_of(body: bytes | None) -> dict[str, Any]:
-    """Decodes the data of an event."""
-    found: Any = json.loads(body) if body is not None else {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-
-
 # The document of a queue job (schema 1.3, JQ-10), as a pure function of its request, its row and its events.
 #
 # Nothing is stored besides the ledger: events say which run a job belongs to, where its snapshot is, its result and its
 # error. `attempt` counts the retries made, and `max_attempts` is how many there may be (D38).
 
 SNAPSHOT_READY = "job_nlm_called"
-RETRY_SCHEDULED = "job_retry_scheduled"
 LEASE_LOST = "job_lease_expired"
 FAILED_EVENT = "job_failed"
 BACKOFF = "RETRY_BACKOFF"
@@ -186,7 +157,7 @@ def snapshot_url(gateway: str, job_id: str, epoch: int) -> str:
 
 def snapshot_digest(events: Sequence[Event], epoch: int) -> str | None:
     """Returns the recorded sha256 of this epoch's context; None if none was recorded."""
-    told = [data_of(event.data) for event in events if event.type == SNAPSHOT_READY]
+    told = [data_of(event) for event in events if event.type == SNAPSHOT_READY]
     found = (one.get("sha256") for one in told if str(one.get("snapshot_url")).endswith(f"/context/{epoch}"))
     return next((str(digest) for digest in found if digest), None)
 
@@ -201,7 +172,7 @@ def document(job: Job, request: QueueRequest, events: Sequence[Event], *, gatewa
         "status": job.state,
         "attempt": job.attempt,
         "max_attempts": retries_of(job),
-        "payload": dict(request.payload),
+        "payload": request.payload,
         "context": {"memory_snapshot_url": _snapshot(events), "entity_refs": list(request.entity_refs)},
         "callback": callback_url(gateway, job.job_id),
         "artifact_id": _artifact(job, events),
@@ -217,7 +188,7 @@ def retries_of(job: Job) -> int:
 def run_of(request: QueueRequest, events: Sequence[Event], *, generation: int | None = None) -> str:
     """Returns the run that the job belongs to; with `generation`, the run at the end of that generation (D20)."""
     told = [
-        data_of(event.data).get("run_id")
+        data_of(event).get("run_id")
         for event in events
         if event.type == SNAPSHOT_READY and (generation is None or event.generation <= generation)
     ]
@@ -238,7 +209,7 @@ def error_of(job: Job, events: Sequence[Event]) -> str | None:
 
 
 def _error_in_event(event: Event) -> str | None:
-    data = data_of(event.data)
+    data = data_of(event)
     if event.cause == RELEASED_CAUSE:
         return "LET_GO: the process that drove it was stopped; another takes it up"
     if "error" in data:
@@ -260,10 +231,10 @@ def _is_cancel(event: Event) -> bool:
 
 
 def _snapshot(events: Sequence[Event]) -> str | None:
-    told = [data_of(event.data).get("snapshot_url") for event in events if event.type == SNAPSHOT_READY]
+    told = [data_of(event).get("snapshot_url") for event in events if event.type == SNAPSHOT_READY]
     return next((str(url) for url in reversed(told) if url), None)
 
 
 def _artifact(job: Job, events: Sequence[Event]) -> str | None:
     """Returns the artifact id; None until COMPLETE, which sets it in the same transition (JQ-13)."""
-    return str(data_of(events[-1].data)["artifact_id"]) if job.state == COMPLETE else None
+    return str(data_of(events[-1])["artifact_id"]) if job.state == COMPLETE else None

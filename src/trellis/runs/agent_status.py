@@ -19,6 +19,7 @@ from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Job, JobFilter, JobPlace
 from trellis.engine.subscription import FeedReport, FeedSubscriber, SubscriptionOptions
 from trellis.lifecycles.run import RUN
+from trellis.storage.objects.canonical_json import timestamp
 from trellis.storage.objects.store import ObjectStore
 
 # Creating an agent and changing its status, each recorded as one administrative act (OBS-1, D24).
@@ -130,6 +131,7 @@ async def last_act_on(ledger: Ledger, slug: str) -> AdminAct | None:
 # the work after a crash writes nothing twice.
 # - A run with an unreadable payload is logged and does not stop the check of other agents.
 
+RUN_KEY = "run:"
 SUBSCRIBER_NAME = "agent-health"
 FAILURES_MAX = 3
 NO_FAULT_OF_THE_AGENT = ("CANCELLED:", f"{UpstreamUnavailable.code}:", f"{NlmDown.code}:")
@@ -140,6 +142,11 @@ PAGES_MAX = 10
 DECIDE_TRIES_MAX = 5
 
 _log = log_of("trellis.health")
+
+
+def run_key(slug: str) -> str:
+    """The concurrency key of an agent's runs."""
+    return f"{RUN_KEY}{slug}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,7 +162,7 @@ async def failures(ledger: Ledger, slug: str, *, since: datetime | None = None) 
 
     With `since`, only those that ended later.
     """
-    where = JobFilter(lifecycle=RUN.name, concurrency_key=f"run:{slug}")
+    where = JobFilter(lifecycle=RUN.name, concurrency_key=run_key(slug))
     cursor: str | None = None
     for _ in range(PAGES_MAX):
         page = await ledger.jobs(where, limit=PAGE, cursor=cursor)
@@ -296,7 +303,7 @@ def _slug(job: Job) -> str | None:
 
 def _was_stopped_by(event: Event, agent: AgentDefinition) -> bool:
     """Whether this event has already set the status. Then only its act may be missing."""
-    same_moment = run_documents.timestamp(agent.updated_at) == run_documents.timestamp(event.ts)
+    same_moment = timestamp(agent.updated_at) == timestamp(event.ts)
     return agent.status is AgentStatus.ERROR and same_moment
 
 
@@ -319,15 +326,9 @@ def _last_change(agent: AgentDefinition, modified_at: datetime, *, now: datetime
 # unreadable: the runs are then claimed and fail with that error.
 
 BLOCKED_PAGE = 200
-RUN_KEY = "run:"
 RUNS_AT_ONCE = 1
 
 _gate_log = log_of("trellis.gate")
-
-
-def run_key(slug: str) -> str:
-    """The concurrency key of an agent's runs."""
-    return f"{RUN_KEY}{slug}"
 
 
 PAGE_PAUSE_S = 0.2

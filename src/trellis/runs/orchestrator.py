@@ -29,6 +29,7 @@ from trellis.engine.step_runner import JobDrive, StepRunner
 from trellis.lifecycles import Trigger
 from trellis.runs.agent_status import run_key
 from trellis.runs.waits import UpstreamWaits
+from trellis.storage.objects.canonical_json import encode, sha256, timestamp
 from trellis.storage.objects.store import StoreUnavailable
 
 # The interface of a run's steps: what a step receives and what it returns. A step does work and never changes the run.
@@ -222,14 +223,14 @@ class _RunDrive(JobDrive[str | None, StepError]):
         result, began, ended = await self._with_retries(number)
         if result.output is not None:
             self._journal[run_documents.OUTPUT_ENTRY] = await self.keep(run_documents.OUTPUT_ENTRY, result.output)
-        body = run_documents.encode(
+        body = encode(
             {
                 "step": number,
                 "name": ids.STEPS[number - 1],
                 "run_id": self._run_id,
                 "agent_slug": self._request.agent_slug,
-                "started_at": run_documents.timestamp(began),
-                "finished_at": run_documents.timestamp(ended),
+                "started_at": timestamp(began),
+                "finished_at": timestamp(ended),
                 "result": dict(result.result),
                 "told": dict(result.told),
             }
@@ -329,7 +330,7 @@ class _RunDrive(JobDrive[str | None, StepError]):
             "step": number,
             "name": file["name"],
             "file": ids.step_file(number),
-            "sha256": run_documents.sha256(body),
+            "sha256": sha256(body),
             "started_at": file["started_at"],
             "finished_at": file["finished_at"],
             **file["told"],

@@ -21,7 +21,6 @@ from trellis.agents.runtime import run_agent
 from trellis.agents.sources import ANNOTATION_KINDS, AgentSource, Annotation, read_annotations
 from trellis.artifacts.rows import artifacts_of_run
 from trellis.documents.errors import AgentStopped, AgentTimeout, NlmDown, StepFailed, StepHopeless, UpstreamUnavailable
-from trellis.documents.run_documents import encode, sha256
 from trellis.engine.clock import Clock
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor
@@ -33,6 +32,7 @@ from trellis.proposals.apply import ApplyEngine, apply_until_settled
 from trellis.runs.orchestrator import RunStep, StepContext, StepResult
 from trellis.storage.memory import DeepPart, MemoryRepository, ReadMode, TokenCounter, count_tokens
 from trellis.storage.memory.errors import RepositoryError
+from trellis.storage.objects.canonical_json import encode, sha256
 from trellis.storage.objects.keys import object_key
 from trellis.storage.objects.store import ObjectStore
 
@@ -130,7 +130,7 @@ class RunSteps:
             output = await run_agent(
                 definition,
                 seen,
-                desk=self._desk(slug),
+                services=self._services(slug),
                 once=context.once,
                 limits=self.limits,
                 left_s=context.left_s,
@@ -142,7 +142,7 @@ class RunSteps:
             raise _failed(error) from error
         return StepResult(result=output.to_dict(), told=_if_any("refused_actions", len(output.refused)))
 
-    def _desk(self, slug: str) -> ToolServices:
+    def _services(self, slug: str) -> ToolServices:
         async def deep(part: DeepPart, before: str | None, limit: int) -> DeepMemoryPage:
             view = await asyncio.to_thread(self.memory.read_deep, slug, part, before=before, limit=limit)
             return DeepMemoryPage(items={item.name: item.text for item in view.items}, more=view.more)

@@ -16,7 +16,7 @@ from trellis.documents import run_documents as documents
 from trellis.documents.audit_log import ActRecorder, SegmentLine, SegmentWriter, line_of
 from trellis.documents.errors import DocumentDiffers
 from trellis.documents.publisher import DocumentPublisher
-from trellis.documents.run_documents import Publication, RunFacts, RunRequest, encode
+from trellis.documents.run_documents import Publication, RunFacts, RunRequest
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -31,6 +31,7 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.run import RUN
 from trellis.proposals import proposal
 from trellis.runs import finalization
+from trellis.storage.objects.canonical_json import encode, sha256
 from trellis.storage.objects.store import ObjectStore, StoreError
 
 # Alerts: jobs that the projector cannot publish, because the object store holds something else under one of their keys.
@@ -305,7 +306,7 @@ class EventRecorder:
                 raise
             # A backend that lost its ledger executes the same job in the same epoch again. The event ids repeat with
             # other content.
-            other = f"{event.id}.{documents.sha256(body)[:16]}"
+            other = f"{event.id}.{sha256(body)[:16]}"
             return await self._put_record(ids.audit_key(event.ts, other), event.id, body)
 
     async def _put_record(self, key: str, event_id: str, body: bytes) -> bool:

@@ -45,6 +45,7 @@ from trellis.runs.projector import (
     withdraw_alert,
 )
 from trellis.runs.spool import RecordedLife, RecordSpool
+from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.store import ObjectInfo, ObjectStore, StoreError
 
 OBJECTS = "objects.rebuilt"
@@ -398,7 +399,7 @@ class _LedgerRestorer:
         for number, event in enumerate(counted, 1):
             key = ids.step_key(slug, job.job_id, number)
             body = await self._body(job, key)
-            if run_documents.sha256(body) != json.loads(event.data or b"{}").get("sha256"):
+            if sha256(body) != json.loads(event.data or b"{}").get("sha256"):
                 raise HistoryBroken(job_id=job.job_id, reason=f"{key} is not what was recorded")
             kept[run_documents.STEP_ENTRY.format(number=number)] = body
         if len(counted) >= run_documents.PERSIST_STEP:

@@ -21,8 +21,8 @@ from trellis.agents.cron import cron_problem, latest_instant, next_instant
 from trellis.agents.definition import checked_slug
 from trellis.agents.errors import SlugInvalid
 from trellis.documents.errors import ScheduleContended
-from trellis.documents.run_documents import encode, timestamp
 from trellis.engine.logs import log_of
+from trellis.storage.objects.canonical_json import encode, timestamp
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, if_match
 
 FOLDER = "schedules/"

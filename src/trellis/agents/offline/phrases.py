@@ -44,10 +44,3 @@ WORDS = _read()
 WORDINGS: Mapping[Language, Wording] = {
     Language(language): Wording(**sentences) for language, sentences in WORDS["sentences"].items()
 }
-
-
-def language_of(text: str) -> Language:
-    """The language of most letters of a text."""
-    cyrillic = sum("\u0400" <= letter <= "\u04ff" for letter in text)
-    latin = sum("a" <= letter <= "z" for letter in text.lower())
-    return Language.UKRAINIAN if cyrillic > latin else Language.ENGLISH

@@ -9,8 +9,9 @@ from typing import Any
 from trellis.agents.definition import SafeOutput, Tool
 from trellis.agents.offline import comparison
 from trellis.agents.offline.comparison import ConflictKind, Statement, StatementConflict
-from trellis.agents.offline.phrases import WORDINGS, WORDS, Wording, language_of
+from trellis.agents.offline.phrases import WORDINGS, WORDS, Wording
 from trellis.nlm.passages import Block, BlockKind, blocks
+from trellis.nlm.provider import language_of
 from trellis.storage.memory import markdown
 from trellis.storage.memory.layout import FACTS, FILE_TOKENS_MAX, OPEN_LOOPS, ReadMode, count_tokens
 

@@ -12,7 +12,6 @@ from functools import cache
 
 from trellis.agents.definition import SLUG
 from trellis.agents.offline.comparison import names_in
-from trellis.agents.offline.phrases import language_of
 from trellis.artifacts.content import ITEMS_MAX, ArtifactDraft, ArtifactType
 from trellis.artifacts.drafts.entities import SURE_MIN, EntityFinder, NamedItems, with_unknown
 from trellis.artifacts.drafts.material import (
@@ -27,7 +26,7 @@ from trellis.artifacts.drafts.phrases import ABOUT, clipped, filled_sentence
 from trellis.artifacts.drafts.task import GroundedAnswer, StructuringPrompt, StructuringTask
 from trellis.artifacts.payloads import BriefPayload, SnapshotEntity
 from trellis.nlm.passages import passages
-from trellis.nlm.provider import Language, NlmSource
+from trellis.nlm.provider import Language, NlmSource, language_of
 from trellis.nlm.words import stems
 
 TITLE_CHARS_MAX = 60

@@ -10,7 +10,6 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from trellis.agents.offline.comparison import names_in
-from trellis.agents.offline.phrases import language_of
 from trellis.artifacts.content import ITEMS_MAX, ArtifactDraft, ArtifactSource, ArtifactType, checked_content
 from trellis.artifacts.drafts.entities import TITLES, NamedItems, Nearness, named_in
 from trellis.artifacts.drafts.phrases import CONCLUDING, LEANING, OPEN
@@ -18,7 +17,7 @@ from trellis.artifacts.payloads import SnapshotEntity
 from trellis.nlm.citations import EXCERPT_CHARS_MAX
 from trellis.nlm.extractive import COVERAGE_MIN, coverage, fit_of
 from trellis.nlm.passages import IndexedPassage, PassageIndex, RankedPassage, Sentence, sentences
-from trellis.nlm.provider import Citation, Language, NlmSource, corpus
+from trellis.nlm.provider import Citation, Language, NlmSource, corpus, language_of
 from trellis.nlm.words import stems, words
 
 # Source sentences, each with its exact position: nothing but the sources' own text can be quoted.

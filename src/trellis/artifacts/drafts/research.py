@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from trellis.agents.offline import comparison
-from trellis.agents.offline.phrases import language_of
 from trellis.artifacts.content import LINE_CHARS_MAX, TITLE_CHARS_MAX, ArtifactDraft, ArtifactType
 from trellis.artifacts.drafts.entities import EntityFinder, NamedItems, Nearness
 from trellis.artifacts.drafts.material import (
@@ -31,7 +30,7 @@ from trellis.artifacts.drafts.phrases import clipped, filled_sentence
 from trellis.artifacts.drafts.task import GroundedAnswer, StructuringPrompt, StructuringTask
 from trellis.artifacts.payloads import ResearchPayload
 from trellis.nlm.extractive import COVERAGE_CONFIDENT, HEADINGS_JOINED
-from trellis.nlm.provider import Language, NlmSource
+from trellis.nlm.provider import Language, NlmSource, language_of
 from trellis.nlm.words import stems
 from trellis.storage.memory.layout import OPEN_LOOPS
 

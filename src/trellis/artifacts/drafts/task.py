@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar
 
 import pydantic
 
-from trellis.agents.offline.phrases import language_of
 from trellis.artifacts.content import STORABLE, JobType, StoredModel
 from trellis.artifacts.drafts.draft_rules import texts_of
 from trellis.artifacts.drafts.entities import with_unknown
@@ -43,6 +42,7 @@ from trellis.nlm.provider import (
     NlmSource,
     NlmTimeout,
     NlmUsage,
+    language_of,
 )
 from trellis.nlm.words import stems, words
 

@@ -1,6 +1,5 @@
 """Plans the commit of a proposal: every file it writes, and the commit message."""
 
-import difflib
 import hashlib
 import re
 from collections.abc import Sequence
@@ -193,16 +192,8 @@ def preview(folder: AgentFolder, updates: Sequence[Update], run_id: str, at: dat
     outcome = apply_updates(before, updates, at, run_id=run_id, counter=counter)
     if isinstance(outcome, RejectedUpdates):
         raise _refused(folder.agent_id, "a preview", outcome)
-    parts: list[str] = []
-    for name in outcome.changed:
-        old, new = before[name], outcome.files[name]
-        parts += difflib.unified_diff(_lines(old), _lines(new), name if old else "/dev/null", name, lineterm="")
-    return "".join(f"{line}\n" for line in parts)
-
-
-def _lines(text: str) -> list[str]:
-    """Split at newlines only: other Unicode line breaks must stay visible to reviewers."""
-    return text.removesuffix("\n").split("\n") if text else []
+    changed = ((name, before[name], outcome.files[name]) for name in outcome.changed)
+    return "".join(markdown.unified_diff(old, new, name if old else None, name) for name, old, new in changed)
 
 
 def _refused(agent_id: AgentId, proposal_id: str, outcome: RejectedUpdates) -> UpdatesRefused:

@@ -10,7 +10,7 @@ from dulwich.object_store import BaseObjectStore
 from dulwich.objects import Commit, ObjectID, ShaFile, Tree
 
 from trellis.engine.errors import OptionInvalid
-from trellis.storage.memory import commit_plan
+from trellis.storage.memory import commit_plan, markdown
 from trellis.storage.memory.commit_plan import marker_of, version_of
 from trellis.storage.memory.errors import MemoryDamaged, MemoryOverLimit, MemoryVersionNotFound
 from trellis.storage.memory.layout import (
@@ -25,6 +25,7 @@ from trellis.storage.memory.layout import (
     is_readable,
     layer,
 )
+from trellis.storage.memory.markdown import lines_of
 from trellis.storage.memory.trees import AgentFolder, damaged_at, load, load_commit
 
 # History and diffs.
@@ -103,17 +104,16 @@ def unified_diff(before: AgentFolder, after: AgentFolder, labels: tuple[str, str
     """The diff of the readable files of two versions; Layer 1 alone unless `deep`."""
     old, new = before.files(), after.files()
     names = sorted(file for file in {*old, *new} if is_readable(file) and (deep or layer(file) == 1))
-    parts: list[str] = []
-    for file in names:
-        if old.get(file) != new.get(file):
-            parts += difflib.unified_diff(
-                _lines(before.text(file)),
-                _lines(after.text(file)),
-                f"{labels[0]}/{file}" if file in old else "/dev/null",
-                f"{labels[1]}/{file}" if file in new else "/dev/null",
-                lineterm="",
-            )
-    text = "".join(f"{line}\n" for line in parts)
+    text = "".join(
+        markdown.unified_diff(
+            before.text(file),
+            after.text(file),
+            f"{labels[0]}/{file}" if file in old else None,
+            f"{labels[1]}/{file}" if file in new else None,
+        )
+        for file in names
+        if old.get(file) != new.get(file)
+    )
     if (tokens := count_tokens(text)) > DIFF_TOKENS_MAX:
         what = f"The difference of {labels[0]} and {labels[1]}"
         raise MemoryOverLimit(what=what, agent_id=after.agent_id, tokens=tokens, limit=DIFF_TOKENS_MAX)
@@ -140,7 +140,7 @@ def _file_changes(before: AgentFolder, after: AgentFolder) -> Iterator[Committed
     old, new = before.files(), after.files()
     for file in sorted(file for file in {*old, *new} if is_readable(file) and old.get(file) != new.get(file)):
         kind = ChangeKind.CHANGED if file in old and file in new else ChangeKind.ADDED
-        added, removed = _line_counts(_lines(before.text(file)), _lines(after.text(file)))
+        added, removed = _line_counts(lines_of(before.text(file)), lines_of(after.text(file)))
         yield CommittedFileChange(
             file=file, kind=ChangeKind.REMOVED if file not in new else kind, added=added, removed=removed
         )
@@ -153,10 +153,6 @@ def _line_counts(old: list[str], new: list[str]) -> tuple[int, int]:
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=True)
     equal = sum(block.size for block in matcher.get_matching_blocks())
     return len(new) - equal, len(old) - equal
-
-
-def _lines(text: str) -> list[str]:
-    return text.removesuffix("\n").split("\n") if text else []
 
 
 # The check of a whole repository: every object intact, every commit explained by a proposal, every version present.
