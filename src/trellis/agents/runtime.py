@@ -13,7 +13,6 @@ import asyncio
 import importlib
 from collections.abc import Callable
 
-from trellis.agents import prompt
 from trellis.agents.definition import AgentDefinition
 from trellis.agents.models import ModelOptions, check_model, open_model
 from trellis.agents.run_io import AgentContext, AgentOutput, JournalOnce, RunLimits, ToolServices
@@ -37,8 +36,8 @@ async def run_agent(
 
     toolbox = Toolbox(definition, context, services=services, once=once, limits=limits, left_s=left_s)
     talk = conversation.OpeningMessages(
-        instructions=prompt.system_instructions(definition),
-        opening=prompt.opening_message(
+        instructions=conversation.system_instructions(definition),
+        opening=conversation.opening_message(
             run_id=context.run_id,
             turns=definition.max_steps,
             sources={source.ref: source.text for source in context.sources},

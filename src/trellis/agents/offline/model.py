@@ -17,7 +17,7 @@ from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
-from trellis.agents import prompt
+from trellis.agents import conversation
 from trellis.agents.definition import Tool
 from trellis.agents.offline.plan import ConversationState, ToolReply, next_turn
 from trellis.agents.run_io import canonical_json
@@ -66,17 +66,17 @@ def view_of(messages: list[ModelMessage], parameters: ModelRequestParameters) ->
     )
     opening = opening if isinstance(opening, str) else ""
     tools = {tool.name: tool for tool in parameters.function_tools}
-    memory = {name: text for name, text in prompt.fenced_texts(opening) if name != "params"}
+    memory = {name: text for name, text in conversation.fenced_texts(opening) if name != "params"}
     replies = _replies(messages)
     for reply in replies.get(Tool.READ_MEMORY, []):
         memory |= reply.content.get("files", {})
     proposing = tools.get(Tool.CREATE_PROPOSAL)
     actions: list[str] = proposing.parameters_json_schema["properties"]["action"]["enum"] if proposing else []
-    turns = prompt.text_after_label(opening, prompt.TURNS)
+    turns = conversation.text_after_label(opening, conversation.TURNS)
     return ConversationState(
-        run_id=prompt.text_after_label(opening, prompt.RUN),
+        run_id=conversation.text_after_label(opening, conversation.RUN),
         turns=int(turns) if turns.isdigit() else 1,
-        owner=prompt.owner_part(_instructions(messages)),
+        owner=conversation.owner_part(_instructions(messages)),
         tools=frozenset(tools),
         actions=tuple(actions),
         memory=memory,

@@ -8,8 +8,7 @@ from typing import Any
 
 from trellis.agents.definition import SafeOutput, Tool
 from trellis.agents.offline import comparison
-from trellis.agents.offline.comparison import ConflictKind, Statement, StatementConflict
-from trellis.agents.offline.phrases import WORDINGS, WORDS, Wording
+from trellis.agents.offline.comparison import WORDINGS, WORDS, ConflictKind, Statement, StatementConflict, Wording
 from trellis.nlm.passages import Block, BlockKind, blocks
 from trellis.nlm.provider import language_of
 from trellis.storage.memory import markdown
