@@ -185,7 +185,6 @@ class InboxService:
         return [_entry_state(job, events[job.job_id]) for job in whole if job.job_id in events]
 
     async def stats(self) -> InboxCounts:
-        """Counts from the ledger."""
         now = await self.ledger.now()
         midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         today = await self.ledger.count_events(SETTLED_EVENTS, since=midnight)
@@ -289,10 +288,10 @@ class InboxService:
             correlation_id=told["metadata"]["correlation_id"],
         )
 
-    async def _move(self, entry: JobId, target: str, told: Mapping[str, Any]) -> None:
-        data = json.dumps(told, ensure_ascii=False).encode()
+    async def _move(self, entry: JobId, target: str, facts: Mapping[str, Any]) -> None:
+        told = json.dumps(facts, ensure_ascii=False).encode()
         request = RequestId(f"settle:{entry}")
-        await self.ledger.move(self.gateway, Move(job_id=entry, target=target, request_id=request, data=data))
+        await self.ledger.move(self.gateway, Move(job_id=entry, target=target, request_id=request, data=told))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ from trellis.http_server.server import ServerOptions, listen, serve_gateway
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.nlm_backend.errors import ExecutionsSpent, StaleEpoch
-from trellis.nlm_backend.intake import EXECUTIONS_MAX, ExecuteNow, KnownExecution, decide_intake
+from trellis.nlm_backend.intake import EXECUTIONS_MAX, KnownExecution, decide_intake
 from trellis.nlm_backend.orders import ProcessRequest, execution_id, read_execution_id, type_of
 from trellis.research.backend_client import (
     BackendFailed,
@@ -464,9 +464,9 @@ def _known(epoch: int, execution: int, state: str) -> KnownExecution:
 
 
 def test_what_is_known_decides():
-    assert decide_intake([], _request(3)) == ExecuteNow(1)
-    assert decide_intake([_known(2, 1, "DONE")], _request(3)) == ExecuteNow(1)
-    assert decide_intake([_known(3, 1, "ERROR"), _known(3, 2, "ERROR")], _request(3)) == ExecuteNow(3)
+    assert decide_intake([], _request(3)) == 1
+    assert decide_intake([_known(2, 1, "DONE")], _request(3)) == 1
+    assert decide_intake([_known(3, 1, "ERROR"), _known(3, 2, "ERROR")], _request(3)) == 3
     for state in ("ACCEPTED", "NLM_QUERY", "DONE"):
         assert decide_intake([_known(3, 2, state), _known(3, 1, "ERROR")], _request(3)) == _known(3, 2, state)
     with pytest.raises(StaleEpoch):

@@ -150,7 +150,6 @@ class FieldReader:
         return kind(value.text)
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """A boolean."""
         value = self._scalar(name, "true or false", required=False)
         if value is None:
             return default

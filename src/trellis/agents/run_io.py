@@ -108,6 +108,15 @@ class RefusalCode(StrEnum):
     NOT_READABLE = "not_readable"
 
 
+class CallRefused(Exception):
+    """A tool call asks for more than is allowed. The model gets the code and the detail."""
+
+    def __init__(self, code: RefusalCode, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProposalDraft:
     """A draft of a proposal. Every citation is found in a source that the run read."""

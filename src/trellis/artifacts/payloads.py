@@ -53,25 +53,25 @@ EntitySlug = Annotated[Slug, pydantic.AfterValidator(_check_printable)]
 EntityName = Annotated[str, pydantic.Field(min_length=1, max_length=NAME_CHARS_MAX), STORABLE]
 
 
-class _SnapshotPart(pydantic.BaseModel):
+class _StrictPayload(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class MemoryFile(_SnapshotPart):
+class MemoryFile(_StrictPayload):
     """One file of the agent's memory, such as `memory/open_loops.md`."""
 
     ref: SourceRef
     text: Annotated[str, pydantic.Field(max_length=MEMORY_CHARS_MAX), STORABLE]
 
 
-class MemorySnapshot(_SnapshotPart):
+class MemorySnapshot(_StrictPayload):
     """The agent's memory at one version. `version` is None if it has no memory yet."""
 
     version: Annotated[str, pydantic.Field(max_length=100), STORABLE] | None = None
     files: Annotated[tuple[MemoryFile, ...], pydantic.Field(max_length=MEMORY_FILES_MAX)] = ()
 
 
-class SnapshotEntity(_SnapshotPart):
+class SnapshotEntity(_StrictPayload):
     """An entity of the request. An unknown one has its slug as name. `ref` is the text about it."""
 
     slug: EntitySlug
@@ -80,7 +80,7 @@ class SnapshotEntity(_SnapshotPart):
     ref: SourceRef | None = None
 
 
-class SourceText(_SnapshotPart):
+class SourceText(_StrictPayload):
     """A text that may be cited."""
 
     ref: SourceRef
@@ -122,7 +122,6 @@ class Snapshot(StoredModel):
         return self
 
     def corpus(self) -> tuple[NlmSource, ...]:
-        """The sources in the form a provider takes."""
         return tuple(NlmSource(source.ref, source.text) for source in self.sources)
 
 
@@ -170,10 +169,6 @@ def _check_has_word(text: str) -> str:
 HAS_WORD = pydantic.AfterValidator(_check_has_word)
 Topic = Annotated[str, pydantic.Field(max_length=TOPIC_CHARS_MAX), STORABLE, HAS_WORD]
 FieldName = Annotated[str, pydantic.Field(min_length=1, max_length=FIELD_CHARS_MAX), STORABLE]
-
-
-class _StrictPayload(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ResearchConstraints(_StrictPayload):

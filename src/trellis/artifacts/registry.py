@@ -400,6 +400,8 @@ def _artifact_gone(row: ArtifactRow, reason: str) -> ArtifactGone:
 # collector then finds only blobs that were still being written.
 
 BATCH = 100
+FORMER_REQUESTS = "requests/"
+"""Where requests kept their idempotency keys before they became rows of the ledger (decision 0030)."""
 INTERVAL_S = 60.0
 PAUSE_S_MIN = 0.05
 
@@ -411,6 +413,8 @@ class ArtifactCollectionReport:
     looked_at: int = 0
     taken: int = 0
     unknown: int = 0
+    requests: int = 0
+    """Deleted objects of the former idempotency protocol."""
     more: bool = False
 
 
@@ -425,9 +429,10 @@ class ArtifactCollector:
     interval_s: float = INTERVAL_S
     name: str = "artifact-collector"
     _after: str | None = None
+    _requests_left: bool = True
 
     async def run_once(self) -> ArtifactCollectionReport:
-        """Checks one page of blobs."""
+        """Checks one page of blobs, and deletes one page of former request objects."""
         taken, unknown = 0, 0
         blobs = await self.artifacts.objects.list(
             f"{staged_folder(self.artifacts.cid)}/", after=self._after, limit=self.batch
@@ -439,7 +444,23 @@ class ArtifactCollector:
             if row is not None and blob.key == row.staged_key and await self._is_done(row):
                 taken += await self.artifacts.objects.delete(blob.key)
         self._after = blobs.items[-1].key if blobs.more else None
-        return ArtifactCollectionReport(looked_at=len(blobs.items), taken=taken, unknown=unknown, more=blobs.more)
+        requests = await self._delete_requests() if self._requests_left else 0
+        return ArtifactCollectionReport(
+            looked_at=len(blobs.items),
+            taken=taken,
+            unknown=unknown,
+            requests=requests,
+            more=blobs.more or self._requests_left,
+        )
+
+    async def _delete_requests(self) -> int:
+        """Deletes one page of the objects that held keys of requests before the ledger did. Nothing reads them.
+
+        No program writes them any more, so a process stops looking once there are none.
+        """
+        page = await self.artifacts.objects.list(FORMER_REQUESTS, limit=self.batch)
+        self._requests_left = page.more
+        return sum([await self.artifacts.objects.delete(info.key) for info in page.items])
 
     def pause_s(self, report: ArtifactCollectionReport) -> float:
         """Short while the current round is not finished."""

@@ -228,7 +228,6 @@ class ArtifactRow(ArtifactPayload):
 
     @property
     def staged_key(self) -> str:
-        """The key of the staged bytes."""
         return staged_key(self.cid, self.artifact_id)
 
     def is_of(self, body: bytes) -> bool:

@@ -67,7 +67,6 @@ def document(record: RecordedEvent) -> dict[str, Any]:
 
 
 def to_bytes(record: RecordedEvent) -> bytes:
-    """The record as a separate object."""
     return encode(document(record))
 
 

@@ -51,7 +51,6 @@ OnConflict = Callable[[str, SegmentLine], Awaitable[None]]
 
 
 def line_of(record: RecordedEvent) -> SegmentLine:
-    """The record of an event as a line."""
     return SegmentLine(record.event.id, record.event.ts, audit.to_line(record))
 
 
@@ -134,7 +133,6 @@ def _ours(key: str, there: bytes, first: SegmentLine) -> list[str]:
 
 
 def _next_segment(lines: deque[SegmentLine]) -> list[SegmentLine]:
-    """The lines of the next segment."""
     piece: list[SegmentLine] = []
     size = 0
     for line in lines:
@@ -259,7 +257,6 @@ class RebuildRecord:
     _chars: int = 0
 
     def wrote(self, key: str) -> None:
-        """Note that an object was written."""
         self._chars += len(key)
         if len(self.written) < KEYS_MAX and self._chars <= KEYS_CHARS_MAX:
             self.written.append(key)
@@ -285,12 +282,10 @@ async def recorded_rebuild(
 
 def listed_keys(keys: list[str]) -> list[str]:
     """The first of these keys, within the limits of an act."""
-    kept, chars = keys[:KEYS_MAX], 0
-    for number, key in enumerate(kept):
-        chars += len(key)
-        if chars > KEYS_CHARS_MAX:
-            return kept[:number]
-    return kept
+    listed = RebuildRecord()
+    for key in keys:
+        listed.wrote(key)
+    return listed.written
 
 
 def _act(event: str, cause: str | None, rebuild: RebuildRecord, error: str | None) -> NewAct:

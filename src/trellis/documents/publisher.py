@@ -43,7 +43,6 @@ class DocumentPublisher:
 
     @property
     def objects(self) -> ObjectStore:
-        """The object store it publishes to."""
         return self._objects
 
     def shown(self, key: str) -> int | None:
@@ -134,7 +133,6 @@ class DocumentPublisher:
 
 
 def published_version(body: bytes) -> int:
-    """The version field of a published document."""
     return int(json.loads(body)["version"])
 
 

@@ -98,7 +98,6 @@ class GuardedClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close open connections."""
         await self._client.aclose()
 
     def check(self, url: str) -> None:

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from trellis.engine.errors import TrellisError
 
@@ -46,50 +46,46 @@ class AnswerRefused(OutgoingError):
 # The tables are our own: what the standard library calls global changed between Python versions. An address that embeds
 # another one (mapped, translated, tunnelled) is never public here, whatever it embeds.
 
-_IPV4_SPECIAL = tuple(
-    ip_network(network)
-    for network in (
-        "0.0.0.0/8",  # this network
-        "10.0.0.0/8",
-        "100.64.0.0/10",  # carrier-grade NAT; one cloud has its metadata here
-        "127.0.0.0/8",
-        "168.63.129.16/32",  # a cloud's service for its guests, on a public address
-        "169.254.0.0/16",  # link-local, used by metadata services
-        "172.16.0.0/12",
-        "192.0.0.0/24",
-        "192.0.2.0/24",
-        "192.88.99.0/24",  # 6to4 relays
-        "192.168.0.0/16",
-        "198.18.0.0/15",
-        "198.51.100.0/24",
-        "203.0.113.0/24",
-        "224.0.0.0/4",
-        "240.0.0.0/4",
-    )
+
+def _networks(*networks: str) -> tuple[IPv4Network | IPv6Network, ...]:
+    return tuple(map(ip_network, networks))
+
+
+_IPV4_SPECIAL = _networks(
+    "0.0.0.0/8",  # this network
+    "10.0.0.0/8",
+    "100.64.0.0/10",  # carrier-grade NAT; one cloud has its metadata here
+    "127.0.0.0/8",
+    "168.63.129.16/32",  # a cloud's service for its guests, on a public address
+    "169.254.0.0/16",  # link-local, used by metadata services
+    "172.16.0.0/12",
+    "192.0.0.0/24",
+    "192.0.2.0/24",
+    "192.88.99.0/24",  # 6to4 relays
+    "192.168.0.0/16",
+    "198.18.0.0/15",
+    "198.51.100.0/24",
+    "203.0.113.0/24",
+    "224.0.0.0/4",
+    "240.0.0.0/4",
 )
 _IPV6_UNICAST = ip_network("2000::/3")
 """All routed addresses. Mapped, translated, local and multicast addresses are outside."""
-_IPV6_SPECIAL = tuple(
-    ip_network(network)
-    for network in (
-        "2001::/23",  # protocol assignments, including Teredo
-        "2001:db8::/32",
-        "2002::/16",  # 6to4 embeds any IPv4 address
-        "3fff::/20",
-    )
+_IPV6_SPECIAL = _networks(
+    "2001::/23",  # protocol assignments, including Teredo
+    "2001:db8::/32",
+    "2002::/16",  # 6to4 embeds any IPv4 address
+    "3fff::/20",
 )
-_NEVER = tuple(
-    ip_network(network)
-    for network in (
-        "0.0.0.0/8",
-        "168.63.129.16/32",
-        "169.254.0.0/16",
-        "224.0.0.0/3",
-        "::/128",
-        "fd00:ec2::/32",  # a cloud's metadata over IPv6
-        "fe80::/10",
-        "ff00::/8",
-    )
+_NEVER = _networks(
+    "0.0.0.0/8",
+    "168.63.129.16/32",
+    "169.254.0.0/16",
+    "224.0.0.0/3",
+    "::/128",
+    "fd00:ec2::/32",  # a cloud's metadata over IPv6
+    "fe80::/10",
+    "ff00::/8",
 )
 """Refused even for listed names: the owner of a domain can point a name anywhere."""
 

@@ -47,26 +47,17 @@ HEADINGS_JOINED = " › "
 _SHOWN_GAP = "\n\n"
 
 
-class _CitationNumbers:
-    """Numbers the citations, each position once."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[str, int, int], int] = {}
-
-    def mark(self, ref: str, start: int, end: int) -> str:
-        return f"[{self._numbers.setdefault((ref, start, end), len(self._numbers) + 1)}]"
-
-    def places(self) -> tuple[tuple[str, int, int], ...]:
-        return tuple(self._numbers)
+_CitationNumbers = dict[tuple[str, int, int], int]
+"""The number of each citation, by ref, start and end."""
 
 
 def stitch_answer(
     parts: list[tuple[Passage, tuple[int, ...]]], texts: dict[str, str]
 ) -> tuple[str, tuple[Citation, ...]]:
     """The answer's text and citations, from the chosen sentences of each passage in the order of the answer."""
-    numbers = _CitationNumbers()
+    numbers: _CitationNumbers = {}
     told = [_paragraph(passage, _with_leads(passage, chosen), numbers) for passage, chosen in parts]
-    citations = (Citation(ref, texts[ref][start:end], start, end) for ref, start, end in numbers.places())
+    citations = (Citation(ref, texts[ref][start:end], start, end) for ref, start, end in numbers)
     return _SHOWN_GAP.join(told), tuple(citations)
 
 
@@ -79,8 +70,8 @@ def _with_leads(passage: Passage, chosen: tuple[int, ...]) -> list[Sentence]:
 def _paragraph(passage: Passage, sentences: list[Sentence], numbers: _CitationNumbers) -> str:
     lines = [HEADINGS_JOINED.join(passage.headings) + ":"] if passage.headings else []
     for stretch in _stretches(passage, sentences):
-        mark = numbers.mark(passage.ref, stretch[0].start, stretch[-1].end)
-        shown = " ".join(sentence.shown for sentence in stretch) + " " + mark
+        number = numbers.setdefault((passage.ref, stretch[0].start, stretch[-1].end), len(numbers) + 1)
+        shown = " ".join(sentence.shown for sentence in stretch) + f" [{number}]"
         if stretch[0].row:
             lines.append(f"\n- {shown}")
         else:
@@ -135,7 +126,6 @@ class ExtractiveProvider:
         self._indexes: OrderedDict[str, PassageIndex] = OrderedDict()
 
     async def prepare(self, sources: tuple[NlmSource, ...]) -> PreparedCorpus:
-        """Index the sources."""
         prepared = corpus(sources)
         await self.index(prepared)
         return prepared
@@ -152,7 +142,6 @@ class ExtractiveProvider:
         return verify(found, prepared.sources)
 
     async def health(self) -> ProviderHealth:
-        """Always healthy."""
         return ProviderHealth(ok=True, detail="answers from the sources alone, no network")
 
     async def release(self, prepared: PreparedCorpus) -> None:
@@ -161,7 +150,6 @@ class ExtractiveProvider:
             self._indexes.move_to_end(prepared.key, last=False)
 
     async def close(self) -> None:
-        """Drop every index."""
         self._indexes.clear()
 
     async def index(self, prepared: PreparedCorpus) -> PassageIndex:

@@ -102,7 +102,6 @@ class OpenAiProvider:
         return prepared
 
     async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
-        """Ask the model, and verify its citations."""
         check_fits(prepared, question)
         if not any(source.text.strip() for source in prepared.sources):
             return no_answer(question, model=self._options.model)
@@ -133,7 +132,6 @@ class OpenAiProvider:
         await self._indexes.release(prepared)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._indexes.close()
         await self._client.aclose()
 

@@ -70,7 +70,6 @@ class _Line:
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The blocks of a text, in order."""
     lines = list(_lines(text))
     path = _Path()
     at = _front_matter(lines)
@@ -419,7 +418,6 @@ class IndexedPassage:
 
     @cached_property
     def sentence_stems(self) -> tuple[frozenset[str], ...]:
-        """The stems of each sentence."""
         return tuple(frozenset(stems(sentence.shown)) for sentence in self.passage.sentences)
 
 

@@ -102,11 +102,9 @@ class ScriptedProvider:
         self._extractive = ExtractiveProvider()
 
     async def prepare(self, sources: tuple[NlmSource, ...]) -> PreparedCorpus:
-        """Validate the sources."""
         return corpus(sources)
 
     async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
-        """Execute the next step."""
         check_fits(prepared, question)
         self.asked.append(question)
         step = self._steps[self._at]
@@ -128,11 +126,9 @@ class ScriptedProvider:
         )
 
     async def release(self, prepared: PreparedCorpus) -> None:
-        """Drop the corpus."""
         await self._extractive.release(prepared)
 
     async def close(self) -> None:
-        """Drop everything."""
         await self._extractive.close()
 
 

@@ -163,7 +163,6 @@ class BackendProcess:
         return create_backend_app(self.desk, keys, monotonic=world.clock.monotonic, new_id=world.new_id, now=world.now)
 
     def services(self) -> list[Service[Any]]:
-        """Builds all background services."""
         return [
             self.holder,
             LeaseHeartbeat(holder=self.holder, name="nlm-heartbeat"),

@@ -241,13 +241,11 @@ def complete_notice(order: StoredOrder, staged: StagedAnswer) -> dict[str, Any]:
 
 
 def failed_notice(order: StoredOrder, fault: Fault) -> dict[str, Any]:
-    """Builds the callback of a job that failed."""
     error = {"code": fault.fault.value, "message": str(fault)[:DETAIL_CHARS_MAX]}
     return {"job_id": order.job_id, "epoch": order.epoch, "status": FAILED, "error": error}
 
 
 def as_bytes(notice: Mapping[str, Any]) -> bytes:
-    """Encodes the body of a callback."""
     return json.dumps(notice, ensure_ascii=False, sort_keys=True).encode()
 
 

@@ -86,7 +86,6 @@ class NlmDriver(StepRunner):
     span = "nlm.drive"
 
     def begin(self, claimed: Claimed) -> "_NlmExecution":
-        """The drive of a claimed execution."""
         return _NlmExecution(self, claimed)
 
 

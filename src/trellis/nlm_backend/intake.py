@@ -84,15 +84,8 @@ class KnownExecution:
         return self.state in OPEN
 
 
-@dataclass(frozen=True, slots=True)
-class ExecuteNow:
-    """Nothing known answers the request: start an execution with this number."""
-
-    execution: int
-
-
-def decide_intake(known: Sequence[KnownExecution], request: ProcessRequest) -> KnownExecution | ExecuteNow:
-    """Returns the known execution that answers the request, or that a new one is needed.
+def decide_intake(known: Sequence[KnownExecution], request: ProcessRequest) -> KnownExecution | int:
+    """Returns the known execution that answers the request, or the number of the new one that is needed.
 
     Raises StaleEpoch, ExecutionsSpent.
     """
@@ -106,7 +99,7 @@ def decide_intake(known: Sequence[KnownExecution], request: ProcessRequest) -> K
     spent = same[-1].execution if same else 0
     if spent >= EXECUTIONS_MAX:
         raise ExecutionsSpent(job_id=request.job_id, executions=spent, epoch=request.epoch)
-    return ExecuteNow(spent + 1)
+    return spent + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +124,7 @@ class JobIntake:
             case KnownExecution() as one:
                 await self._cancel_older(request)
                 return await self._again(one, request)
-            case ExecuteNow(execution):
+            case int(execution):
                 last = _last(known, request.epoch)
                 if last is not None and await self._has_result(last):
                     return await self._again(last, request)
@@ -158,7 +151,6 @@ class JobIntake:
         return len(opened) if of_epoch else None
 
     async def depth(self) -> ExecutionDepth:
-        """Returns how many jobs wait and run."""
         return ExecutionDepth.of(await self.ledger.queues())
 
     async def _known(self, job_id: str) -> list[KnownExecution]:
@@ -284,7 +276,6 @@ class JobIntake:
 
 
 def _last(known: Sequence[KnownExecution], epoch: int) -> KnownExecution | None:
-    """Returns the last execution of the epoch."""
     return max((one for one in known if one.epoch == epoch), key=lambda one: one.execution, default=None)
 
 

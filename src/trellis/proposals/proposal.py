@@ -87,7 +87,6 @@ class Proposal:
 
     @property
     def action(self) -> str:
-        """The proposal's action."""
         return json.loads(self.body)["action"]
 
 
@@ -253,7 +252,7 @@ async def store_proposals(
     """
     jobs = {proposal.id: _run_job(proposal, correlation_id) for proposal in proposals}
     for _ in range(STORE_TRIES_MAX):
-        answers = [await _equal(ledger, proposal, list(jobs.values())) or proposal.id for proposal in proposals]
+        answers = await _without_equals(ledger, proposals)
         try:
             await _submit(ledger, actor, [jobs[answer] for answer in answers if isinstance(answer, str)])
         except QueueFull:  # an equal one was stored in between
@@ -262,14 +261,18 @@ async def store_proposals(
     raise DuplicateProposal(proposal=proposals[0].id, status="pending")
 
 
-async def _equal(ledger: Ledger, proposal: Proposal, jobs: Sequence[NewJob]) -> EqualProposal | None:
-    """The equal proposal in the ledger, or an earlier one among these jobs of the same run."""
-    body = json.loads(proposal.body)
-    if not may_auto_approve(body):
-        first = next(job.job_id for job in jobs if job.concurrency_key == duplicate_digest(body))
-        if first != proposal.id:
-            return EqualProposal(id=first, status="pending")
-    return await find_equal(ledger, body, own=proposal.id, rejected_too=True)
+async def _without_equals(ledger: Ledger, proposals: Sequence[Proposal]) -> list[JobId | EqualProposal]:
+    """For each proposal its id, or the equal proposal that replaces it: one in the ledger, or an earlier one of these."""
+    answers: list[JobId | EqualProposal] = []
+    first: dict[str, EqualProposal] = {}
+    for proposal in proposals:
+        body = json.loads(proposal.body)
+        change = duplicate_digest(body)
+        equal = first.get(change) or await find_equal(ledger, body, own=proposal.id, rejected_too=True)
+        answers.append(equal or proposal.id)
+        if not may_auto_approve(body):
+            first.setdefault(change, equal or EqualProposal(id=proposal.id, status="pending"))
+    return answers
 
 
 def _run_job(proposal: Proposal, correlation_id: str | None) -> NewJob:

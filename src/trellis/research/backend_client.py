@@ -71,7 +71,6 @@ class ExecutionRequest:
     """Sent in a header, for logs and traces."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Builds the request body."""
         return {
             "job_id": self.job_id,
             "job_type": self.request.job_type.value,
@@ -226,7 +225,6 @@ class NlmBackend:
             raise BackendUnavailable(detail=f"the NLM backend cannot be asked: {error}") from error
 
     async def close(self) -> None:
-        """Closes connections."""
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -371,39 +369,31 @@ class Callback(pydantic.BaseModel):
 
 
 def callback_key(job_id: str, webhook_id: str) -> str:
-    """Returns the key of a stored callback."""
     return object_key(CALLBACKS_FOLDER, job_id, f"{webhook_id}.json")
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeptCallbacks:
-    """The stored callbacks of one attempt of a job."""
+async def first_callback(objects: ObjectStore, job_id: str, epoch: int, seen: set[str]) -> Callback | None:
+    """Returns the first stored callback for an attempt; None if there is none. Keys in `seen` are not read again."""
+    received: list[tuple[str, str, Callback]] = []
+    for key in await _callback_keys(objects, job_id):
+        stored = None if key in seen else await objects.get(key)
+        if stored is None:
+            continue
+        document: Mapping[str, Any] = json.loads(stored.body)
+        callback = Callback.model_validate(document["callback"])
+        if (callback.job_id, callback.epoch) == (job_id, epoch):
+            received.append((str(document["received_at"]), key, callback))
+        else:
+            seen.add(key)
+    return min(received, key=lambda entry: entry[:2])[2] if received else None
 
-    objects: ObjectStore
-    job_id: str
-    epoch: int
 
-    async def first(self, seen: set[str]) -> Callback | None:
-        """Returns the first callback for this attempt; None if there is none. Keys in `seen` are not read again."""
-        found: list[tuple[str, str, Callback]] = []
-        for key in await self._keys():
-            there = None if key in seen else await self.objects.get(key)
-            if there is None:
-                continue
-            kept: Mapping[str, Any] = json.loads(there.body)
-            callback = Callback.model_validate(kept["callback"])
-            if callback.epoch == self.epoch and callback.job_id == self.job_id:
-                found.append((str(kept["received_at"]), key, callback))
-            else:
-                seen.add(key)
-        return min(found, key=lambda one: one[:2])[2] if found else None
-
-    async def _keys(self) -> list[str]:
-        keys: list[str] = []
-        for _ in range(CALLBACK_PAGES_MAX):
-            after = keys[-1] if keys else None
-            page = await self.objects.list(f"{object_key(CALLBACKS_FOLDER, self.job_id)}/", after=after)
-            keys += [info.key for info in page.items]
-            if not page.more:
-                break
-        return keys
+async def _callback_keys(objects: ObjectStore, job_id: str) -> list[str]:
+    keys: list[str] = []
+    for _ in range(CALLBACK_PAGES_MAX):
+        after = keys[-1] if keys else None
+        page = await objects.list(f"{object_key(CALLBACKS_FOLDER, job_id)}/", after=after)
+        keys += [info.key for info in page.items]
+        if not page.more:
+            break
+    return keys

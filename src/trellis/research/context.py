@@ -39,16 +39,7 @@ MEMORY_FOLDER = "memory"
 HEADING = "# "
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredSnapshot:
-    """A snapshot in the object store."""
-
-    key: str
-    sha256: str
-
-
 def snapshot_key(cid: str, job_id: str, epoch: int) -> str:
-    """Returns the key of an attempt's snapshot."""
     return object_key(PROJECTS, cid, "snapshots", job_id, f"{epoch}.json")
 
 
@@ -62,10 +53,12 @@ class ContextAssembler:
     counter: TokenCounter = count_tokens
     """Counts the tokens of sources (D50)."""
 
-    async def assemble(self, request: QueueRequest, job_id: str, epoch: int) -> StoredSnapshot:
-        """Writes the snapshot of this attempt. Raises a StageError."""
+    async def assemble(self, request: QueueRequest, job_id: str, epoch: int) -> str:
+        """Writes the snapshot of this attempt and returns its sha256. Raises a StageError."""
         try:
-            return await self._kept(snapshot_key(self.cid, job_id, epoch), await self._snapshot(request, job_id, epoch))
+            return await self._stored(
+                snapshot_key(self.cid, job_id, epoch), await self._snapshot(request, job_id, epoch)
+            )
         except StoreError as error:
             raise ContextUnavailable(detail=str(error)) from error
         except (InputError, Refused, AgentError) as error:
@@ -97,14 +90,14 @@ class ContextAssembler:
         files = [{"ref": f"{MEMORY_FOLDER}/{name}", "text": text} for name, text in view.content.items() if text]
         return {"version": str(view.version) if view.version else None, "files": files}
 
-    async def _kept(self, key: str, body: bytes) -> StoredSnapshot:
+    async def _stored(self, key: str, body: bytes) -> str:
         """Stores the snapshot. An existing one of this epoch is from an earlier write whose answer was lost."""
         if isinstance(await self.objects.put(key, body, when=CREATE), PutStored):
-            return StoredSnapshot(key=key, sha256=sha256(body))
-        there = await self.objects.get(key)
-        if there is None:
+            return sha256(body)
+        stored = await self.objects.get(key)
+        if stored is None:
             raise ContextUnavailable(detail=f"the snapshot {key} was there and is gone")
-        return StoredSnapshot(key=key, sha256=sha256(there.body))
+        return sha256(stored.body)
 
 
 def _snapshot(request: QueueRequest, job_id: str, epoch: int, memory: dict[str, Any], read: AgentSources) -> bytes:

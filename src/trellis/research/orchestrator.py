@@ -32,8 +32,8 @@ from trellis.research.backend_client import (
     Callback,
     ExecutionBackend,
     ExecutionRequest,
-    KeptCallbacks,
     error_of_failure,
+    first_callback,
 )
 from trellis.research.context import ContextAssembler
 from trellis.research.errors import ContextUnavailable, RequestUnreadable, StageError, StageHopeless
@@ -174,7 +174,6 @@ class QueueDriver(StepRunner):
     span = "queue.drive"
 
     def begin(self, claimed: Claimed) -> "_QueueDrive":
-        """The drive of a claimed job."""
         return _QueueDrive(self, claimed)
 
 
@@ -217,10 +216,10 @@ class _QueueDrive(JobDrive[tuple[ArtifactRow, datetime], StageError]):
         """Writes the snapshot and builds the request for the backend."""
         driver, epoch = self._driver, self._lease.epoch
         began = await driver.ledger.now()
-        made = await driver.assembly.assemble(request, self._job_id, epoch)
+        digest = await driver.assembly.assemble(request, self._job_id, epoch)
         run_id = await run_of_generation(driver.ledger, driver.layer, self._job_id, self._claimed.generation, request)
         now, url = await driver.ledger.now(), snapshot_url(driver.gateway, self._job_id, epoch)
-        facts = {"run_id": run_id, "snapshot_url": url, "sha256": made.sha256, **_times(began, now)}
+        facts = {"run_id": run_id, "snapshot_url": url, "sha256": digest, **_times(began, now)}
         await self._step("snapshot_ready", CALL, facts)
         return ExecutionRequest(
             job_id=self._job_id,
@@ -260,11 +259,10 @@ class _QueueDrive(JobDrive[tuple[ArtifactRow, datetime], StageError]):
     async def _awaited(self, execution: ExecutionRequest) -> Callback | BackendFinished:
         """Waits for the callback of this attempt. If none comes for a while, asks the backend about the execution."""
         driver, options = self._driver, self._driver.options
-        kept = KeptCallbacks(objects=driver.objects, job_id=self._job_id, epoch=self._lease.epoch)
         seen, look_s = set[str](), options.look_s
         ask_at = driver.clock.monotonic() + options.ask_again_s
         while True:
-            callback = await self._looked(kept, seen)
+            callback = await self._stored_callback(seen)
             if callback is not None:
                 return callback
             if driver.clock.monotonic() >= ask_at:
@@ -275,9 +273,9 @@ class _QueueDrive(JobDrive[tuple[ArtifactRow, datetime], StageError]):
             await driver.clock.sleep(look_s)
             look_s = min(options.look_s_max, look_s * 1.5)
 
-    async def _looked(self, kept: KeptCallbacks, seen: set[str]) -> Callback | None:
+    async def _stored_callback(self, seen: set[str]) -> Callback | None:
         try:
-            return await kept.first(seen)
+            return await first_callback(self._driver.objects, self._job_id, self._lease.epoch, seen)
         except StoreError as error:  # the end of the execution bounds how long this may last
             _log.warning("callbacks_unreadable", job_id=self._job_id, error=str(error))
             return None
@@ -334,7 +332,9 @@ class _QueueDrive(JobDrive[tuple[ArtifactRow, datetime], StageError]):
         made = {"artifact_id": row.artifact_id, "type": row.type.value, "sha256": row.sha256, "size": row.size}
         facts = {**made, **_times(began, await self._driver.ledger.now())}
         try:
-            await self.advance(Trigger.COMPLETE, facts, result=_json(made), finalizes=row.artifact_id)
+            await self.advance(
+                Trigger.COMPLETE, facts, result=json.dumps(made, ensure_ascii=False).encode(), finalizes=row.artifact_id
+            )
         except InvalidTransition as error:  # nothing was written: the artifact is no longer staged
             return await self.fail(errors.ArtifactUnwritten(detail=str(error)))
         return "COMPLETE"
@@ -420,17 +420,12 @@ class _QueueDrive(JobDrive[tuple[ArtifactRow, datetime], StageError]):
         return ends - self._driver.clock.monotonic()
 
     async def _step(self, trigger: str, stage: str, facts: Mapping[str, Any]) -> None:
-        """Moves to the next stage."""
         await self.advance(trigger, facts)
         self._state = stage
 
 
 def _times(began: datetime, ended: datetime) -> dict[str, str]:
     return {"started_at": timestamp(began), "finished_at": timestamp(max(began, ended))}
-
-
-def _json(facts: Mapping[str, Any]) -> bytes:
-    return json.dumps(facts, ensure_ascii=False).encode()
 
 
 # The orchestrator of the job queue: accepts jobs, drives them, and ends permanently failed ones (JQ-6, JQ-7, D10).

@@ -317,17 +317,7 @@ def _grounds(draft: AgentDraft) -> dict[str, Any]:
 
 
 def _memory_draft(drafts: Sequence[AgentDraft], version: int) -> proposal.ProposalContent:
-    updates = [
-        {
-            "file": update.file,
-            "operation": update.operation.value,
-            "content": update.content,
-            "section": update.section,
-            "loop_id": update.loop_id,
-            "resolution": update.resolution,
-        }
-        for update in (draft.update() for draft in drafts)
-    ]
+    updates = [asdict(draft.update()) for draft in drafts]
     summary = "; ".join(dict.fromkeys(draft.summary for draft in drafts))[:1_000]
     content = {
         "summary": summary,

@@ -49,7 +49,6 @@ class ProjectorAlert:
     key: str
 
     def to_bytes(self) -> bytes:
-        """The alert as the bytes of its object."""
         return encode(asdict(self))
 
 

@@ -62,7 +62,6 @@ class Schedule(BaseModel):
         return instant if instant > after else None
 
     def next(self, now: datetime) -> datetime | None:
-        """The first instant after `now`."""
         return None if self.cron is None else next_instant(self.cron, now)
 
     def registered(self, cron: str | None, at: datetime) -> Self:
@@ -74,7 +73,6 @@ class Schedule(BaseModel):
         return self.model_copy(update={"last": last, "version": self.version + 1})
 
     def to_bytes(self) -> bytes:
-        """The bytes of the stored object."""
         last = None
         if self.last is not None:
             last = {

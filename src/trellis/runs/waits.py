@@ -65,7 +65,6 @@ class UpstreamWaits:
 
     @property
     def is_open(self) -> bool:
-        """Whether a wait is open now."""
         return bool(self._waits) and self._waits[-1].until is None
 
     def lasted_s(self, now: datetime) -> float:

@@ -11,6 +11,7 @@ import sys
 from types import FrameType
 
 from tests.storage.memory.rig import AGENT, append, apply
+from tests.storage.memory.verification import verify
 from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, bare_repository, open_memory
 
 POINTS_MAX = 2_000
@@ -28,7 +29,7 @@ def main(path: str, step: str) -> None:
         if ended:
             break
         seen["killed"] += 1
-    verified = memory.verify()
+    verified = verify(memory)
     seen["problems"] += verified.findings
     seen["versions"] = memory.read(AGENT).version
     seen["points"] = number

@@ -13,6 +13,7 @@ import pytest
 
 from tests.storage.memory.committer import committed
 from tests.storage.memory.rig import AGENT, AT, append, apply
+from tests.storage.memory.verification import verify
 from trellis.storage.memory import AlreadyApplied, DeepPart, MemoryRepository, open_memory
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,7 +67,7 @@ def test_eight_processes_lose_no_update_and_apply_none_twice(memory: MemoryRepos
         assert Counter(decisions(memory, agent)) == Counter(proposal for name, proposal, _, _ in told if name == agent)
         entries = memory.history(agent, limit=len(mine)).entries
         assert {entry.commit for entry in entries} == {commit for name, _, commit, _ in told if name == agent}
-    assert memory.verify().commits == 8 * each
+    assert verify(memory).commits == 8 * each
     sound()
 
 
@@ -128,5 +129,5 @@ def test_many_processes_make_one_repository(tmp_path, start):
     for process in processes:
         _, error = process.communicate(timeout=60)
         assert process.returncode == 0, error
-    assert open_memory(path, create=False).verify().commits == 4
+    assert verify(open_memory(path, create=False)).commits == 4
     assert [entry.name for entry in path.parent.iterdir()] == ["memory.git"]

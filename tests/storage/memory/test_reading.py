@@ -3,6 +3,7 @@
 import pytest
 
 from tests.storage.memory.rig import AGENT, AT, RUN, append, applied, commit_tree, replace
+from tests.storage.memory.verification import verify
 from trellis.engine.errors import OptionInvalid
 from trellis.storage.memory import DeepPart, MemoryRepository, ReadMode, open_memory
 from trellis.storage.memory.errors import MemoryDamaged, MemoryMissing, MemoryOverLimit, MemoryVersionNotFound
@@ -144,7 +145,7 @@ def test_a_missing_or_torn_object_is_named(memory: MemoryRepository):
     place.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(MemoryDamaged, match=commit):
         memory.read(AGENT)
-    assert memory.verify().findings
+    assert verify(memory).findings
     place.unlink()
     with pytest.raises(MemoryDamaged, match="missing"):
         memory.read(AGENT)

@@ -37,7 +37,6 @@ class OfflineModel(Model[None]):
 
     @property
     def system(self) -> str:
-        """The provider's name."""
         return "trellis"
 
     async def request(
@@ -46,7 +45,6 @@ class OfflineModel(Model[None]):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        """The next tool calls."""
         _, parameters = self.prepare_request(model_settings, model_request_parameters)
         # In a thread: comparing large sources takes a while, and leases are renewed by the event loop.
         calls = await asyncio.to_thread(next_turn, view_of(messages, parameters))

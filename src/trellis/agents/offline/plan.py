@@ -148,7 +148,6 @@ class ToolReply:
 
     @property
     def ok(self) -> bool:
-        """Whether the call was accepted."""
         return "refused" not in self.content
 
 
@@ -166,7 +165,6 @@ class ConversationState:
 
     @property
     def sources(self) -> dict[str, str]:
-        """The sources that were read."""
         read = [reply for reply in self.replies.get(Tool.READ_CONTEXT, ()) if reply.ok]
         return {source["ref"]: source["text"] for reply in read for source in reply.content["sources"]}
 

@@ -186,7 +186,6 @@ class ResolvedTarget:
     title: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The form shown in the enriched draft."""
         return {"kind": self.kind.value, "ref": self.ref, "title": self.title}
 
 

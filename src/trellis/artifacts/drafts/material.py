@@ -67,7 +67,6 @@ class SourceSentence:
 
     @property
     def shown(self) -> str:
-        """The sentence on one line."""
         return self.sentence.shown
 
     @property
@@ -159,7 +158,6 @@ class SourceMaterial:
         self._excluded = [found for topic in exclude if (found := frozenset(stems(topic)))]
 
     def names(self, text: str, entities: Sequence[SnapshotEntity] = ()) -> NamedItems:
-        """Returns the items that a text names."""
         return named_in(text, self._callable, entities)
 
     @cached_property
@@ -168,7 +166,12 @@ class SourceMaterial:
         # The title of a text covers all of it, so as a name it would match the whole text.
         paths = dict.fromkeys(entry.passage.headings for entry in self._index.entries)
         headings = [heading for path in paths for heading in path[-1:] if len(path) > 1 or names_in(heading)]
-        rows = (told for entry in self._index.entries if entry.passage.sentences[-1].row for told in self._told(entry))
+        rows = (
+            told
+            for entry in self._index.entries
+            if entry.passage.sentences[-1].row
+            for told in self._sentences_of(entry)
+        )
         return list(dict.fromkeys((*headings, *(name for told in rows for name in _names_of_row(told)))))
 
     def speaks_of(self, named: NamedItems) -> bool:
@@ -205,7 +208,7 @@ class SourceMaterial:
         """Returns the relevant sentences of a ranked passage, without those about other items of the same series."""
         beside = covered >= COVERAGE_MIN and self._is_beside(one.entry, asked)
         headed = self._headed(asked.named)
-        for told in self._told(one.entry):
+        for told in self._sentences_of(one.entry):
             near = self.nearness(told, asked.named)
             says = not asked.others.isdisjoint(one.entry.sentence_stems[told.at])
             # Words of two languages do not match. There, or if no heading has the name, the name alone is enough.
@@ -220,7 +223,7 @@ class SourceMaterial:
 
     def _is_spoken_of(self, entries: Iterable[IndexedPassage], named: NamedItems) -> bool:
         """Whether the sources say something about the item named by its number."""
-        near = (told for entry in entries for told in self._told(entry))
+        near = (told for entry in entries for told in self._sentences_of(entry))
         return bool(named.numbers) and (bool(self._headed(named)) or any(self.nearness(told, named) for told in near))
 
     def _is_beside(self, entry: IndexedPassage, asked: _QuestionPart) -> bool:
@@ -231,7 +234,7 @@ class SourceMaterial:
 
     def _all_of(self, entry: IndexedPassage, wanted: list[str]) -> Iterator[RankedSentence]:
         """Returns the sentences of a passage whose heading names the item."""
-        for told in self._told(entry):
+        for told in self._sentences_of(entry):
             yield RankedSentence(told, min(fit_of(self._index, wanted, entry, told.at), NAMED_FIT), Nearness.HEADED)
 
     def _headed(self, named: NamedItems) -> list[IndexedPassage]:
@@ -276,17 +279,15 @@ class SourceMaterial:
         return list(touched.values())
 
     def texts(self) -> Iterable[str]:
-        """Returns the whole texts."""
         return self._index.texts.values()
 
     def all(self) -> Iterator[SourceSentence]:
         """Yields every sentence once, in the order of refs and text."""
         for entry in self._index.entries:
-            yield from self._told(entry)
+            yield from self._sentences_of(entry)
 
     def passage(self, told: SourceSentence) -> list[SourceSentence]:
-        """Returns the sentences of the same passage."""
-        return self._told(self._index.entries[told.passage])
+        return self._sentences_of(self._index.entries[told.passage])
 
     def beside(self, told: SourceSentence) -> list[SourceSentence]:
         """Returns a sentence with its whole paragraph if that is short, else with the sentences it depends on."""
@@ -305,7 +306,7 @@ class SourceMaterial:
             run.insert(0, before)
         return run
 
-    def _told(self, entry: IndexedPassage) -> list[SourceSentence]:
+    def _sentences_of(self, entry: IndexedPassage) -> list[SourceSentence]:
         passage = entry.passage
         text = self._index.texts[passage.ref]
         made: list[SourceSentence] = []
@@ -398,7 +399,6 @@ class SourceQuotes:
         self._found: dict[tuple[str, str], None] = {}
 
     def cite(self, citations: Iterable[Citation]) -> None:
-        """Adds verified citations."""
         for one in citations:
             self.add(one.ref, one.excerpt)
 
@@ -409,7 +409,6 @@ class SourceQuotes:
             self._found[ref, excerpt] = None
 
     def sources(self) -> tuple[ArtifactSource, ...]:
-        """Returns the sources for the artifact."""
         return tuple(ArtifactSource(ref=ref, excerpt=excerpt) for ref, excerpt in self._found)
 
 

@@ -85,11 +85,9 @@ class StructuringPrompt(StoredModel):
     max_passages: Annotated[int, pydantic.Field(ge=1, le=PASSAGES_MAX)]
 
     def corpus(self) -> tuple[NlmSource, ...]:
-        """The sources in the form a provider takes."""
         return tuple(NlmSource(source.ref, source.text) for source in self.sources)
 
     def to_question(self) -> NlmQuestion:
-        """The question in the form a provider takes."""
         return NlmQuestion(
             text=self.question, sources=self.corpus(), language=self.language, max_passages=self.max_passages
         )
@@ -125,7 +123,6 @@ class StoredAnswer(StoredModel):
 
     @classmethod
     def from_answer(cls, answer: NlmAnswer) -> "StoredAnswer":
-        """Builds the stored form of a verified answer."""
         return cls(
             text=answer.text,
             citations=tuple(
@@ -140,7 +137,6 @@ class StoredAnswer(StoredModel):
         )
 
     def to_answer(self) -> NlmAnswer:
-        """Returns the answer in the form providers return."""
         return NlmAnswer(
             text=self.text,
             citations=tuple(Citation(one.ref, one.excerpt, one.start, one.end) for one in self.citations),

@@ -33,9 +33,6 @@ from trellis.storage.memory.layout import (
     AppliedMarker,
     MemoryMeta,
     TokenCounter,
-    checked_agent_id,
-    checked_name,
-    checked_time,
     tokens_max,
 )
 from trellis.storage.memory.trees import AgentFolder, load_commit, with_changes
@@ -67,7 +64,6 @@ class CommitMessage:
     evicted: Sequence[str] = ()
 
     def to_bytes(self) -> bytes:
-        """The bytes of the commit message."""
         body = [f"Files: {', '.join(self.files)}"]
         if self.evicted:
             body.append(f"Evicted: {', '.join(self.evicted)}")
@@ -144,30 +140,6 @@ class CommitPlan:
     objects: tuple[ShaFile, ...]
     commit: ObjectID
     version: int
-
-
-def checked_order(
-    agent_id: str,
-    updates: Sequence[Update],
-    *,
-    run_id: str,
-    proposal_id: str,
-    reason: str,
-    auto_approved: bool,
-    author: str,
-    at: datetime,
-) -> MemoryCommitOrder:
-    """Validate the arguments; raises OptionInvalid or AgentIdInvalid."""
-    return MemoryCommitOrder(
-        agent_id=checked_agent_id(agent_id),
-        updates=tuple(updates),
-        run_id=checked_name(run_id, "run_id"),
-        proposal_id=checked_name(proposal_id, "proposal_id"),
-        reason=_checked_text(reason, "reason", REASON_CHARS_MAX),
-        auto_approved=auto_approved,
-        author=_checked_text(author, "author", AUTHOR_CHARS_MAX, forbidden="<>\n\t"),
-        at=checked_time(at),
-    )
 
 
 def meta_of(folder: AgentFolder) -> MemoryMeta | None:
@@ -325,7 +297,7 @@ def _parsed(folder: AgentFolder, file: str, model: type[_Model]) -> _Model | Non
         raise MemoryDamaged(where=where, reason=f"it does not fit ({error.error_count()} errors)") from error
 
 
-def _checked_text(text: str, option: str, most: int, forbidden: str = "") -> str:
+def checked_text(text: str, option: str, most: int, forbidden: str = "") -> str:
     """The stripped text, if it may appear in a commit and in the timeline; raises OptionInvalid."""
     text = text.replace("\r\n", "\n").strip()
     if not 1 <= len(text) <= most:

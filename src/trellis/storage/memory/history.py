@@ -1,17 +1,15 @@
 """The history of a memory: its commits, diffs between versions, and the check of a whole repository."""
 
 import difflib
-import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
 
 from dulwich.object_store import BaseObjectStore
-from dulwich.objects import Commit, ObjectID, ShaFile, Tree
+from dulwich.objects import Commit, ObjectID
 
 from trellis.engine.errors import OptionInvalid
 from trellis.storage.memory import commit_plan, markdown
-from trellis.storage.memory.commit_plan import marker_of, version_of
 from trellis.storage.memory.errors import MemoryDamaged, MemoryOverLimit, MemoryVersionNotFound
 from trellis.storage.memory.layout import (
     AgentId,
@@ -20,13 +18,12 @@ from trellis.storage.memory.layout import (
     CommittedFileChange,
     HistoryEntry,
     HistoryPage,
-    MemoryVerifyReport,
     count_tokens,
     is_readable,
     layer,
 )
 from trellis.storage.memory.markdown import lines_of
-from trellis.storage.memory.trees import AgentFolder, damaged_at, load, load_commit
+from trellis.storage.memory.trees import AgentFolder, damaged_at, load_commit
 
 # History and diffs.
 #
@@ -153,85 +150,3 @@ def _line_counts(old: list[str], new: list[str]) -> tuple[int, int]:
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=True)
     equal = sum(block.size for block in matcher.get_matching_blocks())
     return len(new) - equal, len(old) - equal
-
-
-# The check of a whole repository: every object intact, every commit explained by a proposal, every version present.
-
-FINDINGS_MAX = 100
-
-
-def verify(objects: BaseObjectStore, head: ObjectID | None, commits_max: int) -> MemoryVerifyReport:
-    """Check up to `commits_max` commits from the newest back, with all their objects."""
-    findings: list[str] = []
-    seen: set[ObjectID] = set()
-    expected: dict[str, int] = {}
-    commits = 0
-    complete = True
-    try:
-        for name, commit in walk(objects, head):
-            if commits == commits_max or len(findings) >= FINDINGS_MAX:
-                complete = False
-                break
-            commits += 1
-            _check_object(objects, name)
-            findings += _explained(objects, head, name, commit.message, expected)
-            for problem in _broken(objects, commit.tree, seen):
-                findings.append(f"commit {name.decode()}: {problem}")
-    except MemoryDamaged as damage:
-        findings.append(str(damage))
-        complete = False
-    if complete:
-        findings += [f"{agent}: version {version} has no commit" for agent, version in expected.items() if version > 0]
-    return MemoryVerifyReport(
-        commits=commits, objects=commits + len(seen), findings=tuple(islice(findings, FINDINGS_MAX)), complete=complete
-    )
-
-
-def _explained(
-    objects: BaseObjectStore, head: ObjectID | None, name: ObjectID, message: bytes, expected: dict[str, int]
-) -> Iterator[str]:
-    """Check that a commit names its proposal, has the expected version, and contains the proposal's marker."""
-    said = commit_plan.parse(message)
-    if said is None:
-        yield f"commit {name.decode()}: no proposal explains it"
-        return
-    if said.agent_id not in expected:
-        expected[said.agent_id] = version_of(AgentFolder(objects, head, AgentId(said.agent_id)))
-    if said.version != expected[said.agent_id]:
-        yield f"commit {name.decode()}: makes version {said.version}, {expected[said.agent_id]} was expected"
-    expected[said.agent_id] = said.version - 1
-    marker = marker_of(AgentFolder(objects, name, AgentId(said.agent_id)), said.proposal_id)
-    if marker is None or marker.version != said.version:
-        yield f"commit {name.decode()}: proposal {said.proposal_id} is not marked as applied in it"
-
-
-def _broken(objects: BaseObjectStore, tree: ObjectID, seen: set[ObjectID]) -> Iterator[str]:
-    """Objects under a tree that are missing, changed or malformed. Each is checked once."""
-    waiting = [tree]
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        try:
-            found = _check_object(objects, name)
-        except MemoryDamaged as damage:
-            yield str(damage)
-            continue
-        if isinstance(found, Tree):
-            for entry in found.iteritems():
-                if stat.S_ISDIR(entry.mode) or stat.S_ISREG(entry.mode):
-                    waiting.append(entry.sha)
-                else:
-                    yield f"{entry.path!r} is no file and no folder"
-
-
-def _check_object(objects: BaseObjectStore, name: ObjectID) -> ShaFile:
-    """Read the object again from its bytes and check that its name is their digest."""
-    found = load(objects, name, ShaFile)
-    with damaged_at(name):
-        again = ShaFile.from_raw_string(found.type_num, found.as_raw_string())
-        again.check()
-        if again.id != name:
-            raise MemoryDamaged(where=name.decode(), reason="its content is not what its name says")
-    return found

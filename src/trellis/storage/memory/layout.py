@@ -186,7 +186,6 @@ class MemoryMeta(BaseModel):
     schema_version: str = SCHEMA_VERSION
 
     def to_bytes(self) -> bytes:
-        """The bytes of the file."""
         return self.model_dump_json(by_alias=True, indent=2).encode() + b"\n"
 
 
@@ -199,7 +198,6 @@ class AppliedMarker(BaseModel):
     updates_digest: str = Field(pattern=r"^[0-9a-f]{64}$")
 
     def to_bytes(self) -> bytes:
-        """The bytes of the file."""
         return self.model_dump_json(by_alias=True).encode() + b"\n"
 
 
@@ -303,13 +301,3 @@ class HistoryPage:
 
     entries: tuple[HistoryEntry, ...]
     more: CommitId | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryVerifyReport:
-    """The result of checking the whole repository. `complete` is False if it stopped at its limit."""
-
-    commits: int
-    objects: int
-    findings: tuple[str, ...]
-    complete: bool

@@ -145,7 +145,6 @@ TIMEOUT_S_DEFAULT = 10.0
 
 
 def random_name() -> str:
-    """A random, unique name."""
     return secrets.token_hex(16)
 
 

@@ -120,11 +120,9 @@ class S3Objects:
 
     @property
     def url(self) -> str:
-        """The store's address, without credentials."""
         return self._address.url
 
     async def get(self, key: str) -> StoredObject | None:
-        """The object with its bytes; None if it does not exist."""
         place = self._place(key)
 
         async def read() -> StoredObject:
@@ -140,7 +138,6 @@ class S3Objects:
         return await self._read("get", key, read)
 
     async def head(self, key: str) -> ObjectInfo | None:
-        """The object's metadata; None if it does not exist."""
         place = self._place(key)
 
         async def look() -> ObjectInfo:
@@ -155,7 +152,6 @@ class S3Objects:
         return await self._read("head", key, look)
 
     async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
-        """Write the whole object if the condition holds."""
         place = self._place(key)
         if len(body) > self._bytes_max:
             raise ObjectTooLarge(key=key, size=len(body), limit=self._bytes_max)
@@ -176,7 +172,6 @@ class S3Objects:
         return PutStored(self._checked_etag(put["e_tag"]))
 
     async def list(self, prefix: str, *, after: str | None = None, limit: int = PAGE_MAX) -> ObjectPage:
-        """A page of the objects whose keys begin with `prefix`, in key order."""
         checked_page(prefix, after, limit)
         select = self._next if self._ordered else self._smallest
         found = await self._read("list", prefix, partial(select, prefix, after, limit + 1)) or ()
