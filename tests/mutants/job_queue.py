@@ -98,7 +98,7 @@ JOB_QUEUE: dict[str, Mutant] = {
     # The job that an inbox entry makes does not name the entry.
     "JQ-12": Mutant(
         file="inbox.py",
-        old='parent_id=JobId(told["id"]),',
+        old='parent_id=JobId(entry["id"]),',
         new="parent_id=None,",
         tests=("tests/research/test_gate.py::test_an_entry_that_asks_for_a_job_makes_one_pending_job_linked_to_it",),
     ),

@@ -177,9 +177,9 @@ class JournalledModel(WrapperModel):
             raise StepsExceeded(limit=self._steps_max)
         self.number += 1
         entry = ENTRY.format(number=self.number)
-        asked = request_form(self.model_name, messages, model_settings, model_request_parameters)
-        size = self._counter(asked.decode())
-        digest = hashlib.sha256(asked).hexdigest()
+        form = request_form(self.model_name, messages, model_settings, model_request_parameters)
+        size = self._counter(form.decode())
+        digest = hashlib.sha256(form).hexdigest()
 
         async def make() -> bytes:
             self._check_tokens(self.used.input + self.used.output + size)
@@ -249,8 +249,8 @@ class JournalledModel(WrapperModel):
         if response.usage.input_tokens or response.usage.output_tokens:
             tokens = RequestUsage(input_tokens=response.usage.input_tokens, output_tokens=response.usage.output_tokens)
         else:
-            told = ModelMessagesTypeAdapter.dump_json([replace(response, timestamp=_NO_TIME)])
-            tokens = RequestUsage(input_tokens=size, output_tokens=self._counter(told.decode()))
+            dumped = ModelMessagesTypeAdapter.dump_json([replace(response, timestamp=_NO_TIME)])
+            tokens = RequestUsage(input_tokens=size, output_tokens=self._counter(dumped.decode()))
         return replace(response, usage=tokens)
 
     def _count(self, response: ModelResponse, parameters: ModelRequestParameters) -> None:

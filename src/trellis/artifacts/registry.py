@@ -167,10 +167,10 @@ class ArtifactRegistry:
         A requeued job may have another run than it was submitted for (D20).
         """
         events = await self.ledger.events(job.job_id) if job.generation else []
-        told = [
+        run_ids = [
             json.loads(event.data).get("run_id") for event in events if event.type == NLM_CALLED_EVENT and event.data
         ]
-        return replace(making, run_id=next((run for run in reversed(told) if run), making.run_id))
+        return replace(making, run_id=next((run for run in reversed(run_ids) if run), making.run_id))
 
     async def _again(self, actor: Actor, artifact_id: JobId, making: NewArtifact) -> StagedArtifact:
         """Returns the artifact that this attempt already has, completing its blob and discarding older ones.
@@ -254,8 +254,8 @@ class ArtifactRegistry:
         row = await self.row(artifact_id)
         if row is None or row.state != FINALIZED:
             return None
-        told = await asyncio.to_thread(json.loads, await stored_bytes(self.ledger, self.objects, row))
-        return {**self.fields(row), "content": told["content"], "sources": told["sources"]}
+        document = await asyncio.to_thread(json.loads, await stored_bytes(self.ledger, self.objects, row))
+        return {**self.fields(row), "content": document["content"], "sources": document["sources"]}
 
     def fields(self, row: ArtifactRow) -> dict[str, Any]:
         """Returns the fields of an artifact that listings show."""
@@ -366,8 +366,8 @@ def _new_artifact(draft: ArtifactDraft, job: Job, epoch: int) -> tuple[NewArtifa
     if job.lifecycle != QUEUE_JOB.name:
         raise NothingExpected(job_id=job.job_id, reason=f"it is a {job.lifecycle}; only a queue-job has an artifact")
     try:
-        told = json.loads(job.payload or b"{}")
-        job_type, run_id, slug = JobType(told["job_type"]), str(told["run_id"]), str(told["agent_slug"])
+        request = json.loads(job.payload or b"{}")
+        job_type, run_id, slug = JobType(request["job_type"]), str(request["run_id"]), str(request["agent_slug"])
     except (KeyError, ValueError, TypeError):
         raise NothingExpected(job_id=job.job_id, reason="its payload is no request for an artifact") from None
     if draft.type is not ARTIFACT_TYPE_OF_JOB_TYPE[job_type]:

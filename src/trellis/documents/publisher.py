@@ -162,16 +162,16 @@ class PublishedRuns:
 
     async def reached(self, slug: str, run_id: str, version: int) -> None:
         """Return when status.json has this version or a later one. Has no time limit of its own."""
-        key, pause_s, heard = ids.status_key(slug, run_id), WAIT_S_FIRST, True
+        key, pause_s, notified = ids.status_key(slug, run_id), WAIT_S_FIRST, True
         with self._publisher.news_of(key) as news:
             while True:
                 news.clear()
                 known = self._publisher.shown(key)
                 if known is not None and known >= version:
                     return
-                if (known is None or not heard) and await self._shows(key, version):
+                if (known is None or not notified) and await self._shows(key, version):
                     return
-                heard = await sleep_or_stop(self._clock, news, pause_s if known is None else WAIT_S_HEARING)
+                notified = await sleep_or_stop(self._clock, news, pause_s if known is None else WAIT_S_HEARING)
                 pause_s = min(pause_s * 2, WAIT_S_MAX)
 
     async def _shows(self, key: str, version: int) -> bool:

@@ -67,7 +67,7 @@ def describe(lifecycle: Lifecycle) -> Description:
 
 
 def _state_line(lifecycle: Lifecycle, state: State) -> StateLine:
-    said = (
+    notes_if = (
         (state is lifecycle.initial, "first"),
         (state.claimable and state.phase is Phase.WAITING, "claimable"),
         (state.timer_s is not None, f"due after {(state.timer_s or 0) / 3600:g} h"),
@@ -78,7 +78,7 @@ def _state_line(lifecycle: Lifecycle, state: State) -> StateLine:
         (state.success, "success"),
         (state.dead_letter, "needs a dead letter"),
     )
-    notes = "; ".join(words for holds, words in said if holds)
+    notes = "; ".join(words for holds, words in notes_if if holds)
     return StateLine(state=state.name, phase=state.phase, rank=str(state.rank), notes=notes)
 
 

@@ -224,5 +224,5 @@ def _refused(url: str, reason: str) -> UrlRefused:
 
 def url_for_message(url: str) -> str:
     """The URL for a message: shortened, and without text before an @ or after a ?, which may be secret."""
-    told = re.sub(r"//[^/]*@", "//…@", url.partition("?")[0])
-    return told if len(told) <= SHOWN_CHARS_MAX else f"{told[:SHOWN_CHARS_MAX]}…"
+    shown = re.sub(r"//[^/]*@", "//…@", url.partition("?")[0])
+    return shown if len(shown) <= SHOWN_CHARS_MAX else f"{shown[:SHOWN_CHARS_MAX]}…"

@@ -49,8 +49,8 @@ def messages(prepared: PreparedCorpus, question: NlmQuestion, shown: tuple[NlmSo
     fence = prepared.key[:FENCE_CHARS]
     rules = _RULES.format(fence=fence, language=_LANGUAGES[answer_language(question)])
     fenced = "\n\n".join(_fenced(source, fence) for source in shown)
-    asked = f"{fenced}\n\nQuestion: {question.text.strip()}"
-    return [{"role": "system", "content": rules}, {"role": "user", "content": asked}]
+    content = f"{fenced}\n\nQuestion: {question.text.strip()}"
+    return [{"role": "system", "content": rules}, {"role": "user", "content": content}]
 
 
 def _fenced(source: NlmSource, fence: str) -> str:

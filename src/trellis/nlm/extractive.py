@@ -56,9 +56,9 @@ def stitch_answer(
 ) -> tuple[str, tuple[Citation, ...]]:
     """The answer's text and citations, from the chosen sentences of each passage in the order of the answer."""
     numbers: _CitationNumbers = {}
-    told = [_paragraph(passage, _with_leads(passage, chosen), numbers) for passage, chosen in parts]
+    paragraphs = [_paragraph(passage, _with_leads(passage, chosen), numbers) for passage, chosen in parts]
     citations = (Citation(ref, texts[ref][start:end], start, end) for ref, start, end in numbers)
-    return _SHOWN_GAP.join(told), tuple(citations)
+    return _SHOWN_GAP.join(paragraphs), tuple(citations)
 
 
 def _with_leads(passage: Passage, chosen: tuple[int, ...]) -> list[Sentence]:
@@ -185,8 +185,8 @@ def answer(index: PassageIndex, question: NlmQuestion) -> NlmAnswer:
     wanted = list(dict.fromkeys(stems(question.text)))
     ranked = index.rank(wanted, question.max_passages * POOL)
     choices = _choices(index, wanted, ranked, question.max_passages)
-    told = {choice.rank for choice in choices}
-    covered = max((coverage(index, wanted, ranked[rank].entry) for rank in told), default=0.0)
+    ranks = {choice.rank for choice in choices}
+    covered = max((coverage(index, wanted, ranked[rank].entry) for rank in ranks), default=0.0)
     if covered < COVERAGE_MIN:
         return no_answer(question, model=NAME)
     text, citations = stitch_answer(_parts(ranked, choices), index.texts)
@@ -212,9 +212,9 @@ def _choices(
                 if fit > 0:
                     scored.append(_SentenceChoice(rank, at, fit * (0.5 + 0.5 * share)))
     scored.sort(key=lambda choice: (-choice.score, choice.rank, choice.at))
-    told = list(dict.fromkeys(choice.rank for choice in scored))[:passages_max]
-    scored = _once(ranked, [choice for choice in scored if choice.rank in told])
-    return sorted(_picked(wanted, ranked, scored), key=lambda choice: (told.index(choice.rank), choice.at))
+    ranks = list(dict.fromkeys(choice.rank for choice in scored))[:passages_max]
+    scored = _once(ranked, [choice for choice in scored if choice.rank in ranks])
+    return sorted(_picked(wanted, ranked, scored), key=lambda choice: (ranks.index(choice.rank), choice.at))
 
 
 def _once(ranked: list[RankedPassage], scored: list[_SentenceChoice]) -> list[_SentenceChoice]:
@@ -244,12 +244,12 @@ def fit_of(index: PassageIndex, wanted: list[str], entry: IndexedPassage, at: in
     """How well a sentence fits the question. Words that are only in its headings or lead-in count less."""
     own = entry.sentence_stems[at]
     around = entry.context.union(*entry.sentence_stems[: entry.passage.leads])
-    told = sum(index.weight(stem) for stem in wanted if stem in own)
+    direct = sum(index.weight(stem) for stem in wanted if stem in own)
     context = sum(index.weight(stem) for stem in wanted if stem not in own and stem in around)
     sentence = entry.passage.sentences[at]
     length = 1.0 + (sentence.end - sentence.start) / LENGTH_HALVES
     begins = stems(sentence.shown[:FIRST_CHARS])[:1]
-    return (told + CONTEXT_SHARE * context) / length * (FIRST_BONUS if begins and begins[0] in wanted else 1.0)
+    return (direct + CONTEXT_SHARE * context) / length * (FIRST_BONUS if begins and begins[0] in wanted else 1.0)
 
 
 def _parts(ranked: list[RankedPassage], choices: list[_SentenceChoice]) -> list[tuple[Passage, tuple[int, ...]]]:

@@ -160,14 +160,14 @@ class OpenAiProvider:
         )
 
     def _request(self, prepared: PreparedCorpus, question: NlmQuestion, shown: tuple[NlmSource, ...]) -> dict[str, Any]:
-        asked: dict[str, Any] = {
+        body: dict[str, Any] = {
             "model": self._options.model,
             "messages": messages(prepared, question, shown),
             "temperature": 0,
             "max_tokens": self._options.output_tokens_max,
             "stream": False,
         }
-        return asked | ({"response_format": {"type": "json_object"}} if self._options.json_mode else {})
+        return body | ({"response_format": {"type": "json_object"}} if self._options.json_mode else {})
 
     async def _post(self, path: str, request: dict[str, Any]) -> bytes:
         return await self._send("POST", path, json.dumps(request, ensure_ascii=False).encode())
@@ -262,7 +262,7 @@ def _message(body: bytes) -> str:
     """The server's error message, in OpenAI's form or its own."""
     text = body.decode("utf-8", "replace")
     try:
-        said = _Problem.model_validate_json(body)
+        problem = _Problem.model_validate_json(body)
     except ValueError:
         return text
-    return said.error if isinstance(said.error, str) else said.error.message
+    return problem.error if isinstance(problem.error, str) else problem.error.message

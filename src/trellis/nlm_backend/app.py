@@ -366,8 +366,8 @@ async def events(
     desk: BackendServices = request.app.state.desk
     job = await _get_nlm_job(desk, job_id)
     found = [event for event in await desk.intake.ledger.events(job.job_id) if event.version > (cursor or 0)]
-    told = [event_document(event, tracing.trace_id(job.trace)) for event in found[:limit]]
-    return {"items": told, "next_cursor": str(found[limit - 1].version) if len(found) > limit else None}
+    documents = [event_document(event, tracing.trace_id(job.trace)) for event in found[:limit]]
+    return {"items": documents, "next_cursor": str(found[limit - 1].version) if len(found) > limit else None}
 
 
 async def _get_nlm_job(desk: BackendServices, job_id: str) -> Job:

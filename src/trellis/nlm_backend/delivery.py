@@ -128,13 +128,13 @@ class JobDelivery:
         if not self._is_trusted(url):
             detail = f"Artifacts go to the gateway alone, and {url_for_message(url)} is not it."
             raise Fault(fault=FaultCode.STAGING_REFUSED, detail=detail)
-        asked = {"job_id": order.job_id, "epoch": order.epoch, **draft.model_dump(mode="json")}
+        body = {"job_id": order.job_id, "epoch": order.epoch, **draft.model_dump(mode="json")}
         json_headers = {"content-type": "application/json"}
         errand = OutgoingRequest(
             method="POST",
             url=url,
             headers=lambda: self._as_ours(order, url, correlation_id) | json_headers,
-            content=json.dumps(asked, ensure_ascii=False).encode(),
+            content=json.dumps(body, ensure_ascii=False).encode(),
         )
         try:
             answer = await self._sent(errand, until)
@@ -196,11 +196,11 @@ class JobDelivery:
             problem = answer.reason if isinstance(answer, DeliveryGivenUp) else _answer_text(answer)
             wait_s = self._wait_s(number, answer)
             number += 1
-            told = {"method": errand.method, "problem": problem, "tries": number}
+            about = {"method": errand.method, "problem": problem, "tries": number}
             if self.clock.monotonic() + wait_s >= until:
-                _log.warning("delivery_given_up", **told)
+                _log.warning("delivery_given_up", **about)
                 return DeliveryGivenUp(problem)
-            _log.warning("not_delivered", **told, again_in_s=wait_s)
+            _log.warning("not_delivered", **about, again_in_s=wait_s)
             await self.clock.sleep(wait_s)
 
     async def _try(self, errand: OutgoingRequest, until: float) -> FetchedResponse | DeliveryGivenUp:
@@ -223,8 +223,8 @@ class JobDelivery:
 
 def callback_id(order: StoredOrder, status: str) -> str:
     """Returns an id that is the same for the same outcome, so that the gateway recognises a repetition."""
-    told = json.dumps([*order.scope, status]).encode()
-    return f"nlm_{hashlib.sha256(told).hexdigest()[:40]}"
+    outcome = json.dumps([*order.scope, status]).encode()
+    return f"nlm_{hashlib.sha256(outcome).hexdigest()[:40]}"
 
 
 def complete_notice(order: StoredOrder, staged: StagedAnswer) -> dict[str, Any]:
@@ -277,5 +277,5 @@ def _problem(answer: FetchedResponse) -> dict[str, Any]:
 def _answer_text(answer: FetchedResponse) -> str:
     """Returns the status, with the code and detail of a problem document."""
     problem = _problem(answer)
-    said = " ".join(str(problem[name]) for name in ("code", "detail") if isinstance(problem.get(name), str))
-    return f"{answer.status} {said}".strip()[:DETAIL_CHARS_MAX]
+    detail = " ".join(str(problem[name]) for name in ("code", "detail") if isinstance(problem.get(name), str))
+    return f"{answer.status} {detail}".strip()[:DETAIL_CHARS_MAX]

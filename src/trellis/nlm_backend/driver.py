@@ -143,8 +143,8 @@ class _NlmExecution(JobDrive[StagedAnswer, Exception]):
         """Stores why the execution failed, before it is reported. The first stored fault counts."""
         if FAULT not in self._journal:
             self.log.warning("execution_failed", stage=self._state, code=fault.fault.value, error=str(fault))
-            told = {"code": fault.fault.value, "message": storable(str(fault)[:DETAIL_CHARS_MAX])}
-            self._journal[FAULT] = await self.keep(FAULT, json.dumps(told).encode())
+            stored = {"code": fault.fault.value, "message": storable(str(fault)[:DETAIL_CHARS_MAX])}
+            self._journal[FAULT] = await self.keep(FAULT, json.dumps(stored).encode())
         return fault_in_journal(self._journal) or fault
 
     # --- the stages ----------------------------------------------------------------------------------------------
@@ -203,9 +203,9 @@ class _NlmExecution(JobDrive[StagedAnswer, Exception]):
         """Stores that the provider is about to be asked. Raises Fault if that was stored before."""
         if ASKED in self._journal:
             raise _interrupted()
-        mine = str(self._lease.epoch).encode()
-        self._journal[ASKED] = await self.keep(ASKED, mine)
-        if self._journal[ASKED] != mine:
+        own = str(self._lease.epoch).encode()
+        self._journal[ASKED] = await self.keep(ASKED, own)
+        if self._journal[ASKED] != own:
             raise _interrupted()
 
     async def _stage(self, made: ArtifactDraft) -> bytes:
@@ -235,10 +235,10 @@ class _NlmExecution(JobDrive[StagedAnswer, Exception]):
     async def _deliver(self, notice: Mapping[str, Any]) -> Delivered | DeliveryGivenUp:
         body, until = as_bytes(notice), self._ends_at
         with tracing.span("nlm.callback", {"trellis.status": notice["status"]}, kind=tracing.CLIENT) as span:
-            told = await self._driver.delivery.call_back(self._order, body, self._correlation_id, until=until)
-            if isinstance(told, DeliveryGivenUp):
-                span.fail(told.reason)
-            return told
+            outcome = await self._driver.delivery.call_back(self._order, body, self._correlation_id, until=until)
+            if isinstance(outcome, DeliveryGivenUp):
+                span.fail(outcome.reason)
+            return outcome
 
     async def _end(self, code: str, message: str, **more: str) -> str:
         data = {"code": code, "message": (storable(message) or "")[:DETAIL_CHARS_MAX], **more}
@@ -273,8 +273,8 @@ def fault_in_journal(journal: Mapping[str, bytes]) -> Fault | None:
     """Returns the stored fault of the execution; None if it has none."""
     if FAULT not in journal:
         return None
-    told = json.loads(journal[FAULT])
-    return Fault(fault=FaultCode(told["code"]), detail=told["message"])
+    stored = json.loads(journal[FAULT])
+    return Fault(fault=FaultCode(stored["code"]), detail=stored["message"])
 
 
 def artifact_in_journal(journal: Mapping[str, bytes]) -> StagedAnswer | None:

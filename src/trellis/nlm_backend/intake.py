@@ -177,20 +177,20 @@ class JobIntake:
 
         A stored outcome is returned at once, even before its callback is delivered.
         """
-        told: dict[str, Any] = {}
+        last: dict[str, Any] = {}
         if not one.is_open:
-            told = json.loads((await self.ledger.events(one.id))[-1].data or b"{}")
+            last = json.loads((await self.ledger.events(one.id))[-1].data or b"{}")
         if one.state == DONE:
-            return ExecutionFinished(result=told)
+            return ExecutionFinished(result=last)
         journal = await self.ledger.read_journal(one.id)
         fault, staged = fault_in_journal(journal), artifact_in_journal(journal)
         if fault is not None:
             return ExecutionFinished(result=failed_notice(order, fault))
-        if staged is not None and (one.is_open or told.get("code") == GIVEN_UP):
+        if staged is not None and (one.is_open or last.get("code") == GIVEN_UP):
             return ExecutionFinished(result=complete_notice(order, staged))
         if one.is_open:
             return ExecutionAccepted(job_id=order.job_id, estimated_seconds=order.estimated_seconds)
-        error = {"code": told.get("code", EXPIRED), "message": told.get("message", "It ended without a word.")}
+        error = {"code": last.get("code", EXPIRED), "message": last.get("message", "It ended without a word.")}
         return ExecutionFinished(
             result={"job_id": order.job_id, "epoch": order.epoch, "status": FAILED, "error": error}
         )

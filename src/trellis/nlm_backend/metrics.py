@@ -105,16 +105,16 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
 
-def _metric_header(name: str, told: str, kind: str) -> list[str]:
-    return [f"# HELP {name} {told}", f"# TYPE {name} {kind}"]
+def _metric_header(name: str, text: str, kind: str) -> list[str]:
+    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
 
 
-def _counter(name: str, told: str, label: str, counts: Mapping[str, int]) -> list[str]:
+def _counter(name: str, text: str, label: str, counts: Mapping[str, int]) -> list[str]:
     return [
-        *_metric_header(name, told, "counter"),
+        *_metric_header(name, text, "counter"),
         *(f'{name}{{{label}="{value}"}} {count}' for value, count in sorted(counts.items())),
     ]
 
 
-def _gauge(name: str, told: str, value: int) -> list[str]:
-    return [*_metric_header(name, told, "gauge"), f"{name} {value}"]
+def _gauge(name: str, text: str, value: int) -> list[str]:
+    return [*_metric_header(name, text, "gauge"), f"{name} {value}"]

@@ -16,14 +16,14 @@ from trellis.runs.waits import UpstreamWait
 
 
 def with_wait(
-    told: JobExplanation, wait: UpstreamWait, followers: Iterable[SubscriberRecord], now: datetime
+    explanation: JobExplanation, wait: UpstreamWait, followers: Iterable[SubscriberRecord], now: datetime
 ) -> JobExplanation:
     """Adds to a run's explanation what it waits for: a dependency or its agent."""
     if not wait.is_bounded:
-        return replace(told, why=(*told.why, wait_words(wait, now)))
+        return replace(explanation, why=(*explanation.why, wait_words(wait, now)))
     about = (wait_words(wait, now), *projector_words(followers, now))
     see = "trellis followers\tsee how far the projector has come"
-    return replace(told, why=(*told.why, *about), you_can=(*told.you_can, see))
+    return replace(explanation, why=(*explanation.why, *about), you_can=(*explanation.you_can, see))
 
 
 def wait_words(wait: UpstreamWait, now: datetime) -> str:
@@ -94,15 +94,15 @@ async def _why(ledger: Ledger, slug: str, status: AgentStatus) -> str:
     return "its file says so"
 
 
-def with_stopped_agent(told: JobExplanation, stopped: StoppedAgent) -> JobExplanation:
+def with_stopped_agent(explanation: JobExplanation, stopped: StoppedAgent) -> JobExplanation:
     """Adds to a job's explanation why its agent is stopped and how to resume it.
 
     The job can be requeued only after that.
     """
     why = f"Agent {stopped.slug} is {stopped.status}, and only an active agent runs: {stopped.why}."
     first = _remedy(stopped)
-    later = [f"{one}, once the agent is active" if one.startswith(REQUEUE) else one for one in told.you_can]
-    return replace(told, why=(*told.why, why), you_can=(first, *later))
+    later = [f"{one}, once the agent is active" if one.startswith(REQUEUE) else one for one in explanation.you_can]
+    return replace(explanation, why=(*explanation.why, why), you_can=(first, *later))
 
 
 def _remedy(stopped: StoppedAgent) -> str:

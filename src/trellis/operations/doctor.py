@@ -78,7 +78,7 @@ def queue_findings(found: Mapping[str, Sequence[Job]], limit: int, now: datetime
     counts = {state: len(jobs) for state, all_ in found.items() if (jobs := without_cancelled(all_))}
     if not counts:
         return []
-    told = ", ".join(f"{count}{' or more' if count >= limit else ''} {state}" for state, count in counts.items())
+    detail = ", ".join(f"{count}{' or more' if count >= limit else ''} {state}" for state, count in counts.items())
     remedies = [
         f"`trellis jobs --lifecycle {QUEUE_JOB.name} --status {state}`, then `trellis job explain ID`"
         for state in _IN_TROUBLE
@@ -88,7 +88,7 @@ def queue_findings(found: Mapping[str, Sequence[Job]], limit: int, now: datetime
     if any((now - job.updated_at).total_seconds() > SERVICE_SLOW_S for job in found.get(first, ())):
         remedies.insert(0, f"nobody takes up what is {first}: start `trellis up`")
     severity = FindingSeverity.WARNING if remedies else FindingSeverity.OK
-    return [Finding(check="queue jobs", severity=severity, detail=told, remedy="; ".join(remedies))]
+    return [Finding(check="queue jobs", severity=severity, detail=detail, remedy="; ".join(remedies))]
 
 
 def without_cancelled(jobs: Sequence[Job]) -> list[Job]:

@@ -176,7 +176,7 @@ class ApplyEngine:
 
     async def _applied(self, lease: Lease, payload: bytes) -> bool | None:
         try:
-            told = await self._do(lease, json.loads(payload))
+            outcome = await self._do(lease, json.loads(payload))
         except (StoreUnavailable, LedgerError):
             raise  # not the proposal's fault: it is retried
         except _LeaseGone:
@@ -185,12 +185,12 @@ class ApplyEngine:
             return await self._settle(lease, Trigger.FAIL, {"error": str(error)[:ERROR_CHARS_MAX]})
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one proposal, it is told, and the others go on
             _log.exception("apply_broke", proposal=lease.job_id)
-            told = {"error": f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]}
-            return await self._settle(lease, Trigger.FAIL, told)
-        return await self._settle(lease, Trigger.COMPLETE, told)
+            outcome = {"error": f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]}
+            return await self._settle(lease, Trigger.FAIL, outcome)
+        return await self._settle(lease, Trigger.COMPLETE, outcome)
 
-    async def _settle(self, lease: Lease, trigger: str, told: Mapping[str, Any]) -> bool | None:
-        advance = Advance(lease, APPLYING, trigger, data=json.dumps(told, ensure_ascii=False).encode())
+    async def _settle(self, lease: Lease, trigger: str, data: Mapping[str, Any]) -> bool | None:
+        advance = Advance(lease, APPLYING, trigger, data=json.dumps(data, ensure_ascii=False).encode())
         outcome = (await self.ledger.turn(Turn(actor=self.actor, advances=(advance,)))).outcomes[0]
         if isinstance(outcome, LeaseLost):
             _log.warning("apply_refused", proposal=lease.job_id, trigger=trigger, reason="lease lost")
@@ -278,15 +278,15 @@ class _LeaseGone(Exception):
     """The lease was lost to another engine."""
 
 
-def update_of(said: Mapping[str, Any]) -> Update:
+def update_of(update: Mapping[str, Any]) -> Update:
     """One memory update, from its form in a proposal's body."""
     return Update(
-        file=said["file"],
-        operation=Operation(said["operation"]),
-        content=said.get("content") or "",
-        section=said.get("section"),
-        loop_id=said.get("loop_id"),
-        resolution=said.get("resolution"),
+        file=update["file"],
+        operation=Operation(update["operation"]),
+        content=update.get("content") or "",
+        section=update.get("section"),
+        loop_id=update.get("loop_id"),
+        resolution=update.get("resolution"),
     )
 
 

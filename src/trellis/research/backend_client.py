@@ -262,11 +262,11 @@ def error_of_failure(code: str, message: str) -> StageError:
     return NlmFailed(said=code, detail=message)
 
 
-def _checked_identity(told: BackendEndT, execution: ExecutionRequest) -> BackendEndT:
-    if (told.job_id, told.epoch) != (execution.job_id, execution.epoch):
-        detail = f"the NLM backend answered about job {told.job_id[:SAID_CHARS_MAX]} in epoch {told.epoch}"
+def _checked_identity(answer: BackendEndT, execution: ExecutionRequest) -> BackendEndT:
+    if (answer.job_id, answer.epoch) != (execution.job_id, execution.epoch):
+        detail = f"the NLM backend answered about job {answer.job_id[:SAID_CHARS_MAX]} in epoch {answer.epoch}"
         raise NlmAnswerInvalid(detail=detail)
-    return told
+    return answer
 
 
 def error_of_refusal(status: int, body: bytes) -> StageError:

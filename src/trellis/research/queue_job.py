@@ -157,8 +157,8 @@ def snapshot_url(gateway: str, job_id: str, epoch: int) -> str:
 
 def snapshot_digest(events: Sequence[Event], epoch: int) -> str | None:
     """Returns the recorded sha256 of this epoch's context; None if none was recorded."""
-    told = [data_of(event) for event in events if event.type == SNAPSHOT_READY]
-    found = (one.get("sha256") for one in told if str(one.get("snapshot_url")).endswith(f"/context/{epoch}"))
+    recorded = [data_of(event) for event in events if event.type == SNAPSHOT_READY]
+    found = (one.get("sha256") for one in recorded if str(one.get("snapshot_url")).endswith(f"/context/{epoch}"))
     return next((str(digest) for digest in found if digest), None)
 
 
@@ -187,12 +187,12 @@ def retries_of(job: Job) -> int:
 
 def run_of(request: QueueRequest, events: Sequence[Event], *, generation: int | None = None) -> str:
     """Returns the run that the job belongs to; with `generation`, the run at the end of that generation (D20)."""
-    told = [
+    run_ids = [
         data_of(event).get("run_id")
         for event in events
         if event.type == SNAPSHOT_READY and (generation is None or event.generation <= generation)
     ]
-    return next((str(run) for run in reversed(told) if run), request.run_id)
+    return next((str(run) for run in reversed(run_ids) if run), request.run_id)
 
 
 def error_of(job: Job, events: Sequence[Event]) -> str | None:
@@ -231,8 +231,8 @@ def _is_cancel(event: Event) -> bool:
 
 
 def _snapshot(events: Sequence[Event]) -> str | None:
-    told = [data_of(event).get("snapshot_url") for event in events if event.type == SNAPSHOT_READY]
-    return next((str(url) for url in reversed(told) if url), None)
+    urls = [data_of(event).get("snapshot_url") for event in events if event.type == SNAPSHOT_READY]
+    return next((str(url) for url in reversed(urls) if url), None)
 
 
 def _artifact(job: Job, events: Sequence[Event]) -> str | None:

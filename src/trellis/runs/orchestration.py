@@ -170,8 +170,8 @@ class BuiltinLayer:
             expected = "1 to 100 letters, digits, or . _ : -"
             raise OptionInvalid(option="correlation_id", value=correlation_id[:100], expected=expected)
         request = RunRequest(agent_slug, kind.value, dict(params), retry_of)
-        asked, scope = sha256(request.to_bytes()).encode(), _scope_of(kind)
-        earlier = None if key is None else await self.ledger.find_by_idempotency_key(scope, key, asked)
+        fingerprint, scope = sha256(request.to_bytes()).encode(), _scope_of(kind)
+        earlier = None if key is None else await self.ledger.find_by_idempotency_key(scope, key, fingerprint)
         if isinstance(earlier, Mismatch):
             raise IdempotencyMismatch(key=key, job_id=earlier.job_id)
         if earlier is not None:  # even if the agent could not run any more
@@ -188,7 +188,7 @@ class BuiltinLayer:
                 waiting_max=self.waiting_max,
                 idempotency_key=key,
                 idempotency_scope=scope,
-                fingerprint=asked,
+                fingerprint=fingerprint,
                 correlation_id=correlation_id,
                 trace=tracing.here(),
             )

@@ -172,7 +172,7 @@ class RunSteps:
             await context.once(STORED, lambda: self._stored(context, bodies))
         )
         made = [body for body in bodies if body["id"] not in equals]
-        told = [
+        created = [
             {"id": body["id"], "action": body["action"], "target": body["target"], "status": await self._settle(body)}
             for body in made
         ]
@@ -182,7 +182,7 @@ class RunSteps:
             if body["id"] in equals
         ]
         return StepResult(
-            result={"proposals": told, **_if_any("already_proposed", already)},
+            result={"proposals": created, **_if_any("already_proposed", already)},
             told={"proposals_created": [body["id"] for body in made], **_if_any("already_proposed", already)},
             output=encode({"proposals": made, "summary": output.summary}),
         )
@@ -312,8 +312,8 @@ def _change(draft: AgentDraft) -> dict[str, str]:
 
 
 def _grounds(draft: AgentDraft) -> dict[str, Any]:
-    told = draft.to_dict()
-    return {name: told[name] for name in ("reasoning", "citations", "flags")}
+    fields = draft.to_dict()
+    return {name: fields[name] for name in ("reasoning", "citations", "flags")}
 
 
 def _memory_draft(drafts: Sequence[AgentDraft], version: int) -> proposal.ProposalContent:

@@ -79,8 +79,8 @@ async def withdraw_alert(objects: ObjectStore, job_id: JobId) -> None:
 
 def _read(body: bytes) -> ProjectorAlert | None:
     try:
-        told = json.loads(body)
-        return ProjectorAlert(job_id=JobId(told["job_id"]), version=int(told["version"]), key=told["key"])
+        fields = json.loads(body)
+        return ProjectorAlert(job_id=JobId(fields["job_id"]), version=int(fields["version"]), key=fields["key"])
     except (ValueError, KeyError, TypeError):
         return None
 

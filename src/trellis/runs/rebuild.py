@@ -446,19 +446,19 @@ def _shown_key(job: JobToRestore) -> str:
     """The key of the document that shows the job's state."""
     if job.records[0].event.lifecycle == RUN.name:
         return ids.status_key(_request(job).agent_slug, job.job_id)
-    asked = job.records[0].submission
+    submission = job.records[0].submission
     try:
-        told = json.loads(asked.payload if asked is not None else b"")
-        return ids.proposal_key(told["agent_slug"], told["id"])
+        proposal = json.loads(submission.payload if submission is not None else b"")
+        return ids.proposal_key(proposal["agent_slug"], proposal["id"])
     except (KeyError, ValueError, TypeError) as error:
         raise HistoryBroken(job_id=job.job_id, reason=f"its payload is no proposal: {error}") from error
 
 
 def _request(job: JobToRestore) -> RunRequest:
-    asked = job.records[0].submission
-    assert asked is not None, "a checked job says what was asked"
+    submission = job.records[0].submission
+    assert submission is not None, "a checked job says what was asked"
     try:
-        return RunRequest.read(asked.payload)
+        return RunRequest.read(submission.payload)
     except (KeyError, ValueError, TypeError) as error:
         raise HistoryBroken(job_id=job.job_id, reason=f"its payload is no request for a run: {error}") from error
 

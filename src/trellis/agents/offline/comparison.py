@@ -157,12 +157,12 @@ def denials(question: str, answers: Sequence[Statement], others: Sequence[Statem
     One of the two must name an item that the question names. Otherwise a denial and a statement are usually about two
     different things. A quote from the answer to another question needs more shared words.
     """
-    asked = statement("", question)
+    questioned = statement("", question)
     found: list[StatementConflict] = []
     for first, second in combinations(dict.fromkeys([*answers, *others]), 2):
-        contested = first.stems & second.stems & asked.stems & (first.denied ^ second.denied)
+        contested = first.stems & second.stems & questioned.stems & (first.denied ^ second.denied)
         least = 1 if first in answers and second in answers else 2
-        named = (first.names | second.names) & asked.names
+        named = (first.names | second.names) & questioned.names
         if first.ref != second.ref and named and len(contested) >= least and not _name_different_items(first, second):
             emphasis = 0.1 * (first.denials + second.denials)
             found.append(StatementConflict(ConflictKind.DENIAL, first, second, len(contested) + emphasis))

@@ -52,8 +52,10 @@ class OfflineModel(Model[None]):
             ToolCallPart(call.tool, dict(call.args), tool_call_id=f"{len(messages)}-{number}")
             for number, call in enumerate(calls, 1)
         ]
-        told = sum(count_tokens(_text_of_part(part)) for message in messages for part in message.parts)
-        usage = RequestUsage(input_tokens=told, output_tokens=sum(count_tokens(_text_of_part(part)) for part in parts))
+        input_tokens = sum(count_tokens(_text_of_part(part)) for message in messages for part in message.parts)
+        usage = RequestUsage(
+            input_tokens=input_tokens, output_tokens=sum(count_tokens(_text_of_part(part)) for part in parts)
+        )
         return ModelResponse(parts=parts, usage=usage, model_name=NAME, timestamp=_NO_TIME)
 
 
@@ -89,15 +91,15 @@ def _instructions(messages: list[ModelMessage]) -> str:
 
 def _replies(messages: list[ModelMessage]) -> dict[str, list[ToolReply]]:
     """The arguments and reply of every tool call, in order, by tool."""
-    asked: dict[str, Mapping[str, Any]] = {}
+    arguments: dict[str, Mapping[str, Any]] = {}
     found: dict[str, list[ToolReply]] = {}
     for message in messages:
         for part in message.parts:
             if isinstance(part, ToolCallPart):
-                asked[part.tool_call_id] = part.args_as_dict()
+                arguments[part.tool_call_id] = part.args_as_dict()
             elif isinstance(part, ToolReturnPart) and isinstance(cast("object", part.content), dict):
                 content = cast("dict[str, Any]", part.content)
-                found.setdefault(part.tool_name, []).append(ToolReply(asked.get(part.tool_call_id, {}), content))
+                found.setdefault(part.tool_name, []).append(ToolReply(arguments.get(part.tool_call_id, {}), content))
     return found
 
 

@@ -211,8 +211,8 @@ def _read(view: ConversationState) -> list[PlannedCall]:
 def _ask(view: ConversationState) -> list[PlannedCall]:
     if Tool.NOTEBOOKLM_QUERY not in view.tools:
         return []
-    asked = questions(view.owner, view.sources, view.memory)
-    return [PlannedCall(Tool.NOTEBOOKLM_QUERY, {"question": one.text}) for one in asked]
+    chosen = questions(view.owner, view.sources, view.memory)
+    return [PlannedCall(Tool.NOTEBOOKLM_QUERY, {"question": one.text}) for one in chosen]
 
 
 def _propose(view: ConversationState) -> list[PlannedCall]:
@@ -223,21 +223,21 @@ def _propose(view: ConversationState) -> list[PlannedCall]:
     pairs = _conflicts(view, answers, known)
     doubts = [call for number, pair in enumerate(pairs, 1) if (call := _doubt(view, pair, number))]
     report, reported = _report(view, answers, known)
-    told = [*(one for pair in pairs for one in (pair.first, pair.second)), *reported]
-    return [*doubts, *report, *_facts(view, told, known)]
+    quoted = [*(one for pair in pairs for one in (pair.first, pair.second)), *reported]
+    return [*doubts, *report, *_facts(view, quoted, known)]
 
 
 def _finish(view: ConversationState, calls: Sequence[PlannedCall]) -> PlannedCall:
     words, answers = view.wording, _answers(view)
-    asked = [answer for answer in answers if answer.asked.origin is not Origin.CONFLICT]
-    told = [answer for answer in asked if answer.full]
-    lines = [words.did.format(sources=len(view.sources), asked=len(asked), answered=len(told))]
+    questions_asked = [answer for answer in answers if answer.asked.origin is not Origin.CONFLICT]
+    answered = [answer for answer in questions_asked if answer.full]
+    lines = [words.did.format(sources=len(view.sources), asked=len(questions_asked), answered=len(answered))]
     made = [reply.args for reply in view.replies.get(Tool.CREATE_PROPOSAL, ()) if reply.ok]
     made += [call.args for call in calls if call.tool == Tool.CREATE_PROPOSAL]
     lines += ["", words.proposed, *(f"- {args['summary']}" for args in made)] if made else ["", words.proposed_nothing]
     refused = sum(not reply.ok for replies in view.replies.values() for reply in replies)
     lines += ["", words.refused.format(count=refused)] if refused else []
-    open_ = [f"- {answer.asked.text}" for answer in asked if not answer.full][:UNANSWERED_MAX]
+    open_ = [f"- {answer.asked.text}" for answer in questions_asked if not answer.full][:UNANSWERED_MAX]
     lines += ["", words.unanswered, *open_] if open_ else []
     return PlannedCall(FINISH, {"summary": "\n".join(lines)})
 
@@ -262,11 +262,11 @@ def _answers(view: ConversationState) -> list[_AnsweredQuestion]:
     by_text = {one.text: one for one in questions(view.owner, view.sources, view.memory)}
     made: list[_AnsweredQuestion] = []
     for reply in view.replies.get(Tool.NOTEBOOKLM_QUERY, ()):
-        asked = by_text.get(reply.args["question"]) or QuestionToAsk(reply.args["question"], Origin.OWNER)
+        question = by_text.get(reply.args["question"]) or QuestionToAsk(reply.args["question"], Origin.OWNER)
         cited: list[dict[str, str]] = reply.content["citations"] if reply.ok else []
-        quotes = (comparison.statement(one["ref"], one["excerpt"]) for one in cited if one["ref"] != asked.ref)
+        quotes = (comparison.statement(one["ref"], one["excerpt"]) for one in cited if one["ref"] != question.ref)
         kept = tuple(quote for quote in quotes if _quotable(quote))
-        made.append(_AnsweredQuestion(asked, kept, confident=reply.ok and reply.content["confident"]))
+        made.append(_AnsweredQuestion(question, kept, confident=reply.ok and reply.content["confident"]))
     return made
 
 
@@ -276,12 +276,12 @@ def _conflicts(view: ConversationState, answers: Sequence[_AnsweredQuestion], kn
     if Tool.NOTEBOOKLM_QUERY not in view.tools:
         quotes = [quote for quote in comparison.statements_with_figures(view.sources) if _quotable(quote)]
     found = comparison.conflicts(quotes)
-    told: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str]] = set()
     for answer in answers:
         if answer.asked.origin is Origin.OWNER:
             for pair in comparison.denials(answer.asked.text, answer.quotes, quotes)[:1]:
-                found += [] if (pair.first.excerpt, pair.second.excerpt) in told else [pair]
-                told |= {(pair.first.excerpt, pair.second.excerpt), (pair.second.excerpt, pair.first.excerpt)}
+                found += [] if (pair.first.excerpt, pair.second.excerpt) in seen else [pair]
+                seen |= {(pair.first.excerpt, pair.second.excerpt), (pair.second.excerpt, pair.first.excerpt)}
     fresh = [pair for pair in found if not all(_on_one_line(one.excerpt) in known for one in (pair.first, pair.second))]
     return fresh[:CONFLICTS_MAX]
 
@@ -319,14 +319,14 @@ def _report(
     return ([], []) if made is None else ([made], used)
 
 
-def _facts(view: ConversationState, told: Sequence[Statement], known: str) -> list[PlannedCall]:
+def _facts(view: ConversationState, quoted: Sequence[Statement], known: str) -> list[PlannedCall]:
     """A memory update with everything quoted in this run, so that the next run does not propose it again."""
     if SafeOutput.MEMORY_UPDATE not in view.actions:
         return []
     words = view.wording
     lines: dict[str, Statement] = {}
     room = FILE_TOKENS_MAX[FACTS] - count_tokens(view.memory.get(FACTS, "")) - FACTS_TOKENS_SPARED
-    for one in told:
+    for one in quoted:
         line = f"- {_on_one_line(one.excerpt)} {words.found_in.format(ref=one.ref)}"
         if _on_one_line(one.excerpt) not in known and line not in lines and count_tokens(line) < room:
             lines[line] = one

@@ -134,8 +134,8 @@ def _enriched(
 
 def _matches(known: EntityFinder, plain: Mapping[str, Any]) -> list[EntityOccurrence]:
     # A published proposal has much metadata. Only its texts and its target were written by its author.
-    said = {**texts_of(plain), "target": plain.get("target")} if is_published(plain) else every_text(plain)
-    texts = [text for path, text in said.items() if isinstance(text, str) and not is_cited(path)]
+    texts_by_path = {**texts_of(plain), "target": plain.get("target")} if is_published(plain) else every_text(plain)
+    texts = [text for path, text in texts_by_path.items() if isinstance(text, str) and not is_cited(path)]
     return [match for text in texts for match in known.matches(text)]
 
 
@@ -239,9 +239,9 @@ def _contradictions(
     quoting = "\n".join(_normalised_quote(text) for text in every_text(plain).values())
     excerpts = _excerpts(plain)
     held = "\n".join((*excerpts, *(_normalised_quote(text) for text in material.texts())))
-    said = [(path, one) for path, one in _statements(plain) if not _is_no_claim(one.excerpt, held, excerpts)]
-    fields = {one.ref: path for path, one in said}
-    shared = frozenset[str]().union(*(one.stems for _, one in said))
+    claims = [(path, one) for path, one in _statements(plain) if not _is_no_claim(one.excerpt, held, excerpts)]
+    fields = {one.ref: path for path, one in claims}
+    shared = frozenset[str]().union(*(one.stems for _, one in claims))
     sharing = (
         told
         for told in material.all()
@@ -250,15 +250,15 @@ def _contradictions(
         and _normalised_quote(told.shown) not in quoting
     )
     near = [comparison.statement(told.ref, told.excerpt) for told in islice(sharing, COMPARED_MAX)]
-    ours = [one for _, one in said]
+    ours = [one for _, one in claims]
     pairs = [*comparison.conflicts_between(ours, near), *(pair for one in ours for pair in _denied(one, near))]
     issues: list[Issue] = []
     quoted: list[Citation] = []
     for pair in pairs[:CONTRADICTIONS_MAX]:
-        mine, theirs = (pair.first, pair.second) if pair.first.ref in fields else (pair.second, pair.first)
+        own, theirs = (pair.first, pair.second) if pair.first.ref in fields else (pair.second, pair.first)
         shown = clipped(theirs.excerpt, LINE_CHARS_MAX // 2)
-        said = {"text": shown, "ref": theirs.ref}
-        issues.append(_issue(fields[mine.ref], IssueSeverity.WARNING, language, f"contradiction_{pair.kind}", **said))
+        claims = {"text": shown, "ref": theirs.ref}
+        issues.append(_issue(fields[own.ref], IssueSeverity.WARNING, language, f"contradiction_{pair.kind}", **claims))
         quoted.append(Citation(theirs.ref, theirs.excerpt))
     return issues, quoted
 
@@ -277,9 +277,9 @@ def _excerpts(plain: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _is_no_claim(said: str, held: str, excerpts: Sequence[str]) -> bool:
+def _is_no_claim(sentence: str, held: str, excerpts: Sequence[str]) -> bool:
     """Whether a sentence of the draft is no claim of its own: a question, a source's sentence, or a citation."""
-    flat = _normalised_quote(said)
+    flat = _normalised_quote(sentence)
     return flat.endswith("?") or flat in held or any(excerpt in flat for excerpt in excerpts)
 
 
@@ -290,12 +290,12 @@ def _normalised_quote(text: str) -> str:
 
 def _statements(plain: Mapping[str, Any]) -> list[tuple[str, comparison.Statement]]:
     """Returns the draft's sentences with the path of their field. Refs start with a line break, unlike source refs."""
-    said = (
+    own = (
         (path, f"\n{path}\n{at}", sentence)
         for path, text in ((path, _own_lines(text)) for path, text in texts_of(plain).items())
         for at, sentence in enumerate(sentences(text, 0, len(text)))
     )
-    return [(path, comparison.statement(ref, one.shown)) for path, ref, one in islice(said, STATEMENTS_MAX)]
+    return [(path, comparison.statement(ref, one.shown)) for path, ref, one in islice(own, STATEMENTS_MAX)]
 
 
 def _denied(one: comparison.Statement, near: Sequence[comparison.Statement]) -> list[comparison.StatementConflict]:

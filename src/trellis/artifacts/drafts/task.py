@@ -206,8 +206,8 @@ def _question(task: StructuringTask, payload: QueuePayload) -> str:
                 f"{filled_sentence(_language(payload), 'describe', names=', '.join(named))} {about}" if named else about
             )
         case PreprocessPayload():
-            said = " ".join(texts_of(payload.proposal_draft).values()) or "?"
-            return filled_sentence(_language(payload), "look_up", text=clipped(said, GIST_CHARS_MAX))
+            texts = " ".join(texts_of(payload.proposal_draft).values()) or "?"
+            return filled_sentence(_language(payload), "look_up", text=clipped(texts, GIST_CHARS_MAX))
 
 
 def _language(payload: QueuePayload) -> Language:
@@ -264,12 +264,12 @@ def ground_answer(answer: NlmAnswer, sources: tuple[NlmSource, ...]) -> Grounded
     verified = verify(answer, sources)
     own = verified.model != extractive.NAME and AnswerFlag.NO_ANSWER not in verified.flags
     text = _MARK.sub("", verified.text) if own else ""
-    said = [one.shown for one in sentences(text, 0, len(text))]
+    own_sentences = [one.shown for one in sentences(text, 0, len(text))]
     evidence = _evidence(verified.citations, {source.ref: source.text for source in sources})
     foreign = bool(evidence) and all(language_of(one) is not language_of(verified.text) for one in evidence)
-    kept = [sentence for sentence in said if evidence and _is_carried(sentence, evidence, foreign=foreign)]
+    kept = [sentence for sentence in own_sentences if evidence and _is_carried(sentence, evidence, foreign=foreign)]
     own_words = " ".join(kept)[:OWN_WORDS_CHARS_MAX]
-    dropped = len(kept) < len(said)
+    dropped = len(kept) < len(own_sentences)
     tags = (
         *(("ungrounded-dropped",) if dropped else ()),
         *(("translated",) if foreign and kept else ()),

@@ -60,8 +60,8 @@ def parent(objects: BaseObjectStore, name: ObjectID) -> ObjectID | None:
 def find_proposal(objects: BaseObjectStore, head: ObjectID | None, agent_id: AgentId, proposal_id: str) -> ObjectID:
     """The commit that applied a proposal whose marker is in the tree. Searches from the newest commit."""
     for name, commit in islice(walk(objects, head), SEARCH_MAX):
-        said = commit_plan.parse(commit.message)
-        if said and said.agent_id == agent_id and said.proposal_id == proposal_id:
+        message = commit_plan.parse(commit.message)
+        if message and message.agent_id == agent_id and message.proposal_id == proposal_id:
             return name
     raise MemoryDamaged(where=agent_id, reason=f"proposal {proposal_id} is marked as applied and no commit names it")
 
@@ -74,8 +74,8 @@ def find_version(
         return None
     if 0 < version <= newest:
         for name, commit in islice(walk(objects, head), SEARCH_MAX):
-            said = commit_plan.parse(commit.message)
-            if said and said.agent_id == agent_id and said.version == version:
+            message = commit_plan.parse(commit.message)
+            if message and message.agent_id == agent_id and message.version == version:
                 return name
     raise MemoryVersionNotFound(agent_id=agent_id, version=version, newest=newest)
 
@@ -118,17 +118,17 @@ def unified_diff(before: AgentFolder, after: AgentFolder, labels: tuple[str, str
 
 
 def _entry(name: CommitId, commit: Commit, before: AgentFolder, after: AgentFolder) -> HistoryEntry:
-    said = commit_plan.parse(commit.message)
-    mine = said if said and said.agent_id == after.agent_id else None
+    message = commit_plan.parse(commit.message)
+    own = message if message and message.agent_id == after.agent_id else None
     return HistoryEntry(
         commit=name,
         at=datetime.fromtimestamp(commit.author_time, UTC),
         author=commit.author.rpartition(b" <")[0].decode("utf-8", "replace"),
-        version=mine and mine.version,
-        proposal_id=mine and mine.proposal_id,
-        run_id=mine and mine.run_id,
-        auto_approved=mine and mine.auto_approved,
-        reason=mine and mine.reason,
+        version=own and own.version,
+        proposal_id=own and own.proposal_id,
+        run_id=own and own.run_id,
+        auto_approved=own and own.auto_approved,
+        reason=own and own.reason,
         files=tuple(_file_changes(before, after)),
     )
 
