@@ -143,7 +143,7 @@ class BackendProcess:
             concurrency=options.concurrency,
             cancel_grace_s=options.cancel_grace_s,
         )
-        self.desk = BackendServices(intake=intake, asking=RetryingProvider(limited, clock=clock), metrics=self.metrics)
+        self.parts = BackendServices(intake=intake, asking=RetryingProvider(limited, clock=clock), metrics=self.metrics)
 
     def _delivery(self, links: BackendLinks) -> JobDelivery:
         return JobDelivery(
@@ -160,7 +160,7 @@ class BackendProcess:
     def app(self, keys: Sequence[TrustedKey]) -> FastAPI:
         """Builds the application for callers whose tokens these keys verify."""
         world = self._world
-        return create_backend_app(self.desk, keys, monotonic=world.clock.monotonic, new_id=world.new_id, now=world.now)
+        return create_backend_app(self.parts, keys, monotonic=world.clock.monotonic, new_id=world.new_id, now=world.now)
 
     def services(self) -> list[Service[Any]]:
         return [
