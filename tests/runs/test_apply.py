@@ -20,7 +20,8 @@ from trellis.proposals import proposal as proposals
 from trellis.proposals.apply import LOST_MAX, ApplyEngine, ApplyOptions, ApplyReport, apply_until_settled
 from trellis.proposals.proposal import Proposal, ProposalContent, checked_target
 from trellis.runs.projector import Projector
-from trellis.storage.memory import MemoryRepository, ReadMode, open_memory
+from trellis.storage.memory.layout import ReadMode
+from trellis.storage.memory.repository import MemoryRepository, open_memory
 from trellis.storage.objects.canonical_json import sha256, timestamp
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore, PutCondition, PutRefused, PutStored

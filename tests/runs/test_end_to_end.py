@@ -29,7 +29,8 @@ from trellis.proposals.apply import ApplyEngine, ApplyOptions
 from trellis.runs.orchestrator import RunDriver, RunDriverOptions, StepContext
 from trellis.runs.pipeline import RunSteps
 from trellis.runs.projector import Projector
-from trellis.storage.memory import MemoryRepository, Operation, Update, open_memory
+from trellis.storage.memory.repository import MemoryRepository, open_memory
+from trellis.storage.memory.updates import Operation, Update
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
 

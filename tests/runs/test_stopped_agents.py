@@ -16,7 +16,7 @@ from trellis.engine.jobs import CancelMode, JobId, RequestId
 from trellis.runs.agent_status import AgentGate
 from trellis.runs.orchestrator import Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions
 from trellis.runs.waits import read_waits
-from trellis.storage.memory import open_memory
+from trellis.storage.memory.repository import open_memory
 from trellis.storage.objects.open import open_objects
 
 GUARDIAN = "architect-guardian"

@@ -50,8 +50,8 @@ from trellis.storage.memory.layout import TokenCounter, count_tokens
 #
 # The rules come first, then the owner's instructions; everything else is fenced as data.
 #
-# A fence contains the hash of its text, so no text can contain the end of its own fence. The same context gives the same
-# messages: they contain no time.
+# A fence contains the hash of its text, so no text can contain the end of its own fence. The same context gives the
+# same messages: they contain no time.
 
 OWNER_BEGINS = "# Instructions of the owner"
 TURNS = "Turns:"

@@ -67,18 +67,10 @@ from trellis.runs.pipeline import RunSteps
 from trellis.runs.projector import Projector, ProjectorOptions
 from trellis.runs.schedules import ScheduleFirer, ScheduleRegistrar
 from trellis.runs.timetable import Timetable
-from trellis.storage.memory import (
-    AlreadyApplied,
-    Committed,
-    MemoryRepository,
-    Operation,
-    TokenCounter,
-    Update,
-    count_tokens,
-    open_memory,
-)
 from trellis.storage.memory.bare_repository import check_belonging, repository_id
-from trellis.storage.memory.layout import open_tokenizer
+from trellis.storage.memory.layout import AlreadyApplied, Committed, TokenCounter, count_tokens, open_tokenizer
+from trellis.storage.memory.repository import MemoryRepository, open_memory
+from trellis.storage.memory.updates import Operation, Update
 from trellis.storage.objects.open import open_objects, s3_credentials
 from trellis.storage.objects.store import ObjectStore
 from trellis.worker.kinds import JobFactory, make_job_from_json

@@ -132,9 +132,9 @@ class Snapshot(StoredModel):
 #     PROPOSAL_PREPROCESS  {proposal_draft, validation_rules[]?}
 #
 # A rule is {"field": "target", "rule": …, "value": …, "severity": …}. A nested field is written "content.text".
-# `required` has no value. `max_chars` has a number. `matches` has a pattern that may match anywhere (use ^ and $ for the
-# whole text). `one_of` has a list. `resolves` has "source", "entity" or "any". Matching time is linear in the text for
-# every pattern: look-around and back-references are not supported.
+# `required` has no value. `max_chars` has a number. `matches` has a pattern that may match anywhere (use ^ and $ for
+# the whole text). `one_of` has a list. `resolves` has "source", "entity" or "any". Matching time is linear in the text
+# for every pattern: look-around and back-references are not supported.
 
 PAYLOAD_BYTES_MAX = 256 * 1024
 QUERY_CHARS_MAX = 2_000

@@ -1,4 +1,4 @@
-"""Artifacts in the ledger and in the object store: ids, keys, errors, the row of an artifact, its bytes, and the artifacts of a run."""
+"""Artifacts in the ledger and the object store: ids, keys, errors, rows, bytes, and the artifacts of a run."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""Writes and reads the audit records in the object store: segments of many events, and the records of administrative acts."""
+"""Writes audit records to the object store: segments of many events, and records of administrative acts."""
 
 import json
 import uuid
@@ -28,8 +28,8 @@ from trellis.storage.objects.store import ObjectStore, StoreError
 # writer that finds the name taken takes over the content of that segment and continues behind it. If the object of that
 # name is something else, the first event gets a separate object.
 #
-# A feed position may be stored only when the writer is `settled`: everything before the position is in a segment, and no
-# segment reaches beyond it.
+# A feed position may be stored only when the writer is `settled`: everything before the position is in a segment, and
+# no segment reaches beyond it.
 
 EVENTS_MAX = 5_000
 BYTES_MAX = 8 * 1024 * 1024

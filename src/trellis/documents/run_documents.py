@@ -64,10 +64,6 @@ class RunFacts:
     request: RunRequest
     events: tuple[Event, ...]
 
-    def until(self, version: int) -> "RunFacts":
-        """The facts as of the event with that version."""
-        return RunFacts(self.run_id, self.request, self.events[:version])
-
 
 @dataclass(frozen=True, slots=True)
 class Publication:

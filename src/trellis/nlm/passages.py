@@ -1,4 +1,4 @@
-"""Splits sources into blocks, passages and sentences, each with its exact position, and ranks passages for a question."""
+"""Splits sources into blocks, passages and sentences with exact positions, and ranks passages for a question."""
 
 # ruff: noqa: RUF001 - marks of lists as people type them, quotes and dashes as people type them
 
@@ -393,8 +393,8 @@ def _size(found: list[Sentence]) -> int:
 
 # Ranks passages for a question: BM25 of SQLite's FTS5, in memory, over stems.
 #
-# The same corpus gives the same index and ranking: passages are numbered in the order of refs and text, and equal scores
-# keep that order. An index is used by one thread at a time.
+# The same corpus gives the same index and ranking: passages are numbered in the order of refs and text, and equal
+# scores keep that order. An index is used by one thread at a time.
 
 CONTEXT_WEIGHT = 1.5
 """The weight of a word in the headings relative to one in the text."""

@@ -18,7 +18,8 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from trellis.artifacts.content import ArtifactDraft
-from trellis.artifacts.drafts import StoredAnswer, StructuringPrompt, StructuringTask, ask_provider, build_prompt, draft
+from trellis.artifacts.drafts import draft
+from trellis.artifacts.drafts.task import StoredAnswer, StructuringPrompt, StructuringTask, ask_provider, build_prompt
 from trellis.artifacts.payloads import Snapshot, SnapshotInvalid
 from trellis.engine import tracing
 from trellis.engine.clock import within

@@ -45,8 +45,10 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.proposals import proposal
 from trellis.proposals import proposal as proposals
 from trellis.proposals.proposal import AgentFileChange, apply_change, file_change, is_changed
-from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, Operation, Update, VersionConflict
+from trellis.storage.memory.layout import AlreadyApplied, Committed, VersionConflict
 from trellis.storage.memory.markdown import unified_diff
+from trellis.storage.memory.repository import MemoryRepository
+from trellis.storage.memory.updates import Operation, Update
 from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreUnavailable, if_match
 
@@ -324,7 +326,8 @@ async def apply_until_settled(engine: ApplyEngine, clock: Clock, proposal: JobId
 # Previews of proposals: a unified diff of the current target against the proposed one.
 #
 # A comment or tag is stored as an annotation, a separate object. Its diff shows that object, not the text it is about.
-# Lines end at a newline only. Other Unicode line breaks stay inside their line, where the reviewer's tool can show them.
+# Lines end at a newline only. Other Unicode line breaks stay inside their line, where the reviewer's tool can show
+# them.
 
 ENDED = frozenset({"applied", "rejected", "expired"})
 READS_AT_ONCE = 8

@@ -262,7 +262,7 @@ async def store_proposals(
 
 
 async def _without_equals(ledger: Ledger, proposals: Sequence[Proposal]) -> list[JobId | EqualProposal]:
-    """For each proposal its id, or the equal proposal that replaces it: one in the ledger, or an earlier one of these."""
+    """For each proposal its id, or the equal one that replaces it: in the ledger, or an earlier one of these."""
     answers: list[JobId | EqualProposal] = []
     first: dict[str, EqualProposal] = {}
     for proposal in proposals:

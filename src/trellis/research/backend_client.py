@@ -32,8 +32,8 @@ from trellis.storage.objects.store import ObjectStore
 # The orchestration layer's client of the NLM backend: one request per execution (NLM-9), and what answers mean (D8).
 #
 # An execution is requested once. If its callback does not come, the client reads its state, which starts nothing. A
-# repeated request just after a failure would start, and pay for, another execution. The client does not retry and follows
-# no redirects. Size and time are bounded.
+# repeated request just after a failure would start, and pay for, another execution. The client does not retry and
+# follows no redirects. Size and time are bounded.
 
 PROCESS_PATH = "/jobs/process"
 EXECUTION_PATH = "/jobs/{job_id}/executions/{epoch}"
@@ -310,8 +310,9 @@ def _problem(body: bytes) -> Mapping[str, Any]:
 
 # Callbacks of the NLM backend: their content (D26), and where accepted ones are stored.
 #
-# The gateway accepts a callback only for the attempt that waits for it, and stores it create-only. So whatever is stored
-# under a job's id with the epoch of an attempt was signed for that job, meant for that attempt, and never changes.
+# The gateway accepts a callback only for the attempt that waits for it, and stores it create-only. So whatever is
+# stored under a job's id with the epoch of an attempt was signed for that job, meant for that attempt, and never
+# changes.
 
 CALLBACKS_FOLDER = "callbacks"
 CALLBACK_PAGES_MAX = 10

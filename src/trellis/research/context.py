@@ -29,8 +29,9 @@ from trellis.artifacts.rows import PROJECTS
 from trellis.engine.errors import InputError, Refused
 from trellis.research.errors import ContextUnavailable, StageHopeless
 from trellis.research.queue_job import QueueRequest
-from trellis.storage.memory import MemoryRepository, ReadMode, TokenCounter, count_tokens
 from trellis.storage.memory.errors import RepositoryError
+from trellis.storage.memory.layout import ReadMode, TokenCounter, count_tokens
+from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.keys import object_key
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreError

@@ -1,4 +1,4 @@
-"""The orchestrator of the job queue: accepts queue jobs, drives each through its stages to its end, and starts a new run after a requeue."""
+"""The orchestrator of the job queue: accepts queue jobs and drives each through its stages to its end."""
 
 import json
 from collections.abc import Callable, Coroutine, Mapping

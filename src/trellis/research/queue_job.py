@@ -25,8 +25,8 @@ from trellis.storage.objects.canonical_json import encode
 
 # The request of a queue job, stored as its payload, and the job built from it (D34, D38, D41, JQ-11).
 #
-# A stored request was checked completely: the type is known, the payload fits it, the slug is valid, and no source is an
-# address.
+# A stored request was checked completely: the type is known, the payload fits it, the slug is valid, and no source is
+# an address.
 
 ENTITY_REF_CHARS_MAX = 200
 KEY_NAMESPACE = "queue-job:"

@@ -1,4 +1,4 @@
-"""The status of agents: changing it, stopping agents that keep failing, and reopening the runs of an agent that may run again."""
+"""The status of agents: changing it, stopping agents that keep failing, and reopening the runs of active ones."""
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -319,8 +319,8 @@ def _last_change(agent: AgentDefinition, modified_at: datetime, *, now: datetime
 #
 # Runs of a stopped agent stay queued until the agent is active again or the runs are cancelled. The ledger's claim
 # decides which run starts, but the agent's status is in its file. So the first driver that finds the agent stopped sets
-# the limit of the agent's concurrency key to 0. From then on no run of that agent is claimed, and none takes a slot that
-# other agents need.
+# the limit of the agent's concurrency key to 0. From then on no run of that agent is claimed, and none takes a slot
+# that other agents need.
 #
 # This service restores the limit when the file says that the agent may run. It also does so when the file is gone or
 # unreadable: the runs are then claimed and fail with that error.

@@ -30,8 +30,9 @@ from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.proposals import proposal
 from trellis.proposals.apply import ApplyEngine, apply_until_settled
 from trellis.runs.orchestrator import RunStep, StepContext, StepResult
-from trellis.storage.memory import DeepPart, MemoryRepository, ReadMode, TokenCounter, count_tokens
 from trellis.storage.memory.errors import RepositoryError
+from trellis.storage.memory.layout import DeepPart, ReadMode, TokenCounter, count_tokens
+from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.objects.canonical_json import encode, sha256
 from trellis.storage.objects.keys import object_key
 from trellis.storage.objects.store import ObjectStore

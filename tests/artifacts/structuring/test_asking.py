@@ -7,7 +7,7 @@ import pytest
 
 from tests.artifacts.structuring.tasks import VIOLIN, says, scripted, snapshot, task
 from trellis.artifacts.content import JobType, StoredInvalid
-from trellis.artifacts.drafts import StoredAnswer, StructuringPrompt, ask_provider, build_prompt, is_transient
+from trellis.artifacts.drafts.task import StoredAnswer, StructuringPrompt, ask_provider, build_prompt, is_transient
 from trellis.engine.errors import PayloadInvalid
 from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.provider import (

@@ -26,7 +26,7 @@ from trellis.engine.service import Sweeper, serve
 from trellis.engine.verify import verify
 from trellis.lifecycles import Role
 from trellis.runs.orchestration import TriggerKind
-from trellis.storage.memory import MemoryRepository
+from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.objects.store import ObjectStore
 
 VIOLIN = "archivist-violin"

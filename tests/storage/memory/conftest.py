@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.memory.verification import verify
-from trellis.storage.memory import MemoryRepository, open_memory
+from trellis.storage.memory.repository import MemoryRepository, open_memory
 
 
 @pytest.fixture

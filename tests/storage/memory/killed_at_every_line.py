@@ -12,7 +12,9 @@ from types import FrameType
 
 from tests.storage.memory.rig import AGENT, append, apply
 from tests.storage.memory.verification import verify
-from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, bare_repository, open_memory
+from trellis.storage.memory import bare_repository
+from trellis.storage.memory.layout import AlreadyApplied, Committed
+from trellis.storage.memory.repository import MemoryRepository, open_memory
 
 POINTS_MAX = 2_000
 LEFTOVERS = ("objects/tmp_*", "refs/heads/*.lock", "trellis.ref")

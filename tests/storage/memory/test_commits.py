@@ -10,19 +10,12 @@ import pytest
 from tests.storage.memory.rig import AGENT, AT, BRANCH, RUN, append, applied, apply, close, commit_tree, replace
 from tests.storage.memory.verification import verify
 from trellis.engine.errors import OptionInvalid
-from trellis.storage.memory import (
-    AlreadyApplied,
-    Committed,
-    DeepPart,
-    MemoryRepository,
-    ProblemCode,
-    ReadMode,
-    VersionConflict,
-    open_memory,
-)
 from trellis.storage.memory import layout as memory_layout
 from trellis.storage.memory.bare_repository import BareRepository
 from trellis.storage.memory.errors import MemoryBusy, MemoryUnavailable, ProposalReused, UpdatesRefused
+from trellis.storage.memory.layout import AlreadyApplied, Committed, DeepPart, ReadMode, VersionConflict
+from trellis.storage.memory.repository import MemoryRepository, open_memory
+from trellis.storage.memory.updates import ProblemCode
 
 
 def commits(memory: MemoryRepository) -> int:

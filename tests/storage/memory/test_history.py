@@ -8,10 +8,10 @@ from dulwich.objects import Commit
 from tests.storage.memory.rig import AGENT, AT, RUN, append, applied, apply, commit_tree, replace
 from tests.storage.memory.verification import verify
 from trellis.engine.errors import OptionInvalid
-from trellis.storage.memory import ChangeKind, CommittedFileChange, MemoryRepository
 from trellis.storage.memory import history as memory_history
 from trellis.storage.memory.errors import MemoryDamaged, MemoryVersionNotFound
-from trellis.storage.memory.layout import AppliedMarker
+from trellis.storage.memory.layout import AppliedMarker, ChangeKind, CommittedFileChange
+from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.memory.updates import digest
 
 

@@ -14,7 +14,8 @@ import pytest
 from tests.storage.memory.committer import committed
 from tests.storage.memory.rig import AGENT, AT, append, apply
 from tests.storage.memory.verification import verify
-from trellis.storage.memory import AlreadyApplied, DeepPart, MemoryRepository, open_memory
+from trellis.storage.memory.layout import AlreadyApplied, DeepPart
+from trellis.storage.memory.repository import MemoryRepository, open_memory
 
 ROOT = Path(__file__).resolve().parents[3]
 SEED = 20_261_115

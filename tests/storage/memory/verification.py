@@ -8,11 +8,12 @@ from itertools import islice
 from dulwich.object_store import BaseObjectStore
 from dulwich.objects import ObjectID, ShaFile, Tree
 
-from trellis.storage.memory import MemoryRepository, commit_plan
+from trellis.storage.memory import commit_plan
 from trellis.storage.memory.commit_plan import marker_of, version_of
 from trellis.storage.memory.errors import MemoryDamaged
 from trellis.storage.memory.history import walk
 from trellis.storage.memory.layout import AgentId
+from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.memory.trees import AgentFolder, damaged_at, load
 
 COMMITS_MAX = 1_000_000

@@ -1,4 +1,4 @@
-"""The task behind an artifact: its one question, the call that asks it, the stored answer, and which part of it is usable."""
+"""The task behind an artifact: its one question, the call that asks it, the stored answer, and its usable part."""
 
 import asyncio
 import re
@@ -229,8 +229,9 @@ def _sources(task: StructuringTask, payload: QueuePayload) -> tuple[SourceText, 
 # Decides which part of a provider's answer is usable. Its own words count only if the cited sources support them.
 #
 # A model's sentence is kept if every word with a digit and at least half of its words occur in the cited passages. In a
-# language other than the passages', words cannot be compared: then only words with digits decide, and the draft is tagged
-# `translated`. Everything else is dropped, and the draft says so. The extractive provider has no words of its own.
+# language other than the passages', words cannot be compared: then only words with digits decide, and the draft is
+# tagged `translated`. Everything else is dropped, and the draft says so. The extractive provider has no words of its
+# own.
 
 SHARE_MIN = 0.5
 AROUND_CHARS = 600

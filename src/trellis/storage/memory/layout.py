@@ -1,4 +1,4 @@
-"""The layout of an agent's memory: file names, limits and ids, how tokens are counted, and the values that reads and commits return."""
+"""The layout of an agent's memory: file names, limits, ids and tokens, and the values that reads and commits return."""
 
 import re
 from collections.abc import Callable, Mapping
