@@ -36,14 +36,10 @@ class DocumentPublisher:
     """
 
     def __init__(self, objects: ObjectStore, on_write: Callable[[str], None] | None = None) -> None:
-        self._objects = objects
+        self.objects = objects
         self._on_write = on_write
         self._seen: dict[str, _PublishedVersion] = {}
         self._listening: dict[str, list[asyncio.Event]] = {}
-
-    @property
-    def objects(self) -> ObjectStore:
-        return self._objects
 
     def shown(self, key: str) -> int | None:
         """The version of a document that this publisher wrote last.
@@ -80,10 +76,10 @@ class DocumentPublisher:
 
         Returns what is stored now: these bytes, or those of an earlier writer.
         """
-        if isinstance(await self._objects.put(key, body, when=CREATE), PutStored):
+        if isinstance(await self.objects.put(key, body, when=CREATE), PutStored):
             self._wrote(key)
             return body
-        there = await self._objects.get(key)
+        there = await self.objects.get(key)
         if there is None:
             raise DocumentDiffers(key=key)
         return there.body
@@ -103,7 +99,7 @@ class DocumentPublisher:
             if seen is not None and seen.version >= version:
                 return False
             when = CREATE if seen is None else if_match(seen.etag)
-            answer = await self._objects.put(publication.key, publication.body, when=when)
+            answer = await self.objects.put(publication.key, publication.body, when=when)
             if isinstance(answer, PutStored):
                 self._wrote(publication.key)
                 self._remember(publication.key, _PublishedVersion(answer.etag, version))
@@ -112,7 +108,7 @@ class DocumentPublisher:
         raise DocumentDiffers(key=publication.key)
 
     async def _look(self, key: str) -> _PublishedVersion | None:
-        there = await self._objects.get(key)
+        there = await self.objects.get(key)
         if there is None:
             return None
         try:

@@ -107,9 +107,9 @@ class JobDelivery:
     async def snapshot(self, order: StoredOrder, correlation_id: str, *, until: float) -> bytes:
         """Fetches the context snapshot of the job. Raises Fault."""
         url = order.context_snapshot_url
-        errand = OutgoingRequest(method="GET", url=url, headers=lambda: self._as_ours(order, url, correlation_id))
+        request = OutgoingRequest(method="GET", url=url, headers=lambda: self._as_ours(order, url, correlation_id))
         try:
-            answer = await self._sent(errand, until)
+            answer = await self._sent(request, until)
         except (UrlRefused, AddressRefused) as error:
             raise Fault(fault=FaultCode.CONTEXT_INVALID, detail=str(error)) from None
         if isinstance(answer, DeliveryGivenUp):
@@ -130,14 +130,14 @@ class JobDelivery:
             raise Fault(fault=FaultCode.STAGING_REFUSED, detail=detail)
         body = {"job_id": order.job_id, "epoch": order.epoch, **draft.model_dump(mode="json")}
         json_headers = {"content-type": "application/json"}
-        errand = OutgoingRequest(
+        request = OutgoingRequest(
             method="POST",
             url=url,
             headers=lambda: self._as_ours(order, url, correlation_id) | json_headers,
             content=json.dumps(body, ensure_ascii=False).encode(),
         )
         try:
-            answer = await self._sent(errand, until)
+            answer = await self._sent(request, until)
         except (UrlRefused, AddressRefused) as error:
             raise Fault(fault=FaultCode.STAGING_REFUSED, detail=str(error)) from None
         if isinstance(answer, DeliveryGivenUp):
@@ -156,7 +156,7 @@ class JobDelivery:
         key = job_key(self.secret, Role.NLM_BACKEND.value, order.job_id)
         id_ = callback_id(order, json.loads(notice)["status"])
         around = {"content-type": "application/json", CORRELATION_HEADER: correlation_id}
-        errand = OutgoingRequest(
+        request = OutgoingRequest(
             method="POST",
             url=order.callback_url,
             headers=lambda: (
@@ -166,7 +166,7 @@ class JobDelivery:
             transient=TRANSIENT | UNRECOGNISED,
         )
         try:
-            answer = await self._sent(errand, until, tried=self.metrics.delivery_tried)
+            answer = await self._sent(request, until, tried=self.metrics.delivery_tried)
         except (UrlRefused, AddressRefused) as error:
             return DeliveryGivenUp(str(error))
         if isinstance(answer, DeliveryGivenUp):
@@ -183,29 +183,29 @@ class JobDelivery:
         return read_target(url).origin in self.trusted
 
     async def _sent(
-        self, errand: OutgoingRequest, until: float, *, tried: Callable[[str], None] | None = None
+        self, request: OutgoingRequest, until: float, *, tried: Callable[[str], None] | None = None
     ) -> FetchedResponse | DeliveryGivenUp:
         """Returns the first non-transient answer, or why there was none in time. Raises UrlRefused, AddressRefused."""
         number = 0
         while True:
-            answer = await self._try(errand, until)
+            answer = await self._try(request, until)
             if tried is not None:
                 tried("unanswered" if isinstance(answer, DeliveryGivenUp) else f"{answer.status // 100}xx")
-            if isinstance(answer, FetchedResponse) and not errand.may_pass(answer.status):
+            if isinstance(answer, FetchedResponse) and not request.may_pass(answer.status):
                 return answer
             problem = answer.reason if isinstance(answer, DeliveryGivenUp) else _answer_text(answer)
             wait_s = self._wait_s(number, answer)
             number += 1
-            about = {"method": errand.method, "problem": problem, "tries": number}
+            about = {"method": request.method, "problem": problem, "tries": number}
             if self.clock.monotonic() + wait_s >= until:
                 _log.warning("delivery_given_up", **about)
                 return DeliveryGivenUp(problem)
             _log.warning("not_delivered", **about, again_in_s=wait_s)
             await self.clock.sleep(wait_s)
 
-    async def _try(self, errand: OutgoingRequest, until: float) -> FetchedResponse | DeliveryGivenUp:
+    async def _try(self, request: OutgoingRequest, until: float) -> FetchedResponse | DeliveryGivenUp:
         left_s = max(0.0, until - self.clock.monotonic())
-        sending = self.client.send(errand.method, errand.url, headers=errand.headers(), content=errand.content)
+        sending = self.client.send(request.method, request.url, headers=request.headers(), content=request.content)
         try:
             return await within(self.clock, left_s, sending)
         except (UrlRefused, AddressRefused):

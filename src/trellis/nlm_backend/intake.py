@@ -22,7 +22,7 @@ from trellis.engine.errors import IdempotencyMismatch, JobNotFound
 from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, Actor, CancelMode, JobId, Mismatch, NewJob, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Job, JobFilter
+from trellis.engine.records import JobFilter
 from trellis.http_server.problems import Problem
 from trellis.lifecycles.nlm_job import NLM_JOB, OPEN
 from trellis.net.guard import GuardedClient
@@ -62,11 +62,6 @@ class ExecutionFinished:
     """The outcome of an execution. `result` has the content of its callback."""
 
     result: dict[str, Any]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether there is an artifact."""
-        return self.result["status"] == COMPLETE
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +165,7 @@ class JobIntake:
     async def _has_result(self, one: KnownExecution) -> bool:
         """Whether an execution that ended in ERROR left an artifact, because only its callback was not delivered."""
         stands = await self._stands(one, await self._order(one.id))
-        return isinstance(stands, ExecutionFinished) and stands.is_complete
+        return isinstance(stands, ExecutionFinished) and stands.result["status"] == COMPLETE
 
     async def _stands(self, one: KnownExecution, order: StoredOrder) -> ExecutionAccepted | ExecutionFinished:
         """Returns the outcome or state of an execution.
@@ -196,13 +191,10 @@ class JobIntake:
         )
 
     async def _order(self, id_: JobId) -> StoredOrder:
-        return StoredOrder.read((await self._job(id_)).payload or b"")
-
-    async def _job(self, id_: JobId) -> Job:
         job = await self.ledger.job(id_)
         if job is None:
             raise JobNotFound(job_id=id_)
-        return job
+        return StoredOrder.read(job.payload or b"")
 
     async def _execute(self, request: ProcessRequest, execution: int, correlation_id: str) -> ExecutionAccepted:
         self._check(request)

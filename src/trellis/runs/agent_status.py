@@ -85,10 +85,11 @@ async def set_status(
         case StatusChanged():
             source: str | None = changed.previous.value
             if changed.previous is changed.agent.status:
-                source = await _recorded_status(ledger, slug)
+                act = await last_act_on(ledger, slug)
+                source = None if act is None else act.target
                 if source is None or source == changed.agent.status.value:
                     return changed
-            act = NewAct(
+            new = NewAct(
                 event=CHANGED,
                 subject=slug,
                 source=source,
@@ -96,15 +97,9 @@ async def set_status(
                 cause=reason,
                 correlation_id=correlation_id,
             )
-            await ledger.record_act(actor, act)
+            await ledger.record_act(actor, new)
             await catalog.index()
             return changed
-
-
-async def _recorded_status(ledger: Ledger, slug: str) -> str | None:
-    """The status that the last administrative act on an agent set; None if there is none."""
-    act = await last_act_on(ledger, slug)
-    return None if act is None else act.target
 
 
 async def last_act_on(ledger: Ledger, slug: str) -> AdminAct | None:

@@ -13,9 +13,9 @@ Invariants:
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, PlainSerializer, ValidationError
 
 from trellis.agents.cron import cron_problem, latest_instant, next_instant
 from trellis.agents.definition import checked_slug
@@ -32,12 +32,16 @@ WRITE_TRIES_MAX = 5
 _log = log_of("trellis.schedules")
 
 
+Moment = Annotated[AwareDatetime, PlainSerializer(timestamp)]
+"""A time, written in the form of documents."""
+
+
 class HandledInstant(BaseModel):
     """The result of an instant: a run, or the reason why it was skipped."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    instant: AwareDatetime
+    instant: Moment
     run_id: str | None = None
     skipped: str | None = None
 
@@ -49,7 +53,7 @@ class Schedule(BaseModel):
 
     agent_slug: str
     cron: str | None
-    registered_at: AwareDatetime
+    registered_at: Moment
     last: HandledInstant | None = None
     version: int = 1
 
@@ -73,22 +77,7 @@ class Schedule(BaseModel):
         return self.model_copy(update={"last": last, "version": self.version + 1})
 
     def to_bytes(self) -> bytes:
-        last = None
-        if self.last is not None:
-            last = {
-                "instant": timestamp(self.last.instant),
-                "run_id": self.last.run_id,
-                "skipped": self.last.skipped,
-            }
-        return encode(
-            {
-                "agent_slug": self.agent_slug,
-                "cron": self.cron,
-                "registered_at": timestamp(self.registered_at),
-                "last": last,
-                "version": self.version,
-            }
-        )
+        return encode(self.model_dump())
 
 
 @dataclass(frozen=True, slots=True)
