@@ -163,7 +163,7 @@ class Brief(_StrictContent):
     word_count: Annotated[int, pydantic.Field(ge=0, le=TEXT_CHARS_MAX)]
 
     @pydantic.model_validator(mode="after")
-    def _counts_right(self) -> "Brief":
+    def _check_word_count(self) -> "Brief":
         words = len(self.body.split())
         if self.word_count != words:
             raise ValueError(f"word_count is {self.word_count} and the body has {words} words")

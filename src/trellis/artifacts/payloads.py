@@ -110,7 +110,7 @@ class Snapshot(StoredModel):
     sources: Annotated[tuple[SourceText, ...], pydantic.Field(max_length=SOURCES_MAX)] = ()
 
     @pydantic.model_validator(mode="after")
-    def _means_one_thing(self) -> Self:
+    def _check_references(self) -> Self:
         refs = [*(source.ref for source in self.sources), *(file.ref for file in self.memory.files)]
         if len(set(refs)) != len(refs):
             raise ValueError("two texts have the same ref; give each its own")

@@ -66,7 +66,7 @@ class ScriptStep(pydantic.BaseModel):
     extractive: bool = False
 
     @pydantic.model_validator(mode="after")
-    def _one_thing(self) -> Self:
+    def _check_response(self) -> Self:
         if sum((self.status is not None, self.answer is not None, self.raw is not None, self.extractive)) != 1:
             raise ValueError("give exactly one of status, answer, raw and extractive")
         return self

@@ -167,7 +167,7 @@ Services = Annotated[BackendServices, Depends(_services)]
 
 
 class JobAccepted(pydantic.BaseModel):
-    """The job is taken in, and its callback will come."""
+    """The job is accepted. Its callback follows."""
 
     accepted: Literal[True]
     job_id: str
@@ -203,12 +203,12 @@ class JobFailedAnswer(pydantic.BaseModel):
 
 
 class JobCancelling(pydantic.BaseModel):
-    """What is open of the job in this epoch is being stopped."""
+    """The open executions of the job in this epoch are being cancelled."""
 
     job_id: str
     epoch: int
     executions: int
-    """How many were open; none when all had ended."""
+    """How many were open; 0 if all had ended."""
 
 
 class SourceIn(pydantic.BaseModel):
@@ -239,7 +239,7 @@ class QueryIn(pydantic.BaseModel):
 
 
 class CitationOut(pydantic.BaseModel):
-    """Where it stands: `text[start:end]` of the source is the excerpt."""
+    """A citation and its position: `text[start:end]` of the source is the excerpt."""
 
     ref: str
     excerpt: str
@@ -257,7 +257,7 @@ class QueryOut(pydantic.BaseModel):
 
 
 class HealthOut(pydantic.BaseModel):
-    """How it is now."""
+    """The current state of the backend."""
 
     status: Literal["ok", "degraded"]
     circuit: str
@@ -273,19 +273,19 @@ class HealthOut(pydantic.BaseModel):
         **PROBLEMS,
         200: {
             "model": JobFinished | JobFailedAnswer,
-            "description": "What it has come to in this epoch, whether or not its callback went through.",
+            "description": "The result of this epoch, whether or not its callback was delivered.",
         },
         400: {"model": ProblemShape, "description": "The body cannot be read."},
         503: {
             "model": ProblemShape,
-            "description": "Too much waits, or the provider is down; `Retry-After` says when.",
+            "description": "Too many jobs wait, or the provider is down; `Retry-After` says when to try again.",
         },
     },
 )
 async def process(
     body: ProcessRequest, request: Request, services: Services, _: Annotated[Actor, requires("nlm.process")]
 ) -> Response | JobAccepted:
-    """Take a job in. The same job and epoch again is answered with what it has come to, and executed once."""
+    """Accept a job. A repeated request for the same job and epoch gets the state or result of its one execution."""
     taken = await services.intake.take(body, correlation_id=correlation_of(request) or "")
     if isinstance(taken, ExecutionAccepted):
         return JobAccepted(accepted=True, job_id=taken.job_id, estimated_seconds=taken.estimated_seconds)
@@ -295,12 +295,12 @@ async def process(
 @jobs.get(
     "/jobs/{job_id}/executions/{epoch}",
     response_model=JobFinished | JobFailedAnswer,
-    responses={**PROBLEMS, 202: {"model": JobAccepted, "description": "It is under way."}},
+    responses={**PROBLEMS, 202: {"model": JobAccepted, "description": "The execution is running."}},
 )
 async def execution(
     job_id: QueueJobId, epoch: JobEpoch, services: Services, _: Annotated[Actor, requires("nlm.process")]
 ) -> Response:
-    """How the last execution of a job in an epoch stands, for whoever misses its callback. Nothing is begun by asking."""
+    """The state of the last execution of a job in an epoch, for a caller that got no callback. Starts nothing."""
     found = await services.intake.look(job_id, epoch)
     if found is None:
         raise _unknown(job_id, epoch)
@@ -314,7 +314,7 @@ async def execution(
 async def cancel(
     job_id: QueueJobId, epoch: JobEpoch, services: Services, _: Annotated[Actor, requires("nlm.process")]
 ) -> JobCancelling:
-    """Stop what is open of a job in an epoch: asked at once, ended after a while whatever it does. Again is as once."""
+    """Cancel the open executions of a job in an epoch: softly at first, hard after the grace period. Idempotent."""
     stopping = await services.intake.cancel(job_id, epoch)
     if stopping is None:
         raise _unknown(job_id, epoch)
@@ -403,7 +403,7 @@ async def query(body: QueryIn, services: Services, actor: Annotated[Actor, requi
 
 @system.get("/health", responses={502: PROBLEMS[502]})
 async def health(services: Services) -> HealthOut:
-    """Whether jobs are taken in, and how many wait; needs no token."""
+    """Whether jobs are accepted, and how many wait; needs no token."""
     try:
         async with asyncio.timeout(PROBE_S):
             depth, circuit = await services.intake.depth(), services.intake.circuit
@@ -419,14 +419,14 @@ async def health(services: Services) -> HealthOut:
 
 @system.get("/system/live")
 async def live() -> dict[str, str]:
-    """Whether this process answers, and nothing else; needs no token."""
+    """Whether this process answers; needs no token."""
     return {"status": "ok"}
 
 
 @system.get("/system/ready", responses={503: {"description": "Something that is needed does not answer."}})
 @system.get("/system/health", responses={503: {"description": "Something that is needed does not answer."}})
 async def ready(request: Request) -> JSONResponse:
-    """Whether jobs can be taken in: each dependency with its own result, in under a second; needs no token."""
+    """Whether jobs can be accepted: each dependency with its own result, in under a second; needs no token."""
     found = await request.app.state.health.ready()
     return JSONResponse({"status": found.status, "checks": dict(found.checks)}, 200 if found.is_ready else 503)
 

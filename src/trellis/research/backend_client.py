@@ -361,7 +361,7 @@ class Callback(pydantic.BaseModel):
     error: CallbackError | None = None
 
     @pydantic.model_validator(mode="after")
-    def _says_one_thing(self) -> "Callback":
+    def _check_status(self) -> "Callback":
         if self.status == "COMPLETE" and (self.artifact_id is None or self.sha256 is None or self.size is None):
             raise ValueError("COMPLETE comes with artifact_id, sha256 and size")
         if self.status == "FAILED" and self.error is None:

@@ -104,15 +104,15 @@ async def set_status(
 
 async def last_act_on(ledger: Ledger, slug: str) -> AdminAct | None:
     """The last administrative act on an agent; None if there is none, or if there are too many acts to search."""
-    found, after = None, 0
+    last, after = None, 0
     for _ in range(ACT_PAGES_MAX):
         page = await ledger.acts(after=after)
         for act in page:
             after = act.no
             if act.subject == slug and act.event in {CREATED, CHANGED}:
-                found = act
+                last = act
         if len(page) < ACTS_MAX:
-            return found
+            return last
     return None
 
 
@@ -120,10 +120,10 @@ async def last_act_on(ledger: Ledger, slug: str) -> AdminAct | None:
 #
 # Invariants:
 # - A cancelled run neither counts nor ends the row (D19). The same holds for a run that failed for an upstream reason.
-# Only runs that ended after the last change of the agent's file count, so a reactivated agent has three new tries.
+#   Only runs that ended after the last change of the agent's file count, so a reactivated agent has three new tries.
 # - The status is written by compare-and-set over the file it was decided on. Every other byte of the file stays.
 # - Every change of status is one administrative act (OBS-1). The act's id is derived from the run's event, so repeating
-# the work after a crash writes nothing twice.
+#   the work after a crash writes nothing twice.
 # - A run with an unreadable payload is logged and does not stop the check of other agents.
 
 RUN_KEY = "run:"
@@ -321,12 +321,10 @@ def _last_change(agent: AgentDefinition, modified_at: datetime, *, now: datetime
 # unreadable: the runs are then claimed and fail with that error.
 
 BLOCKED_PAGE = 200
+PAGE_PAUSE_S = 0.2
 RUNS_AT_ONCE = 1
 
 _gate_log = log_of("trellis.gate")
-
-
-PAGE_PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
