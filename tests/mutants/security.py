@@ -387,8 +387,8 @@ LOW: dict[str, Mutant] = {
     ),
     "L-no-diff": Mutant(
         file="proposals/apply.py",
-        old="    before = None if there is None else there.body\n",
-        new="    before = None\n",
+        old="    before = None if there is None else there.body\n    after =",
+        new="    before = None\n    after =",
         tests=("tests/gateway/test_proposals.py::test_whoever_decides_sees_what_would_change_now",),
     ),
 }

@@ -42,7 +42,7 @@ from trellis.engine.errors import (
     TokenRefused,
     TrellisError,
 )
-from trellis.net.guard import retry_after_s
+from trellis.net.retry_after import retry_after_s
 
 
 class GatewayError(TrellisError):

@@ -1,4 +1,4 @@
-"""The only client for URLs that callers provide: callbacks, snapshots, webhooks. Also reads Retry-After.
+"""The only client for URLs that callers provide: callbacks, snapshots, webhooks.
 
 Invariants:
 - A URL leads to a public address over https, or to an origin that the operator listed. Anything else is refused before
@@ -14,7 +14,6 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from ipaddress import IPv4Address, IPv6Address
 from types import TracebackType
 from typing import Self
@@ -240,17 +239,3 @@ def _origin(text: str) -> str:
 def _unavailable(target: UrlTarget, error: httpx2.HTTPError) -> OutgoingUnavailable:
     """The error without the library's own message, which may contain the request."""
     return OutgoingUnavailable(url=url_for_message(target.url), reason=type(error).__name__)
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """The delay in seconds. A date is compared with the server's own Date header, so the local clock does not matter.
-
-    None if the header is missing or invalid. Header names are looked up as `headers` does.
-    """
-    value = headers.get("Retry-After", "").strip()
-    if value.isascii() and value.isdigit():
-        return float(value[:9])
-    try:
-        return (parsedate_to_datetime(value) - parsedate_to_datetime(headers.get("Date", ""))).total_seconds()
-    except (ValueError, TypeError):
-        return None

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pydantic
 
-from trellis.net.guard import retry_after_s
+from trellis.net.retry_after import retry_after_s
 from trellis.nlm.chat import error_of, messages, one_line, read_reply
 from trellis.nlm.citations import verify
 from trellis.nlm.extractive import ExtractiveProvider

@@ -26,7 +26,8 @@ from trellis.engine.logs import log_of
 from trellis.engine.retry_policy import RetryPolicy
 from trellis.http_server.middleware import HEADER as CORRELATION_HEADER
 from trellis.lifecycles import Role
-from trellis.net.guard import FetchedResponse, GuardedClient, retry_after_s
+from trellis.net.guard import FetchedResponse, GuardedClient
+from trellis.net.retry_after import retry_after_s
 from trellis.net.signatures import job_key, signed_headers
 from trellis.net.targets import AddressRefused, OutgoingError, UrlRefused, read_target, url_for_message
 from trellis.nlm_backend.errors import Fault, FaultCode, Superseded
