@@ -58,7 +58,7 @@ class Steps:
         return step
 
     async def _persist(self, context: StepContext, /) -> StepResult:
-        return StepResult(result={}, told={"proposals_created": ["prop_1"]}, output=b'{"proposals": []}\n')
+        return StepResult(result={}, event_data={"proposals_created": ["prop_1"]}, output=b'{"proposals": []}\n')
 
 
 class Stand:

@@ -405,7 +405,7 @@ def _why(job: Job, state: State, last: Event | None, around: JobSurroundings) ->
         if _is_cancel(job, last):
             yield f"It was cancelled by {last.actor} ({last.role.value}): {_reason(last)}."
     if around.letter is not None:
-        yield from _dead_letter(around.letter, told="" if last is None else event_note(last))
+        yield from _dead_letter(around.letter, note="" if last is None else event_note(last))
     if job.place is JobPlace.READY:
         yield from _why_not_taken(job, around)
     if job.place is JobPlace.BLOCKED:
@@ -456,13 +456,13 @@ def _waited_long(job: Job, now: datetime) -> str | None:
     return duration(waited_s) if waited_s > SERVICE_SLOW_S else None
 
 
-def _dead_letter(letter: DeadLetter, told: str) -> Iterator[str]:
+def _dead_letter(letter: DeadLetter, note: str) -> Iterator[str]:
     meaning = REASON_PHRASES.get(letter.reason_code.value, letter.reason_code.value)
     yield (
         f"Dead letter: {letter.reason_code.value} ({meaning}), at stage {letter.stage.value},"
         f" after {counted(letter.attempts, 'attempt')}."
     )
-    if letter.last_error != told:
+    if letter.last_error != note:
         yield f"Last error: {letter.last_error}"
 
 

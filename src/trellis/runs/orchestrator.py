@@ -57,10 +57,10 @@ class StepContext:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What a step returns: `result` goes into its file, `told` into the event that counts the step."""
+    """What a step returns: `result` goes into its file, `event_data` into the event that counts the step."""
 
     result: Mapping[str, Any]
-    told: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    event_data: Mapping[str, Any] = field(default_factory=dict[str, Any])
     output: bytes | None = None
     """The bytes of output/proposal.json, from the step `persist-results`."""
 
@@ -232,7 +232,7 @@ class _RunDrive(JobDrive[str | None, StepError]):
                 "started_at": timestamp(began),
                 "finished_at": timestamp(ended),
                 "result": dict(result.result),
-                "told": dict(result.told),
+                "told": dict(result.event_data),
             }
         )
         kept = await self.keep(_entry(number), body)

@@ -141,7 +141,7 @@ class RunSteps:
             raise NlmDown(detail=str(error)) from error
         except AgentRunError as error:
             raise _failed(error) from error
-        return StepResult(result=output.to_dict(), told=_if_any("refused_actions", len(output.refused)))
+        return StepResult(result=output.to_dict(), event_data=_if_any("refused_actions", len(output.refused)))
 
     def _services(self, slug: str) -> ToolServices:
         async def deep(part: DeepPart, before: str | None, limit: int) -> DeepMemoryPage:
@@ -184,7 +184,7 @@ class RunSteps:
         ]
         return StepResult(
             result={"proposals": created, **_if_any("already_proposed", already)},
-            told={"proposals_created": [body["id"] for body in made], **_if_any("already_proposed", already)},
+            event_data={"proposals_created": [body["id"] for body in made], **_if_any("already_proposed", already)},
             output=encode({"proposals": made, "summary": output.summary}),
         )
 
@@ -260,7 +260,7 @@ class RunSteps:
         made = await artifacts_of_run(self.ledger, context.run_id, context.request.agent_slug)
         return StepResult(
             result={"proposals": len(persisted), "summary": context.before["execute-agent"]["summary"]},
-            told={"artifacts": made} if made else {},
+            event_data={"artifacts": made} if made else {},
         )
 
 

@@ -52,7 +52,7 @@ class _EntitySentences:
     """The source sentences about one entity, best first."""
 
     name: str
-    told: tuple[SourceSentence, ...]
+    sentences: tuple[SourceSentence, ...]
 
 
 def build_brief(
@@ -67,15 +67,15 @@ def build_brief(
     slugs = _entity_slugs(payload, entities, known, named)
     wanted = [entity for entity in entities if entity.slug in slugs][:ENTITIES_TOLD_MAX]
     abouts = _sentences_by_entity(material, wanted, known, payload.vision_text, prompt.language)
-    if not any(about.told for about in abouts):
+    if not any(about.sentences for about in abouts):
         abouts += _answers(material, payload.vision_text, named)
     room = style.words
-    told_of = any(about.told for about in abouts)
+    told_of = any(about.sentences for about in abouts)
     paragraphs = [] if told_of else [_sentences_within(_vision(payload), room)]
     paragraphs += [
         _sentences_within(_sentences(grounded.own_words), min(room - _words(paragraphs), int(room * OWN_WORDS_SHARE)))
     ]
-    silent = [about.name for about in abouts if not about.told]
+    silent = [about.name for about in abouts if not about.sentences]
     note = filled_sentence(prompt.language, "known_by_slug", names=", ".join(silent)) if silent else ""
     note = note if len(note.split()) <= room - _words(paragraphs) else ""
     chosen = _chosen(material, abouts, room - _words(paragraphs) - len(note.split()))
@@ -126,7 +126,7 @@ def _entity_slugs(
 def _answers(material: SourceMaterial, vision: str, named: NamedItems) -> list[_EntitySentences]:
     """Returns source sentences about a vision that names none of the sources' entities."""
     found = [one for part in parts_of(vision) for one in material.find(_topic(part) or part, named).chosen]
-    best = [one.told for one in sorted(found, key=lambda one: one.order)]
+    best = [one.source for one in sorted(found, key=lambda one: one.order)]
     around = (one for fitting in best for one in material.passage(fitting))
     fitting = dict.fromkeys(one for one in (*best, *around) if not one.is_open)
     return [_EntitySentences("", tuple(fitting))] if fitting else []
@@ -164,7 +164,9 @@ def _title(vision: str, names: Sequence[str]) -> str:
 def _names(abouts: Sequence[_EntitySentences]) -> list[str]:
     """Returns the names for the title. A group without a name is called by the heading of its best sentence."""
     return [
-        name for about in abouts if about.told and (name := about.name or next(iter(about.told[0].headings[-1:]), ""))
+        name
+        for about in abouts
+        if about.sentences and (name := about.name or next(iter(about.sentences[0].headings[-1:]), ""))
     ]
 
 
@@ -248,10 +250,10 @@ def _chosen(material: SourceMaterial, abouts: Sequence[_EntitySentences], words_
     """Takes sentences from each entity in turn, each with the ones it depends on, while they fit. None is cut."""
     chosen: list[list[SourceSentence]] = [[] for _ in abouts]
     taken: set[tuple[str, int]] = set()
-    left = words_max - sum(len(about.name.split()) for about in abouts if about.told)
+    left = words_max - sum(len(about.name.split()) for about in abouts if about.sentences)
     least = int(words_max * (1.0 - ROWS_UNTIL))
     for rows in (False, True):
-        of_kind = [[sentence for sentence in about.told if sentence.sentence.row is rows] for about in abouts]
+        of_kind = [[sentence for sentence in about.sentences if sentence.sentence.row is rows] for about in abouts]
         for rank in range(max(map(len, of_kind), default=0)):
             for sentence, own in (
                 (some[rank], own) for some, own in zip(of_kind, chosen, strict=True) if rank < len(some)

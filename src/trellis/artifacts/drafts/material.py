@@ -104,7 +104,7 @@ class SourceSentence:
 class RankedSentence:
     """A sentence with its score. A higher score fits better."""
 
-    told: SourceSentence
+    source: SourceSentence
     score: float
     near: Nearness = Nearness.OTHER
     """Whether the sentence is about an item that the question names."""
@@ -117,7 +117,7 @@ class RankedSentence:
     @property
     def order(self) -> tuple[float, ...]:
         """Sort key: sentences about named items first, then better scores."""
-        return -self.near, -self.score, self.told.passage, self.told.at
+        return -self.near, -self.score, self.source.passage, self.source.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,15 +375,15 @@ def _language(sentence: SourceSentence) -> Language:
 
 def _best_each_once(scored: list[RankedSentence]) -> tuple[RankedSentence, ...]:
     """Keeps sentences with a good score or about named items, each wording once."""
-    least = SCORE_SHARE_MIN * max((one.score for one in scored if not one.told.is_open), default=0.0)
+    least = SCORE_SHARE_MIN * max((one.score for one in scored if not one.source.is_open), default=0.0)
     first: dict[str, RankedSentence] = {}
     of_passage = Counter[int]()
     for chosen in scored:
         headed = chosen.near is Nearness.HEADED
-        of_passage[chosen.told.passage] += headed
-        named = of_passage[chosen.told.passage] <= HEADED_EACH_MAX if headed else chosen.is_named
+        of_passage[chosen.source.passage] += headed
+        named = of_passage[chosen.source.passage] <= HEADED_EACH_MAX if headed else chosen.is_named
         if chosen.score >= least or named:
-            first.setdefault(chosen.told.shown, chosen)
+            first.setdefault(chosen.source.shown, chosen)
     return tuple(first.values())
 
 

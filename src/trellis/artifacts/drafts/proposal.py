@@ -307,7 +307,7 @@ def _denied(one: comparison.Statement, near: Sequence[comparison.Statement]) -> 
 def _evidence(plain: Mapping[str, Any], material: SourceMaterial) -> list[Citation]:
     """Returns for each sentence of the draft the closest source sentence, if any is close."""
     found = [material.find(one.excerpt).chosen[:1] for _, one in _statements(plain)[:EVIDENCE_MAX]]
-    return [Citation(one.told.ref, one.told.excerpt) for some in found for one in some]
+    return [Citation(one.source.ref, one.source.excerpt) for some in found for one in some]
 
 
 def _evidence_issues(grounded: GroundedAnswer, shown: Sequence[Citation], language: Language) -> Iterator[Issue]:

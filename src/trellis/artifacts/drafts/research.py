@@ -83,7 +83,7 @@ def build_research_brief(
     quotes = SourceQuotes()
     quotes.cite(grounded.citations if grounded.by_model else ())
     chosen = _chosen(material, found, named, grounded)
-    disputes = _disputes(found, [shown for one in chosen for shown in material.beside(one.told)])
+    disputes = _disputes(found, [shown for one in chosen for shown in material.beside(one.source)])
     disputed = [one for pair in disputes for one in (pair.first, pair.second)]
     concluded = _conclusions(material, found, chosen, {one.place for one in disputed}, named)
     sections = _sections(material, chosen, concluded, payload.constraints.max_sections)
@@ -133,9 +133,9 @@ def _chosen(
     first: dict[tuple[str, int], RankedSentence] = {}
     cited = [RankedSentence(one, best, material.nearness(one, named)) for one in by_model]
     for one in (*cited, *(one for part in found for one in part.chosen[: _each_max(part)])):
-        known = first.get(one.told.place)
+        known = first.get(one.source.place)
         if known is None or known.order > one.order:
-            first[one.told.place] = one
+            first[one.source.place] = one
     return list(first.values())
 
 
@@ -157,10 +157,10 @@ def _conclusions(
     fitting = [*chosen, *(one for part in found for one in part.chosen)]
     fitting.sort(key=lambda one: one.order)
     first = {
-        one.told.shown: one.told
+        one.source.shown: one.source
         for one in reversed(fitting)
-        if one.told.concludes
-        and one.told.place not in disputed
+        if one.source.concludes
+        and one.source.place not in disputed
         and any(_is_asked(material, one, part, named) for part in parts)
     }
     return list(reversed(first.values()))[:CONCLUSIONS_MAX]
@@ -169,9 +169,9 @@ def _conclusions(
 def _is_asked(material: SourceMaterial, one: RankedSentence, part: str, named: NamedItems) -> bool:
     """Whether a conclusion is about the question: it says part of it about the named item, or enough by itself."""
     others = named.others(stems(part))
-    shared = material.shared(one.told, others)
+    shared = material.shared(one.source, others)
     if one.near:
-        return bool(shared) or not others or named.stands_in(one.told.shown)
+        return bool(shared) or not others or named.stands_in(one.source.shown)
     enough = material.weight(shared) >= CONCLUSION_SHARE_MIN * material.weight(others)
     return enough and len(shared) >= (CONCLUSION_STEMS_MIN if named else 1)
 
@@ -184,8 +184,8 @@ def _sections(
     left = SENTENCES_MAX
     made: dict[tuple[str, tuple[str, ...]], _SourceSection] = {}
     for one in sorted(chosen, key=lambda one: one.order):
-        section = made.setdefault((one.told.ref, one.told.headings), _SourceSection(one.order, one.told.place))
-        for sentence in material.beside(one.told):
+        section = made.setdefault((one.source.ref, one.source.headings), _SourceSection(one.order, one.source.place))
+        for sentence in material.beside(one.source):
             new = sentence.place not in section.sentences and not sentence.is_open
             if new and left and len(section.sentences) < SECTION_SENTENCES_MAX:
                 section.sentences[sentence.place] = sentence
