@@ -109,7 +109,7 @@ async def test_what_cannot_be_read_is_a_bad_request(stand: Stand, body: bytes):
 
 async def test_a_full_queue_sends_away_with_a_time_to_come_back(stand: Stand):
     working = stand.backend()
-    object.__setattr__(working.backend.desk.intake, "waiting_max", 2)
+    object.__setattr__(working.backend.parts.intake, "waiting_max", 2)
     assert [(await working.post(stand.order())).status_code for _ in range(3)] == [202, 202, 503]
     answer = await working.post(stand.order())
     assert answer.json()["code"] == "OVERLOADED"
@@ -427,7 +427,7 @@ async def test_an_older_execution_that_nobody_cancelled_does_not_run_beside_the_
     await working.begin()
     await hold.arrived.wait()
     order = ProcessRequest.model_validate(stand.order("job-k", epoch=2))
-    intake = working.backend.desk.intake
+    intake = working.backend.parts.intake
     object.__setattr__(intake, "_cancel_older", _nothing)
     await intake.take(order, correlation_id="c")
     await working.begin()

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -39,8 +40,13 @@ async def finished(stand: Stand) -> tuple[JobId, RunFacts, dict[str, bytes]]:
     return run_id, await stand.facts(run_id), await stand.ledger.read_journal(run_id)
 
 
+def until(facts: RunFacts, version: int) -> RunFacts:
+    """The facts as of the event with that version."""
+    return replace(facts, events=facts.events[:version])
+
+
 def statuses(facts: RunFacts) -> list[dict[str, object]]:
-    return [json.loads(run_documents.status(facts.until(version))) for version in range(1, len(facts.events) + 1)]
+    return [json.loads(run_documents.status(until(facts, version))) for version in range(1, len(facts.events) + 1)]
 
 
 @pytest.mark.requirement("RUN-3", "D14", "D18")
@@ -69,7 +75,7 @@ async def test_what_is_published_comes_in_the_order_readers_rely_on(stand: Stand
     run_id, facts, journal = await finished(stand)
     folder = f"agents/archivist-violin/runs/{run_id}/"
     order = [
-        [put.key.removeprefix(folder) for put in publications(facts.until(version), journal)]
+        [put.key.removeprefix(folder) for put in publications(until(facts, version), journal)]
         for version in range(1, len(facts.events) + 1)
     ]
     assert order == [
@@ -145,7 +151,7 @@ async def test_the_same_facts_give_the_same_bytes(stand: Stand):
     run_id, facts, journal = await finished(stand)
     again, kept = await stand.facts(run_id), await stand.ledger.read_journal(run_id)
     for version in range(1, len(facts.events) + 1):
-        assert publications(facts.until(version), journal) == publications(again.until(version), kept)
+        assert publications(until(facts, version), journal) == publications(until(again, version), kept)
 
 
 @pytest.mark.requirement("D12", "D21")
