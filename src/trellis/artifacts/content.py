@@ -33,11 +33,8 @@ STORABLE = pydantic.AfterValidator(_check_storable)
 def problems_of(error: pydantic.ValidationError) -> str:
     """Describes validation errors in one line, without the values."""
     found = error.errors(include_url=False, include_input=False, include_context=False)[:PROBLEMS_MAX]
-    return "; ".join(f"{'/'.join(map(str, one['loc'])) or 'all of it'}: {_plain_message(one['msg'])}" for one in found)
-
-
-def _plain_message(message: str) -> str:
-    return message.removeprefix("Value error, ")
+    problems = [("/".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in found]
+    return "; ".join(f"{place or 'all of it'}: {message}" for place, message in problems)
 
 
 class StoredInvalid(InputError):

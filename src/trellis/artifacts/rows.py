@@ -324,7 +324,8 @@ async def artifacts_of_run(ledger: Ledger, run_id: str, agent_slug: str) -> list
     run = await ledger.job(JobId(run_id))
     if run is None:
         return []
-    where, cursor, looked, found = _completed(agent_slug), None, 0, list[str]()
+    where = JobFilter(lifecycle=QUEUE_JOB.name, state=COMPLETE, concurrency_key=f"{QUEUE_JOB.name}:{agent_slug}")
+    cursor, looked, found = None, 0, list[str]()
     while looked < JOBS_MAX:
         page = await ledger.jobs(where, limit=PAGE, cursor=cursor)
         ended_since = [job for job in page.jobs if job.updated_at >= run.created_at]
@@ -333,10 +334,6 @@ async def artifacts_of_run(ledger: Ledger, run_id: str, agent_slug: str) -> list
         if cursor is None or not ended_since:
             break
     return found[::-1]
-
-
-def _completed(agent_slug: str) -> JobFilter:
-    return JobFilter(lifecycle=QUEUE_JOB.name, state=COMPLETE, concurrency_key=f"{QUEUE_JOB.name}:{agent_slug}")
 
 
 async def _artifact_made_for(ledger: Ledger, job: Job, run_id: str) -> str | None:

@@ -108,7 +108,8 @@ class OpenAiProvider:
         try:
             async with asyncio.timeout(max(0.0, deadline_s)):
                 shown = await self._shown(prepared, question)
-                body = await self._post("/chat/completions", self._request(prepared, question, shown))
+                request = json.dumps(self._request(prepared, question, shown), ensure_ascii=False).encode()
+                body = await self._send("POST", "/chat/completions", request)
         except TimeoutError:
             raise NlmTimeout(provider=NAME, reason=f"{deadline_s:g} s were not enough") from None
         answer = self._answer(body, question)
@@ -168,9 +169,6 @@ class OpenAiProvider:
             "stream": False,
         }
         return body | ({"response_format": {"type": "json_object"}} if self._options.json_mode else {})
-
-    async def _post(self, path: str, request: dict[str, Any]) -> bytes:
-        return await self._send("POST", path, json.dumps(request, ensure_ascii=False).encode())
 
     async def _send(self, method: str, path: str, content: bytes | None) -> bytes:
         """The body of a successful response; raises NlmUnavailable, NlmRefused, NlmGarbage."""

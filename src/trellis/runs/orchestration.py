@@ -170,7 +170,8 @@ class BuiltinLayer:
             expected = "1 to 100 letters, digits, or . _ : -"
             raise OptionInvalid(option="correlation_id", value=correlation_id[:100], expected=expected)
         request = RunRequest(agent_slug, kind.value, dict(params), retry_of)
-        fingerprint, scope = sha256(request.to_bytes()).encode(), _scope_of(kind)
+        fingerprint = sha256(request.to_bytes()).encode()
+        scope = CRON_SCOPE if kind is TriggerKind.CRON else KEY_SCOPE
         earlier = None if key is None else await self.ledger.find_by_idempotency_key(scope, key, fingerprint)
         if isinstance(earlier, Mismatch):
             raise IdempotencyMismatch(key=key, job_id=earlier.job_id)
@@ -308,10 +309,6 @@ class BuiltinLayer:
         """Healthy if the ledger answers."""
         await self.ledger.now()
         return LayerHealth(healthy=True, vendor="builtin")
-
-
-def _scope_of(kind: TriggerKind) -> str:
-    return CRON_SCOPE if kind is TriggerKind.CRON else KEY_SCOPE
 
 
 def _has_trigger(agent: AgentDefinition, kind: TriggerKind) -> bool:

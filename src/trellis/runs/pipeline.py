@@ -235,7 +235,11 @@ class RunSteps:
             if draft.action is not SafeOutput.MEMORY_UPDATE:
                 target = _target(draft)
                 known = seen.get(target) or await self._digest(slug, target)
-                content = {"summary": draft.summary, "change": _change(draft), **_grounds(draft)}
+                content = {
+                    "summary": draft.summary,
+                    "change": {"type": draft.change.value, "text": draft.text},
+                    **_grounds(draft),
+                }
                 made.append(
                     proposal.ProposalContent(
                         action=draft.action.value, target=target, content=content, target_hash=known
@@ -306,10 +310,6 @@ def _target(draft: AgentDraft) -> str:
     if draft.action is SafeOutput.LOGIC_UPDATE:
         return proposal.LOGIC_FILE
     return proposal.checked_target(draft.action.value, draft.target)
-
-
-def _change(draft: AgentDraft) -> dict[str, str]:
-    return {"type": draft.change.value, "text": draft.text}
 
 
 def _grounds(draft: AgentDraft) -> dict[str, Any]:

@@ -395,7 +395,8 @@ class _LedgerRestorer:
         """
         if job.records[0].event.lifecycle != RUN.name:
             return {}
-        slug, counted, kept = _request(job).agent_slug, _counted(job), dict[str, bytes]()
+        slug, kept = _request(job).agent_slug, dict[str, bytes]()
+        counted = [record.event for record in job.records if record.event.type == run_documents.STEP_DONE]
         for number, event in enumerate(counted, 1):
             key = ids.step_key(slug, job.job_id, number)
             body = await self._body(job, key)
@@ -461,10 +462,6 @@ def _request(job: JobToRestore) -> RunRequest:
         return RunRequest.read(submission.payload)
     except (KeyError, ValueError, TypeError) as error:
         raise HistoryBroken(job_id=job.job_id, reason=f"its payload is no request for a run: {error}") from error
-
-
-def _counted(job: JobToRestore) -> list[Event]:
-    return [record.event for record in job.records if record.event.type == run_documents.STEP_DONE]
 
 
 # --- the record ------------------------------------------------------------------------------------------------------

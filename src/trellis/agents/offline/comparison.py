@@ -47,11 +47,9 @@ class Wording:
     read_nothing: str
 
 
-def _read_words() -> dict[str, Any]:
-    return tomllib.loads(resources.files("trellis.agents.offline").joinpath("words.toml").read_text(encoding="utf-8"))
-
-
-WORDS = _read_words()
+WORDS: dict[str, Any] = tomllib.loads(
+    resources.files("trellis.agents.offline").joinpath("words.toml").read_text(encoding="utf-8")
+)
 """The whole file: sentences, titles and comparison words."""
 WORDINGS: Mapping[Language, Wording] = {
     Language(language): Wording(**sentences) for language, sentences in WORDS["sentences"].items()

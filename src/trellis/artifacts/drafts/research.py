@@ -8,7 +8,7 @@ occurs in two of sections, conclusions and open questions.
 # ruff: noqa: RUF001 - Ukrainian
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -116,12 +116,8 @@ def build_research_brief(
         content,
         quotes,
         tags=[*tags, *(["nothing-found"] if not sections else []), *grounded.tags, prompt.language.value],
-        entity_refs=EntityFinder(task.snapshot.entities).occurring(_whole(content)),
+        entity_refs=EntityFinder(task.snapshot.entities).occurring("\n".join(map(str, content.values()))),
     )
-
-
-def _whole(content: Mapping[str, object]) -> str:
-    return "\n".join(str(value) for value in content.values())
 
 
 def _chosen(
