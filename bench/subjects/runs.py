@@ -27,9 +27,18 @@ from trellis.engine.service import serve
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.lifecycles.run import RUN
-from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions, accept
+from trellis.runs.orchestrator import (
+    TYPE,
+    Orchestrator,
+    OrchestratorOptions,
+    RunDriver,
+    RunDriverOptions,
+    RunStep,
+    StepContext,
+    StepResult,
+    accept,
+)
 from trellis.runs.projector import Projector
-from trellis.runs.steps import RunStep, StepContext, StepResult
 from trellis.storage.objects.open import open_objects
 
 AGENTS = 200

@@ -20,9 +20,9 @@ from trellis.agents.definition import AgentDefinition
 from trellis.agents.errors import AgentError
 from trellis.documents import ids
 from trellis.documents.errors import AgentNotRunnable, EntryNotFound, RunError, TooManyWaiting
-from trellis.documents.run_documents import encode, timestamp
 from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch, InputError, NotAllowed, QueueFull
+from trellis.engine.event_data import data_of
 from trellis.engine.jobs import Actor, JobId, Mismatch, Move, NewJob, RequestId, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, IdempotencyKey, Job, JobFilter
@@ -31,6 +31,7 @@ from trellis.lifecycles.inbox_entry import INBOX_ENTRY
 from trellis.proposals.proposal import CONTENT_ACTIONS, ProposalSource
 from trellis.proposals.service import ProposalOffer, ProposalService
 from trellis.runs.orchestration import OrchestrationLayer, TriggerKind
+from trellis.storage.objects.canonical_json import encode, timestamp
 
 TYPE = "inbox-entry"
 RUN = "run"
@@ -184,7 +185,6 @@ class InboxService:
         return [_entry_state(job, events[job.job_id]) for job in whole if job.job_id in events]
 
     async def stats(self) -> InboxCounts:
-        """Counts from the ledger."""
         now = await self.ledger.now()
         midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         today = await self.ledger.count_events(SETTLED_EVENTS, since=midnight)
@@ -220,12 +220,12 @@ class InboxService:
     # --- settling ----------------------------------------------------------------------------------------------------
 
     async def _settle(self, job: Job) -> None:
-        told = json.loads(job.payload or b"{}")
-        if told["refusal"] is not None:
-            await self._move(job.job_id, "rejected", {"rejection": told["refusal"]})
+        entry = json.loads(job.payload or b"{}")
+        if entry["refusal"] is not None:
+            await self._move(job.job_id, "rejected", {"rejection": entry["refusal"]})
             return
         try:
-            made = await self._make(told)
+            made = await self._make(entry)
         except (TooManyWaiting, QueueFull):
             return
         except (AgentError, RunError, InputError, NotAllowed) as error:
@@ -233,63 +233,63 @@ class InboxService:
             return
         await self._move(job.job_id, "processed", {"made": made})
 
-    async def _make(self, told: Mapping[str, Any]) -> dict[str, str]:
-        key, intent = f"inbox:{told['id']}", told["intent"]
+    async def _make(self, entry: Mapping[str, Any]) -> dict[str, str]:
+        key, intent = f"inbox:{entry['id']}", entry["intent"]
         if intent["action"] == RUN:
-            kind = _trigger_kind(told["source"]["type"], relayed=told.get("relayed", False))
+            kind = _trigger_kind(entry["source"]["type"], relayed=entry.get("relayed", False))
             run = await self.layer.trigger(
                 intent["target"],
                 intent["payload"],
                 kind=kind,
                 key=key,
-                correlation_id=told["metadata"]["correlation_id"],
+                correlation_id=entry["metadata"]["correlation_id"],
             )
             return {"run_id": run.job_id}
         if intent["action"] == JOB:
-            sender = Actor(role=self.gateway.role, name=told["source"]["identity"])
-            (job,) = await self.ledger.submit(sender, [await self._job(told, key)])
+            sender = Actor(role=self.gateway.role, name=entry["source"]["identity"])
+            (job,) = await self.ledger.submit(sender, [await self._job(entry, key)])
             return {"job_id": job.job_id}
-        proposal = ids.entry_proposal_id(told["id"], datetime.fromisoformat(told["source"]["timestamp"]))
+        proposal = ids.entry_proposal_id(entry["id"], datetime.fromisoformat(entry["source"]["timestamp"]))
         made = await self.ledger.job(proposal)
-        if made is not None and made.parent_id == told["id"]:  # even if its target has changed since
+        if made is not None and made.parent_id == entry["id"]:  # even if its target has changed since
             return {"proposal_id": proposal}
-        return {"proposal_id": (await self.proposal_service.make_first(await self._offer(told), proposal)).id}
+        return {"proposal_id": (await self.proposal_service.make_first(await self._offer(entry), proposal)).id}
 
-    async def _job(self, told: Mapping[str, Any], key: str | None = None) -> NewJob:
-        asked = await self.new_job(told["intent"]["payload"], told["source"]["identity"])
-        target = told["intent"]["target"]
-        if asked.type != target:
-            raise InputError(detail=f"the target is {target!r} and the job would be a {asked.type!r}; name the same")
+    async def _job(self, entry: Mapping[str, Any], key: str | None = None) -> NewJob:
+        job = await self.new_job(entry["intent"]["payload"], entry["source"]["identity"])
+        target = entry["intent"]["target"]
+        if job.type != target:
+            raise InputError(detail=f"the target is {target!r} and the job would be a {job.type!r}; name the same")
         return replace(
-            asked,
+            job,
             idempotency_key=key,
             idempotency_scope=KEY_SCOPE,
             fingerprint=ENTRY,
             id_is_given=False,
-            correlation_id=told["metadata"]["correlation_id"],
-            parent_id=JobId(told["id"]),
+            correlation_id=entry["metadata"]["correlation_id"],
+            parent_id=JobId(entry["id"]),
         )
 
-    async def _offer(self, told: Mapping[str, Any]) -> ProposalOffer:
-        slug, _, target = str(told["intent"]["target"]).partition("/")
+    async def _offer(self, entry: Mapping[str, Any]) -> ProposalOffer:
+        slug, _, target = str(entry["intent"]["target"]).partition("/")
         await self.proposal_service.agent(slug)
         return ProposalOffer(
             agent_slug=slug,
             draft=await self.proposal_service.about_file(
-                slug, told["intent"]["action"], target, told["intent"]["payload"]
+                slug, entry["intent"]["action"], target, entry["intent"]["payload"]
             ),
             source=ProposalSource(
-                type=told["source"]["type"],
-                identity=told["source"]["identity"],
+                type=entry["source"]["type"],
+                identity=entry["source"]["identity"],
                 run_id=None,
-                inbox_entry_id=told["id"],
+                inbox_entry_id=entry["id"],
             ),
-            priority=told["metadata"]["priority"],
-            correlation_id=told["metadata"]["correlation_id"],
+            priority=entry["metadata"]["priority"],
+            correlation_id=entry["metadata"]["correlation_id"],
         )
 
-    async def _move(self, entry: JobId, target: str, told: Mapping[str, Any]) -> None:
-        data = json.dumps(told, ensure_ascii=False).encode()
+    async def _move(self, entry: JobId, target: str, facts: Mapping[str, Any]) -> None:
+        data = json.dumps(facts, ensure_ascii=False).encode()
         request = RequestId(f"settle:{entry}")
         await self.ledger.move(self.gateway, Move(job_id=entry, target=target, request_id=request, data=data))
 
@@ -338,12 +338,12 @@ def _refuse_trigger(agent: AgentDefinition, source: str, *, relayed: bool) -> No
 
 
 def _entry_state(job: Job, events: Sequence[Event]) -> InboxEntryState:
-    told = json.loads(job.payload or b"{}")
-    del told["refusal"]
-    told.pop("relayed", None)
-    last = _data(events[-1])
+    entry = json.loads(job.payload or b"{}")
+    del entry["refusal"]
+    entry.pop("relayed", None)
+    last = data_of(events[-1])
     return InboxEntryState(
-        entry=told,
+        entry=entry,
         status=job.state,
         created_at=job.created_at,
         updated_at=job.updated_at,
@@ -351,7 +351,3 @@ def _entry_state(job: Job, events: Sequence[Event]) -> InboxEntryState:
         made=last.get("made"),
         rejection=last.get("rejection"),
     )
-
-
-def _data(event: Event) -> dict[str, Any]:
-    return json.loads(event.data) if event.data is not None else {}

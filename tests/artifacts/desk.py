@@ -11,8 +11,8 @@ from typing import Any
 
 from trellis.app.wiring import new_id
 from trellis.artifacts.content import ArtifactDraft, ArtifactType, JobType
-from trellis.artifacts.keys import journal_entry, project_id
 from trellis.artifacts.registry import ArtifactCollector, ArtifactRegistry, StagedArtifact
+from trellis.artifacts.rows import journal_entry, project_id
 from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.jobs import (
     Actor,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.artifacts.desk import OPERATOR, complete, desk_in, draft
-from trellis.artifacts.keys import ArtifactFinal, TooYoung
+from trellis.artifacts.rows import ArtifactFinal, TooYoung
 from trellis.engine.errors import LeaseConflictError
 from trellis.engine.jobs import Epoch
 from trellis.runs.rebuild import rebuild_objects

@@ -10,8 +10,8 @@ import pytest
 from tests.artifacts.desk import BACKEND, CONTENTS, DAY_S, OPERATOR, Desk, advance
 from tests.runs.conftest import is_of_rebuild
 from trellis.artifacts.content import JobType
-from trellis.artifacts.keys import journal_entry
 from trellis.artifacts.registry import StagedArtifact
+from trellis.artifacts.rows import journal_entry
 from trellis.engine.records import RetentionOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
@@ -286,3 +286,17 @@ async def test_a_reader_finds_what_is_published_and_collected_while_it_looks(des
     document = await reader.artifacts.read(made.artifact_id)
     assert document is not None
     assert await desk.keys() == [made.row.key]
+
+
+async def test_the_collector_deletes_former_request_objects_a_page_at_a_time_and_nothing_else(desk: Desk):
+    kept = await desk.finalized()
+    await desk.publish()
+    before = await bucket(desk)
+    for number in range(5):
+        await desk.objects.put(f"requests/20260214/{number}", b"{}")
+    collector = desk.collector(batch=2)
+    reports = [await collector.run_once() for _ in range(4)]
+    assert [report.requests for report in reports] == [2, 2, 1, 0]
+    assert (await desk.objects.list("requests/")).items == ()
+    assert set(before) - set(await bucket(desk)) <= {kept.row.staged_key}
+    await holds(desk, kept)

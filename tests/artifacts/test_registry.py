@@ -27,9 +27,10 @@ from tests.artifacts.desk import (
     queue_job,
 )
 from trellis.app.wiring import new_id
-from trellis.artifacts import keys
+from trellis.artifacts import rows
 from trellis.artifacts.content import ContentInvalid, JobType
-from trellis.artifacts.keys import (
+from trellis.artifacts.rows import (
+    STORED_BYTES_MAX,
     ArtifactFinal,
     ArtifactGone,
     ArtifactIdInvalid,
@@ -39,7 +40,6 @@ from trellis.artifacts.keys import (
     TooYoung,
     TypeNotYielded,
 )
-from trellis.artifacts.rows import STORED_BYTES_MAX
 from trellis.engine.errors import InvalidTransition, LeaseConflictError, NotAllowed
 from trellis.engine.jobs import Actor, Epoch, JobId, Move, NewJob, NotMoved, RequestId
 from trellis.engine.records import RetentionOptions
@@ -100,7 +100,7 @@ async def test_a_finalized_artifact_is_the_document_of_the_schema_and_its_url_le
 async def test_a_staged_or_discarded_artifact_is_there_for_no_reader(desk: Desk):
     lease = await desk.waiting()
     staged = await desk.stage(lease)
-    assert keys.is_artifact_id(staged.artifact_id)
+    assert rows.is_artifact_id(staged.artifact_id)
     assert not any(staged.row.fields("file:///x")[name] for name in ("finalized", "finalized_at", "version", "url"))
     assert await desk.artifacts.read(staged.artifact_id) is None
     assert (await desk.artifacts.page(limit=10)).rows == ()
@@ -306,16 +306,16 @@ async def test_a_hostile_id_names_nothing(desk: Desk, hostile: str):
     assert await desk.artifacts.row(hostile) is None
     assert await desk.artifacts.read(hostile) is None
     assert await desk.artifacts.staged_bytes(hostile) is None
-    for key in (keys.staged_key, keys.artifact_key):
+    for key in (rows.staged_key, rows.artifact_key):
         with pytest.raises(ArtifactIdInvalid):
-            key(keys.project_id(PROJECT), hostile)
+            key(rows.project_id(PROJECT), hostile)
     with pytest.raises(ArtifactIdInvalid):
-        keys.artifact_key(hostile, "art-00000000-0000-4000-8000-000000000000")
+        rows.artifact_key(hostile, "art-00000000-0000-4000-8000-000000000000")
 
 
 async def test_a_job_of_the_lifecycle_that_the_registry_did_not_make_is_no_artifact(desk: Desk):
     for number, payload in enumerate((b"null", b"{}", b'{"cid": "../../x"}', b"not json", b'{"job_id": 1}')):
-        id_ = JobId(keys.make_artifact_id(f"00000000-0000-4000-8000-00000000000{number}"))
+        id_ = JobId(rows.make_artifact_id(f"00000000-0000-4000-8000-00000000000{number}"))
         await desk.ledger.submit(BACKEND, [NewJob(job_id=id_, type="BRIEF", lifecycle="artifact", payload=payload)])
         assert await desk.artifacts.row(id_) is None
     await desk.publish()
@@ -404,10 +404,10 @@ async def test_a_job_that_has_the_id_of_one_that_retention_removed_has_an_artifa
 async def test_a_project_of_another_name_still_finds_what_it_had(desk: Desk):
     made = await desk.finalized()
     await desk.publish()
-    renamed = replace(desk.artifacts, cid=keys.project_id("another garden"))
+    renamed = replace(desk.artifacts, cid=rows.project_id("another garden"))
     document = await renamed.read(made.artifact_id)
     assert document is not None
     assert document["url"].endswith(made.row.key)
     lease = await desk.waiting()
     staged = await renamed.stage(BACKEND, draft(), job=await desk.job(lease.job_id))
-    assert staged.row.staged_key.startswith(f"projects/{keys.project_id('another garden')}/staged/")
+    assert staged.row.staged_key.startswith(f"projects/{rows.project_id('another garden')}/staged/")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from trellis.artifacts import snapshot as module
-from trellis.artifacts.snapshot import SNAPSHOT_BYTES_MAX, Snapshot, SnapshotInvalid
+from trellis.artifacts import payloads as module
+from trellis.artifacts.payloads import SNAPSHOT_BYTES_MAX, Snapshot, SnapshotInvalid
 from trellis.engine.errors import InputError
 from trellis.nlm.provider import corpus
 

@@ -12,8 +12,8 @@ from tests.cli.conftest import Terminal
 from trellis.app.settings import PROJECT_DEFAULT
 from trellis.app.wiring import development_key, new_id
 from trellis.artifacts.content import JobType
-from trellis.artifacts.keys import project_id
 from trellis.artifacts.registry import ArtifactRegistry
+from trellis.artifacts.rows import project_id
 from trellis.auth.tokens import issue
 from trellis.cli.artifact_output import show_page
 from trellis.cli.invocation import Cli

@@ -4,7 +4,7 @@ import pytest
 
 from tests.cli.conftest import Terminal
 from trellis.lifecycles import LIFECYCLES
-from trellis.lifecycles.diagram import mermaid
+from trellis.lifecycles.describe import mermaid
 
 
 def test_every_lifecycle_is_listed_and_described(local: Terminal):

@@ -13,7 +13,7 @@ from trellis.cli import submit
 from trellis.engine.jobs import JobId, Move, Moved, RequestId
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Trigger
-from trellis.research.driver import fail_for_good
+from trellis.research.orchestrator import fail_for_good
 
 VIOLIN = "archivist-violin"
 QUESTION = '{"query": "Who made the violin?"}'

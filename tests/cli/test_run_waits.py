@@ -14,7 +14,7 @@ from trellis.engine.jobs import Actor, Claim, ClaimId, Turn, TypeClaim
 from trellis.engine.records import SubscriberRecord
 from trellis.engine.step_runner import journal_once
 from trellis.lifecycles import Role
-from trellis.operations.run_waits import projector_words, wait_words
+from trellis.operations.agent_waits import projector_words, wait_words
 from trellis.runs.orchestration import TriggerKind
 from trellis.runs.orchestrator import TYPE
 from trellis.runs.waits import UpstreamWait, UpstreamWaits

@@ -61,8 +61,8 @@ async def test_only_the_gateway_gets_tokens_whatever_else_may_be_asked(tmp_path:
     chosen = {"gateway": "http://127.0.0.1:8420", "outgoing": ["http://127.0.0.1:9000"]}
     async with open_backend(Settings.model_validate(chosen), url) as backend:
         assert backend.holder.driver.delivery.trusted == frozenset({"http://127.0.0.1:8420"})
-        assert backend.desk.intake.trusted == frozenset({"http://127.0.0.1:8420"})
-        backend.desk.intake.outgoing.check("http://127.0.0.1:9000/snapshot")
+        assert backend.parts.intake.trusted == frozenset({"http://127.0.0.1:8420"})
+        backend.parts.intake.outgoing.check("http://127.0.0.1:9000/snapshot")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from trellis.engine.private_files import read_private, write_private
 from trellis.ledgers import open_ledger
 from trellis.ledgers.sqlite import ledger as sqlite_ledger
 from trellis.ledgers.sqlite.connection import connect
-from trellis.storage.memory import MemoryRepository, Operation, Update
+from trellis.storage.memory.repository import MemoryRepository
+from trellis.storage.memory.updates import Operation, Update
 
 OTHER_USER = 4_242
 

@@ -28,7 +28,7 @@ from trellis.gateway import GatewayOptions, create_app
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.nlm.open import open_provider
-from trellis.storage.memory import open_memory
+from trellis.storage.memory.repository import open_memory
 from trellis.storage.objects.open import open_objects
 from trellis.testing import FakeClock
 

@@ -11,7 +11,7 @@ from tests.gateway.conftest import Client, Gateway
 from tests.gateway.world import artifact, everything, job, refusals, staged_artifact
 from trellis.app.wiring import new_id
 from trellis.artifacts.content import JobType
-from trellis.artifacts.keys import make_artifact_id
+from trellis.artifacts.rows import make_artifact_id
 from trellis.engine.jobs import Lease
 from trellis.http_server.bodies import LARGE_BODY_BYTES_MAX
 from trellis.lifecycles import Role

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from tests.gateway.door import Door, opened, token
-from trellis.documents.act_records import ActRecorder
+from trellis.documents.audit_log import ActRecorder
 from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, JobId, Move, Moved, NewJob, RequestId, Turn, TypeClaim
 from trellis.http_server.limits import REFUSALS_PER_MINUTE_MAX, UNAUTHENTICATED_PER_MINUTE_MAX, RefusalBounds

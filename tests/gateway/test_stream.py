@@ -11,8 +11,8 @@ import pytest
 from tests.artifacts.desk import BACKEND, call_nlm, complete, draft, queue_job
 from tests.gateway.stand import BEGINNING, ORCHESTRATOR, Stand, standing
 from trellis.app.wiring import SystemClock, new_id
-from trellis.artifacts.keys import project_id
 from trellis.artifacts.registry import ArtifactRegistry
+from trellis.artifacts.rows import project_id
 from trellis.auth.matrices import RULES, Grant
 from trellis.documents import ids
 from trellis.engine.errors import OptionInvalid

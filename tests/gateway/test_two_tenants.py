@@ -23,7 +23,7 @@ from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.engine.jobs import Actor, Claim, ClaimId, JobId, NewJob, Turn, TypeClaim
 from trellis.gateway import create_app
 from trellis.lifecycles import Role
-from trellis.storage.memory import ReadMode
+from trellis.storage.memory.layout import ReadMode
 
 SECRET = "the-recipe-of-acme"
 BEGINNING = "0000000000000000"

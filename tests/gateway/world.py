@@ -11,7 +11,7 @@ from tests.bus.safety.holding import held
 from tests.gateway.conftest import VIOLIN, Gateway
 from trellis.app.wiring import new_id
 from trellis.artifacts.content import JobType
-from trellis.documents.act_records import ActRecorder
+from trellis.documents.audit_log import ActRecorder
 from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.jobs import (
     Actor,

@@ -23,7 +23,7 @@ from trellis.auth.tokens import TrustedKey, issue
 from trellis.cli import main
 from trellis.engine.service import Service, serve
 from trellis.lifecycles import Role
-from trellis.runs.health import AgentHealth
+from trellis.runs.agent_status import AgentHealth
 from trellis.runs.orchestrator import Orchestrator
 from trellis.runs.projector import Projector
 

@@ -11,7 +11,7 @@ from tests.http.conftest import Place, Shell, Token
 from trellis import connect, connect_sync
 from trellis.app.wiring import new_id
 from trellis.artifacts.content import JobType
-from trellis.artifacts.keys import make_artifact_id
+from trellis.artifacts.rows import make_artifact_id
 from trellis.engine.jobs import JobId, Lease
 from trellis.http.errors import GatewayRefused, NotFound
 from trellis.lifecycles import Role

@@ -17,7 +17,7 @@ from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter
 from trellis.runs.orchestration import OrchestrationLayer, TriggerKind
-from trellis.runs.steps import RunStep, StepContext, StepResult
+from trellis.runs.orchestrator import RunStep, StepContext, StepResult
 from trellis.storage.objects.store import ObjectStore
 
 PATIENCE_S = 60.0

@@ -8,7 +8,7 @@ from tests.layers.rig import Rig
 from trellis.documents import ids
 from trellis.documents.errors import StepHopeless
 from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, CancelMode, JobId, RequestId
-from trellis.runs.steps import StepContext, StepResult
+from trellis.runs.orchestrator import StepContext, StepResult
 
 MODES = pytest.mark.parametrize("mode", list(CancelMode))
 

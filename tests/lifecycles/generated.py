@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tests.lifecycles.projection import WIRE_NUMBERS, WORDS, Position
 from trellis.lifecycles import LIFECYCLES, Lifecycle
-from trellis.lifecycles.describe import STATE_COLUMNS, TRANSITION_COLUMNS, describe
-from trellis.lifecycles.diagram import mermaid
-from trellis.lifecycles.projection import WIRE_NUMBERS, WORDS, Position
+from trellis.lifecycles.describe import STATE_COLUMNS, TRANSITION_COLUMNS, describe, mermaid
 
 ROOT = Path(__file__).parents[2]
 VOCABULARIES = ("bus-job", "leased-job", "queue-job", "run")

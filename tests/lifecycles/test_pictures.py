@@ -5,7 +5,7 @@ import pytest
 from tests.lifecycles.documents import TABLES, places
 from tests.lifecycles.generated import ROOT
 from trellis.lifecycles import LIFECYCLES, Lifecycle
-from trellis.lifecycles.diagram import mermaid
+from trellis.lifecycles.describe import mermaid
 
 every_lifecycle = pytest.mark.parametrize("lifecycle", LIFECYCLES.values(), ids=list(LIFECYCLES))
 

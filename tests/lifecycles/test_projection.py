@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trellis.lifecycles import LIFECYCLES
-from trellis.lifecycles.projection import (
+from tests.lifecycles.projection import (
     POSITIONS,
     WIRE_NUMBERS,
     WORDS,
@@ -16,6 +15,7 @@ from trellis.lifecycles.projection import (
     project,
     word,
 )
+from trellis.lifecycles import LIFECYCLES
 
 DECISIONS = Path(__file__).parents[2] / "docs/reference/decisions.md"
 VOCABULARIES = ("bus-job", "leased-job", "queue-job", "run")

@@ -34,7 +34,7 @@ ARTIFACTS: dict[str, Mutant] = {
     # Every POST makes another artifact.
     "ART-4": Mutant(
         file="artifacts/registry.py",
-        old="attempt = keys.stage_key(job.job_id, timestamp(job.created_at), making.epoch)",
+        old="attempt = stage_key(job.job_id, timestamp(job.created_at), making.epoch)",
         new="attempt = self.new_id()",
         tests=(f"{REGISTRY}::test_ten_equal_stages_at_once_make_one_artifact",),
     ),
@@ -47,7 +47,7 @@ ARTIFACTS: dict[str, Mutant] = {
     ),
     # Artifacts lie elsewhere in the object store.
     "ART-6": Mutant(
-        file="artifacts/keys.py",
+        file="artifacts/rows.py",
         old="object_key(PROJECTS, _checked_project(cid), 'artifacts')",
         new="object_key(PROJECTS, _checked_project(cid), 'objects')",
         tests=(f"{REGISTRY}::test_a_finalized_artifact_is_the_document_of_the_schema_and_its_url_leads_to_its_bytes",),

@@ -55,7 +55,7 @@ JOB_QUEUE: dict[str, Mutant] = {
     ),
     # An agent's jobs run beside each other if they belong to different runs.
     "JQ-7": Mutant(
-        file="research/requests.py",
+        file="research/queue_job.py",
         old='concurrency_key=f"{KEY_NAMESPACE}{request.agent_slug}"',
         new='concurrency_key=f"{KEY_NAMESPACE}{request.run_id}"',
         tests=(
@@ -83,7 +83,7 @@ JOB_QUEUE: dict[str, Mutant] = {
     ),
     # The document counts executions where the schema counts retries.
     "JQ-10": Mutant(
-        file="research/documents.py",
+        file="research/queue_job.py",
         old='"max_attempts": retries_of(job),',
         new='"max_attempts": job.max_attempts,',
         tests=("tests/research/test_documents.py::test_a_job_shows_its_document_from_pending_to_complete",),
@@ -98,7 +98,7 @@ JOB_QUEUE: dict[str, Mutant] = {
     # The job that an inbox entry makes does not name the entry.
     "JQ-12": Mutant(
         file="inbox.py",
-        old='parent_id=JobId(told["id"]),',
+        old='parent_id=JobId(entry["id"]),',
         new="parent_id=None,",
         tests=("tests/research/test_gate.py::test_an_entry_that_asks_for_a_job_makes_one_pending_job_linked_to_it",),
     ),

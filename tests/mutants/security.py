@@ -386,9 +386,9 @@ LOW: dict[str, Mutant] = {
         tests=(f"{NAMES}::test_and_when_it_is_verified",),
     ),
     "L-no-diff": Mutant(
-        file="proposals/preview.py",
-        old="    before = None if there is None else there.body\n",
-        new="    before = None\n",
+        file="proposals/apply.py",
+        old="    before = None if there is None else there.body\n    after =",
+        new="    before = None\n    after =",
         tests=("tests/gateway/test_proposals.py::test_whoever_decides_sees_what_would_change_now",),
     ),
 }

@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.net.listening import NAME, listening, make_certificates
-from trellis.net.errors import AddressRefused, AnswerRefused, OutgoingUnavailable, UrlRefused
-from trellis.net.guard import OutgoingPolicy, guarded_client
-from trellis.net.targets import is_public, is_usable, read_ip, read_target
+from trellis.net.guard import GuardedClient, OutgoingPolicy
+from trellis.net.targets import (
+    AddressRefused,
+    AnswerRefused,
+    OutgoingUnavailable,
+    UrlRefused,
+    is_public,
+    is_usable,
+    read_ip,
+    read_target,
+)
 
 # PORT is the port of the listener on every address of this machine; names lead to this machine too.
 HOSTILE = (
@@ -138,7 +146,7 @@ async def test_no_hostile_url_reaches_this_machine():
     assert len(HOSTILE) >= 60
     async with listening("127.0.0.1") as listener, _also_on_ipv6(listener.port) as over_ipv6:
         policy = OutgoingPolicy(public_ports=frozenset({443, listener.port}), total_s=5.0)
-        async with guarded_client(policy, resolve=here) as client:
+        async with GuardedClient(policy, resolve=here) as client:
             for pattern in HOSTILE:
                 url = pattern.replace("PORT", str(listener.port))
                 with pytest.raises((UrlRefused, AddressRefused)) as refusal:
@@ -151,7 +159,7 @@ async def test_no_hostile_url_reaches_this_machine():
 
 async def _round_trip(port: int) -> None:
     policy = OutgoingPolicy(origins=(f"http://127.0.0.1:{port}",))
-    async with guarded_client(policy) as client:
+    async with GuardedClient(policy) as client:
         assert (await client.send("GET", f"http://127.0.0.1:{port}/")).body == b"ok"
 
 
@@ -179,7 +187,7 @@ async def test_the_connection_goes_to_the_address_that_was_judged_and_the_name_s
 
     async with listening(tls=certificates.server()) as first, listening("127.0.0.2", port=first.port) as second:
         policy = OutgoingPolicy(origins=(f"https://{NAME}:{first.port}",))
-        async with guarded_client(policy, resolve=rebinding, tls=certificates.client()) as client:
+        async with GuardedClient(policy, resolve=rebinding, tls=certificates.client()) as client:
             answer = await client.send("POST", f"https://{NAME}:{first.port}/in?x=1", content=b"{}", headers={"a": "b"})
         assert (answer.status, answer.body, asked) == (200, b"ok", [NAME])
         assert first.names == [NAME]
@@ -193,7 +201,7 @@ async def test_a_certificate_of_another_name_is_refused(tmp_path: Path):
     certificates = make_certificates(tmp_path, "other.example.test")
     async with listening(tls=certificates.server()) as listener:
         policy = OutgoingPolicy(origins=(f"https://{NAME}:{listener.port}",))
-        async with guarded_client(policy, resolve=here, tls=certificates.client()) as client:
+        async with GuardedClient(policy, resolve=here, tls=certificates.client()) as client:
             with pytest.raises(OutgoingUnavailable):
                 await client.send("GET", f"https://{NAME}:{listener.port}/")
         assert listener.requests == []
@@ -205,7 +213,7 @@ async def test_no_redirect_is_followed(code: int):
         told = f"HTTP/1.1 {code} X\r\nlocation: http://127.0.0.1:{inside.port}/\r\ncontent-length: 0\r\n\r\n"
         async with listening("127.0.0.2", answer=told.encode()) as outside:
             policy = OutgoingPolicy(origins=(f"http://127.0.0.2:{outside.port}",))
-            async with guarded_client(policy) as client:
+            async with GuardedClient(policy) as client:
                 assert (await client.send("GET", f"http://127.0.0.2:{outside.port}/")).status == code
         assert inside.connections == 0
 
@@ -216,7 +224,7 @@ async def test_no_proxy_and_no_password_come_from_the_environment(monkeypatch: p
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
         (tmp_path / "netrc").write_text("machine 127.0.0.2 login me password planted\n")
         monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-        async with guarded_client(OutgoingPolicy(origins=(f"http://127.0.0.2:{outside.port}",))) as client:
+        async with GuardedClient(OutgoingPolicy(origins=(f"http://127.0.0.2:{outside.port}",))) as client:
             assert (await client.send("GET", f"http://127.0.0.2:{outside.port}/")).status == 200
         assert (proxy.connections, outside.connections) == (0, 1)
         assert b"uthorization" not in outside.requests[0]
@@ -228,7 +236,7 @@ async def test_an_answer_is_bounded_in_bytes_and_taken_only_as_it_is():
     for answer, says in ((long, "more than 1000 bytes"), (packed, "compressed")):
         async with listening(answer=answer) as listener:
             policy = OutgoingPolicy(origins=(f"http://127.0.0.1:{listener.port}",), answer_bytes_max=1_000)
-            async with guarded_client(policy) as client:
+            async with GuardedClient(policy) as client:
                 with pytest.raises(AnswerRefused, match=says):
                     await client.send("GET", f"http://127.0.0.1:{listener.port}/")
 
@@ -236,7 +244,7 @@ async def test_an_answer_is_bounded_in_bytes_and_taken_only_as_it_is():
 async def test_an_answer_is_bounded_in_time():
     async with listening(hold=asyncio.Event) as listener:
         policy = OutgoingPolicy(origins=(f"http://127.0.0.1:{listener.port}",), total_s=0.05)
-        async with guarded_client(policy) as client:
+        async with GuardedClient(policy) as client:
             with pytest.raises(OutgoingUnavailable, match="not enough"):
                 await client.send("GET", f"http://127.0.0.1:{listener.port}/")
 
@@ -248,7 +256,7 @@ async def test_the_next_address_is_tried_when_one_takes_no_connection():
         async def two(host: str, port: int) -> Sequence[str]:
             return ["127.0.0.3", "127.0.0.1"]
 
-        async with guarded_client(policy, resolve=two) as client:
+        async with GuardedClient(policy, resolve=two) as client:
             assert (await client.send("GET", f"http://{NAME}:{listener.port}/")).body == b"ok"
 
 
@@ -256,13 +264,13 @@ async def test_a_listed_name_does_not_lead_to_a_metadata_service():
     async def pointed_away(host: str, port: int) -> Sequence[str]:
         return ["169.254.169.254"]
 
-    async with guarded_client(OutgoingPolicy(origins=(f"http://{NAME}",)), resolve=pointed_away) as client:
+    async with GuardedClient(OutgoingPolicy(origins=(f"http://{NAME}",)), resolve=pointed_away) as client:
         with pytest.raises(AddressRefused):
             await client.send("GET", f"http://{NAME}/latest/meta-data/")
 
 
 async def test_only_listed_origins_where_nothing_public_is_wanted():
-    async with guarded_client(OutgoingPolicy(origins=("https://hooks.example.test",), public=False)) as client:
+    async with GuardedClient(OutgoingPolicy(origins=("https://hooks.example.test",), public=False)) as client:
         client.check("https://hooks.example.test/x")
         client.check("https://HOOKS.example.test:443/x")
         for other in ("https://example.com/", "https://hooks.example.test:444/", "http://hooks.example.test/"):
@@ -271,7 +279,7 @@ async def test_only_listed_origins_where_nothing_public_is_wanted():
 
 
 async def test_a_caller_cannot_choose_the_host_header():
-    async with guarded_client(OutgoingPolicy()) as client:
+    async with GuardedClient(OutgoingPolicy()) as client:
         with pytest.raises(UrlRefused, match="host"):
             await client.send("GET", "https://example.com/", headers={"Host": "inside"})
 

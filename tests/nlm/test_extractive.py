@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from trellis.nlm import extractive
-from trellis.nlm.errors import NlmInputInvalid, NlmTimeout
 from trellis.nlm.extractive import INDEXES_MAX, ExtractiveProvider
-from trellis.nlm.provider import Language, NlmAnswer, NlmQuestion, NlmSource, corpus
+from trellis.nlm.provider import Language, NlmAnswer, NlmInputInvalid, NlmQuestion, NlmSource, NlmTimeout, corpus
 
 EVALUATION = Path(__file__).parent / "evaluation.toml"
 HIT_AT_3_MIN = 0.95

@@ -7,11 +7,10 @@ import sys
 import pydantic
 import pytest
 
-from trellis.nlm.errors import NlmSettingInvalid
 from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.open import open_provider
 from trellis.nlm.openai import OpenAiProvider
-from trellis.nlm.provider import NlmQuestion, NlmSource
+from trellis.nlm.provider import NlmQuestion, NlmSettingInvalid, NlmSource
 from trellis.nlm.scripted import ScriptedProvider
 from trellis.testing import FakeClock
 

@@ -12,9 +12,18 @@ import pytest
 
 from tests.nlm.conftest import LASTS, LEASES
 from tests.nlm.endpoint import Endpoint, reply_text
-from trellis.nlm.errors import NlmError, NlmGarbage, NlmRefused, NlmSettingInvalid, NlmTimeout, NlmUnavailable
 from trellis.nlm.openai import RESPONSE_BYTES_MAX, OpenAiOptions, OpenAiProvider
-from trellis.nlm.provider import NlmAnswer, NlmQuestion, NlmSource
+from trellis.nlm.provider import (
+    NlmAnswer,
+    NlmError,
+    NlmGarbage,
+    NlmQuestion,
+    NlmRefused,
+    NlmSettingInvalid,
+    NlmSource,
+    NlmTimeout,
+    NlmUnavailable,
+)
 
 KEY = "sk-very-secret-0123456789"
 LONG_S = 20.0

@@ -8,9 +8,19 @@ from typing import Any
 import pytest
 
 from tests.nlm.conftest import LASTS, LEASES
-from trellis.nlm.errors import NlmError, NlmGarbage, NlmInputInvalid, NlmRefused, NlmTimeout, NlmUnavailable
 from trellis.nlm.extractive import ExtractiveProvider
-from trellis.nlm.provider import Citation, NlmAnswer, NlmQuestion, PreparedCorpus
+from trellis.nlm.provider import (
+    Citation,
+    NlmAnswer,
+    NlmError,
+    NlmGarbage,
+    NlmInputInvalid,
+    NlmQuestion,
+    NlmRefused,
+    NlmTimeout,
+    NlmUnavailable,
+    PreparedCorpus,
+)
 from trellis.nlm.retrying_provider import RetryingProvider, wait_s
 from trellis.nlm.scripted import ProviderScript, ScriptedProvider
 from trellis.testing import FakeClock

@@ -15,14 +15,14 @@ import httpx2
 import pytest
 
 from tests.nlm_backend.gatewaying import SECRET, FakeGateway, gateway_on_loopback
-from trellis.artifacts.snapshot import Snapshot
+from trellis.artifacts.payloads import Snapshot
 from trellis.auth.tokens import TrustedKey, issue, symmetric_key
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, SweepOptions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.net.guard import OutgoingPolicy, guarded_client
+from trellis.net.guard import GuardedClient, OutgoingPolicy
 from trellis.net.targets import read_target
 from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.provider import NlmProvider
@@ -93,7 +93,7 @@ class Stand:
         script = ProviderScript.model_validate({"steps": steps or (EXTRACTIVE,)})
         chosen = provider or ScriptedProvider(script, clock=self.clock)
         policy = OutgoingPolicy(origins=(self.gateway.url, *outgoing), answer_bytes_max=8 * 1024 * 1024)
-        client = guarded_client(policy, tls=TLS)
+        client = GuardedClient(policy, tls=TLS)
         self.stack.push_async_callback(client.close)
         token = lambda job_id: issue(  # noqa: E731 - short, and used once
             KEY, name="nlm@test", roles=[Role.NLM_BACKEND], ttl_s=600.0, now=self.clock(), job_id=job_id

@@ -26,7 +26,7 @@ from trellis.http_server.server import ServerOptions, listen, serve_gateway
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.nlm_backend.errors import ExecutionsSpent, StaleEpoch
-from trellis.nlm_backend.intake import EXECUTIONS_MAX, ExecuteNow, KnownExecution, decide_intake
+from trellis.nlm_backend.intake import EXECUTIONS_MAX, KnownExecution, decide_intake
 from trellis.nlm_backend.orders import ProcessRequest, execution_id, read_execution_id, type_of
 from trellis.research.backend_client import (
     BackendFailed,
@@ -36,7 +36,7 @@ from trellis.research.backend_client import (
     error_of_refusal,
 )
 from trellis.research.errors import BackendUnavailable, ExecutionForgotten
-from trellis.research.requests import QueueRequest
+from trellis.research.queue_job import QueueRequest
 
 # -- who and what ------------------------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ async def test_what_cannot_be_read_is_a_bad_request(stand: Stand, body: bytes):
 
 async def test_a_full_queue_sends_away_with_a_time_to_come_back(stand: Stand):
     working = stand.backend()
-    object.__setattr__(working.backend.desk.intake, "waiting_max", 2)
+    object.__setattr__(working.backend.parts.intake, "waiting_max", 2)
     assert [(await working.post(stand.order())).status_code for _ in range(3)] == [202, 202, 503]
     answer = await working.post(stand.order())
     assert answer.json()["code"] == "OVERLOADED"
@@ -427,7 +427,7 @@ async def test_an_older_execution_that_nobody_cancelled_does_not_run_beside_the_
     await working.begin()
     await hold.arrived.wait()
     order = ProcessRequest.model_validate(stand.order("job-k", epoch=2))
-    intake = working.backend.desk.intake
+    intake = working.backend.parts.intake
     object.__setattr__(intake, "_cancel_older", _nothing)
     await intake.take(order, correlation_id="c")
     await working.begin()
@@ -464,9 +464,9 @@ def _known(epoch: int, execution: int, state: str) -> KnownExecution:
 
 
 def test_what_is_known_decides():
-    assert decide_intake([], _request(3)) == ExecuteNow(1)
-    assert decide_intake([_known(2, 1, "DONE")], _request(3)) == ExecuteNow(1)
-    assert decide_intake([_known(3, 1, "ERROR"), _known(3, 2, "ERROR")], _request(3)) == ExecuteNow(3)
+    assert decide_intake([], _request(3)) == 1
+    assert decide_intake([_known(2, 1, "DONE")], _request(3)) == 1
+    assert decide_intake([_known(3, 1, "ERROR"), _known(3, 2, "ERROR")], _request(3)) == 3
     for state in ("ACCEPTED", "NLM_QUERY", "DONE"):
         assert decide_intake([_known(3, 2, state), _known(3, 1, "ERROR")], _request(3)) == _known(3, 2, state)
     with pytest.raises(StaleEpoch):

@@ -7,7 +7,7 @@ import pytest
 from tests.nlm_backend.conftest import EXTRACTIVE, Stand, until
 from tests.nlm_backend.test_stages import WAY
 from trellis.lifecycles import Role
-from trellis.nlm.errors import NlmUnavailable
+from trellis.nlm.provider import NlmUnavailable
 from trellis.nlm_backend.errors import CircuitOpen, ProviderHeld, fault_of
 from trellis.nlm_backend.limits import CircuitState, ProviderCircuit, RequestPace
 from trellis.testing import FakeClock

@@ -7,7 +7,7 @@ import pytest
 
 from tests.research.holding import STAGES
 from tests.research.rig import OTHER, Nlm, Rig, accept_only, under_way
-from trellis.documents.act_records import ActRecorder
+from trellis.documents.audit_log import ActRecorder
 from trellis.documents.publisher import DocumentPublisher
 from trellis.lifecycles import Role
 from trellis.research.backend_client import ExecutionRequest, ExecutionUnderWay

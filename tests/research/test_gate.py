@@ -15,7 +15,7 @@ from trellis.engine.jobs import Actor, JobId
 from trellis.engine.records import Event, JobFilter
 from trellis.lifecycles import Role
 from trellis.research import orchestrator
-from trellis.research.requests import checked_request, new_queue_job
+from trellis.research.queue_job import checked_request, new_queue_job
 from trellis.runs.orchestration import TriggerKind
 
 GOOD: dict[str, Any] = {"job_type": "RESEARCH", "agent_slug": VIOLIN, "payload": QUESTION}

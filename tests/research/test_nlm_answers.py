@@ -22,7 +22,7 @@ from trellis.research.backend_client import (
     NlmBackend,
 )
 from trellis.research.errors import BackendUnavailable, ExecutionForgotten, NlmAnswerInvalid, StageError, StageHopeless
-from trellis.research.requests import QueueRequest
+from trellis.research.queue_job import QueueRequest
 
 EXECUTION = ExecutionRequest(
     job_id="j",

@@ -8,8 +8,8 @@ import pytest
 from tests.research.holding import Unreadable, held_in
 from tests.research.rig import Rig, accept_only, failing, moment, saying, seconds_to_due
 from trellis.engine.errors import LedgerUnavailable
-from trellis.research import driver as driving
 from trellis.research import orchestrator
+from trellis.research import orchestrator as driving
 from trellis.research.errors import (
     ArtifactMismatch,
     BackendUnavailable,

@@ -16,8 +16,7 @@ from trellis.engine.step_runner import DriveOutcome
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.runs.orchestrator import TYPE, RunDriver, RunDriverOptions, accept
-from trellis.runs.steps import RunStep, StepContext, StepResult
+from trellis.runs.orchestrator import TYPE, RunDriver, RunDriverOptions, RunStep, StepContext, StepResult, accept
 from trellis.testing import FakeClock
 
 GATEWAY = Actor(role=Role.GATEWAY, name="gateway@test")
@@ -59,7 +58,7 @@ class Steps:
         return step
 
     async def _persist(self, context: StepContext, /) -> StepResult:
-        return StepResult(result={}, told={"proposals_created": ["prop_1"]}, output=b'{"proposals": []}\n')
+        return StepResult(result={}, event_data={"proposals_created": ["prop_1"]}, output=b'{"proposals": []}\n')
 
 
 class Stand:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.runs.conftest import Stand
 from trellis.documents import audit
-from trellis.documents.act_records import ActRecorder
+from trellis.documents.audit_log import ActRecorder
 from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.admin_acts import ACTS_MAX, RESERVED_FIELDS, NewAct
 from trellis.engine.jobs import Actor

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
-from trellis.agents.annotations import read_annotations
 from trellis.agents.definition import ContextOptions
-from trellis.agents.sources import read_sources
+from trellis.agents.sources import read_annotations, read_sources
 from trellis.documents.errors import TargetRefused
 from trellis.documents.publisher import DocumentPublisher
-from trellis.documents.run_documents import sha256
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, Lease, RequestId
 from trellis.lifecycles import Role
@@ -22,8 +20,9 @@ from trellis.proposals import proposal as proposals
 from trellis.proposals.apply import LOST_MAX, ApplyEngine, ApplyOptions, ApplyReport, apply_until_settled
 from trellis.proposals.proposal import Proposal, ProposalContent, checked_target
 from trellis.runs.projector import Projector
-from trellis.storage.memory import MemoryRepository, ReadMode, open_memory
-from trellis.storage.objects.canonical_json import timestamp
+from trellis.storage.memory.layout import ReadMode
+from trellis.storage.memory.repository import MemoryRepository, open_memory
+from trellis.storage.objects.canonical_json import sha256, timestamp
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore, PutCondition, PutRefused, PutStored
 

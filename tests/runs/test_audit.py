@@ -8,7 +8,6 @@ import pytest
 from tests.runs.conftest import GATEWAY, Stand
 from trellis.documents import audit
 from trellis.documents.errors import RecordInvalid
-from trellis.documents.run_documents import encode
 from trellis.engine.event_data import cancel_request_in
 from trellis.engine.jobs import (
     Actor,
@@ -28,6 +27,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.records import RecordedEvent
 from trellis.lifecycles import Role
+from trellis.storage.objects.canonical_json import encode
 
 SUBMITTER = Actor(role=Role.SUBMITTER, name="someone@host")
 WORKER = Actor(role=Role.WORKER, name="worker@host:1")

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 from collections import Counter
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,7 @@ import pytest
 
 from tests.runs.conftest import ORCHESTRATOR, Stand, is_of_rebuild
 from tests.runs.test_projector import Press, press
-from trellis.documents import audit, audit_segments, ids
-from trellis.documents.audit_segments import find_audit
+from trellis.documents import audit, audit_log, ids
 from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.admin_acts import this_node
 from trellis.engine.jobs import (
@@ -69,8 +69,8 @@ async def record(objects: ObjectStore) -> tuple[dict[str, bytes], dict[str, list
         for info in [info for info in page.items if not is_of_rebuild(info.key)]:
             found = await objects.get(info.key)
             assert found is not None
-            if info.key.endswith(audit_segments.SUFFIX):
-                shared[info.key] = audit_segments.event_ids(info.key, found.body)
+            if info.key.endswith(audit_log.SUFFIX):
+                shared[info.key] = audit_log.event_ids(info.key, found.body)
             else:
                 alone[info.key.rpartition("/")[2].removesuffix(".json")] = found.body
         if not page.more:
@@ -106,7 +106,7 @@ async def test_records_of_jobs_wait_for_each_other_and_documents_do_not_wait_for
 
 @pytest.mark.requirement("D35")
 async def test_a_segment_is_written_when_it_is_full(press: Press, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(audit_segments, "EVENTS_MAX", 10)
+    monkeypatch.setattr(audit_log, "EVENTS_MAX", 10)
     await work(press.stand, 7)
     await press.all(press.projector())
     _, shared = await record(press.store)
@@ -115,7 +115,7 @@ async def test_a_segment_is_written_when_it_is_full(press: Press, monkeypatch: p
 
 @pytest.mark.requirement("D35")
 async def test_a_segment_holds_no_more_bytes_than_it_may(press: Press, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(audit_segments, "BYTES_MAX", 5_000)
+    monkeypatch.setattr(audit_log, "BYTES_MAX", 5_000)
     await work(press.stand, 2, payload=json.dumps("x" * 6_000).encode())
     projector = press.projector()
     await press.all(projector)
@@ -126,9 +126,40 @@ async def test_a_segment_holds_no_more_bytes_than_it_may(press: Press, monkeypat
     await recorded_once(press.stand, press.store)
 
 
+async def find_audit(objects: ObjectStore, event_id: str, at: datetime) -> dict[str, Any] | None:
+    """The record of an event of that time: its own object, or its line in one of the day's segments.
+
+    None if there is none.
+    """
+    own = await objects.get(ids.audit_key(at, event_id))
+    if own is not None:
+        return json.loads(own.body)
+    async for key in _nearest(objects, at):
+        segment = await objects.get(key)
+        for made in audit_log.lines(key, segment.body) if segment is not None else ():
+            if made.get("event_id") == event_id:
+                return made
+    return None
+
+
+async def _nearest(objects: ObjectStore, at: datetime) -> AsyncGenerator[str]:
+    """The day's segments, likeliest first: from the last that began by then back to the first, then the later ones."""
+    folder, after = ids.segment_folder(at) + "/", None
+    keys: list[str] = []
+    while True:
+        page = await objects.list(folder, after=after)
+        keys += [info.key for info in page.items]
+        if not page.more:
+            break
+        after = keys[-1]
+    begun = ids.segment_key(at, "\N{LATIN SMALL LETTER Z WITH CARON}")
+    for key in [*reversed([key for key in keys if key <= begun]), *(key for key in keys if key > begun)]:
+        yield key
+
+
 @pytest.mark.requirement("D35")
 async def test_a_record_is_found_by_its_event(press: Press, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(audit_segments, "EVENTS_MAX", 4)
+    monkeypatch.setattr(audit_log, "EVENTS_MAX", 4)
     for _ in range(3):
         await work(press.stand, 2)
         press.stand.clock.advance(1.0)
@@ -242,7 +273,7 @@ async def test_a_projector_that_dies_at_any_put_records_every_event_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
 ):
     """Two die one after the other, each at any of its puts, while work goes on; the third ends it."""
-    monkeypatch.setattr(audit_segments, "EVENTS_MAX", 5)
+    monkeypatch.setattr(audit_log, "EVENTS_MAX", 5)
     deaths, ended, first = 0, False, 0
     while not ended:
         first += 1
@@ -304,7 +335,7 @@ async def test_lines_that_only_the_sleeper_had_are_taken_over_by_the_other(press
 
 
 async def test_while_the_store_is_away_no_more_is_read_than_fits(press: Press, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(audit_segments, "EVENTS_MAX", 8)
+    monkeypatch.setattr(audit_log, "EVENTS_MAX", 8)
     projector = press.projector()
     projector.options = ProjectorOptions(batch=4)
     await work(press.stand, 6)
@@ -337,7 +368,7 @@ async def test_an_event_whose_segments_name_is_taken_gets_an_object_of_its_own(p
     (known,) = await press.stand.ledger.recorded([first])
     assert found.pop(ids.audit_key(first.ts, first.id)) == audit.to_bytes(known)
     (rest,) = found
-    assert len(audit_segments.event_ids(rest, found[rest])) == len(events) - 1
+    assert len(audit_log.event_ids(rest, found[rest])) == len(events) - 1
     await press.store.delete(key)
     await rebuild_objects(press.stand.ledger, press.store, Actor(role=Role.CONTROL_PLANE, name="admin"))
     assert len(await press.folder()) == 2, "its record is not made twice, and no alert is left"

@@ -16,10 +16,9 @@ from trellis.documents import ids
 from trellis.documents.publisher import PublishedRuns
 from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.nlm.scripted import ProviderScript, ScriptedProvider
-from trellis.runs.orchestrator import RunDriver, RunDriverOptions
+from trellis.runs.orchestrator import RunDriver, RunDriverOptions, RunStep, StepContext, StepResult
 from trellis.runs.pipeline import RunSteps
-from trellis.runs.steps import RunStep, StepContext, StepResult
-from trellis.storage.memory import MemoryRepository, open_memory
+from trellis.storage.memory.repository import MemoryRepository, open_memory
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore, StoredObject, StoreUnavailable
 

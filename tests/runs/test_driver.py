@@ -12,8 +12,8 @@ from trellis.documents import run_documents
 from trellis.documents.errors import NlmDown, StepFailed, UpstreamUnavailable
 from trellis.documents.ids import STEPS
 from trellis.engine.jobs import JobId
-from trellis.runs.orchestrator import RunDriver
-from trellis.runs.steps import StepContext, StepResult
+from trellis.runs.orchestrator import RunDriver, StepContext, StepResult
+from trellis.storage.objects.canonical_json import encode, sha256, timestamp
 from trellis.testing import FakeClock
 
 ONCE_EACH = dict.fromkeys(STEPS, 1)
@@ -180,15 +180,13 @@ async def test_a_step_that_was_kept_but_not_counted_is_not_done_again(stand: Sta
     run_id = await stand.run_of()
     claimed = await stand.claim()
     assert claimed is not None
-    body = run_documents.encode(
-        {"name": "load-context", "started_at": "s", "finished_at": "f", "result": {"kept": True}, "told": {}}
-    )
+    body = encode({"name": "load-context", "started_at": "s", "finished_at": "f", "result": {"kept": True}, "told": {}})
     assert await stand.ledger.journal(claimed.lease, "step/01", body) == body
     await stand.lose_leases()
     assert (await stand.drive()).state == "completed"
     assert stand.steps.done == {**ONCE_EACH, "load-context": 0}
     first = next(event for event in await stand.events(run_id) if event.type == "run.step.completed")
-    assert told(first.data)["sha256"] == run_documents.sha256(body)
+    assert told(first.data)["sha256"] == sha256(body)
 
 
 @pytest.mark.requirement("PIPE-11")
@@ -288,7 +286,7 @@ class TwoClocks:
         assert counted
         for before, event in counted:
             file = told(event.data)
-            at = run_documents.timestamp
+            at = timestamp
             assert at(before.ts) <= str(file["started_at"]) <= str(file["finished_at"]) <= at(event.ts)
 
 

@@ -13,9 +13,8 @@ from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
 from trellis.agents.definition import SafeOutput
 from trellis.agents.garden import AGENTS, memory_seed, plant
 from trellis.agents.models import ModelOptions
-from trellis.agents.output import AgentOutput, DraftChange, RefusalCode, ToolRefusal
-from trellis.agents.output import ProposalDraft as AgentDraft
-from trellis.agents.run_inputs import RunLimits
+from trellis.agents.run_io import AgentOutput, DraftChange, RefusalCode, RunLimits, ToolRefusal
+from trellis.agents.run_io import ProposalDraft as AgentDraft
 from trellis.documents import ids
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.documents.run_documents import RunRequest
@@ -27,11 +26,11 @@ from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.proposals import proposal as proposals
 from trellis.proposals.apply import ApplyEngine, ApplyOptions
-from trellis.runs.orchestrator import RunDriver, RunDriverOptions
+from trellis.runs.orchestrator import RunDriver, RunDriverOptions, StepContext
 from trellis.runs.pipeline import RunSteps
 from trellis.runs.projector import Projector
-from trellis.runs.steps import StepContext
-from trellis.storage.memory import MemoryRepository, Operation, Update, open_memory
+from trellis.storage.memory.repository import MemoryRepository, open_memory
+from trellis.storage.memory.updates import Operation, Update
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
 

@@ -14,16 +14,15 @@ from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.definition import AgentDefinition, AgentStatus
 from trellis.agents.errors import AgentNotFound, DefinitionMalformed, StatusChangeRefused
 from trellis.documents import ids
-from trellis.documents.act_records import ActRecorder
+from trellis.documents.audit_log import ActRecorder
 from trellis.documents.errors import AgentNotRunnable, NlmDown, StepHopeless, UpstreamUnavailable
 from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.admin_acts import this_node
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
 from trellis.lifecycles import Role
-from trellis.runs.agent_acts import set_status
-from trellis.runs.health import AgentHealth, HealthOptions, last_failure
+from trellis.runs.agent_status import AgentHealth, HealthOptions, last_failure, set_status
 from trellis.runs.orchestration import BuiltinLayer, TriggerKind
-from trellis.runs.steps import StepContext, StepResult
+from trellis.runs.orchestrator import StepContext, StepResult
 from trellis.runs.timetable import Timetable
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore

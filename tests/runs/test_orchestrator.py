@@ -9,8 +9,7 @@ import pytest
 from tests.runs.conftest import ORCHESTRATOR, Stand
 from trellis.engine.jobs import Actor, Advance, CancelMode, LeaseLost, RequestId, StepApplied, lease_length_s
 from trellis.lifecycles import Role
-from trellis.runs.orchestrator import ACCEPT_BATCH_MAX, TYPE, Orchestrator, OrchestratorOptions
-from trellis.runs.steps import StepContext, StepResult
+from trellis.runs.orchestrator import ACCEPT_BATCH_MAX, TYPE, Orchestrator, OrchestratorOptions, StepContext, StepResult
 
 OPTIONS = OrchestratorOptions(concurrency=10, lease_s=30.0, heartbeat_s=10.0)
 

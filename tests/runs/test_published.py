@@ -9,7 +9,8 @@ import pytest
 
 from trellis.documents import ids
 from trellis.documents.publisher import WAIT_S_FIRST, WAIT_S_HEARING, DocumentPublisher, PublishedRuns
-from trellis.documents.run_documents import Publication, encode
+from trellis.documents.run_documents import Publication
+from trellis.storage.objects.canonical_json import encode
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore, StoredObject
 from trellis.testing import FakeClock

@@ -12,7 +12,7 @@ from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand, is_of_rebuild
 from tests.runs.test_audit_segments import SUBMITTER, WORKER, record, recorded_once, work
 from tests.runs.test_end_to_end import VIOLIN, Garden, garden
 from tests.runs.test_projector import SLUG, Press, press
-from trellis.documents import audit, audit_segments, ids
+from trellis.documents import audit, audit_log, ids
 from trellis.documents.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
 from trellis.engine.admin_acts import this_node
 from trellis.engine.errors import NotAllowed
@@ -76,7 +76,7 @@ async def bucket(objects: ObjectStore, prefixes: tuple[str, ...] = PUBLISHED) ->
 
 def without_cuts(objects: dict[str, bytes]) -> dict[str, bytes]:
     """Segments as one heap of lines for each day; everything else as it is."""
-    made = {key: body for key, body in objects.items() if not key.endswith(audit_segments.SUFFIX)}
+    made = {key: body for key, body in objects.items() if not key.endswith(audit_log.SUFFIX)}
     for key in objects.keys() - made.keys():
         day = key.rpartition("/")[0]
         made[day] = b"\n".join(sorted([*filter(None, made.get(day, b"").split(b"\n")), *objects[key].splitlines()]))
@@ -499,7 +499,7 @@ async def test_records_of_other_acts_are_passed_over(lost: Press):
 
 
 async def test_a_job_that_only_the_database_refuses_does_not_keep_the_others_away(lost: Press):
-    (key,) = (key for key in await lost.folder("audit/") if key.endswith(audit_segments.SUFFIX))
+    (key,) = (key for key in await lost.folder("audit/") if key.endswith(audit_log.SUFFIX))
     found = await lost.store.get(key)
     assert found is not None
     assert found.body.count(b'"attempts":1,') == 1

@@ -16,7 +16,6 @@ from tests.runs.test_projector import SLUG, Press, press
 from tests.runs.test_rebuild import ADMIN, SWEEPER, claim, lose, published, pull
 from trellis.documents import audit, ids
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
-from trellis.documents.run_documents import encode
 from trellis.engine.jobs import Actor, JobId, NewJob, RequestId
 from trellis.engine.records import RecordedEvent, SweepOptions
 from trellis.engine.verify import verify
@@ -27,6 +26,7 @@ from trellis.proposals.proposal import ProposalContent
 from trellis.runs.orchestrator import accept
 from trellis.runs.projector import Projector
 from trellis.runs.rebuild import rebuild_ledger, rebuild_objects
+from trellis.storage.objects.canonical_json import encode
 
 __all__ = ["press"]
 

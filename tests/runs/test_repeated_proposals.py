@@ -130,6 +130,15 @@ async def test_equal_drafts_of_one_run_become_one_proposal(stand: Stand):
     assert answers == [one.id, EqualProposal(id=one.id, status="pending"), other.id]
 
 
+async def test_equal_drafts_of_one_run_name_the_proposal_that_is_stored(stand: Stand):
+    waiting = of_run(1, EDIT)
+    await stored(stand.ledger, waiting)
+    twins = [proposals.make_proposal("run_2026-02-14_080000_000002", SLUG, number, EDIT) for number in (1, 2)]
+    answers = await proposals.store_proposals(stand.ledger, ORCHESTRATOR, twins)
+    assert answers == [EqualProposal(id=waiting.id, status="pending")] * 2
+    assert await made(stand.ledger) == [waiting.id]
+
+
 @pytest.mark.parametrize(
     "before, now, changed",
     [

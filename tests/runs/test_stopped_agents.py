@@ -13,10 +13,10 @@ from trellis.agents.catalog import Catalog
 from trellis.agents.definition import AgentStatus
 from trellis.agents.garden import plant
 from trellis.engine.jobs import CancelMode, JobId, RequestId
-from trellis.runs.agent_gate import AgentGate
+from trellis.runs.agent_status import AgentGate
 from trellis.runs.orchestrator import Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions
 from trellis.runs.waits import read_waits
-from trellis.storage.memory import open_memory
+from trellis.storage.memory.repository import open_memory
 from trellis.storage.objects.open import open_objects
 
 GUARDIAN = "architect-guardian"

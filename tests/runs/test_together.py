@@ -14,9 +14,8 @@ from trellis.documents.run_documents import STEP_ENTRY
 from trellis.engine.jobs import Actor, Claim, Claimed, ClaimId, Turn, TurnResult, TypeClaim
 from trellis.engine.ledger import Ledger
 from trellis.lifecycles import Role
-from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions
+from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, StepContext, StepResult
 from trellis.runs.projector import Projector
-from trellis.runs.steps import StepContext, StepResult
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import OVERWRITE, ObjectStore, PutCondition, PutRefused, PutStored, StoreUnavailable
 

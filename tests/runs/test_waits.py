@@ -11,8 +11,7 @@ from trellis.documents import run_documents
 from trellis.documents.ids import STEPS
 from trellis.engine.jobs import CancelMode, JobId, RequestId
 from trellis.engine.step_runner import DriveOutcome
-from trellis.runs.orchestrator import Orchestrator, OrchestratorOptions
-from trellis.runs.steps import StepContext, StepResult
+from trellis.runs.orchestrator import Orchestrator, OrchestratorOptions, StepContext, StepResult
 from trellis.runs.waits import WAITS_MAX, UpstreamWaits, read_waits
 from trellis.storage.objects.store import StoreUnavailable
 

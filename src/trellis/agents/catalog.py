@@ -10,6 +10,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from trellis.agents.definition import (
     SLUG,
+    SLUG_EXPECTED,
     AgentDefinition,
     AgentMalformed,
     AgentStatus,
@@ -271,9 +272,11 @@ class Catalog:
 
         async def read(folder: str, info: ObjectInfo) -> tuple[Agent, str] | None:
             if not SLUG.fullmatch(folder):
-                return _malformed_folder_name(folder), info.etag
+                wrong = f"the folder is called {quoted_for_message(folder)}"
+                return _unread(folder, "slug", wrong, SLUG_EXPECTED), info.etag
             if info.size > FILE_BYTES_MAX:
-                return _malformed_too_large(folder, info.size), info.etag
+                wrong, most = f"the file has {info.size} bytes", f"at most {FILE_BYTES_MAX}"
+                return _unread(folder, None, wrong, most), info.etag
             async with gate:
                 found = await self._objects.get(info.key)
             return None if found is None else (read_definition(found.body, slug=folder), found.etag)
@@ -291,16 +294,7 @@ def agent_key(slug: str) -> str:
     return object_key("agents", checked_slug(slug), AGENT_FILE)
 
 
-def _malformed_folder_name(folder: str) -> AgentMalformed:
-    wrong = f"the folder is called {quoted_for_message(folder)}"
-    problem = FrontMatterProblem(
-        line=1, field="slug", wrong=wrong, expected="lower-case letters, digits and hyphens, at most 63"
-    )
-    return AgentMalformed(slug=folder, problems=(problem,), sha256=None)
-
-
-def _malformed_too_large(folder: str, size: int) -> AgentMalformed:
-    problem = FrontMatterProblem(
-        line=1, field=None, wrong=f"the file has {size} bytes", expected=f"at most {FILE_BYTES_MAX}"
-    )
+def _unread(folder: str, field: str | None, wrong: str, expected: str) -> AgentMalformed:
+    """An agent whose file was not read."""
+    problem = FrontMatterProblem(line=1, field=field, wrong=wrong, expected=expected)
     return AgentMalformed(slug=folder, problems=(problem,), sha256=None)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from trellis.agents.annotations import KINDS, Annotation
 from trellis.agents.definition import SafeOutput, Tool
-from trellis.agents.output import DraftChange, ProposalDraft, RefusalCode, ToolRefusal
+from trellis.agents.run_io import CallRefused, DraftChange, ProposalDraft, RefusalCode, ToolRefusal
+from trellis.agents.sources import ANNOTATION_KINDS, Annotation
 from trellis.engine.text import is_storable
 from trellis.nlm.citations import CITATIONS_MAX, EXCERPT_CHARS_MAX, FLAG_REF_CHARS_MAX, verify
 from trellis.nlm.provider import Citation, NlmAnswer, NlmSource
@@ -84,19 +84,12 @@ class DraftingContext:
     annotations: Sequence[Annotation] = ()
 
 
-class _DraftRefused(Exception):
-    def __init__(self, code: RefusalCode, detail: str) -> None:
-        super().__init__(detail)
-        self.code = code
-        self.detail = detail
-
-
-def check_draft(args: Mapping[str, Any], desktop: DraftingContext) -> ProposalDraft | ToolRefusal:
+def check_draft(args: Mapping[str, Any], context: DraftingContext) -> ProposalDraft | ToolRefusal:
     """The draft, or the refusal."""
     given = {_ALIASES.get(name, name): value for name, value in args.items()}
     try:
-        draft = _draft(given, desktop)
-    except _DraftRefused as no:
+        draft = _draft(given, context)
+    except CallRefused as no:
         return ToolRefusal(
             tool=Tool.CREATE_PROPOSAL.value,
             code=no.code,
@@ -113,14 +106,14 @@ def dropped_field_flags(given: Mapping[str, Any], known: Sequence[str] = FIELDS)
     return tuple(f"{RefusalCode.FIELD_DROPPED}:{_short_repr(name)}" for name in unknown[:DROPPED_MAX])
 
 
-def _draft(given: Mapping[str, Any], desktop: DraftingContext) -> ProposalDraft:
-    action = _action(given.get("action"), desktop)
+def _draft(given: Mapping[str, Any], context: DraftingContext) -> ProposalDraft:
+    action = _action(given.get("action"), context)
     rule = _ACTION_RULES[action]
     change = _change(given.get("operation"), action, rule)
     closing = change is DraftChange.CLOSE
     draft = ProposalDraft(
         action=action,
-        target=_target(_text(given, "target", chars_max=TARGET_CHARS_MAX), action, rule, desktop),
+        target=_target(_text(given, "target", chars_max=TARGET_CHARS_MAX), action, rule, context),
         change=change,
         summary=" ".join(_text(given, "summary", chars_max=SUMMARY_CHARS_MAX).split()),
         text=_text(given, "text", bytes_max=TEXT_BYTES_MAX, required=not closing),
@@ -130,28 +123,29 @@ def _draft(given: Mapping[str, Any], desktop: DraftingContext) -> ProposalDraft:
         resolution=_text(given, "resolution", chars_max=REASONING_CHARS_MAX, required=False) or None,
     )
     if action is SafeOutput.MEMORY_UPDATE:
-        _check_update(draft, desktop)
+        _check_update(draft, context)
     else:
         draft = replace(draft, section=None, loop_id=None, resolution=None)
-    citations, flags = _citations(given.get("citations"), desktop.read)
+    citations, flags = _citations(given.get("citations"), context.read)
     draft = replace(draft, citations=citations, flags=flags)
-    same = [(one.action, one.target, one.change, one.text, one.loop_id) for one in desktop.drafts]
+    same = [(one.action, one.target, one.change, one.text, one.loop_id) for one in context.drafts]
     if (draft.action, draft.target, draft.change, draft.text, draft.loop_id) in same:
-        raise _DraftRefused(RefusalCode.DUPLICATE, "the same proposal was made in this run already")
+        raise CallRefused(RefusalCode.DUPLICATE, "the same proposal was made in this run already")
     if any(
-        (KINDS.get(action), draft.target, draft.text) == (one.kind, one.target, one.text) for one in desktop.annotations
+        (ANNOTATION_KINDS.get(action), draft.target, draft.text) == (one.kind, one.target, one.text)
+        for one in context.annotations
     ):
-        raise _DraftRefused(RefusalCode.DUPLICATE, "the same annotation stands beside that source already")
-    if len(desktop.drafts) >= desktop.proposals_max:
-        raise _DraftRefused(RefusalCode.TOO_MANY, f"a run makes at most {desktop.proposals_max} proposals; finish now")
+        raise CallRefused(RefusalCode.DUPLICATE, "the same annotation stands beside that source already")
+    if len(context.drafts) >= context.proposals_max:
+        raise CallRefused(RefusalCode.TOO_MANY, f"a run makes at most {context.proposals_max} proposals; finish now")
     return draft
 
 
-def _action(value: object, desktop: DraftingContext) -> SafeOutput:
-    allowed = ", ".join(desktop.safe_outputs)
-    if isinstance(value, str) and value in desktop.safe_outputs:
+def _action(value: object, context: DraftingContext) -> SafeOutput:
+    allowed = ", ".join(context.safe_outputs)
+    if isinstance(value, str) and value in context.safe_outputs:
         return SafeOutput(value)
-    raise _DraftRefused(
+    raise CallRefused(
         RefusalCode.ACTION_NOT_ALLOWED,
         f"{_short_repr(value)!r} is not among the agent's safe_outputs; use one of {allowed}",
     )
@@ -163,42 +157,42 @@ def _change(value: object, action: SafeOutput, rule: _ActionRule) -> DraftChange
     if isinstance(value, str) and value in rule.changes:
         return DraftChange(value)
     allowed = ", ".join(rule.changes)
-    raise _DraftRefused(
+    raise CallRefused(
         RefusalCode.FIELD_INVALID, f"operation {_short_repr(value)!r} does not fit {action}; use {allowed}"
     )
 
 
-def _target(target: str, action: SafeOutput, rule: _ActionRule, desktop: DraftingContext) -> str:
+def _target(target: str, action: SafeOutput, rule: _ActionRule, context: DraftingContext) -> str:
     """The target as given, if this action may change it. Nothing is normalized: an unusual name is refused."""
     if action is SafeOutput.MEMORY_UPDATE:
         return target
     if action is SafeOutput.LOGIC_UPDATE:
         if target != DEFINITION_FILE:
-            raise _DraftRefused(
+            raise CallRefused(
                 RefusalCode.TARGET_NOT_ALLOWED, f"a logic-update changes {DEFINITION_FILE} and nothing else"
             )
         return target
-    refs = [source.ref for source in desktop.sources]
+    refs = [source.ref for source in context.sources]
     if rule.on_source:
         if target not in refs:
-            raise _DraftRefused(
+            raise CallRefused(
                 RefusalCode.TARGET_NOT_ALLOWED, f"there is no source {target!r}; use one of {', '.join(refs)}"
             )
         return target
     try:
         checked_key(target)
     except KeyInvalid as invalid:
-        raise _DraftRefused(RefusalCode.TARGET_NOT_ALLOWED, str(invalid)) from None
+        raise CallRefused(RefusalCode.TARGET_NOT_ALLOWED, str(invalid)) from None
     folder, slash, _ = target.partition("/")
     if not slash or folder not in rule.folders:
         places = " or ".join(f"{name}/…" for name in rule.folders)
-        raise _DraftRefused(RefusalCode.TARGET_NOT_ALLOWED, f"{action} makes {places}, not {target!r}")
+        raise CallRefused(RefusalCode.TARGET_NOT_ALLOWED, f"{action} makes {places}, not {target!r}")
     if not target.isprintable() or not target.endswith((".md", ".txt", ".json")):
-        raise _DraftRefused(
+        raise CallRefused(
             RefusalCode.TARGET_NOT_ALLOWED, f"{target!r} is no name of a text; end it in .md, .txt or .json"
         )
     if target in refs:
-        raise _DraftRefused(RefusalCode.TARGET_NOT_ALLOWED, f"{target!r} is there already; choose another name")
+        raise CallRefused(RefusalCode.TARGET_NOT_ALLOWED, f"{target!r} is there already; choose another name")
     return target
 
 
@@ -206,35 +200,33 @@ def _text(given: Mapping[str, Any], name: str, *, chars_max: int = 0, bytes_max:
     value = given.get(name)
     if value is None or value == "":
         if required:
-            raise _DraftRefused(RefusalCode.FIELD_MISSING, f"{name} is missing")
+            raise CallRefused(RefusalCode.FIELD_MISSING, f"{name} is missing")
         return ""
     if not isinstance(value, str):
-        raise _DraftRefused(RefusalCode.FIELD_INVALID, f"{name} must be text")
+        raise CallRefused(RefusalCode.FIELD_INVALID, f"{name} must be text")
     text = value.replace("\r\n", "\n")
     if problem := markdown.problem_in(text):
-        raise _DraftRefused(RefusalCode.TEXT_UNSAFE, f"{name} cannot be kept: {problem}")
+        raise CallRefused(RefusalCode.TEXT_UNSAFE, f"{name} cannot be kept: {problem}")
     if required and not text.strip():
-        raise _DraftRefused(RefusalCode.FIELD_MISSING, f"{name} is empty")
+        raise CallRefused(RefusalCode.FIELD_MISSING, f"{name} is empty")
     if chars_max and len(text) > chars_max:
-        raise _DraftRefused(RefusalCode.TOO_LARGE, f"{name} has {len(text)} characters and the limit is {chars_max}")
+        raise CallRefused(RefusalCode.TOO_LARGE, f"{name} has {len(text)} characters and the limit is {chars_max}")
     if bytes_max and len(text.encode()) > bytes_max:
-        raise _DraftRefused(
-            RefusalCode.TOO_LARGE, f"{name} has {len(text.encode())} bytes and the limit is {bytes_max}"
-        )
+        raise CallRefused(RefusalCode.TOO_LARGE, f"{name} has {len(text.encode())} bytes and the limit is {bytes_max}")
     return text
 
 
-def _check_update(draft: ProposalDraft, desktop: DraftingContext) -> None:
+def _check_update(draft: ProposalDraft, context: DraftingContext) -> None:
     """Check the update as the memory would, as far as the files that the agent read allow."""
-    tried = apply_updates(desktop.memory, (draft.update(),), _STAND_IN_TIME, run_id=desktop.run_id)
+    tried = apply_updates(context.memory, (draft.update(),), _STAND_IN_TIME, run_id=context.run_id)
     match tried:
         case AppliedUpdates():
             return
         case RejectedUpdates(problems=problems):
-            known = draft.target in desktop.memory
+            known = draft.target in context.memory
             counted = [str(problem) for problem in problems if known or problem.code not in _NEEDS_FILES]
             if counted:
-                raise _DraftRefused(RefusalCode.UPDATE_INVALID, "; ".join(counted))
+                raise CallRefused(RefusalCode.UPDATE_INVALID, "; ".join(counted))
 
 
 def _citations(value: object, read: tuple[NlmSource, ...]) -> tuple[tuple[Citation, ...], tuple[str, ...]]:
@@ -242,14 +234,14 @@ def _citations(value: object, read: tuple[NlmSource, ...]) -> tuple[tuple[Citati
     if value is None:
         value = []
     if not isinstance(value, list):
-        raise _DraftRefused(RefusalCode.FIELD_INVALID, "citations must be a list of {ref, excerpt}")
+        raise CallRefused(RefusalCode.FIELD_INVALID, "citations must be a list of {ref, excerpt}")
     items = cast("list[object]", value)
     claimed: list[Citation] = []
     for item in items[: CITATIONS_MAX + 1]:
         one = cast("dict[str, object]", item) if isinstance(item, dict) else {}
         ref, excerpt = one.get("ref"), one.get("excerpt")
         if not isinstance(ref, str) or not isinstance(excerpt, str) or not is_storable(ref + excerpt):
-            raise _DraftRefused(RefusalCode.FIELD_INVALID, "each citation needs ref and excerpt, both text")
+            raise CallRefused(RefusalCode.FIELD_INVALID, "each citation needs ref and excerpt, both text")
         claimed.append(Citation(ref[:FLAG_REF_CHARS_MAX], excerpt[: EXCERPT_CHARS_MAX + 1]))
     verified = verify(NlmAnswer(text="", citations=tuple(claimed)), read)
     return verified.citations, verified.flags

@@ -9,14 +9,14 @@ Invariants:
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from itertools import pairwise
 from typing import cast
 
 import yaml
 from yaml.composer import ComposerError
-from yaml.error import Mark, MarkedYAMLError
+from yaml.error import MarkedYAMLError
 from yaml.events import AliasEvent, NodeEvent, ScalarEvent
-from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.nodes import MappingNode, Node, ScalarNode
 
 FILE_BYTES_MAX = 64 * 1024
 HEADER_CHARS_MAX = 16 * 1024
@@ -26,12 +26,15 @@ FIELDS_ALONE_MAX = 100
 """Most fields that are parsed one by one if the whole cannot be parsed."""
 PROBLEMS_MAX = 50
 SHOWN_CHARS_MAX = 60
+FIELD_EXPECTED = "`field: value`"
+FIELD_LINES = "`field: value` lines"
 
 _BOM = "\N{ZERO WIDTH NO-BREAK SPACE}"
 _FENCE = re.compile(r"---[ ]*\r?\n")
 _CLOSING_FENCE = re.compile(r"^---[ ]*\r?$", re.MULTILINE)
 _LIKE_A_FENCE = re.compile("[-_=~\N{EN DASH}\N{EM DASH}\N{HORIZONTAL BAR}]+\\s*")
 _FIELD_START = re.compile(r"^[^\s#\-\[\]{}&*!|>%@`][^\n]*?:(?=\s|$)", re.MULTILINE)
+_NOT_A_LINE_END = re.compile(r"[^\n]")
 _NAME = re.compile(r"^[ ]*([\w-]+)[ ]*:", re.MULTILINE)
 _FORBIDDEN_CHARACTER = re.compile(
     # C0 and C1 controls except tab and line ends, a lone carriage return, further byte order marks, non-characters
@@ -57,16 +60,16 @@ class FrontMatterProblem:
         return f"{place}: {self.wrong}; expected {self.expected}{hint}"
 
 
-class ScalarKind(StrEnum):
-    """The type that YAML gives an unquoted value."""
-
-    TEXT = "text"
-    INTEGER = "a whole number"
-    NUMBER = "a number"
-    BOOLEAN = "true or false"
-    MOMENT = "a date"
-    NOTHING = "nothing"
-    OTHER = "something else"
+KINDS = {
+    "tag:yaml.org,2002:str": "text",
+    "tag:yaml.org,2002:int": "a whole number",
+    "tag:yaml.org,2002:float": "a number",
+    "tag:yaml.org,2002:bool": "true or false",
+    "tag:yaml.org,2002:timestamp": "a date",
+    "tag:yaml.org,2002:null": "nothing",
+}
+"""The types that YAML gives an unquoted value, in the words of messages."""
+TEXT, NOTHING = "text", "nothing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,37 +78,18 @@ class Scalar:
 
     line: int
     text: str
-    kind: ScalarKind
+    kind: str
     start: int
     end: int
     in_one_line: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ListValue:
-    """A list."""
-
-    line: int
-    items: tuple["Value", ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableValue:
-    """Named values, each name once."""
-
-    line: int
-    entries: dict[str, "TableEntry"]
-
-
-Value = Scalar | ListValue | TableValue
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableEntry:
+@dataclass(frozen=True, slots=True)
+class Field:
     """A named value. `line` is that of the name."""
 
     line: int
-    value: Value
+    value: Node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +97,7 @@ class FrontMatter:
     """A parsed file. `unread` names the fields that are there and could not be parsed."""
 
     text: str
-    table: TableValue | None
+    fields: dict[str, Field] | None
     unread: frozenset[str]
     body: str
     problems: tuple[FrontMatterProblem, ...]
@@ -134,15 +118,45 @@ def read(data: bytes) -> FrontMatter:
     if closing is None:
         line = text.count("\n") + 1
         return _unreadable(text, line, "the front matter has no end", "a line `---` after its last field", problems)
-    header = text[opening.end() : closing.start()]
+    start, end = opening.end(), closing.start()
     body = text[closing.end() :].replace("\r\n", "\n").strip()
-    if len(header) > HEADER_CHARS_MAX:
-        wrong = f"the front matter has {len(header)} characters"
+    if end - start > HEADER_CHARS_MAX:
+        wrong = f"the front matter has {end - start} characters"
         return _unreadable(text, 1, wrong, f"at most {HEADER_CHARS_MAX}; instructions belong below it", problems)
-    source = _HeaderParser(_without_tabs(header, problems), first_line=2, offset=opening.end(), problems=problems)
-    table, unread = source.table()
+    fields, unread = _parsed(_without_tabs(text[:end], problems), start, end, problems)
     problems.sort(key=lambda problem: problem.line)
-    return FrontMatter(text=text, table=table, unread=unread, body=body, problems=tuple(problems[:PROBLEMS_MAX]))
+    return FrontMatter(text=text, fields=fields, unread=unread, body=body, problems=tuple(problems[:PROBLEMS_MAX]))
+
+
+def fields_of(table: MappingNode, path: str, problems: list[FrontMatterProblem]) -> dict[str, Field]:
+    """The named values of a table, each name once. `path` leads to the table, such as `triggers.`."""
+    found: dict[str, Field] = {}
+    for key, value in cast("list[tuple[Node, Node]]", table.value):
+        line = line_of(key)
+        if not isinstance(key, ScalarNode):
+            problems.append(_problem(line, path.rstrip(".") or None, "a field has no plain name", FIELD_EXPECTED))
+        elif (name := cast("str", key.value)) in found:
+            problems.append(_twice(path + name, line, found[name].line))
+        else:
+            found[name] = Field(line, value)
+    return found
+
+
+def scalar_of(node: ScalarNode) -> Scalar:
+    """A single value with its position."""
+    return Scalar(
+        line=line_of(node),
+        text=cast("str", node.value),
+        kind=KINDS.get(node.tag, "something else"),
+        start=node.start_mark.index,
+        end=node.end_mark.index,
+        in_one_line=node.style not in {"|", ">"} and node.start_mark.line == node.end_mark.line,
+    )
+
+
+def line_of(node: Node) -> int:
+    """The line of the file on which a value begins."""
+    return node.start_mark.line + 1
 
 
 def quoted_for_message(text: str) -> str:
@@ -161,10 +175,9 @@ def _unreadable(
     problems: Sequence[FrontMatterProblem] = (),
     hint: str | None = None,
 ) -> FrontMatter:
-    problem = FrontMatterProblem(line=line, field=None, wrong=wrong, expected=expected, suggestion=hint)
-    found = (problem, *problems)[:PROBLEMS_MAX]
+    found = (_problem(line, None, wrong, expected, hint), *problems)[:PROBLEMS_MAX]
     ordered = tuple(sorted(found, key=lambda problem: problem.line))
-    return FrontMatter(text=text, table=None, unread=frozenset(), body="", problems=ordered)
+    return FrontMatter(text=text, fields=None, unread=frozenset(), body="", problems=ordered)
 
 
 def _without_fence(text: str, problems: list[FrontMatterProblem]) -> FrontMatter:
@@ -182,26 +195,31 @@ def _decoded(data: bytes, problems: list[FrontMatterProblem]) -> str:
         text = data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        wrong = f"byte {error.start} is not UTF-8"
-        problems.append(FrontMatterProblem(line=line, field=None, wrong=wrong, expected="a file in UTF-8"))
+        problems.append(_problem(line, None, f"byte {error.start} is not UTF-8", "a file in UTF-8"))
         text = data.decode(errors="replace")
     for unfit in _FORBIDDEN_CHARACTER.finditer(text, 1 if text.startswith(_BOM) else 0):
         line = text.count("\n", 0, unfit.start()) + 1
         wrong = f"the character U+{ord(unfit[0]):04X} is there"
-        problems.append(
-            FrontMatterProblem(line=line, field=None, wrong=wrong, expected="text without control characters")
-        )
+        problems.append(_problem(line, None, wrong, "text without control characters"))
         if len(problems) >= PROBLEMS_MAX:
             break
     head = text[:1] if text.startswith(_BOM) else ""
     return head + _FORBIDDEN_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", text[len(head) :])
 
 
-def _without_tabs(header: str, problems: list[FrontMatterProblem]) -> str:
-    for number, line in enumerate(header.split("\n"), 2):
+def _without_tabs(text: str, problems: list[FrontMatterProblem]) -> str:
+    for number, line in enumerate(text.split("\n"), 1):
         if "\t" in line and len(problems) < PROBLEMS_MAX:
-            problems.append(FrontMatterProblem(line=number, field=None, wrong="the line has a tab", expected="spaces"))
-    return header.replace("\t", " ")
+            problems.append(_problem(number, None, "the line has a tab", "spaces"))
+    return text.replace("\t", " ")
+
+
+def _problem(line: int, field: str | None, wrong: str, expected: str, hint: str | None = None) -> FrontMatterProblem:
+    return FrontMatterProblem(line=line, field=field, wrong=wrong, expected=expected, suggestion=hint)
+
+
+def _twice(field: str, line: int, first_line: int) -> FrontMatterProblem:
+    return _problem(line, field, f"the field comes twice, first in line {first_line}", "it once")
 
 
 # --- lines to values -------------------------------------------------------------------------------------------------
@@ -234,115 +252,57 @@ def _refusal(event: NodeEvent, what: str) -> ComposerError:
     return ComposerError(None, None, f"{what} is not taken here", event.start_mark)
 
 
-@dataclass(frozen=True, slots=True)
-class _HeaderParser:
-    """A part of the header, with its position in the file."""
+def _parsed(
+    text: str, start: int, end: int, problems: list[FrontMatterProblem]
+) -> tuple[dict[str, Field] | None, frozenset[str]]:
+    """The fields between two positions of the text, and the names of those that could not be parsed."""
+    # What comes before is blanked and not cut off, so that the parser's positions are those of the file.
+    try:
+        node = _Composer(_NOT_A_LINE_END.sub(" ", text[:start]) + text[start:end].rstrip("\r\n")).get_single_node()
+    except MarkedYAMLError as error:
+        return _parsed_piecewise(text, start, end, problems, error)
+    if isinstance(node, MappingNode):
+        return fields_of(node, "", problems), frozenset()
+    if node is None:
+        problems.append(_problem(text.count("\n", 0, start) + 1, None, "the front matter is empty", FIELD_LINES))
+    else:
+        problems.append(_problem(line_of(node), None, "the front matter has no fields", FIELD_LINES))
+    return None, frozenset()
 
-    header: str
-    first_line: int
-    offset: int
-    problems: list[FrontMatterProblem]
 
-    def table(self) -> tuple[TableValue | None, frozenset[str]]:
-        """The fields, and the names of those that could not be parsed."""
-        try:
-            node = _composed(self.header)
-        except MarkedYAMLError as error:
-            return self._piecewise(error)
-        if node is None:
-            self._problem(self.first_line, None, "the front matter is empty", "`field: value` lines")
-            return None, frozenset()
-        if not isinstance(node, MappingNode):
-            self._problem(self._line(node.start_mark), None, "the front matter has no fields", "`field: value` lines")
-            return None, frozenset()
-        return self._table(node, ""), frozenset()
-
-    def _piecewise(self, error: MarkedYAMLError) -> tuple[TableValue | None, frozenset[str]]:
-        """Parse each field alone, so that an invalid one does not hide the others."""
-        starts = [found.start() for found in _FIELD_START.finditer(self.header)]
-        if not 1 < len(starts) <= FIELDS_ALONE_MAX:
-            self._syntax(error)
-            return TableValue(line=self.first_line, entries={}), frozenset(_NAME.findall(self.header))
-        entries: dict[str, TableEntry] = {}
-        unread: set[str] = set()
-        before = len(self.problems)
-        for start, end in zip([0, *starts[1:]], [*starts[1:], len(self.header)], strict=True):
-            piece = _HeaderParser(
-                self.header[start:end].rstrip("\r\n"),
-                self.first_line + self.header.count("\n", 0, start),
-                self.offset + start,
-                self.problems,
-            )
-            table, lost = piece.table()
-            unread.update(lost)
-            for key, entry in (table.entries if table else {}).items():
-                if key in entries:
-                    self._twice(key, entry.line, entries[key].line)
-                else:
-                    entries[key] = entry
-        if len(self.problems) == before:
-            self._syntax(error)
-        return TableValue(line=self.first_line, entries=entries), frozenset(unread)
-
-    def _syntax(self, error: MarkedYAMLError) -> None:
-        mark = error.problem_mark or error.context_mark
-        line = self._line(mark) if mark else self.first_line
-        found = _FIELD_START.match(self.header)
-        field = found[0].rstrip(":").strip(" '\"") if found else None
-        wrong = (error.problem or "this is no YAML").replace("\n", " ")
-        self._problem(line, field, wrong, _EXPECTED_INSTEAD.get(wrong, "`field: value`"))
-
-    def _value(self, node: Node, path: str) -> Value:
-        if isinstance(node, ScalarNode):
-            return Scalar(
-                line=self._line(node.start_mark),
-                text=cast("str", node.value),
-                kind=_KINDS.get(node.tag, ScalarKind.OTHER),
-                start=self.offset + node.start_mark.index,
-                end=self.offset + node.end_mark.index,
-                in_one_line=node.style not in {"|", ">"} and node.start_mark.line == node.end_mark.line,
-            )
-        if isinstance(node, SequenceNode):
-            items = cast("list[Node]", node.value)
-            return ListValue(line=self._line(node.start_mark), items=tuple(self._value(item, path) for item in items))
-        return self._table(cast("MappingNode", node), path)
-
-    def _table(self, node: MappingNode, path: str) -> TableValue:
-        entries: dict[str, TableEntry] = {}
-        for key, value in cast("list[tuple[Node, Node]]", node.value):
-            line = self._line(key.start_mark)
-            if not isinstance(key, ScalarNode):
-                self._problem(line, path.rstrip(".") or None, "a field has no plain name", "`field: value`")
-                continue
-            name = cast("str", key.value)
-            if name in entries:
-                self._twice(path + name, line, entries[name].line)
+def _parsed_piecewise(
+    text: str, start: int, end: int, problems: list[FrontMatterProblem], error: MarkedYAMLError
+) -> tuple[dict[str, Field] | None, frozenset[str]]:
+    """Parse each field alone, so that an invalid one does not hide the others."""
+    header = text[start:end]
+    begins = [start + found.start() for found in _FIELD_START.finditer(header)]
+    if not 1 < len(begins) <= FIELDS_ALONE_MAX:
+        problems.append(_syntax_problem(text, start, header, error))
+        return {}, frozenset(_NAME.findall(header))
+    fields: dict[str, Field] = {}
+    unread: set[str] = set()
+    before = len(problems)
+    for first, last in pairwise([start, *begins[1:], end]):
+        piece, lost = _parsed(text, first, last, problems)
+        unread.update(lost)
+        for name, field in (piece or {}).items():
+            if name in fields:
+                problems.append(_twice(name, field.line, fields[name].line))
             else:
-                entries[name] = TableEntry(line=line, value=self._value(value, f"{path}{name}."))
-        return TableValue(line=self._line(node.start_mark), entries=entries)
-
-    def _twice(self, field: str, line: int, first_line: int) -> None:
-        self._problem(line, field, f"the field comes twice, first in line {first_line}", "it once")
-
-    def _problem(self, line: int, field: str | None, wrong: str, expected: str) -> None:
-        self.problems.append(FrontMatterProblem(line=line, field=field, wrong=wrong, expected=expected))
-
-    def _line(self, mark: Mark) -> int:
-        return self.first_line + mark.line
+                fields[name] = field
+    if len(problems) == before:
+        problems.append(_syntax_problem(text, start, header, error))
+    return fields, frozenset(unread)
 
 
-def _composed(header: str) -> Node | None:
-    return _Composer(header).get_single_node()
+def _syntax_problem(text: str, start: int, header: str, error: MarkedYAMLError) -> FrontMatterProblem:
+    mark = error.problem_mark or error.context_mark
+    found = _FIELD_START.match(header)
+    field = found[0].rstrip(":").strip(" '\"") if found else None
+    wrong = (error.problem or "this is no YAML").replace("\n", " ")
+    line = mark.line + 1 if mark else text.count("\n", 0, start) + 1
+    return _problem(line, field, wrong, _EXPECTED_INSTEAD.get(wrong, FIELD_EXPECTED))
 
-
-_KINDS = {
-    "tag:yaml.org,2002:str": ScalarKind.TEXT,
-    "tag:yaml.org,2002:int": ScalarKind.INTEGER,
-    "tag:yaml.org,2002:float": ScalarKind.NUMBER,
-    "tag:yaml.org,2002:bool": ScalarKind.BOOLEAN,
-    "tag:yaml.org,2002:timestamp": ScalarKind.MOMENT,
-    "tag:yaml.org,2002:null": ScalarKind.NOTHING,
-}
 
 # The parser's message -> what a person should write.
 _EXPECTED_INSTEAD = {

@@ -13,36 +13,31 @@ import asyncio
 import importlib
 from collections.abc import Callable
 
-from trellis.agents import prompt
 from trellis.agents.definition import AgentDefinition
 from trellis.agents.models import ModelOptions, check_model, open_model
-from trellis.agents.output import AgentOutput
-from trellis.agents.run_inputs import AgentContext, DeepMemoryPage, JournalOnce, RunLimits, ToolServices
+from trellis.agents.run_io import AgentContext, AgentOutput, JournalOnce, RunLimits, ToolServices
 from trellis.agents.tools import Toolbox
-
-__all__ = ["AgentContext", "DeepMemoryPage", "JournalOnce", "ModelOptions", "RunLimits", "ToolServices", "run_agent"]
 
 
 async def run_agent(
     definition: AgentDefinition,
     context: AgentContext,
     *,
-    desk: ToolServices,
+    services: ToolServices,
     once: JournalOnce,
     limits: RunLimits,
     left_s: Callable[[], float],
     models: ModelOptions,
 ) -> AgentOutput:
-    """Run the agent and return its output. Raises AgentRunError, and what the functions of `desk` raise."""
+    """Run the agent and return its output. Raises AgentRunError, and what the `services` raise."""
     check_model(definition.model, models)
     await asyncio.to_thread(importlib.import_module, "trellis.agents.conversation")
     from trellis.agents import conversation
-    from trellis.agents import conversation as journalled
 
-    toolbox = Toolbox(definition, context, desk=desk, once=once, limits=limits, left_s=left_s)
+    toolbox = Toolbox(definition, context, services=services, once=once, limits=limits, left_s=left_s)
     talk = conversation.OpeningMessages(
-        instructions=prompt.system_instructions(definition),
-        opening=prompt.opening_message(
+        instructions=conversation.system_instructions(definition),
+        opening=conversation.opening_message(
             run_id=context.run_id,
             turns=definition.max_steps,
             sources={source.ref: source.text for source in context.sources},
@@ -51,7 +46,7 @@ async def run_agent(
         ),
     )
     async with open_model(definition.model, models) as model:
-        kept = journalled.JournalledModel(
+        journalled = conversation.JournalledModel(
             model,
             once=once,
             steps_max=definition.max_steps,
@@ -59,12 +54,14 @@ async def run_agent(
             left_s=left_s,
             not_listed=toolbox.not_listed,
         )
-        summary = await conversation.run_conversation(definition, talk, model=kept, toolbox=toolbox, limits=limits)
+        summary = await conversation.run_conversation(
+            definition, talk, model=journalled, toolbox=toolbox, limits=limits
+        )
     return AgentOutput(
         proposals=tuple(toolbox.drafts),
         summary=summary,
         refused=tuple(toolbox.refused),
         tool_calls=tuple(toolbox.calls),
-        usage=kept.used,
+        usage=journalled.used,
         model=definition.model,
     )

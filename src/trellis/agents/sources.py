@@ -1,20 +1,24 @@
-"""Reads an agent's sources: the files below `agents/{slug}/sources/`, each complete or not at all.
+"""The texts that an agent reads: its sources, and the approved annotations beside them."""
 
-Invariants:
-- The same files give the same sources in the same order: by name, the first `context.max_sources` text files.
-- Together they fit the token budget (D50). A source is never truncated.
-- Every omitted file is reported with its reason.
-"""
-
-import hashlib
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
-from trellis.agents.definition import ContextOptions, checked_slug
+from trellis.agents.definition import ContextOptions, SafeOutput, checked_slug
 from trellis.engine.text import is_storable
 from trellis.storage.memory.layout import TokenCounter, count_tokens
+from trellis.storage.objects.canonical_json import encode, sha256, timestamp
 from trellis.storage.objects.keys import object_key
 from trellis.storage.objects.store import ObjectInfo, ObjectStore
+
+# Reads an agent's sources: the files below `agents/{slug}/sources/`, each complete or not at all.
+#
+# Invariants:
+# - The same files give the same sources in the same order: by name, the first `context.max_sources` text files.
+# - Together they fit the token budget (D50). A source is never truncated.
+# - Every omitted file is reported with its reason.
 
 SOURCES_TOKENS_MAX = 20_000
 SOURCE_BYTES_MAX = 256 * 1024
@@ -91,7 +95,7 @@ async def read_sources(
             left_out.append(OmittedSource(ref=ref, reason=OmissionReason.OVER_BUDGET, detail=detail))
             continue
         used += size
-        items.append(AgentSource(ref=ref, text=text, sha256=hashlib.sha256(found.body).hexdigest()))
+        items.append(AgentSource(ref=ref, text=text, sha256=sha256(found.body)))
     left_out.sort(key=lambda one: one.ref)
     return AgentSources(items=tuple(items), left_out=tuple(left_out), tokens=used, complete=not page.more)
 
@@ -128,3 +132,78 @@ def _text(body: bytes) -> str | None:
     except UnicodeDecodeError:
         return None
     return text if is_storable(text) else None
+
+
+# Annotations: approved comments and tags, stored beside the text that they are about (D63).
+#
+# Invariants:
+# - An annotation is a separate object under `agents/{slug}/annotations/`. The text it is about keeps its bytes.
+# - It names its author, its date, its proposal and the version of the text.
+# - Agents see annotations apart from the sources. Citations are searched in sources only, so no annotation is evidence.
+
+ANNOTATIONS_FOLDER = "annotations"
+ANNOTATIONS_MAX = 100
+"""Most annotations of one agent that a run reads."""
+ANNOTATION_KINDS = {SafeOutput.PROPOSE_COMMENT.value: "comment", SafeOutput.PROPOSE_TAG.value: "tag"}
+"""The actions that annotate, each with the kind of its annotation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Annotation:
+    """An approved comment or tag on a text."""
+
+    kind: str
+    target: str
+    """The text it is about, as a path below the agent's folder."""
+    target_sha256: str
+    """The version of the text that it was written about."""
+    text: str
+    author: str
+    """The author of the proposal, such as `agent:archivist-violin`."""
+    approved_by: str
+    approved_at: str
+    proposal_id: str
+    run_id: str | None = None
+
+    def to_bytes(self) -> bytes:
+        return encode(asdict(self))
+
+
+def annotation_of(proposal: dict[str, Any], *, approved_by: str, approved_at: datetime) -> Annotation:
+    """The annotation that an approved proposal asks for."""
+    return Annotation(
+        kind=ANNOTATION_KINDS[proposal["action"]],
+        target=proposal["target"],
+        target_sha256=proposal["target_hash"],
+        text=proposal["content"]["change"]["text"],
+        author=proposal["source"]["identity"],
+        approved_by=approved_by,
+        approved_at=timestamp(approved_at),
+        proposal_id=proposal["id"],
+        run_id=proposal["source"]["run_id"],
+    )
+
+
+def annotation_key(slug: str, annotation: Annotation) -> str:
+    """The key of an annotation: grouped by the text it is about, named by its proposal."""
+    return object_key(
+        "agents", slug, ANNOTATIONS_FOLDER, *annotation.target.split("/"), f"{annotation.proposal_id}.json"
+    )
+
+
+async def read_annotations(objects: ObjectStore, slug: str) -> tuple[Annotation, ...]:
+    """The agent's annotations, grouped by text. Objects that hold no annotation are skipped."""
+    page = await objects.list(f"{object_key('agents', slug, ANNOTATIONS_FOLDER)}/", limit=ANNOTATIONS_MAX)
+    found: list[Annotation] = []
+    for info in page.items:
+        stored = await objects.get(info.key)
+        if stored is not None and (annotation := _read_annotation(stored.body)) is not None:
+            found.append(annotation)
+    return tuple(found)
+
+
+def _read_annotation(body: bytes) -> Annotation | None:
+    try:
+        return Annotation(**json.loads(body))
+    except (ValueError, TypeError):
+        return None

@@ -6,15 +6,27 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar, cast
 
+from pydantic import TypeAdapter
+
 from trellis.agents import drafts
 from trellis.agents.definition import AgentDefinition, SafeOutput, Tool
 from trellis.agents.drafts import REASONING_CHARS_MAX, SUMMARY_CHARS_MAX
 from trellis.agents.errors import JournalDiffers, OutOfTime
-from trellis.agents.output import DraftChange, ProposalDraft, RefusalCode, ToolCall, ToolRefusal, canonical_json
-from trellis.agents.run_inputs import AgentContext, JournalOnce, RunLimits, ToolServices
+from trellis.agents.run_io import (
+    AgentContext,
+    CallRefused,
+    DraftChange,
+    JournalOnce,
+    ProposalDraft,
+    RefusalCode,
+    RunLimits,
+    ToolCall,
+    ToolRefusal,
+    ToolServices,
+    canonical_json,
+)
 from trellis.engine.text import storable
-from trellis.nlm.errors import NlmInputInvalid
-from trellis.nlm.provider import NlmQuestion, NlmSource
+from trellis.nlm.provider import NlmInputInvalid, NlmQuestion, NlmSource
 from trellis.storage.memory.errors import MemoryOverLimit
 from trellis.storage.memory.layout import DeepPart, ReadMode
 
@@ -129,33 +141,10 @@ class _ToolOutcome:
     refusal: ToolRefusal | None = None
 
     def to_bytes(self, digest: str) -> bytes:
-        return canonical_json(
-            {
-                "asked": digest,
-                "reply": self.reply,
-                "read": list(self.read),
-                "memory": dict(self.memory),
-                "draft": None if self.draft is None else self.draft.to_dict(),
-                "refusal": None if self.refusal is None else self.refusal.to_dict(),
-            }
-        )
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "_ToolOutcome":
-        return cls(
-            reply=data["reply"],
-            read=tuple(data["read"]),
-            memory=data["memory"],
-            draft=None if data["draft"] is None else ProposalDraft.from_dict(data["draft"]),
-            refusal=None if data["refusal"] is None else ToolRefusal.from_dict(data["refusal"]),
-        )
+        return canonical_json({"asked": digest, **_OUTCOME.dump_python(self, mode="json")})
 
 
-class _ToolRefused(Exception):
-    def __init__(self, code: RefusalCode, detail: str) -> None:
-        super().__init__(detail)
-        self.code = code
-        self.detail = detail
+_OUTCOME = TypeAdapter(_ToolOutcome)
 
 
 class Toolbox:
@@ -166,14 +155,14 @@ class Toolbox:
         definition: AgentDefinition,
         context: AgentContext,
         *,
-        desk: ToolServices,
+        services: ToolServices,
         once: JournalOnce,
         limits: RunLimits,
         left_s: Callable[[], float],
     ) -> None:
         self._definition = definition
         self._context = context
-        self._desk = desk
+        self._services = services
         self._once = once
         self._limits = limits
         self._left_s = left_s
@@ -193,7 +182,6 @@ class Toolbox:
 
     @property
     def listed(self) -> tuple[Tool, ...]:
-        """The tools of this agent."""
         return tuple(dict.fromkeys(self._definition.tools))
 
     def schema(self, tool: Tool) -> dict[str, Any]:
@@ -213,7 +201,7 @@ class Toolbox:
         kept = json.loads(await self._once(entry, make))
         if kept["asked"] != digest:
             raise JournalDiffers(entry=entry)
-        done = _ToolOutcome.from_dict(kept)
+        done = _OUTCOME.validate_python(kept)
         self._apply(tool, done)
         return done.reply
 
@@ -225,7 +213,6 @@ class Toolbox:
         self.refuse(ToolRefusal(tool=shown, code=RefusalCode.TOOL_NOT_LISTED, detail=detail))
 
     def refuse(self, refusal: ToolRefusal) -> None:
-        """Record a refusal."""
         if len(self.refused) < REFUSED_MAX:
             self.refused.append(refusal)
 
@@ -234,7 +221,7 @@ class Toolbox:
     async def _done(self, tool: Tool, args: Mapping[str, Any]) -> _ToolOutcome:
         try:
             return await self._tools[tool](args)
-        except _ToolRefused as no:
+        except CallRefused as no:
             refusal = ToolRefusal(
                 tool=tool.value, code=no.code, detail=(storable(no.detail) or "")[: drafts.DETAIL_CHARS_MAX]
             )
@@ -259,33 +246,33 @@ class Toolbox:
     async def _read_memory(self, args: Mapping[str, Any]) -> _ToolOutcome:
         mode = _choice(args.get("mode"), ReadMode, ReadMode.BASIC, "mode")
         try:
-            files = dict(await self._desk.read_memory(mode))
+            files = dict(await self._services.read_memory(mode))
         except MemoryOverLimit as over:
-            raise _ToolRefused(RefusalCode.NOT_READABLE, str(over)) from over
+            raise CallRefused(RefusalCode.NOT_READABLE, str(over)) from over
         return _ToolOutcome(reply={"note": DATA_NOTE, "mode": mode, "files": files}, memory=files)
 
     async def _read_memory_deep(self, args: Mapping[str, Any]) -> _ToolOutcome:
         part = _choice(args.get("what"), DeepPart, DeepPart.DECISIONS, "what")
         limit, before = args.get("limit", 5), args.get("before")
         if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= DEEP_LIMIT_MAX:
-            raise _ToolRefused(RefusalCode.FIELD_INVALID, f"limit must be a number from 1 to {DEEP_LIMIT_MAX}")
+            raise CallRefused(RefusalCode.FIELD_INVALID, f"limit must be a number from 1 to {DEEP_LIMIT_MAX}")
         if before is not None and (not isinstance(before, str) or len(before) > 128):
-            raise _ToolRefused(RefusalCode.FIELD_INVALID, "before must be the `more` of an earlier answer")
+            raise CallRefused(RefusalCode.FIELD_INVALID, "before must be the `more` of an earlier answer")
         try:
-            page = await self._desk.read_memory_deep(part, before, limit)
+            page = await self._services.read_memory_deep(part, before, limit)
         except MemoryOverLimit as over:
-            raise _ToolRefused(RefusalCode.NOT_READABLE, str(over)) from over
+            raise CallRefused(RefusalCode.NOT_READABLE, str(over)) from over
         return _ToolOutcome(reply={"note": DATA_NOTE, "what": part, "items": dict(page.items), "more": page.more})
 
     async def _query(self, args: Mapping[str, Any]) -> _ToolOutcome:
         text, refs = args.get("question"), self._refs(args.get("sources"))
         if not isinstance(text, str):
-            raise _ToolRefused(RefusalCode.FIELD_MISSING, "question is missing")
+            raise CallRefused(RefusalCode.FIELD_MISSING, "question is missing")
         try:
             question = NlmQuestion(text=text, sources=tuple(self._sources[ref] for ref in refs))
-            answer = await self._desk.ask(question, self._left_s())
+            answer = await self._services.ask(question, self._left_s())
         except NlmInputInvalid as invalid:
-            raise _ToolRefused(RefusalCode.FIELD_INVALID, str(invalid)) from invalid
+            raise CallRefused(RefusalCode.FIELD_INVALID, str(invalid)) from invalid
         reply = {
             "note": DATA_NOTE,
             "answer": answer.text,
@@ -296,7 +283,7 @@ class Toolbox:
         return _ToolOutcome(reply=reply, read=refs)
 
     async def _propose(self, args: Mapping[str, Any]) -> _ToolOutcome:
-        desktop = drafts.DraftingContext(
+        context = drafts.DraftingContext(
             run_id=self._context.run_id,
             safe_outputs=self._definition.safe_outputs,
             sources=tuple(self._sources.values()),
@@ -306,7 +293,7 @@ class Toolbox:
             drafts=self.drafts,
             proposals_max=self._limits.proposals_max,
         )
-        judged = drafts.check_draft(args, desktop)
+        judged = drafts.check_draft(args, context)
         if isinstance(judged, ToolRefusal):
             return _refused(judged)
         reply = {"accepted": True, "number": len(self.drafts) + 1, "flags": list(judged.flags)}
@@ -320,7 +307,7 @@ class Toolbox:
         unknown = [str(ref)[:80] for ref in wanted if not isinstance(ref, str) or ref not in self._sources]
         if unknown:
             there = ", ".join(self._sources) or "none"
-            raise _ToolRefused(
+            raise CallRefused(
                 RefusalCode.NOT_FOUND, f"no source {', '.join(map(repr, unknown[:5]))}; there are: {there}"
             )
         return tuple(dict.fromkeys(str(ref) for ref in wanted))
@@ -335,4 +322,4 @@ def _choice(value: object, kind: type[_EnumT], default: _EnumT, name: str) -> _E
         return default
     if isinstance(value, str) and value in {member.value for member in kind}:
         return kind(value)
-    raise _ToolRefused(RefusalCode.FIELD_INVALID, f"{name} must be one of {', '.join(kind)}")
+    raise CallRefused(RefusalCode.FIELD_INVALID, f"{name} must be one of {', '.join(kind)}")

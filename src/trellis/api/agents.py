@@ -6,8 +6,7 @@ from trellis.agents.errors import AgentNotFound
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.auth.ownership import sees_all
 from trellis.http.shapes import AgentChanged, AgentShape, Page
-from trellis.runs.agent_acts import set_status
-from trellis.runs.health import last_failure
+from trellis.runs.agent_status import last_failure, set_status
 
 
 class LocalAgents:

@@ -4,8 +4,8 @@ from typing import Any
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.artifacts.content import ArtifactType
-from trellis.artifacts.keys import ArtifactNotFound
 from trellis.artifacts.registry import CLEANUP_MAX
+from trellis.artifacts.rows import ArtifactNotFound
 from trellis.http.pages import read_pages
 from trellis.http.shapes import Artifact, ArtifactListed, CleanedUpShape, Page
 from trellis.runs.memory_access import check_reach, only_agent

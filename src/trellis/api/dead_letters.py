@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.app.wiring import new_id
-from trellis.documents.run_documents import timestamp
 from trellis.engine.errors import JobNotFound
 from trellis.engine.event_data import last_traceback
 from trellis.engine.jobs import JobId, ReasonCode, RequestId
@@ -15,6 +14,7 @@ from trellis.http.shapes import DeadLetterShape, Page, Requeued
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.dead_letters import DeadLetterNotFound, dead_letters, letter_of, requeue_answer
 from trellis.operations.doctor import without_cancelled
+from trellis.storage.objects.canonical_json import timestamp
 
 
 class LocalDeadLetters:

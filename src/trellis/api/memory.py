@@ -8,12 +8,12 @@ from trellis.agents.catalog import AgentMissing
 from trellis.agents.definition import AgentMalformed
 from trellis.agents.errors import AgentNotFound, DefinitionMalformed
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
-from trellis.documents.run_documents import timestamp
 from trellis.http.pages import read_pages
 from trellis.http.shapes import MemoryChange, MemoryRead, Page
 from trellis.runs.memory_access import check_reach, only_agent
-from trellis.storage.memory import HistoryEntry, MemoryRepository, MemoryView, ReadMode
-from trellis.storage.memory.layout import CommitId
+from trellis.storage.memory.layout import CommitId, HistoryEntry, MemoryView, ReadMode
+from trellis.storage.memory.repository import MemoryRepository
+from trellis.storage.objects.canonical_json import timestamp
 
 READ = "memory.read"
 

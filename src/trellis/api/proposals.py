@@ -20,8 +20,7 @@ from trellis.http.shapes import Page, ProposalDiff, ProposalShape
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.proposals import proposal as proposals
-from trellis.proposals.apply import APPLYING, FAILED, apply_until_settled
-from trellis.proposals.preview import ENDED, conflict_of, conflicts_of, diff_of
+from trellis.proposals.apply import APPLYING, ENDED, FAILED, apply_until_settled, conflict_of, conflicts_of, diff_of
 
 APPLY_PATIENCE_S = 5.0
 """How long a call waits for the apply, in seconds. Shorter than the timeout of any client; clients may ask again."""

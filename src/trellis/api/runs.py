@@ -30,6 +30,7 @@ from trellis.lifecycles import Role
 from trellis.lifecycles.run import RUN
 from trellis.runs.orchestration import TriggerKind
 from trellis.runs.waits import open_wait
+from trellis.storage.objects.canonical_json import timestamp
 
 READ = "runs.read"
 ENDED = frozenset({"completed", "failed"})
@@ -84,7 +85,7 @@ class LocalRuns:
             params=request.params,
             position=(await instance.layer.run_state(run.run_id)).position,
             cancel_requested=job.cancel_requested,
-            waits=None if wait is None else {"since": run_documents.timestamp(wait.since), "reason": wait.reason},
+            waits=None if wait is None else {"since": timestamp(wait.since), "reason": wait.reason},
             folder=folder.removeprefix(LOCAL),
         )
 

@@ -12,7 +12,7 @@ from typing import Any
 from trellis.agents.catalog import Catalog, agent_key
 from trellis.agents.garden import AGENTS, memory_seed, plant
 from trellis.agents.models import ModelOptions
-from trellis.agents.run_inputs import RunLimits
+from trellis.agents.run_io import RunLimits
 from trellis.app.fleet import (
     StorageLocations,
     gateway_address,
@@ -32,9 +32,8 @@ from trellis.app.wiring import (
     outgoing_tls,
     process_name,
 )
-from trellis.artifacts.keys import project_id
 from trellis.artifacts.registry import ArtifactCollector, ArtifactRegistry
-from trellis.artifacts.rows import artifacts_of_run
+from trellis.artifacts.rows import artifacts_of_run, project_id
 from trellis.auth.principals import Principal
 from trellis.bus.backlog import BacklogLimit
 from trellis.bus.collector import BusCollector, CollectOptions
@@ -59,32 +58,20 @@ from trellis.proposals.apply import ApplyEngine, ApplyOptions
 from trellis.proposals.service import ProposalService
 from trellis.research.backend_client import READ_BYTES_MAX, NlmBackend
 from trellis.research.context import ContextAssembler
-from trellis.research.driver import QueueDriver, QueueDriverOptions
-from trellis.research.orchestrator import QueueOrchestrator
+from trellis.research.orchestrator import QueueDriver, QueueDriverOptions, QueueOrchestrator
 from trellis.runs import finalization
-from trellis.runs.agent_acts import CREATED
-from trellis.runs.agent_gate import AgentGate
-from trellis.runs.health import AgentHealth
+from trellis.runs.agent_status import CREATED, AgentGate, AgentHealth
 from trellis.runs.orchestration import BuiltinLayer
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions
 from trellis.runs.pipeline import RunSteps
 from trellis.runs.projector import Projector, ProjectorOptions
 from trellis.runs.schedules import ScheduleFirer, ScheduleRegistrar
 from trellis.runs.timetable import Timetable
-from trellis.storage.memory import (
-    AlreadyApplied,
-    Committed,
-    MemoryRepository,
-    Operation,
-    TokenCounter,
-    Update,
-    count_tokens,
-    open_memory,
-)
 from trellis.storage.memory.bare_repository import check_belonging, repository_id
-from trellis.storage.memory.layout import open_tokenizer
-from trellis.storage.objects.address import s3_credentials
-from trellis.storage.objects.open import open_objects
+from trellis.storage.memory.layout import AlreadyApplied, Committed, TokenCounter, count_tokens, open_tokenizer
+from trellis.storage.memory.repository import MemoryRepository, open_memory
+from trellis.storage.memory.updates import Operation, Update
+from trellis.storage.objects.open import open_objects, s3_credentials
 from trellis.storage.objects.store import ObjectStore
 from trellis.worker.kinds import JobFactory, make_job_from_json
 

@@ -33,11 +33,8 @@ STORABLE = pydantic.AfterValidator(_check_storable)
 def problems_of(error: pydantic.ValidationError) -> str:
     """Describes validation errors in one line, without the values."""
     found = error.errors(include_url=False, include_input=False, include_context=False)[:PROBLEMS_MAX]
-    return "; ".join(f"{'/'.join(map(str, one['loc'])) or 'all of it'}: {_plain_message(one['msg'])}" for one in found)
-
-
-def _plain_message(message: str) -> str:
-    return message.removeprefix("Value error, ")
+    problems = [("/".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in found]
+    return "; ".join(f"{place or 'all of it'}: {message}" for place, message in problems)
 
 
 class StoredInvalid(InputError):
@@ -56,33 +53,33 @@ class StoredModel(pydantic.BaseModel):
     @classmethod
     def read(cls, body: bytes) -> Self:
         """Decodes the model. Raises `invalid`."""
-        if len(body) > cls.bytes_max:
-            problems = f"it has {len(body)} bytes and the limit is {cls.bytes_max}"
-            raise cls.invalid(what=cls.what, problems=problems)
-        try:
-            return cls.model_validate_json(body)
-        except pydantic.ValidationError as error:
-            raise cls.invalid(what=cls.what, problems=problems_of(error)) from None
+        return cls._parsed(cls._bounded(body))
 
     @classmethod
     def of(cls, **fields: Any) -> Self:
         """Builds the model from these values, as if they came from JSON. Raises `invalid`."""
         try:
-            body = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+            return cls._parsed(json.dumps(fields, ensure_ascii=False, allow_nan=False).encode())
         except (TypeError, ValueError, RecursionError):
             raise cls.invalid(what=cls.what, problems="it holds something that JSON cannot") from None
+
+    def to_bytes(self) -> bytes:
+        """Encodes the model in its canonical form. Raises `invalid` if it is too large."""
+        return self._bounded(encode(self.model_dump(mode="json")))
+
+    @classmethod
+    def _bounded(cls, body: bytes) -> bytes:
+        if len(body) > cls.bytes_max:
+            problems = f"it has {len(body)} bytes and the limit is {cls.bytes_max}"
+            raise cls.invalid(what=cls.what, problems=problems)
+        return body
+
+    @classmethod
+    def _parsed(cls, body: bytes) -> Self:
         try:
             return cls.model_validate_json(body)
         except pydantic.ValidationError as error:
             raise cls.invalid(what=cls.what, problems=problems_of(error)) from None
-
-    def to_bytes(self) -> bytes:
-        """Encodes the model in its canonical form. Raises `invalid` if it is too large."""
-        body = encode(self.model_dump(mode="json"))
-        if len(body) > self.bytes_max:
-            problems = f"it has {len(body)} bytes and the limit is {self.bytes_max}"
-            raise self.invalid(what=self.what, problems=problems)
-        return body
 
 
 # The content of each artifact type (document 000, 3.2; ART-2, JQ-13). Everything is bounded; invalid content is
@@ -163,7 +160,7 @@ class Brief(_StrictContent):
     word_count: Annotated[int, pydantic.Field(ge=0, le=TEXT_CHARS_MAX)]
 
     @pydantic.model_validator(mode="after")
-    def _counts_right(self) -> "Brief":
+    def _check_word_count(self) -> "Brief":
         words = len(self.body.split())
         if self.word_count != words:
             raise ValueError(f"word_count is {self.word_count} and the body has {words} words")

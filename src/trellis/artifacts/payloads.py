@@ -1,14 +1,4 @@
-"""Payloads of queue jobs by job type (D34, JQ-13). Everything is bounded; unknown fields and rules are refused.
-
-    RESEARCH             {query, sources[]?, constraints?}
-    BRIEF                {vision_text, entity_refs[], style_guide?}
-    PROPOSAL_PREPROCESS  {proposal_draft, validation_rules[]?}
-
-A rule is {"field": "target", "rule": …, "value": …, "severity": …}. A nested field is written "content.text".
-`required` has no value. `max_chars` has a number. `matches` has a pattern that may match anywhere (use ^ and $ for the
-whole text). `one_of` has a list. `resolves` has "source", "entity" or "any". Matching time is linear in the text for
-every pattern: look-around and back-references are not supported.
-"""
+"""What a queue job is made from: its payload by job type, and the context snapshot of one execution."""
 
 import json
 import math
@@ -17,16 +7,134 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import pydantic
 import pydantic_core
 
-from trellis.artifacts.content import STORABLE, IssueSeverity, JobType, problems_of
-from trellis.artifacts.snapshot import EntitySlug, SourceRef
+from trellis.artifacts.content import (
+    REF_CHARS_MAX,
+    STORABLE,
+    TITLE_CHARS_MAX,
+    IssueSeverity,
+    JobType,
+    Slug,
+    StoredInvalid,
+    StoredModel,
+    problems_of,
+)
 from trellis.engine.errors import PayloadInvalid
 from trellis.engine.text import is_storable
-from trellis.nlm.provider import SOURCES_MAX, Language
+from trellis.nlm.provider import CORPUS_CHARS_MAX, SOURCE_CHARS_MAX, SOURCES_MAX, Language, NlmSource
+
+# The context snapshot of one execution of a queue job: the agent's memory, the entities, and the sources to cite.
+#
+# The orchestration layer writes a snapshot once, and the NLM backend reads it. Each ref names exactly one text, so a
+# citation is unambiguous. The texts together fit a provider's limit, so every readable snapshot can be asked about.
+
+SNAPSHOT_BYTES_MAX = 8 * 1024 * 1024
+MEMORY_FILES_MAX = 20
+MEMORY_CHARS_MAX = 200_000
+ENTITIES_MAX = 200
+ALIASES_MAX = 20
+NAME_CHARS_MAX = 200
+
+
+def _check_printable(ref: str) -> str:
+    if not ref.strip() or not ref.isprintable():
+        raise ValueError("a ref is printable text")
+    return ref
+
+
+SourceRef = Annotated[
+    str, pydantic.Field(min_length=1, max_length=REF_CHARS_MAX), STORABLE, pydantic.AfterValidator(_check_printable)
+]
+EntitySlug = Annotated[Slug, pydantic.AfterValidator(_check_printable)]
+EntityName = Annotated[str, pydantic.Field(min_length=1, max_length=NAME_CHARS_MAX), STORABLE]
+
+
+class _StrictPayload(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class MemoryFile(_StrictPayload):
+    """One file of the agent's memory, such as `memory/open_loops.md`."""
+
+    ref: SourceRef
+    text: Annotated[str, pydantic.Field(max_length=MEMORY_CHARS_MAX), STORABLE]
+
+
+class MemorySnapshot(_StrictPayload):
+    """The agent's memory at one version. `version` is None if it has no memory yet."""
+
+    version: Annotated[str, pydantic.Field(max_length=100), STORABLE] | None = None
+    files: Annotated[tuple[MemoryFile, ...], pydantic.Field(max_length=MEMORY_FILES_MAX)] = ()
+
+
+class SnapshotEntity(_StrictPayload):
+    """An entity of the request. An unknown one has its slug as name. `ref` is the text about it."""
+
+    slug: EntitySlug
+    name: EntityName
+    aliases: Annotated[tuple[EntityName, ...], pydantic.Field(max_length=ALIASES_MAX)] = ()
+    ref: SourceRef | None = None
+
+
+class SourceText(_StrictPayload):
+    """A text that may be cited."""
+
+    ref: SourceRef
+    text: Annotated[str, pydantic.Field(max_length=SOURCE_CHARS_MAX), STORABLE]
+    title: Annotated[str, pydantic.Field(max_length=TITLE_CHARS_MAX), STORABLE] | None = None
+
+
+class SnapshotInvalid(StoredInvalid):
+    """This is no {what}: {problems}."""
+
+
+class Snapshot(StoredModel):
+    """The context from which a queue job is answered.
+
+    `Snapshot.of(…)` takes plain values. Like `read`, it raises SnapshotInvalid.
+    """
+
+    what: ClassVar[str] = "context snapshot"
+    bytes_max: ClassVar[int] = SNAPSHOT_BYTES_MAX
+    invalid: ClassVar[type[StoredInvalid]] = SnapshotInvalid
+
+    job_id: Annotated[str, pydantic.Field(min_length=1, max_length=200), STORABLE]
+    epoch: Annotated[int, pydantic.Field(ge=0)]
+    agent_slug: EntitySlug
+    memory: MemorySnapshot = MemorySnapshot()
+    entities: Annotated[tuple[SnapshotEntity, ...], pydantic.Field(max_length=ENTITIES_MAX)] = ()
+    sources: Annotated[tuple[SourceText, ...], pydantic.Field(max_length=SOURCES_MAX)] = ()
+
+    @pydantic.model_validator(mode="after")
+    def _check_references(self) -> Self:
+        refs = [*(source.ref for source in self.sources), *(file.ref for file in self.memory.files)]
+        if len(set(refs)) != len(refs):
+            raise ValueError("two texts have the same ref; give each its own")
+        slugs = [entity.slug for entity in self.entities]
+        if len(set(slugs)) != len(slugs):
+            raise ValueError("two entities have the same slug; give each its own")
+        if sum(len(source.text) for source in self.sources) > CORPUS_CHARS_MAX:
+            raise ValueError(f"the sources together have more than {CORPUS_CHARS_MAX} characters")
+        return self
+
+    def corpus(self) -> tuple[NlmSource, ...]:
+        return tuple(NlmSource(source.ref, source.text) for source in self.sources)
+
+
+# Payloads of queue jobs by job type (D34, JQ-13). Everything is bounded; unknown fields and rules are refused.
+#
+#     RESEARCH             {query, sources[]?, constraints?}
+#     BRIEF                {vision_text, entity_refs[], style_guide?}
+#     PROPOSAL_PREPROCESS  {proposal_draft, validation_rules[]?}
+#
+# A rule is {"field": "target", "rule": …, "value": …, "severity": …}. A nested field is written "content.text".
+# `required` has no value. `max_chars` has a number. `matches` has a pattern that may match anywhere (use ^ and $ for
+# the whole text). `one_of` has a list. `resolves` has "source", "entity" or "any". Matching time is linear in the text
+# for every pattern: look-around and back-references are not supported.
 
 PAYLOAD_BYTES_MAX = 256 * 1024
 QUERY_CHARS_MAX = 2_000
@@ -61,10 +169,6 @@ def _check_has_word(text: str) -> str:
 HAS_WORD = pydantic.AfterValidator(_check_has_word)
 Topic = Annotated[str, pydantic.Field(max_length=TOPIC_CHARS_MAX), STORABLE, HAS_WORD]
 FieldName = Annotated[str, pydantic.Field(min_length=1, max_length=FIELD_CHARS_MAX), STORABLE]
-
-
-class _StrictPayload(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ResearchConstraints(_StrictPayload):

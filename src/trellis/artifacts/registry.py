@@ -7,19 +7,29 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from trellis.artifacts import keys
 from trellis.artifacts.content import ARTIFACT_TYPE_OF_JOB_TYPE, ArtifactDraft, ArtifactType, JobType, checked_content
-from trellis.artifacts.keys import (
+from trellis.artifacts.rows import (
+    DISCARDED,
+    FINALIZED,
+    REMOVED,
+    STAGED,
     ArtifactFinal,
     ArtifactGone,
     ArtifactKept,
     ArtifactLost,
     ArtifactNotFound,
+    ArtifactRow,
+    NewArtifact,
     NothingExpected,
     TooYoung,
     TypeNotYielded,
+    is_artifact_id,
+    journal_entry,
+    make_artifact_id,
+    stage_key,
+    staged_folder,
+    staged_id,
 )
-from trellis.artifacts.rows import DISCARDED, FINALIZED, REMOVED, STAGED, ArtifactRow, NewArtifact
 from trellis.auth.matrices import permit_actor
 from trellis.engine import tracing
 from trellis.engine.errors import LeaseConflictError
@@ -115,14 +125,14 @@ class ArtifactRegistry:
             return await self._unchanged(final[0], making)
         if making.epoch != job.epoch:
             raise LeaseConflictError(job_id=job.job_id, epoch=making.epoch)
-        attempt = keys.stage_key(job.job_id, timestamp(job.created_at), making.epoch)
+        attempt = stage_key(job.job_id, timestamp(job.created_at), making.epoch)
         key = IdempotencyKey(scope=SCOPE, key=attempt, fingerprint=fingerprint)
         there = await self.ledger.find_by_idempotency_key(key.scope, key.key, key.fingerprint)
         if there is not None:
             return await self._again(actor, there.job_id, making)
         if job.state != STAGED_IN:
             raise NothingExpected(job_id=job.job_id, reason=f"it is {job.state} and not {STAGED_IN}")
-        artifact_id, created_at = keys.make_artifact_id(self.new_id()), timestamp(await self.ledger.now())
+        artifact_id, created_at = make_artifact_id(self.new_id()), timestamp(await self.ledger.now())
         body = await asyncio.to_thread(making.body, artifact_id, created_at)
         new = NewJob(
             job_id=artifact_id,
@@ -157,10 +167,10 @@ class ArtifactRegistry:
         A requeued job may have another run than it was submitted for (D20).
         """
         events = await self.ledger.events(job.job_id) if job.generation else []
-        told = [
+        run_ids = [
             json.loads(event.data).get("run_id") for event in events if event.type == NLM_CALLED_EVENT and event.data
         ]
-        return replace(making, run_id=next((run for run in reversed(told) if run), making.run_id))
+        return replace(making, run_id=next((run for run in reversed(run_ids) if run), making.run_id))
 
     async def _again(self, actor: Actor, artifact_id: JobId, making: NewArtifact) -> StagedArtifact:
         """Returns the artifact that this attempt already has, completing its blob and discarding older ones.
@@ -236,7 +246,7 @@ class ArtifactRegistry:
 
     async def row(self, artifact_id: str) -> ArtifactRow | None:
         """Returns the row with this id in any state; None if there is none or the id is invalid."""
-        job = await self.ledger.job(JobId(artifact_id)) if keys.is_artifact_id(artifact_id) else None
+        job = await self.ledger.job(JobId(artifact_id)) if is_artifact_id(artifact_id) else None
         return None if job is None or job.lifecycle != ARTIFACT.name else ArtifactRow.read(job)
 
     async def read(self, artifact_id: str) -> dict[str, Any] | None:
@@ -244,8 +254,8 @@ class ArtifactRegistry:
         row = await self.row(artifact_id)
         if row is None or row.state != FINALIZED:
             return None
-        told = await asyncio.to_thread(json.loads, await stored_bytes(self.ledger, self.objects, row))
-        return {**self.fields(row), "content": told["content"], "sources": told["sources"]}
+        document = await asyncio.to_thread(json.loads, await stored_bytes(self.ledger, self.objects, row))
+        return {**self.fields(row), "content": document["content"], "sources": document["sources"]}
 
     def fields(self, row: ArtifactRow) -> dict[str, Any]:
         """Returns the fields of an artifact that listings show."""
@@ -340,7 +350,7 @@ async def stored_bytes(ledger: Ledger, objects: ObjectStore, row: ArtifactRow) -
         found = await objects.get(key)
         if found is not None and row.is_of(found.body):
             return found.body
-    kept = (await ledger.read_journal(row.job_id)).get(keys.journal_entry(row.artifact_id))
+    kept = (await ledger.read_journal(row.job_id)).get(journal_entry(row.artifact_id))
     if kept is None or not row.is_of(kept):
         raise ArtifactLost(artifact=row.artifact_id, key=row.key)
     return kept
@@ -356,8 +366,8 @@ def _new_artifact(draft: ArtifactDraft, job: Job, epoch: int) -> tuple[NewArtifa
     if job.lifecycle != QUEUE_JOB.name:
         raise NothingExpected(job_id=job.job_id, reason=f"it is a {job.lifecycle}; only a queue-job has an artifact")
     try:
-        told = json.loads(job.payload or b"{}")
-        job_type, run_id, slug = JobType(told["job_type"]), str(told["run_id"]), str(told["agent_slug"])
+        request = json.loads(job.payload or b"{}")
+        job_type, run_id, slug = JobType(request["job_type"]), str(request["run_id"]), str(request["agent_slug"])
     except (KeyError, ValueError, TypeError):
         raise NothingExpected(job_id=job.job_id, reason="its payload is no request for an artifact") from None
     if draft.type is not ARTIFACT_TYPE_OF_JOB_TYPE[job_type]:
@@ -390,6 +400,8 @@ def _artifact_gone(row: ArtifactRow, reason: str) -> ArtifactGone:
 # collector then finds only blobs that were still being written.
 
 BATCH = 100
+FORMER_REQUESTS = "requests/"
+"""Where requests kept their idempotency keys before they became rows of the ledger (decision 0030)."""
 INTERVAL_S = 60.0
 PAUSE_S_MIN = 0.05
 
@@ -401,6 +413,8 @@ class ArtifactCollectionReport:
     looked_at: int = 0
     taken: int = 0
     unknown: int = 0
+    requests: int = 0
+    """Deleted objects of the former idempotency protocol."""
     more: bool = False
 
 
@@ -415,21 +429,38 @@ class ArtifactCollector:
     interval_s: float = INTERVAL_S
     name: str = "artifact-collector"
     _after: str | None = None
+    _requests_left: bool = True
 
     async def run_once(self) -> ArtifactCollectionReport:
-        """Checks one page of blobs."""
+        """Checks one page of blobs, and deletes one page of former request objects."""
         taken, unknown = 0, 0
         blobs = await self.artifacts.objects.list(
-            f"{keys.staged_folder(self.artifacts.cid)}/", after=self._after, limit=self.batch
+            f"{staged_folder(self.artifacts.cid)}/", after=self._after, limit=self.batch
         )
         for blob in blobs.items:
-            artifact_id = keys.staged_id(blob.key)
+            artifact_id = staged_id(blob.key)
             row = None if artifact_id is None else await self.artifacts.row(artifact_id)
             unknown += row is None
             if row is not None and blob.key == row.staged_key and await self._is_done(row):
                 taken += await self.artifacts.objects.delete(blob.key)
         self._after = blobs.items[-1].key if blobs.more else None
-        return ArtifactCollectionReport(looked_at=len(blobs.items), taken=taken, unknown=unknown, more=blobs.more)
+        requests = await self._delete_requests() if self._requests_left else 0
+        return ArtifactCollectionReport(
+            looked_at=len(blobs.items),
+            taken=taken,
+            unknown=unknown,
+            requests=requests,
+            more=blobs.more or self._requests_left,
+        )
+
+    async def _delete_requests(self) -> int:
+        """Deletes one page of the objects that held keys of requests before the ledger did. Nothing reads them.
+
+        No program writes them any more, so a process stops looking once there are none.
+        """
+        page = await self.artifacts.objects.list(FORMER_REQUESTS, limit=self.batch)
+        self._requests_left = page.more
+        return sum([await self.artifacts.objects.delete(info.key) for info in page.items])
 
     def pause_s(self, report: ArtifactCollectionReport) -> float:
         """Short while the current round is not finished."""

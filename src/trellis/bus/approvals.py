@@ -24,7 +24,6 @@ from trellis.bus.safety.decisions import NotHeld, PolicyDiffers
 from trellis.bus.scheduling.dispatch_order import HOLD_S, approval_bindings, request_within_policy
 from trellis.bus.topics import HELD_ACTION
 from trellis.documents.errors import NoteTooShort
-from trellis.documents.run_documents import timestamp
 from trellis.engine.errors import JobNotFound, NotAllowed
 from trellis.engine.jobs import Actor, JobId, Move, Moved, RequestId, RequestKey
 from trellis.engine.ledger import Ledger
@@ -33,6 +32,7 @@ from trellis.engine.text import storable
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.proposals.proposal import NOTE_CHARS_MAX, NOTE_CHARS_MIN
+from trellis.storage.objects.canonical_json import timestamp
 
 INBOX_PREFIX = "approval-"
 """Prefix of a held job's inbox id, before the job id."""

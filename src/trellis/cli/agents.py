@@ -18,7 +18,7 @@ from trellis.cli.invocation import Cli, program_name
 from trellis.cli.output import ListingColumn
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
-from trellis.runs.agent_acts import recorded_creation
+from trellis.runs.agent_status import recorded_creation
 
 if TYPE_CHECKING:  # loads the whole platform, so only commands that open an instance import it
     from trellis.app.instance import Instance

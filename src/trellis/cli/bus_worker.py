@@ -22,8 +22,7 @@ from trellis.cli.up_process import print_health
 from trellis.engine.clock import Clock
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.http_server.health import ProcessHealth
-from trellis.storage.objects.address import s3_credentials
-from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.open import open_objects, s3_credentials
 from trellis.worker.app import App
 from trellis.worker.on_bus.options import BusWorkerOptions, as_worker_id, checked_worker_id
 from trellis.worker.on_bus.worker import BusWorker

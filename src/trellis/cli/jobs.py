@@ -296,7 +296,7 @@ async def explain_job(cli: Cli, id_: JobArgument) -> None:
         if again is not None:
             told = with_retry(told, again)
         if job.lifecycle == RUN.name:
-            from trellis.operations.run_waits import with_wait  # only runs need this
+            from trellis.operations.agent_waits import with_wait  # only runs need this
             from trellis.runs.waits import open_wait
 
             if (wait := await open_wait(ledger, job)) is not None:
@@ -323,7 +323,7 @@ async def _with_agent(cli: Cli, job: Job, told: JobExplanation) -> JobExplanatio
     if slug is None:
         return told
     from trellis.cli.instances import open_for_command  # only jobs of agents need this
-    from trellis.operations.stopped_agents import stopped_agent, with_stopped_agent
+    from trellis.operations.agent_waits import stopped_agent, with_stopped_agent
 
     try:
         async with open_for_command(cli) as instance:

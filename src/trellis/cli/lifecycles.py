@@ -11,8 +11,7 @@ from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, as_record, state_text
 from trellis.engine.errors import OptionInvalid
 from trellis.lifecycles import LIFECYCLES, Lifecycle
-from trellis.lifecycles.describe import StateLine, TransitionLine, describe
-from trellis.lifecycles.diagram import mermaid
+from trellis.lifecycles.describe import StateLine, TransitionLine, describe, mermaid
 
 
 def add_to(program: typer.Typer) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from trellis.agents import annotations
+from trellis.agents import sources
 from trellis.cli import values
 from trellis.cli.bus_jobs import print_context_hint
 from trellis.cli.invocation import Cli, program_name
@@ -243,7 +243,7 @@ def _facts(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "status", f"{document['status']}, until {document['expires_at']}" if pending else document["status"]
     yield "agent", document["agent_slug"]
     yield "made by", f"{source['identity']} in {source['run_id']}" if source.get("run_id") else source["identity"]
-    beside = document["action"] in annotations.KINDS
+    beside = document["action"] in sources.ANNOTATION_KINDS
     yield "action", document["action"] + (": stored beside the text, which stays as it is" if beside else "")
     yield "target", document["target"]
     yield "summary", str(content.get("summary") or "")

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from trellis.documents.errors import RecordInvalid
-from trellis.documents.run_documents import encode
 from trellis.engine.admin_acts import RECORD_FIELDS, RESERVED_FIELDS, AdminAct, node_of
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
 from trellis.engine.records import DeadLetter, Event, IdempotencyKey, RecordedEvent, Submission
 from trellis.lifecycles import Role
+from trellis.storage.objects.canonical_json import encode
 
 FORMAT = 2
 """Version of the record format; increases with every change. The first records had no such field."""
@@ -67,7 +67,6 @@ def document(record: RecordedEvent) -> dict[str, Any]:
 
 
 def to_bytes(record: RecordedEvent) -> bytes:
-    """The record as a separate object."""
     return encode(document(record))
 
 
@@ -193,19 +192,19 @@ def _letter(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def _job(asked: Submission) -> dict[str, Any]:
+def _job(submission: Submission) -> dict[str, Any]:
     return {
-        "priority": asked.priority.name.lower(),
-        "max_attempts": asked.max_attempts,
-        "max_deaths": asked.max_deaths,
-        "deadline_us": asked.deadline_us,
-        "concurrency_key": asked.concurrency_key,
-        "concurrency_limit": asked.concurrency_limit,
-        "trace": asked.trace,
-        "parent_id": asked.parent_id,
-        "compensates": asked.compensates,
-        "keys": [{"scope": k.scope, "key": k.key, "fingerprint": _base64(k.fingerprint)} for k in asked.keys],
-        "payload": _payload(asked.payload),
+        "priority": submission.priority.name.lower(),
+        "max_attempts": submission.max_attempts,
+        "max_deaths": submission.max_deaths,
+        "deadline_us": submission.deadline_us,
+        "concurrency_key": submission.concurrency_key,
+        "concurrency_limit": submission.concurrency_limit,
+        "trace": submission.trace,
+        "parent_id": submission.parent_id,
+        "compensates": submission.compensates,
+        "keys": [{"scope": k.scope, "key": k.key, "fingerprint": _base64(k.fingerprint)} for k in submission.keys],
+        "payload": _payload(submission.payload),
     }
 
 

@@ -174,35 +174,28 @@ class StepError(RunError):
     waits: ClassVar[bool] = False
     """Whether the run waits until the cause is gone instead of failing: the run itself cannot fix it."""
 
+    def __init_subclass__(cls) -> None:
+        cls.__doc__ = cls.__doc__ or StepError.__doc__  # the message
+
 
 class UpstreamUnavailable(StepError):
-    """{detail}"""
-
     code = "UPSTREAM_UNAVAILABLE"
 
 
 class StoreAway(UpstreamUnavailable):
-    """{detail}"""
-
     waits = True
 
 
 class NlmDown(StepError):
-    """{detail}"""
-
     code = "NLM_UNAVAILABLE"
     retries = False
 
 
 class AgentTimeout(StepError):
-    """{detail}"""
-
     code = "AGENT_TIMEOUT"
 
 
 class RunTimeout(AgentTimeout):
-    """{detail}"""
-
     retries = False
 
 
@@ -217,6 +210,4 @@ class AgentStopped(StepError):
 
 
 class StepHopeless(StepError):
-    """{detail}"""
-
     retries = False

@@ -63,18 +63,15 @@ def make_entry_id(at: datetime, random_text: str) -> JobId:
 
 
 def run_folder(slug: str, run_id: str) -> str:
-    """The folder in which a run publishes."""
     run_date(run_id)
     return f"agents/{checked_slug(slug)}/runs/{run_id}"
 
 
 def status_key(slug: str, run_id: str) -> str:
-    """The run's status.json."""
     return f"{run_folder(slug, run_id)}/status.json"
 
 
 def manifest_key(slug: str, run_id: str) -> str:
-    """The run's manifest.json."""
     return f"{run_folder(slug, run_id)}/manifest.json"
 
 
@@ -89,17 +86,14 @@ def step_file(number: int) -> str:
 
 
 def step_key(slug: str, run_id: str, number: int) -> str:
-    """The key of a step's file."""
     return f"{run_folder(slug, run_id)}/{step_file(number)}"
 
 
 def proposal_key(slug: str, proposal: str) -> str:
-    """The key of a proposal's document."""
     return f"agents/{checked_slug(slug)}/proposals/{proposal}.json"
 
 
 def audit_folder(at: datetime) -> str:
-    """The folder of a day's audit records."""
     return f"{AUDIT_FOLDER}/{at.astimezone(UTC):%Y%m%d}"
 
 
@@ -109,7 +103,6 @@ def audit_key(at: datetime, event_id: str) -> str:
 
 
 def alert_key(job_id: JobId) -> str:
-    """The key of the projector's alert for a job."""
     return f"{ALERT_FOLDER}/{job_id}.json"
 
 

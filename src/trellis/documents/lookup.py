@@ -44,9 +44,9 @@ async def find_published(objects: ObjectStore, run_id: str) -> PublishedRun | No
             continue
         try:
             record = audit.read_record(json.loads(found.body))
-            asked = record.submission
-            if record.event.job_id == run_id and record.event.lifecycle == RUN.name and asked is not None:
-                slug = RunRequest.read(asked.payload).agent_slug
+            submission = record.submission
+            if record.event.job_id == run_id and record.event.lifecycle == RUN.name and submission is not None:
+                slug = RunRequest.read(submission.payload).agent_slug
                 return PublishedRun(run_id=record.event.job_id, agent_slug=slug, submitter=record.event.actor)
         except (RecordInvalid, ValueError, KeyError, TypeError):
             continue

@@ -36,15 +36,10 @@ class DocumentPublisher:
     """
 
     def __init__(self, objects: ObjectStore, on_write: Callable[[str], None] | None = None) -> None:
-        self._objects = objects
+        self.objects = objects
         self._on_write = on_write
         self._seen: dict[str, _PublishedVersion] = {}
         self._listening: dict[str, list[asyncio.Event]] = {}
-
-    @property
-    def objects(self) -> ObjectStore:
-        """The object store it publishes to."""
-        return self._objects
 
     def shown(self, key: str) -> int | None:
         """The version of a document that this publisher wrote last.
@@ -81,10 +76,10 @@ class DocumentPublisher:
 
         Returns what is stored now: these bytes, or those of an earlier writer.
         """
-        if isinstance(await self._objects.put(key, body, when=CREATE), PutStored):
+        if isinstance(await self.objects.put(key, body, when=CREATE), PutStored):
             self._wrote(key)
             return body
-        there = await self._objects.get(key)
+        there = await self.objects.get(key)
         if there is None:
             raise DocumentDiffers(key=key)
         return there.body
@@ -104,7 +99,7 @@ class DocumentPublisher:
             if seen is not None and seen.version >= version:
                 return False
             when = CREATE if seen is None else if_match(seen.etag)
-            answer = await self._objects.put(publication.key, publication.body, when=when)
+            answer = await self.objects.put(publication.key, publication.body, when=when)
             if isinstance(answer, PutStored):
                 self._wrote(publication.key)
                 self._remember(publication.key, _PublishedVersion(answer.etag, version))
@@ -113,7 +108,7 @@ class DocumentPublisher:
         raise DocumentDiffers(key=publication.key)
 
     async def _look(self, key: str) -> _PublishedVersion | None:
-        there = await self._objects.get(key)
+        there = await self.objects.get(key)
         if there is None:
             return None
         try:
@@ -134,7 +129,6 @@ class DocumentPublisher:
 
 
 def published_version(body: bytes) -> int:
-    """The version field of a published document."""
     return int(json.loads(body)["version"])
 
 
@@ -164,16 +158,16 @@ class PublishedRuns:
 
     async def reached(self, slug: str, run_id: str, version: int) -> None:
         """Return when status.json has this version or a later one. Has no time limit of its own."""
-        key, pause_s, heard = ids.status_key(slug, run_id), WAIT_S_FIRST, True
+        key, pause_s, notified = ids.status_key(slug, run_id), WAIT_S_FIRST, True
         with self._publisher.news_of(key) as news:
             while True:
                 news.clear()
                 known = self._publisher.shown(key)
                 if known is not None and known >= version:
                     return
-                if (known is None or not heard) and await self._shows(key, version):
+                if (known is None or not notified) and await self._shows(key, version):
                     return
-                heard = await sleep_or_stop(self._clock, news, pause_s if known is None else WAIT_S_HEARING)
+                notified = await sleep_or_stop(self._clock, news, pause_s if known is None else WAIT_S_HEARING)
                 pause_s = min(pause_s * 2, WAIT_S_MAX)
 
     async def _shows(self, key: str, version: int) -> bool:

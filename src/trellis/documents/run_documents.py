@@ -10,33 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from trellis.documents import ids
+from trellis.engine.event_data import data_of
 from trellis.engine.records import Event, Job
 from trellis.lifecycles import Phase
 from trellis.lifecycles.events import Cause
 from trellis.lifecycles.run import RUN
-from trellis.storage.objects.canonical_json import encode, sha256, timestamp
-
-__all__ = [
-    "FAILED",
-    "OUTPUT_ENTRY",
-    "PERSIST_STEP",
-    "STARTED",
-    "STEP_DONE",
-    "STEP_ENTRY",
-    "Publication",
-    "RunFacts",
-    "RunRequest",
-    "encode",
-    "has_ended",
-    "is_archived",
-    "listing_document",
-    "manifest",
-    "sha256",
-    "state_publications",
-    "status",
-    "step_publications",
-    "timestamp",
-]
+from trellis.storage.objects.canonical_json import encode, timestamp
 
 STARTED = "run.started"
 STEP_DONE = "run.step.completed"
@@ -68,8 +47,8 @@ class RunRequest:
 
     def to_bytes(self) -> bytes:
         """The job's payload."""
-        asked = {"agent_slug": self.agent_slug, "trigger": self.trigger, "params": self.params}
-        return encode(asked | self.repeats)
+        fields = {"agent_slug": self.agent_slug, "trigger": self.trigger, "params": self.params}
+        return encode(fields | self.repeats)
 
     @property
     def repeats(self) -> dict[str, str]:
@@ -84,10 +63,6 @@ class RunFacts:
     run_id: str
     request: RunRequest
     events: tuple[Event, ...]
-
-    def until(self, version: int) -> "RunFacts":
-        """The facts as of the event with that version."""
-        return RunFacts(self.run_id, self.request, self.events[:version])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +104,7 @@ def status(facts: RunFacts) -> bytes:
 def manifest(facts: RunFacts) -> bytes:
     """The bytes of manifest.json of a run that ended."""
     last, done = facts.events[-1], _steps(facts)
-    told = _data(last)
+    end = data_of(last)
     return encode(
         {
             "run_id": facts.run_id,
@@ -142,8 +117,8 @@ def manifest(facts: RunFacts) -> bytes:
                 {key: step[key] for key in ("name", "file", "sha256", "started_at", "finished_at")} for step in done
             ],
             "proposals_created": _proposals(done),
-            "artifacts": _artifacts(done, told),
-            "summary": told.get("summary"),
+            "artifacts": _artifacts(done, end),
+            "summary": end.get("summary"),
             "error": _error(last),
             **facts.request.repeats,
             **_extra_fields(done),
@@ -185,17 +160,13 @@ def is_archived(state: str) -> bool:
     return RUN.by_name[state].phase is Phase.ENDED
 
 
-def _data(event: Event) -> dict[str, Any]:
-    return json.loads(event.data) if event.data is not None else {}
-
-
 def _steps(facts: RunFacts) -> list[dict[str, Any]]:
-    return [_data(event) for event in facts.events if event.type == STEP_DONE]
+    return [data_of(event) for event in facts.events if event.type == STEP_DONE]
 
 
 def proposals_created(events: Sequence[Event]) -> list[str]:
     """The proposals created by the counted steps of a run, in order."""
-    return _proposals([_data(event) for event in events if event.type == STEP_DONE])
+    return _proposals([data_of(event) for event in events if event.type == STEP_DONE])
 
 
 def _proposals(done: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -204,16 +175,16 @@ def _proposals(done: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _extra_fields(done: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the agent wanted without a new proposal: already proposed, or refused. Empty for runs without either."""
-    told: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     for step in done:
-        told.update({name: step[name] for name in EXTRA_FIELDS if name in step})
-    return told
+        extra.update({name: step[name] for name in EXTRA_FIELDS if name in step})
+    return extra
 
 
 def listing_document(job: Job, events: Sequence[Event]) -> dict[str, Any]:
     """A run in a listing: its state, the number of its proposals, and of wanted changes without a proposal."""
-    done = [_data(event) for event in events if event.type == STEP_DONE]
-    told = _extra_fields(done)
+    done = [data_of(event) for event in events if event.type == STEP_DONE]
+    extra = _extra_fields(done)
     return {
         "run_id": job.job_id,
         "agent_slug": (job.concurrency_key or "").removeprefix("run:"),
@@ -223,23 +194,23 @@ def listing_document(job: Job, events: Sequence[Event]) -> dict[str, Any]:
         "created_at": timestamp(job.created_at),
         "updated_at": timestamp(job.updated_at),
         "proposals": len(_proposals(done)),
-        "already_proposed": len(told.get("already_proposed", ())),
-        "refused_actions": int(told.get("refused_actions", 0)),
+        "already_proposed": len(extra.get("already_proposed", ())),
+        "refused_actions": int(extra.get("refused_actions", 0)),
     }
 
 
-def _artifacts(done: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> list[str]:
+def _artifacts(done: Sequence[Mapping[str, Any]], end: Mapping[str, Any]) -> list[str]:
     """The artifacts that jobs of the run had made when its last step was counted, or when it failed (PIPE-15)."""
-    return list(dict.fromkeys([made for one in (*done, told) for made in one.get("artifacts", ())]))
+    return list(dict.fromkeys([made for one in (*done, end) for made in one.get("artifacts", ())]))
 
 
 def _error(event: Event) -> str | None:
     """The error as `CODE: message` (RUN-7). A run that the engine ended was cancelled or passed its deadline."""
     if event.type != FAILED:
         return None
-    told = _data(event)
-    if "error_text" in told:
-        return told["error_text"]
+    data = data_of(event)
+    if "error_text" in data:
+        return data["error_text"]
     if event.cause == Cause.DEADLINE_PASSED:
         return "AGENT_TIMEOUT: the run's deadline passed"
-    return f"CANCELLED: {told.get('reason') or event.cause or 'no reason given'}"
+    return f"CANCELLED: {data.get('reason') or event.cause or 'no reason given'}"

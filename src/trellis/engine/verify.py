@@ -22,9 +22,9 @@ from typing import Protocol
 
 from trellis.engine.jobs import JobId
 from trellis.engine.records import DeadLetter, Event, Job, JobHistory, JobPlace, KeyOverLimit, UnpairedArtifact
+from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.events import Cause
 from trellis.lifecycles.lifecycle import Lifecycle, Phase, State
-from trellis.lifecycles.registry import LIFECYCLES
 from trellis.lifecycles.replay import RecordedStep, Replayed, replay
 
 VIOLATIONS_MAX = 1_000

@@ -15,7 +15,7 @@ from trellis.auth.matrices import permit
 from trellis.auth.principals import Principal
 from trellis.documents import ids
 from trellis.documents.errors import RunIdInvalid
-from trellis.documents.run_documents import STEP_DONE, timestamp
+from trellis.documents.run_documents import STEP_DONE
 from trellis.engine.errors import InputError, NotAllowed
 from trellis.engine.jobs import JobId
 from trellis.engine.records import Event
@@ -26,6 +26,7 @@ from trellis.lifecycles.inbox_entry import INBOX_ENTRY
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.run import RUN
+from trellis.storage.objects.canonical_json import timestamp
 
 RUN_STATUS = "run.status.changed"
 RUN_STEP = "run.step.completed"

@@ -16,7 +16,6 @@ from fastapi.security import APIKeyHeader
 from trellis.app.instance import Instance
 from trellis.auth.matrices import permit
 from trellis.auth.principals import Principal
-from trellis.documents import run_documents
 from trellis.engine.errors import JobNotFound
 from trellis.engine.jobs import JOB_ID_PATTERN, Actor, JobId
 from trellis.engine.records import Job
@@ -34,8 +33,9 @@ from trellis.net.signatures import (
     check_signature,
     job_key,
 )
-from trellis.research.callbacks import EXAMPLE_JOB, Callback, callback_key
+from trellis.research.backend_client import EXAMPLE_JOB, Callback, callback_key
 from trellis.research.errors import StageError, StageHopeless
+from trellis.storage.objects.canonical_json import encode, timestamp
 from trellis.storage.objects.store import CREATE, PutStored
 
 # Callbacks: the NLM backend delivers the result of one job in a signed request (D26, NLM-4).
@@ -141,11 +141,11 @@ async def _keep_callback(instance: Instance, actor: Actor, job_id: str, signed: 
         kept = {
             "id": signed.id,
             "actor": actor.role.value,
-            "received_at": run_documents.timestamp(await instance.ledger.now()),
+            "received_at": timestamp(await instance.ledger.now()),
             "body_sha256": digest,
             "callback": callback.model_dump(),
         }
-        if isinstance(await instance.objects.put(key, run_documents.encode(kept), when=CREATE), PutStored):
+        if isinstance(await instance.objects.put(key, encode(kept), when=CREATE), PutStored):
             return False
         there = await instance.objects.get(key)
     if there is None or json.loads(there.body)["body_sha256"] != digest:

@@ -7,9 +7,9 @@ state). Rows for the `state` and `transition` tables hold everything the sweep n
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.events import event_code
 from trellis.lifecycles.lifecycle import LeaseLoss, Lifecycle, Phase, Trigger
-from trellis.lifecycles.registry import LIFECYCLES
 
 LIFECYCLES_MAX = 16
 ROLES_MAX = 16

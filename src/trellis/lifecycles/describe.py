@@ -1,5 +1,6 @@
-"""A lifecycle as two tables of text, for the command line and the reference."""
+"""A lifecycle for people: as two tables of text, and as Mermaid text."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from trellis.lifecycles.lifecycle import LeaseLoss, Lifecycle, Phase, Progress, State, Transition
@@ -66,7 +67,7 @@ def describe(lifecycle: Lifecycle) -> Description:
 
 
 def _state_line(lifecycle: Lifecycle, state: State) -> StateLine:
-    said = (
+    notes_if = (
         (state is lifecycle.initial, "first"),
         (state.claimable and state.phase is Phase.WAITING, "claimable"),
         (state.timer_s is not None, f"due after {(state.timer_s or 0) / 3600:g} h"),
@@ -77,7 +78,7 @@ def _state_line(lifecycle: Lifecycle, state: State) -> StateLine:
         (state.success, "success"),
         (state.dead_letter, "needs a dead letter"),
     )
-    notes = "; ".join(words for holds, words in said if holds)
+    notes = "; ".join(words for holds, words in notes_if if holds)
     return StateLine(state=state.name, phase=state.phase, rank=str(state.rank), notes=notes)
 
 
@@ -97,3 +98,40 @@ def _transition_line(t: Transition) -> TransitionLine:
         notes=", ".join(words for holds, words in notes if holds),
         when=t.when,
     )
+
+
+# A lifecycle as Mermaid text, for tools that render it.
+
+COLOURS = {
+    Phase.WAITING: "fill:#fef3c7,stroke:#d97706,color:#1f2937",
+    Phase.HELD: "fill:#dbeafe,stroke:#2563eb,color:#1f2937",
+    Phase.ENDED: "fill:#eef0f4,stroke:#7c8798,color:#1f2937",
+}
+
+
+def mermaid(lifecycle: Lifecycle) -> str:
+    """A `stateDiagram-v2`: one arrow per pair of states, with one label line per transition.
+
+    A dagger marks a transition that is not in the source document and was added by a recorded decision.
+    """
+    arrows: dict[tuple[str, str], list[Transition]] = defaultdict(list)
+    for t in lifecycle.transitions:
+        arrows[t.source or "[*]", t.target].append(t)
+    lines = [
+        "stateDiagram-v2",
+        f"    %% {lifecycle.name}: {lifecycle.title}",
+        "    %% † added by a recorded decision",
+        *(
+            f"    {source} --> {target} : {'<br/>'.join(map(_label, transitions))}"
+            for (source, target), transitions in arrows.items()
+        ),
+        *(f"    {state.name} --> [*]" for state in lifecycle.states if state.phase is Phase.ENDED),
+    ]
+    for phase, colours in COLOURS.items():
+        names = ",".join(state.name for state in lifecycle.states if state.phase is phase)
+        lines += [] if not names else [f"    classDef {phase} {colours}", f"    class {names} {phase}"]
+    return "\n".join(lines) + "\n"
+
+
+def _label(t: Transition) -> str:
+    return f"{t.trigger}{'†' if t.extension else ''} ({', '.join(sorted(t.actors))})"

@@ -20,8 +20,18 @@ from typing import Self
 
 import httpx2
 
-from trellis.net.errors import AddressRefused, AnswerRefused, OutgoingUnavailable, UrlRefused
-from trellis.net.targets import UrlTarget, is_public, is_usable, read_ip, read_target, url_for_message
+from trellis.net.targets import (
+    AddressRefused,
+    AnswerRefused,
+    OutgoingUnavailable,
+    UrlRefused,
+    UrlTarget,
+    is_public,
+    is_usable,
+    read_ip,
+    read_target,
+    url_for_message,
+)
 
 ADDRESSES_TRIED_MAX = 4
 CONNECTIONS_MAX = 32
@@ -55,17 +65,18 @@ class FetchedResponse:
     body: bytes
 
 
-def guarded_client(
-    policy: OutgoingPolicy, *, resolve: Resolve | None = None, tls: ssl.SSLContext | None = None
-) -> "GuardedClient":
-    """A client that enforces the policy. `tls` is for certificates of a private authority."""
-    return GuardedClient(policy, resolve or system_resolve, tls)
+async def system_resolve(host: str, port: int) -> Sequence[str]:
+    """Resolve with the operating system's resolver."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(place[0]) for *_, place in found]
 
 
 class GuardedClient:
-    """Sends single requests. Close it when done."""
+    """Sends single requests that the policy allows. `tls` is for certificates of a private authority."""
 
-    def __init__(self, policy: OutgoingPolicy, resolve: Resolve, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, policy: OutgoingPolicy, *, resolve: Resolve = system_resolve, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._policy, self._resolve = policy, resolve
         self._origins = frozenset(_origin(text) for text in policy.origins)
         self._client = httpx2.AsyncClient(
@@ -86,7 +97,6 @@ class GuardedClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close open connections."""
         await self._client.aclose()
 
     def check(self, url: str) -> None:
@@ -217,12 +227,6 @@ class GuardedClient:
                 reason = f"it has more than {self._policy.answer_bytes_max} bytes"
                 raise AnswerRefused(url=url_for_message(target.url), reason=reason)
         return bytes(body)
-
-
-async def system_resolve(host: str, port: int) -> Sequence[str]:
-    """Resolve with the operating system's resolver."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(place[0]) for *_, place in found]
 
 
 def _origin(text: str) -> str:

@@ -9,10 +9,10 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
     None if the header is missing or invalid. Header names are looked up as `headers` does.
     """
-    asked = headers.get("Retry-After", "").strip()
-    if asked.isascii() and asked.isdigit():
-        return float(asked[:9])
+    value = headers.get("Retry-After", "").strip()
+    if value.isascii() and value.isdigit():
+        return float(value[:9])
     try:
-        return (parsedate_to_datetime(asked) - parsedate_to_datetime(headers.get("Date", ""))).total_seconds()
+        return (parsedate_to_datetime(value) - parsedate_to_datetime(headers.get("Date", ""))).total_seconds()
     except (ValueError, TypeError):
         return None

@@ -84,17 +84,17 @@ def check_headers(headers: Mapping[str, str], *, now: float) -> CallbackSignatur
 
 def check_signature(headers: Mapping[str, str], body: bytes, keys: Sequence[bytes], *, now: float) -> CallbackSignature:
     """The id and timestamp, if one of the keys signed the body recently; raises SignatureRefused."""
-    said = check_headers(headers, now=now)
+    signature = check_headers(headers, now=now)
     given, timestamp = headers.get(SIGNATURE_HEADER, ""), headers.get(TIMESTAMP_HEADER, "")
     candidates = [one.removeprefix(_VERSION).encode() for one in given.split(" ") if one.startswith(_VERSION)]
-    wanted = [_signature(key, said.id, timestamp, body).encode() for key in keys]
+    wanted = [_signature(key, signature.id, timestamp, body).encode() for key in keys]
     # Compare all pairs without stopping at the first, so that timing reveals nothing.
     fits = [hmac.compare_digest(one, other) for one in candidates for other in wanted]
     if not any(fits):
         raise SignatureRefused(
             problem="no signature fits; sign id.timestamp.body with the key of this job, as v1,BASE64"
         )
-    return said
+    return signature
 
 
 def _signature(key: bytes, id_: str, timestamp: str, body: bytes) -> str:

@@ -1,60 +1,91 @@
-"""Targets of outgoing requests: parsing URLs, and which addresses are allowed."""
+"""Targets of outgoing requests: parsing URLs, which addresses are allowed, and the errors of outgoing requests."""
 
 import re
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
-from trellis.net.errors import UrlRefused
+from trellis.engine.errors import TrellisError
+
+# Errors of outgoing requests.
+#
+# OutgoingError
+# ├── UrlRefused            the policy forbids the URL; nothing was looked up or sent
+# ├── AddressRefused        the host has an address that is not allowed; no connection was made
+# ├── OutgoingUnavailable   the server did not answer, or not in time: worth a retry
+# └── AnswerRefused         the response is larger than allowed or has the wrong encoding
+
+
+class OutgoingError(TrellisError):
+    """{detail}"""
+
+    code = "UPSTREAM_UNAVAILABLE"
+
+
+class UrlRefused(OutgoingError):
+    """The address {url!r} is refused: {reason}."""
+
+    code = "VALIDATION_FAILED"
+
+
+class AddressRefused(OutgoingError):
+    """The address {url!r} is refused: {host} is at {address}, which is not public; list its origin if it is meant."""
+
+    code = "VALIDATION_FAILED"
+
+
+class OutgoingUnavailable(OutgoingError):
+    """{url!r} did not answer: {reason}."""
+
+
+class AnswerRefused(OutgoingError):
+    """The answer of {url!r} is refused: {reason}."""
+
 
 # Allowed addresses: those of the public internet, and no special-purpose ones.
 #
 # The tables are our own: what the standard library calls global changed between Python versions. An address that embeds
 # another one (mapped, translated, tunnelled) is never public here, whatever it embeds.
 
-_IPV4_SPECIAL = tuple(
-    ip_network(network)
-    for network in (
-        "0.0.0.0/8",  # this network
-        "10.0.0.0/8",
-        "100.64.0.0/10",  # carrier-grade NAT; one cloud has its metadata here
-        "127.0.0.0/8",
-        "168.63.129.16/32",  # a cloud's service for its guests, on a public address
-        "169.254.0.0/16",  # link-local, used by metadata services
-        "172.16.0.0/12",
-        "192.0.0.0/24",
-        "192.0.2.0/24",
-        "192.88.99.0/24",  # 6to4 relays
-        "192.168.0.0/16",
-        "198.18.0.0/15",
-        "198.51.100.0/24",
-        "203.0.113.0/24",
-        "224.0.0.0/4",
-        "240.0.0.0/4",
-    )
+
+def _networks(*networks: str) -> tuple[IPv4Network | IPv6Network, ...]:
+    return tuple(map(ip_network, networks))
+
+
+_IPV4_SPECIAL = _networks(
+    "0.0.0.0/8",  # this network
+    "10.0.0.0/8",
+    "100.64.0.0/10",  # carrier-grade NAT; one cloud has its metadata here
+    "127.0.0.0/8",
+    "168.63.129.16/32",  # a cloud's service for its guests, on a public address
+    "169.254.0.0/16",  # link-local, used by metadata services
+    "172.16.0.0/12",
+    "192.0.0.0/24",
+    "192.0.2.0/24",
+    "192.88.99.0/24",  # 6to4 relays
+    "192.168.0.0/16",
+    "198.18.0.0/15",
+    "198.51.100.0/24",
+    "203.0.113.0/24",
+    "224.0.0.0/4",
+    "240.0.0.0/4",
 )
 _IPV6_UNICAST = ip_network("2000::/3")
 """All routed addresses. Mapped, translated, local and multicast addresses are outside."""
-_IPV6_SPECIAL = tuple(
-    ip_network(network)
-    for network in (
-        "2001::/23",  # protocol assignments, including Teredo
-        "2001:db8::/32",
-        "2002::/16",  # 6to4 embeds any IPv4 address
-        "3fff::/20",
-    )
+_IPV6_SPECIAL = _networks(
+    "2001::/23",  # protocol assignments, including Teredo
+    "2001:db8::/32",
+    "2002::/16",  # 6to4 embeds any IPv4 address
+    "3fff::/20",
 )
-_NEVER = tuple(
-    ip_network(network)
-    for network in (
-        "0.0.0.0/8",
-        "168.63.129.16/32",
-        "169.254.0.0/16",
-        "224.0.0.0/3",
-        "::/128",
-        "fd00:ec2::/32",  # a cloud's metadata over IPv6
-        "fe80::/10",
-        "ff00::/8",
-    )
+_NEVER = _networks(
+    "0.0.0.0/8",
+    "168.63.129.16/32",
+    "169.254.0.0/16",
+    "224.0.0.0/3",
+    "::/128",
+    "fd00:ec2::/32",  # a cloud's metadata over IPv6
+    "fe80::/10",
+    "ff00::/8",
 )
 """Refused even for listed names: the owner of a domain can point a name anywhere."""
 
@@ -86,11 +117,6 @@ def is_usable(address: IPv4Address | IPv6Address) -> bool:
         for network in _NEVER
         if network.version == one.version
     )
-
-
-def is_loopback(address: IPv4Address | IPv6Address) -> bool:
-    """Whether the address is a loopback address."""
-    return address.is_loopback
 
 
 def one_sender(address: str) -> str:
@@ -198,5 +224,5 @@ def _refused(url: str, reason: str) -> UrlRefused:
 
 def url_for_message(url: str) -> str:
     """The URL for a message: shortened, and without text before an @ or after a ?, which may be secret."""
-    told = re.sub(r"//[^/]*@", "//…@", url.partition("?")[0])
-    return told if len(told) <= SHOWN_CHARS_MAX else f"{told[:SHOWN_CHARS_MAX]}…"
+    shown = re.sub(r"//[^/]*@", "//…@", url.partition("?")[0])
+    return shown if len(shown) <= SHOWN_CHARS_MAX else f"{shown[:SHOWN_CHARS_MAX]}…"

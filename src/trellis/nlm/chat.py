@@ -7,16 +7,19 @@ from typing import Any
 import pydantic
 
 from trellis.engine.text import storable
-from trellis.nlm.errors import NlmError, NlmGarbage, NlmRefused, NlmUnavailable
 from trellis.nlm.provider import (
     Citation,
     Language,
     NlmAnswer,
+    NlmError,
+    NlmGarbage,
     NlmQuestion,
+    NlmRefused,
     NlmSource,
+    NlmUnavailable,
     NlmUsage,
     PreparedCorpus,
-    language_of,
+    answer_language,
     no_answer,
 )
 
@@ -44,10 +47,10 @@ If the sources do not answer the question, send {{"found": false, "answer": "", 
 def messages(prepared: PreparedCorpus, question: NlmQuestion, shown: tuple[NlmSource, ...]) -> list[dict[str, str]]:
     """The messages of the chat. `shown` are the sources, or the parts of them that fit."""
     fence = prepared.key[:FENCE_CHARS]
-    rules = _RULES.format(fence=fence, language=_LANGUAGES[language_of(question)])
+    rules = _RULES.format(fence=fence, language=_LANGUAGES[answer_language(question)])
     fenced = "\n\n".join(_fenced(source, fence) for source in shown)
-    asked = f"{fenced}\n\nQuestion: {question.text.strip()}"
-    return [{"role": "system", "content": rules}, {"role": "user", "content": asked}]
+    content = f"{fenced}\n\nQuestion: {question.text.strip()}"
+    return [{"role": "system", "content": rules}, {"role": "user", "content": content}]
 
 
 def _fenced(source: NlmSource, fence: str) -> str:

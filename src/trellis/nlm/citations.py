@@ -7,6 +7,7 @@ import re
 import unicodedata
 from bisect import bisect_right
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from trellis.engine.text import storable
 from trellis.nlm.provider import AnswerFlag, Citation, NlmAnswer, NlmSource
@@ -171,13 +172,10 @@ class _SourceText:
 
     def __init__(self, source: NlmSource) -> None:
         self.text = source.text
-        self._folded: Folded | None = None
 
-    @property
+    @cached_property
     def folded(self) -> Folded:
-        if self._folded is None:
-            self._folded = Folded(self.text)
-        return self._folded
+        return Folded(self.text)
 
 
 def _located(citation: Citation, place: _SourceText | None) -> Citation | AnswerFlag:

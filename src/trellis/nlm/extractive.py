@@ -23,14 +23,13 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from trellis.nlm.citations import EXCERPT_CHARS_MAX, verify
-from trellis.nlm.errors import NlmTimeout
-from trellis.nlm.index import IndexedPassage, PassageIndex, RankedPassage
-from trellis.nlm.passages import Passage, Sentence
+from trellis.nlm.passages import IndexedPassage, Passage, PassageIndex, RankedPassage, Sentence
 from trellis.nlm.provider import (
     Citation,
     NlmAnswer,
     NlmQuestion,
     NlmSource,
+    NlmTimeout,
     PreparedCorpus,
     ProviderHealth,
     check_fits,
@@ -48,27 +47,18 @@ HEADINGS_JOINED = " › "
 _SHOWN_GAP = "\n\n"
 
 
-class _CitationNumbers:
-    """Numbers the citations, each position once."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[str, int, int], int] = {}
-
-    def mark(self, ref: str, start: int, end: int) -> str:
-        return f"[{self._numbers.setdefault((ref, start, end), len(self._numbers) + 1)}]"
-
-    def places(self) -> tuple[tuple[str, int, int], ...]:
-        return tuple(self._numbers)
+_CitationNumbers = dict[tuple[str, int, int], int]
+"""The number of each citation, by ref, start and end."""
 
 
 def stitch_answer(
     parts: list[tuple[Passage, tuple[int, ...]]], texts: dict[str, str]
 ) -> tuple[str, tuple[Citation, ...]]:
     """The answer's text and citations, from the chosen sentences of each passage in the order of the answer."""
-    numbers = _CitationNumbers()
-    told = [_paragraph(passage, _with_leads(passage, chosen), numbers) for passage, chosen in parts]
-    citations = (Citation(ref, texts[ref][start:end], start, end) for ref, start, end in numbers.places())
-    return _SHOWN_GAP.join(told), tuple(citations)
+    numbers: _CitationNumbers = {}
+    paragraphs = [_paragraph(passage, _with_leads(passage, chosen), numbers) for passage, chosen in parts]
+    citations = (Citation(ref, texts[ref][start:end], start, end) for ref, start, end in numbers)
+    return _SHOWN_GAP.join(paragraphs), tuple(citations)
 
 
 def _with_leads(passage: Passage, chosen: tuple[int, ...]) -> list[Sentence]:
@@ -80,8 +70,8 @@ def _with_leads(passage: Passage, chosen: tuple[int, ...]) -> list[Sentence]:
 def _paragraph(passage: Passage, sentences: list[Sentence], numbers: _CitationNumbers) -> str:
     lines = [HEADINGS_JOINED.join(passage.headings) + ":"] if passage.headings else []
     for stretch in _stretches(passage, sentences):
-        mark = numbers.mark(passage.ref, stretch[0].start, stretch[-1].end)
-        shown = " ".join(sentence.shown for sentence in stretch) + " " + mark
+        number = numbers.setdefault((passage.ref, stretch[0].start, stretch[-1].end), len(numbers) + 1)
+        shown = " ".join(sentence.shown for sentence in stretch) + f" [{number}]"
         if stretch[0].row:
             lines.append(f"\n- {shown}")
         else:
@@ -136,7 +126,6 @@ class ExtractiveProvider:
         self._indexes: OrderedDict[str, PassageIndex] = OrderedDict()
 
     async def prepare(self, sources: tuple[NlmSource, ...]) -> PreparedCorpus:
-        """Index the sources."""
         prepared = corpus(sources)
         await self.index(prepared)
         return prepared
@@ -153,7 +142,6 @@ class ExtractiveProvider:
         return verify(found, prepared.sources)
 
     async def health(self) -> ProviderHealth:
-        """Always healthy."""
         return ProviderHealth(ok=True, detail="answers from the sources alone, no network")
 
     async def release(self, prepared: PreparedCorpus) -> None:
@@ -162,7 +150,6 @@ class ExtractiveProvider:
             self._indexes.move_to_end(prepared.key, last=False)
 
     async def close(self) -> None:
-        """Drop every index."""
         self._indexes.clear()
 
     async def index(self, prepared: PreparedCorpus) -> PassageIndex:
@@ -198,8 +185,8 @@ def answer(index: PassageIndex, question: NlmQuestion) -> NlmAnswer:
     wanted = list(dict.fromkeys(stems(question.text)))
     ranked = index.rank(wanted, question.max_passages * POOL)
     choices = _choices(index, wanted, ranked, question.max_passages)
-    told = {choice.rank for choice in choices}
-    covered = max((coverage(index, wanted, ranked[rank].entry) for rank in told), default=0.0)
+    ranks = {choice.rank for choice in choices}
+    covered = max((coverage(index, wanted, ranked[rank].entry) for rank in ranks), default=0.0)
     if covered < COVERAGE_MIN:
         return no_answer(question, model=NAME)
     text, citations = stitch_answer(_parts(ranked, choices), index.texts)
@@ -225,9 +212,9 @@ def _choices(
                 if fit > 0:
                     scored.append(_SentenceChoice(rank, at, fit * (0.5 + 0.5 * share)))
     scored.sort(key=lambda choice: (-choice.score, choice.rank, choice.at))
-    told = list(dict.fromkeys(choice.rank for choice in scored))[:passages_max]
-    scored = _once(ranked, [choice for choice in scored if choice.rank in told])
-    return sorted(_picked(wanted, ranked, scored), key=lambda choice: (told.index(choice.rank), choice.at))
+    ranks = list(dict.fromkeys(choice.rank for choice in scored))[:passages_max]
+    scored = _once(ranked, [choice for choice in scored if choice.rank in ranks])
+    return sorted(_picked(wanted, ranked, scored), key=lambda choice: (ranks.index(choice.rank), choice.at))
 
 
 def _once(ranked: list[RankedPassage], scored: list[_SentenceChoice]) -> list[_SentenceChoice]:
@@ -257,12 +244,12 @@ def fit_of(index: PassageIndex, wanted: list[str], entry: IndexedPassage, at: in
     """How well a sentence fits the question. Words that are only in its headings or lead-in count less."""
     own = entry.sentence_stems[at]
     around = entry.context.union(*entry.sentence_stems[: entry.passage.leads])
-    told = sum(index.weight(stem) for stem in wanted if stem in own)
+    direct = sum(index.weight(stem) for stem in wanted if stem in own)
     context = sum(index.weight(stem) for stem in wanted if stem not in own and stem in around)
     sentence = entry.passage.sentences[at]
     length = 1.0 + (sentence.end - sentence.start) / LENGTH_HALVES
     begins = stems(sentence.shown[:FIRST_CHARS])[:1]
-    return (told + CONTEXT_SHARE * context) / length * (FIRST_BONUS if begins and begins[0] in wanted else 1.0)
+    return (direct + CONTEXT_SHARE * context) / length * (FIRST_BONUS if begins and begins[0] in wanted else 1.0)
 
 
 def _parts(ranked: list[RankedPassage], choices: list[_SentenceChoice]) -> list[tuple[Passage, tuple[int, ...]]]:

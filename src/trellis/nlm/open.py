@@ -14,8 +14,7 @@ from trellis.engine.clock import Clock
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.extras import load_plugin
 from trellis.nlm import extractive, scripted
-from trellis.nlm.errors import NlmSettingInvalid
-from trellis.nlm.provider import NlmProvider
+from trellis.nlm.provider import NlmProvider, NlmSettingInvalid
 
 PLUGINS = "trellis.nlm"
 OPENAI = "openai"

@@ -16,13 +16,17 @@ import pydantic
 from trellis.net.retry_after import retry_after_s
 from trellis.nlm.chat import error_of, messages, one_line, read_reply
 from trellis.nlm.citations import verify
-from trellis.nlm.errors import NlmGarbage, NlmRefused, NlmSettingInvalid, NlmTimeout, NlmUnavailable
 from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.provider import (
     AnswerFlag,
     NlmAnswer,
+    NlmGarbage,
     NlmQuestion,
+    NlmRefused,
+    NlmSettingInvalid,
     NlmSource,
+    NlmTimeout,
+    NlmUnavailable,
     NlmUsage,
     PreparedCorpus,
     ProviderHealth,
@@ -98,14 +102,14 @@ class OpenAiProvider:
         return prepared
 
     async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
-        """Ask the model, and verify its citations."""
         check_fits(prepared, question)
         if not any(source.text.strip() for source in prepared.sources):
             return no_answer(question, model=self._options.model)
         try:
             async with asyncio.timeout(max(0.0, deadline_s)):
                 shown = await self._shown(prepared, question)
-                body = await self._post("/chat/completions", self._request(prepared, question, shown))
+                request = json.dumps(self._request(prepared, question, shown), ensure_ascii=False).encode()
+                body = await self._send("POST", "/chat/completions", request)
         except TimeoutError:
             raise NlmTimeout(provider=NAME, reason=f"{deadline_s:g} s were not enough") from None
         answer = self._answer(body, question)
@@ -129,7 +133,6 @@ class OpenAiProvider:
         await self._indexes.release(prepared)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._indexes.close()
         await self._client.aclose()
 
@@ -158,17 +161,14 @@ class OpenAiProvider:
         )
 
     def _request(self, prepared: PreparedCorpus, question: NlmQuestion, shown: tuple[NlmSource, ...]) -> dict[str, Any]:
-        asked: dict[str, Any] = {
+        body: dict[str, Any] = {
             "model": self._options.model,
             "messages": messages(prepared, question, shown),
             "temperature": 0,
             "max_tokens": self._options.output_tokens_max,
             "stream": False,
         }
-        return asked | ({"response_format": {"type": "json_object"}} if self._options.json_mode else {})
-
-    async def _post(self, path: str, request: dict[str, Any]) -> bytes:
-        return await self._send("POST", path, json.dumps(request, ensure_ascii=False).encode())
+        return body | ({"response_format": {"type": "json_object"}} if self._options.json_mode else {})
 
     async def _send(self, method: str, path: str, content: bytes | None) -> bytes:
         """The body of a successful response; raises NlmUnavailable, NlmRefused, NlmGarbage."""
@@ -260,7 +260,7 @@ def _message(body: bytes) -> str:
     """The server's error message, in OpenAI's form or its own."""
     text = body.decode("utf-8", "replace")
     try:
-        said = _Problem.model_validate_json(body)
+        problem = _Problem.model_validate_json(body)
     except ValueError:
         return text
-    return said.error if isinstance(said.error, str) else said.error.message
+    return problem.error if isinstance(problem.error, str) else problem.error.message

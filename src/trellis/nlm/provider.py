@@ -10,10 +10,72 @@ prepared corpus is only a cache, so a provider that lost it still answers. A cit
 import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
+from trellis.engine.errors import TrellisError
 from trellis.engine.text import is_storable
-from trellis.nlm.errors import NlmInputInvalid
+
+# Errors of the NLM package. The docstring is the message; `retries` says whether the caller may retry.
+#
+# NlmError
+# ├── NlmInputInvalid         the input is invalid; nothing was sent
+# ├── NlmSettingInvalid       the provider cannot be opened with these settings
+# ├── NlmUnavailable          the provider does not answer now: retry, after `retry_after_s` if given
+# │   └── NlmTimeout          the time for the question is over: 504 over HTTP (RUN-7)
+# ├── NlmRefused              the provider refuses the question, and would again
+# └── NlmGarbage              the provider's response is not an answer: retry
+
+
+class NlmError(TrellisError):
+    """{detail}."""
+
+    code: ClassVar[str] = "NLM_UNAVAILABLE"
+    retries: ClassVar[bool] = False
+    """Whether the same question is worth a retry (D7: only the caller's tool retries)."""
+
+
+class NlmInputInvalid(NlmError):
+    """{what} cannot be taken: {detail}."""
+
+    code = "VALIDATION_FAILED"
+
+
+class NlmSettingInvalid(NlmError):
+    """NLM provider {setting!r} cannot be opened: {detail}."""
+
+    code = "VALIDATION_FAILED"
+
+
+class NlmUnavailable(NlmError):
+    """NLM provider {provider} does not answer: {reason}."""
+
+    retries = True
+
+    def __init__(
+        self, *, provider: str, reason: str, retry_after_s: float | None = None, status: int | None = None
+    ) -> None:
+        self.retry_after_s = retry_after_s
+        self.status = status
+        """The HTTP status of the response, if there was one."""
+        super().__init__(provider=provider, reason=reason, retry_after_s=retry_after_s)
+
+
+class NlmTimeout(NlmUnavailable):
+    """NLM provider {provider} did not answer in time: {reason}."""
+
+    code = "AGENT_TIMEOUT"
+    retries = False
+
+
+class NlmRefused(NlmError):
+    """NLM provider {provider} refused the question: {reason}. Check its address, model and key."""
+
+
+class NlmGarbage(NlmError):
+    """NLM provider {provider} sent no usable answer: {reason}."""
+
+    retries = True
+
 
 SOURCES_MAX = 200
 SOURCE_CHARS_MAX = 1_000_000
@@ -124,7 +186,7 @@ class ProviderHealth:
 
 
 class NlmProvider(Protocol):
-    """The interface of providers of grounded answers. Raises only the errors of `nlm.errors`."""
+    """The interface of providers of grounded answers. Raises only the errors of `nlm.provider`."""
 
     @property
     def name(self) -> str:
@@ -170,13 +232,16 @@ def check_fits(prepared: PreparedCorpus, question: NlmQuestion) -> None:
         raise NlmInputInvalid(what="the question", detail="its sources are not the prepared ones; prepare them first")
 
 
-def language_of(question: NlmQuestion) -> Language:
-    """The requested language, or the one that the question is written in."""
-    if question.language is not None:
-        return question.language
-    cyrillic = sum("\u0400" <= letter <= "\u04ff" for letter in question.text)
-    latin = sum("a" <= letter <= "z" for letter in question.text.lower())
+def language_of(text: str) -> Language:
+    """The language of most letters of a text."""
+    cyrillic = sum("\u0400" <= letter <= "\u04ff" for letter in text)
+    latin = sum("a" <= letter <= "z" for letter in text.lower())
     return Language.UKRAINIAN if cyrillic > latin else Language.ENGLISH
+
+
+def answer_language(question: NlmQuestion) -> Language:
+    """The requested language, or the one that the question is written in."""
+    return question.language or language_of(question.text)
 
 
 _NO_ANSWER_TEXT = {
@@ -188,7 +253,9 @@ _NO_ANSWER_TEXT = {
 def no_answer(question: NlmQuestion, *, model: str = "", usage: NlmUsage | None = None) -> NlmAnswer:
     """The answer if the sources do not contain one."""
     flags = (AnswerFlag.NO_ANSWER.value, AnswerFlag.UNGROUNDED.value)
-    return NlmAnswer(text=_NO_ANSWER_TEXT[language_of(question)], flags=flags, model=model, usage=usage or NlmUsage())
+    return NlmAnswer(
+        text=_NO_ANSWER_TEXT[answer_language(question)], flags=flags, model=model, usage=usage or NlmUsage()
+    )
 
 
 def _check(sources: tuple[NlmSource, ...]) -> None:

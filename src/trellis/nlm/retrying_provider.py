@@ -12,8 +12,15 @@ from trellis.engine import tracing
 from trellis.engine.clock import Clock, within
 from trellis.engine.logs import log_of
 from trellis.nlm.citations import verify
-from trellis.nlm.errors import NlmError, NlmInputInvalid, NlmTimeout, NlmUnavailable
-from trellis.nlm.provider import NlmAnswer, NlmProvider, NlmQuestion
+from trellis.nlm.provider import (
+    NlmAnswer,
+    NlmError,
+    NlmInputInvalid,
+    NlmProvider,
+    NlmQuestion,
+    NlmTimeout,
+    NlmUnavailable,
+)
 
 DELAYS_S = (1.0, 2.0, 4.0)
 DEADLINE_S_MAX = 3_600.0

@@ -25,9 +25,18 @@ import pydantic
 from trellis.engine.clock import Clock
 from trellis.nlm.chat import ModelReply, error_of, read_reply
 from trellis.nlm.citations import verify
-from trellis.nlm.errors import NlmSettingInvalid, NlmTimeout
 from trellis.nlm.extractive import ExtractiveProvider
-from trellis.nlm.provider import NlmAnswer, NlmQuestion, NlmSource, PreparedCorpus, ProviderHealth, check_fits, corpus
+from trellis.nlm.provider import (
+    NlmAnswer,
+    NlmQuestion,
+    NlmSettingInvalid,
+    NlmSource,
+    NlmTimeout,
+    PreparedCorpus,
+    ProviderHealth,
+    check_fits,
+    corpus,
+)
 
 NAME = "scripted"
 STEPS_MAX = 10_000
@@ -57,7 +66,7 @@ class ScriptStep(pydantic.BaseModel):
     extractive: bool = False
 
     @pydantic.model_validator(mode="after")
-    def _one_thing(self) -> Self:
+    def _check_response(self) -> Self:
         if sum((self.status is not None, self.answer is not None, self.raw is not None, self.extractive)) != 1:
             raise ValueError("give exactly one of status, answer, raw and extractive")
         return self
@@ -93,11 +102,9 @@ class ScriptedProvider:
         self._extractive = ExtractiveProvider()
 
     async def prepare(self, sources: tuple[NlmSource, ...]) -> PreparedCorpus:
-        """Validate the sources."""
         return corpus(sources)
 
     async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
-        """Execute the next step."""
         check_fits(prepared, question)
         self.asked.append(question)
         step = self._steps[self._at]
@@ -119,11 +126,9 @@ class ScriptedProvider:
         )
 
     async def release(self, prepared: PreparedCorpus) -> None:
-        """Drop the corpus."""
         await self._extractive.release(prepared)
 
     async def close(self) -> None:
-        """Drop everything."""
         await self._extractive.close()
 
 

@@ -72,10 +72,10 @@ async def authenticate(
     if credentials is None:
         detail = "No token was sent; put `Authorization: Bearer TOKEN`, a token of `trellis token issue`."
         raise Problem("AUTH_REQUIRED", detail)
-    door: BackendAccess = request.app.state.door
-    identity = door.tokens.verify(credentials.credentials, door.keys, now=door.now())
+    access: BackendAccess = request.app.state.access
+    identity = access.tokens.verify(credentials.credentials, access.keys, now=access.now())
     principal = identity.principal()
-    door.limits.take(request, principal)
+    access.limits.take(request, principal)
     request.scope[CALLER_STATE_KEY] = principal
     return principal
 
@@ -118,6 +118,8 @@ LIST_DEFAULT = 50
 LIST_MAX = 200
 ExecutionId = Annotated[str, Path(pattern=JOB_ID_PATTERN, examples=["7f1c2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d@3"])]
 """The id of an NLM job: the queue job's id, `@`, and the epoch of the execution."""
+QueueJobId = Annotated[str, Path(pattern=JOB_ID_PATTERN)]
+JobEpoch = Annotated[int, Path(ge=0, lt=2**53)]
 UNKNOWN = "unknown"
 """Marks the 404 for an unknown execution, in contrast to a 404 for an unknown path."""
 REQUESTS_PER_SECOND = 200.0
@@ -157,8 +159,15 @@ class BackendServices:
     metrics: metrics.Metrics
 
 
+def _services(request: Request) -> BackendServices:
+    return request.app.state.services
+
+
+Services = Annotated[BackendServices, Depends(_services)]
+
+
 class JobAccepted(pydantic.BaseModel):
-    """The job is taken in, and its callback will come."""
+    """The job is accepted. Its callback follows."""
 
     accepted: Literal[True]
     job_id: str
@@ -194,12 +203,12 @@ class JobFailedAnswer(pydantic.BaseModel):
 
 
 class JobCancelling(pydantic.BaseModel):
-    """What is open of the job in this epoch is being stopped."""
+    """The open executions of the job in this epoch are being cancelled."""
 
     job_id: str
     epoch: int
     executions: int
-    """How many were open; none when all had ended."""
+    """How many were open; 0 if all had ended."""
 
 
 class SourceIn(pydantic.BaseModel):
@@ -230,7 +239,7 @@ class QueryIn(pydantic.BaseModel):
 
 
 class CitationOut(pydantic.BaseModel):
-    """Where it stands: `text[start:end]` of the source is the excerpt."""
+    """A citation and its position: `text[start:end]` of the source is the excerpt."""
 
     ref: str
     excerpt: str
@@ -248,7 +257,7 @@ class QueryOut(pydantic.BaseModel):
 
 
 class HealthOut(pydantic.BaseModel):
-    """How it is now."""
+    """The current state of the backend."""
 
     status: Literal["ok", "degraded"]
     circuit: str
@@ -264,21 +273,20 @@ class HealthOut(pydantic.BaseModel):
         **PROBLEMS,
         200: {
             "model": JobFinished | JobFailedAnswer,
-            "description": "What it has come to in this epoch, whether or not its callback went through.",
+            "description": "The result of this epoch, whether or not its callback was delivered.",
         },
         400: {"model": ProblemShape, "description": "The body cannot be read."},
         503: {
             "model": ProblemShape,
-            "description": "Too much waits, or the provider is down; `Retry-After` says when.",
+            "description": "Too many jobs wait, or the provider is down; `Retry-After` says when to try again.",
         },
     },
 )
 async def process(
-    body: ProcessRequest, request: Request, _: Annotated[Actor, requires("nlm.process")]
+    body: ProcessRequest, request: Request, services: Services, _: Annotated[Actor, requires("nlm.process")]
 ) -> Response | JobAccepted:
-    """Take a job in. The same job and epoch again is answered with what it has come to, and executed once."""
-    desk: BackendServices = request.app.state.desk
-    taken = await desk.intake.take(body, correlation_id=correlation_of(request) or "")
+    """Accept a job. A repeated request for the same job and epoch gets the state or result of its one execution."""
+    taken = await services.intake.take(body, correlation_id=correlation_of(request) or "")
     if isinstance(taken, ExecutionAccepted):
         return JobAccepted(accepted=True, job_id=taken.job_id, estimated_seconds=taken.estimated_seconds)
     return JSONResponse(taken.result)
@@ -287,17 +295,13 @@ async def process(
 @jobs.get(
     "/jobs/{job_id}/executions/{epoch}",
     response_model=JobFinished | JobFailedAnswer,
-    responses={**PROBLEMS, 202: {"model": JobAccepted, "description": "It is under way."}},
+    responses={**PROBLEMS, 202: {"model": JobAccepted, "description": "The execution is running."}},
 )
 async def execution(
-    job_id: Annotated[str, Path(pattern=JOB_ID_PATTERN)],
-    epoch: Annotated[int, Path(ge=0, lt=2**53)],
-    request: Request,
-    _: Annotated[Actor, requires("nlm.process")],
+    job_id: QueueJobId, epoch: JobEpoch, services: Services, _: Annotated[Actor, requires("nlm.process")]
 ) -> Response:
-    """How the last execution of a job in an epoch stands, for whoever misses its callback. Nothing is begun by asking."""
-    desk: BackendServices = request.app.state.desk
-    found = await desk.intake.look(job_id, epoch)
+    """The state of the last execution of a job in an epoch, for a caller that got no callback. Starts nothing."""
+    found = await services.intake.look(job_id, epoch)
     if found is None:
         raise _unknown(job_id, epoch)
     if isinstance(found, ExecutionAccepted):
@@ -308,14 +312,10 @@ async def execution(
 
 @jobs.delete("/jobs/{job_id}/executions/{epoch}", status_code=202, responses=PROBLEMS)
 async def cancel(
-    job_id: Annotated[str, Path(pattern=JOB_ID_PATTERN)],
-    epoch: Annotated[int, Path(ge=0, lt=2**53)],
-    request: Request,
-    _: Annotated[Actor, requires("nlm.process")],
+    job_id: QueueJobId, epoch: JobEpoch, services: Services, _: Annotated[Actor, requires("nlm.process")]
 ) -> JobCancelling:
-    """Stop what is open of a job in an epoch: asked at once, ended after a while whatever it does. Again is as once."""
-    desk: BackendServices = request.app.state.desk
-    stopping = await desk.intake.cancel(job_id, epoch)
+    """Cancel the open executions of a job in an epoch: softly at first, hard after the grace period. Idempotent."""
+    stopping = await services.intake.cancel(job_id, epoch)
     if stopping is None:
         raise _unknown(job_id, epoch)
     return JobCancelling(job_id=job_id, epoch=epoch, executions=stopping)
@@ -323,7 +323,7 @@ async def cancel(
 
 @jobs.get("/jobs", response_model=Page[JobDocument], responses=PROBLEMS)
 async def listing(
-    request: Request,
+    services: Services,
     _: Annotated[Actor, requires("nlm.read")],
     *,
     type: Annotated[str | None, Query(max_length=200)] = None,  # noqa: A002 - the word of the interface
@@ -334,7 +334,6 @@ async def listing(
     cursor: Annotated[str | None, Query(max_length=200)] = None,
 ) -> dict[str, Any]:
     """NLM jobs, newest first: one for each execution of a queue job."""
-    desk: BackendServices = request.app.state.desk
     where = JobFilter(
         lifecycle=NLM_JOB.name,
         type=type,
@@ -342,36 +341,34 @@ async def listing(
         correlation_id=correlation_id,
         parent_id=None if parent_id is None else JobId(parent_id),
     )
-    found = await desk.intake.ledger.jobs(where, limit=limit, cursor=cursor)
+    found = await services.intake.ledger.jobs(where, limit=limit, cursor=cursor)
     return {"items": [job_document(job) for job in found.jobs], "next_cursor": found.cursor}
 
 
 @jobs.get("/jobs/{job_id}", response_model=JobWhole, responses=PROBLEMS)
-async def show(job_id: ExecutionId, request: Request, _: Annotated[Actor, requires("nlm.read")]) -> dict[str, Any]:
+async def show(job_id: ExecutionId, services: Services, _: Annotated[Actor, requires("nlm.read")]) -> dict[str, Any]:
     """One NLM job with its payload."""
-    desk: BackendServices = request.app.state.desk
-    job = await _get_nlm_job(desk, job_id)
-    return whole_document(job, await desk.intake.ledger.result(job.job_id))
+    job = await _get_nlm_job(services, job_id)
+    return whole_document(job, await services.intake.ledger.result(job.job_id))
 
 
 @jobs.get("/jobs/{job_id}/events", response_model=Page[EventShape], responses=PROBLEMS)
 async def events(
     job_id: ExecutionId,
-    request: Request,
+    services: Services,
     _: Annotated[Actor, requires("nlm.read")],
     limit: Annotated[int, Query(ge=1, le=LIST_MAX)] = LIST_DEFAULT,
     cursor: Annotated[int | None, Query(ge=0)] = None,
 ) -> dict[str, Any]:
     """What happened to an NLM job, oldest first."""
-    desk: BackendServices = request.app.state.desk
-    job = await _get_nlm_job(desk, job_id)
-    found = [event for event in await desk.intake.ledger.events(job.job_id) if event.version > (cursor or 0)]
-    told = [event_document(event, tracing.trace_id(job.trace)) for event in found[:limit]]
-    return {"items": told, "next_cursor": str(found[limit - 1].version) if len(found) > limit else None}
+    job = await _get_nlm_job(services, job_id)
+    found = [event for event in await services.intake.ledger.events(job.job_id) if event.version > (cursor or 0)]
+    documents = [event_document(event, tracing.trace_id(job.trace)) for event in found[:limit]]
+    return {"items": documents, "next_cursor": str(found[limit - 1].version) if len(found) > limit else None}
 
 
-async def _get_nlm_job(desk: BackendServices, job_id: str) -> Job:
-    job = await desk.intake.ledger.job(JobId(job_id))
+async def _get_nlm_job(services: BackendServices, job_id: str) -> Job:
+    job = await services.intake.ledger.job(JobId(job_id))
     if job is None or job.lifecycle != NLM_JOB.name:
         raise Problem("NOT_FOUND", f"There is no NLM job {job_id} here; GET /jobs lists them.")
     return job
@@ -389,12 +386,11 @@ def _unknown(job_id: str, epoch: int) -> Problem:
 
 
 @questions.post("/query", responses=PROBLEMS)
-async def query(body: QueryIn, request: Request, actor: Annotated[Actor, requires("nlm.query")]) -> QueryOut:
+async def query(body: QueryIn, services: Services, actor: Annotated[Actor, requires("nlm.query")]) -> QueryOut:
     """Answer from the sources; every citation was found in its source, letter by letter."""
-    desk: BackendServices = request.app.state.desk
     sources = tuple(NlmSource(source.ref, source.text) for source in body.sources)
     question = NlmQuestion(text=body.question, sources=sources)
-    answer = await desk.asking.ask(question, agent=body.agent or actor.name, deadline_s=QUERY_S)
+    answer = await services.asking.ask(question, agent=body.agent or actor.name, deadline_s=QUERY_S)
     return QueryOut(
         answer=answer.text,
         citations=[
@@ -406,12 +402,11 @@ async def query(body: QueryIn, request: Request, actor: Annotated[Actor, require
 
 
 @system.get("/health", responses={502: PROBLEMS[502]})
-async def health(request: Request) -> HealthOut:
-    """Whether jobs are taken in, and how many wait; needs no token."""
-    desk: BackendServices = request.app.state.desk
+async def health(services: Services) -> HealthOut:
+    """Whether jobs are accepted, and how many wait; needs no token."""
     try:
         async with asyncio.timeout(PROBE_S):
-            depth, circuit = await desk.intake.depth(), desk.intake.circuit
+            depth, circuit = await services.intake.depth(), services.intake.circuit
     except TimeoutError as error:
         raise Problem("UPSTREAM_UNAVAILABLE", f"The ledger said nothing for {PROBE_S:g} s; try again.") from error
     return HealthOut(
@@ -424,28 +419,27 @@ async def health(request: Request) -> HealthOut:
 
 @system.get("/system/live")
 async def live() -> dict[str, str]:
-    """Whether this process answers, and nothing else; needs no token."""
+    """Whether this process answers; needs no token."""
     return {"status": "ok"}
 
 
 @system.get("/system/ready", responses={503: {"description": "Something that is needed does not answer."}})
 @system.get("/system/health", responses={503: {"description": "Something that is needed does not answer."}})
 async def ready(request: Request) -> JSONResponse:
-    """Whether jobs can be taken in: each dependency with its own result, in under a second; needs no token."""
+    """Whether jobs can be accepted: each dependency with its own result, in under a second; needs no token."""
     found = await request.app.state.health.ready()
     return JSONResponse({"status": found.status, "checks": dict(found.checks)}, 200 if found.is_ready else 503)
 
 
 @system.get("/metrics", response_class=PlainTextResponse, responses={502: PROBLEMS[502]})
-async def metrics_text(request: Request) -> Response:
+async def metrics_text(services: Services) -> Response:
     """Counters of this process in Prometheus' text form; needs no token."""
-    desk: BackendServices = request.app.state.desk
-    text = desk.metrics.text(await desk.intake.depth(), desk.intake.circuit.state.value)
+    text = services.metrics.text(await services.intake.depth(), services.intake.circuit.state.value)
     return Response(text, media_type=metrics.MEDIA_TYPE)
 
 
 def create_backend_app(
-    desk: BackendServices,
+    services: BackendServices,
     keys: Sequence[TrustedKey],
     *,
     monotonic: Callable[[], float],
@@ -462,10 +456,10 @@ def create_backend_app(
         redirect_slashes=False,
         telemetry=NO_SPANS,
     )
-    app.state.desk = desk
-    app.state.door = BackendAccess(keys=keys, limits=RateLimits(REQUESTS_PER_SECOND, BURST, monotonic), now=now)
+    app.state.services = services
+    app.state.access = BackendAccess(keys=keys, limits=RateLimits(REQUESTS_PER_SECOND, BURST, monotonic), now=now)
     app.state.bodies = BodiesUnderWay()
-    app.state.health = ProcessHealth({"ledger": desk.intake.ledger.ping})
+    app.state.health = ProcessHealth({"ledger": services.intake.ledger.ping})
     problems.install(app)
     app.add_exception_handler(NotAllowed, refusal_answer)  # type: ignore[arg-type]
     for router in (jobs, questions, system):

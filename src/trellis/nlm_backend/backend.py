@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from trellis.app.fleet import gateway_address, nlm_key, object_store_url
 from trellis.app.settings import Settings
 from trellis.app.wiring import SystemClock, callback_secrets, job_token, new_id, outgoing_tls, process_name
-from trellis.artifacts.snapshot import SNAPSHOT_BYTES_MAX
+from trellis.artifacts.payloads import SNAPSHOT_BYTES_MAX
 from trellis.auth.tokens import TrustedKey
 from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.clock import Clock
@@ -30,7 +30,7 @@ from trellis.engine.service import Retention, Service, Sweeper, serve
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.lifecycles.nlm_job import NLM_JOB
-from trellis.net.guard import GuardedClient, OutgoingPolicy, guarded_client
+from trellis.net.guard import GuardedClient, OutgoingPolicy
 from trellis.net.targets import read_target
 from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
@@ -43,8 +43,7 @@ from trellis.nlm_backend.limits import LimitedProvider, ProviderLimits
 from trellis.nlm_backend.metrics import Metrics
 from trellis.nlm_backend.orders import type_of
 from trellis.runs.projector import Projector
-from trellis.storage.objects.address import s3_credentials
-from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.open import open_objects, s3_credentials
 from trellis.storage.objects.store import ObjectStore
 
 _log = log_of("trellis.nlm_backend")
@@ -144,7 +143,7 @@ class BackendProcess:
             concurrency=options.concurrency,
             cancel_grace_s=options.cancel_grace_s,
         )
-        self.desk = BackendServices(intake=intake, asking=RetryingProvider(limited, clock=clock), metrics=self.metrics)
+        self.parts = BackendServices(intake=intake, asking=RetryingProvider(limited, clock=clock), metrics=self.metrics)
 
     def _delivery(self, links: BackendLinks) -> JobDelivery:
         return JobDelivery(
@@ -161,10 +160,9 @@ class BackendProcess:
     def app(self, keys: Sequence[TrustedKey]) -> FastAPI:
         """Builds the application for callers whose tokens these keys verify."""
         world = self._world
-        return create_backend_app(self.desk, keys, monotonic=world.clock.monotonic, new_id=world.new_id, now=world.now)
+        return create_backend_app(self.parts, keys, monotonic=world.clock.monotonic, new_id=world.new_id, now=world.now)
 
     def services(self) -> list[Service[Any]]:
-        """Builds all background services."""
         return [
             self.holder,
             LeaseHeartbeat(holder=self.holder, name="nlm-heartbeat"),
@@ -224,7 +222,7 @@ async def open_backend(
             key=nlm_key(settings),
         )
         stack.push_async_callback(provider.close)
-        client = await stack.enter_async_context(guarded_client(policy, tls=outgoing_tls(settings)))
+        client = await stack.enter_async_context(GuardedClient(policy, tls=outgoing_tls(settings)))
         yield BackendProcess(
             ledger=ledger,
             provider=provider,

@@ -26,11 +26,10 @@ from trellis.engine.logs import log_of
 from trellis.engine.retry_policy import RetryPolicy
 from trellis.http_server.middleware import HEADER as CORRELATION_HEADER
 from trellis.lifecycles import Role
-from trellis.net.errors import AddressRefused, OutgoingError, UrlRefused
 from trellis.net.guard import FetchedResponse, GuardedClient
 from trellis.net.retry_after import retry_after_s
 from trellis.net.signatures import job_key, signed_headers
-from trellis.net.targets import read_target, url_for_message
+from trellis.net.targets import AddressRefused, OutgoingError, UrlRefused, read_target, url_for_message
 from trellis.nlm_backend.errors import Fault, FaultCode, Superseded
 from trellis.nlm_backend.metrics import Metrics
 from trellis.nlm_backend.orders import StoredOrder
@@ -109,9 +108,9 @@ class JobDelivery:
     async def snapshot(self, order: StoredOrder, correlation_id: str, *, until: float) -> bytes:
         """Fetches the context snapshot of the job. Raises Fault."""
         url = order.context_snapshot_url
-        errand = OutgoingRequest(method="GET", url=url, headers=lambda: self._as_ours(order, url, correlation_id))
+        request = OutgoingRequest(method="GET", url=url, headers=lambda: self._as_ours(order, url, correlation_id))
         try:
-            answer = await self._sent(errand, until)
+            answer = await self._sent(request, until)
         except (UrlRefused, AddressRefused) as error:
             raise Fault(fault=FaultCode.CONTEXT_INVALID, detail=str(error)) from None
         if isinstance(answer, DeliveryGivenUp):
@@ -130,16 +129,16 @@ class JobDelivery:
         if not self._is_trusted(url):
             detail = f"Artifacts go to the gateway alone, and {url_for_message(url)} is not it."
             raise Fault(fault=FaultCode.STAGING_REFUSED, detail=detail)
-        asked = {"job_id": order.job_id, "epoch": order.epoch, **draft.model_dump(mode="json")}
+        body = {"job_id": order.job_id, "epoch": order.epoch, **draft.model_dump(mode="json")}
         json_headers = {"content-type": "application/json"}
-        errand = OutgoingRequest(
+        request = OutgoingRequest(
             method="POST",
             url=url,
             headers=lambda: self._as_ours(order, url, correlation_id) | json_headers,
-            content=json.dumps(asked, ensure_ascii=False).encode(),
+            content=json.dumps(body, ensure_ascii=False).encode(),
         )
         try:
-            answer = await self._sent(errand, until)
+            answer = await self._sent(request, until)
         except (UrlRefused, AddressRefused) as error:
             raise Fault(fault=FaultCode.STAGING_REFUSED, detail=str(error)) from None
         if isinstance(answer, DeliveryGivenUp):
@@ -158,7 +157,7 @@ class JobDelivery:
         key = job_key(self.secret, Role.NLM_BACKEND.value, order.job_id)
         id_ = callback_id(order, json.loads(notice)["status"])
         around = {"content-type": "application/json", CORRELATION_HEADER: correlation_id}
-        errand = OutgoingRequest(
+        request = OutgoingRequest(
             method="POST",
             url=order.callback_url,
             headers=lambda: (
@@ -168,7 +167,7 @@ class JobDelivery:
             transient=TRANSIENT | UNRECOGNISED,
         )
         try:
-            answer = await self._sent(errand, until, tried=self.metrics.delivery_tried)
+            answer = await self._sent(request, until, tried=self.metrics.delivery_tried)
         except (UrlRefused, AddressRefused) as error:
             return DeliveryGivenUp(str(error))
         if isinstance(answer, DeliveryGivenUp):
@@ -185,29 +184,29 @@ class JobDelivery:
         return read_target(url).origin in self.trusted
 
     async def _sent(
-        self, errand: OutgoingRequest, until: float, *, tried: Callable[[str], None] | None = None
+        self, request: OutgoingRequest, until: float, *, tried: Callable[[str], None] | None = None
     ) -> FetchedResponse | DeliveryGivenUp:
         """Returns the first non-transient answer, or why there was none in time. Raises UrlRefused, AddressRefused."""
         number = 0
         while True:
-            answer = await self._try(errand, until)
+            answer = await self._try(request, until)
             if tried is not None:
                 tried("unanswered" if isinstance(answer, DeliveryGivenUp) else f"{answer.status // 100}xx")
-            if isinstance(answer, FetchedResponse) and not errand.may_pass(answer.status):
+            if isinstance(answer, FetchedResponse) and not request.may_pass(answer.status):
                 return answer
             problem = answer.reason if isinstance(answer, DeliveryGivenUp) else _answer_text(answer)
             wait_s = self._wait_s(number, answer)
             number += 1
-            told = {"method": errand.method, "problem": problem, "tries": number}
+            about = {"method": request.method, "problem": problem, "tries": number}
             if self.clock.monotonic() + wait_s >= until:
-                _log.warning("delivery_given_up", **told)
+                _log.warning("delivery_given_up", **about)
                 return DeliveryGivenUp(problem)
-            _log.warning("not_delivered", **told, again_in_s=wait_s)
+            _log.warning("not_delivered", **about, again_in_s=wait_s)
             await self.clock.sleep(wait_s)
 
-    async def _try(self, errand: OutgoingRequest, until: float) -> FetchedResponse | DeliveryGivenUp:
+    async def _try(self, request: OutgoingRequest, until: float) -> FetchedResponse | DeliveryGivenUp:
         left_s = max(0.0, until - self.clock.monotonic())
-        sending = self.client.send(errand.method, errand.url, headers=errand.headers(), content=errand.content)
+        sending = self.client.send(request.method, request.url, headers=request.headers(), content=request.content)
         try:
             return await within(self.clock, left_s, sending)
         except (UrlRefused, AddressRefused):
@@ -225,8 +224,8 @@ class JobDelivery:
 
 def callback_id(order: StoredOrder, status: str) -> str:
     """Returns an id that is the same for the same outcome, so that the gateway recognises a repetition."""
-    told = json.dumps([*order.scope, status]).encode()
-    return f"nlm_{hashlib.sha256(told).hexdigest()[:40]}"
+    outcome = json.dumps([*order.scope, status]).encode()
+    return f"nlm_{hashlib.sha256(outcome).hexdigest()[:40]}"
 
 
 def complete_notice(order: StoredOrder, staged: StagedAnswer) -> dict[str, Any]:
@@ -243,13 +242,11 @@ def complete_notice(order: StoredOrder, staged: StagedAnswer) -> dict[str, Any]:
 
 
 def failed_notice(order: StoredOrder, fault: Fault) -> dict[str, Any]:
-    """Builds the callback of a job that failed."""
     error = {"code": fault.fault.value, "message": str(fault)[:DETAIL_CHARS_MAX]}
     return {"job_id": order.job_id, "epoch": order.epoch, "status": FAILED, "error": error}
 
 
 def as_bytes(notice: Mapping[str, Any]) -> bytes:
-    """Encodes the body of a callback."""
     return json.dumps(notice, ensure_ascii=False, sort_keys=True).encode()
 
 
@@ -281,5 +278,5 @@ def _problem(answer: FetchedResponse) -> dict[str, Any]:
 def _answer_text(answer: FetchedResponse) -> str:
     """Returns the status, with the code and detail of a problem document."""
     problem = _problem(answer)
-    said = " ".join(str(problem[name]) for name in ("code", "detail") if isinstance(problem.get(name), str))
-    return f"{answer.status} {said}".strip()[:DETAIL_CHARS_MAX]
+    detail = " ".join(str(problem[name]) for name in ("code", "detail") if isinstance(problem.get(name), str))
+    return f"{answer.status} {detail}".strip()[:DETAIL_CHARS_MAX]

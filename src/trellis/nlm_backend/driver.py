@@ -18,8 +18,9 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from trellis.artifacts.content import ArtifactDraft
-from trellis.artifacts.drafts import StoredAnswer, StructuringPrompt, StructuringTask, ask_provider, build_prompt, draft
-from trellis.artifacts.snapshot import Snapshot, SnapshotInvalid
+from trellis.artifacts.drafts import draft
+from trellis.artifacts.drafts.task import StoredAnswer, StructuringPrompt, StructuringTask, ask_provider, build_prompt
+from trellis.artifacts.payloads import Snapshot, SnapshotInvalid
 from trellis.engine import tracing
 from trellis.engine.clock import within
 from trellis.engine.errors import InputError
@@ -29,7 +30,7 @@ from trellis.engine.step_runner import JobDrive, StepRunner
 from trellis.engine.text import storable
 from trellis.lifecycles import Trigger
 from trellis.lifecycles.nlm_job import HELD
-from trellis.nlm.errors import NlmError, NlmTimeout
+from trellis.nlm.provider import NlmError, NlmTimeout
 from trellis.nlm_backend.delivery import (
     DETAIL_CHARS_MAX,
     Delivered,
@@ -86,7 +87,6 @@ class NlmDriver(StepRunner):
     span = "nlm.drive"
 
     def begin(self, claimed: Claimed) -> "_NlmExecution":
-        """The drive of a claimed execution."""
         return _NlmExecution(self, claimed)
 
 
@@ -144,8 +144,8 @@ class _NlmExecution(JobDrive[StagedAnswer, Exception]):
         """Stores why the execution failed, before it is reported. The first stored fault counts."""
         if FAULT not in self._journal:
             self.log.warning("execution_failed", stage=self._state, code=fault.fault.value, error=str(fault))
-            told = {"code": fault.fault.value, "message": storable(str(fault)[:DETAIL_CHARS_MAX])}
-            self._journal[FAULT] = await self.keep(FAULT, json.dumps(told).encode())
+            stored = {"code": fault.fault.value, "message": storable(str(fault)[:DETAIL_CHARS_MAX])}
+            self._journal[FAULT] = await self.keep(FAULT, json.dumps(stored).encode())
         return fault_in_journal(self._journal) or fault
 
     # --- the stages ----------------------------------------------------------------------------------------------
@@ -204,9 +204,9 @@ class _NlmExecution(JobDrive[StagedAnswer, Exception]):
         """Stores that the provider is about to be asked. Raises Fault if that was stored before."""
         if ASKED in self._journal:
             raise _interrupted()
-        mine = str(self._lease.epoch).encode()
-        self._journal[ASKED] = await self.keep(ASKED, mine)
-        if self._journal[ASKED] != mine:
+        own = str(self._lease.epoch).encode()
+        self._journal[ASKED] = await self.keep(ASKED, own)
+        if self._journal[ASKED] != own:
             raise _interrupted()
 
     async def _stage(self, made: ArtifactDraft) -> bytes:
@@ -236,10 +236,10 @@ class _NlmExecution(JobDrive[StagedAnswer, Exception]):
     async def _deliver(self, notice: Mapping[str, Any]) -> Delivered | DeliveryGivenUp:
         body, until = as_bytes(notice), self._ends_at
         with tracing.span("nlm.callback", {"trellis.status": notice["status"]}, kind=tracing.CLIENT) as span:
-            told = await self._driver.delivery.call_back(self._order, body, self._correlation_id, until=until)
-            if isinstance(told, DeliveryGivenUp):
-                span.fail(told.reason)
-            return told
+            outcome = await self._driver.delivery.call_back(self._order, body, self._correlation_id, until=until)
+            if isinstance(outcome, DeliveryGivenUp):
+                span.fail(outcome.reason)
+            return outcome
 
     async def _end(self, code: str, message: str, **more: str) -> str:
         data = {"code": code, "message": (storable(message) or "")[:DETAIL_CHARS_MAX], **more}
@@ -274,8 +274,8 @@ def fault_in_journal(journal: Mapping[str, bytes]) -> Fault | None:
     """Returns the stored fault of the execution; None if it has none."""
     if FAULT not in journal:
         return None
-    told = json.loads(journal[FAULT])
-    return Fault(fault=FaultCode(told["code"]), detail=told["message"])
+    stored = json.loads(journal[FAULT])
+    return Fault(fault=FaultCode(stored["code"]), detail=stored["message"])
 
 
 def artifact_in_journal(journal: Mapping[str, bytes]) -> StagedAnswer | None:

@@ -14,7 +14,7 @@ CircuitOpen, ProviderHeld    the provider is not asked for a while (both are Nlm
 from enum import StrEnum
 
 from trellis.engine.errors import InputError, TrellisError
-from trellis.nlm.errors import NlmError, NlmGarbage, NlmUnavailable
+from trellis.nlm.provider import NlmError, NlmGarbage, NlmUnavailable
 
 TOO_MANY_REQUESTS = 429
 

@@ -22,7 +22,7 @@ from trellis.engine.errors import IdempotencyMismatch, JobNotFound
 from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, Actor, CancelMode, JobId, Mismatch, NewJob, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Job, JobFilter
+from trellis.engine.records import JobFilter
 from trellis.http_server.problems import Problem
 from trellis.lifecycles.nlm_job import NLM_JOB, OPEN
 from trellis.net.guard import GuardedClient
@@ -63,11 +63,6 @@ class ExecutionFinished:
 
     result: dict[str, Any]
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether there is an artifact."""
-        return self.result["status"] == COMPLETE
-
 
 @dataclass(frozen=True, slots=True)
 class KnownExecution:
@@ -84,15 +79,8 @@ class KnownExecution:
         return self.state in OPEN
 
 
-@dataclass(frozen=True, slots=True)
-class ExecuteNow:
-    """Nothing known answers the request: start an execution with this number."""
-
-    execution: int
-
-
-def decide_intake(known: Sequence[KnownExecution], request: ProcessRequest) -> KnownExecution | ExecuteNow:
-    """Returns the known execution that answers the request, or that a new one is needed.
+def decide_intake(known: Sequence[KnownExecution], request: ProcessRequest) -> KnownExecution | int:
+    """Returns the known execution that answers the request, or the number of the new one that is needed.
 
     Raises StaleEpoch, ExecutionsSpent.
     """
@@ -106,7 +94,7 @@ def decide_intake(known: Sequence[KnownExecution], request: ProcessRequest) -> K
     spent = same[-1].execution if same else 0
     if spent >= EXECUTIONS_MAX:
         raise ExecutionsSpent(job_id=request.job_id, executions=spent, epoch=request.epoch)
-    return ExecuteNow(spent + 1)
+    return spent + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +119,7 @@ class JobIntake:
             case KnownExecution() as one:
                 await self._cancel_older(request)
                 return await self._again(one, request)
-            case ExecuteNow(execution):
+            case int(execution):
                 last = _last(known, request.epoch)
                 if last is not None and await self._has_result(last):
                     return await self._again(last, request)
@@ -158,7 +146,6 @@ class JobIntake:
         return len(opened) if of_epoch else None
 
     async def depth(self) -> ExecutionDepth:
-        """Returns how many jobs wait and run."""
         return ExecutionDepth.of(await self.ledger.queues())
 
     async def _known(self, job_id: str) -> list[KnownExecution]:
@@ -178,39 +165,36 @@ class JobIntake:
     async def _has_result(self, one: KnownExecution) -> bool:
         """Whether an execution that ended in ERROR left an artifact, because only its callback was not delivered."""
         stands = await self._stands(one, await self._order(one.id))
-        return isinstance(stands, ExecutionFinished) and stands.is_complete
+        return isinstance(stands, ExecutionFinished) and stands.result["status"] == COMPLETE
 
     async def _stands(self, one: KnownExecution, order: StoredOrder) -> ExecutionAccepted | ExecutionFinished:
         """Returns the outcome or state of an execution.
 
         A stored outcome is returned at once, even before its callback is delivered.
         """
-        told: dict[str, Any] = {}
+        last: dict[str, Any] = {}
         if not one.is_open:
-            told = json.loads((await self.ledger.events(one.id))[-1].data or b"{}")
+            last = json.loads((await self.ledger.events(one.id))[-1].data or b"{}")
         if one.state == DONE:
-            return ExecutionFinished(result=told)
+            return ExecutionFinished(result=last)
         journal = await self.ledger.read_journal(one.id)
         fault, staged = fault_in_journal(journal), artifact_in_journal(journal)
         if fault is not None:
             return ExecutionFinished(result=failed_notice(order, fault))
-        if staged is not None and (one.is_open or told.get("code") == GIVEN_UP):
+        if staged is not None and (one.is_open or last.get("code") == GIVEN_UP):
             return ExecutionFinished(result=complete_notice(order, staged))
         if one.is_open:
             return ExecutionAccepted(job_id=order.job_id, estimated_seconds=order.estimated_seconds)
-        error = {"code": told.get("code", EXPIRED), "message": told.get("message", "It ended without a word.")}
+        error = {"code": last.get("code", EXPIRED), "message": last.get("message", "It ended without a word.")}
         return ExecutionFinished(
             result={"job_id": order.job_id, "epoch": order.epoch, "status": FAILED, "error": error}
         )
 
     async def _order(self, id_: JobId) -> StoredOrder:
-        return StoredOrder.read((await self._job(id_)).payload or b"")
-
-    async def _job(self, id_: JobId) -> Job:
         job = await self.ledger.job(id_)
         if job is None:
             raise JobNotFound(job_id=id_)
-        return job
+        return StoredOrder.read(job.payload or b"")
 
     async def _execute(self, request: ProcessRequest, execution: int, correlation_id: str) -> ExecutionAccepted:
         self._check(request)
@@ -284,7 +268,6 @@ class JobIntake:
 
 
 def _last(known: Sequence[KnownExecution], epoch: int) -> KnownExecution | None:
-    """Returns the last execution of the epoch."""
     return max((one for one in known if one.epoch == epoch), key=lambda one: one.execution, default=None)
 
 

@@ -19,8 +19,17 @@ from enum import StrEnum
 from trellis.engine import tracing
 from trellis.engine.clock import Clock
 from trellis.engine.logs import log_of
-from trellis.nlm.errors import NlmError, NlmTimeout, NlmUnavailable
-from trellis.nlm.provider import NlmAnswer, NlmProvider, NlmQuestion, NlmSource, PreparedCorpus, ProviderHealth
+from trellis.nlm.provider import (
+    NlmAnswer,
+    NlmError,
+    NlmProvider,
+    NlmQuestion,
+    NlmSource,
+    NlmTimeout,
+    NlmUnavailable,
+    PreparedCorpus,
+    ProviderHealth,
+)
 from trellis.nlm_backend.errors import CircuitOpen, ProviderHeld
 from trellis.nlm_backend.metrics import Metrics
 
@@ -56,7 +65,6 @@ class ProviderCircuit:
 
     @property
     def state(self) -> CircuitState:
-        """The current state."""
         if self._open_until is None:
             return CircuitState.CLOSED
         return CircuitState.OPEN if self.monotonic() < self._open_until else CircuitState.TRYING
@@ -81,11 +89,9 @@ class ProviderCircuit:
         return True
 
     def answered(self) -> None:
-        """Records that the provider answered."""
         self._failures, self._open_until, self._trying = 0, None, False
 
     def failed(self, retry_after_s: float | None) -> None:
-        """Records that the provider failed."""
         now = self.monotonic()
         self._failures += 1
         if retry_after_s is not None:
@@ -135,7 +141,6 @@ class ProviderLimits:
 
     @classmethod
     def of(cls, clock: Clock, *, concurrency: int, per_second: float | None) -> "ProviderLimits":
-        """Builds the limits from the settings."""
         return cls(
             circuit=ProviderCircuit(clock.monotonic),
             pace=RequestPace(clock.monotonic, per_second),
@@ -155,7 +160,6 @@ class LimitedProvider:
 
     @property
     def name(self) -> str:
-        """The provider's own name."""
         return self.inner.name
 
     def noting(self, before: Callable[[], Awaitable[None]]) -> "LimitedProvider":
@@ -163,7 +167,6 @@ class LimitedProvider:
         return replace(self, before=before)
 
     async def prepare(self, sources: tuple[NlmSource, ...]) -> PreparedCorpus:
-        """Delegates to the provider."""
         return await self.inner.prepare(sources)
 
     async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
@@ -221,13 +224,10 @@ class LimitedProvider:
         return answer
 
     async def health(self) -> ProviderHealth:
-        """Delegates to the provider."""
         return await self.inner.health()
 
     async def release(self, prepared: PreparedCorpus) -> None:
-        """Delegates to the provider."""
         await self.inner.release(prepared)
 
     async def close(self) -> None:
-        """Delegates to the provider."""
         await self.inner.close()

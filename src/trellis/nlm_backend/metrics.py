@@ -20,7 +20,6 @@ class ExecutionDepth:
 
     @classmethod
     def of(cls, queues: Iterable[QueueDepth]) -> "ExecutionDepth":
-        """Sums the queues of all types."""
         ours = [one for one in queues if one.lifecycle == NLM_JOB.name]
         waiting = sum(one.ready + one.parked + one.resting for one in ours)
         return cls(waiting=waiting, under_way=sum(one.held for one in ours))
@@ -35,14 +34,12 @@ class Durations:
     count: int = 0
 
     def add(self, seconds: float) -> None:
-        """Adds one duration."""
         self.sum_s += seconds
         self.count += 1
         for at, bound in enumerate(BUCKETS_S):
             self.counts[at] += seconds <= bound
 
     def lines(self, name: str, labels: str = "") -> list[str]:
-        """Formats the histogram in Prometheus' text format."""
         comma = f"{labels}," if labels else ""
         around = f"{{{labels}}}" if labels else ""
         bounds = [*zip(map("{:g}".format, BUCKETS_S), self.counts, strict=True), ("+Inf", self.count)]
@@ -70,21 +67,17 @@ class Metrics:
         self._whole.add(seconds)
 
     def provider_asked(self, result: str, seconds: float) -> None:
-        """Counts one call of the provider."""
         self._provider[result] = self._provider.get(result, 0) + 1
         self._asked.add(seconds)
 
     def delivery_tried(self, result: str) -> None:
-        """Counts one try to send a callback."""
         self._deliveries[result] = self._deliveries.get(result, 0) + 1
 
     def stage_took(self, stage: str, seconds: float) -> None:
-        """Records the duration of a finished stage."""
         self._stages[stage].add(seconds)
 
     @property
     def provider_calls(self) -> int:
-        """The number of calls of the provider."""
         return sum(self._provider.values())
 
     @property
@@ -93,7 +86,6 @@ class Metrics:
         return self._whole.sum_s / self._whole.count if self._whole.count else TYPICAL_S_DEFAULT
 
     def text(self, depth: ExecutionDepth, circuit: str) -> str:
-        """Formats all metrics, with the current queue depth."""
         lines = [
             *_counter("trellis_nlm_jobs_total", "Executions ended here, by outcome.", "outcome", self._jobs),
             *_counter("trellis_nlm_provider_calls_total", "Questions asked, by result.", "result", self._provider),
@@ -113,16 +105,16 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
 
-def _metric_header(name: str, told: str, kind: str) -> list[str]:
-    return [f"# HELP {name} {told}", f"# TYPE {name} {kind}"]
+def _metric_header(name: str, text: str, kind: str) -> list[str]:
+    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
 
 
-def _counter(name: str, told: str, label: str, counts: Mapping[str, int]) -> list[str]:
+def _counter(name: str, text: str, label: str, counts: Mapping[str, int]) -> list[str]:
     return [
-        *_metric_header(name, told, "counter"),
+        *_metric_header(name, text, "counter"),
         *(f'{name}{{{label}="{value}"}} {count}' for value, count in sorted(counts.items())),
     ]
 
 
-def _gauge(name: str, told: str, value: int) -> list[str]:
-    return [*_metric_header(name, told, "gauge"), f"{name} {value}"]
+def _gauge(name: str, text: str, value: int) -> list[str]:
+    return [*_metric_header(name, text, "gauge"), f"{name} {value}"]

@@ -64,16 +64,13 @@ class StoredOrder(ProcessRequest):
 
     @classmethod
     def of(cls, request: ProcessRequest, *, execution: int, estimated_seconds: int) -> "StoredOrder":
-        """Builds the stored form of a request for this execution."""
         return cls(**request.model_dump(), execution=execution, estimated_seconds=estimated_seconds)
 
     @classmethod
     def read(cls, body: bytes) -> "StoredOrder":
-        """Decodes what `to_bytes` wrote."""
         return cls.model_validate_json(body)
 
     def to_bytes(self) -> bytes:
-        """Encodes the request for the ledger."""
         return json.dumps(self.model_dump(mode="json"), ensure_ascii=False).encode()
 
     @property

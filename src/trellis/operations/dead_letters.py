@@ -155,7 +155,7 @@ async def _queue(ledger: Ledger, where: JobFilter, limit: int, begins: str | Non
 
 def queue_letter(job: Job, events: Sequence[Event]) -> DeadLetter:
     """Builds the letter of a DEAD queue job from its events."""
-    from trellis.research.documents import error_of  # imports the agents, which most commands never need
+    from trellis.research.queue_job import error_of  # imports the agents, which most commands never need
 
     present = [event for event in events if event.generation == job.generation]
     held = [event for event in present if event.source in _STAGES]

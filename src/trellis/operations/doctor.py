@@ -28,17 +28,19 @@ _IN_TROUBLE = ("FAILED", "DEAD")
 
 
 def python_finding(version: tuple[int, int, int]) -> Finding:
-    """Checks the Python version."""
     text = ".".join(map(str, version))
     if version[:2] >= PYTHON_NEEDED:
-        return Finding(check="python", severity=FindingSeverity.OK, detail=f"Python {text}")
+        return _ok("python", f"Python {text}")
     needed = ".".join(map(str, PYTHON_NEEDED))
-    return Finding(
-        check="python",
-        severity=FindingSeverity.ERROR,
-        detail=f"Python {text} is older than {needed}",
-        remedy=f"install Python {needed} or newer",
-    )
+    return error_finding("python", f"Python {text} is older than {needed}", f"install Python {needed} or newer")
+
+
+def _ok(check: str, detail: str) -> Finding:
+    return Finding(check=check, severity=FindingSeverity.OK, detail=detail)
+
+
+def _warning(check: str, *, detail: str, remedy: str) -> Finding:
+    return Finding(check=check, severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)
 
 
 def error_finding(check: str, detail: str, remedy: str) -> Finding:
@@ -62,11 +64,10 @@ def work_findings(queues: Sequence[QueueDepth], workers: Sequence[WorkerRecord],
 def letters_finding(count: int, limit: int) -> Finding:
     """Checks for dead letters. `limit` is how far they were counted."""
     if not count:
-        return Finding(check="dead letters", severity=FindingSeverity.OK, detail="none")
+        return _ok("dead letters", "none")
     many = f"{limit} or more" if count >= limit else str(count)
-    return Finding(
-        check="dead letters",
-        severity=FindingSeverity.WARNING,
+    return _warning(
+        "dead letters",
         detail=f"{many} {'waits' if count == 1 else 'wait'} for a decision",
         remedy="look with `trellis dlq`, then `trellis dlq requeue`",
     )
@@ -77,7 +78,7 @@ def queue_findings(found: Mapping[str, Sequence[Job]], limit: int, now: datetime
     counts = {state: len(jobs) for state, all_ in found.items() if (jobs := without_cancelled(all_))}
     if not counts:
         return []
-    told = ", ".join(f"{count}{' or more' if count >= limit else ''} {state}" for state, count in counts.items())
+    detail = ", ".join(f"{count}{' or more' if count >= limit else ''} {state}" for state, count in counts.items())
     remedies = [
         f"`trellis jobs --lifecycle {QUEUE_JOB.name} --status {state}`, then `trellis job explain ID`"
         for state in _IN_TROUBLE
@@ -87,7 +88,7 @@ def queue_findings(found: Mapping[str, Sequence[Job]], limit: int, now: datetime
     if any((now - job.updated_at).total_seconds() > SERVICE_SLOW_S for job in found.get(first, ())):
         remedies.insert(0, f"nobody takes up what is {first}: start `trellis up`")
     severity = FindingSeverity.WARNING if remedies else FindingSeverity.OK
-    return [Finding(check="queue jobs", severity=severity, detail=told, remedy="; ".join(remedies))]
+    return [Finding(check="queue jobs", severity=severity, detail=detail, remedy="; ".join(remedies))]
 
 
 def without_cancelled(jobs: Sequence[Job]) -> list[Job]:
@@ -98,11 +99,10 @@ def without_cancelled(jobs: Sequence[Job]) -> list[Job]:
 def aside_finding(jobs: Sequence[str], limit: int) -> Finding:
     """Checks whether the projector has set jobs aside. `limit` is how far they were counted."""
     if not jobs:
-        return Finding(check="published", severity=FindingSeverity.OK, detail="no job is set aside")
+        return _ok("published", "no job is set aside")
     many = f"{limit} or more jobs" if len(jobs) >= limit else counted(len(jobs), "job")
-    return Finding(
-        check="published",
-        severity=FindingSeverity.WARNING,
+    return _warning(
+        "published",
         detail=f"{many} not published, because the object store holds something else: {', '.join(jobs[:3])}",
         remedy="look at alerts/projector in the object store, then `trellis rebuild --from ledger`",
     )
@@ -117,7 +117,7 @@ def follower_findings(followers: Sequence[SubscriberRecord], now: datetime) -> l
     found = [_left_behind(seen) if not seen.waits else _behind(seen, now) for seen in slow]
     if not found and followers:
         names = ", ".join(seen.name for seen in followers)
-        found.append(Finding(check="followers", severity=FindingSeverity.OK, detail=f"nobody is behind: {names}"))
+        found.append(_ok("followers", f"nobody is behind: {names}"))
     return found
 
 
@@ -127,15 +127,13 @@ def behind_s(seen: SubscriberRecord, now: datetime) -> float:
 
 
 def has_errors(findings: Sequence[Finding]) -> bool:
-    """Whether any finding is an error."""
     return any(finding.severity is FindingSeverity.ERROR for finding in findings)
 
 
 def _behind(seen: SubscriberRecord, now: datetime) -> Finding:
     kept = duration(RETENTION_DEFAULT.unread_s)
-    return Finding(
-        check=f"follower {seen.name}",
-        severity=FindingSeverity.WARNING,
+    return _warning(
+        f"follower {seen.name}",
         detail=f"it has not read what happened since {seen.unread_since:%Y-%m-%d %H:%M} UTC ({duration(behind_s(seen, now))} ago);"
         f" what ended since then is kept for it, {kept} beyond its time at most, and then removed unread;"
         f" {'followed now' if seen.until > now else 'last followed'} by {seen.actor}",
@@ -146,24 +144,21 @@ def _behind(seen: SubscriberRecord, now: datetime) -> Finding:
 
 def _left_behind(seen: SubscriberRecord) -> Finding:
     detail = "left behind: nothing is kept for it until somebody follows under this name again"
-    return Finding(check=f"follower {seen.name}", severity=FindingSeverity.OK, detail=detail)
+    return _ok(f"follower {seen.name}", detail)
 
 
 def _workers(alive: Sequence[WorkerRecord], *, wanted: bool) -> Finding:
     """Checks for living workers. Having none is a problem only if jobs wait for one; agents need none."""
     if not alive and not wanted:
-        return Finding(check="workers", severity=FindingSeverity.OK, detail="none, and no job waits for one")
+        return _ok("workers", "none, and no job waits for one")
     if not alive:
-        return Finding(
-            check="workers",
-            severity=FindingSeverity.WARNING,
+        return _warning(
+            "workers",
             detail=f"none seen in the last {WORKER_SILENT_S:.0f} s",
             remedy="start one: trellis worker MODULE:APP",
         )
     held = sum(worker.held for worker in alive)
-    return Finding(
-        check="workers", severity=FindingSeverity.OK, detail=f"{len(alive)} alive, {counted(held, 'job')} held"
-    )
+    return _ok("workers", f"{len(alive)} alive, {counted(held, 'job')} held")
 
 
 def _is_for_workers(queue: QueueDepth) -> bool:
@@ -173,9 +168,8 @@ def _is_for_workers(queue: QueueDepth) -> bool:
 
 
 def _unserved(queue: QueueDepth) -> Finding:
-    return Finding(
-        check=f"type {queue.type}",
-        severity=FindingSeverity.WARNING,
+    return _warning(
+        f"type {queue.type}",
         detail=f"{_ready(queue)} ready and no living worker serves the type",
         remedy="start a worker whose application has this type",
     )
@@ -186,18 +180,16 @@ def _ready(queue: QueueDepth) -> str:
 
 
 def _paused(queue: QueueDepth) -> Finding:
-    return Finding(
-        check=f"type {queue.type}",
-        severity=FindingSeverity.WARNING,
+    return _warning(
+        f"type {queue.type}",
         detail=f"paused, {counted(queue.ready, 'job')} ready",
         remedy=f"trellis queues resume {queue.type}",
     )
 
 
 def _slow(queue: QueueDepth) -> Finding:
-    return Finding(
-        check=f"type {queue.type}",
-        severity=FindingSeverity.WARNING,
+    return _warning(
+        f"type {queue.type}",
         detail=f"the oldest ready job has waited {duration(queue.oldest_ready_s or 0)}",
         remedy="start more workers or raise their concurrency",
     )

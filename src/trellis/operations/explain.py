@@ -45,8 +45,8 @@ def why_sentences(job: Job, events: Sequence[Event]) -> Iterator[str]:
         reason = f": {hold.reason.rstrip('.')}" if hold.reason else ""
         yield f"It waits for {HOLD_PHRASES.get(hold.kind, hold.kind)}{reason}."
     if decision is not None:
-        said = str(decision.get("reason") or "").rstrip(".")
-        reason = f", because {said}" if said and said != f"rule {decision['rule']}" else ""
+        stated = str(decision.get("reason") or "").rstrip(".")
+        reason = f", because {stated}" if stated and stated != f"rule {decision['rule']}" else ""
         yield f"The safety kernel said {decision['decision']} by rule {decision['rule']!r}{reason}."
     if (approved := approval_of(events)) is not None:
         yield f"{approved.actor} approved it{f': {approved.cause}' if approved.cause else ''}."
@@ -218,8 +218,8 @@ def served_types(worker: WorkerRecord) -> tuple[str, ...]:
 
 def worker_info(worker: WorkerRecord) -> dict[str, Any]:
     """Returns what a worker reported about itself."""
-    said: Any = json.loads(worker.info) if worker.info else {}
-    return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+    info: Any = json.loads(worker.info) if worker.info else {}
+    return cast("dict[str, Any]", info) if isinstance(info, dict) else {}
 
 
 class WorkerPresence(StrEnum):
@@ -255,8 +255,8 @@ def event_note(event: Event) -> str:
     """Returns the error or reason in an event; empty if it has none."""
     data = data_of(event)
     error = data.get("error", {"message": data.get("error_message"), "code": data.get("error_code")})
-    told = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
-    message, code = told.get("message"), told.get("code")
+    fields = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
+    message, code = fields.get("message"), fields.get("code")
     return f"{code}: {message}" if code and message else str(message or cause_of(event) or "")
 
 
@@ -324,11 +324,11 @@ def _rest(job: Job, last: Event | None, now: datetime) -> str:
         return _rest_for_good(job, last)
     if moved is not None:
         return _rest_until(job, moved, last, until)
-    said = {
+    phrases = {
         **REST_PHRASES,
         "job_retry_scheduled": f"pausing after an error: attempt {job.attempts_spent + 1} may begin",
     }
-    return said.get(last.type if last else "", "waiting for its time: it may begin") + until
+    return phrases.get(last.type if last else "", "waiting for its time: it may begin") + until
 
 
 def _rest_for_good(job: Job, last: Event | None) -> str:
@@ -405,7 +405,7 @@ def _why(job: Job, state: State, last: Event | None, around: JobSurroundings) ->
         if _is_cancel(job, last):
             yield f"It was cancelled by {last.actor} ({last.role.value}): {_reason(last)}."
     if around.letter is not None:
-        yield from _dead_letter(around.letter, told="" if last is None else event_note(last))
+        yield from _dead_letter(around.letter, note="" if last is None else event_note(last))
     if job.place is JobPlace.READY:
         yield from _why_not_taken(job, around)
     if job.place is JobPlace.BLOCKED:
@@ -456,13 +456,13 @@ def _waited_long(job: Job, now: datetime) -> str | None:
     return duration(waited_s) if waited_s > SERVICE_SLOW_S else None
 
 
-def _dead_letter(letter: DeadLetter, told: str) -> Iterator[str]:
+def _dead_letter(letter: DeadLetter, note: str) -> Iterator[str]:
     meaning = REASON_PHRASES.get(letter.reason_code.value, letter.reason_code.value)
     yield (
         f"Dead letter: {letter.reason_code.value} ({meaning}), at stage {letter.stage.value},"
         f" after {counted(letter.attempts, 'attempt')}."
     )
-    if letter.last_error != told:
+    if letter.last_error != note:
         yield f"Last error: {letter.last_error}"
 
 
@@ -533,10 +533,10 @@ def _when_rested(job: Job, lifecycle: Lifecycle, state: State, now: datetime) ->
         yield f"When its time comes{_until(job.due_at, now)}, {then}."
         if not chosen:
             return
-    asked = [
+    onward = [
         t for t in lifecycle.transitions if t.source == state.name and t.trigger not in {Trigger.DUE, Trigger.EXHAUST}
     ]
-    for transition in asked:
+    for transition in onward:
         yield f"{transition.trigger} by {_actors(transition)} moves it to {transition.target} ({transition.when})."
 
 

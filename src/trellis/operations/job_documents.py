@@ -6,7 +6,7 @@ from typing import Any
 from trellis.engine.event_data import cause_of
 from trellis.engine.records import Event, Job
 from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.research.documents import retries_of
+from trellis.research.queue_job import retries_of
 from trellis.storage.objects.canonical_json import timestamp
 
 

@@ -1,4 +1,4 @@
-"""The apply engine: applies approved proposals exactly once, or records why it could not (D22, AUTH-6).
+"""The apply engine: applies approved proposals exactly once, or records why it could not (D22, AUTH-6). Also previews.
 
 Only this engine writes memory and agents' files, and only for approved proposals. If an engine dies, another takes the
 proposal up when its lease expires, without asking a person again. Nothing is applied twice: a memory commit names its
@@ -9,16 +9,15 @@ A proposal waits for a person if it was refused, if applying it raised an error,
 """
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from trellis.agents import annotations
+from trellis.agents import sources
 from trellis.auth.matrices import permit_actor
-from trellis.documents.errors import ApplyRefused
+from trellis.documents.errors import ApplyRefused, TargetRefused
 from trellis.engine import tracing
 from trellis.engine.clock import Clock
 from trellis.engine.errors import LedgerError, TrellisError
@@ -43,9 +42,14 @@ from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles import Trigger
 from trellis.lifecycles.proposal import PROPOSAL
+from trellis.proposals import proposal
 from trellis.proposals import proposal as proposals
 from trellis.proposals.proposal import AgentFileChange, apply_change, file_change, is_changed
-from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, Operation, Update, VersionConflict
+from trellis.storage.memory.layout import AlreadyApplied, Committed, VersionConflict
+from trellis.storage.memory.markdown import unified_diff
+from trellis.storage.memory.repository import MemoryRepository
+from trellis.storage.memory.updates import Operation, Update
+from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreUnavailable, if_match
 
 APPLYING = "applying"
@@ -174,7 +178,7 @@ class ApplyEngine:
 
     async def _applied(self, lease: Lease, payload: bytes) -> bool | None:
         try:
-            told = await self._do(lease, json.loads(payload))
+            outcome = await self._do(lease, json.loads(payload))
         except (StoreUnavailable, LedgerError):
             raise  # not the proposal's fault: it is retried
         except _LeaseGone:
@@ -183,12 +187,12 @@ class ApplyEngine:
             return await self._settle(lease, Trigger.FAIL, {"error": str(error)[:ERROR_CHARS_MAX]})
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one proposal, it is told, and the others go on
             _log.exception("apply_broke", proposal=lease.job_id)
-            told = {"error": f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]}
-            return await self._settle(lease, Trigger.FAIL, told)
-        return await self._settle(lease, Trigger.COMPLETE, told)
+            outcome = {"error": f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]}
+            return await self._settle(lease, Trigger.FAIL, outcome)
+        return await self._settle(lease, Trigger.COMPLETE, outcome)
 
-    async def _settle(self, lease: Lease, trigger: str, told: Mapping[str, Any]) -> bool | None:
-        advance = Advance(lease, APPLYING, trigger, data=json.dumps(told, ensure_ascii=False).encode())
+    async def _settle(self, lease: Lease, trigger: str, data: Mapping[str, Any]) -> bool | None:
+        advance = Advance(lease, APPLYING, trigger, data=json.dumps(data, ensure_ascii=False).encode())
         outcome = (await self.ledger.turn(Turn(actor=self.actor, advances=(advance,)))).outcomes[0]
         if isinstance(outcome, LeaseLost):
             _log.warning("apply_refused", proposal=lease.job_id, trigger=trigger, reason="lease lost")
@@ -197,15 +201,14 @@ class ApplyEngine:
     async def _do(self, lease: Lease, body: Mapping[str, Any]) -> dict[str, Any]:
         if body["action"] == proposals.MEMORY_UPDATE:
             return await self._update_memory(lease.job_id, body)
-        if body["action"] in annotations.KINDS:
+        if body["action"] in sources.ANNOTATION_KINDS:
             return await self._annotate(lease.job_id, dict(body))
         return await self._change_file(lease, file_change(body["agent_slug"], body), body["target_hash"])
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
     async def _update_memory(self, proposal: JobId, body: Mapping[str, Any]) -> dict[str, Any]:
-        events = await self.ledger.events(proposal)
-        decision = _decision(events)
+        decision = _decision(await self.ledger.events(proposal))
         content = body["content"]
         answer = await asyncio.to_thread(
             self.memory.commit,
@@ -217,7 +220,7 @@ class ApplyEngine:
             reason=content.get("summary") or "no reason given",
             auto_approved=decision.target == "auto_approved",
             author=decision.actor,
-            at=_decided_at(events),
+            at=decision.ts,  # the same for every try, so that every try makes the same commit
         )
         match answer:
             case Committed(commit=commit) | AlreadyApplied(commit=commit):
@@ -233,11 +236,11 @@ class ApplyEngine:
         """Store a comment or tag beside the text it is about. A retry stores the same bytes."""
         change = file_change(body["agent_slug"], body)
         decision = _decision(await self.ledger.events(proposal))
-        annotation = annotations.annotation_of(body, approved_by=decision.actor, approved_at=decision.ts)
-        key, bytes_ = annotations.annotation_key(body["agent_slug"], annotation), annotation.to_bytes()
+        annotation = sources.annotation_of(body, approved_by=decision.actor, approved_at=decision.ts)
+        key, bytes_ = sources.annotation_key(body["agent_slug"], annotation), annotation.to_bytes()
         if not await self._shows(key, bytes_):
             about = await self.objects.get(change.key)
-            if about is None or _digest(about.body) != body["target_hash"]:
+            if about is None or sha256(about.body) != body["target_hash"]:
                 raise ApplyRefused(reason=f"conflict: {change.key} has changed since this was proposed")
             stored = await self.objects.put(key, bytes_, when=CREATE)
             if not isinstance(stored, PutStored) and not await self._shows(key, bytes_):
@@ -250,13 +253,13 @@ class ApplyEngine:
         there = await self.objects.get(change.key)
         before = None if there is None else there.body
         noted = (await self.ledger.read_journal(lease.job_id)).get(INTENT)
-        was_written = before is not None and noted is not None and _digest(before) == noted.decode()
+        was_written = before is not None and noted is not None and sha256(before) == noted.decode()
         if was_written or (before is not None and is_changed(change, expected, before)):
             return {"object_key": change.key}
-        if (None if before is None else _digest(before)) != expected:
+        if (None if before is None else sha256(before)) != expected:
             raise ApplyRefused(reason=f"conflict: {change.key} has changed since this was proposed")
         after = apply_change(change, before)
-        if isinstance(await self.ledger.journal(lease, INTENT, _digest(after).encode()), LeaseLost):
+        if isinstance(await self.ledger.journal(lease, INTENT, sha256(after).encode()), LeaseLost):
             raise _LeaseGone
         when = CREATE if there is None else if_match(there.etag)
         stored = await self.objects.put(change.key, after, when=when)
@@ -277,29 +280,20 @@ class _LeaseGone(Exception):
     """The lease was lost to another engine."""
 
 
-def update_of(said: Mapping[str, Any]) -> Update:
+def update_of(update: Mapping[str, Any]) -> Update:
     """One memory update, from its form in a proposal's body."""
     return Update(
-        file=said["file"],
-        operation=Operation(said["operation"]),
-        content=said.get("content") or "",
-        section=said.get("section"),
-        loop_id=said.get("loop_id"),
-        resolution=said.get("resolution"),
+        file=update["file"],
+        operation=Operation(update["operation"]),
+        content=update.get("content") or "",
+        section=update.get("section"),
+        loop_id=update.get("loop_id"),
+        resolution=update.get("resolution"),
     )
 
 
 def _decision(events: list[Event]) -> Event:
     return [event for event in events if event.target in {"approved", "auto_approved"}][-1]
-
-
-def _decided_at(events: list[Event]) -> datetime:
-    """The time of the decision. It is the same for every try, so that every try makes the same commit."""
-    return _decision(events).ts
-
-
-def _digest(body: bytes) -> str:
-    return hashlib.sha256(body).hexdigest()
 
 
 def is_open(events: Sequence[Event]) -> bool:
@@ -327,3 +321,70 @@ async def apply_until_settled(engine: ApplyEngine, clock: Clock, proposal: JobId
         if not report.applied and not report.failed:
             await clock.sleep(WAIT_S)
     return events[-1].target
+
+
+# Previews of proposals: a unified diff of the current target against the proposed one.
+#
+# A comment or tag is stored as an annotation, a separate object. Its diff shows that object, not the text it is about.
+# Lines end at a newline only. Other Unicode line breaks stay inside their line, where the reviewer's tool can show
+# them.
+
+ENDED = frozenset({"applied", "rejected", "expired"})
+READS_AT_ONCE = 8
+"""Number of targets read concurrently for a list of proposals."""
+
+
+async def diff_of(
+    document: Mapping[str, Any], *, objects: ObjectStore, memory: MemoryRepository, now: datetime
+) -> str | None:
+    """The diff; None if the proposal changes no text or is already applied, rejected or expired.
+
+    Raises TargetRefused, UpdatesRefused.
+    """
+    content = document["content"]
+    if document["status"] in ENDED or not ({"change", "updates"} & content.keys()):
+        return None
+    if document["action"] == proposal.MEMORY_UPDATE:
+        updates = [update_of(one) for one in content["updates"]]
+        run_id = document["source"]["run_id"] or document["id"]
+        return await asyncio.to_thread(memory.preview, document["agent_slug"], updates, run_id=run_id, at=now)
+    change = file_change(document["agent_slug"], document)
+    if document["action"] in sources.ANNOTATION_KINDS:
+        annotation = sources.annotation_of(dict(document), approved_by="", approved_at=now)
+        return unified_diff("", change.text, None, sources.annotation_key(document["agent_slug"], annotation))
+    there = await objects.get(change.key)
+    before = None if there is None else there.body
+    after = _text(apply_change(change, before))
+    return unified_diff(_text(before or b""), after, None if before is None else change.key, change.key)
+
+
+async def conflict_of(document: Mapping[str, Any], *, objects: ObjectStore) -> str | None:
+    """Why applying the proposal would be refused now; None if its target is unchanged. Raises TargetRefused."""
+    if document["status"] in ENDED or "change" not in document["content"]:
+        return None
+    change = file_change(document["agent_slug"], document)
+    there = await objects.get(change.key)
+    if there is not None and is_changed(change, document["target_hash"], there.body):
+        return None
+    if (None if there is None else sha256(there.body)) == document["target_hash"]:
+        return None
+    return f"{change.key} has changed since this was proposed, so it can no longer be applied: reject it and run the agent again"
+
+
+async def conflicts_of(documents: Sequence[Mapping[str, Any]], *, objects: ObjectStore) -> dict[str, str]:
+    """The conflict of each proposal that can no longer be applied, by proposal id."""
+    gate = asyncio.Semaphore(READS_AT_ONCE)
+
+    async def look(document: Mapping[str, Any]) -> str | None:
+        async with gate:
+            try:
+                return await conflict_of(document, objects=objects)
+            except TargetRefused as error:
+                return str(error)
+
+    found = await asyncio.gather(*(look(document) for document in documents))
+    return {document["id"]: told for document, told in zip(documents, found, strict=True) if told is not None}
+
+
+def _text(body: bytes) -> str:
+    return body.decode("utf-8", "backslashreplace")

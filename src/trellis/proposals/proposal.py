@@ -10,14 +10,16 @@ from typing import Any
 
 from trellis.documents import ids
 from trellis.documents.errors import DuplicateProposal, NoteTooShort, ProposalConflict, ProposalNotFound, TargetRefused
-from trellis.documents.run_documents import Publication, encode, timestamp
+from trellis.documents.run_documents import Publication
 from trellis.engine import tracing
 from trellis.engine.errors import NotAllowed, QueueFull
+from trellis.engine.event_data import data_of
 from trellis.engine.jobs import Actor, JobId, Mismatch, Move, Moved, NewJob, NotMoved, RequestId, RequestKey
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles import Role
 from trellis.lifecycles.proposal import PROPOSAL
+from trellis.storage.objects.canonical_json import encode, timestamp
 from trellis.storage.objects.keys import object_key
 
 # Proposals and the decisions on them (D21, D22, PIPE-7, AUTH-6).
@@ -70,8 +72,8 @@ class ProposalSource:
 
     def to_dict(self) -> dict[str, Any]:
         """The form in a proposal's body. `inbox_entry_id` is left out if there is none."""
-        told: dict[str, Any] = {"type": self.type, "identity": self.identity, "run_id": self.run_id}
-        return told if self.inbox_entry_id is None else {**told, "inbox_entry_id": self.inbox_entry_id}
+        source: dict[str, Any] = {"type": self.type, "identity": self.identity, "run_id": self.run_id}
+        return source if self.inbox_entry_id is None else {**source, "inbox_entry_id": self.inbox_entry_id}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +87,6 @@ class Proposal:
 
     @property
     def action(self) -> str:
-        """The proposal's action."""
         return json.loads(self.body)["action"]
 
 
@@ -158,13 +159,13 @@ def duplicate_digest(body: Mapping[str, Any]) -> str:
     content: Mapping[str, Any] = body["content"]
     does = content.get("change") or content.get("updates") or content
     seen = [body["target_hash"], content.get("expected_version")]
-    told = json.dumps(
+    change = json.dumps(
         [body["agent_slug"], body["action"], body["target"], does, seen],
         sort_keys=True,
         separators=(",", ":"),
         ensure_ascii=False,
     )
-    return f"proposal:{hashlib.sha256(told.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    return f"proposal:{hashlib.sha256(change.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 async def find_equal(
@@ -227,15 +228,15 @@ def _cited(body: Mapping[str, Any]) -> set[str]:
 
 def as_job(proposal: JobId, body: bytes, *, parent_id: str | None, correlation_id: str | None) -> NewJob:
     """The proposal as a job. Submitting it raises QueueFull if an equal proposal waits for a person."""
-    told: dict[str, Any] = json.loads(body)
+    fields: dict[str, Any] = json.loads(body)
     return NewJob(
         job_id=proposal,
         type=TYPE,
         lifecycle=PROPOSAL.name,
         payload=body,
         # Finds equal proposals, and makes them be applied one after the other.
-        concurrency_key=duplicate_digest(told),
-        waiting_max=None if may_auto_approve(told) else 1,
+        concurrency_key=duplicate_digest(fields),
+        waiting_max=None if may_auto_approve(fields) else 1,
         parent_id=None if parent_id is None else JobId(parent_id),
         correlation_id=correlation_id,
         trace=tracing.here(),
@@ -251,7 +252,7 @@ async def store_proposals(
     """
     jobs = {proposal.id: _run_job(proposal, correlation_id) for proposal in proposals}
     for _ in range(STORE_TRIES_MAX):
-        answers = [await _equal(ledger, proposal, list(jobs.values())) or proposal.id for proposal in proposals]
+        answers = await _without_equals(ledger, proposals)
         try:
             await _submit(ledger, actor, [jobs[answer] for answer in answers if isinstance(answer, str)])
         except QueueFull:  # an equal one was stored in between
@@ -260,14 +261,18 @@ async def store_proposals(
     raise DuplicateProposal(proposal=proposals[0].id, status="pending")
 
 
-async def _equal(ledger: Ledger, proposal: Proposal, jobs: Sequence[NewJob]) -> EqualProposal | None:
-    """The equal proposal in the ledger, or an earlier one among these jobs of the same run."""
-    body = json.loads(proposal.body)
-    if not may_auto_approve(body):
-        first = next(job.job_id for job in jobs if job.concurrency_key == duplicate_digest(body))
-        if first != proposal.id:
-            return EqualProposal(id=first, status="pending")
-    return await find_equal(ledger, body, own=proposal.id, rejected_too=True)
+async def _without_equals(ledger: Ledger, proposals: Sequence[Proposal]) -> list[JobId | EqualProposal]:
+    """For each proposal its id, or the equal one that replaces it: in the ledger, or an earlier one of these."""
+    answers: list[JobId | EqualProposal] = []
+    first: dict[str, EqualProposal] = {}
+    for proposal in proposals:
+        body = json.loads(proposal.body)
+        change = duplicate_digest(body)
+        equal = first.get(change) or await find_equal(ledger, body, own=proposal.id, rejected_too=True)
+        answers.append(equal or proposal.id)
+        if not may_auto_approve(body):
+            first.setdefault(change, equal or EqualProposal(id=proposal.id, status="pending"))
+    return answers
 
 
 def _run_job(proposal: Proposal, correlation_id: str | None) -> NewJob:
@@ -344,22 +349,22 @@ async def get_proposal_job(ledger: Ledger, proposal: str) -> Job:
 
 def document(body: bytes, events: Sequence[Event]) -> bytes:
     """The published proposal document after the last of these events."""
-    told, first, last = json.loads(body), events[0], events[-1]
+    fields, first, last = json.loads(body), events[0], events[-1]
     return encode(
         {
-            "id": told["id"],
+            "id": fields["id"],
             "status": last.target,
             "created_at": timestamp(first.ts),
             "updated_at": timestamp(last.ts),
             "expires_at": timestamp(first.ts + timedelta(seconds=TTL_S)),
-            "agent_slug": told["agent_slug"],
-            "source": told["source"],
-            "action": told["action"],
-            "target": told["target"],
-            "content": told["content"],
-            "target_hash": told["target_hash"],
-            "priority": told["priority"],
-            "requiresHumanReview": told["requiresHumanReview"],
+            "agent_slug": fields["agent_slug"],
+            "source": fields["source"],
+            "action": fields["action"],
+            "target": fields["target"],
+            "content": fields["content"],
+            "target_hash": fields["target_hash"],
+            "priority": fields["priority"],
+            "requiresHumanReview": fields["requiresHumanReview"],
             "approval": _approval(events),
             "apply_result": _applied(events),
             "version": last.version,
@@ -369,8 +374,8 @@ def document(body: bytes, events: Sequence[Event]) -> bytes:
 
 def publication(body: bytes, events: Sequence[Event]) -> Publication:
     """The document to publish for the last of these events."""
-    told = json.loads(body)
-    key = ids.proposal_key(told["agent_slug"], told["id"])
+    fields = json.loads(body)
+    key = ids.proposal_key(fields["agent_slug"], fields["id"])
     return Publication(key, document(body, events), events[-1].version)
 
 
@@ -380,19 +385,15 @@ def _approval(events: Sequence[Event]) -> dict[str, Any] | None:
         return None
     last = decisions[-1]
     by = "auto" if last.target == "auto_approved" else last.actor
-    return {"decided_by": by, "decided_at": timestamp(last.ts), "decision_note": _data(last).get("note")}
+    return {"decided_by": by, "decided_at": timestamp(last.ts), "decision_note": data_of(last).get("note")}
 
 
 def _applied(events: Sequence[Event]) -> dict[str, Any] | None:
     tries = [event for event in events if event.target in {"applied", "failed"}]
     if not tries:
         return None
-    told = _data(tries[-1])
-    return {name: told.get(name) for name in ("git_commit", "object_key", "error")}
-
-
-def _data(event: Event) -> dict[str, Any]:
-    return json.loads(event.data) if event.data is not None else {}
+    data = data_of(tries[-1])
+    return {name: data.get(name) for name in ("git_commit", "object_key", "error")}
 
 
 # What a proposal may change, and how. Pure functions.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trellis.agents import annotations
+from trellis.agents import sources
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.definition import AgentDefinition, AgentMalformed
 from trellis.agents.errors import AgentNotFound, DefinitionMalformed
@@ -24,16 +24,16 @@ from trellis.documents.errors import (
     RunOfAnother,
     TargetRefused,
 )
-from trellis.documents.run_documents import RunRequest, sha256
+from trellis.documents.run_documents import RunRequest
 from trellis.engine.clock import Clock
 from trellis.engine.errors import IdempotencyMismatch, QueueFull
 from trellis.engine.jobs import Actor, JobId, Mismatch, NewJob, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, IdempotencyKey
 from trellis.proposals import proposal as proposals
-from trellis.proposals import proposal as targets
 from trellis.proposals.apply import APPLYING, FAILED, ApplyEngine, apply_until_settled
 from trellis.proposals.proposal import ProposalContent, ProposalSource
+from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.keys import object_key
 from trellis.storage.objects.store import ObjectStore
 
@@ -107,7 +107,7 @@ class ProposalService:
         if offer.draft.action not in {output.value for output in definition.safe_outputs}:
             raise OutputRefused(slug=offer.agent_slug, action=offer.draft.action)
         if offer.draft.action != proposals.MEMORY_UPDATE:
-            targets.checked_target(offer.draft.action, offer.draft.target)
+            proposals.checked_target(offer.draft.action, offer.draft.target)
         if offer.source.run_id is not None:
             await self._check_run(offer.agent_slug, offer.source.run_id)
 
@@ -127,9 +127,9 @@ class ProposalService:
 
         Raises TargetRefused if the change does not fit the file.
         """
-        change = targets.file_change(slug, {"action": action, "target": target, "content": content})
+        change = proposals.file_change(slug, {"action": action, "target": target, "content": content})
         there = await self.objects.get(object_key("agents", slug, *target.split("/")))
-        needs_text = change.kind != "create" or action in annotations.KINDS
+        needs_text = change.kind != "create" or action in sources.ANNOTATION_KINDS
         if action != proposals.LOGIC_UPDATE and (there is not None) is not needs_text:
             raise TargetRefused(action=f"{action} ({change.kind})", target=target)
         known = None if there is None else sha256(there.body)

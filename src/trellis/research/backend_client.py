@@ -1,9 +1,4 @@
-"""The orchestration layer's client of the NLM backend: one request per execution (NLM-9), and what answers mean (D8).
-
-An execution is requested once. If its callback does not come, the client reads its state, which starts nothing. A
-repeated request just after a failure would start, and pay for, another execution. The client does not retry and follows
-no redirects. Size and time are bounded.
-"""
+"""The orchestration layer's client of the NLM backend, and the callbacks that the backend sends."""
 
 import json
 import ssl
@@ -16,9 +11,9 @@ import pydantic
 
 from trellis.engine import tracing
 from trellis.engine.errors import KeyUnusable
-from trellis.net.errors import AnswerRefused, OutgoingError
-from trellis.net.guard import FetchedResponse, GuardedClient, OutgoingPolicy, guarded_client
-from trellis.net.targets import read_target
+from trellis.engine.jobs import JOB_ID_PATTERN
+from trellis.net.guard import FetchedResponse, GuardedClient, OutgoingPolicy
+from trellis.net.targets import AnswerRefused, OutgoingError, read_target
 from trellis.research.errors import (
     BackendRefused,
     BackendUnavailable,
@@ -29,8 +24,16 @@ from trellis.research.errors import (
     StageError,
     StageHopeless,
 )
-from trellis.research.requests import QueueRequest
+from trellis.research.queue_job import QueueRequest
 from trellis.storage.objects.canonical_json import timestamp
+from trellis.storage.objects.keys import object_key
+from trellis.storage.objects.store import ObjectStore
+
+# The orchestration layer's client of the NLM backend: one request per execution (NLM-9), and what answers mean (D8).
+#
+# An execution is requested once. If its callback does not come, the client reads its state, which starts nothing. A
+# repeated request just after a failure would start, and pay for, another execution. The client does not retry and
+# follows no redirects. Size and time are bounded.
 
 PROCESS_PATH = "/jobs/process"
 EXECUTION_PATH = "/jobs/{job_id}/executions/{epoch}"
@@ -68,7 +71,6 @@ class ExecutionRequest:
     """Sent in a header, for logs and traces."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Builds the request body."""
         return {
             "job_id": self.job_id,
             "job_type": self.request.job_type.value,
@@ -223,7 +225,6 @@ class NlmBackend:
             raise BackendUnavailable(detail=f"the NLM backend cannot be asked: {error}") from error
 
     async def close(self) -> None:
-        """Closes connections."""
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -238,7 +239,7 @@ class NlmBackend:
                 connect_s=CONNECT_S,
                 total_s=ANSWER_S,
             )
-            self._client = guarded_client(policy, tls=self._tls)
+            self._client = GuardedClient(policy, tls=self._tls)
         return self._client
 
 
@@ -261,11 +262,11 @@ def error_of_failure(code: str, message: str) -> StageError:
     return NlmFailed(said=code, detail=message)
 
 
-def _checked_identity(told: BackendEndT, execution: ExecutionRequest) -> BackendEndT:
-    if (told.job_id, told.epoch) != (execution.job_id, execution.epoch):
-        detail = f"the NLM backend answered about job {told.job_id[:SAID_CHARS_MAX]} in epoch {told.epoch}"
+def _checked_identity(answer: BackendEndT, execution: ExecutionRequest) -> BackendEndT:
+    if (answer.job_id, answer.epoch) != (execution.job_id, execution.epoch):
+        detail = f"the NLM backend answered about job {answer.job_id[:SAID_CHARS_MAX]} in epoch {answer.epoch}"
         raise NlmAnswerInvalid(detail=detail)
-    return told
+    return answer
 
 
 def error_of_refusal(status: int, body: bytes) -> StageError:
@@ -305,3 +306,95 @@ def _problem(body: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
+
+
+# Callbacks of the NLM backend: their content (D26), and where accepted ones are stored.
+#
+# The gateway accepts a callback only for the attempt that waits for it, and stores it create-only. So whatever is
+# stored under a job's id with the epoch of an attempt was signed for that job, meant for that attempt, and never
+# changes.
+
+CALLBACKS_FOLDER = "callbacks"
+CALLBACK_PAGES_MAX = 10
+"""Maximum pages of one job's callbacks. An attempt has one or two, so requeues never produce this many."""
+EXAMPLE_JOB = "7f1c2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d"
+EXAMPLE_ARTIFACT = "art-0f9d2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d"
+
+
+class CallbackError(pydantic.BaseModel):
+    """Why there is no artifact."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    code: str = pydantic.Field(min_length=1, max_length=100)
+    message: str = pydantic.Field(max_length=2_000)
+
+
+class Callback(pydantic.BaseModel):
+    """How the NLM backend ended with a job."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "job_id": EXAMPLE_JOB,
+                    "epoch": 3,
+                    "status": "COMPLETE",
+                    "artifact_id": EXAMPLE_ARTIFACT,
+                    "artifact_url": f"https://gateway.example/artifacts/{EXAMPLE_ARTIFACT}",
+                    "sha256": "0" * 64,
+                    "size": 2_048,
+                    "error": None,
+                }
+            ]
+        },
+    )
+
+    job_id: str = pydantic.Field(pattern=JOB_ID_PATTERN)
+    epoch: int = pydantic.Field(ge=0, lt=2**53)
+    status: Literal["COMPLETE", "FAILED"]
+    artifact_id: str | None = pydantic.Field(None, max_length=200)
+    artifact_url: str | None = pydantic.Field(None, max_length=2_048)
+    sha256: str | None = pydantic.Field(None, pattern=r"^[0-9a-f]{64}$")
+    size: int | None = pydantic.Field(None, ge=0, lt=2**53)
+    error: CallbackError | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _check_status(self) -> "Callback":
+        if self.status == "COMPLETE" and (self.artifact_id is None or self.sha256 is None or self.size is None):
+            raise ValueError("COMPLETE comes with artifact_id, sha256 and size")
+        if self.status == "FAILED" and self.error is None:
+            raise ValueError("FAILED comes with error")
+        return self
+
+
+def callback_key(job_id: str, webhook_id: str) -> str:
+    return object_key(CALLBACKS_FOLDER, job_id, f"{webhook_id}.json")
+
+
+async def first_callback(objects: ObjectStore, job_id: str, epoch: int, seen: set[str]) -> Callback | None:
+    """Returns the first stored callback for an attempt; None if there is none. Keys in `seen` are not read again."""
+    received: list[tuple[str, str, Callback]] = []
+    for key in await _callback_keys(objects, job_id):
+        stored = None if key in seen else await objects.get(key)
+        if stored is None:
+            continue
+        document: Mapping[str, Any] = json.loads(stored.body)
+        callback = Callback.model_validate(document["callback"])
+        if (callback.job_id, callback.epoch) == (job_id, epoch):
+            received.append((str(document["received_at"]), key, callback))
+        else:
+            seen.add(key)
+    return min(received, key=lambda entry: entry[:2])[2] if received else None
+
+
+async def _callback_keys(objects: ObjectStore, job_id: str) -> list[str]:
+    keys: list[str] = []
+    for _ in range(CALLBACK_PAGES_MAX):
+        after = keys[-1] if keys else None
+        page = await objects.list(f"{object_key(CALLBACKS_FOLDER, job_id)}/", after=after)
+        keys += [info.key for info in page.items]
+        if not page.more:
+            break
+    return keys

@@ -17,14 +17,21 @@ from trellis.agents.definition import AgentDefinition, AgentMalformed
 from trellis.agents.errors import AgentError
 from trellis.agents.sources import AgentSource, AgentSources
 from trellis.artifacts.content import TITLE_CHARS_MAX, JobType
-from trellis.artifacts.keys import PROJECTS
-from trellis.artifacts.payloads import BriefPayload, ResearchPayload, read_payload
-from trellis.artifacts.snapshot import ENTITIES_MAX, NAME_CHARS_MAX, Snapshot
+from trellis.artifacts.payloads import (
+    ENTITIES_MAX,
+    NAME_CHARS_MAX,
+    BriefPayload,
+    ResearchPayload,
+    Snapshot,
+    read_payload,
+)
+from trellis.artifacts.rows import PROJECTS
 from trellis.engine.errors import InputError, Refused
 from trellis.research.errors import ContextUnavailable, StageHopeless
-from trellis.research.requests import QueueRequest
-from trellis.storage.memory import MemoryRepository, ReadMode, TokenCounter, count_tokens
+from trellis.research.queue_job import QueueRequest
 from trellis.storage.memory.errors import RepositoryError
+from trellis.storage.memory.layout import ReadMode, TokenCounter, count_tokens
+from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.keys import object_key
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreError
@@ -33,16 +40,7 @@ MEMORY_FOLDER = "memory"
 HEADING = "# "
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredSnapshot:
-    """A snapshot in the object store."""
-
-    key: str
-    sha256: str
-
-
 def snapshot_key(cid: str, job_id: str, epoch: int) -> str:
-    """Returns the key of an attempt's snapshot."""
     return object_key(PROJECTS, cid, "snapshots", job_id, f"{epoch}.json")
 
 
@@ -56,10 +54,12 @@ class ContextAssembler:
     counter: TokenCounter = count_tokens
     """Counts the tokens of sources (D50)."""
 
-    async def assemble(self, request: QueueRequest, job_id: str, epoch: int) -> StoredSnapshot:
-        """Writes the snapshot of this attempt. Raises a StageError."""
+    async def assemble(self, request: QueueRequest, job_id: str, epoch: int) -> str:
+        """Writes the snapshot of this attempt and returns its sha256. Raises a StageError."""
         try:
-            return await self._kept(snapshot_key(self.cid, job_id, epoch), await self._snapshot(request, job_id, epoch))
+            return await self._stored(
+                snapshot_key(self.cid, job_id, epoch), await self._snapshot(request, job_id, epoch)
+            )
         except StoreError as error:
             raise ContextUnavailable(detail=str(error)) from error
         except (InputError, Refused, AgentError) as error:
@@ -91,19 +91,19 @@ class ContextAssembler:
         files = [{"ref": f"{MEMORY_FOLDER}/{name}", "text": text} for name, text in view.content.items() if text]
         return {"version": str(view.version) if view.version else None, "files": files}
 
-    async def _kept(self, key: str, body: bytes) -> StoredSnapshot:
+    async def _stored(self, key: str, body: bytes) -> str:
         """Stores the snapshot. An existing one of this epoch is from an earlier write whose answer was lost."""
         if isinstance(await self.objects.put(key, body, when=CREATE), PutStored):
-            return StoredSnapshot(key=key, sha256=sha256(body))
-        there = await self.objects.get(key)
-        if there is None:
+            return sha256(body)
+        stored = await self.objects.get(key)
+        if stored is None:
             raise ContextUnavailable(detail=f"the snapshot {key} was there and is gone")
-        return StoredSnapshot(key=key, sha256=sha256(there.body))
+        return sha256(stored.body)
 
 
 def _snapshot(request: QueueRequest, job_id: str, epoch: int, memory: dict[str, Any], read: AgentSources) -> bytes:
     payload = read_payload(request.job_type, request.payload)
-    asked = payload.sources if isinstance(payload, ResearchPayload) else ()
+    requested = payload.sources if isinstance(payload, ResearchPayload) else ()
     meant = (*request.entity_refs, *(payload.entity_refs if isinstance(payload, BriefPayload) else ()))
     return Snapshot.of(
         job_id=job_id,
@@ -112,22 +112,22 @@ def _snapshot(request: QueueRequest, job_id: str, epoch: int, memory: dict[str, 
         memory=memory,
         entities=_entities(meant, read.items, also_known=request.job_type is JobType.PROPOSAL_PREPROCESS),
         sources=[
-            {"ref": one.ref, "text": one.text, "title": title_of(one.text)} for one in _citable_sources(read, asked)
+            {"ref": one.ref, "text": one.text, "title": title_of(one.text)} for one in _citable_sources(read, requested)
         ],
     ).to_bytes()
 
 
-def _citable_sources(read: AgentSources, asked: Sequence[str]) -> tuple[AgentSource, ...]:
+def _citable_sources(read: AgentSources, requested: Sequence[str]) -> tuple[AgentSource, ...]:
     """Returns the sources that may be cited: those requested by name, else all of the agent. Raises StageHopeless."""
-    if not asked:
+    if not requested:
         return read.items
     known = {one.ref: one for one in read.items}
     left_out = {one.ref: f"{one.reason.value}: {one.detail}" for one in read.left_out}
-    missing = [ref for ref in asked if ref not in known]
+    missing = [ref for ref in requested if ref not in known]
     if missing:
         why = left_out.get(missing[0], "the agent has no such source")
         raise StageHopeless(detail=f"source {missing[0]!r} cannot be read: {why}")
-    return tuple(known[ref] for ref in dict.fromkeys(asked))
+    return tuple(known[ref] for ref in dict.fromkeys(requested))
 
 
 def _entities(meant: Sequence[str], sources: Sequence[AgentSource], *, also_known: bool) -> list[dict[str, Any]]:

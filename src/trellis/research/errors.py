@@ -53,6 +53,9 @@ class StageError(QueueError):
     retries: ClassVar[bool] = True
     """Whether another attempt may succeed."""
 
+    def __init_subclass__(cls) -> None:
+        cls.__doc__ = cls.__doc__ or StageError.__doc__  # the message
+
     @property
     def shown_code(self) -> str:
         """The code that the job's document shows before the colon."""
@@ -60,50 +63,34 @@ class StageError(QueueError):
 
 
 class ContextTimeout(StageError):
-    """{detail}"""
-
     code = "CONTEXT_TIMEOUT"
 
 
 class ContextUnavailable(StageError):
-    """{detail}"""
-
     code = "UPSTREAM_UNAVAILABLE"
 
 
 class RateLimited(StageError):
-    """{detail}"""
-
     code = "RATE_LIMIT"
 
 
 class BackendUnavailable(StageError):
-    """{detail}"""
-
     code = "NLM_UNAVAILABLE"
 
 
 class BackendRefused(StageError):
-    """{detail}"""
-
     code = "NLM_REFUSED"
 
 
 class NlmAnswerInvalid(StageError):
-    """{detail}"""
-
     code = "NLM_UNAVAILABLE"
 
 
 class ExecutionForgotten(StageError):
-    """{detail}"""
-
     code = "NLM_UNAVAILABLE"
 
 
 class NlmFailed(StageError):
-    """{detail}"""
-
     code = "NLM_UNAVAILABLE"
 
     @property
@@ -113,20 +100,14 @@ class NlmFailed(StageError):
 
 
 class CallbackMissing(StageError):
-    """{detail}"""
-
     code = "MISSING_CALLBACK"
 
 
 class ArtifactMismatch(StageError):
-    """{detail}"""
-
     code = "HASH_MISMATCH"
 
 
 class ArtifactUnwritten(StageError):
-    """{detail}"""
-
     code = "ARTIFACT_WRITE_FAILED"
 
 
@@ -135,14 +116,10 @@ class StageFailed(StageError):
 
 
 class StageHopeless(StageError):
-    """{detail}"""
-
     code = "VALIDATION_ERROR"
     retries = False
 
 
 class DeadlinePassed(StageError):
-    """{detail}"""
-
     code = "DEADLINE_PASSED"
     retries = False

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from trellis.artifacts.keys import ArtifactLost, journal_entry
 from trellis.artifacts.registry import FINALIZED_EVENT, delete_bytes, stored_bytes
-from trellis.artifacts.rows import ENDED_STATES, FINALIZED, STAGED, ArtifactRow
+from trellis.artifacts.rows import ENDED_STATES, FINALIZED, STAGED, ArtifactLost, ArtifactRow, journal_entry
 from trellis.documents import ids
 from trellis.documents.errors import DocumentDiffers
 from trellis.documents.run_documents import Publication
@@ -83,10 +82,15 @@ def with_finalization(job: JobToRestore, spool: RecordSpool) -> JobToRestore:
 
     For a staged artifact whose job's completion is recorded, the implied finalization is appended.
     """
-    last, asked = job.records[-1], job.records[0].submission
-    if last.event.lifecycle != ARTIFACT.name or last.event.target != STAGED or asked is None or asked.parent_id is None:
+    last, submission = job.records[-1], job.records[0].submission
+    if (
+        last.event.lifecycle != ARTIFACT.name
+        or last.event.target != STAGED
+        or submission is None
+        or submission.parent_id is None
+    ):
         return job
-    for event in (one.event for one in _recorded(spool, asked.parent_id)):
+    for event in (one.event for one in _recorded(spool, submission.parent_id)):
         if _completes(event, last.event.job_id):
             return replace(job, records=(*job.records, _finalization(last, event)))
     return job
@@ -164,6 +168,6 @@ def _artifact_of(event: Event) -> JobId | None:
     """The artifact that a job was completed with; None for any other event."""
     if event.lifecycle != QUEUE_JOB.name or event.target != COMPLETE or event.data is None:
         return None
-    told: dict[str, Any] = json.loads(event.data)
-    found = told.get("artifact_id")
+    data: dict[str, Any] = json.loads(event.data)
+    found = data.get("artifact_id")
     return JobId(found) if isinstance(found, str) else None

@@ -40,9 +40,10 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles.run import RUN
-from trellis.runs.health import last_failure
+from trellis.runs.agent_status import last_failure, run_key
 from trellis.runs.orchestrator import TYPE, accept
 from trellis.runs.timetable import Schedule, Timetable
+from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.store import StoreUnavailable
 
 WAITING_MAX = 100
@@ -169,8 +170,9 @@ class BuiltinLayer:
             expected = "1 to 100 letters, digits, or . _ : -"
             raise OptionInvalid(option="correlation_id", value=correlation_id[:100], expected=expected)
         request = RunRequest(agent_slug, kind.value, dict(params), retry_of)
-        asked, scope = run_documents.sha256(request.to_bytes()).encode(), _scope_of(kind)
-        earlier = None if key is None else await self.ledger.find_by_idempotency_key(scope, key, asked)
+        fingerprint = sha256(request.to_bytes()).encode()
+        scope = CRON_SCOPE if kind is TriggerKind.CRON else KEY_SCOPE
+        earlier = None if key is None else await self.ledger.find_by_idempotency_key(scope, key, fingerprint)
         if isinstance(earlier, Mismatch):
             raise IdempotencyMismatch(key=key, job_id=earlier.job_id)
         if earlier is not None:  # even if the agent could not run any more
@@ -183,11 +185,11 @@ class BuiltinLayer:
                 type=TYPE,
                 lifecycle=RUN.name,
                 payload=request.to_bytes(),
-                concurrency_key=f"run:{agent_slug}",
+                concurrency_key=run_key(agent_slug),
                 waiting_max=self.waiting_max,
                 idempotency_key=key,
                 idempotency_scope=scope,
-                fingerprint=asked,
+                fingerprint=fingerprint,
                 correlation_id=correlation_id,
                 trace=tracing.here(),
             )
@@ -256,7 +258,7 @@ class BuiltinLayer:
         """Runs of an agent that have not started, in the order in which they will."""
         found: list[Job] = []
         for state in WAITING_STATES:
-            where = JobFilter(lifecycle=RUN.name, state=state, concurrency_key=f"run:{slug}")
+            where = JobFilter(lifecycle=RUN.name, state=state, concurrency_key=run_key(slug))
             found += reversed((await self.ledger.jobs(where, limit=self.waiting_max + 1)).jobs)
         # The sort is stable: runs with the same timestamp keep the ledger's order. Their ids do not show which was
         # first.
@@ -307,10 +309,6 @@ class BuiltinLayer:
         """Healthy if the ledger answers."""
         await self.ledger.now()
         return LayerHealth(healthy=True, vendor="builtin")
-
-
-def _scope_of(kind: TriggerKind) -> str:
-    return CRON_SCOPE if kind is TriggerKind.CRON else KEY_SCOPE
 
 
 def _has_trigger(agent: AgentDefinition, kind: TriggerKind) -> bool:

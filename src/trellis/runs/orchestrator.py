@@ -4,8 +4,9 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
+from trellis.agents.run_io import JournalOnce
 from trellis.documents import ids, run_documents
 from trellis.documents.errors import (
     AgentStopped,
@@ -16,6 +17,7 @@ from trellis.documents.errors import (
     StoreAway,
     UpstreamUnavailable,
 )
+from trellis.documents.run_documents import RunRequest
 from trellis.engine.batches import Batcher
 from trellis.engine.clock import within
 from trellis.engine.jobs import Actor, Advance, Claimed, JobId, LeaseLost, Move, RequestId, StepApplied, Turn
@@ -25,10 +27,56 @@ from trellis.engine.logs import log_of
 from trellis.engine.records import JobFilter
 from trellis.engine.step_runner import JobDrive, StepRunner
 from trellis.lifecycles import Trigger
-from trellis.runs.agent_gate import run_key
-from trellis.runs.steps import RunStep, StepContext, StepResult, result_of
+from trellis.runs.agent_status import run_key
 from trellis.runs.waits import UpstreamWaits
+from trellis.storage.objects.canonical_json import encode, sha256, timestamp
 from trellis.storage.objects.store import StoreUnavailable
+
+# The interface of a run's steps: what a step receives and what it returns. A step does work and never changes the run.
+#
+# A step may be executed again after a crash. An action that must not happen twice goes through `StepContext.once`. It
+# keeps the first answer in the ledger under a name, and returns that answer from then on.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepContext:
+    """Everything a step may use."""
+
+    run_id: str
+    number: int
+    name: str
+    request: RunRequest
+    before: Mapping[str, Mapping[str, Any]]
+    """Results of the earlier steps, by step name."""
+    once: JournalOnce
+    left_s: Callable[[], float]
+    """Seconds until the run's deadline or the step's, whichever is sooner."""
+    correlation_id: str | None = None
+    """The run's correlation id. Everything the step creates carries it too."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What a step returns: `result` goes into its file, `event_data` into the event that counts the step."""
+
+    result: Mapping[str, Any]
+    event_data: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    output: bytes | None = None
+    """The bytes of output/proposal.json, from the step `persist-results`."""
+
+
+class RunStep(Protocol):
+    """One of the four steps of a run."""
+
+    async def __call__(self, context: StepContext, /) -> StepResult:
+        """Execute the step, or raise a StepError."""
+        ...
+
+
+def result_of(step_file: bytes) -> dict[str, Any]:
+    """The `result` field from the bytes of a step's file."""
+    return json.loads(step_file)["result"]
+
 
 # The run driver (PIPE-10, PIPE-11, RUN-6, RUN-7, D14, D16).
 #
@@ -175,16 +223,16 @@ class _RunDrive(JobDrive[str | None, StepError]):
         result, began, ended = await self._with_retries(number)
         if result.output is not None:
             self._journal[run_documents.OUTPUT_ENTRY] = await self.keep(run_documents.OUTPUT_ENTRY, result.output)
-        body = run_documents.encode(
+        body = encode(
             {
                 "step": number,
                 "name": ids.STEPS[number - 1],
                 "run_id": self._run_id,
                 "agent_slug": self._request.agent_slug,
-                "started_at": run_documents.timestamp(began),
-                "finished_at": run_documents.timestamp(ended),
+                "started_at": timestamp(began),
+                "finished_at": timestamp(ended),
                 "result": dict(result.result),
-                "told": dict(result.told),
+                "told": dict(result.event_data),
             }
         )
         kept = await self.keep(_entry(number), body)
@@ -282,7 +330,7 @@ class _RunDrive(JobDrive[str | None, StepError]):
             "step": number,
             "name": file["name"],
             "file": ids.step_file(number),
-            "sha256": run_documents.sha256(body),
+            "sha256": sha256(body),
             "started_at": file["started_at"],
             "finished_at": file["finished_at"],
             **file["told"],

@@ -11,30 +11,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from trellis.agents.annotations import KINDS, Annotation, read_annotations
 from trellis.agents.catalog import Catalog, agent_key
 from trellis.agents.definition import AgentDefinition, AgentMalformed, SafeOutput, read_definition
 from trellis.agents.errors import AgentRunError
 from trellis.agents.models import ModelOptions
-from trellis.agents.output import AgentOutput
-from trellis.agents.output import ProposalDraft as AgentDraft
-from trellis.agents.run_inputs import AgentContext, DeepMemoryPage, RunLimits, ToolServices
+from trellis.agents.run_io import AgentContext, AgentOutput, DeepMemoryPage, RunLimits, ToolServices
+from trellis.agents.run_io import ProposalDraft as AgentDraft
 from trellis.agents.runtime import run_agent
-from trellis.agents.sources import AgentSource
+from trellis.agents.sources import ANNOTATION_KINDS, AgentSource, Annotation, read_annotations
 from trellis.artifacts.rows import artifacts_of_run
 from trellis.documents.errors import AgentStopped, AgentTimeout, NlmDown, StepFailed, StepHopeless, UpstreamUnavailable
-from trellis.documents.run_documents import encode, sha256
 from trellis.engine.clock import Clock
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
-from trellis.nlm.errors import NlmError
+from trellis.nlm.provider import NlmError
 from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.proposals import proposal
 from trellis.proposals.apply import ApplyEngine, apply_until_settled
-from trellis.runs.steps import RunStep, StepContext, StepResult
-from trellis.storage.memory import DeepPart, MemoryRepository, ReadMode, TokenCounter, count_tokens
+from trellis.runs.orchestrator import RunStep, StepContext, StepResult
 from trellis.storage.memory.errors import RepositoryError
+from trellis.storage.memory.layout import DeepPart, ReadMode, TokenCounter, count_tokens
+from trellis.storage.memory.repository import MemoryRepository
+from trellis.storage.objects.canonical_json import encode, sha256
 from trellis.storage.objects.keys import object_key
 from trellis.storage.objects.store import ObjectStore
 
@@ -132,7 +131,7 @@ class RunSteps:
             output = await run_agent(
                 definition,
                 seen,
-                desk=self._desk(slug),
+                services=self._services(slug),
                 once=context.once,
                 limits=self.limits,
                 left_s=context.left_s,
@@ -142,9 +141,9 @@ class RunSteps:
             raise NlmDown(detail=str(error)) from error
         except AgentRunError as error:
             raise _failed(error) from error
-        return StepResult(result=output.to_dict(), told=_if_any("refused_actions", len(output.refused)))
+        return StepResult(result=output.to_dict(), event_data=_if_any("refused_actions", len(output.refused)))
 
-    def _desk(self, slug: str) -> ToolServices:
+    def _services(self, slug: str) -> ToolServices:
         async def deep(part: DeepPart, before: str | None, limit: int) -> DeepMemoryPage:
             view = await asyncio.to_thread(self.memory.read_deep, slug, part, before=before, limit=limit)
             return DeepMemoryPage(items={item.name: item.text for item in view.items}, more=view.more)
@@ -174,7 +173,7 @@ class RunSteps:
             await context.once(STORED, lambda: self._stored(context, bodies))
         )
         made = [body for body in bodies if body["id"] not in equals]
-        told = [
+        created = [
             {"id": body["id"], "action": body["action"], "target": body["target"], "status": await self._settle(body)}
             for body in made
         ]
@@ -184,8 +183,8 @@ class RunSteps:
             if body["id"] in equals
         ]
         return StepResult(
-            result={"proposals": told, **_if_any("already_proposed", already)},
-            told={"proposals_created": [body["id"] for body in made], **_if_any("already_proposed", already)},
+            result={"proposals": created, **_if_any("already_proposed", already)},
+            event_data={"proposals_created": [body["id"] for body in made], **_if_any("already_proposed", already)},
             output=encode({"proposals": made, "summary": output.summary}),
         )
 
@@ -236,7 +235,11 @@ class RunSteps:
             if draft.action is not SafeOutput.MEMORY_UPDATE:
                 target = _target(draft)
                 known = seen.get(target) or await self._digest(slug, target)
-                content = {"summary": draft.summary, "change": _change(draft), **_grounds(draft)}
+                content = {
+                    "summary": draft.summary,
+                    "change": {"type": draft.change.value, "text": draft.text},
+                    **_grounds(draft),
+                }
                 made.append(
                     proposal.ProposalContent(
                         action=draft.action.value, target=target, content=content, target_hash=known
@@ -261,13 +264,13 @@ class RunSteps:
         made = await artifacts_of_run(self.ledger, context.run_id, context.request.agent_slug)
         return StepResult(
             result={"proposals": len(persisted), "summary": context.before["execute-agent"]["summary"]},
-            told={"artifacts": made} if made else {},
+            event_data={"artifacts": made} if made else {},
         )
 
 
 def _is_done(body: Mapping[str, Any]) -> bool:
     """Whether the target file already has the proposed content."""
-    if body["action"] == proposal.MEMORY_UPDATE or body["action"] in KINDS:
+    if body["action"] == proposal.MEMORY_UPDATE or body["action"] in ANNOTATION_KINDS:
         return False
     return proposal.changes_nothing(proposal.file_change(body["agent_slug"], body), body["target_hash"])
 
@@ -309,27 +312,13 @@ def _target(draft: AgentDraft) -> str:
     return proposal.checked_target(draft.action.value, draft.target)
 
 
-def _change(draft: AgentDraft) -> dict[str, str]:
-    return {"type": draft.change.value, "text": draft.text}
-
-
 def _grounds(draft: AgentDraft) -> dict[str, Any]:
-    told = draft.to_dict()
-    return {name: told[name] for name in ("reasoning", "citations", "flags")}
+    fields = draft.to_dict()
+    return {name: fields[name] for name in ("reasoning", "citations", "flags")}
 
 
 def _memory_draft(drafts: Sequence[AgentDraft], version: int) -> proposal.ProposalContent:
-    updates = [
-        {
-            "file": update.file,
-            "operation": update.operation.value,
-            "content": update.content,
-            "section": update.section,
-            "loop_id": update.loop_id,
-            "resolution": update.resolution,
-        }
-        for update in (draft.update() for draft in drafts)
-    ]
+    updates = [asdict(draft.update()) for draft in drafts]
     summary = "; ".join(dict.fromkeys(draft.summary for draft in drafts))[:1_000]
     content = {
         "summary": summary,

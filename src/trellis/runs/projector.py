@@ -13,11 +13,10 @@ from itertools import groupby
 from trellis.artifacts.rows import ArtifactRow
 from trellis.documents import audit, ids
 from trellis.documents import run_documents as documents
-from trellis.documents.act_records import ActRecorder
-from trellis.documents.audit_segments import SegmentLine, SegmentWriter, line_of
+from trellis.documents.audit_log import ActRecorder, SegmentLine, SegmentWriter, line_of
 from trellis.documents.errors import DocumentDiffers
 from trellis.documents.publisher import DocumentPublisher
-from trellis.documents.run_documents import Publication, RunFacts, RunRequest, encode
+from trellis.documents.run_documents import Publication, RunFacts, RunRequest
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -32,6 +31,7 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.run import RUN
 from trellis.proposals import proposal
 from trellis.runs import finalization
+from trellis.storage.objects.canonical_json import encode, sha256
 from trellis.storage.objects.store import ObjectStore, StoreError
 
 # Alerts: jobs that the projector cannot publish, because the object store holds something else under one of their keys.
@@ -49,7 +49,6 @@ class ProjectorAlert:
     key: str
 
     def to_bytes(self) -> bytes:
-        """The alert as the bytes of its object."""
         return encode(asdict(self))
 
 
@@ -80,8 +79,8 @@ async def withdraw_alert(objects: ObjectStore, job_id: JobId) -> None:
 
 def _read(body: bytes) -> ProjectorAlert | None:
     try:
-        told = json.loads(body)
-        return ProjectorAlert(job_id=JobId(told["job_id"]), version=int(told["version"]), key=told["key"])
+        fields = json.loads(body)
+        return ProjectorAlert(job_id=JobId(fields["job_id"]), version=int(fields["version"]), key=fields["key"])
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -89,7 +88,7 @@ def _read(body: bytes) -> ProjectorAlert | None:
 # The projector (D14, D35, OBS-1). It follows the ledger's feed and writes documents and audit records to the object
 # store.
 #
-# - Administrative acts are not in the feed. Each pass publishes those without a record (`act_records`).
+# - Administrative acts are not in the feed. Each pass publishes those without a record (`audit_log`).
 # - One projector runs at a time. The ledger stores its position, so the next one continues there.
 # - An event may be published twice, after a crash between publishing and storing the position. The second time writes
 #   nothing: documents are functions of the ledger and are only created or replaced by a higher version.
@@ -306,7 +305,7 @@ class EventRecorder:
                 raise
             # A backend that lost its ledger executes the same job in the same epoch again. The event ids repeat with
             # other content.
-            other = f"{event.id}.{documents.sha256(body)[:16]}"
+            other = f"{event.id}.{sha256(body)[:16]}"
             return await self._put_record(ids.audit_key(event.ts, other), event.id, body)
 
     async def _put_record(self, key: str, event_id: str, body: bytes) -> bool:

@@ -19,8 +19,8 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass, field, replace
 
 from trellis.auth.principals import require
-from trellis.documents import audit, audit_segments, ids, run_documents
-from trellis.documents.act_records import ActRecorder, listed_keys, recorded_rebuild
+from trellis.documents import audit, audit_log, ids, run_documents
+from trellis.documents.audit_log import ActRecorder, listed_keys, recorded_rebuild
 from trellis.documents.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
 from trellis.documents.publisher import DocumentPublisher, published_version
 from trellis.documents.run_documents import RunRequest
@@ -45,6 +45,7 @@ from trellis.runs.projector import (
     withdraw_alert,
 )
 from trellis.runs.spool import RecordedLife, RecordSpool
+from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.store import ObjectInfo, ObjectStore, StoreError
 
 OBJECTS = "objects.rebuilt"
@@ -394,11 +395,12 @@ class _LedgerRestorer:
         """
         if job.records[0].event.lifecycle != RUN.name:
             return {}
-        slug, counted, kept = _request(job).agent_slug, _counted(job), dict[str, bytes]()
+        slug, kept = _request(job).agent_slug, dict[str, bytes]()
+        counted = [record.event for record in job.records if record.event.type == run_documents.STEP_DONE]
         for number, event in enumerate(counted, 1):
             key = ids.step_key(slug, job.job_id, number)
             body = await self._body(job, key)
-            if run_documents.sha256(body) != json.loads(event.data or b"{}").get("sha256"):
+            if sha256(body) != json.loads(event.data or b"{}").get("sha256"):
                 raise HistoryBroken(job_id=job.job_id, reason=f"{key} is not what was recorded")
             kept[run_documents.STEP_ENTRY.format(number=number)] = body
         if len(counted) >= run_documents.PERSIST_STEP:
@@ -445,25 +447,21 @@ def _shown_key(job: JobToRestore) -> str:
     """The key of the document that shows the job's state."""
     if job.records[0].event.lifecycle == RUN.name:
         return ids.status_key(_request(job).agent_slug, job.job_id)
-    asked = job.records[0].submission
+    submission = job.records[0].submission
     try:
-        told = json.loads(asked.payload if asked is not None else b"")
-        return ids.proposal_key(told["agent_slug"], told["id"])
+        proposal = json.loads(submission.payload if submission is not None else b"")
+        return ids.proposal_key(proposal["agent_slug"], proposal["id"])
     except (KeyError, ValueError, TypeError) as error:
         raise HistoryBroken(job_id=job.job_id, reason=f"its payload is no proposal: {error}") from error
 
 
 def _request(job: JobToRestore) -> RunRequest:
-    asked = job.records[0].submission
-    assert asked is not None, "a checked job says what was asked"
+    submission = job.records[0].submission
+    assert submission is not None, "a checked job says what was asked"
     try:
-        return RunRequest.read(asked.payload)
+        return RunRequest.read(submission.payload)
     except (KeyError, ValueError, TypeError) as error:
         raise HistoryBroken(job_id=job.job_id, reason=f"its payload is no request for a run: {error}") from error
-
-
-def _counted(job: JobToRestore) -> list[Event]:
-    return [record.event for record in job.records if record.event.type == run_documents.STEP_DONE]
 
 
 # --- the record ------------------------------------------------------------------------------------------------------
@@ -479,12 +477,12 @@ async def _read_record(
     after: str | None = None
     while True:
         page = await objects.list(f"{ids.AUDIT_FOLDER}/", after=after)
-        wanted = [info for info in page.items if bodies or info.key.endswith(audit_segments.SUFFIX)]
+        wanted = [info for info in page.items if bodies or info.key.endswith(audit_log.SUFFIX)]
         for few in (wanted[start : start + READS_AT_ONCE] for start in range(0, len(wanted), READS_AT_ONCE)):
             for key, body in zip(few, await asyncio.gather(*(_get(objects, info) for info in few)), strict=True):
                 _spool(spool, key.key, body, bodies=bodies)
         if not bodies:
-            singles = (info.key.split("/") for info in page.items if not info.key.endswith(audit_segments.SUFFIX))
+            singles = (info.key.split("/") for info in page.items if not info.key.endswith(audit_log.SUFFIX))
             spool.add_ids((name.removesuffix(".json"), day) for *_, day, name in singles)
         await keep()
         on_progress("records read", len(spool))
@@ -499,13 +497,13 @@ async def _get(objects: ObjectStore, info: ObjectInfo) -> bytes:
 
 
 def _spool(spool: RecordSpool, key: str, body: bytes, *, bodies: bool) -> None:
-    if not key.endswith(audit_segments.SUFFIX):
+    if not key.endswith(audit_log.SUFFIX):
         try:
             made = [json.loads(body)]
         except ValueError as error:
             raise RecordInvalid(event=key, problem=str(error)) from error
     else:
-        made = audit_segments.lines(key, body)
+        made = audit_log.lines(key, body)
     if not made or not isinstance(made[0], dict):
         raise RecordInvalid(event=key, problem="there is no record in it")
     if bodies:

@@ -13,16 +13,16 @@ Invariants:
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, PlainSerializer, ValidationError
 
 from trellis.agents.cron import cron_problem, latest_instant, next_instant
 from trellis.agents.definition import checked_slug
 from trellis.agents.errors import SlugInvalid
 from trellis.documents.errors import ScheduleContended
-from trellis.documents.run_documents import encode, timestamp
 from trellis.engine.logs import log_of
+from trellis.storage.objects.canonical_json import encode, timestamp
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, if_match
 
 FOLDER = "schedules/"
@@ -32,12 +32,16 @@ WRITE_TRIES_MAX = 5
 _log = log_of("trellis.schedules")
 
 
+Moment = Annotated[AwareDatetime, PlainSerializer(timestamp)]
+"""A time, written in the form of documents."""
+
+
 class HandledInstant(BaseModel):
     """The result of an instant: a run, or the reason why it was skipped."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    instant: AwareDatetime
+    instant: Moment
     run_id: str | None = None
     skipped: str | None = None
 
@@ -49,7 +53,7 @@ class Schedule(BaseModel):
 
     agent_slug: str
     cron: str | None
-    registered_at: AwareDatetime
+    registered_at: Moment
     last: HandledInstant | None = None
     version: int = 1
 
@@ -62,7 +66,6 @@ class Schedule(BaseModel):
         return instant if instant > after else None
 
     def next(self, now: datetime) -> datetime | None:
-        """The first instant after `now`."""
         return None if self.cron is None else next_instant(self.cron, now)
 
     def registered(self, cron: str | None, at: datetime) -> Self:
@@ -74,23 +77,7 @@ class Schedule(BaseModel):
         return self.model_copy(update={"last": last, "version": self.version + 1})
 
     def to_bytes(self) -> bytes:
-        """The bytes of the stored object."""
-        last = None
-        if self.last is not None:
-            last = {
-                "instant": timestamp(self.last.instant),
-                "run_id": self.last.run_id,
-                "skipped": self.last.skipped,
-            }
-        return encode(
-            {
-                "agent_slug": self.agent_slug,
-                "cron": self.cron,
-                "registered_at": timestamp(self.registered_at),
-                "last": last,
-                "version": self.version,
-            }
-        )
+        return encode(self.model_dump())
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from trellis.documents.run_documents import timestamp
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter, JobPlace
 from trellis.lifecycles.run import RUN
+from trellis.storage.objects.canonical_json import timestamp
 
 WAITS_MAX = 1_000
 SINCE_ENTRY = "wait/{number:04}/since"
@@ -65,7 +65,6 @@ class UpstreamWaits:
 
     @property
     def is_open(self) -> bool:
-        """Whether a wait is open now."""
         return bool(self._waits) and self._waits[-1].until is None
 
     def lasted_s(self, now: datetime) -> float:

@@ -38,7 +38,7 @@ from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.research.errors import SettingNotForQueue
-from trellis.research.requests import checked_request, new_queue_job
+from trellis.research.queue_job import checked_request, new_queue_job
 from trellis.worker.app import priority_of
 from trellis.worker.options import KEY_LIMIT_MAX
 from trellis.worker.requests import KEY_CHARS_MAX, SubmitSettings, new_job

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.agents.files import agent_file
-from trellis.agents.annotations import Annotation
 from trellis.agents.definition import AgentDefinition, read_definition
-from trellis.agents.output import AgentOutput
-from trellis.agents.runtime import AgentContext, DeepMemoryPage, ModelOptions, RunLimits, ToolServices, run_agent
-from trellis.agents.sources import AgentSource
+from trellis.agents.models import ModelOptions
+from trellis.agents.run_io import AgentContext, AgentOutput, DeepMemoryPage, RunLimits, ToolServices
+from trellis.agents.runtime import run_agent
+from trellis.agents.sources import AgentSource, Annotation
 from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.provider import NlmAnswer, NlmQuestion
 from trellis.storage.memory.layout import DeepPart, ReadMode
@@ -92,7 +92,7 @@ class Stage:
                 memory=self.memory,
                 params=self.params,
             ),
-            desk=ToolServices(ask=self.ask, read_memory=self.read_memory, read_memory_deep=self.read_memory_deep),
+            services=ToolServices(ask=self.ask, read_memory=self.read_memory, read_memory_deep=self.read_memory_deep),
             once=self.journal.once,
             limits=self.limits,
             left_s=self.left_s,

@@ -5,7 +5,7 @@
 import pytest
 
 from trellis.agents.offline.comparison import ConflictKind, conflicts, denials, statement, subjects
-from trellis.agents.offline.questions import QUESTION_CHARS_MAX, QUESTIONS_MAX, Origin, questions
+from trellis.agents.offline.plan import QUESTION_CHARS_MAX, QUESTIONS_MAX, Origin, questions
 
 
 def pair(first: str, second: str, *, refs: tuple[str, str] = ("a.md", "b.md")):

@@ -6,8 +6,7 @@ import pytest
 
 from tests.agents.runtime.stage import FINISH, Stage, agent, propose, script
 from trellis.agents.errors import ModelGarbage, OutOfTime, StepsExceeded, TokensExceeded, ToolCallsExceeded
-from trellis.agents.output import RefusalCode
-from trellis.agents.runtime import RunLimits
+from trellis.agents.run_io import RefusalCode, RunLimits
 
 
 @pytest.mark.requirement("PIPE-14")

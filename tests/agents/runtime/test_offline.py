@@ -11,7 +11,7 @@ import pytest
 from tests.agents.runtime.stage import RUN_ID, Stage, agent
 from trellis.agents.definition import AgentDefinition, read_definition
 from trellis.agents.garden import memory_seed, objects_of
-from trellis.agents.offline.phrases import WORDINGS
+from trellis.agents.offline.comparison import WORDINGS
 from trellis.nlm.provider import Language
 from trellis.storage.memory.updates import AppliedUpdates, apply_updates
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.agents.runtime.stage import FINISH, Crash, Journal, Stage, agent, propose, script
 from trellis.agents.errors import JournalDiffers
-from trellis.agents.output import AgentOutput
-from trellis.nlm.errors import NlmUnavailable
+from trellis.agents.run_io import AgentOutput
+from trellis.nlm.provider import NlmUnavailable
 
 ROOT = Path(__file__).resolve().parents[3]
 QUESTIONS = "Look after the beds.\n\n# Questions\n\n- How often is the north bed watered in summer?\n"

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.agents.runtime.stage import FINISH, RUN_ID, SOURCES, Stage, agent, propose, script
-from trellis.agents.annotations import Annotation
 from trellis.agents.definition import Tool
 from trellis.agents.drafts import FIELDS
-from trellis.agents.output import AgentOutput, DraftChange, RefusalCode
-from trellis.nlm.errors import NlmRefused
+from trellis.agents.run_io import AgentOutput, DraftChange, RefusalCode
+from trellis.agents.sources import Annotation
+from trellis.nlm.provider import NlmRefused
 from trellis.storage.memory.errors import MemoryOverLimit
 from trellis.storage.memory.layout import DeepPart
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from trellis.agents.garden import memory_seed, objects_of
 from trellis.artifacts.content import ArtifactDraft, JobType
-from trellis.artifacts.drafts import StoredAnswer, StructuringPrompt, StructuringTask, ask_provider, build_prompt, draft
-from trellis.artifacts.snapshot import Snapshot
+from trellis.artifacts.drafts import draft
+from trellis.artifacts.drafts.task import StoredAnswer, StructuringPrompt, StructuringTask, ask_provider, build_prompt
+from trellis.artifacts.payloads import Snapshot
 from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.provider import NlmProvider
 from trellis.nlm.scripted import ProviderScript, ScriptedProvider

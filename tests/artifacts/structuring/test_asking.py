@@ -7,11 +7,21 @@ import pytest
 
 from tests.artifacts.structuring.tasks import VIOLIN, says, scripted, snapshot, task
 from trellis.artifacts.content import JobType, StoredInvalid
-from trellis.artifacts.drafts import StoredAnswer, StructuringPrompt, ask_provider, build_prompt, is_transient
+from trellis.artifacts.drafts.task import StoredAnswer, StructuringPrompt, ask_provider, build_prompt, is_transient
 from trellis.engine.errors import PayloadInvalid
-from trellis.nlm.errors import NlmError, NlmGarbage, NlmRefused, NlmTimeout, NlmUnavailable
 from trellis.nlm.extractive import ExtractiveProvider
-from trellis.nlm.provider import AnswerFlag, Language, NlmAnswer, NlmQuestion, PreparedCorpus
+from trellis.nlm.provider import (
+    AnswerFlag,
+    Language,
+    NlmAnswer,
+    NlmError,
+    NlmGarbage,
+    NlmQuestion,
+    NlmRefused,
+    NlmTimeout,
+    NlmUnavailable,
+    PreparedCorpus,
+)
 from trellis.nlm.words import stems
 
 PROMPT = build_prompt(task(JobType.RESEARCH, {"query": "At which relative humidity must TS-02 be kept?"}))

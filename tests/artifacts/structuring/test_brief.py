@@ -8,7 +8,7 @@ import pytest
 
 from tests.artifacts.structuring.tasks import GUARDIAN, drafted, says, scripted, snapshot, task
 from trellis.artifacts.content import ArtifactDraft, ArtifactType, JobType
-from trellis.artifacts.snapshot import Snapshot
+from trellis.artifacts.payloads import Snapshot
 from trellis.nlm.provider import NlmProvider
 
 VISION = (

@@ -3,7 +3,7 @@
 import pytest
 
 from trellis.artifacts.drafts.entities import EntityFinder, with_unknown
-from trellis.artifacts.snapshot import SnapshotEntity
+from trellis.artifacts.payloads import SnapshotEntity
 
 KNOWN = EntityFinder(
     (

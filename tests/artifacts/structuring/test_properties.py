@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from tests.artifacts.structuring.tasks import snapshot, task
 from trellis.artifacts.content import ARTIFACT_TYPE_OF_JOB_TYPE, JobType, checked_content
-from trellis.artifacts.drafts import StoredAnswer, build_prompt, draft
+from trellis.artifacts.drafts import draft
 from trellis.artifacts.drafts.phrases import SENTENCES, clipped
+from trellis.artifacts.drafts.task import StoredAnswer, build_prompt
 from trellis.nlm import extractive
 from trellis.nlm.citations import verify
-from trellis.nlm.index import PassageIndex
+from trellis.nlm.passages import PassageIndex
 from trellis.nlm.provider import Citation, Language, NlmAnswer
 
 PIECES = st.sampled_from(

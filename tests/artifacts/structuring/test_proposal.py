@@ -11,8 +11,8 @@ import pytest
 
 from tests.artifacts.structuring.tasks import drafted, says, scripted, snapshot, task
 from trellis.agents.definition import SafeOutput
-from trellis.agents.output import DraftChange
-from trellis.agents.output import ProposalDraft as AgentDraft
+from trellis.agents.run_io import DraftChange
+from trellis.agents.run_io import ProposalDraft as AgentDraft
 from trellis.artifacts.content import ArtifactDraft, ArtifactType, JobType
 from trellis.engine.jobs import Epoch
 from trellis.engine.records import Event

@@ -9,9 +9,9 @@ import pytest
 
 from tests.artifacts.structuring.tasks import GUARDIAN, research, says, scripted, snapshot, task
 from trellis.artifacts.content import ArtifactDraft, ArtifactType, JobType
-from trellis.artifacts.drafts import build_prompt
 from trellis.artifacts.drafts.material import LEFT_OUT
-from trellis.artifacts.snapshot import Snapshot
+from trellis.artifacts.drafts.task import build_prompt
+from trellis.artifacts.payloads import Snapshot
 
 OPENED = "Чи відкривали скрипку Петрика TS-03 і чи міняли в ній пружину?"
 HUMIDITY = "At which relative humidity must TS-02 be kept? Who paid for the insurance policy?"

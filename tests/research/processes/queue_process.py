@@ -309,7 +309,7 @@ def watch_backend(backend: BackendProcess, orders: Orders, watch: Watch) -> None
     driver.delivery = replace(driver.delivery, client=client, retry=DELIVERY)  # type: ignore[arg-type]
     holder.options = orders.holding
     backend.sweeper.options = orders.sweeping
-    backend.desk = replace(backend.desk, intake=replace(backend.desk.intake, ledger=ledger))  # type: ignore[arg-type]
+    backend.parts = replace(backend.parts, intake=replace(backend.parts.intake, ledger=ledger))  # type: ignore[arg-type]
 
 
 async def be_nlm(orders: Orders, watch: Watch, stop: asyncio.Event) -> None:

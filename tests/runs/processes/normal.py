@@ -16,7 +16,7 @@ from trellis.documents import ids, run_documents
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event
-from trellis.storage.memory import MemoryRepository
+from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.objects.store import ObjectStore
 
 MOMENT = re.compile(rb"(\d{4}-\d{2}-\d{2}T)?\d{2}:\d{2}:\d{2}(\.\d+)?(Z|\+00:00)")

@@ -29,9 +29,16 @@ from trellis.engine.records import SweepOptions
 from trellis.engine.service import Service, Sweeper
 from trellis.engine.step_runner import DriveOutcome
 from trellis.proposals.apply import ApplyEngine, ApplyOptions
-from trellis.runs.orchestrator import Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions
+from trellis.runs.orchestrator import (
+    Orchestrator,
+    OrchestratorOptions,
+    RunDriver,
+    RunDriverOptions,
+    RunStep,
+    StepContext,
+    StepResult,
+)
 from trellis.runs.projector import Projector, ProjectorOptions
-from trellis.runs.steps import RunStep, StepContext, StepResult
 from trellis.storage.objects import local as _local  # noqa: F401 - imported before the fork
 from trellis.storage.objects import s3 as _s3  # noqa: F401 - imported before the fork
 from trellis.storage.objects.store import OVERWRITE, PutCondition, PutRefused, PutStored

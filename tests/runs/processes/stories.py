@@ -14,6 +14,7 @@ from tests.faults.conftest import SEED
 from tests.faults.fleet import Fleet, Line, Nursery
 from tests.runs.processes.normal import Left, left_by, normal
 from tests.runs.processes.run_process import Orders
+from tests.storage.memory.verification import verify as verify_memory
 from trellis.app.instance import Instance, open_instance
 from trellis.app.settings import Settings
 from trellis.app.wiring import SystemClock
@@ -26,7 +27,7 @@ from trellis.engine.service import Sweeper, serve
 from trellis.engine.verify import verify
 from trellis.lifecycles import Role
 from trellis.runs.orchestration import TriggerKind
-from trellis.storage.memory import MemoryRepository
+from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.objects.store import ObjectStore
 
 VIOLIN = "archivist-violin"
@@ -182,7 +183,7 @@ class Story:
         entries = (await asyncio.to_thread(self.memory.history, VIOLIN, limit=200)).entries
         made = [entry.proposal_id for entry in entries if entry.run_id == self.run_id]
         assert sorted(filter(None, made)) == sorted(applied), "one commit for each applied proposal"
-        assert (await asyncio.to_thread(self.memory.verify)).complete
+        assert (await asyncio.to_thread(verify_memory, self.memory)).complete
 
     def check_work(self) -> None:
         """A counted step is never done again, each claim does a step once, and what was kept is not asked for again."""

@@ -27,7 +27,7 @@ from tests.servers.seaweedfs import SeaweedServer
 from tests.storage.conftest import CREDENTIALS
 from tests.storage.proxy import Fault, Kind, Proxy, proxied
 from trellis.agents.garden import plant
-from trellis.documents import run_documents
+from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.open import open_objects
 
 AT_ONCE = 6
@@ -272,5 +272,5 @@ async def test_a_store_that_is_gone_for_longer_than_runs_wait_fails_the_run_and_
         steps = {"steps/01-load-context.json", "steps/02-execute-agent.json"}
         assert folder == {"status.json", "manifest.json", *steps}
         manifest = json.loads(next(body for key, body in left.files.items() if key.endswith("manifest.json")))
-        digests = {run_documents.sha256(body) for key, body in left.files.items() if "/steps/" in key}
+        digests = {sha256(body) for key, body in left.files.items() if "/steps/" in key}
         assert {step["sha256"] for step in manifest["steps"]} == digests

@@ -7,7 +7,8 @@ import sys
 from datetime import datetime, timedelta
 
 from tests.storage.memory.rig import AT, append, apply
-from trellis.storage.memory import Committed, MemoryRepository, VersionConflict, open_memory
+from trellis.storage.memory.layout import Committed, VersionConflict
+from trellis.storage.memory.repository import MemoryRepository, open_memory
 
 TRIES_MAX = 1_000
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trellis.storage.memory import MemoryRepository, open_memory
+from tests.storage.memory.verification import verify
+from trellis.storage.memory.repository import MemoryRepository, open_memory
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def sound(memory: MemoryRepository) -> Callable[[], None]:
     """Nothing is wrong with the repository: by our own check, and by git's where there is one."""
 
     def check() -> None:
-        verified = memory.verify()
+        verified = verify(memory)
         assert verified.complete
         assert verified.findings == ()
         if program := shutil.which("git"):

@@ -11,7 +11,10 @@ import sys
 from types import FrameType
 
 from tests.storage.memory.rig import AGENT, append, apply
-from trellis.storage.memory import AlreadyApplied, Committed, MemoryRepository, bare_repository, open_memory
+from tests.storage.memory.verification import verify
+from trellis.storage.memory import bare_repository
+from trellis.storage.memory.layout import AlreadyApplied, Committed
+from trellis.storage.memory.repository import MemoryRepository, open_memory
 
 POINTS_MAX = 2_000
 LEFTOVERS = ("objects/tmp_*", "refs/heads/*.lock", "trellis.ref")
@@ -28,7 +31,7 @@ def main(path: str, step: str) -> None:
         if ended:
             break
         seen["killed"] += 1
-    verified = memory.verify()
+    verified = verify(memory)
     seen["problems"] += verified.findings
     seen["versions"] = memory.read(AGENT).version
     seen["points"] = number

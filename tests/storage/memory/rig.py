@@ -8,14 +8,9 @@ from dulwich.objects import Blob, Commit, ObjectID, ShaFile, Tree
 from dulwich.refs import Ref
 from dulwich.repo import Repo
 
-from trellis.storage.memory import (
-    AlreadyApplied,
-    Committed,
-    MemoryRepository,
-    Operation,
-    Update,
-    VersionConflict,
-)
+from trellis.storage.memory.layout import AlreadyApplied, Committed, VersionConflict
+from trellis.storage.memory.repository import MemoryRepository
+from trellis.storage.memory.updates import Operation, Update
 
 AGENT = "archivist-violin"
 RUN = "run_2026-11-15_120000_abcdef"

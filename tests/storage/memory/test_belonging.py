@@ -8,9 +8,9 @@ import pytest
 from tests.gateway.serving import settings_in
 from trellis.app.instance import open_instance
 from trellis.app.wiring import new_id
-from trellis.storage.memory import open_memory
 from trellis.storage.memory.bare_repository import repository_id
 from trellis.storage.memory.errors import MemoryOfAnother
+from trellis.storage.memory.repository import open_memory
 
 
 async def start(folder: Path, memory: str, *, uses_memory: bool = True) -> None:

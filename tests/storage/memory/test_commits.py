@@ -8,24 +8,18 @@ from datetime import timedelta
 import pytest
 
 from tests.storage.memory.rig import AGENT, AT, BRANCH, RUN, append, applied, apply, close, commit_tree, replace
+from tests.storage.memory.verification import verify
 from trellis.engine.errors import OptionInvalid
-from trellis.storage.memory import (
-    AlreadyApplied,
-    Committed,
-    DeepPart,
-    MemoryRepository,
-    ProblemCode,
-    ReadMode,
-    VersionConflict,
-    open_memory,
-)
 from trellis.storage.memory import layout as memory_layout
 from trellis.storage.memory.bare_repository import BareRepository
 from trellis.storage.memory.errors import MemoryBusy, MemoryUnavailable, ProposalReused, UpdatesRefused
+from trellis.storage.memory.layout import AlreadyApplied, Committed, DeepPart, ReadMode, VersionConflict
+from trellis.storage.memory.repository import MemoryRepository, open_memory
+from trellis.storage.memory.updates import ProblemCode
 
 
 def commits(memory: MemoryRepository) -> int:
-    return memory.verify().commits
+    return verify(memory).commits
 
 
 @pytest.mark.requirement("D23", "AUTH-6")
@@ -217,8 +211,8 @@ def test_a_branch_moved_meanwhile_is_not_overwritten(memory: MemoryRepository, m
     monkeypatch.setattr(BareRepository, "write", write_late)
     applied(memory, append("facts.md", "- b"), proposal_id="p2")
     assert memory.read(AGENT, ReadMode.WIDE).content["facts.md"] == "- a\n- b\n"
-    assert memory.verify().commits == 3
-    assert memory.verify().findings == (f"commit {pushed[0].decode()}: no proposal explains it",)
+    assert verify(memory).commits == 3
+    assert verify(memory).findings == (f"commit {pushed[0].decode()}: no proposal explains it",)
 
 
 def test_a_branch_that_never_rests_is_given_up(memory: MemoryRepository, monkeypatch):

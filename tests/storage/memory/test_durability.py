@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.storage.memory.rig import append, applied, apply
-from trellis.storage.memory import MemoryRepository, bare_repository
+from trellis.storage.memory import bare_repository
+from trellis.storage.memory.repository import MemoryRepository
 
 Trace = list[tuple[str, str]]
 BRANCH = "refs/heads/main"

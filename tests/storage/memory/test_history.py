@@ -6,11 +6,12 @@ import pytest
 from dulwich.objects import Commit
 
 from tests.storage.memory.rig import AGENT, AT, RUN, append, applied, apply, commit_tree, replace
+from tests.storage.memory.verification import verify
 from trellis.engine.errors import OptionInvalid
-from trellis.storage.memory import ChangeKind, CommittedFileChange, MemoryRepository
 from trellis.storage.memory import history as memory_history
 from trellis.storage.memory.errors import MemoryDamaged, MemoryVersionNotFound
-from trellis.storage.memory.records import AppliedMarker
+from trellis.storage.memory.layout import AppliedMarker, ChangeKind, CommittedFileChange
+from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.memory.updates import digest
 
 
@@ -71,14 +72,14 @@ def test_a_cursor_that_is_no_commit_is_refused(memory: MemoryRepository):
 @pytest.mark.requirement("AUTH-6")
 def test_a_change_that_no_proposal_explains_shows(memory: MemoryRepository):
     applied(memory, replace("snapshot.md", "x"), proposal_id="p1")
-    assert memory.verify().findings == ()
+    assert verify(memory).findings == ()
     foreign = commit_tree(
         memory.path, [(f"memory/{AGENT}/facts.md", 0o100644, b"- smuggled\n")], "Reason: trust me"
     ).decode()
     newest = memory.history(AGENT).entries[0]
     assert (newest.commit, newest.proposal_id, newest.version, newest.author) == (foreign, None, None, "Somebody")
     assert newest.files == (CommittedFileChange(file="facts.md", kind=ChangeKind.ADDED, added=1, removed=0),)
-    assert memory.verify().findings == (f"commit {foreign}: no proposal explains it",)
+    assert verify(memory).findings == (f"commit {foreign}: no proposal explains it",)
 
 
 @pytest.mark.requirement("AUTH-6")
@@ -86,8 +87,8 @@ def test_a_forged_commit_has_no_place_among_the_versions(memory: MemoryRepositor
     applied(memory, replace("snapshot.md", "x"), proposal_id="p1")
     message = f"memory-update: {AGENT} / {RUN} / p9\n\nReason: x\n\nProposal-Id: p9\nMemory-Version: 7\n"
     commit_tree(memory.path, [(f"memory/{AGENT}/facts.md", 0o100644, b"- smuggled\n")], message)
-    assert any("makes version 7" in finding for finding in memory.verify().findings)
-    assert any("p9 is not marked" in finding for finding in memory.verify().findings)
+    assert any("makes version 7" in finding for finding in verify(memory).findings)
+    assert any("p9 is not marked" in finding for finding in verify(memory).findings)
 
 
 @pytest.mark.requirement("AUTH-4")
@@ -107,7 +108,7 @@ def test_a_difference_is_of_layer_1_unless_asked(memory: MemoryRepository):
 def test_a_check_of_part_of_the_history_says_so(memory: MemoryRepository):
     for number in range(3):
         applied(memory, replace("snapshot.md", str(number)), proposal_id=f"p{number}")
-    assert (memory.verify(2).commits, memory.verify(2).complete, memory.verify(2).findings) == (2, False, ())
+    assert (verify(memory, 2).commits, verify(memory, 2).complete, verify(memory, 2).findings) == (2, False, ())
 
 
 def test_a_changed_object_is_found_by_its_name(memory: MemoryRepository, git):
@@ -121,15 +122,15 @@ def test_a_changed_object_is_found_by_its_name(memory: MemoryRepository, git):
     )
     old.chmod(0o644)
     old.write_bytes(new.read_bytes())
-    verified = memory.verify()
+    verified = verify(memory)
     assert [finding for finding in verified.findings if "ChecksumMismatch" in finding], verified
     new.unlink()
-    assert [finding for finding in memory.verify().findings if "missing" in finding]
+    assert [finding for finding in verify(memory).findings if "missing" in finding]
 
 
 def test_a_link_anywhere_is_found(memory: MemoryRepository):
     commit_tree(memory.path, [("logic/x", 0o120000, b"/etc")])
-    assert any("is no file and no folder" in finding for finding in memory.verify().findings)
+    assert any("is no file and no folder" in finding for finding in verify(memory).findings)
 
 
 def test_a_marker_without_its_commit_is_damage(memory: MemoryRepository):

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.storage.memory.rig import AGENT, append, applied, apply, commit_tree
-from trellis.storage.memory import DeepPart, MemoryRepository, open_memory
 from trellis.storage.memory.errors import AgentIdInvalid, MemoryDamaged
-from trellis.storage.memory.layout import AGENT_ID, tokens_max
+from trellis.storage.memory.layout import AGENT_ID, DeepPart, tokens_max
+from trellis.storage.memory.repository import MemoryRepository, open_memory
 
 
 @pytest.mark.parametrize(

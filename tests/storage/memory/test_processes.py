@@ -13,7 +13,9 @@ import pytest
 
 from tests.storage.memory.committer import committed
 from tests.storage.memory.rig import AGENT, AT, append, apply
-from trellis.storage.memory import AlreadyApplied, DeepPart, MemoryRepository, open_memory
+from tests.storage.memory.verification import verify
+from trellis.storage.memory.layout import AlreadyApplied, DeepPart
+from trellis.storage.memory.repository import MemoryRepository, open_memory
 
 ROOT = Path(__file__).resolve().parents[3]
 SEED = 20_261_115
@@ -66,7 +68,7 @@ def test_eight_processes_lose_no_update_and_apply_none_twice(memory: MemoryRepos
         assert Counter(decisions(memory, agent)) == Counter(proposal for name, proposal, _, _ in told if name == agent)
         entries = memory.history(agent, limit=len(mine)).entries
         assert {entry.commit for entry in entries} == {commit for name, _, commit, _ in told if name == agent}
-    assert memory.verify().commits == 8 * each
+    assert verify(memory).commits == 8 * each
     sound()
 
 
@@ -128,5 +130,5 @@ def test_many_processes_make_one_repository(tmp_path, start):
     for process in processes:
         _, error = process.communicate(timeout=60)
         assert process.returncode == 0, error
-    assert open_memory(path, create=False).verify().commits == 4
+    assert verify(open_memory(path, create=False)).commits == 4
     assert [entry.name for entry in path.parent.iterdir()] == ["memory.git"]

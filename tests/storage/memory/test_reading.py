@@ -3,9 +3,11 @@
 import pytest
 
 from tests.storage.memory.rig import AGENT, AT, RUN, append, applied, commit_tree, replace
+from tests.storage.memory.verification import verify
 from trellis.engine.errors import OptionInvalid
-from trellis.storage.memory import DeepPart, MemoryRepository, ReadMode, open_memory
 from trellis.storage.memory.errors import MemoryDamaged, MemoryMissing, MemoryOverLimit, MemoryVersionNotFound
+from trellis.storage.memory.layout import DeepPart, ReadMode
+from trellis.storage.memory.repository import MemoryRepository, open_memory
 
 
 @pytest.mark.requirement("PIPE-4", "PIPE-5", "D23")
@@ -144,7 +146,7 @@ def test_a_missing_or_torn_object_is_named(memory: MemoryRepository):
     place.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(MemoryDamaged, match=commit):
         memory.read(AGENT)
-    assert memory.verify().findings
+    assert verify(memory).findings
     place.unlink()
     with pytest.raises(MemoryDamaged, match="missing"):
         memory.read(AGENT)

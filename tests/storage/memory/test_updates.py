@@ -8,16 +8,18 @@ from hypothesis import strategies as st
 
 from tests.storage.memory.rig import AT, RUN, append, close, replace
 from trellis.engine.errors import OptionInvalid
-from trellis.storage.memory import (
+from trellis.storage.memory.layout import count_tokens
+from trellis.storage.memory.updates import (
+    CONTENT_BYTES_MAX,
+    UPDATES_MAX,
     AppliedUpdates,
     Operation,
     ProblemCode,
     RejectedUpdates,
     Update,
     apply_updates,
-    count_tokens,
+    digest,
 )
-from trellis.storage.memory.updates import CONTENT_BYTES_MAX, UPDATES_MAX, digest
 
 FACTS = "# Facts\n\n## Makers\n\n- Stainer worked in Absam.\n\n### Schools\n\n- Tyrol\n\n## Bows\n\n- Pernambuco is scarce.\n"
 LOOPS = "# Open loops\n\n- [ ] humidity: Who reads the hygrometer?\n  Asked in May.\n- [x] label: Is it printed?\n  Closed 2026-11-01: yes.\n"

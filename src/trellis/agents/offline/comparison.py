@@ -6,15 +6,55 @@ within their unit. Years need more shared words than measurements, because every
 """
 
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import resources
 from itertools import combinations, islice
+from typing import Any
 
-from trellis.agents.offline.phrases import WORDS
 from trellis.nlm.passages import passages
-from trellis.nlm.provider import NlmSource
+from trellis.nlm.provider import Language, NlmSource
 from trellis.nlm.words import stem, stems, words
+
+# The fixed sentences of the offline model, in English and Ukrainian (`words.toml`). They contain no facts.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wording:
+    """The sentences of one language. Braces hold a number, the name of a source, or a quotation."""
+
+    figures: str
+    denial: str
+    compare: str
+    conflict_summary: str
+    answers_title: str
+    answers_intro: str
+    answers_summary: str
+    question: str
+    loop: str
+    nearest: str
+    facts_summary: str
+    facts_section: str
+    found_in: str
+    reasoning: str
+    did: str
+    proposed: str
+    proposed_nothing: str
+    refused: str
+    unanswered: str
+    read_nothing: str
+
+
+WORDS: dict[str, Any] = tomllib.loads(
+    resources.files("trellis.agents.offline").joinpath("words.toml").read_text(encoding="utf-8")
+)
+"""The whole file: sentences, titles and comparison words."""
+WORDINGS: Mapping[Language, Wording] = {
+    Language(language): Wording(**sentences) for language, sentences in WORDS["sentences"].items()
+}
+
 
 STATEMENTS_MAX = 300
 """Most statements of all sources together: the number of pairs grows with the square."""
@@ -115,12 +155,12 @@ def denials(question: str, answers: Sequence[Statement], others: Sequence[Statem
     One of the two must name an item that the question names. Otherwise a denial and a statement are usually about two
     different things. A quote from the answer to another question needs more shared words.
     """
-    asked = statement("", question)
+    questioned = statement("", question)
     found: list[StatementConflict] = []
     for first, second in combinations(dict.fromkeys([*answers, *others]), 2):
-        contested = first.stems & second.stems & asked.stems & (first.denied ^ second.denied)
+        contested = first.stems & second.stems & questioned.stems & (first.denied ^ second.denied)
         least = 1 if first in answers and second in answers else 2
-        named = (first.names | second.names) & asked.names
+        named = (first.names | second.names) & questioned.names
         if first.ref != second.ref and named and len(contested) >= least and not _name_different_items(first, second):
             emphasis = 0.1 * (first.denials + second.denials)
             found.append(StatementConflict(ConflictKind.DENIAL, first, second, len(contested) + emphasis))

@@ -17,10 +17,10 @@ from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
-from trellis.agents import prompt
+from trellis.agents import conversation
 from trellis.agents.definition import Tool
 from trellis.agents.offline.plan import ConversationState, ToolReply, next_turn
-from trellis.agents.output import canonical_json
+from trellis.agents.run_io import canonical_json
 from trellis.storage.memory.layout import count_tokens
 
 NAME = "offline"
@@ -37,7 +37,6 @@ class OfflineModel(Model[None]):
 
     @property
     def system(self) -> str:
-        """The provider's name."""
         return "trellis"
 
     async def request(
@@ -46,7 +45,6 @@ class OfflineModel(Model[None]):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        """The next tool calls."""
         _, parameters = self.prepare_request(model_settings, model_request_parameters)
         # In a thread: comparing large sources takes a while, and leases are renewed by the event loop.
         calls = await asyncio.to_thread(next_turn, view_of(messages, parameters))
@@ -54,8 +52,10 @@ class OfflineModel(Model[None]):
             ToolCallPart(call.tool, dict(call.args), tool_call_id=f"{len(messages)}-{number}")
             for number, call in enumerate(calls, 1)
         ]
-        told = sum(count_tokens(_text_of_part(part)) for message in messages for part in message.parts)
-        usage = RequestUsage(input_tokens=told, output_tokens=sum(count_tokens(_text_of_part(part)) for part in parts))
+        input_tokens = sum(count_tokens(_text_of_part(part)) for message in messages for part in message.parts)
+        usage = RequestUsage(
+            input_tokens=input_tokens, output_tokens=sum(count_tokens(_text_of_part(part)) for part in parts)
+        )
         return ModelResponse(parts=parts, usage=usage, model_name=NAME, timestamp=_NO_TIME)
 
 
@@ -66,17 +66,17 @@ def view_of(messages: list[ModelMessage], parameters: ModelRequestParameters) ->
     )
     opening = opening if isinstance(opening, str) else ""
     tools = {tool.name: tool for tool in parameters.function_tools}
-    memory = {name: text for name, text in prompt.fenced_texts(opening) if name != "params"}
+    memory = {name: text for name, text in conversation.fenced_texts(opening) if name != "params"}
     replies = _replies(messages)
     for reply in replies.get(Tool.READ_MEMORY, []):
         memory |= reply.content.get("files", {})
     proposing = tools.get(Tool.CREATE_PROPOSAL)
     actions: list[str] = proposing.parameters_json_schema["properties"]["action"]["enum"] if proposing else []
-    turns = prompt.text_after_label(opening, prompt.TURNS)
+    turns = conversation.text_after_label(opening, conversation.TURNS)
     return ConversationState(
-        run_id=prompt.text_after_label(opening, prompt.RUN),
+        run_id=conversation.text_after_label(opening, conversation.RUN),
         turns=int(turns) if turns.isdigit() else 1,
-        owner=prompt.owner_part(_instructions(messages)),
+        owner=conversation.owner_part(_instructions(messages)),
         tools=frozenset(tools),
         actions=tuple(actions),
         memory=memory,
@@ -91,15 +91,15 @@ def _instructions(messages: list[ModelMessage]) -> str:
 
 def _replies(messages: list[ModelMessage]) -> dict[str, list[ToolReply]]:
     """The arguments and reply of every tool call, in order, by tool."""
-    asked: dict[str, Mapping[str, Any]] = {}
+    arguments: dict[str, Mapping[str, Any]] = {}
     found: dict[str, list[ToolReply]] = {}
     for message in messages:
         for part in message.parts:
             if isinstance(part, ToolCallPart):
-                asked[part.tool_call_id] = part.args_as_dict()
+                arguments[part.tool_call_id] = part.args_as_dict()
             elif isinstance(part, ToolReturnPart) and isinstance(cast("object", part.content), dict):
                 content = cast("dict[str, Any]", part.content)
-                found.setdefault(part.tool_name, []).append(ToolReply(asked.get(part.tool_call_id, {}), content))
+                found.setdefault(part.tool_name, []).append(ToolReply(arguments.get(part.tool_call_id, {}), content))
     return found
 
 

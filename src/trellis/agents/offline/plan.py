@@ -1,22 +1,110 @@
-"""Decides the offline model's next turn, as a pure function of the conversation so far.
-
-It reads, asks, proposes and finishes: one turn each, or fewer if the agent has fewer turns. Every sentence of a draft
-is a quote from an answer (or from a source, for an agent that cannot ask), repeats a question, or is one of the fixed
-sentences of `phrases`. What memory already holds is not proposed again.
-"""
+"""Decides the offline model's next turn, as a pure function of the conversation so far, and chooses its questions."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from trellis.agents.definition import SafeOutput, Tool
 from trellis.agents.offline import comparison
-from trellis.agents.offline.comparison import ConflictKind, Statement, StatementConflict
-from trellis.agents.offline.phrases import WORDINGS, Wording, language_of
-from trellis.agents.offline.questions import Origin, QuestionToAsk, questions
+from trellis.agents.offline.comparison import WORDINGS, WORDS, ConflictKind, Statement, StatementConflict, Wording
+from trellis.nlm.passages import Block, BlockKind, blocks
+from trellis.nlm.provider import language_of
 from trellis.storage.memory import markdown
-from trellis.storage.memory.layout import FACTS, FILE_TOKENS_MAX, ReadMode, count_tokens
+from trellis.storage.memory.layout import FACTS, FILE_TOKENS_MAX, OPEN_LOOPS, ReadMode, count_tokens
+
+# Chooses the questions that the offline model asks.
+#
+# They come from the owner's instructions, from disagreements between sources, from open loops, and from the sources.
+
+QUESTION_CHARS_MAX = 400
+QUESTIONS_MAX = 14
+
+_TITLES = frozenset[str](WORDS["questions"]["titles"])
+_SPACE = re.compile(r"\s+(?:>\s?)*")
+
+
+class Origin(StrEnum):
+    """Where a question came from."""
+
+    OWNER = "owner"
+    CONFLICT = "conflict"
+    LOOP = "loop"
+    SOURCE = "source"
+
+
+_QUESTIONS_MAX_BY_ORIGIN: Mapping[Origin, int] = {Origin.OWNER: 8, Origin.CONFLICT: 2, Origin.LOOP: 4, Origin.SOURCE: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionToAsk:
+    """A question to ask. `ref` is the source that asks it: quotes from that source do not answer it."""
+
+    text: str
+    origin: Origin
+    ref: str | None = None
+
+
+def questions(owner: str, sources: Mapping[str, str], memory: Mapping[str, str]) -> list[QuestionToAsk]:
+    """The questions, each once, the owner's first; limited per origin and in total."""
+    found = [
+        *_first(Origin.OWNER, (QuestionToAsk(text, Origin.OWNER) for text in _listed(owner))),
+        *_first(Origin.CONFLICT, (QuestionToAsk(text, Origin.CONFLICT) for text in comparison.subjects(sources))),
+        *_first(Origin.LOOP, (QuestionToAsk(text, Origin.LOOP) for text in _loops(memory.get(OPEN_LOOPS, "")))),
+        *_first(
+            Origin.SOURCE,
+            (
+                QuestionToAsk(text, Origin.SOURCE, ref)
+                for ref, source in sorted(sources.items())
+                for text in _listed(source)
+            ),
+        ),
+    ]
+    return list({asked.text: asked for asked in reversed(found)}.values())[::-1][:QUESTIONS_MAX]
+
+
+def _first(origin: Origin, found: Iterator[QuestionToAsk]) -> list[QuestionToAsk]:
+    fitting = (asked for asked in found if asked.text and len(asked.text) <= QUESTION_CHARS_MAX)
+    return [asked for asked, _ in zip(fitting, range(_QUESTIONS_MAX_BY_ORIGIN[origin]), strict=False)]
+
+
+def _listed(text: str) -> Iterator[str]:
+    """The items of lists under a title such as "Questions", or after a line that ends in "Questions:"."""
+    lead = ""
+    for block in blocks(text):
+        if block.kind is BlockKind.LIST and (_is_title(lead) or any(map(_is_title, block.headings[-1:]))):
+            yield from (_question_line(text[start:end]) for start, end in block.spans)
+        lead = _last_line(text, block) if block.kind is BlockKind.PARAGRAPH else ""
+
+
+def _is_title(text: str) -> bool:
+    return any(part.strip(" :*_#").lower() in _TITLES for part in text.split("/"))
+
+
+def _last_line(text: str, block: Block) -> str:
+    start, end = block.spans[-1]
+    line = text[start:end].rsplit("\n", 1)[-1]
+    return line if line.rstrip(" *_").endswith(":") else ""
+
+
+def _loops(text: str) -> Iterator[str]:
+    lines = text.split("\n")
+    for loop in markdown.loops(text):
+        if not loop.closed:
+            whole = "\n".join(lines[loop.start : loop.end])
+            yield _question_line(markdown.LOOP.sub("", whole, count=1))
+
+
+def _question_line(text: str) -> str:
+    return _SPACE.sub(" ", text).strip()
+
+
+# Decides the offline model's next turn, as a pure function of the conversation so far.
+#
+# It reads, asks, proposes and finishes: one turn each, or fewer if the agent has fewer turns. Every sentence of a draft
+# is a quote from an answer (or from a source, for an agent that cannot ask), repeats a question, or is one of the fixed
+# sentences of `phrases`. What memory already holds is not proposed again.
 
 CONFLICTS_MAX = 3
 QUOTES_MAX = 3
@@ -60,7 +148,6 @@ class ToolReply:
 
     @property
     def ok(self) -> bool:
-        """Whether the call was accepted."""
         return "refused" not in self.content
 
 
@@ -78,7 +165,6 @@ class ConversationState:
 
     @property
     def sources(self) -> dict[str, str]:
-        """The sources that were read."""
         read = [reply for reply in self.replies.get(Tool.READ_CONTEXT, ()) if reply.ok]
         return {source["ref"]: source["text"] for reply in read for source in reply.content["sources"]}
 
@@ -125,8 +211,8 @@ def _read(view: ConversationState) -> list[PlannedCall]:
 def _ask(view: ConversationState) -> list[PlannedCall]:
     if Tool.NOTEBOOKLM_QUERY not in view.tools:
         return []
-    asked = questions(view.owner, view.sources, view.memory)
-    return [PlannedCall(Tool.NOTEBOOKLM_QUERY, {"question": one.text}) for one in asked]
+    chosen = questions(view.owner, view.sources, view.memory)
+    return [PlannedCall(Tool.NOTEBOOKLM_QUERY, {"question": one.text}) for one in chosen]
 
 
 def _propose(view: ConversationState) -> list[PlannedCall]:
@@ -137,21 +223,21 @@ def _propose(view: ConversationState) -> list[PlannedCall]:
     pairs = _conflicts(view, answers, known)
     doubts = [call for number, pair in enumerate(pairs, 1) if (call := _doubt(view, pair, number))]
     report, reported = _report(view, answers, known)
-    told = [*(one for pair in pairs for one in (pair.first, pair.second)), *reported]
-    return [*doubts, *report, *_facts(view, told, known)]
+    quoted = [*(one for pair in pairs for one in (pair.first, pair.second)), *reported]
+    return [*doubts, *report, *_facts(view, quoted, known)]
 
 
 def _finish(view: ConversationState, calls: Sequence[PlannedCall]) -> PlannedCall:
     words, answers = view.wording, _answers(view)
-    asked = [answer for answer in answers if answer.asked.origin is not Origin.CONFLICT]
-    told = [answer for answer in asked if answer.full]
-    lines = [words.did.format(sources=len(view.sources), asked=len(asked), answered=len(told))]
+    questions_asked = [answer for answer in answers if answer.asked.origin is not Origin.CONFLICT]
+    answered = [answer for answer in questions_asked if answer.full]
+    lines = [words.did.format(sources=len(view.sources), asked=len(questions_asked), answered=len(answered))]
     made = [reply.args for reply in view.replies.get(Tool.CREATE_PROPOSAL, ()) if reply.ok]
     made += [call.args for call in calls if call.tool == Tool.CREATE_PROPOSAL]
     lines += ["", words.proposed, *(f"- {args['summary']}" for args in made)] if made else ["", words.proposed_nothing]
     refused = sum(not reply.ok for replies in view.replies.values() for reply in replies)
     lines += ["", words.refused.format(count=refused)] if refused else []
-    open_ = [f"- {answer.asked.text}" for answer in asked if not answer.full][:UNANSWERED_MAX]
+    open_ = [f"- {answer.asked.text}" for answer in questions_asked if not answer.full][:UNANSWERED_MAX]
     lines += ["", words.unanswered, *open_] if open_ else []
     return PlannedCall(FINISH, {"summary": "\n".join(lines)})
 
@@ -176,11 +262,11 @@ def _answers(view: ConversationState) -> list[_AnsweredQuestion]:
     by_text = {one.text: one for one in questions(view.owner, view.sources, view.memory)}
     made: list[_AnsweredQuestion] = []
     for reply in view.replies.get(Tool.NOTEBOOKLM_QUERY, ()):
-        asked = by_text.get(reply.args["question"]) or QuestionToAsk(reply.args["question"], Origin.OWNER)
+        question = by_text.get(reply.args["question"]) or QuestionToAsk(reply.args["question"], Origin.OWNER)
         cited: list[dict[str, str]] = reply.content["citations"] if reply.ok else []
-        quotes = (comparison.statement(one["ref"], one["excerpt"]) for one in cited if one["ref"] != asked.ref)
+        quotes = (comparison.statement(one["ref"], one["excerpt"]) for one in cited if one["ref"] != question.ref)
         kept = tuple(quote for quote in quotes if _quotable(quote))
-        made.append(_AnsweredQuestion(asked, kept, confident=reply.ok and reply.content["confident"]))
+        made.append(_AnsweredQuestion(question, kept, confident=reply.ok and reply.content["confident"]))
     return made
 
 
@@ -190,12 +276,12 @@ def _conflicts(view: ConversationState, answers: Sequence[_AnsweredQuestion], kn
     if Tool.NOTEBOOKLM_QUERY not in view.tools:
         quotes = [quote for quote in comparison.statements_with_figures(view.sources) if _quotable(quote)]
     found = comparison.conflicts(quotes)
-    told: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str]] = set()
     for answer in answers:
         if answer.asked.origin is Origin.OWNER:
             for pair in comparison.denials(answer.asked.text, answer.quotes, quotes)[:1]:
-                found += [] if (pair.first.excerpt, pair.second.excerpt) in told else [pair]
-                told |= {(pair.first.excerpt, pair.second.excerpt), (pair.second.excerpt, pair.first.excerpt)}
+                found += [] if (pair.first.excerpt, pair.second.excerpt) in seen else [pair]
+                seen |= {(pair.first.excerpt, pair.second.excerpt), (pair.second.excerpt, pair.first.excerpt)}
     fresh = [pair for pair in found if not all(_on_one_line(one.excerpt) in known for one in (pair.first, pair.second))]
     return fresh[:CONFLICTS_MAX]
 
@@ -233,14 +319,14 @@ def _report(
     return ([], []) if made is None else ([made], used)
 
 
-def _facts(view: ConversationState, told: Sequence[Statement], known: str) -> list[PlannedCall]:
+def _facts(view: ConversationState, quoted: Sequence[Statement], known: str) -> list[PlannedCall]:
     """A memory update with everything quoted in this run, so that the next run does not propose it again."""
     if SafeOutput.MEMORY_UPDATE not in view.actions:
         return []
     words = view.wording
     lines: dict[str, Statement] = {}
     room = FILE_TOKENS_MAX[FACTS] - count_tokens(view.memory.get(FACTS, "")) - FACTS_TOKENS_SPARED
-    for one in told:
+    for one in quoted:
         line = f"- {_on_one_line(one.excerpt)} {words.found_in.format(ref=one.ref)}"
         if _on_one_line(one.excerpt) not in known and line not in lines and count_tokens(line) < room:
             lines[line] = one

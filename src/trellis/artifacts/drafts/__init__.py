@@ -7,28 +7,10 @@ text decides which sentences are quoted, and nothing else.
 
 from trellis.artifacts.content import ArtifactDraft
 from trellis.artifacts.drafts.brief import build_brief
-from trellis.artifacts.drafts.grounding import ground_answer
 from trellis.artifacts.drafts.proposal import preprocess_proposal
 from trellis.artifacts.drafts.research import build_research_brief
-from trellis.artifacts.drafts.task import (
-    StoredAnswer,
-    StructuringPrompt,
-    StructuringTask,
-    ask_provider,
-    build_prompt,
-    is_transient,
-)
+from trellis.artifacts.drafts.task import StoredAnswer, StructuringPrompt, StructuringTask, ground_answer
 from trellis.artifacts.payloads import BriefPayload, PreprocessPayload, ResearchPayload
-
-__all__ = [
-    "StoredAnswer",
-    "StructuringPrompt",
-    "StructuringTask",
-    "ask_provider",
-    "build_prompt",
-    "draft",
-    "is_transient",
-]
 
 
 def draft(task: StructuringTask, prompt: StructuringPrompt, answered: StoredAnswer) -> ArtifactDraft:

@@ -12,10 +12,8 @@ from functools import cache
 
 from trellis.agents.definition import SLUG
 from trellis.agents.offline.comparison import names_in
-from trellis.agents.offline.phrases import language_of
 from trellis.artifacts.content import ITEMS_MAX, ArtifactDraft, ArtifactType
 from trellis.artifacts.drafts.entities import SURE_MIN, EntityFinder, NamedItems, with_unknown
-from trellis.artifacts.drafts.grounding import GroundedAnswer
 from trellis.artifacts.drafts.material import (
     SourceMaterial,
     SourceQuotes,
@@ -25,11 +23,10 @@ from trellis.artifacts.drafts.material import (
     sentences_text,
 )
 from trellis.artifacts.drafts.phrases import ABOUT, clipped, filled_sentence
-from trellis.artifacts.drafts.task import StructuringPrompt, StructuringTask
-from trellis.artifacts.payloads import BriefPayload
-from trellis.artifacts.snapshot import SnapshotEntity
+from trellis.artifacts.drafts.task import GroundedAnswer, StructuringPrompt, StructuringTask
+from trellis.artifacts.payloads import BriefPayload, SnapshotEntity
 from trellis.nlm.passages import passages
-from trellis.nlm.provider import Language, NlmSource
+from trellis.nlm.provider import Language, NlmSource, language_of
 from trellis.nlm.words import stems
 
 TITLE_CHARS_MAX = 60
@@ -55,7 +52,7 @@ class _EntitySentences:
     """The source sentences about one entity, best first."""
 
     name: str
-    told: tuple[SourceSentence, ...]
+    sentences: tuple[SourceSentence, ...]
 
 
 def build_brief(
@@ -70,25 +67,25 @@ def build_brief(
     slugs = _entity_slugs(payload, entities, known, named)
     wanted = [entity for entity in entities if entity.slug in slugs][:ENTITIES_TOLD_MAX]
     abouts = _sentences_by_entity(material, wanted, known, payload.vision_text, prompt.language)
-    if not any(about.told for about in abouts):
+    if not any(about.sentences for about in abouts):
         abouts += _answers(material, payload.vision_text, named)
     room = style.words
-    told_of = any(about.told for about in abouts)
+    told_of = any(about.sentences for about in abouts)
     paragraphs = [] if told_of else [_sentences_within(_vision(payload), room)]
     paragraphs += [
         _sentences_within(_sentences(grounded.own_words), min(room - _words(paragraphs), int(room * OWN_WORDS_SHARE)))
     ]
-    silent = [about.name for about in abouts if not about.told]
+    silent = [about.name for about in abouts if not about.sentences]
     note = filled_sentence(prompt.language, "known_by_slug", names=", ".join(silent)) if silent else ""
     note = note if len(note.split()) <= room - _words(paragraphs) else ""
     chosen = _chosen(material, abouts, room - _words(paragraphs) - len(note.split()))
-    paragraphs += [_paragraph(about, told) for about, told in zip(abouts, chosen, strict=True) if told]
+    paragraphs += [_paragraph(about, sentence) for about, sentence in zip(abouts, chosen, strict=True) if sentence]
     title = style.title or _title(payload.vision_text, _names(abouts))
     body = "\n\n".join(paragraph for paragraph in (*paragraphs, note) if paragraph) or title
     quotes = SourceQuotes()
     quotes.cite(grounded.citations if grounded.by_model else ())
-    for told in (one for some in chosen for one in some):
-        quotes.add(told.ref, told.excerpt)
+    for sentence in (one for some in chosen for one in some):
+        quotes.add(sentence.ref, sentence.excerpt)
     occurring = known.occurring(body)
     content = {
         "title": title,
@@ -129,18 +126,18 @@ def _entity_slugs(
 def _answers(material: SourceMaterial, vision: str, named: NamedItems) -> list[_EntitySentences]:
     """Returns source sentences about a vision that names none of the sources' entities."""
     found = [one for part in parts_of(vision) for one in material.find(_topic(part) or part, named).chosen]
-    best = [one.told for one in sorted(found, key=lambda one: one.order)]
-    around = (one for told in best for one in material.passage(told))
-    told = dict.fromkeys(one for one in (*best, *around) if not one.is_open)
-    return [_EntitySentences("", tuple(told))] if told else []
+    best = [one.source for one in sorted(found, key=lambda one: one.order)]
+    around = (one for fitting in best for one in material.passage(fitting))
+    fitting = dict.fromkeys(one for one in (*best, *around) if not one.is_open)
+    return [_EntitySentences("", tuple(fitting))] if fitting else []
 
 
-def _topic(said: str) -> str:
+def _topic(text: str) -> str:
     """Returns the topic that a sentence names; in Ukrainian with the preposition before it, which decides the case."""
-    about = ABOUT.search(said)
+    about = ABOUT.search(text)
     if about is None:
         return ""
-    return said[about.end() if about[0].isascii() else about.start() :].strip(" .:,;")
+    return text[about.end() if about[0].isascii() else about.start() :].strip(" .:,;")
 
 
 def _words(paragraphs: Sequence[str]) -> int:
@@ -167,7 +164,9 @@ def _title(vision: str, names: Sequence[str]) -> str:
 def _names(abouts: Sequence[_EntitySentences]) -> list[str]:
     """Returns the names for the title. A group without a name is called by the heading of its best sentence."""
     return [
-        name for about in abouts if about.told and (name := about.name or next(iter(about.told[0].headings[-1:]), ""))
+        name
+        for about in abouts
+        if about.sentences and (name := about.name or next(iter(about.sentences[0].headings[-1:]), ""))
     ]
 
 
@@ -178,21 +177,21 @@ def _sentences(text: str) -> list[str]:
 def _vision(payload: BriefPayload) -> list[str]:
     """Returns the vision's sentences, without those about topics that the style guide avoids."""
     avoided = [frozenset(stems(topic)) for topic in payload.style_guide.avoid]
-    said = _sentences(payload.vision_text) or [payload.vision_text]
-    return [one for one in said if not any(topic and topic <= frozenset(stems(one)) for topic in avoided)]
+    vision = _sentences(payload.vision_text) or [payload.vision_text]
+    return [one for one in vision if not any(topic and topic <= frozenset(stems(one)) for topic in avoided)]
 
 
-def _sentences_within(said: Sequence[str], words_max: int) -> str:
+def _sentences_within(candidates: Sequence[str], words_max: int) -> str:
     """Returns the first sentences that fit. If not even the first one fits, it is cut at the last word that does."""
     kept: list[str] = []
     left = words_max
-    for sentence in said:
+    for sentence in candidates:
         if len(sentence.split()) > left:
             break
         kept.append(sentence)
         left -= len(sentence.split())
-    if said and not kept and words_max > 0:
-        return " ".join(said[0].split()[:words_max]).rstrip(" ,;:-") + "…"
+    if candidates and not kept and words_max > 0:
+        return " ".join(candidates[0].split()[:words_max]).rstrip(" ,;:-") + "…"
     return " ".join(kept)
 
 
@@ -207,36 +206,36 @@ def _sentences_by_entity(
     def under(heading: str) -> frozenset[str]:
         return _named(known, heading, refs)
 
-    for told in material.all():
-        found = _relevance_by_entity(told, known, refs, under(" / ".join(told.headings[-1:])))
-        if not found or not _says_more_than_a_name(told):
+    for sentence in material.all():
+        found = _relevance_by_entity(sentence, known, refs, under(" / ".join(sentence.headings[-1:])))
+        if not found or not _says_more_than_a_name(sentence):
             continue
-        share = 1.0 + material.share(told, vision)
-        kind = (ROW_SHARE if told.sentence.row else 1.0) * (OPEN_SHARE if told.is_open else 1.0)
-        bonus = LANGUAGE_BONUS if language_of(told.shown) is language else 1.0
+        share = 1.0 + material.share(sentence, vision)
+        kind = (ROW_SHARE if sentence.sentence.row else 1.0) * (OPEN_SHARE if sentence.is_open else 1.0)
+        bonus = LANGUAGE_BONUS if language_of(sentence.shown) is language else 1.0
         for slug, score in found.items():
-            scored[slug].append((score * share * kind * bonus, told))
+            scored[slug].append((score * share * kind * bonus, sentence))
     taken: set[tuple[str, int]] = set()
     made: list[_EntitySentences] = []
     for entity in wanted:
         best = sorted(scored[entity.slug], key=lambda pair: (-pair[0], pair[1].place))
-        mine = tuple({one.shown: one for _, one in reversed(best) if one.place not in taken}.values())[::-1]
-        taken |= {one.place for one in mine}
-        named = known.written(entity.slug, "\n".join((*mine[0].headings, mine[0].shown)) if mine else "")
-        made.append(_EntitySentences(named, mine))
+        own = tuple({one.shown: one for _, one in reversed(best) if one.place not in taken}.values())[::-1]
+        taken |= {one.place for one in own}
+        named = known.written(entity.slug, "\n".join((*own[0].headings, own[0].shown)) if own else "")
+        made.append(_EntitySentences(named, own))
     return made
 
 
 def _relevance_by_entity(
-    told: SourceSentence, known: EntityFinder, refs: Mapping[str, str | None], headed: Collection[str]
+    sentence: SourceSentence, known: EntityFinder, refs: Mapping[str, str | None], headed: Collection[str]
 ) -> dict[str, float]:
     """Scores how much a sentence is about each entity."""
     found = dict.fromkeys(headed, HEADING_SCORE)
     for slug, ref in refs.items():
         # The source about an entity may have parts about other entities.
-        if ref == told.ref and not names_in(" ".join((*told.headings[-1:], told.shown))):
+        if ref == sentence.ref and not names_in(" ".join((*sentence.headings[-1:], sentence.shown))):
             found[slug] = found.get(slug, 0.0) + HEADING_SCORE
-    for slug in _named(known, told.shown, refs):
+    for slug in _named(known, sentence.shown, refs):
         found[slug] = found.get(slug, 0.0) + MENTION_SCORE
     return found
 
@@ -251,33 +250,33 @@ def _chosen(material: SourceMaterial, abouts: Sequence[_EntitySentences], words_
     """Takes sentences from each entity in turn, each with the ones it depends on, while they fit. None is cut."""
     chosen: list[list[SourceSentence]] = [[] for _ in abouts]
     taken: set[tuple[str, int]] = set()
-    left = words_max - sum(len(about.name.split()) for about in abouts if about.told)
+    left = words_max - sum(len(about.name.split()) for about in abouts if about.sentences)
     least = int(words_max * (1.0 - ROWS_UNTIL))
     for rows in (False, True):
-        of_kind = [[told for told in about.told if told.sentence.row is rows] for about in abouts]
+        of_kind = [[sentence for sentence in about.sentences if sentence.sentence.row is rows] for about in abouts]
         for rank in range(max(map(len, of_kind), default=0)):
-            for told, mine in (
-                (some[rank], mine) for some, mine in zip(of_kind, chosen, strict=True) if rank < len(some)
+            for sentence, own in (
+                (some[rank], own) for some, own in zip(of_kind, chosen, strict=True) if rank < len(some)
             ):
-                run = [one for one in ([told] if rows else material.led(told)) if one.place not in taken]
+                run = [one for one in ([sentence] if rows else material.led(sentence)) if one.place not in taken]
                 # The list mark of an item, or the mark for omitted text before the run, counts as a word.
                 size = sum(len(one.shown.split()) + rows for one in run) + (not rows)
-                if told in run and size <= left and not (rows and left < least):
-                    mine.extend(run)
+                if sentence in run and size <= left and not (rows and left < least):
+                    own.extend(run)
                     taken |= {one.place for one in run}
                     left -= size
     return chosen
 
 
-def _says_more_than_a_name(told: SourceSentence) -> bool:
+def _says_more_than_a_name(sentence: SourceSentence) -> bool:
     """Whether a sentence says more than a name.
 
     A row needs content beyond its first cell (a dash is none). A sentence needs at least `STEMS_MIN` words.
     """
-    if not told.sentence.row:
-        said = (word for word in told.shown.split() if not names_in(word))
-        return len([stem for stem in stems(" ".join(said)) if len(stem) > 1]) >= STEMS_MIN
-    cells = [cell.rpartition(": ")[2] for cell in told.shown.split("; ")]
+    if not sentence.sentence.row:
+        others = (word for word in sentence.shown.split() if not names_in(word))
+        return len([stem for stem in stems(" ".join(others)) if len(stem) > 1]) >= STEMS_MIN
+    cells = [cell.rpartition(": ")[2] for cell in sentence.shown.split("; ")]
     return len(cells) == 1 or sum(any(letter.isalnum() for letter in cell) for cell in cells) >= CELLS_MIN
 
 

@@ -21,10 +21,10 @@ from trellis.artifacts.payloads import (
     RequiredRule,
     ResolvesRule,
     ResolvesTo,
+    Snapshot,
     ValidationRule,
     pattern,
 )
-from trellis.artifacts.snapshot import Snapshot
 from trellis.nlm.passages import blocks
 from trellis.nlm.provider import Language
 from trellis.storage.memory.layout import LAYER_1
@@ -32,7 +32,7 @@ from trellis.storage.memory.layout import LAYER_1
 # Fields of a draft: its texts by path, one value by its path, and the draft in a normalised form. The draft never
 # changes.
 #
-# A draft has one of three forms: plain fields (`summary`, `text`, `reasoning`); as an agent writes it (`agents.output`:
+# A draft has one of three forms: plain fields (`summary`, `text`, `reasoning`); as an agent writes it (`agents.run_io`:
 # the same, with `change`, `citations` and `flags`); or as a proposal is published (`runs.proposals`: `content.summary`,
 # `content.change.text`, or for the memory `content.updates.0.content` with `content.grounds.0.reasoning`). Metadata of
 # a published proposal, such as its id and its approval, is no text of the draft.
@@ -186,7 +186,6 @@ class ResolvedTarget:
     title: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The form shown in the enriched draft."""
         return {"kind": self.kind.value, "ref": self.ref, "title": self.title}
 
 

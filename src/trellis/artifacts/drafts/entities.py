@@ -10,9 +10,8 @@ from difflib import SequenceMatcher
 from enum import IntEnum
 from itertools import islice, takewhile
 
-from trellis.agents.offline.comparison import names_in
-from trellis.agents.offline.phrases import WORDS
-from trellis.artifacts.snapshot import SnapshotEntity
+from trellis.agents.offline.comparison import WORDS, names_in
+from trellis.artifacts.payloads import SnapshotEntity
 from trellis.nlm.words import VOCABULARIES, spans, stem, stems, words
 
 # Entity matching, with a confidence.

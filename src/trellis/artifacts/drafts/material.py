@@ -10,16 +10,14 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from trellis.agents.offline.comparison import names_in
-from trellis.agents.offline.phrases import language_of
 from trellis.artifacts.content import ITEMS_MAX, ArtifactDraft, ArtifactSource, ArtifactType, checked_content
 from trellis.artifacts.drafts.entities import TITLES, NamedItems, Nearness, named_in
 from trellis.artifacts.drafts.phrases import CONCLUDING, LEANING, OPEN
-from trellis.artifacts.snapshot import SnapshotEntity
+from trellis.artifacts.payloads import SnapshotEntity
 from trellis.nlm.citations import EXCERPT_CHARS_MAX
 from trellis.nlm.extractive import COVERAGE_MIN, coverage, fit_of
-from trellis.nlm.index import IndexedPassage, PassageIndex, RankedPassage
-from trellis.nlm.passages import Sentence, sentences
-from trellis.nlm.provider import Citation, Language, NlmSource, corpus
+from trellis.nlm.passages import IndexedPassage, PassageIndex, RankedPassage, Sentence, sentences
+from trellis.nlm.provider import Citation, Language, NlmSource, corpus, language_of
 from trellis.nlm.words import stems, words
 
 # Source sentences, each with its exact position: nothing but the sources' own text can be quoted.
@@ -69,7 +67,6 @@ class SourceSentence:
 
     @property
     def shown(self) -> str:
-        """The sentence on one line."""
         return self.sentence.shown
 
     @property
@@ -107,7 +104,7 @@ class SourceSentence:
 class RankedSentence:
     """A sentence with its score. A higher score fits better."""
 
-    told: SourceSentence
+    source: SourceSentence
     score: float
     near: Nearness = Nearness.OTHER
     """Whether the sentence is about an item that the question names."""
@@ -120,7 +117,7 @@ class RankedSentence:
     @property
     def order(self) -> tuple[float, ...]:
         """Sort key: sentences about named items first, then better scores."""
-        return -self.near, -self.score, self.told.passage, self.told.at
+        return -self.near, -self.score, self.source.passage, self.source.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +158,6 @@ class SourceMaterial:
         self._excluded = [found for topic in exclude if (found := frozenset(stems(topic)))]
 
     def names(self, text: str, entities: Sequence[SnapshotEntity] = ()) -> NamedItems:
-        """Returns the items that a text names."""
         return named_in(text, self._callable, entities)
 
     @cached_property
@@ -170,18 +166,23 @@ class SourceMaterial:
         # The title of a text covers all of it, so as a name it would match the whole text.
         paths = dict.fromkeys(entry.passage.headings for entry in self._index.entries)
         headings = [heading for path in paths for heading in path[-1:] if len(path) > 1 or names_in(heading)]
-        rows = (told for entry in self._index.entries if entry.passage.sentences[-1].row for told in self._told(entry))
-        return list(dict.fromkeys((*headings, *(name for told in rows for name in _names_of_row(told)))))
+        rows = (
+            sentence
+            for entry in self._index.entries
+            if entry.passage.sentences[-1].row
+            for sentence in self._sentences_of(entry)
+        )
+        return list(dict.fromkeys((*headings, *(name for sentence in rows for name in _names_of_row(sentence)))))
 
     def speaks_of(self, named: NamedItems) -> bool:
         """Whether a heading or sentence contains a named item."""
-        return bool(self._headed(named)) or any(self.nearness(told, named) for told in self.all())
+        return bool(self._headed(named)) or any(self.nearness(sentence, named) for sentence in self.all())
 
-    def nearness(self, told: SourceSentence, named: NamedItems) -> Nearness:
+    def nearness(self, sentence: SourceSentence, named: NamedItems) -> Nearness:
         """Returns how closely a sentence belongs to the named items."""
-        if self._is_headed(told.headings, named) or (named and named.stands_in(told.key)):
+        if self._is_headed(sentence.headings, named) or (named and named.stands_in(sentence.key)):
             return Nearness.HEADED
-        return Nearness.MENTIONS if named and named.stands_in(told.shown) else Nearness.OTHER
+        return Nearness.MENTIONS if named and named.stands_in(sentence.shown) else Nearness.OTHER
 
     def find(self, part: str, named: NamedItems = NAMES_NOTHING) -> PartFindings:
         """Returns the sentences that address a part of the question: those about named items first, then by score."""
@@ -191,8 +192,8 @@ class SourceMaterial:
         best = max((covered for _, covered in near), default=0.0)
         near = [(one, covered) for one, covered in near if best >= COVERAGE_MIN]
         spoken = self._is_spoken_of([one.entry for one, _ in near], named)
-        asked = _QuestionPart(wanted, named, named.others(wanted), language_of(part), spoken)
-        scored = [chosen for one, covered in near for chosen in self._scored(one, ranked[0], covered, asked)]
+        question = _QuestionPart(wanted, named, named.others(wanted), language_of(part), spoken)
+        scored = [chosen for one, covered in near for chosen in self._scored(one, ranked[0], covered, question)]
         looked_at = {one.entry.number for one, _ in near}
         headed = [one for one in self._headed(named) if one.number not in looked_at]
         scored += [one for entry in headed for one in self._all_of(entry, wanted)]
@@ -202,39 +203,45 @@ class SourceMaterial:
         return PartFindings(part, best, missing, _best_each_once(scored))
 
     def _scored(
-        self, one: RankedPassage, first: RankedPassage, covered: float, asked: _QuestionPart
+        self, one: RankedPassage, first: RankedPassage, covered: float, question: _QuestionPart
     ) -> Iterator[RankedSentence]:
         """Returns the relevant sentences of a ranked passage, without those about other items of the same series."""
-        beside = covered >= COVERAGE_MIN and self._is_beside(one.entry, asked)
-        headed = self._headed(asked.named)
-        for told in self._told(one.entry):
-            near = self.nearness(told, asked.named)
-            says = not asked.others.isdisjoint(one.entry.sentence_stems[told.at])
+        beside = covered >= COVERAGE_MIN and self._is_beside(one.entry, question)
+        headed = self._headed(question.named)
+        for sentence in self._sentences_of(one.entry):
+            near = self.nearness(sentence, question.named)
+            says = not question.others.isdisjoint(one.entry.sentence_stems[sentence.at])
             # Words of two languages do not match. There, or if no heading has the name, the name alone is enough.
-            mentioned = near and (says or not headed or _language(told) is not asked.language)
-            if near is Nearness.HEADED or mentioned or (beside and not is_about_another_item(told, asked.named)):
-                fit = fit_of(self._index, asked.wanted, one.entry, told.at) * (0.5 + 0.5 * one.score / first.score)
+            mentioned = near and (says or not headed or _language(sentence) is not question.language)
+            if near is Nearness.HEADED or mentioned or (beside and not is_about_another_item(sentence, question.named)):
+                fit = fit_of(self._index, question.wanted, one.entry, sentence.at) * (
+                    0.5 + 0.5 * one.score / first.score
+                )
                 fit = fit if says or not near else min(fit, NAMED_FIT)
                 if fit > 0.0:
                     yield RankedSentence(
-                        told, fit, near if says or near is Nearness.HEADED or not headed else Nearness.OTHER
+                        sentence, fit, near if says or near is Nearness.HEADED or not headed else Nearness.OTHER
                     )
 
     def _is_spoken_of(self, entries: Iterable[IndexedPassage], named: NamedItems) -> bool:
         """Whether the sources say something about the item named by its number."""
-        near = (told for entry in entries for told in self._told(entry))
-        return bool(named.numbers) and (bool(self._headed(named)) or any(self.nearness(told, named) for told in near))
+        near = (sentence for entry in entries for sentence in self._sentences_of(entry))
+        return bool(named.numbers) and (
+            bool(self._headed(named)) or any(self.nearness(sentence, named) for sentence in near)
+        )
 
-    def _is_beside(self, entry: IndexedPassage, asked: _QuestionPart) -> bool:
+    def _is_beside(self, entry: IndexedPassage, question: _QuestionPart) -> bool:
         """Whether a passage that does not name the item may answer. It needs more if the sources do cover the item."""
-        held = asked.others & (entry.body | entry.context)
-        enough = self.weight(held) >= BESIDE_MIN * self.weight(asked.others)
-        return not asked.spoken_of or (enough and len(held) >= min(BESIDE_STEMS_MIN, len(asked.others)))
+        held = question.others & (entry.body | entry.context)
+        enough = self.weight(held) >= BESIDE_MIN * self.weight(question.others)
+        return not question.spoken_of or (enough and len(held) >= min(BESIDE_STEMS_MIN, len(question.others)))
 
     def _all_of(self, entry: IndexedPassage, wanted: list[str]) -> Iterator[RankedSentence]:
         """Returns the sentences of a passage whose heading names the item."""
-        for told in self._told(entry):
-            yield RankedSentence(told, min(fit_of(self._index, wanted, entry, told.at), NAMED_FIT), Nearness.HEADED)
+        for sentence in self._sentences_of(entry):
+            yield RankedSentence(
+                sentence, min(fit_of(self._index, wanted, entry, sentence.at), NAMED_FIT), Nearness.HEADED
+            )
 
     def _headed(self, named: NamedItems) -> list[IndexedPassage]:
         """Returns the passages under headings that name an item."""
@@ -251,63 +258,61 @@ class SourceMaterial:
             known = self._headings[headings, named] = any(named.stands_in(heading) for heading in headings)
         return known
 
-    def shared(self, told: SourceSentence, wanted: Iterable[str]) -> frozenset[str]:
+    def shared(self, sentence: SourceSentence, wanted: Iterable[str]) -> frozenset[str]:
         """Returns which of the stems a sentence itself contains."""
-        return self._index.entries[told.passage].sentence_stems[told.at].intersection(wanted)
+        return self._index.entries[sentence.passage].sentence_stems[sentence.at].intersection(wanted)
 
     def weight(self, found: Iterable[str]) -> float:
         """Returns the total weight of stems. Rarer stems weigh more."""
         return sum(self._index.weight(stem) for stem in found)
 
-    def share(self, told: SourceSentence, part: str) -> float:
+    def share(self, sentence: SourceSentence, part: str) -> float:
         """Returns which share of a part one sentence contains, including its headings: from 0 to 1."""
         wanted = _stems_once(part)
-        entry = self._index.entries[told.passage]
-        own = entry.sentence_stems[told.at] | frozenset(stems(" ".join(told.headings)))
+        entry = self._index.entries[sentence.passage]
+        own = entry.sentence_stems[sentence.at] | frozenset(stems(" ".join(sentence.headings)))
         whole = sum(self._index.weight(stem) for stem in wanted)
         return sum(self._index.weight(stem) for stem in wanted & own) / whole if whole else 0.0
 
     def cited(self, citations: Iterable[Citation]) -> list[SourceSentence]:
         """Returns the sentences that verified citations overlap, in the order of the citations."""
-        places = {told.place: told for told in self.all()}
+        places = {sentence.place: sentence for sentence in self.all()}
         touched: dict[tuple[str, int], SourceSentence] = {}
         for citation in citations:
-            for place, told in places.items():
-                if place[0] == citation.ref and _overlap(told.sentence, citation):
-                    touched.setdefault(place, told)
+            for place, sentence in places.items():
+                if place[0] == citation.ref and _overlap(sentence.sentence, citation):
+                    touched.setdefault(place, sentence)
         return list(touched.values())
 
     def texts(self) -> Iterable[str]:
-        """Returns the whole texts."""
         return self._index.texts.values()
 
     def all(self) -> Iterator[SourceSentence]:
         """Yields every sentence once, in the order of refs and text."""
         for entry in self._index.entries:
-            yield from self._told(entry)
+            yield from self._sentences_of(entry)
 
-    def passage(self, told: SourceSentence) -> list[SourceSentence]:
-        """Returns the sentences of the same passage."""
-        return self._told(self._index.entries[told.passage])
+    def passage(self, sentence: SourceSentence) -> list[SourceSentence]:
+        return self._sentences_of(self._index.entries[sentence.passage])
 
-    def beside(self, told: SourceSentence) -> list[SourceSentence]:
+    def beside(self, sentence: SourceSentence) -> list[SourceSentence]:
         """Returns a sentence with its whole paragraph if that is short, else with the sentences it depends on."""
-        if told.sentence.row:
-            return [told]
-        paragraph = {one.at: one for one in self.passage(told) if one.paragraph == told.paragraph}
+        if sentence.sentence.row:
+            return [sentence]
+        paragraph = {one.at: one for one in self.passage(sentence) if one.paragraph == sentence.paragraph}
         if sum(len(one.excerpt) for one in paragraph.values()) <= PARAGRAPH_CHARS_MAX:
             return list(paragraph.values())
-        return self.led(told)
+        return self.led(sentence)
 
-    def led(self, told: SourceSentence) -> list[SourceSentence]:
+    def led(self, sentence: SourceSentence) -> list[SourceSentence]:
         """Returns a sentence with the preceding ones it depends on."""
-        paragraph = {one.at: one for one in self.passage(told) if one.paragraph == told.paragraph}
-        run = [told]
+        paragraph = {one.at: one for one in self.passage(sentence) if one.paragraph == sentence.paragraph}
+        run = [sentence]
         while run[0].leans and (before := paragraph.get(run[0].at - 1)):
             run.insert(0, before)
         return run
 
-    def _told(self, entry: IndexedPassage) -> list[SourceSentence]:
+    def _sentences_of(self, entry: IndexedPassage) -> list[SourceSentence]:
         passage = entry.passage
         text = self._index.texts[passage.ref]
         made: list[SourceSentence] = []
@@ -324,8 +329,8 @@ class SourceMaterial:
                 )
         return [one for one in made if not one.attributes and not self._is_excluded(entry, one)]
 
-    def _is_excluded(self, entry: IndexedPassage, told: SourceSentence) -> bool:
-        return any(topic <= entry.sentence_stems[told.at] for topic in self._excluded)
+    def _is_excluded(self, entry: IndexedPassage, sentence: SourceSentence) -> bool:
+        return any(topic <= entry.sentence_stems[sentence.at] for topic in self._excluded)
 
 
 @lru_cache(maxsize=64)
@@ -348,37 +353,37 @@ def parts_of(text: str) -> list[str]:
     return kept if len(kept) <= PARTS_MAX else [*kept[: PARTS_MAX - 1], " ".join(kept[PARTS_MAX - 1 :])]
 
 
-def is_about_another_item(told: SourceSentence, named: NamedItems) -> bool:
+def is_about_another_item(sentence: SourceSentence, named: NamedItems) -> bool:
     """Whether a sentence is about another item of the same series."""
-    return bool(named) and named.is_apart(" ".join((*told.headings[-1:], told.shown)))
+    return bool(named) and named.is_apart(" ".join((*sentence.headings[-1:], sentence.shown)))
 
 
-def _names_of_row(told: SourceSentence) -> list[str]:
+def _names_of_row(row: SourceSentence) -> list[str]:
     """Returns the names that a table row gives to the item numbered in its first cell: `TS-04, The export violin`."""
-    numbers = names_in(told.key)
+    numbers = names_in(row.key)
     if len(numbers) != 1:
         return []
-    cells = [cell.rpartition(": ")[2] for cell in told.shown.split("; ")[1:]]
+    cells = [cell.rpartition(": ")[2] for cell in row.shown.split("; ")[1:]]
     fitting = [cell for cell in cells if NAME_STEMS[0] <= len(stems(cell)) <= NAME_STEMS[1]]
     return [f"{next(iter(numbers))}, {cell}" for cell in fitting]
 
 
-def _language(told: SourceSentence) -> Language:
+def _language(sentence: SourceSentence) -> Language:
     """Returns the language of a sentence, ignoring item numbers such as TS-02."""
-    return language_of(" ".join(word for word in told.shown.split() if not names_in(word)))
+    return language_of(" ".join(word for word in sentence.shown.split() if not names_in(word)))
 
 
 def _best_each_once(scored: list[RankedSentence]) -> tuple[RankedSentence, ...]:
     """Keeps sentences with a good score or about named items, each wording once."""
-    least = SCORE_SHARE_MIN * max((one.score for one in scored if not one.told.is_open), default=0.0)
+    least = SCORE_SHARE_MIN * max((one.score for one in scored if not one.source.is_open), default=0.0)
     first: dict[str, RankedSentence] = {}
     of_passage = Counter[int]()
     for chosen in scored:
         headed = chosen.near is Nearness.HEADED
-        of_passage[chosen.told.passage] += headed
-        named = of_passage[chosen.told.passage] <= HEADED_EACH_MAX if headed else chosen.is_named
+        of_passage[chosen.source.passage] += headed
+        named = of_passage[chosen.source.passage] <= HEADED_EACH_MAX if headed else chosen.is_named
         if chosen.score >= least or named:
-            first.setdefault(chosen.told.shown, chosen)
+            first.setdefault(chosen.source.shown, chosen)
     return tuple(first.values())
 
 
@@ -400,7 +405,6 @@ class SourceQuotes:
         self._found: dict[tuple[str, str], None] = {}
 
     def cite(self, citations: Iterable[Citation]) -> None:
-        """Adds verified citations."""
         for one in citations:
             self.add(one.ref, one.excerpt)
 
@@ -411,15 +415,14 @@ class SourceQuotes:
             self._found[ref, excerpt] = None
 
     def sources(self) -> tuple[ArtifactSource, ...]:
-        """Returns the sources for the artifact."""
         return tuple(ArtifactSource(ref=ref, excerpt=excerpt) for ref, excerpt in self._found)
 
 
-def sentences_text(told: Sequence[SourceSentence]) -> str:
+def sentences_text(chosen: Sequence[SourceSentence]) -> str:
     """Formats sentences as paragraphs, with list items and rows on their own lines. Omitted text is marked."""
     made: list[str] = []
-    for at, one in enumerate(told):
-        before = told[at - 1] if at else None
+    for at, one in enumerate(chosen):
+        before = chosen[at - 1] if at else None
         made.append(f"{_gap(before, one)}{'- ' if one.sentence.row else ''}{one.shown}")
     return "".join(made)
 

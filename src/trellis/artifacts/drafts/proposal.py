@@ -28,10 +28,9 @@ from trellis.artifacts.drafts.draft_rules import (
     values_at,
 )
 from trellis.artifacts.drafts.entities import EntityFinder, EntityOccurrence
-from trellis.artifacts.drafts.grounding import GroundedAnswer
 from trellis.artifacts.drafts.material import SourceMaterial, SourceQuotes, build_draft
 from trellis.artifacts.drafts.phrases import PLACEHOLDERS, RATIONALE, clipped, filled_sentence
-from trellis.artifacts.drafts.task import StructuringPrompt, StructuringTask
+from trellis.artifacts.drafts.task import GroundedAnswer, StructuringPrompt, StructuringTask
 from trellis.artifacts.payloads import PreprocessPayload
 from trellis.nlm.citations import EXCERPT_CHARS_MAX, verify
 from trellis.nlm.passages import sentences
@@ -83,7 +82,7 @@ def preprocess_proposal(
         *citation_issues,
         *contradicted,
         *_evidence_issues(grounded, (*cited, *quoted, *evidence), prompt.language),
-        *(_replaced(plain, prompt.language)),
+        *([_issue(RESOLVED, IssueSeverity.INFO, prompt.language, "field_replaced")] if RESOLVED in plain else []),
     ]
     quotes = SourceQuotes()
     quotes.cite((*cited, *quoted, *grounded.citations, *evidence))
@@ -135,8 +134,8 @@ def _enriched(
 
 def _matches(known: EntityFinder, plain: Mapping[str, Any]) -> list[EntityOccurrence]:
     # A published proposal has much metadata. Only its texts and its target were written by its author.
-    said = {**texts_of(plain), "target": plain.get("target")} if is_published(plain) else every_text(plain)
-    texts = [text for path, text in said.items() if isinstance(text, str) and not is_cited(path)]
+    texts_by_path = {**texts_of(plain), "target": plain.get("target")} if is_published(plain) else every_text(plain)
+    texts = [text for path, text in texts_by_path.items() if isinstance(text, str) and not is_cited(path)]
     return [match for text in texts for match in known.matches(text)]
 
 
@@ -155,57 +154,48 @@ def _target(
 ) -> tuple[ResolvedTarget | None, list[Issue]]:
     value = plain.get("target")
     if is_empty(value):
-        return None, [_issue("target", IssueSeverity.ERROR, filled_sentence(language, "target_missing"))]
+        return None, [_issue("target", IssueSeverity.ERROR, language, "target_missing")]
     if not isinstance(value, str):
-        return None, [_issue("target", IssueSeverity.ERROR, filled_sentence(language, "field_not_text"))]
+        return None, [_issue("target", IssueSeverity.ERROR, language, "field_not_text")]
     found = names.resolve(value, plain.get("action"))
     if len(found) == 1:
         return found[0], []
     shown = clipped(value, SHOWN_CHARS_MAX)
     if not found:
-        return None, [
-            _issue("target", IssueSeverity.WARNING, filled_sentence(language, "target_unresolved", value=shown))
-        ]
-    return None, [
-        _issue(
-            "target",
-            IssueSeverity.WARNING,
-            filled_sentence(language, "target_ambiguous", value=shown, found=prose(found)),
-        )
-    ]
+        return None, [_issue("target", IssueSeverity.WARNING, language, "target_unresolved", value=shown)]
+    ambiguous = {"value": shown, "found": prose(found)}
+    return None, [_issue("target", IssueSeverity.WARNING, language, "target_ambiguous", **ambiguous)]
 
 
 def _field_issues(plain: Mapping[str, Any], language: Language) -> Iterator[Issue]:
     for name in REQUIRED_FIELDS:
         if not values_at(plain, name):
-            yield _issue(name, IssueSeverity.WARNING, filled_sentence(language, "field_missing"))
+            yield _issue(name, IssueSeverity.WARNING, language, "field_missing")
     action = plain.get("action")
     if not is_empty(action) and action not in list(SafeOutput):
         known = ", ".join(SafeOutput)
         shown = clipped(str(action), SHOWN_CHARS_MAX)
-        yield _issue(
-            "action", IssueSeverity.ERROR, filled_sentence(language, "action_unknown", value=shown, known=known)
-        )
+        yield _issue("action", IssueSeverity.ERROR, language, "action_unknown", value=shown, known=known)
     reasons = (
         *(value for name, value in plain.items() if name.casefold() in RATIONALE),
         *values_at(plain, "reasoning").values(),
     )
     if all(is_empty(value) for value in reasons):
-        yield _issue("rationale", IssueSeverity.WARNING, filled_sentence(language, "rationale_missing"))
+        yield _issue("rationale", IssueSeverity.WARNING, language, "rationale_missing")
     for path, text in every_text(plain).items():
         yield from _text_issues(path, text, language)
 
 
 def _text_issues(path: str, text: str, language: Language) -> Iterator[Issue]:
     if not text.strip():
-        yield _issue(path, IssueSeverity.WARNING, filled_sentence(language, "field_empty"))
+        yield _issue(path, IssueSeverity.WARNING, language, "field_empty")
     limit = LIMITS.get(path.removeprefix("content."), TEXT_BYTES_MAX)
     if len(text) > limit:
-        yield _issue(path, IssueSeverity.ERROR, filled_sentence(language, "field_long", size=len(text), limit=limit))
+        yield _issue(path, IssueSeverity.ERROR, language, "field_long", size=len(text), limit=limit)
     if problem := markdown.problem_in(text):
-        yield _issue(path, IssueSeverity.ERROR, filled_sentence(language, "field_unsafe", problem=problem))
+        yield _issue(path, IssueSeverity.ERROR, language, "field_unsafe", problem=problem)
     if not is_cited(path) and (left := PLACEHOLDERS.search(text.lower())):
-        yield _issue(path, IssueSeverity.WARNING, filled_sentence(language, "placeholder", text=left[0]))
+        yield _issue(path, IssueSeverity.WARNING, language, "placeholder", text=left[0])
 
 
 def _citations(
@@ -216,12 +206,8 @@ def _citations(
     issues: list[Issue] = []
     for path, value in found.items():
         if not isinstance(value, list):
-            wrong = (
-                []
-                if is_empty(value)
-                else [_issue(path, IssueSeverity.WARNING, filled_sentence(language, "citation_shape"))]
-            )
-            issues += wrong
+            if not is_empty(value):
+                issues.append(_issue(path, IssueSeverity.WARNING, language, "citation_shape"))
             continue
         for at, item in enumerate(cast("list[object]", value)[:ITEMS_MAX]):
             verified, issue = _citation(f"{path}.{at}", item, sources, language)
@@ -236,13 +222,13 @@ def _citation(
     one = cast("dict[str, object]", item) if isinstance(item, dict) else {}
     ref, excerpt = one.get("ref"), one.get("excerpt")
     if not isinstance(ref, str) or not isinstance(excerpt, str):
-        return (), _issue(path, IssueSeverity.WARNING, filled_sentence(language, "citation_shape"))
+        return (), _issue(path, IssueSeverity.WARNING, language, "citation_shape")
     claimed = Citation(ref, excerpt[: EXCERPT_CHARS_MAX + 1])
     verified = verify(NlmAnswer(text="", citations=(claimed,)), sources).citations
     if verified:
         return verified, None
     shown = {"ref": clipped(ref, SHOWN_CHARS_MAX), "text": clipped(excerpt, SHOWN_CHARS_MAX)}
-    return (), _issue(path, IssueSeverity.WARNING, filled_sentence(language, "citation_not_found", **shown))
+    return (), _issue(path, IssueSeverity.WARNING, language, "citation_not_found", **shown)
 
 
 def _contradictions(
@@ -253,9 +239,9 @@ def _contradictions(
     quoting = "\n".join(_normalised_quote(text) for text in every_text(plain).values())
     excerpts = _excerpts(plain)
     held = "\n".join((*excerpts, *(_normalised_quote(text) for text in material.texts())))
-    said = [(path, one) for path, one in _statements(plain) if not _is_no_claim(one.excerpt, held, excerpts)]
-    fields = {one.ref: path for path, one in said}
-    shared = frozenset[str]().union(*(one.stems for _, one in said))
+    claims = [(path, one) for path, one in _statements(plain) if not _is_no_claim(one.excerpt, held, excerpts)]
+    fields = {one.ref: path for path, one in claims}
+    shared = frozenset[str]().union(*(one.stems for _, one in claims))
     sharing = (
         told
         for told in material.all()
@@ -264,15 +250,15 @@ def _contradictions(
         and _normalised_quote(told.shown) not in quoting
     )
     near = [comparison.statement(told.ref, told.excerpt) for told in islice(sharing, COMPARED_MAX)]
-    ours = [one for _, one in said]
+    ours = [one for _, one in claims]
     pairs = [*comparison.conflicts_between(ours, near), *(pair for one in ours for pair in _denied(one, near))]
     issues: list[Issue] = []
     quoted: list[Citation] = []
     for pair in pairs[:CONTRADICTIONS_MAX]:
-        mine, theirs = (pair.first, pair.second) if pair.first.ref in fields else (pair.second, pair.first)
+        own, theirs = (pair.first, pair.second) if pair.first.ref in fields else (pair.second, pair.first)
         shown = clipped(theirs.excerpt, LINE_CHARS_MAX // 2)
-        message = filled_sentence(language, f"contradiction_{pair.kind}", text=shown, ref=theirs.ref)
-        issues.append(_issue(fields[mine.ref], IssueSeverity.WARNING, message))
+        claims = {"text": shown, "ref": theirs.ref}
+        issues.append(_issue(fields[own.ref], IssueSeverity.WARNING, language, f"contradiction_{pair.kind}", **claims))
         quoted.append(Citation(theirs.ref, theirs.excerpt))
     return issues, quoted
 
@@ -291,9 +277,9 @@ def _excerpts(plain: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _is_no_claim(said: str, held: str, excerpts: Sequence[str]) -> bool:
+def _is_no_claim(sentence: str, held: str, excerpts: Sequence[str]) -> bool:
     """Whether a sentence of the draft is no claim of its own: a question, a source's sentence, or a citation."""
-    flat = _normalised_quote(said)
+    flat = _normalised_quote(sentence)
     return flat.endswith("?") or flat in held or any(excerpt in flat for excerpt in excerpts)
 
 
@@ -304,12 +290,12 @@ def _normalised_quote(text: str) -> str:
 
 def _statements(plain: Mapping[str, Any]) -> list[tuple[str, comparison.Statement]]:
     """Returns the draft's sentences with the path of their field. Refs start with a line break, unlike source refs."""
-    said = (
+    own = (
         (path, f"\n{path}\n{at}", sentence)
         for path, text in ((path, _own_lines(text)) for path, text in texts_of(plain).items())
         for at, sentence in enumerate(sentences(text, 0, len(text)))
     )
-    return [(path, comparison.statement(ref, one.shown)) for path, ref, one in islice(said, STATEMENTS_MAX)]
+    return [(path, comparison.statement(ref, one.shown)) for path, ref, one in islice(own, STATEMENTS_MAX)]
 
 
 def _denied(one: comparison.Statement, near: Sequence[comparison.Statement]) -> list[comparison.StatementConflict]:
@@ -321,20 +307,16 @@ def _denied(one: comparison.Statement, near: Sequence[comparison.Statement]) -> 
 def _evidence(plain: Mapping[str, Any], material: SourceMaterial) -> list[Citation]:
     """Returns for each sentence of the draft the closest source sentence, if any is close."""
     found = [material.find(one.excerpt).chosen[:1] for _, one in _statements(plain)[:EVIDENCE_MAX]]
-    return [Citation(one.told.ref, one.told.excerpt) for some in found for one in some]
+    return [Citation(one.source.ref, one.source.excerpt) for some in found for one in some]
 
 
 def _evidence_issues(grounded: GroundedAnswer, shown: Sequence[Citation], language: Language) -> Iterator[Issue]:
     if not grounded.citations and not shown:
-        yield _issue("draft", IssueSeverity.INFO, filled_sentence(language, "no_evidence"))
+        yield _issue("draft", IssueSeverity.INFO, language, "no_evidence")
     if grounded.dropped:
-        yield _issue("draft", IssueSeverity.INFO, filled_sentence(language, "model_dropped"))
+        yield _issue("draft", IssueSeverity.INFO, language, "model_dropped")
 
 
-def _replaced(plain: Mapping[str, Any], language: Language) -> Iterator[Issue]:
-    if RESOLVED in plain:
-        yield _issue(RESOLVED, IssueSeverity.INFO, filled_sentence(language, "field_replaced"))
-
-
-def _issue(field: str, severity: IssueSeverity, message: str) -> Issue:
+def _issue(field: str, severity: IssueSeverity, language: Language, sentence: str, **data: object) -> Issue:
+    message = filled_sentence(language, sentence, **data)
     return Issue(field=field[:FIELD_CHARS_MAX] or "draft", severity=severity, message=clipped(message, LINE_CHARS_MAX))

@@ -8,15 +8,13 @@ occurs in two of sections, conclusions and open questions.
 # ruff: noqa: RUF001 - Ukrainian
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from trellis.agents.offline import comparison
-from trellis.agents.offline.phrases import language_of
 from trellis.artifacts.content import LINE_CHARS_MAX, TITLE_CHARS_MAX, ArtifactDraft, ArtifactType
 from trellis.artifacts.drafts.entities import EntityFinder, NamedItems, Nearness
-from trellis.artifacts.drafts.grounding import GroundedAnswer
 from trellis.artifacts.drafts.material import (
     PartFindings,
     RankedSentence,
@@ -29,10 +27,10 @@ from trellis.artifacts.drafts.material import (
     sentences_text,
 )
 from trellis.artifacts.drafts.phrases import clipped, filled_sentence
-from trellis.artifacts.drafts.task import StructuringPrompt, StructuringTask
+from trellis.artifacts.drafts.task import GroundedAnswer, StructuringPrompt, StructuringTask
 from trellis.artifacts.payloads import ResearchPayload
 from trellis.nlm.extractive import COVERAGE_CONFIDENT, HEADINGS_JOINED
-from trellis.nlm.provider import Language, NlmSource
+from trellis.nlm.provider import Language, NlmSource, language_of
 from trellis.nlm.words import stems
 from trellis.storage.memory.layout import OPEN_LOOPS
 
@@ -85,13 +83,13 @@ def build_research_brief(
     quotes = SourceQuotes()
     quotes.cite(grounded.citations if grounded.by_model else ())
     chosen = _chosen(material, found, named, grounded)
-    disputes = _disputes(found, [told for one in chosen for told in material.beside(one.told)])
+    disputes = _disputes(found, [shown for one in chosen for shown in material.beside(one.source)])
     disputed = [one for pair in disputes for one in (pair.first, pair.second)]
     concluded = _conclusions(material, found, chosen, {one.place for one in disputed}, named)
     sections = _sections(material, chosen, concluded, payload.constraints.max_sections)
-    told = {place for section in sections for place in section.sentences}
-    concluded = [one for one in concluded if one.place not in told]
-    opened = _open(material, [one.part for one in found], {*told, *(one.place for one in concluded)}, named)
+    shown = {place for section in sections for place in section.sentences}
+    concluded = [one for one in concluded if one.place not in shown]
+    opened = _open(material, [one.part for one in found], {*shown, *(one.place for one in concluded)}, named)
     unmet = _unanswered_parts(prompt, payload, parts, found, grounded)
     loops = _loops(task, payload.query)
     for one in (*_all_sentences(sections), *concluded, *disputed, *opened, *loops):
@@ -118,12 +116,8 @@ def build_research_brief(
         content,
         quotes,
         tags=[*tags, *(["nothing-found"] if not sections else []), *grounded.tags, prompt.language.value],
-        entity_refs=EntityFinder(task.snapshot.entities).occurring(_whole(content)),
+        entity_refs=EntityFinder(task.snapshot.entities).occurring("\n".join(map(str, content.values()))),
     )
-
-
-def _whole(content: Mapping[str, object]) -> str:
-    return "\n".join(str(value) for value in content.values())
 
 
 def _chosen(
@@ -131,13 +125,13 @@ def _chosen(
 ) -> list[RankedSentence]:
     """Returns the sentences a model cited, then those the sources hold about each part; each sentence once."""
     best = max((one.score for part in found for one in part.chosen), default=1.0)
-    told = material.cited(grounded.citations) if grounded.by_model else []
+    by_model = material.cited(grounded.citations) if grounded.by_model else []
     first: dict[tuple[str, int], RankedSentence] = {}
-    cited = [RankedSentence(one, best, material.nearness(one, named)) for one in told]
+    cited = [RankedSentence(one, best, material.nearness(one, named)) for one in by_model]
     for one in (*cited, *(one for part in found for one in part.chosen[: _each_max(part)])):
-        known = first.get(one.told.place)
+        known = first.get(one.source.place)
         if known is None or known.order > one.order:
-            first[one.told.place] = one
+            first[one.source.place] = one
     return list(first.values())
 
 
@@ -159,10 +153,10 @@ def _conclusions(
     fitting = [*chosen, *(one for part in found for one in part.chosen)]
     fitting.sort(key=lambda one: one.order)
     first = {
-        one.told.shown: one.told
+        one.source.shown: one.source
         for one in reversed(fitting)
-        if one.told.concludes
-        and one.told.place not in disputed
+        if one.source.concludes
+        and one.source.place not in disputed
         and any(_is_asked(material, one, part, named) for part in parts)
     }
     return list(reversed(first.values()))[:CONCLUSIONS_MAX]
@@ -171,9 +165,9 @@ def _conclusions(
 def _is_asked(material: SourceMaterial, one: RankedSentence, part: str, named: NamedItems) -> bool:
     """Whether a conclusion is about the question: it says part of it about the named item, or enough by itself."""
     others = named.others(stems(part))
-    shared = material.shared(one.told, others)
+    shared = material.shared(one.source, others)
     if one.near:
-        return bool(shared) or not others or named.stands_in(one.told.shown)
+        return bool(shared) or not others or named.stands_in(one.source.shown)
     enough = material.weight(shared) >= CONCLUSION_SHARE_MIN * material.weight(others)
     return enough and len(shared) >= (CONCLUSION_STEMS_MIN if named else 1)
 
@@ -186,15 +180,15 @@ def _sections(
     left = SENTENCES_MAX
     made: dict[tuple[str, tuple[str, ...]], _SourceSection] = {}
     for one in sorted(chosen, key=lambda one: one.order):
-        section = made.setdefault((one.told.ref, one.told.headings), _SourceSection(one.order, one.told.place))
-        for told in material.beside(one.told):
-            new = told.place not in section.sentences and not told.is_open
+        section = made.setdefault((one.source.ref, one.source.headings), _SourceSection(one.order, one.source.place))
+        for sentence in material.beside(one.source):
+            new = sentence.place not in section.sentences and not sentence.is_open
             if new and left and len(section.sentences) < SECTION_SENTENCES_MAX:
-                section.sentences[told.place] = told
+                section.sentences[sentence.place] = sentence
                 left -= 1
     made = {key: section for key, section in made.items() if section.sentences}
     for section in made.values():
-        rest = {place: told for place, told in section.sentences.items() if place not in moved}
+        rest = {place: sentence for place, sentence in section.sentences.items() if place not in moved}
         section.sentences = rest or section.sentences
     ordered = sorted(made.values(), key=lambda section: section.order)
     return ordered[:sections_max]
@@ -205,10 +199,10 @@ def _all_sentences(sections: list[_SourceSection]) -> Iterable[SourceSentence]:
 
 
 def _shown(prompt: StructuringPrompt, section: _SourceSection) -> dict[str, object]:
-    told = sorted(section.sentences.values(), key=lambda one: one.sentence.start)
+    ordered = sorted(section.sentences.values(), key=lambda one: one.sentence.start)
     titles = {source.ref: source.title for source in prompt.sources}
-    heading = HEADINGS_JOINED.join(told[0].headings) or titles.get(told[0].ref) or told[0].ref
-    return {"heading": clipped(heading, TITLE_CHARS_MAX), "body": sentences_text(told), "sources": [told[0].ref]}
+    heading = HEADINGS_JOINED.join(ordered[0].headings) or titles.get(ordered[0].ref) or ordered[0].ref
+    return {"heading": clipped(heading, TITLE_CHARS_MAX), "body": sentences_text(ordered), "sources": [ordered[0].ref]}
 
 
 def _summary(
@@ -232,10 +226,10 @@ def _summary(
     return "\n\n".join((opening, *list(shown)[:SUMMARY_SENTENCES]))
 
 
-def _reads_alone(told: SourceSentence) -> bool:
+def _reads_alone(sentence: SourceSentence) -> bool:
     """Whether a sentence is complete prose that neither introduces others nor is a fragment."""
-    whole = told.shown.count("(") == told.shown.count(")")
-    return whole and not told.sentence.row and not told.shown.endswith(":")
+    whole = sentence.shown.count("(") == sentence.shown.count(")")
+    return whole and not sentence.sentence.row and not sentence.shown.endswith(":")
 
 
 def _unanswered_parts(
@@ -251,21 +245,23 @@ def _unanswered_parts(
     if grounded.refused:
         return [*made, *(filled_sentence(prompt.language, "unanswered", part=part) for part in parts)]
     for one in found:
-        said = grounded.says(one.part)
-        if not one.answered and not said:
+        answered = grounded.says(one.part)
+        if not one.answered and not answered:
             made.append(filled_sentence(prompt.language, "unanswered", part=one.part))
-        elif one.missing and one.covered < COVERAGE_CONFIDENT and not said:
+        elif one.missing and one.covered < COVERAGE_CONFIDENT and not answered:
             words = ", ".join(one.missing[:MISSING_WORDS_MAX])
             made.append(filled_sentence(prompt.language, "partly", part=one.part, words=words))
     return made
 
 
 def _open(
-    material: SourceMaterial, parts: list[str], told: set[tuple[str, int]], named: NamedItems
+    material: SourceMaterial, parts: list[str], shown: set[tuple[str, int]], named: NamedItems
 ) -> list[SourceSentence]:
     """Returns the sources' own open questions about the query, closest first."""
     opened = [
-        one for one in material.all() if one.is_open and one.place not in told and not is_about_another_item(one, named)
+        one
+        for one in material.all()
+        if one.is_open and one.place not in shown and not is_about_another_item(one, named)
     ]
     near = [(_nearness(material, one, parts), one) for one in opened]
     near = [(share, one) for share, one in near if share >= OPEN_SHARE_MIN]
@@ -273,10 +269,10 @@ def _open(
     return list({one.shown: one for _, one in reversed(near)}.values())[::-1][:OPEN_MAX]
 
 
-def _nearness(material: SourceMaterial, told: SourceSentence, parts: Sequence[str]) -> float:
+def _nearness(material: SourceMaterial, sentence: SourceSentence, parts: Sequence[str]) -> float:
     """Scores how close a sentence is to the question. Across languages, an item that both name is enough."""
-    shares = [material.share(told, part) for part in parts]
-    language, names = language_of(told.shown), comparison.names_in(told.shown)
+    shares = [material.share(sentence, part) for part in parts]
+    language, names = language_of(sentence.shown), comparison.names_in(sentence.shown)
     for part in parts:
         spoken, meant = _language_and_items(part)
         if spoken is not language and not meant.isdisjoint(names):
@@ -300,9 +296,9 @@ def _loops(task: StructuringTask, query: str) -> list[SourceSentence]:
     return [one for _, one in sorted(kept, key=lambda pair: (-pair[0], pair[1].place))][:OPEN_MAX]
 
 
-def _is_closed(text: str, told: SourceSentence) -> bool:
-    line = text.rfind("\n", 0, told.sentence.start) + 1
-    return "[x]" in text[line : told.sentence.start].lower()
+def _is_closed(text: str, sentence: SourceSentence) -> bool:
+    line = text.rfind("\n", 0, sentence.sentence.start) + 1
+    return "[x]" in text[line : sentence.sentence.start].lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,9 +312,9 @@ class _ConflictingSentences:
 
 def _disputes(found: list[PartFindings], near: Iterable[SourceSentence]) -> list[_ConflictingSentences]:
     """Returns pairs of relevant sentences that may conflict."""
-    told = [one for one in {one.place: one for one in near}.values() if not one.is_open][:COMPARED_MAX]
-    by_excerpt = {(one.ref, one.excerpt): one for one in told}
-    statements = [comparison.statement(one.ref, one.excerpt) for one in told]
+    compared = [one for one in {one.place: one for one in near}.values() if not one.is_open][:COMPARED_MAX]
+    by_excerpt = {(one.ref, one.excerpt): one for one in compared}
+    statements = [comparison.statement(one.ref, one.excerpt) for one in compared]
     pairs = [pair for one in found for pair in comparison.denials(_PROPER.sub(" ", one.part), statements, ())]
     pairs += comparison.conflicts([one for one in statements if one.figures])
     first = {frozenset((pair.first.excerpt, pair.second.excerpt)): pair for pair in reversed(pairs)}
@@ -340,8 +336,8 @@ def _dispute(prompt: StructuringPrompt, pair: _ConflictingSentences) -> str:
     )
 
 
-def _quoted(prompt: StructuringPrompt, told: SourceSentence) -> str:
-    return filled_sentence(prompt.language, "quoted", text=told.shown, ref=told.ref)
+def _quoted(prompt: StructuringPrompt, sentence: SourceSentence) -> str:
+    return filled_sentence(prompt.language, "quoted", text=sentence.shown, ref=sentence.ref)
 
 
 def _lines(found: Iterable[str]) -> list[str]:

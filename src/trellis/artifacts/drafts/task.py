@@ -1,22 +1,32 @@
-"""The task behind an artifact: its one question, the call that asks it, and the stored answer."""
+"""The task behind an artifact: its one question, the call that asks it, the stored answer, and its usable part."""
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import pydantic
 
-from trellis.agents.offline.phrases import language_of
 from trellis.artifacts.content import STORABLE, JobType, StoredModel
 from trellis.artifacts.drafts.draft_rules import texts_of
 from trellis.artifacts.drafts.entities import with_unknown
 from trellis.artifacts.drafts.phrases import clipped, filled_sentence
-from trellis.artifacts.payloads import BriefPayload, PreprocessPayload, QueuePayload, ResearchPayload, read_payload
-from trellis.artifacts.snapshot import SNAPSHOT_BYTES_MAX, Snapshot, SourceRef, SourceText
+from trellis.artifacts.payloads import (
+    SNAPSHOT_BYTES_MAX,
+    BriefPayload,
+    PreprocessPayload,
+    QueuePayload,
+    ResearchPayload,
+    Snapshot,
+    SourceRef,
+    SourceText,
+    read_payload,
+)
 from trellis.engine.text import storable
+from trellis.nlm import extractive
 from trellis.nlm.citations import ANSWER_CHARS_MAX, CITATIONS_MAX, EXCERPT_CHARS_MAX, verify
-from trellis.nlm.errors import NlmError, NlmGarbage, NlmTimeout
+from trellis.nlm.passages import sentences
 from trellis.nlm.provider import (
     PASSAGES_MAX,
     QUESTION_CHARS_MAX,
@@ -25,11 +35,16 @@ from trellis.nlm.provider import (
     Citation,
     Language,
     NlmAnswer,
+    NlmError,
+    NlmGarbage,
     NlmProvider,
     NlmQuestion,
     NlmSource,
+    NlmTimeout,
     NlmUsage,
+    language_of,
 )
+from trellis.nlm.words import stems, words
 
 # The data of the stages: task, question and answer. Each is stored as bytes between stages.
 #
@@ -70,11 +85,9 @@ class StructuringPrompt(StoredModel):
     max_passages: Annotated[int, pydantic.Field(ge=1, le=PASSAGES_MAX)]
 
     def corpus(self) -> tuple[NlmSource, ...]:
-        """The sources in the form a provider takes."""
         return tuple(NlmSource(source.ref, source.text) for source in self.sources)
 
     def to_question(self) -> NlmQuestion:
-        """The question in the form a provider takes."""
         return NlmQuestion(
             text=self.question, sources=self.corpus(), language=self.language, max_passages=self.max_passages
         )
@@ -110,7 +123,6 @@ class StoredAnswer(StoredModel):
 
     @classmethod
     def from_answer(cls, answer: NlmAnswer) -> "StoredAnswer":
-        """Builds the stored form of a verified answer."""
         return cls(
             text=answer.text,
             citations=tuple(
@@ -125,7 +137,6 @@ class StoredAnswer(StoredModel):
         )
 
     def to_answer(self) -> NlmAnswer:
-        """Returns the answer in the form providers return."""
         return NlmAnswer(
             text=self.text,
             citations=tuple(Citation(one.ref, one.excerpt, one.start, one.end) for one in self.citations),
@@ -195,8 +206,8 @@ def _question(task: StructuringTask, payload: QueuePayload) -> str:
                 f"{filled_sentence(_language(payload), 'describe', names=', '.join(named))} {about}" if named else about
             )
         case PreprocessPayload():
-            said = " ".join(texts_of(payload.proposal_draft).values()) or "?"
-            return filled_sentence(_language(payload), "look_up", text=clipped(said, GIST_CHARS_MAX))
+            texts = " ".join(texts_of(payload.proposal_draft).values()) or "?"
+            return filled_sentence(_language(payload), "look_up", text=clipped(texts, GIST_CHARS_MAX))
 
 
 def _language(payload: QueuePayload) -> Language:
@@ -213,3 +224,82 @@ def _sources(task: StructuringTask, payload: QueuePayload) -> tuple[SourceText, 
     if isinstance(payload, ResearchPayload) and payload.sources:
         return tuple(source for source in task.snapshot.sources if source.ref in payload.sources)
     return task.snapshot.sources
+
+
+# Decides which part of a provider's answer is usable. Its own words count only if the cited sources support them.
+#
+# A model's sentence is kept if every word with a digit and at least half of its words occur in the cited passages. In a
+# language other than the passages', words cannot be compared: then only words with digits decide, and the draft is
+# tagged `translated`. Everything else is dropped, and the draft says so. The extractive provider has no words of its
+# own.
+
+SHARE_MIN = 0.5
+AROUND_CHARS = 600
+"""How many characters around a citation count as its passage."""
+OWN_WORDS_CHARS_MAX = 4_000
+_MARK = re.compile(r"\s*\[\d{1,3}\]")
+
+
+@dataclass(frozen=True, slots=True)
+class GroundedAnswer:
+    """The usable part of an answer."""
+
+    citations: tuple[Citation, ...]
+    own_words: str
+    refused: bool
+    """Whether a model read the sources and found no answer in them."""
+    dropped: bool
+    """Whether words of the provider were dropped."""
+    by_model: bool
+    """Whether a model chose the citations. The extractive provider only ranks words, which structuring does better."""
+    tags: tuple[str, ...]
+
+    def says(self, part: str) -> bool:
+        """Whether the provider's own words address a part of the question."""
+        wanted, own = set(stems(part)), set(stems(self.own_words))
+        return bool(wanted) and len(wanted & own) >= SHARE_MIN * len(wanted)
+
+
+def ground_answer(answer: NlmAnswer, sources: tuple[NlmSource, ...]) -> GroundedAnswer:
+    """Returns the verified citations, and the provider's sentences that they support."""
+    verified = verify(answer, sources)
+    own = verified.model != extractive.NAME and AnswerFlag.NO_ANSWER not in verified.flags
+    text = _MARK.sub("", verified.text) if own else ""
+    own_sentences = [one.shown for one in sentences(text, 0, len(text))]
+    evidence = _evidence(verified.citations, {source.ref: source.text for source in sources})
+    foreign = bool(evidence) and all(language_of(one) is not language_of(verified.text) for one in evidence)
+    kept = [sentence for sentence in own_sentences if evidence and _is_carried(sentence, evidence, foreign=foreign)]
+    own_words = " ".join(kept)[:OWN_WORDS_CHARS_MAX]
+    dropped = len(kept) < len(own_sentences)
+    tags = (
+        *(("ungrounded-dropped",) if dropped else ()),
+        *(("translated",) if foreign and kept else ()),
+        *(("citations-dropped",) if _lost_citations(verified.flags) else ()),
+        *(("sources-cut",) if AnswerFlag.SOURCES_CUT in verified.flags else ()),
+    )
+    by_model = verified.model != extractive.NAME
+    refused = not verified.citations and by_model
+    return GroundedAnswer(verified.citations, own_words, refused, dropped, by_model, tags)
+
+
+def _evidence(citations: tuple[Citation, ...], texts: dict[str, str]) -> list[str]:
+    """Returns each citation with the text around it."""
+    return [
+        texts[one.ref][max(0, one.start - AROUND_CHARS) : one.end + AROUND_CHARS]
+        for one in citations
+        if one.ref in texts
+    ]
+
+
+def _is_carried(sentence: str, evidence: list[str], *, foreign: bool) -> bool:
+    held = {word for text in evidence for word in words(text)}
+    if any(word not in held for word in words(sentence) if any(letter.isdigit() for letter in word)):
+        return False
+    own = stems(sentence)
+    carried = {stem for text in evidence for stem in stems(text)}
+    return foreign or sum(stem in carried for stem in own) >= SHARE_MIN * len(own)
+
+
+def _lost_citations(flags: tuple[str, ...]) -> bool:
+    lost = (AnswerFlag.NOT_FOUND, AnswerFlag.TOO_SHORT, AnswerFlag.CITATIONS_CUT)
+    return any(flag.partition(":")[0] in lost for flag in flags)

@@ -13,7 +13,6 @@ from fastapi import APIRouter, Query, Request, Response
 from trellis.app.wiring import new_id
 from trellis.auth.ownership import within_agent
 from trellis.documents import ids
-from trellis.documents.run_documents import timestamp
 from trellis.engine.jobs import CORRELATION_PATTERN, Actor, JobId
 from trellis.engine.records import JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, gateway_of, requires
@@ -25,6 +24,7 @@ from trellis.http_server.problems import PROBLEMS
 from trellis.inbox import RULES, InboxEntryState, NewInboxEntry
 from trellis.lifecycles import Role
 from trellis.lifecycles.inbox_entry import INBOX_ENTRY
+from trellis.storage.objects.canonical_json import timestamp
 
 TTL_HOURS_DEFAULT = 72.0
 TTL_HOURS_MAX = 24.0 * 30

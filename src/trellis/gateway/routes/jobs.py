@@ -12,14 +12,13 @@ from fastapi import APIRouter, Path, Query, Response
 
 from trellis.api.jobs import LocalJobs
 from trellis.app.instance import Instance
-from trellis.artifacts.snapshot import Snapshot
+from trellis.artifacts.payloads import Snapshot
 from trellis.auth.ownership import acting_or_gateway, canceller, within_scope
 from trellis.bus.documents import SIGNALS_READ_MAX
 from trellis.bus.documents import document as bus_document
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.outcomes.requeue import find_successor, requeue_as_new_job
 from trellis.bus.requests import JobRequest
-from trellis.documents.run_documents import timestamp
 from trellis.engine import tracing
 from trellis.engine.dead_letters import dead_letter, operator_reason_code
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition
@@ -57,11 +56,10 @@ from trellis.operations.job_documents import (
     whole_document,
 )
 from trellis.research.context import snapshot_key
-from trellis.research.documents import document as queue_document
-from trellis.research.documents import snapshot_digest
 from trellis.research.errors import RequestUnreadable
-from trellis.research.requests import QueueRequest
-from trellis.storage.objects.canonical_json import sha256
+from trellis.research.queue_job import QueueRequest, snapshot_digest
+from trellis.research.queue_job import document as queue_document
+from trellis.storage.objects.canonical_json import sha256, timestamp
 from trellis.worker.kinds import JobRequestBody, make_job
 
 WORK = (LEASED_JOB.name, QUEUE_JOB.name, BUS_JOB.name, NLM_JOB.name)

@@ -29,8 +29,14 @@ from trellis.proposals.proposal import (
     ProposalSource,
 )
 from trellis.proposals.service import OfferedProposal, ProposalOffer, ProposalService
-from trellis.storage.memory import DeepPart, Operation, ReadMode
-from trellis.storage.memory.updates import CONTENT_BYTES_MAX, RESOLUTION_CHARS_MAX, SECTION_CHARS_MAX, UPDATES_MAX
+from trellis.storage.memory.layout import DeepPart, ReadMode
+from trellis.storage.memory.updates import (
+    CONTENT_BYTES_MAX,
+    RESOLUTION_CHARS_MAX,
+    SECTION_CHARS_MAX,
+    UPDATES_MAX,
+    Operation,
+)
 
 DEEP_LIMIT_DEFAULT = 5
 DEEP_LIMIT_MAX = 100

@@ -1,6 +1,5 @@
 """Plans the commit of a proposal: every file it writes, and the commit message."""
 
-import difflib
 import hashlib
 import re
 from collections.abc import Sequence
@@ -31,13 +30,11 @@ from trellis.storage.memory.layout import (
     TIMELINE,
     TIMELINE_TOKENS_MAX,
     AgentId,
+    AppliedMarker,
+    MemoryMeta,
     TokenCounter,
-    checked_agent_id,
-    checked_name,
-    checked_time,
     tokens_max,
 )
-from trellis.storage.memory.records import AppliedMarker, MemoryMeta
 from trellis.storage.memory.trees import AgentFolder, load_commit, with_changes
 from trellis.storage.memory.updates import AppliedUpdates, RejectedUpdates, Update, apply_updates, digest
 
@@ -67,7 +64,6 @@ class CommitMessage:
     evicted: Sequence[str] = ()
 
     def to_bytes(self) -> bytes:
-        """The bytes of the commit message."""
         body = [f"Files: {', '.join(self.files)}"]
         if self.evicted:
             body.append(f"Evicted: {', '.join(self.evicted)}")
@@ -146,30 +142,6 @@ class CommitPlan:
     version: int
 
 
-def checked_order(
-    agent_id: str,
-    updates: Sequence[Update],
-    *,
-    run_id: str,
-    proposal_id: str,
-    reason: str,
-    auto_approved: bool,
-    author: str,
-    at: datetime,
-) -> MemoryCommitOrder:
-    """Validate the arguments; raises OptionInvalid or AgentIdInvalid."""
-    return MemoryCommitOrder(
-        agent_id=checked_agent_id(agent_id),
-        updates=tuple(updates),
-        run_id=checked_name(run_id, "run_id"),
-        proposal_id=checked_name(proposal_id, "proposal_id"),
-        reason=_checked_text(reason, "reason", REASON_CHARS_MAX),
-        auto_approved=auto_approved,
-        author=_checked_text(author, "author", AUTHOR_CHARS_MAX, forbidden="<>\n\t"),
-        at=checked_time(at),
-    )
-
-
 def meta_of(folder: AgentFolder) -> MemoryMeta | None:
     """The content of meta.json; None before the first proposal."""
     return _parsed(folder, META, MemoryMeta)
@@ -192,16 +164,8 @@ def preview(folder: AgentFolder, updates: Sequence[Update], run_id: str, at: dat
     outcome = apply_updates(before, updates, at, run_id=run_id, counter=counter)
     if isinstance(outcome, RejectedUpdates):
         raise _refused(folder.agent_id, "a preview", outcome)
-    parts: list[str] = []
-    for name in outcome.changed:
-        old, new = before[name], outcome.files[name]
-        parts += difflib.unified_diff(_lines(old), _lines(new), name if old else "/dev/null", name, lineterm="")
-    return "".join(f"{line}\n" for line in parts)
-
-
-def _lines(text: str) -> list[str]:
-    """Split at newlines only: other Unicode line breaks must stay visible to reviewers."""
-    return text.removesuffix("\n").split("\n") if text else []
+    changed = ((name, before[name], outcome.files[name]) for name in outcome.changed)
+    return "".join(markdown.unified_diff(old, new, name if old else None, name) for name, old, new in changed)
 
 
 def _refused(agent_id: AgentId, proposal_id: str, outcome: RejectedUpdates) -> UpdatesRefused:
@@ -333,7 +297,7 @@ def _parsed(folder: AgentFolder, file: str, model: type[_Model]) -> _Model | Non
         raise MemoryDamaged(where=where, reason=f"it does not fit ({error.error_count()} errors)") from error
 
 
-def _checked_text(text: str, option: str, most: int, forbidden: str = "") -> str:
+def checked_text(text: str, option: str, most: int, forbidden: str = "") -> str:
     """The stripped text, if it may appear in a commit and in the timeline; raises OptionInvalid."""
     text = text.replace("\r\n", "\n").strip()
     if not 1 <= len(text) <= most:

@@ -1,27 +1,29 @@
 """The history of a memory: its commits, diffs between versions, and the check of a whole repository."""
 
 import difflib
-import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
 
 from dulwich.object_store import BaseObjectStore
-from dulwich.objects import Commit, ObjectID, ShaFile, Tree
+from dulwich.objects import Commit, ObjectID
 
 from trellis.engine.errors import OptionInvalid
-from trellis.storage.memory import commit_plan
-from trellis.storage.memory.commit_plan import marker_of, version_of
+from trellis.storage.memory import commit_plan, markdown
 from trellis.storage.memory.errors import MemoryDamaged, MemoryOverLimit, MemoryVersionNotFound
-from trellis.storage.memory.layout import AgentId, CommitId, count_tokens, is_readable, layer
-from trellis.storage.memory.records import (
+from trellis.storage.memory.layout import (
+    AgentId,
     ChangeKind,
+    CommitId,
     CommittedFileChange,
     HistoryEntry,
     HistoryPage,
-    MemoryVerifyReport,
+    count_tokens,
+    is_readable,
+    layer,
 )
-from trellis.storage.memory.trees import AgentFolder, damaged_at, load, load_commit
+from trellis.storage.memory.markdown import lines_of
+from trellis.storage.memory.trees import AgentFolder, damaged_at, load_commit
 
 # History and diffs.
 #
@@ -58,8 +60,8 @@ def parent(objects: BaseObjectStore, name: ObjectID) -> ObjectID | None:
 def find_proposal(objects: BaseObjectStore, head: ObjectID | None, agent_id: AgentId, proposal_id: str) -> ObjectID:
     """The commit that applied a proposal whose marker is in the tree. Searches from the newest commit."""
     for name, commit in islice(walk(objects, head), SEARCH_MAX):
-        said = commit_plan.parse(commit.message)
-        if said and said.agent_id == agent_id and said.proposal_id == proposal_id:
+        message = commit_plan.parse(commit.message)
+        if message and message.agent_id == agent_id and message.proposal_id == proposal_id:
             return name
     raise MemoryDamaged(where=agent_id, reason=f"proposal {proposal_id} is marked as applied and no commit names it")
 
@@ -72,8 +74,8 @@ def find_version(
         return None
     if 0 < version <= newest:
         for name, commit in islice(walk(objects, head), SEARCH_MAX):
-            said = commit_plan.parse(commit.message)
-            if said and said.agent_id == agent_id and said.version == version:
+            message = commit_plan.parse(commit.message)
+            if message and message.agent_id == agent_id and message.version == version:
                 return name
     raise MemoryVersionNotFound(agent_id=agent_id, version=version, newest=newest)
 
@@ -99,17 +101,16 @@ def unified_diff(before: AgentFolder, after: AgentFolder, labels: tuple[str, str
     """The diff of the readable files of two versions; Layer 1 alone unless `deep`."""
     old, new = before.files(), after.files()
     names = sorted(file for file in {*old, *new} if is_readable(file) and (deep or layer(file) == 1))
-    parts: list[str] = []
-    for file in names:
-        if old.get(file) != new.get(file):
-            parts += difflib.unified_diff(
-                _lines(before.text(file)),
-                _lines(after.text(file)),
-                f"{labels[0]}/{file}" if file in old else "/dev/null",
-                f"{labels[1]}/{file}" if file in new else "/dev/null",
-                lineterm="",
-            )
-    text = "".join(f"{line}\n" for line in parts)
+    text = "".join(
+        markdown.unified_diff(
+            before.text(file),
+            after.text(file),
+            f"{labels[0]}/{file}" if file in old else None,
+            f"{labels[1]}/{file}" if file in new else None,
+        )
+        for file in names
+        if old.get(file) != new.get(file)
+    )
     if (tokens := count_tokens(text)) > DIFF_TOKENS_MAX:
         what = f"The difference of {labels[0]} and {labels[1]}"
         raise MemoryOverLimit(what=what, agent_id=after.agent_id, tokens=tokens, limit=DIFF_TOKENS_MAX)
@@ -117,17 +118,17 @@ def unified_diff(before: AgentFolder, after: AgentFolder, labels: tuple[str, str
 
 
 def _entry(name: CommitId, commit: Commit, before: AgentFolder, after: AgentFolder) -> HistoryEntry:
-    said = commit_plan.parse(commit.message)
-    mine = said if said and said.agent_id == after.agent_id else None
+    message = commit_plan.parse(commit.message)
+    own = message if message and message.agent_id == after.agent_id else None
     return HistoryEntry(
         commit=name,
         at=datetime.fromtimestamp(commit.author_time, UTC),
         author=commit.author.rpartition(b" <")[0].decode("utf-8", "replace"),
-        version=mine and mine.version,
-        proposal_id=mine and mine.proposal_id,
-        run_id=mine and mine.run_id,
-        auto_approved=mine and mine.auto_approved,
-        reason=mine and mine.reason,
+        version=own and own.version,
+        proposal_id=own and own.proposal_id,
+        run_id=own and own.run_id,
+        auto_approved=own and own.auto_approved,
+        reason=own and own.reason,
         files=tuple(_file_changes(before, after)),
     )
 
@@ -136,7 +137,7 @@ def _file_changes(before: AgentFolder, after: AgentFolder) -> Iterator[Committed
     old, new = before.files(), after.files()
     for file in sorted(file for file in {*old, *new} if is_readable(file) and old.get(file) != new.get(file)):
         kind = ChangeKind.CHANGED if file in old and file in new else ChangeKind.ADDED
-        added, removed = _line_counts(_lines(before.text(file)), _lines(after.text(file)))
+        added, removed = _line_counts(lines_of(before.text(file)), lines_of(after.text(file)))
         yield CommittedFileChange(
             file=file, kind=ChangeKind.REMOVED if file not in new else kind, added=added, removed=removed
         )
@@ -149,89 +150,3 @@ def _line_counts(old: list[str], new: list[str]) -> tuple[int, int]:
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=True)
     equal = sum(block.size for block in matcher.get_matching_blocks())
     return len(new) - equal, len(old) - equal
-
-
-def _lines(text: str) -> list[str]:
-    return text.removesuffix("\n").split("\n") if text else []
-
-
-# The check of a whole repository: every object intact, every commit explained by a proposal, every version present.
-
-FINDINGS_MAX = 100
-
-
-def verify(objects: BaseObjectStore, head: ObjectID | None, commits_max: int) -> MemoryVerifyReport:
-    """Check up to `commits_max` commits from the newest back, with all their objects."""
-    findings: list[str] = []
-    seen: set[ObjectID] = set()
-    expected: dict[str, int] = {}
-    commits = 0
-    complete = True
-    try:
-        for name, commit in walk(objects, head):
-            if commits == commits_max or len(findings) >= FINDINGS_MAX:
-                complete = False
-                break
-            commits += 1
-            _check_object(objects, name)
-            findings += _explained(objects, head, name, commit.message, expected)
-            for problem in _broken(objects, commit.tree, seen):
-                findings.append(f"commit {name.decode()}: {problem}")
-    except MemoryDamaged as damage:
-        findings.append(str(damage))
-        complete = False
-    if complete:
-        findings += [f"{agent}: version {version} has no commit" for agent, version in expected.items() if version > 0]
-    return MemoryVerifyReport(
-        commits=commits, objects=commits + len(seen), findings=tuple(islice(findings, FINDINGS_MAX)), complete=complete
-    )
-
-
-def _explained(
-    objects: BaseObjectStore, head: ObjectID | None, name: ObjectID, message: bytes, expected: dict[str, int]
-) -> Iterator[str]:
-    """Check that a commit names its proposal, has the expected version, and contains the proposal's marker."""
-    said = commit_plan.parse(message)
-    if said is None:
-        yield f"commit {name.decode()}: no proposal explains it"
-        return
-    if said.agent_id not in expected:
-        expected[said.agent_id] = version_of(AgentFolder(objects, head, AgentId(said.agent_id)))
-    if said.version != expected[said.agent_id]:
-        yield f"commit {name.decode()}: makes version {said.version}, {expected[said.agent_id]} was expected"
-    expected[said.agent_id] = said.version - 1
-    marker = marker_of(AgentFolder(objects, name, AgentId(said.agent_id)), said.proposal_id)
-    if marker is None or marker.version != said.version:
-        yield f"commit {name.decode()}: proposal {said.proposal_id} is not marked as applied in it"
-
-
-def _broken(objects: BaseObjectStore, tree: ObjectID, seen: set[ObjectID]) -> Iterator[str]:
-    """Objects under a tree that are missing, changed or malformed. Each is checked once."""
-    waiting = [tree]
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        try:
-            found = _check_object(objects, name)
-        except MemoryDamaged as damage:
-            yield str(damage)
-            continue
-        if isinstance(found, Tree):
-            for entry in found.iteritems():
-                if stat.S_ISDIR(entry.mode) or stat.S_ISREG(entry.mode):
-                    waiting.append(entry.sha)
-                else:
-                    yield f"{entry.path!r} is no file and no folder"
-
-
-def _check_object(objects: BaseObjectStore, name: ObjectID) -> ShaFile:
-    """Read the object again from its bytes and check that its name is their digest."""
-    found = load(objects, name, ShaFile)
-    with damaged_at(name):
-        again = ShaFile.from_raw_string(found.type_num, found.as_raw_string())
-        again.check()
-        if again.id != name:
-            raise MemoryDamaged(where=name.decode(), reason="its content is not what its name says")
-    return found

@@ -4,6 +4,7 @@ Lines end in LF: `problem_in` refuses every other line break, so that every tool
 are pure. The content of a code fence is never taken for a heading or a loop.
 """
 
+import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -172,6 +173,17 @@ def without_loops(text: str, gone: Sequence[Loop]) -> str:
     """The text without these loops."""
     dropped = {number for loop in gone for number in range(loop.start, loop.end)}
     return "\n".join(line for number, line in enumerate(text.split("\n")) if number not in dropped)
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text. Only a newline ends one: reviewers must see other Unicode line breaks."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def unified_diff(before: str, after: str, before_name: str | None, after_name: str | None) -> str:
+    """The unified diff of two versions of a file. A name of None means that this version has no such file."""
+    names = (before_name or "/dev/null", after_name or "/dev/null")
+    return "".join(f"{line}\n" for line in difflib.unified_diff(lines_of(before), lines_of(after), *names, lineterm=""))
 
 
 def _end_of_item(lines: Sequence[str], start: int) -> int:

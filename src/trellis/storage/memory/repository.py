@@ -10,7 +10,6 @@ from dulwich.objects import ObjectID
 
 from trellis.engine.errors import OptionInvalid
 from trellis.storage.memory import commit_plan, history, markdown
-from trellis.storage.memory import history as verifying
 from trellis.storage.memory.bare_repository import BareRepository, check_repository, make_repository
 from trellis.storage.memory.commit_plan import MemoryCommitOrder, meta_of, version_of
 from trellis.storage.memory.errors import MemoryBusy, MemoryOverLimit, ProposalReused
@@ -18,23 +17,22 @@ from trellis.storage.memory.layout import (
     DECISIONS,
     DEEP_TOKENS_MAX,
     READ_LIMITS,
-    CommitId,
-    DeepPart,
-    ReadMode,
-    TokenCounter,
-    checked_agent_id,
-    checked_count,
-    count_tokens,
-)
-from trellis.storage.memory.records import (
     AlreadyApplied,
+    CommitId,
     Committed,
     DeepItem,
+    DeepPart,
     DeepView,
     HistoryPage,
-    MemoryVerifyReport,
     MemoryView,
+    ReadMode,
+    TokenCounter,
     VersionConflict,
+    checked_agent_id,
+    checked_count,
+    checked_name,
+    checked_time,
+    count_tokens,
 )
 from trellis.storage.memory.trees import AgentFolder
 from trellis.storage.memory.updates import Update, digest
@@ -131,7 +129,6 @@ MOVE_ATTEMPTS_MAX = 8
 """How often a commit is rebuilt because another git process moved the branch meanwhile."""
 HISTORY_LIMIT_MAX = 200
 DEEP_LIMIT_MAX = 100
-VERIFY_COMMITS_MAX = 1_000_000
 
 
 def open_memory(
@@ -216,13 +213,6 @@ class MemoryRepository:
         with self._bare.objects() as objects:
             return commit_plan.preview(AgentFolder(objects, head, agent), updates, run_id, at, self._counter)
 
-    def verify(self, commits_max: int = VERIFY_COMMITS_MAX) -> MemoryVerifyReport:
-        """Check every object and every commit. Problems are reported, not repaired."""
-        with self._bare.objects() as objects:
-            return verifying.verify(
-                objects, self._bare.branch(), checked_count(commits_max, "commits_max", VERIFY_COMMITS_MAX)
-            )
-
     def commit(
         self,
         agent_id: str,
@@ -241,15 +231,15 @@ class MemoryRepository:
         Raises UpdatesRefused if the updates do not fit the memory, and ProposalReused if the proposal was applied with
         other updates. After MemoryUnavailable or a crash, call again: a proposal is never applied twice.
         """
-        order = commit_plan.checked_order(
-            agent_id,
-            updates,
-            run_id=run_id,
-            proposal_id=proposal_id,
-            reason=reason,
+        order = MemoryCommitOrder(
+            agent_id=checked_agent_id(agent_id),
+            updates=tuple(updates),
+            run_id=checked_name(run_id, "run_id"),
+            proposal_id=checked_name(proposal_id, "proposal_id"),
+            reason=commit_plan.checked_text(reason, "reason", commit_plan.REASON_CHARS_MAX),
             auto_approved=auto_approved,
-            author=author,
-            at=at,
+            author=commit_plan.checked_text(author, "author", commit_plan.AUTHOR_CHARS_MAX, forbidden="<>\n\t"),
+            at=checked_time(at),
         )
         with self._bare.locked():
             for _ in range(MOVE_ATTEMPTS_MAX):

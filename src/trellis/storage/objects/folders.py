@@ -75,7 +75,6 @@ class Folders:
             raise
 
     def close(self) -> None:
-        """Close the folder."""
         for fd in (self._root, self._scratch, self._locks):
             os.close(fd)
 

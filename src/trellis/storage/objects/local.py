@@ -86,31 +86,25 @@ class LocalObjects:
 
     @property
     def url(self) -> str:
-        """The store's address."""
         return self._url
 
     async def get(self, key: str) -> StoredObject | None:
-        """The object with its bytes; None if it does not exist."""
         return await self._run("get", checked_key(key), partial(self._get, key))
 
     async def head(self, key: str) -> ObjectInfo | None:
-        """The object's metadata; None if it does not exist."""
         return await self._run("head", checked_key(key), partial(self._info, file_path(key), key))
 
     async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
-        """Write the whole object if the condition holds."""
         checked_key(key)
         if len(body) > self._bytes_max:
             raise ObjectTooLarge(key=key, size=len(body), limit=self._bytes_max)
         return await self._run("put", key, partial(self._put, key, body, when))
 
     async def list(self, prefix: str, *, after: str | None = None, limit: int = PAGE_MAX) -> ObjectPage:
-        """A page of the objects whose keys begin with `prefix`, in key order."""
         checked_page(prefix, after, limit)
         return await self._run("list", prefix, partial(self._list, prefix, after, limit))
 
     async def delete(self, key: str) -> bool:
-        """Delete the object. Returns whether there was one."""
         return await self._run("delete", checked_key(key), partial(self._delete, key))
 
     async def probe(self) -> None:

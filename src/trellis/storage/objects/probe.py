@@ -37,7 +37,10 @@ async def _race(store: ObjectStore, key: str, label: str, when: PutCondition) ->
     """Two different writes under one condition. Returns the etag of the one that won."""
     for number in range(RACE_TRIES):
         bodies = [f"{label} {number} {side}".encode() for side in ("left", "right")]
-        answers = await asyncio.gather(*(store.put(key, body, when=when) for body in bodies))
+        answers = await asyncio.gather(*(store.put(key, body, when=when) for body in bodies), return_exceptions=True)
+        for answer in answers:  # raised after both have ended, so that nothing is written after the probe
+            if isinstance(answer, BaseException):
+                raise answer
         won = [
             (answer.etag, body) for answer, body in zip(answers, bodies, strict=True) if isinstance(answer, PutStored)
         ]

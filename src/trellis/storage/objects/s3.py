@@ -30,8 +30,8 @@ from obstore.exceptions import (
 )
 from obstore.store import S3Store
 
-from trellis.storage.objects.address import S3Address, S3Credentials
 from trellis.storage.objects.keys import KEY_BYTES_MAX, checked_key, checked_page, is_key, object_key
+from trellis.storage.objects.open import S3Address, S3Credentials
 from trellis.storage.objects.probe import PROBE_FOLDER, prove_conditional_writes
 from trellis.storage.objects.store import (
     OVERWRITE,
@@ -122,11 +122,9 @@ class S3Objects:
 
     @property
     def url(self) -> str:
-        """The store's address, without credentials."""
         return self._address.url
 
     async def get(self, key: str) -> StoredObject | None:
-        """The object with its bytes; None if it does not exist."""
         place = self._place(key)
 
         async def read() -> StoredObject:
@@ -142,7 +140,6 @@ class S3Objects:
         return await self._read("get", key, read)
 
     async def head(self, key: str) -> ObjectInfo | None:
-        """The object's metadata; None if it does not exist."""
         place = self._place(key)
 
         async def look() -> ObjectInfo:
@@ -157,7 +154,6 @@ class S3Objects:
         return await self._read("head", key, look)
 
     async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
-        """Write the whole object if the condition holds."""
         place = self._place(key)
         if len(body) > self._bytes_max:
             raise ObjectTooLarge(key=key, size=len(body), limit=self._bytes_max)
@@ -178,7 +174,6 @@ class S3Objects:
         return PutStored(self._checked_etag(put["e_tag"]))
 
     async def list(self, prefix: str, *, after: str | None = None, limit: int = PAGE_MAX) -> ObjectPage:
-        """A page of the objects whose keys begin with `prefix`, in key order."""
         checked_page(prefix, after, limit)
         select = self._next if self._ordered else self._smallest
         found = await self._read("list", prefix, partial(select, prefix, after, limit + 1)) or ()
