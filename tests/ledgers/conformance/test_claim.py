@@ -147,6 +147,14 @@ async def test_the_same_claim_id_returns_the_same_jobs_while_their_leases_live(r
 
 
 @pytest.mark.requirement("DJ-14")
+async def test_repeated_claim_returns_its_jobs_in_the_order_of_submission(rig: Rig):
+    batch = await rig.submit(1, priority=Priority.BATCH)
+    urgent = await rig.submit(1, priority=Priority.CRITICAL)
+    assert claimed_ids(await rig.claim(2, claim_id="mine")) == [*urgent, *batch]
+    assert claimed_ids(await rig.claim(2, claim_id="mine")) == [*batch, *urgent]
+
+
+@pytest.mark.requirement("DJ-14")
 async def test_a_repeated_claim_leaves_out_what_was_settled(rig: Rig):
     await rig.submit(5)
     first = await rig.claim(3, claim_id="mine")
