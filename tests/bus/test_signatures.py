@@ -272,11 +272,16 @@ def _rsa() -> bytes:
 
 
 @pytest.mark.parametrize(
-    "content, complaint",
-    [(b"nonsense", "no private key"), (_rsa(), "P-256"), (pem(ec.generate_private_key(ec.SECP384R1())), "P-256")],
+    "make, complaint",
+    [
+        (lambda: b"nonsense", "no private key"),
+        (_rsa, "P-256"),
+        (lambda: pem(ec.generate_private_key(ec.SECP384R1())), "P-256"),
+    ],
+    ids=["nonsense", "RSA", "P-384"],
 )
-def test_a_key_file_that_is_none_is_named(tmp_path: Path, content: bytes, complaint: str):
-    file = private_file(tmp_path / "own.pem", content)
+def test_a_key_file_that_is_none_is_named(tmp_path: Path, make: Callable[[], bytes], complaint: str):
+    file = private_file(tmp_path / "own.pem", make())
     with pytest.raises(SettingsInvalid, match=complaint) as error:
         read_keys(sender_id="trellis", key_file=file, keys_dir=None, required=False)
     assert "own.pem" in str(error.value)
