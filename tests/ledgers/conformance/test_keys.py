@@ -167,6 +167,16 @@ async def test_every_exit_frees_the_slot_for_the_next(rig: Rig, leave, options):
     assert await rig.claim(5) == []
 
 
+@pytest.mark.requirement("D49", "D16")
+async def test_urgent_job_takes_the_slot_of_a_job_whose_lease_was_lost_in_place(rig: Rig):
+    lost = await rig.submit_one(lifecycle="run", concurrency_key="k", priority=Priority.BATCH)
+    await rig.drive(lost, "running")
+    urgent = await rig.submit_one(concurrency_key="k", priority=Priority.CRITICAL)
+    assert (await rig.job(urgent)).place is JobPlace.BLOCKED
+    await rig.lose_lease()
+    assert [(await rig.job(one)).place for one in (lost, urgent)] == [JobPlace.BLOCKED, JobPlace.READY]
+
+
 @pytest.mark.requirement("D49")
 async def test_a_job_that_lost_its_lease_competes_fairly_for_its_slot(rig: Rig):
     held = await rig.running(concurrency_key="k", max_attempts=9, max_deaths=0)
