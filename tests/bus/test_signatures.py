@@ -75,13 +75,13 @@ def test_we_accept_the_sdks_signature(keys: Maker):
     assert decode(signed_by_sdk(THEIRS), keys()).sender_id == "w-1"
 
 
-def test_what_we_sign_ourselves_we_accept(keys: Maker):
+def test_packet_signed_by_ourselves_is_accepted(keys: Maker):
     packet = packet_of(JobProgress(job_id="j"), "trellis")
     assert decode(encode(packet, keys()), keys()) == packet
 
 
 @pytest.mark.parametrize("case", ["unsigned", "another's key", "unknown sender", "changed", "garbage"])
-def test_what_is_not_signed_by_its_sender_is_refused_where_signatures_are_required(keys: Maker, case: str):
+def test_packet_not_signed_by_its_sender_is_refused_where_signatures_are_required(keys: Maker, case: str):
     changed = parse_packet(signed_by_sdk(THEIRS))
     changed.trace_id = "another"
     garbage = parse_packet(signed_by_sdk(THEIRS))
@@ -147,7 +147,7 @@ def test_a_packet_that_was_signed_for_one_subject_is_refused_on_another(keys: Ma
         decode(data, made, delivery=came("worker.w-2.jobs"))
 
 
-def test_nobody_can_change_what_a_signature_is_bound_to(keys: Maker):
+def test_signed_fields_of_a_packet_cannot_be_changed(keys: Maker):
     made = keys()
     for change in ("audience", "all of it"):
         changed = parse_packet(own(made))

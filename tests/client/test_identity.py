@@ -223,7 +223,7 @@ def test_a_key_of_another_kind_is_a_value_like_any_other(key: OKPKey | ECKey, al
 
 
 @pytest.mark.requirement("AUTH-5")
-def test_one_issuer_cannot_speak_for_another():
+def test_token_of_one_issuer_cannot_name_another_issuer():
     other = symmetric_key(b"o" * 32, issuer="other")
     forged = jwt.encode({"alg": "HS256"}, {**CLAIMS}, OctKey.import_key(b"o" * 32))
     with pytest.raises(TokenRefused, match="signature"):

@@ -15,7 +15,7 @@ async def _places(rig: Rig) -> dict[JobId, JobPlace]:
 
 @pytest.mark.oldest_server
 @pytest.mark.requirement("JQ-7", "D49")
-async def test_one_job_of_a_key_is_handed_out_at_a_time(rig: Rig):
+async def test_one_job_of_a_concurrency_key_is_claimed_at_a_time(rig: Rig):
     rig.key_limits["user:1"] = 1
     jobs = await rig.submit(4, concurrency_key="user:1")
     for expected in jobs:

@@ -500,7 +500,7 @@ async def test_the_first_sweep_of_a_ledger_forgives_nothing(rig: Rig):
 
 
 @pytest.mark.requirement("D33")
-async def test_one_sweeper_is_elected_per_interval(rig: Rig):
+async def test_one_sweeper_is_elected_in_each_interval(rig: Rig):
     await rig.submit_one()
     await rig.claim_one()
     ledgers = [rig.ledger, *[await rig.open_another() for _ in range(3)]]
@@ -511,7 +511,7 @@ async def test_one_sweeper_is_elected_per_interval(rig: Rig):
 
 
 @pytest.mark.requirement("D33")
-async def test_who_was_not_elected_does_nothing(rig: Rig):
+async def test_sweeper_that_was_not_elected_changes_no_job(rig: Rig):
     held = await rig.running()
     await rig.advance(LENGTH_S - 0.5)
     assert (await rig.ledger.sweep(SWEEPER, SweepOptions())).elected
