@@ -44,6 +44,7 @@ def keep_files_in_memory() -> None:
 
 
 keep_files_in_memory()
+gc.disable()  # until the tests are collected: nearly all that is made until then stays
 
 TEMPLATE = "trellis_template"
 TEMPLATE_MIGRATION = (
@@ -53,6 +54,7 @@ TEMPLATE_MIGRATION = (
 
 def pytest_collection_finish() -> None:
     """What is loaded by now stays: the collector need not look through all of it again and again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

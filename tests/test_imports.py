@@ -110,7 +110,7 @@ def test_a_module_of_the_package_is_imported_from_it():
     loaded("from trellis import testing, App; assert testing.__name__ == 'trellis.testing'")
 
 
-def test_what_is_pickled_and_inspected_has_its_own_module():
+def test_lazily_imported_names_can_be_pickled_and_inspected():
     policy = trellis.RetryPolicy()
     assert pickle.loads(pickle.dumps(policy)) == policy
     assert inspect.getmodule(trellis.connect) is importlib.import_module("trellis.app.wiring")

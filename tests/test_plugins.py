@@ -136,7 +136,7 @@ def test_quiet_tests_come_last(suite):
     assert order == ["test_b", "test_d", "test_a", "test_c"]
 
 
-def test_what_a_process_of_the_suite_has_compiled_is_kept():
+def test_bytecode_compiled_by_a_test_process_is_kept():
     asked = [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"]
     assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "False\n"
     assert not sys.dont_write_bytecode

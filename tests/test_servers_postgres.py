@@ -18,7 +18,7 @@ from tests.servers.postgres import PostgresServer, available_servers, running_po
 ROOT = Path(__file__).resolve().parent.parent
 
 
-async def test_it_answers_on_tcp_and_socket_and_is_durable(postgres_server: PostgresServer):
+async def test_postgres_server_answers_on_tcp_and_socket_and_is_durable(postgres_server: PostgresServer):
     for url in (postgres_server.url(), postgres_server.url(socket=True)):
         connection = await asyncpg.connect(url)
         try:
@@ -50,7 +50,7 @@ def test_committed_rows_survive_a_crash_of_the_server(binaries):
         assert server.sql("SHOW server_version_num").startswith(str(binaries.version))
 
 
-def test_it_ends_and_cleans_up_when_its_owner_is_killed():
+def test_postgres_server_ends_and_cleans_up_when_its_owner_is_killed():
     owner = subprocess.Popen(
         [sys.executable, "-c", _OWNER], cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
     )

@@ -190,7 +190,7 @@ def test_a_class_name_means_one_thing_in_the_package():
     report(twice, "These class names are defined more than once; name each for what it is")
 
 
-def test_nothing_is_left_unfinished():
+def test_source_has_no_unfinished_code():
     found = [
         f"{relative(path)}:{number} {line.strip()}"
         for path in sorted(PACKAGE.rglob("*"))
@@ -324,7 +324,7 @@ def _without_hash(lock: str) -> list[str]:
     return [entry.split()[0] for entry in entries if "==" in entry and "--hash=sha256:" not in entry]
 
 
-def test_what_is_imported_is_in_the_repository():
+def test_imported_modules_are_in_the_repository():
     """A module that git ignores works here and nowhere else."""
     kept = set(repository_files())
     found = [

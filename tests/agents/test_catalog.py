@@ -75,7 +75,7 @@ async def test_an_agent_is_its_file_and_no_file_is_no_agent(objects: ObjectStore
 
 
 @pytest.mark.parametrize("slug", ["", ".", "..", "a/b", "../a", "A", "-a", "a" * 64, "a\0"])
-async def test_what_is_no_slug_never_becomes_a_key(objects: ObjectStore, slug: str):
+async def test_invalid_agent_slug_never_becomes_an_object_key(objects: ObjectStore, slug: str):
     catalog = Catalog(objects)
     definition = read_definition(agent_file())
     assert isinstance(definition, AgentDefinition)

@@ -136,7 +136,7 @@ def test_invented_items_are_recognisable():
     assert {key.rpartition("/")[2] for key in set(notes) - set(told)} <= general
 
 
-def test_what_the_guardian_reads_is_still_what_the_documents_say():
+def test_quotations_in_the_guardians_sources_match_the_documents():
     """Each quotation ends with the document it is from, and stands there word for word."""
     quoted = 0
     for key, body in objects_of("architect-guardian").items():

@@ -46,7 +46,7 @@ async def test_a_folder_narrows_what_is_read(objects: ObjectStore):
     assert [source.ref for source in read.items] == ["sources/letters/b.md"]
 
 
-async def test_what_is_not_text_is_left_out_and_named(objects: ObjectStore):
+async def test_source_that_is_no_text_is_left_out_and_named(objects: ObjectStore):
     await put(
         objects,
         **{

@@ -50,7 +50,7 @@ async def test_a_published_object_that_is_not_the_recorded_one_keeps_the_blob(de
 
 
 @pytest.mark.requirement("D15")
-async def test_what_has_no_row_here_is_left_alone(desk: Desk):
+async def test_collector_leaves_objects_without_a_row_alone(desk: Desk):
     folder = f"projects/{desk.artifacts.cid}/staged"
     for name in ("art-00000000-0000-4000-8000-000000000000.json", "notes.txt", "art-x/y.json"):
         await desk.objects.put(f"{folder}/{name}", b"{}")
@@ -92,7 +92,7 @@ async def test_the_bytes_of_a_removed_artifact_go_with_the_record_of_that_and_no
     assert (await desk.collector().run_once()).taken == 1
 
 
-async def test_what_was_removed_is_never_looked_at_again(desk: Desk):
+async def test_collector_never_looks_at_a_removed_artifact_again(desk: Desk):
     for _ in range(3):
         await desk.finalized()
     await desk.publish()

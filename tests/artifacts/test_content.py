@@ -60,7 +60,7 @@ def test_a_field_that_is_missing_or_unknown_is_refused(type_: ArtifactType, cont
         (PREPROCESSED, {"original": []}, "original"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_says_where(
+def test_invalid_artifact_content_is_refused_with_the_place(
     made: tuple[ArtifactType, dict[str, Any]], changed: dict[str, Any], told: str
 ):
     type_, content = made

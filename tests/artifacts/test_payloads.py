@@ -82,9 +82,7 @@ def test_each_type_has_its_own_payload() -> None:
         (JobType.PROPOSAL_PREPROCESS, rules(*({"field": "x", "rule": "matches", "value": "a"},) * 11), "10 patterns"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_the_message_says_what(
-    job_type: JobType, payload: dict[str, Any], problem: str
-) -> None:
+def test_invalid_payload_is_refused_with_the_reason(job_type: JobType, payload: dict[str, Any], problem: str) -> None:
     with pytest.raises(PayloadInvalid) as caught:
         read_payload(job_type, payload)
     assert isinstance(caught.value, InputError)

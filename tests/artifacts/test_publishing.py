@@ -141,7 +141,7 @@ async def test_a_ledger_lost_with_a_removal_has_the_artifact_back_and_one_lost_a
 
 
 @pytest.mark.requirement("D14", "D15")
-async def test_what_was_published_of_an_artifact_that_is_not_final_any_more_is_used_or_goes(desk: Desk, tmp_path: Path):
+async def test_published_bytes_of_an_artifact_no_longer_final_are_used_or_removed(desk: Desk, tmp_path: Path):
     made = await desk.finalized()
     await desk.publish()
     job, body = await desk.job(made.row.job_id), await desk.body(made.row.key) or b""

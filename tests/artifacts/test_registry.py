@@ -121,7 +121,7 @@ async def test_ten_equal_stages_at_once_make_one_artifact(desk: Desk):
 
 
 @pytest.mark.requirement("ART-4", "ART-8", "ART-3")
-async def test_what_an_attempt_or_a_job_has_is_the_answer_to_every_further_one_and_final_it_has_no_other_content(
+async def test_repeated_artifact_of_an_attempt_or_a_job_returns_the_first_and_final_content_is_fixed(
     desk: Desk,
 ):
     lease = await desk.waiting()
@@ -176,7 +176,7 @@ async def test_a_zombie_of_an_older_epoch_can_neither_stage_nor_replace_the_winn
 
 
 @pytest.mark.requirement("D15")
-async def test_what_is_staged_while_its_attempt_ends_is_discarded_at_once(desk: Desk):
+async def test_artifact_staged_while_its_attempt_ends_is_discarded_at_once(desk: Desk):
     old = await desk.waiting()
     as_it_was = await desk.job(old.job_id)
     await desk.retried(old)
@@ -219,9 +219,7 @@ async def test_an_artifact_that_would_be_too_large_is_refused_and_leaves_nothing
 
 @pytest.mark.requirement("ART-8", "ART-5")
 @pytest.mark.parametrize("actor", [ORCHESTRATOR, OPERATOR])
-async def test_nobody_but_the_nlm_backend_makes_an_artifact_and_nobody_but_an_operator_cleans_up(
-    desk: Desk, actor: Actor
-):
+async def test_only_the_nlm_backend_makes_artifacts_and_only_an_operator_discards_them(desk: Desk, actor: Actor):
     lease = await desk.waiting()
     with pytest.raises(NotAllowed, match=r"artifacts\.write"):
         await desk.artifacts.stage(actor, draft(), job=await desk.job(lease.job_id))

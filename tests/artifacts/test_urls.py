@@ -60,6 +60,6 @@ def test_an_address_and_a_key_make_a_url(store: str, key: str, url: str):
 
 @pytest.mark.parametrize("key", ["../x", "/x", "a//b", "a/../b", ""])
 @pytest.mark.parametrize("store", ["file:///objects", "s3://garden/p?endpoint=http://h:9000"])
-def test_what_is_no_key_has_no_url(store: str, key: str):
+def test_invalid_object_key_has_no_url(store: str, key: str):
     with pytest.raises(KeyInvalid):
         object_url(store, key)

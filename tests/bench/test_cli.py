@@ -21,7 +21,7 @@ def test_a_run_prints_its_table_and_keeps_its_samples(tmp_path: Path, capsys: py
 
 
 @pytest.mark.parametrize("arguments", [["--only", "nonsense"], ["--rounds", "0"]])
-def test_what_cannot_be_run_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+def test_bench_command_that_cannot_run_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(arguments)
     assert "error" in capsys.readouterr().err

@@ -168,7 +168,7 @@ def test_every_field_of_a_request_is_on_the_wire_under_caps_own_name():
 @pytest.mark.parametrize(
     "body", [JobProgress(job_id="j"), JobResult(job_id="j", status=Status.SUCCEEDED, worker_id="w-1")]
 )
-def test_what_was_not_said_is_not_there_either(body):
+def test_encoded_packet_decodes_to_the_same_body(body):
     assert decode(encode(packet_of(body), PLAIN), PLAIN).body == body
 
 
@@ -286,7 +286,7 @@ REFUSED = {
 
 @pytest.mark.requirement("BUS-2")
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_breaks_the_rules_is_refused_by_its_code(name):
+def test_packet_that_breaks_the_protocol_is_refused_with_its_code(name):
     change, code = REFUSED[name]
     data = changed(packet_of(BODIES["request"]), change)
     with pytest.raises(PacketRefused) as refused:
@@ -369,7 +369,7 @@ def test_a_submission_is_a_request_whatever_it_says_of_a_dispatch():
         BusAlert(message="look", code=ErrorCode.UNSPECIFIED, severity=AlertSeverity.INFO),
     ],
 )
-def test_what_receivers_would_drop_is_not_sent(body):
+def test_packet_that_receivers_would_drop_is_not_sent(body):
     with pytest.raises(PacketWrong):
         encode(packet_of(body), PLAIN)
 
@@ -390,7 +390,7 @@ def test_a_heartbeat_whose_load_is_no_number_is_refused():
 
 
 @pytest.mark.parametrize("name", ["heartbeat", "handshake"])
-def test_what_is_kept_of_a_worker_is_bounded(name: str):
+def test_stored_data_of_a_worker_is_bounded(name: str):
     def change(message: Any) -> None:
         body = getattr(message, name)
         body.labels.update(a="x" * 40_000) if name == "heartbeat" else body.ready_topics.append("x" * 40_000)

@@ -130,9 +130,7 @@ async def forgotten(rig: Rig, job_id: str) -> None:
 
 @pytest.mark.on_both
 @pytest.mark.requirement("D61")
-async def test_what_a_job_in_the_ledger_names_stays_and_goes_when_retention_has_removed_the_last_one(
-    rig: Rig, store: Store
-):
+async def test_object_named_by_a_job_stays_until_retention_removes_the_last_such_job(rig: Rig, store: Store):
     collector, pointer = store.collector(), await store.put(b'{"n":1}')
     for job_id in ("a", "b"):
         await rig.submit(job_id=job_id, context_ptr=pointer)
@@ -169,7 +167,7 @@ async def held_and_succeeded(rig: Rig, job_id: str, **report: Any) -> None:
 
 @pytest.mark.on_both
 @pytest.mark.requirement("D61")
-async def test_whatever_a_request_or_a_report_names_stays_wherever_it_stands(rig: Rig, store: Store):
+async def test_object_named_anywhere_in_a_request_or_report_stays(rig: Rig, store: Store):
     contexts = [await store.put(b"%d" % n) for n in range(4)]
     results = [await store.put(b"r%d" % n, PointerPart.RESULT) for n in range(5)]
     undo = {"topic": "job.undo", "context_ptr": contexts[1]}
@@ -196,7 +194,7 @@ async def test_a_retry_keeps_what_its_first_job_named(rig: Rig, store: Store):
     assert await store.round(store.collector()) == (0, 0, 0)
 
 
-async def test_what_is_young_stays_and_writing_the_same_again_makes_it_young(rig: Rig, store: Store):
+async def test_young_object_stays_and_a_repeated_write_renews_its_age(rig: Rig, store: Store):
     young, old = await store.put(b"young", days=29.0), await store.put(b"old", days=31.0)
     collector = store.collector()
     assert await collector.run_once() == BusCollectionReport(phase=CollectionPhase.LISTING)
@@ -214,7 +212,7 @@ async def test_what_is_young_stays_and_writing_the_same_again_makes_it_young(rig
 
 
 @pytest.mark.on_both
-async def test_what_was_set_aside_by_mistake_is_found_and_comes_back(rig: Rig, store: Store):
+async def test_object_set_aside_by_mistake_is_found_and_restored(rig: Rig, store: Store):
     collector, pointer = store.collector(), await store.put(b"late")
     assert await store.round(collector) == (1, 0, 0)
     await rig.submit(job_id="late", context_ptr=pointer)
@@ -302,7 +300,7 @@ async def test_a_round_that_has_enough_is_followed_by_one_that_goes_on_behind_it
     assert rounds > 3
 
 
-async def test_what_lies_aside_does_not_keep_the_rest_from_being_collected(rig: Rig, store: Store):
+async def test_objects_set_aside_do_not_stop_the_collection_of_others(rig: Rig, store: Store):
     pointers = [await store.put(b"%d" % n, part) for n in range(5) for part in PointerPart]
     collector, rounds = store.collector(options=replace(SMALL, names_max=2)), 0
     while not rounds or collector.pause_s(BusCollectionReport()) < 1.0:
@@ -371,7 +369,7 @@ async def test_a_long_text_is_looked_through_in_parts_and_no_name_is_missed(rig:
 
 
 @pytest.mark.on_both
-async def test_one_process_at_a_time_collects_and_another_goes_on(rig: Rig, store: Store):
+async def test_one_collector_runs_at_a_time_and_another_takes_over(rig: Rig, store: Store):
     one, two = store.collector("one"), store.collector("two")
     pointer = await store.put(b"1")
     assert (await one.run_once()).phase is CollectionPhase.LISTING
@@ -385,7 +383,7 @@ async def test_one_process_at_a_time_collects_and_another_goes_on(rig: Rig, stor
     assert await store.has(pointer)
 
 
-async def test_who_lost_the_work_while_much_was_left_asks_no_more_often_than_others(rig: Rig, store: Store):
+async def test_collector_that_lost_its_election_polls_no_more_often_than_others(rig: Rig, store: Store):
     one, two = (store.collector(name, replace(SMALL, names_max=2)) for name in ("one", "two"))
     for n in range(7):
         await store.put(b"%d" % n)

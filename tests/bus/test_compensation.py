@@ -46,7 +46,7 @@ async def _undone(parts: Parts) -> list[str]:
 
 @pytest.mark.on_both
 @pytest.mark.requirement("D36")
-async def test_nobody_can_take_the_ids_of_a_compensation_before_it_is_made(rig: Rig):
+async def test_ids_of_a_compensation_cannot_be_taken_before_it_is_made(rig: Rig):
     parts = parts_of(rig)
     for job_id in derived_ids("a", ".c"):
         with pytest.raises(IdReserved):
@@ -157,7 +157,7 @@ async def test_every_bad_end_is_one(rig_of: Opens, end: str):
 
 
 @pytest.mark.requirement("D36")
-async def test_nothing_is_undone_while_the_step_may_be_done_again(rig_of: Opens):
+async def test_compensation_waits_while_its_step_may_be_retried(rig_of: Opens):
     async with rig_of(topics={TOPIC: {"max_attempts": 2}}) as rig:
         parts = parts_of(rig)
         await _step(parts, "a", 1)
@@ -170,7 +170,7 @@ async def test_nothing_is_undone_while_the_step_may_be_done_again(rig_of: Opens)
 
 
 @pytest.mark.requirement("D36", "BUS-7")
-async def test_what_a_retry_did_is_undone_and_not_what_failed_before_it(rig_of: Opens):
+async def test_compensation_undoes_the_retry_and_not_the_failed_attempt_before_it(rig_of: Opens):
     async with rig_of(topics={TOPIC: {"max_attempts": 2}}) as rig:
         parts = parts_of(rig)
         await _step(parts, "a", 1, Status.FAILED_RETRYABLE)

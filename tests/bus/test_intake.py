@@ -216,7 +216,7 @@ async def test_while_the_ledger_is_away_a_request_is_neither_accepted_nor_refuse
 
 
 @pytest.mark.requirement("BUS-10")
-async def test_what_was_sent_once_comes_in_through_the_listener(rig: Rig, client: Client):
+async def test_request_sent_once_is_taken_in_by_the_listener(rig: Rig, client: Client):
     await client.intake.start()
     await client.bus.publish(SUBMIT, request(), trace_id="t")
     await client.intake.stop()
@@ -250,7 +250,7 @@ async def test_a_client_asks_the_holder_of_a_job_to_stop(rig: Rig, client: Clien
     assert hold.state == "DISPATCHED"
 
 
-async def test_what_we_tell_workers_is_no_wish_of_a_client(rig: Rig, client: Client):
+async def test_packets_to_workers_are_not_read_as_requests_of_a_client(rig: Rig, client: Client):
     job_id = await rig.submit()
     ours = Packet(
         trace_id="t",

@@ -95,7 +95,7 @@ async def test_steps_of_one_number_and_of_other_workflows_do_not_wait_for_each_o
 
 
 @pytest.mark.requirement("BUS-8")
-async def test_what_another_tenant_hangs_on_a_workflow_keeps_nobody_waiting(rig: Rig):
+async def test_step_that_another_tenant_adds_to_a_workflow_blocks_no_job(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
     own = {"parent_job_id": "parent", "workflow_id": "flow", "tenant_id": "acme"}
     await rig.submit(job_id="foreign", **{**own, "tenant_id": "mallory"}, step_index=0)

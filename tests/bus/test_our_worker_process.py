@@ -187,7 +187,7 @@ def command(
         (("--label", "a=b"), "give --bus too"),
     ],
 )
-def test_what_cannot_work_is_refused_with_what_would(
+def test_worker_settings_that_cannot_work_are_refused_with_a_remedy(
     command: Callable[..., tuple[int, str]], arguments: tuple[str, ...], message: str
 ):
     code, told = command(*arguments)

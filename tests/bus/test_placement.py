@@ -135,7 +135,7 @@ def test_a_worker_that_hears_is_chosen_before_one_that_only_speaks():
 
 
 @pytest.mark.requirement("BUS-3")
-def test_what_only_some_workers_may_have_does_not_go_to_whoever_listens_on_the_topic():
+def test_job_restricted_to_some_workers_is_not_sent_to_the_topic_subject():
     deaf = Subjects(quiet={direct_subject("w1")})
     able, other = seen(labels={"kind": "gpu"}), seen("w2", labels={"kind": "cpu"})
     wish = {"worker.kind": "gpu"}
@@ -169,7 +169,7 @@ def test_preferences_are_wishes():
 
 
 @pytest.mark.requirement("BUS-3")
-def test_what_a_job_requires_is_in_its_pool_or_in_the_worker():
+def test_requirement_of_a_job_is_met_by_its_pool_or_by_the_worker():
     plain, gpu = seen("a"), seen("b", pool="spare", capabilities=("GPU",))
     assert put(plain, gpu, meta={"requires": ["git"]}) == to("a")
     assert put(plain, gpu, meta={"requires": ["gpu"]}) == to("b")
@@ -178,7 +178,7 @@ def test_what_a_job_requires_is_in_its_pool_or_in_the_worker():
     assert "gpu" in answer.reason
 
 
-def test_what_nobody_says_it_can_do_is_not_sent_to_whoever_listens():
+def test_job_without_a_capable_worker_is_not_sent_to_the_topic_subject():
     assert isinstance(put(topics=PLAIN, meta={"requires": ["gpu"]}), NoFittingWorker)
     assert isinstance(put(topics=PLAIN, labels={"worker.zone": "here"}), NoFittingWorker)
 
@@ -284,7 +284,7 @@ async def test_a_worker_that_speaks_and_does_not_hear_keeps_nobody_waiting(rig_o
 
 
 @pytest.mark.requirement("BUS-3", "D68")
-async def test_one_handshake_of_another_version_does_not_stop_a_topic_in_use_and_people_are_alerted(rig: Rig):
+async def test_handshake_of_another_version_raises_an_alert_and_does_not_stop_a_topic_in_use(rig: Rig):
     silent = await rig.worker("silent", TOPIC, direct=False)
     await rig.submit(TOPIC)
     await rig.run()

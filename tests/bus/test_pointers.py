@@ -61,7 +61,7 @@ async def pointers(objects: ObjectStore, redis_url: str) -> AsyncGenerator[Point
 
 @pytest.mark.requirement("BUS-9")
 @pytest.mark.parametrize("scheme", [OBJECTS, REDIS])
-async def test_what_is_written_is_read_and_the_same_bytes_have_the_same_pointer(pointers: Pointers, scheme: str):
+async def test_written_bytes_are_read_back_and_equal_bytes_have_the_same_pointer(pointers: Pointers, scheme: str):
     for body in (b"", b'{"n":1}', os.urandom(3000)):
         first = await pointers.put(body, part=PointerPart.CONTEXT, scheme=scheme)
         again = await pointers.put(body, part=PointerPart.CONTEXT, scheme=scheme)
@@ -94,7 +94,7 @@ async def test_what_is_written_is_read_and_the_same_bytes_have_the_same_pointer(
         ("redis://elsewhere.example:6379/0", PointerGone),
     ],
 )
-async def test_what_is_not_ours_is_not_followed(pointers: Pointers, pointer: str, refusal: type[Exception]):
+async def test_foreign_pointer_is_not_followed(pointers: Pointers, pointer: str, refusal: type[Exception]):
     with pytest.raises(refusal):
         await pointers.read(pointer)
 
@@ -137,7 +137,9 @@ async def test_a_redis_key_is_taken_literally_as_the_sdk_writes_it(pointers: Poi
     await client.aclose()
 
 
-async def test_what_is_written_again_is_kept_longer_and_never_shorter(pointers: Pointers, redis_url: str):
+async def test_repeated_write_of_a_pointer_extends_its_retention_and_never_shortens_it(
+    pointers: Pointers, redis_url: str
+):
     client = client_of(redis_url)
     key = (await pointers.put(b"kept", part=PointerPart.CONTEXT, scheme=REDIS, keep_s=1000)).removeprefix("redis://")
     await pointers.put(b"kept", part=PointerPart.CONTEXT, scheme=REDIS, keep_s=10)
@@ -157,7 +159,7 @@ async def test_what_is_written_again_is_kept_longer_and_never_shorter(pointers: 
     ],
     ids=lambda refusal: refusal.split()[0],
 )
-async def test_what_a_redis_refuses_just_now_is_no_fault_of_the_pointer(refusal: str):
+async def test_temporary_refusal_of_redis_is_not_blamed_on_the_pointer(refusal: str):
     async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(4096):
             writer.write(f"-{refusal}\r\n".encode())
@@ -200,7 +202,7 @@ def free_port() -> int:
 
 
 @pytest.mark.requirement("BUS-9")
-async def test_who_wants_a_result_gets_nothing_else_of_the_same_stores(pointers: Pointers, redis_url: str):
+async def test_pointer_to_a_result_reads_no_other_object_of_the_store(pointers: Pointers, redis_url: str):
     async with Redis.from_url(redis_url) as server:
         for key in ("res:job-1@1", "session:1", "resident", "ctx:job-1"):
             await server.set(key, key)

@@ -329,7 +329,7 @@ async def test_a_child_that_comes_after_a_retry_of_its_parent_was_cancelled_is_c
 
 
 @pytest.mark.requirement("BUS-8", "D36")
-async def test_what_comes_below_an_ended_child_of_a_cancelled_job_is_cancelled_and_what_undoes_it_is_not(rig: Rig):
+async def test_new_child_below_an_ended_child_of_a_cancelled_job_is_cancelled_but_no_compensation_is(rig: Rig):
     parts = parts_of(rig)
     await rig.submit(job_id="p")
     await _step(parts, "done", 0, compensation={"topic": "job.undo"})
@@ -355,7 +355,7 @@ async def test_what_comes_below_an_ended_child_of_a_cancelled_job_is_cancelled_a
 
 
 @pytest.mark.requirement("BUS-7", "BUS-8")
-async def test_what_comes_below_a_job_whose_retry_a_cancel_took_away_is_cancelled(rig_of: Opens):
+async def test_new_child_of_a_job_whose_retry_was_cancelled_is_cancelled(rig_of: Opens):
     async with rig_of(topics=SHORT) as rig:
         parts = parts_of(rig)
         await rig.submit(job_id="g")
@@ -385,7 +385,7 @@ async def test_jobs_that_are_each_others_parents_are_cancelled_once(rig: Rig):
 
 
 @pytest.mark.requirement("BUS-5")
-async def test_whoever_reads_a_page_slowly_stays_the_one_who_follows(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+async def test_reconciler_that_reads_a_page_slowly_keeps_its_subscription(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     parts, job = parts_of(rig), rig.ledger.job
     other = parts_of(rig, name="process-2", ledger=await rig.bench.open_another())
     for name in await rig.submit_many(12):
@@ -428,7 +428,7 @@ async def test_to_look_for_the_retries_of_a_job_its_other_children_are_not_read(
 
 
 @pytest.mark.requirement("BUS-5", "BUS-8")
-async def test_whoever_cancels_many_children_stays_the_one_who_follows(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+async def test_reconciler_that_cancels_many_children_keeps_its_subscription(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     parts, cancel = parts_of(rig), rig.ledger.cancel
     other = parts_of(rig, name="process-2", ledger=await rig.bench.open_another())
     await rig.submit(job_id="p")
@@ -560,7 +560,7 @@ async def test_steps_after_one_that_ended_badly_are_cancelled(rig: Rig):
 
 
 @pytest.mark.requirement("BUS-5")
-async def test_one_follows_and_another_takes_over_where_it_stopped(rig: Rig):
+async def test_one_reconciler_follows_the_feed_and_another_takes_over_at_its_position(rig: Rig):
     parts, other = parts_of(rig), parts_of(rig, name="process-2")
     report = await parts.aftermath.run_once()
     assert report.following

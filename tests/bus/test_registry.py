@@ -152,7 +152,7 @@ def test_numbers_that_are_none_do_no_harm():
 
 
 @pytest.mark.requirement("BUS-3")
-def test_what_was_handed_out_since_the_last_heartbeat_counts():
+def test_jobs_dispatched_since_the_last_heartbeat_count_as_load():
     known, clock = workers()
     known.record_heartbeat(beat(max_parallel_jobs=4, active_jobs=1), clock.monotonic())
     known.assigned("w1", "a@1")
@@ -163,7 +163,7 @@ def test_what_was_handed_out_since_the_last_heartbeat_counts():
 
 
 @pytest.mark.requirement("BUS-3")
-def test_what_ended_since_the_last_heartbeat_makes_room_before_the_next():
+def test_jobs_ended_since_the_last_heartbeat_free_capacity_before_the_next():
     known, clock = workers()
     known.assigned("w1", "a@1")
     known.record_heartbeat(beat(max_parallel_jobs=1), clock.monotonic())
@@ -267,7 +267,7 @@ def test_a_worker_whose_own_subject_is_silent_is_not_there_until_it_speaks_again
     assert not known.silent(direct_subject("w1"))
 
 
-def test_what_went_to_a_subject_counts_until_it_ends_or_its_time_is_over():
+def test_job_sent_to_a_subject_counts_until_it_ends_or_times_out():
     known, clock = workers()
     known.sent(TOPIC, "a@1", 30.0)
     known.sent(TOPIC, "b@1", 30.0)

@@ -77,7 +77,7 @@ async def test_heartbeats_of_another_worker_keep_nothing_alive(rig_of: Opens):
         assert [await rig.state(one.job_id) for one in (held, anyones)] == ["TIMEOUT", "TIMEOUT"]
 
 
-async def test_whoever_started_a_job_of_the_topic_keeps_it_alive(rig_of: Opens):
+async def test_heartbeats_of_the_worker_that_started_a_job_renew_its_lease(rig_of: Opens):
     async with rig_of(topics=SHORT) as rig:
         parts = parts_of(rig)
         held = await parts.dispatched()
@@ -143,7 +143,7 @@ async def test_a_job_with_the_id_of_one_that_was_denied_and_removed_is_kept_aliv
 
 
 @pytest.mark.requirement("D30")
-async def test_one_heartbeat_between_two_jobs_denies_nothing(rig_of: Opens):
+async def test_heartbeat_between_two_jobs_does_not_deny_a_lease(rig_of: Opens):
     async with rig_of(topics=SHORT) as rig:
         parts = parts_of(rig)
         held = await parts.dispatched(worker_id="w1")

@@ -217,7 +217,7 @@ async def test_a_wish_to_stop_that_comes_while_a_failure_is_written_is_heard(rig
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-5", "BUS-7", "D30")
-async def test_what_a_worker_did_not_begin_costs_no_attempt_and_keeps_its_id(rig: Rig):
+async def test_job_that_a_worker_did_not_begin_costs_no_attempt_and_keeps_its_id(rig: Rig):
     """Its topic is not idempotent: a deployment must not fail jobs, nor make others of them."""
     parts = parts_of(rig)
     held = await parts.dispatched(job_id="a", worker_id="w1")
@@ -374,7 +374,7 @@ async def _ended(parts: Parts) -> Held:
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-6", "BUS-11")
-async def test_what_is_remembered_of_a_job_that_was_removed_says_nothing_about_another_with_its_id(rig: Rig):
+async def test_remembered_attempt_of_a_removed_job_does_not_apply_to_a_new_job_with_its_id(rig: Rig):
     parts = parts_of(rig)
     first = await parts.dispatched(job_id="a", worker_id="w1")
     await parts.start(first, "w1")

@@ -75,13 +75,13 @@ def test_we_accept_the_sdks_signature(keys: Maker):
     assert decode(signed_by_sdk(THEIRS), keys()).sender_id == "w-1"
 
 
-def test_what_we_sign_ourselves_we_accept(keys: Maker):
+def test_packet_signed_by_ourselves_is_accepted(keys: Maker):
     packet = packet_of(JobProgress(job_id="j"), "trellis")
     assert decode(encode(packet, keys()), keys()) == packet
 
 
 @pytest.mark.parametrize("case", ["unsigned", "another's key", "unknown sender", "changed", "garbage"])
-def test_what_is_not_signed_by_its_sender_is_refused_where_signatures_are_required(keys: Maker, case: str):
+def test_packet_not_signed_by_its_sender_is_refused_where_signatures_are_required(keys: Maker, case: str):
     changed = parse_packet(signed_by_sdk(THEIRS))
     changed.trace_id = "another"
     garbage = parse_packet(signed_by_sdk(THEIRS))
@@ -147,7 +147,7 @@ def test_a_packet_that_was_signed_for_one_subject_is_refused_on_another(keys: Ma
         decode(data, made, delivery=came("worker.w-2.jobs"))
 
 
-def test_nobody_can_change_what_a_signature_is_bound_to(keys: Maker):
+def test_signed_fields_of_a_packet_cannot_be_changed(keys: Maker):
     made = keys()
     for change in ("audience", "all of it"):
         changed = parse_packet(own(made))
@@ -272,11 +272,16 @@ def _rsa() -> bytes:
 
 
 @pytest.mark.parametrize(
-    "content, complaint",
-    [(b"nonsense", "no private key"), (_rsa(), "P-256"), (pem(ec.generate_private_key(ec.SECP384R1())), "P-256")],
+    "make, complaint",
+    [
+        (lambda: b"nonsense", "no private key"),
+        (_rsa, "P-256"),
+        (lambda: pem(ec.generate_private_key(ec.SECP384R1())), "P-256"),
+    ],
+    ids=["nonsense", "RSA", "P-384"],
 )
-def test_a_key_file_that_is_none_is_named(tmp_path: Path, content: bytes, complaint: str):
-    file = private_file(tmp_path / "own.pem", content)
+def test_a_key_file_that_is_none_is_named(tmp_path: Path, make: Callable[[], bytes], complaint: str):
+    file = private_file(tmp_path / "own.pem", make())
     with pytest.raises(SettingsInvalid, match=complaint) as error:
         read_keys(sender_id="trellis", key_file=file, keys_dir=None, required=False)
     assert "own.pem" in str(error.value)

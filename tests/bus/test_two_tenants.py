@@ -84,7 +84,7 @@ async def test_a_strangers_failed_step_ends_nobody(rig: Rig):
 @pytest.mark.on_both
 @pytest.mark.requirement("D62", "BUS-8")
 @pytest.mark.parametrize("first", ["the steps", "the parent"])
-async def test_who_takes_the_id_of_anothers_parent_and_cancels_it_ends_nobody(rig: Rig, first: str):
+async def test_cancel_of_a_job_with_the_id_of_another_tenants_parent_ends_no_child(rig: Rig, first: str):
     parts = parts_of(rig)
     if first == "the steps":
         await step(rig, "s0", 0)
@@ -109,7 +109,7 @@ async def test_a_strangers_cancelled_parent_takes_away_no_retry(rig_of: Opens):
 
 
 @pytest.mark.requirement("BUS-8")
-async def test_what_a_worker_of_a_job_makes_below_it_is_cancelled_with_it(rig: Rig):
+async def test_child_made_by_the_worker_of_a_job_is_cancelled_with_it(rig: Rig):
     parts = parts_of(rig)
     held = await parts.dispatched(job_id="p", by=OWNER, worker_id="w1")
     await parts.start(held, "w1")

@@ -149,7 +149,7 @@ async def _read_of_each(folder: Path, shape: str, number: int) -> float:
 
 
 @pytest.mark.parametrize("shape", ["chain", "fan", "doomed", "retried", "undone"])
-async def test_what_is_read_for_a_step_does_not_grow_with_the_number_of_steps(tmp_path: Path, shape: str):
+async def test_reads_for_a_workflow_step_do_not_grow_with_the_number_of_steps(tmp_path: Path, shape: str):
     few, many = await _read_of_each(tmp_path, shape, 6), await _read_of_each(tmp_path, shape, 18)
     assert many <= few * 1.1
     assert many <= OF_A_STEP_MAX
@@ -208,7 +208,7 @@ async def test_a_step_that_an_operator_runs_again_is_waited_for(rig: Rig):
 
 
 @pytest.mark.requirement("BUS-8", "D36", "D39")
-async def test_nothing_is_undone_while_a_step_that_was_given_up_is_run_again(rig: Rig):
+async def test_workflow_is_not_compensated_while_a_dead_lettered_step_is_run_again(rig: Rig):
     parts = parts_of(rig)
     await step(rig, "done", 0, compensation=UNDO)
     await end(parts, "done")
@@ -293,7 +293,7 @@ async def test_a_step_that_succeeds_while_others_are_undone_waits_for_the_one_un
 
 
 @pytest.mark.requirement("BUS-5", "BUS-8", "D36")
-async def test_who_follows_again_does_not_believe_what_it_knew_before(rig: Rig):
+async def test_reconciler_that_follows_again_discards_its_cached_workflows(rig: Rig):
     parts, other = parts_of(rig), parts_of(rig, name="process-2")
     await step(rig, "done", 0, compensation=UNDO)
     await end(parts, "done")
@@ -419,7 +419,7 @@ async def test_a_step_that_was_denied_and_is_run_again_is_waited_for(rig: Rig):
 
 @pytest.mark.requirement("BUS-8", "D36", "D39")
 @pytest.mark.parametrize("denied", ["bad", "bad.r1"])
-async def test_nothing_is_undone_while_a_step_that_was_denied_is_run_again(tmp_path: Path, denied: str):
+async def test_workflow_is_not_compensated_while_a_denied_step_is_run_again(tmp_path: Path, denied: str):
     async with fresh(tmp_path / "rig") as rig:
         parts = parts_of(rig)
         for name, index in (("done", 0), ("bad", 1), ("slow", 1)):
@@ -588,7 +588,7 @@ async def test_children_that_were_removed_make_room_for_others(rig: Rig, monkeyp
     assert [one.index for one in (await workflows.workflow(KEY)).unsettled] == [4, 5, 6]
 
 
-def test_what_is_remembered_has_a_bound_and_the_one_not_asked_for_longest_goes_first():
+def test_cache_of_workflows_is_bounded_and_drops_the_least_recently_used():
     remembered = WorkflowCache(steps_max=10)
 
     def fill(parent: str, number: int) -> ChildJobs:

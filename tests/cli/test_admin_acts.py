@@ -291,7 +291,7 @@ async def test_every_request_that_administers_leaves_an_act_and_so_does_one_that
 
 
 @pytest.mark.requirement("OBS-1", "D35", "DJ-15")
-def test_what_operators_do_to_jobs_is_an_event_with_who_where_why_and_when(trellis: Terminal):
+def test_each_act_of_an_operator_on_a_job_is_an_event_with_actor_node_cause_and_time(trellis: Terminal):
     first, second = trellis.submit("t"), trellis.submit("t")
     steps = [
         ("job", "dead-letter", first, "--cause", WHY),

@@ -57,7 +57,7 @@ async def acts_of(url: str) -> list[AdminAct]:
 
 
 @pytest.mark.requirement("OBS-1")
-def test_who_made_an_agent_is_recorded(local: Terminal):
+def test_creator_of_an_agent_is_recorded(local: Terminal):
     assert local("agents", "create", "boiler", "--purpose", PURPOSE, "--reason", "winter comes").code == 0
     (act,) = asyncio.run(acts_of(local.url))
     assert (act.subject, act.target, act.role, act.cause) == ("boiler", "active", Role.OWNER, "winter comes")
@@ -121,7 +121,7 @@ def test_an_agent_that_another_made_first_is_recorded_as_refused(local: Terminal
     assert [act.event for act in asyncio.run(acts_of(local.url))] == ["agent.created", "agent.create.refused"]
 
 
-def test_nothing_that_is_there_is_overwritten(local: Terminal, notes: list[str]):
+def test_creating_an_agent_overwrites_no_file(local: Terminal, notes: list[str]):
     assert local("agents", "create", "boiler", "--purpose", "one", *notes).code == 0
     before = {file: file.read_bytes() for file in Path("objects/agents").rglob("*") if file.is_file()}
     again = local("agents", "create", "boiler", "--purpose", "two")
@@ -136,7 +136,7 @@ def test_nothing_that_is_there_is_overwritten(local: Terminal, notes: list[str])
     assert {file: file.read_bytes() for file in before} == before
 
 
-def test_what_cannot_be_an_agent_is_refused_with_what_to_change(local: Terminal):
+def test_invalid_agent_is_refused_with_what_to_change(local: Terminal):
     Path("photo.md").write_bytes(b"\xff\xd8\xff")
     Path("table.csv").write_text("a,b\n")
     for words, wrong in (

@@ -131,7 +131,7 @@ def test_a_job_on_a_topic_is_submitted_with_its_payload_behind_a_pointer(local: 
 
 
 @pytest.mark.requirement("BUS-2", "BUS-11")
-def test_what_a_request_says_counts_where_no_option_says_otherwise(local: Terminal):
+def test_fields_of_a_request_file_hold_unless_an_option_overrides_them(local: Terminal):
     more = {
         "job_id": "mine",
         "priority": "critical",
@@ -198,7 +198,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
 ]
 
 
-def test_what_is_no_job_on_a_topic_is_refused_with_the_reason(local: Terminal):
+def test_invalid_bus_job_is_refused_with_the_reason(local: Terminal):
     for arguments, told in REFUSED:
         answer = local("submit", *arguments)
         assert (answer.code, told in answer.err) == (2, True), (arguments, answer.err)
@@ -262,7 +262,7 @@ def test_orders_that_reached_nobody_are_no_attempts(local: Terminal):
 
 
 @pytest.mark.requirement("D45")
-def test_who_approved_a_job_is_told_until_it_is_held_again(local: Terminal):
+def test_approver_of_a_job_is_shown_until_it_is_held_for_approval_again(local: Terminal):
     job_id = local.submit("--topic", "job.files.delete")
     held(local.url, job_id)
     short = local("job", "deny", job_id)
@@ -296,7 +296,7 @@ def test_a_failure_is_told_with_worker_code_and_time(local: Terminal):
     assert (waited.code, "has not ended" in waited.err) == (1, True)
 
 
-def test_what_a_worker_says_commands_no_terminal(local: Terminal):
+def test_text_of_a_worker_cannot_control_the_terminal(local: Terminal):
     local.submit("--topic", "job.echo", "--id", "a")
     failed(local.url, "a", error_code="E\x1b[31m", error_message="\x1b]0;mine\x07 \x9b2J \u202e txt.exe")
     for arguments in (
@@ -319,7 +319,7 @@ def test_strange_words_in_colour_command_no_terminal_either(capsys: pytest.Captu
 
 
 @pytest.mark.requirement("D45")
-def test_whoever_approves_sees_all_that_the_worker_is_told_also_what_is_invisible(local: Terminal):
+def test_approver_sees_everything_sent_to_the_worker_including_invisible_characters(local: Terminal):
     hidden = "\u200b\u00ad\u061c\u200f\U000e0041\u2066\u3164"
     request = {
         "memory_id": "memory-of-somebody",
@@ -341,7 +341,7 @@ def test_whoever_approves_sees_all_that_the_worker_is_told_also_what_is_invisibl
 
 
 @pytest.mark.requirement("D45", "BUS-9")
-def test_whoever_approves_is_told_how_to_see_what_the_worker_would_be_given(local: Terminal):
+def test_approver_is_told_how_to_see_the_input_of_the_worker(local: Terminal):
     job_id = local.submit("--topic", "job.files.delete", '{"path": "/srv/old"}')
     held(local.url, job_id)
     order = f"trellis job context {job_id}"
@@ -393,7 +393,7 @@ def test_explain_names_the_last_retry_also_when_it_failed_too(local: Terminal):
 
 
 @pytest.mark.requirement("BUS-7")
-def test_who_waits_for_a_job_that_is_done_again_waits_for_the_work(local: Terminal):
+def test_waiting_for_a_retried_bus_job_waits_for_its_retry(local: Terminal):
     for name in ("good", "bad"):
         local.submit("--topic", "job.echo", "--id", name)
         failed(local.url, name, status="FAILED_RETRYABLE")

@@ -63,9 +63,7 @@ def test_an_application_is_served_on_the_local_bus_and_leaves_its_result_behind_
 
 
 @pytest.mark.parametrize("roles, woken", [(frozenset(BusRole), 1), (frozenset({BusRole.RECONCILER}), 0)])
-async def test_whoever_takes_jobs_in_finds_the_scheduler_of_its_process(
-    roles: frozenset[BusRole], woken: int, tmp_path: Path
-):
+async def test_intake_wakes_the_scheduler_of_its_process(roles: frozenset[BusRole], woken: int, tmp_path: Path):
     ledger = await open_ledger(f"sqlite:///{tmp_path / 'trellis.db'}")
     schedulers = list[Callable[[], None]]()
     part = BusProcess(
@@ -176,7 +174,7 @@ def test_a_kernel_alone_is_asked_by_others(local: Terminal, tmp_path: Path):
         assert running.process.wait(PATIENCE_S) == 0
 
 
-def test_what_cannot_be_served_is_said_before_anything_begins(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+def test_invalid_bus_settings_are_reported_before_services_start(local: Terminal, monkeypatch: pytest.MonkeyPatch):
     refused = local("up", "--roles", "safety-kernel")
     assert (refused.code, "set it to a policy file" in refused.err) == (2, True)
     refused = local("up", "--roles", "gateway", "--app", "shop:app")

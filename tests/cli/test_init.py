@@ -44,7 +44,7 @@ def test_a_folder_of_data_needs_no_file_of_settings(empty: Terminal):
     assert not Path("trellis.toml").exists()
 
 
-def test_what_cannot_be_made_is_refused_with_a_way_out(empty: Terminal):
+def test_init_that_cannot_succeed_is_refused_with_a_remedy(empty: Terminal):
     refused = empty.bare("init", "--ledger", "postgresql://localhost/x")
     assert (refused.code, "trellis migrate" in refused.err) == (2, True)
     Path("trellis.db").write_text("the diary of somebody, which is no database at all" * 100)

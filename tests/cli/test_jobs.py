@@ -115,7 +115,7 @@ def test_age_counts_from_the_submit():
     assert column.cell(as_record(replace(job(), updated_at=NOW))) == "2m"
 
 
-def test_what_a_job_says_in_brackets_is_shown_as_it_is(local: Terminal, work):
+def test_brackets_in_the_text_of_a_job_are_shown_unchanged(local: Terminal, work):
     job_id = local.submit("mutter", "--correlation", "[/red]")
     work(local.url)
     assert local("dlq", "--ids").out == f"{job_id}\n"
@@ -185,7 +185,7 @@ def test_why_a_running_job_shall_stop_is_shown_until_and_after_it_stops(trellis:
 
 
 @pytest.mark.requirement("DJ-15", "D19")
-def test_who_asked_a_job_to_stop_is_shown_also_when_it_succeeded_instead(trellis: Terminal, held):
+def test_requester_of_a_cancel_is_shown_even_if_the_job_succeeded(trellis: Terminal, held):
     job_id = trellis.submit("double", "1")
     end = held(trellis.url)
     assert trellis("job", "cancel", job_id, "--cause", "wrong customer").code == 0

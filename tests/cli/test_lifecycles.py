@@ -28,6 +28,6 @@ def test_a_lifecycle_is_drawn(local: Terminal):
         (["--mermaid"], "name one of"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(local: Terminal, arguments, says):
+def test_unknown_lifecycle_cannot_be_drawn(local: Terminal, arguments, says):
     answer = local("lifecycles", *arguments)
     assert (answer.code, says in answer.err) == (2, True)

@@ -25,7 +25,7 @@ class _Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("letter", HIDDEN, ids=ascii)
-def test_what_commands_or_is_not_seen_is_written_out(letter: str):
+def test_control_and_invisible_characters_are_escaped_in_output(letter: str):
     told = escape_terminal_codes(f"a{letter}b")
     assert told.isascii()
     assert told.isprintable()

@@ -94,7 +94,7 @@ def test_without_a_file_the_policy_in_force_is_asked(local: Terminal, file: str,
         (["--topic", "job.x", "--actor-type", "robot"], "actor_type"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(local: Terminal, arguments: list[str], says: str):
+def test_invalid_policy_explain_arguments_are_refused(local: Terminal, arguments: list[str], says: str):
     answer = local("policy", "explain", *arguments)
     assert (answer.code, says in answer.err) == (2, True)
 

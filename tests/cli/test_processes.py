@@ -188,7 +188,7 @@ class Screen(io.StringIO):
         return True
 
 
-def test_what_people_read_fits_eighty_columns(local: Terminal, work, monkeypatch: pytest.MonkeyPatch):
+def test_output_for_people_fits_eighty_columns(local: Terminal, work, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -68,7 +68,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
 
 
 @pytest.mark.requirement("JQ-11")
-def test_what_is_no_queue_job_is_refused_with_the_reason(planted: Terminal):
+def test_invalid_queue_job_is_refused_with_the_reason(planted: Terminal):
     for arguments, told in REFUSED:
         answer = planted("submit", *arguments)
         assert (answer.code, told in answer.err) == (2, True), (arguments, answer.err)
@@ -177,7 +177,7 @@ def test_a_dead_queue_job_is_a_dead_letter_that_is_listed_shown_and_requeued(pla
     assert planted("dlq", "--json").records == []
 
 
-def test_who_waits_for_a_queue_job_that_nobody_drives_learns_it_early(
+def test_waiting_for_a_queue_job_without_an_orchestrator_warns_early(
     planted: Terminal, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(submit, "SERVICE_SLOW_S", 0.05)

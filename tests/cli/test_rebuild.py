@@ -109,7 +109,7 @@ def test_a_job_that_does_not_come_back_is_named(used: Terminal, tmp_path: Path):
     assert used("verify").code == 0
 
 
-def test_what_cannot_be_meant_is_refused_with_a_way_out(
+def test_contradictory_rebuild_options_are_refused_with_a_remedy(
     used: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     assert (used("rebuild", "--from", "memory").code, used("rebuild").code) == (2, 2)

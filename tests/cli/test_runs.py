@@ -106,7 +106,7 @@ def short(run_id: str) -> str:
 
 
 @pytest.mark.requirement("D12")
-def test_one_run_is_shown_with_its_steps_its_proposals_and_its_folder(planted: Terminal):
+def test_run_is_shown_with_its_steps_proposals_and_folder(planted: Terminal):
     run_id = planted("run", VIOLIN, "--param", "topic=bows", "--watch", "--json").record["run_id"]
     shown = planted("runs", "show", run_id, "--json").record
     assert shown == planted("runs", "show", short(run_id), "--json").record
@@ -350,7 +350,7 @@ def test_an_agent_or_proposal_that_is_not_there_is_said_so(planted: Terminal):
     assert "no proposal prop_x" in planted("proposals", "approve", "prop_x").err
 
 
-def test_whoever_cannot_read_the_key_neither_begins_runs_nor_decides(planted: Terminal):
+def test_user_who_cannot_read_the_key_begins_no_run_and_decides_no_proposal(planted: Terminal):
     Path(planted.url.removeprefix("sqlite:///") + ".key").unlink()
     for command in (
         ("run", VIOLIN),

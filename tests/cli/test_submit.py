@@ -116,7 +116,7 @@ def test_waiting_for_a_job_that_ends_otherwise_says_why(local: Terminal, work):
         (["a", "1", "2"], "unexpected extra argument"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_would_and_nothing_is_written(local: Terminal, arguments, says):
+def test_invalid_submit_is_refused_with_a_remedy_and_writes_no_job(local: Terminal, arguments, says):
     answer = local("submit", *arguments)
     assert answer.code == 2
     assert says in answer.err
@@ -126,7 +126,9 @@ def test_what_does_not_fit_is_refused_with_what_would_and_nothing_is_written(loc
 
 
 @pytest.mark.parametrize("given", ["stdin", "file"])
-def test_one_byte_too_many_is_refused_and_the_last_one_that_fits_is_not(local: Terminal, tmp_path: Path, given: str):
+def test_payload_one_byte_over_the_limit_is_refused_and_one_at_the_limit_is_not(
+    local: Terminal, tmp_path: Path, given: str
+):
     fits = json.dumps("x" * (LIMIT - 2)).encode()
     assert len(fits) == LIMIT
     for body, code in ((fits, 0), (fits[:-1] + b'x"', 2)):

@@ -85,7 +85,7 @@ def test_spans_go_where_the_environment_says_and_are_there_when_the_process_has_
     assert bytes.fromhex(told.split("-")[1]) in body
 
 
-def test_nobody_to_send_to_is_told_and_the_process_ends_as_ever():
+def test_missing_trace_collector_is_reported_and_the_process_ends_normally():
     with collector() as (url, _):
         pass
     ended = ran(OTEL_EXPORTER_OTLP_ENDPOINT=url, OTEL_EXPORTER_OTLP_TIMEOUT="1")

@@ -25,7 +25,7 @@ async def fetch(ctx: Context, fetch: Fetch) -> None: ...
 
 
 @pytest.mark.requirement("D66")
-def test_what_an_application_declares_holds_for_submits_without_it(trellis: Terminal, tmp_path: Path):
+def test_type_options_declared_by_an_application_hold_for_submits_without_it(trellis: Terminal, tmp_path: Path):
     (tmp_path / "crawler_of_walk.py").write_text(CRAWLER)
     payload = '{"url": "https://example.org"}'
     job_id = trellis.submit("http.fetch", payload, "--app", "crawler_of_walk:app")

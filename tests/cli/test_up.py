@@ -206,7 +206,7 @@ def test_with_tls_and_a_key_set_only_tokens_of_its_issuer_are_taken(
 
 
 @pytest.mark.requirement("AUTH-5")
-def test_nothing_is_served_to_others_without_a_configured_key(local: Terminal):
+def test_gateway_serves_no_other_host_without_a_configured_key(local: Terminal):
     answer = local("up", "--host", "0.0.0.0", "--port", "0")
     assert answer.code == 1
     assert "TRELLIS_TOKEN_JWKS_FILE" in answer.err

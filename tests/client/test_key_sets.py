@@ -166,7 +166,7 @@ def test_a_configured_key_set_takes_the_place_of_the_development_key(tmp_path: P
     assert is_taken(own, trusted_keys(url, chosen))
 
 
-def test_who_only_verifies_cannot_sign(files: dict[str, Path]):
+def test_public_key_set_cannot_sign_tokens(files: dict[str, Path]):
     chosen = settings(token_jwks_file=files["jwks"], token_issuer=ISSUER)
     with pytest.raises(KeyUnusable, match="TRELLIS_TOKEN_SIGNING_KEY_FILE"):
         token_key("postgresql://localhost/x", chosen)

@@ -53,7 +53,7 @@ def test_every_read_of_the_ledger_is_given_for_own_jobs_or_refused_on_purpose():
 
 
 @pytest.mark.requirement("D62")
-async def test_what_is_not_given_is_refused():
+async def test_ledger_read_that_is_not_listed_is_refused():
     ledger = await open_ledger("sqlite:///:memory:")
     try:
         reads = OwnReads(

@@ -52,7 +52,9 @@ def test_the_limits_that_the_documents_leave_open_have_their_defaults_and_are_se
         ({}, "ledger = ", "trellis.toml"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(environment: dict[str, str], file: str, says: str, tmp_path: Path):
+def test_contradictory_or_unknown_settings_are_refused(
+    environment: dict[str, str], file: str, says: str, tmp_path: Path
+):
     if file:
         (tmp_path / "trellis.toml").write_text(file)
     with pytest.raises(SettingsInvalid, match=says.replace("?", r"\?")):
@@ -75,7 +77,7 @@ def test_a_program_that_connects_reads_that_warning_in_its_log(tmp_path: Path, c
 
 @pytest.mark.requirement("D64")
 @pytest.mark.parametrize("service", ["TRELLIS", "TRELLIS_GATEWAY", "TRELLIS_NLM", "TRELLIS_SAFETY", "TRELLIS_LEDGER"])
-def test_what_a_cluster_injects_for_a_service_is_passed_over(service: str, tmp_path: Path):
+def test_variables_injected_by_a_cluster_are_ignored(service: str, tmp_path: Path):
     injected = {
         f"{service}_SERVICE_HOST": "10.0.0.7",
         f"{service}_SERVICE_PORT": "8420",

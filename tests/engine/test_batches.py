@@ -67,7 +67,7 @@ async def test_a_refusal_reaches_only_the_call_it_is_for():
     assert isinstance(answers[2], Refused)
 
 
-async def test_what_nobody_waits_for_any_more_is_not_sent():
+async def test_batched_call_without_a_waiter_is_not_sent():
     ledger = Ledger()
     batcher = Batcher(ledger.run, lambda _: 1, 10)
     first = await _sent(batcher, 1)

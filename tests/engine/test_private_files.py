@@ -65,7 +65,7 @@ def _commit(memory: MemoryRepository) -> None:
     )
 
 
-async def test_nothing_that_an_instance_makes_is_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_files_of_an_instance_are_unreadable_for_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sqlite_ledger, "connect", connect)  # no copy of a file that a test made before
     made = await make_all(tmp_path)
     assert {name for name, mode in made.items() if mode & 0o077} == set()

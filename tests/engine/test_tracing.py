@@ -55,7 +55,7 @@ def claimed(trace: str | None) -> Claimed:
         "0" * 10_000,
     ],
 )
-def test_what_is_no_traceparent_is_nobodys_trace(text: str):
+def test_invalid_traceparent_is_ignored(text: str):
     assert tracing.readable(text) is None
     assert tracing.trace_id(text) is None
     with tracing.carried(text, "work"):
@@ -130,7 +130,7 @@ def test_with_an_sdk_work_without_a_trace_begins_one():
         assert len({id_of(span) for span in spans.all()}) == 3
 
 
-def test_what_the_caller_did_not_want_recorded_is_not_and_is_passed_on_so():
+def test_trace_not_sampled_by_the_caller_is_not_recorded_and_stays_unsampled():
     with recorded() as spans:
         with tracing.carried(OTHER, "work"), tracing.span("part"):
             here = tracing.here() or ""

@@ -232,7 +232,7 @@ async def test_a_payload_that_kills_its_worker_twice_is_dead_lettered_and_its_ne
 
 @pytest.mark.prove
 @pytest.mark.requirement("D33", "DJ-8")
-async def test_one_of_three_workers_dies_with_forty_long_jobs_and_the_others_go_on(
+async def test_workers_finish_forty_long_jobs_after_one_of_three_dies(
     ledger: Ledger, ledger_url: str, tmp_path: Path, nursery: Nursery, figures, pace: Pace
 ):
     terms = {"lease_s": LEASE_S, "heartbeat_s": HEARTBEAT_S, "concurrency": 64, "prefetch": 0}

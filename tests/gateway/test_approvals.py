@@ -39,7 +39,7 @@ async def test_a_held_job_is_let_go_or_denied_by_its_own_route(gateway: Gateway,
 
 
 @pytest.mark.requirement("D45")
-async def test_what_does_not_wait_or_is_held_under_another_policy_is_409(gateway: Gateway):
+async def test_approval_of_a_job_not_waiting_or_under_another_policy_is_409(gateway: Gateway):
     client, ledger = gateway.client("owner"), gateway.instance.ledger
     free, kept = await scheduled(ledger), await held(ledger)
     answer = await client.post(f"/jobs/{free}/approval", json={"decision": "approve"})
@@ -111,7 +111,7 @@ async def test_a_held_job_is_decided_in_the_inbox_by_the_version_that_was_seen(g
 
 
 @pytest.mark.requirement("D45")
-async def test_whoever_decides_sees_what_the_worker_would_be_told(gateway: Gateway):
+async def test_approver_sees_the_input_of_the_worker(gateway: Gateway):
     told = {
         "workflow_id": "flow",
         "adapter_id": "shell",
@@ -125,7 +125,7 @@ async def test_whoever_decides_sees_what_the_worker_would_be_told(gateway: Gatew
 
 
 @pytest.mark.requirement("D45")
-async def test_what_was_never_held_is_not_in_the_inbox(gateway: Gateway):
+async def test_job_never_held_for_approval_is_not_in_the_inbox(gateway: Gateway):
     owner, free = gateway.client("owner"), await scheduled(gateway.instance.ledger)
     for job_id in (free, "nobody", "x" * 200):
         path = f"/proposals/approval-{job_id}"
@@ -139,7 +139,7 @@ async def test_what_was_never_held_is_not_in_the_inbox(gateway: Gateway):
 
 
 @pytest.mark.requirement("BUS-4")
-async def test_what_the_policy_says_is_explained(gateway: Gateway):
+async def test_decision_of_the_policy_is_explained(gateway: Gateway):
     owner = gateway.client("owner")
     told = (await owner.post("/safety/explain", json={"request": {"topic": "job.x"}})).json()
     assert (told["decision"], told["looked"][-1]["fits"]) == ("allow", True)
@@ -154,7 +154,7 @@ async def test_what_the_policy_says_is_explained(gateway: Gateway):
 
 
 @pytest.mark.requirement("BUS-4")
-async def test_what_another_policy_would_change_is_told_and_changes_nothing(gateway: Gateway):
+async def test_simulation_of_another_policy_reports_differences_and_changes_no_job(gateway: Gateway):
     owner, ledger = gateway.client("owner"), gateway.instance.ledger
     code, mail = await held(ledger, topic="job.code.x"), await scheduled(ledger, topic="job.mail")
     told = (await owner.post("/safety/simulate", json={"policy": POLICY_EXAMPLE, "last": 10})).json()

@@ -125,7 +125,7 @@ async def test_a_token_for_one_job_stages_for_that_job_alone_and_one_for_all_for
 
 
 @pytest.mark.requirement("JQ-13", "ART-2", "D15")
-async def test_what_no_job_waits_for_is_refused_with_the_reason_and_nothing_changes(gateway: Gateway):
+async def test_artifact_that_no_job_waits_for_is_refused_and_changes_no_state(gateway: Gateway):
     lease, leased = await waiting(gateway), await job(gateway)
     brief = draft(JobType.BRIEF).model_dump(mode="json")
     wrong = CONTENTS[JobType.RESEARCH][1]
@@ -268,7 +268,7 @@ async def test_an_operator_discards_what_no_job_waits_for_and_changes_no_content
 
 
 @pytest.mark.requirement("ART-8", "ART-3")
-async def test_what_is_final_or_waited_for_cannot_be_discarded(gateway: Gateway):
+async def test_artifact_that_is_final_or_awaited_cannot_be_discarded(gateway: Gateway):
     operator, lease = gateway.client("control-plane"), await waiting(gateway)
     staged = (await backend(gateway, lease).post("/artifacts", json=body(lease))).json()["artifact_id"]
     final = await artifact(gateway)

@@ -159,7 +159,7 @@ def test_a_rule_that_is_misspelt_or_granted_to_nobody_cannot_be_loaded():
 
 @pytest.mark.requirement("AUTH-1", "AUTH-2")
 @pytest.mark.parametrize("rule", RULES)
-def test_one_check_says_yes_to_what_the_table_grants_and_names_the_rule_otherwise(rule: str):
+def test_authority_check_allows_what_the_matrix_grants_and_names_the_rule_otherwise(rule: str):
     for role, grant in RULES[rule].grants.items():
         principal = Principal(name="ada", roles=frozenset({role}))
         for own, passes in {None: grant is not N, True: grant is not N, False: grant is Y}.items():
@@ -321,7 +321,7 @@ OTHER_RULES = {Trigger.SUBMIT, Trigger.CANCEL, Trigger.REQUEUE, "approve", "deny
 
 
 @pytest.mark.requirement("AUTH-2", "JQ-6")
-def test_whoever_may_change_the_status_of_jobs_is_named_by_a_lifecycle():
+def test_each_role_that_may_change_the_status_of_jobs_is_named_by_a_lifecycle():
     named = {
         role
         for name in JOB_LIFECYCLES
@@ -354,7 +354,7 @@ async def test_the_ledger_lets_nobody_change_the_status_of_a_job_whose_role_may_
 
 
 @pytest.mark.requirement("AUTH-2", "AUTH-6")
-async def test_nobody_but_the_apply_engine_commits_to_a_memory(gateway: Gateway):
+async def test_only_the_apply_engine_commits_to_memory(gateway: Gateway):
     update = {"type": "memory-update", "updates": [UPDATE], "priority": "high"}
     asked = await gateway.client("orchestrator").post(f"/memory/{VIOLIN}/propose", json=update)
     proposal = asked.json()["proposalId"]
@@ -415,7 +415,7 @@ async def test_every_role_does_what_its_rules_give_it(gateway: Gateway):
 
 
 @pytest.mark.requirement("AUTH-3")
-async def test_what_is_anothers_and_what_is_not_there_look_the_same_to_whoever_has_its_own_alone(gateway: Gateway):
+async def test_job_of_another_owner_and_missing_job_give_the_same_answer(gateway: Gateway):
     world = await make_world(gateway, "mine")
     for client in (gateway.client("submitter", name="mine"), gateway.client("nlm-backend", job_id=world.own_job)):
         answers = [await client.get(f"/jobs/{job}") for job in (world.foreign_job, "nobodys", world.run)]

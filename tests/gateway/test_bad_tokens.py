@@ -5,6 +5,7 @@ import hmac
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,12 @@ JWKS = {kid: make_private_jwk(kid, alg) for kid, alg in (("ed-1", "Ed25519"), ("
 SIGNERS = {kid: private_key(json.dumps(jwk).encode(), issuer=ISSUER) for kid, jwk in JWKS.items()}
 PUBLIC = [{name: value for name, value in jwk.items() if name != "d"} for jwk in JWKS.values()]
 TRUSTED = (KEY, *key_set(json.dumps({"keys": PUBLIC}).encode(), issuer=ISSUER))
-STRANGER = RSAKey.generate_key(2048)
+
+
+@cache
+def stranger() -> RSAKey:
+    """A key that nobody trusts; made when a test needs it, because that costs half a second."""
+    return RSAKey.generate_key(2048)
 
 
 @pytest.fixture
@@ -148,11 +154,11 @@ BAD: dict[str, Callable[[], str]] = {
     "HS256 with the public Ed25519 key": lambda: public_as_secret("ed-1"),
     "HS256 with the public ES256 key": lambda: public_as_secret("es-1"),
     "HS384": lambda: jwt.encode({"alg": "HS384"}, claims(), OctKey.import_key(SECRET * 2), algorithms=["HS384"]),
-    "RS256": lambda: jwt.encode({"alg": "RS256"}, claims(), STRANGER, algorithms=["RS256"]),
+    "RS256": lambda: jwt.encode({"alg": "RS256"}, claims(), stranger(), algorithms=["RS256"]),
     "RS256 of the key set": lambda: jwt.encode(
-        {"alg": "RS256", "kid": "ed-1"}, from_issuer(), STRANGER, algorithms=["RS256"]
+        {"alg": "RS256", "kid": "ed-1"}, from_issuer(), stranger(), algorithms=["RS256"]
     ),
-    "PS256": lambda: jwt.encode({"alg": "PS256"}, claims(), STRANGER, algorithms=["PS256"]),
+    "PS256": lambda: jwt.encode({"alg": "PS256"}, claims(), stranger(), algorithms=["PS256"]),
     "another curve": lambda: jwt.encode({"alg": "ES384", "kid": "es-1"}, from_issuer(), P384, algorithms=["ES384"]),
     "ES256 under the name of the Ed25519 key": lambda: by("es-1", from_issuer(), kid="ed-1"),
     "Ed25519 that says EdDSA": lambda: unsigned(

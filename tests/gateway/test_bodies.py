@@ -88,7 +88,7 @@ def test_a_large_body_of_few_values_is_read(value: Any):
     ],
     ids=["commas", "a bracket that nothing opened", "a text without an end", "half an escape", "deep"],
 )
-def test_what_is_no_json_and_long_is_refused_at_once(body: bytes, told: str):
+def test_long_body_that_is_no_json_is_refused_at_once(body: bytes, told: str):
     with pytest.raises(Problem, match=told):
         parse(body)
 
@@ -183,7 +183,9 @@ async def test_of_a_callback_that_no_body_makes_good_none_is_read(tmp_path: Path
 
 
 @pytest.mark.parametrize("path", ["/jobs", RESULT])
-async def test_who_leaves_while_sending_is_no_crash(door: Door, path: str, caplog: pytest.LogCaptureFixture):
+async def test_client_that_disconnects_while_sending_causes_no_crash(
+    door: Door, path: str, caplog: pytest.LogCaptureFixture
+):
     sent: list[dict[str, Any]] = []
     parts = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
     given = {**_signed(), "authorization": f"Bearer {token(Role.SUBMITTER)}"}
@@ -258,7 +260,7 @@ async def test_senders_without_authentication_share_what_there_is_by_address():
 @pytest.mark.parametrize(
     "network, next_to_it", [("2001:db8::{:x}:1", "2001:db8:0:1::1"), ("::ffff:192.0.2.1", "192.0.2.2")]
 )
-async def test_whoever_has_many_addresses_of_ipv6_is_one_sender(door: Door, network: str, next_to_it: str):
+async def test_addresses_of_one_ipv6_network_count_as_one_client(door: Door, network: str, next_to_it: str):
     until, came = asyncio.Event(), asyncio.Semaphore(0)
     addresses = [network.format(number + 1) for number in range(UNAUTHENTICATED_OF_ADDRESS_MAX)]
     stalled = [asyncio.ensure_future(_stalled(door, until, came, 10, address)) for address in addresses]

@@ -182,7 +182,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.requirement("BUS-2")
-async def test_what_is_no_request_is_refused_with_its_place_and_nothing_is_stored(gateway: Gateway):
+async def test_invalid_bus_request_is_refused_with_its_field_and_stores_no_job(gateway: Gateway):
     before, client = await everything(gateway), gateway.client("owner")
     for wish, told in REFUSED:
         answer = await client.post("/jobs", json=wish)
@@ -337,7 +337,7 @@ async def test_a_failed_job_is_run_again_as_a_new_one_that_names_it(gateway: Gat
 
 
 @pytest.mark.requirement("BUS-7", "BUS-12")
-async def test_whoever_cancels_a_job_that_is_done_again_is_told_as_what_and_may_cancel_that(gateway: Gateway):
+async def test_cancel_of_a_retried_bus_job_names_the_retry_which_may_be_cancelled(gateway: Gateway):
     ada, other = (gateway.client("submitter", name=name) for name in ("ada", "eve"))
     admin = gateway.client("control-plane")
     steps = Steps(gateway=gateway, job_id=JobId("mine"))
@@ -387,7 +387,7 @@ async def test_ids_that_the_engine_derives_are_refused(gateway: Gateway):
 
 
 @pytest.mark.requirement("BUS-9", "D45")
-async def test_what_a_worker_is_given_is_read_by_whoever_may_read_the_job(gateway: Gateway):
+async def test_input_of_a_worker_is_readable_to_readers_of_its_job(gateway: Gateway):
     ada = gateway.client("submitter", name="ada")
     made = (await ada.post("/jobs", json={"topic": "job.echo", "payload": {"text": "hello"}})).json()
     for client in (ada, gateway.client("owner"), gateway.client("frontend"), gateway.client("control-plane")):
@@ -416,7 +416,7 @@ async def test_a_pointer_to_what_somebody_else_named_is_followed_for_those_alone
     "pointer, status",
     [("s3://bucket/x", 422), ("objects://res/x", 422), ("objects://../agents/x", 422), ("redis://ctx:1", 422)],
 )
-async def test_what_is_not_kept_as_a_context_is_read_by_nobody_as_one(gateway: Gateway, pointer: str, status: int):
+async def test_object_that_is_no_context_cannot_be_read_as_one(gateway: Gateway, pointer: str, status: int):
     await gateway.instance.objects.put("bus/res/x", b"a result", when=CREATE)
     steps = await submitted(gateway, context_ptr=pointer)
     assert (await gateway.client("owner").get(f"/jobs/{steps.job_id}/context")).status_code == status
@@ -444,7 +444,7 @@ async def test_a_job_without_a_context_says_so(gateway: Gateway):
 # --- waking the scheduler of this process ----------------------------------------------------------------------------------
 
 
-async def test_what_is_new_on_a_topic_or_let_go_wakes_the_scheduler_beside_the_gateway(gateway: Gateway):
+async def test_new_or_released_job_on_a_topic_wakes_the_scheduler_beside_the_gateway(gateway: Gateway):
     owner, woken = gateway.client("owner"), list[str]()
     gateway.instance.schedulers.append(lambda: woken.append("now"))
     asked = {"topic": "job.echo", "job_id": "mine"}

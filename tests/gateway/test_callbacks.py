@@ -141,7 +141,7 @@ async def test_a_hundred_at_once_have_one_effect(callbacks: Callbacks):
     ],
     ids=["forged", "no headers", "empty signature", "stale", "from the future", "other key", "other job", "other body"],
 )
-async def test_what_is_not_signed_for_this_job_now_has_no_effect_and_one_record(
+async def test_callback_without_a_valid_signature_has_no_effect_and_leaves_one_record(
     callbacks: Callbacks, changed: dict[str, Any], status: int
 ):
     answer = await callbacks.send(callbacks.body(), **changed)

@@ -113,7 +113,7 @@ class _Waits:
         self.left.append(self.name)
 
 
-def test_who_lingers_gives_way_first_then_who_has_waited_longest():
+def test_idle_connection_is_closed_first_then_the_longest_waiting_one():
     left: list[str] = []
     open_here = ConnectionPool(4)
     a, b, c, d = (_Waits(name, left) for name in "abcd")

@@ -81,7 +81,7 @@ async def test_the_command_that_changes_an_agents_status_leaves_the_demos_agent_
     assert await gateway.instance.catalog.load(VIOLIN) == before
 
 
-def test_what_a_description_says_is_text_and_never_markup():
+def test_descriptions_on_the_docs_page_are_text_and_never_markup():
     evil = "<script>alert(1)</script>"
     fields = {"properties": {evil: {"type": evil, "description": evil}}, "examples": [{evil: evil}]}
     operation = {

@@ -255,7 +255,9 @@ async def test_an_address_that_cannot_be_had_is_refused_by_name():
 
 
 @pytest.mark.parametrize("sent", [b"\0" * 20_000, b"GET /system/live", b"\r\n\r\n"])
-async def test_what_is_no_request_ends_with_its_connection(sent: bytes, monkeypatch: pytest.MonkeyPatch):
+async def test_malformed_request_to_the_health_listener_gets_no_200_and_is_closed(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(health_module, "HEAD_S", 0.1)
     async with health_listener("127.0.0.1:0", ProcessHealth()) as address:
         assert address is not None

@@ -100,7 +100,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.requirement("D51")
-async def test_what_the_gate_refuses_is_kept_with_the_reason_and_makes_nothing(gateway: Gateway):
+async def test_entry_refused_by_the_gate_is_kept_with_the_reason_and_creates_no_work(gateway: Gateway):
     client = gateway.client("owner")
     for wish, code, told in REFUSED:
         answer = (await client.post("/inbox/submit", json=wish)).json()
@@ -114,7 +114,7 @@ async def test_what_the_gate_refuses_is_kept_with_the_reason_and_makes_nothing(g
 
 
 @pytest.mark.requirement("D51")
-async def test_what_waits_for_a_person_is_not_proposed_twice(gateway: Gateway):
+async def test_entry_whose_proposal_waits_for_a_person_is_refused_as_duplicate(gateway: Gateway):
     client, wish = gateway.client("owner"), entry("propose-note", f"{VIOLIN}/notes/humidity.md", NOTE)
     first, second = [(await client.post("/inbox/submit", json=wish)).json() for _ in range(2)]
     assert (first["status"], second["status"]) == ("processed", "rejected")
@@ -202,7 +202,7 @@ MALFORMED: list[dict[str, Any]] = [
 ]
 
 
-async def test_what_is_no_entry_is_refused_and_nothing_is_stored(gateway: Gateway):
+async def test_invalid_entry_is_refused_and_stores_no_record(gateway: Gateway):
     before, client = await everything(gateway), gateway.client("owner")
     for wish in MALFORMED:
         answer = await client.post("/inbox/submit", json=wish)

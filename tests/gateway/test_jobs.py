@@ -86,7 +86,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.requirement("JQ-11")
-async def test_what_cannot_be_a_job_is_refused_and_nothing_is_stored(gateway: Gateway):
+async def test_invalid_job_is_refused_and_stores_no_row(gateway: Gateway):
     before, client = await everything(gateway), gateway.client("owner")
     for wish, told in REFUSED:
         answer = await client.post("/jobs", json=wish)
@@ -304,7 +304,7 @@ async def test_a_requeue_that_is_not_clear_or_too_large_is_refused(gateway: Gate
 
 
 @pytest.mark.requirement("D39")
-async def test_what_did_not_fail_is_not_requeued(gateway: Gateway):
+async def test_job_that_did_not_fail_is_not_requeued(gateway: Gateway):
     operator, owner = gateway.client("control-plane"), gateway.client("owner")
     cancelled, succeeded = await job(gateway, type_="stopped"), await job(gateway)
     assert (await operator.post(f"/jobs/{cancelled}/cancel", json={"mode": "hard"})).status_code == 200

@@ -9,19 +9,8 @@ from typing import Any
 
 import httpx2
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-from schemathesis import APIOperation, GenerationMode
-from schemathesis.checks import (
-    content_type_conformance,
-    ignored_auth,
-    not_a_server_error,
-    response_schema_conformance,
-    status_code_conformance,
-)
-from schemathesis.core.failures import FailureGroup
-from schemathesis.core.result import Ok
 
 from tests.gateway.door import KEY, QUICK, token
 from tests.gateway.serving import Served, serving
@@ -31,13 +20,13 @@ from trellis.lifecycles import Role
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
 
-CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-    ignored_auth,
-]
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "ignored_auth",
+)
 EXAMPLES = 2
 EXAMPLES_LONG = 25
 ROLE_S_MAX = 900
@@ -55,7 +44,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield made
 
 
-def operations(served: Served) -> list[APIOperation[Any, Any, Any, Any]]:
+def operations(served: Served) -> list[Any]:
+    """Schemathesis is imported where it is used: every test process collects this file, and one runs it."""
+    import schemathesis
+    from schemathesis.core.result import Ok
+
     schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{served.port}/openapi.json")
     read = list(schema.get_all_operations())
     found = [one.ok() for one in read if isinstance(one, Ok)]
@@ -66,6 +59,10 @@ def operations(served: Served) -> list[APIOperation[Any, Any, Any, Any]]:
 
 def check(served: Served, role: Role, examples: int) -> set[int]:
     """Send what fits and what does not to every operation; the statuses that came."""
+    from schemathesis import GenerationMode, checks
+    from schemathesis.core.failures import FailureGroup
+
+    every_check = [getattr(checks, name) for name in CHECKS]
     headers = {"Authorization": f"Bearer {issue(KEY, name='iryna', roles=[role], ttl_s=3600, now=time.time())}"}
     seen, wrong = set[int](), list[str]()
     for operation in operations(served):
@@ -89,7 +86,7 @@ def check(served: Served, role: Role, examples: int) -> set[int]:
                     case.query = {**(case.query or {}), "for_s": "0"}  # a stream has no end of its own
                 if case.operation.label == "GET /jobs" and (case.query or {}).get("lifecycle") == NLM_JOB.name:
                     case.query = {**case.query, "lifecycle": LEASED_JOB.name}  # 502: there is no NLM backend to ask
-                answer = case.call_and_validate(headers=headers, checks=CHECKS, timeout=TIMEOUT_S)
+                answer = case.call_and_validate(headers=headers, checks=every_check, timeout=TIMEOUT_S)
                 seen.add(answer.status_code)
 
             try:

@@ -343,7 +343,7 @@ def test_whoever_may_read_any_kind_may_follow_events():
         assert RULES["events.read"].grants[role] is expected, role
 
 
-async def test_its_own_job_is_known_also_when_it_was_submitted_long_before(stand: Stand):
+async def test_event_stream_shows_an_own_job_that_was_submitted_long_before(stand: Stand):
     (mine,) = await stand.jobs(1, by="mine")
     async with stand.listen(role=Role.SUBMITTER, name="mine") as listener:
         await stand.claim_job()
@@ -386,7 +386,7 @@ async def test_the_description_says_how_a_stream_reads(stand: Stand):
     assert names >= {"run", "agent", "type", "lifecycle", "last-event-id", "last_event_id", "ticket", "for_s"}
 
 
-async def test_it_looks_at_once_while_there_is_more_and_slowly_when_nothing_happens(stand: Stand):
+async def test_event_stream_polls_at_once_while_more_events_follow_and_slowly_when_idle(stand: Stand):
     hub = stand.hub
     assert hub.pause_s(500) == 0
     assert hub.pause_s(1) == PAUSE_S_MIN
@@ -396,7 +396,7 @@ async def test_it_looks_at_once_while_there_is_more_and_slowly_when_nothing_happ
     assert hub.pause_s(1) == PAUSE_S_MIN
 
 
-async def test_nothing_is_read_while_nobody_listens(stand: Stand):
+async def test_feed_is_not_read_without_listeners_of_the_event_stream(stand: Stand):
     async with stand.listen() as listener:
         await stand.jobs(1)
         await listener.until_events(1)

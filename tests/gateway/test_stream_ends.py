@@ -58,7 +58,7 @@ async def test_a_listener_that_fell_behind_the_ring_gets_everything_from_the_led
         assert [data["jobId"] for data in told] == made
 
 
-async def test_what_happens_while_a_listener_catches_up_is_not_lost_and_not_repeated(tmp_path: Path):
+async def test_events_during_the_catch_up_of_a_listener_are_neither_lost_nor_repeated(tmp_path: Path):
     async with standing(tmp_path, BEHIND) as stand:
         made = await stand.jobs(3 * READ_MAX)
         async with stand.listen() as live, stand.listen(ALL) as late:
@@ -245,7 +245,7 @@ async def test_a_stream_by_ticket_ends_with_the_token_that_got_it(timed: Stand):
         assert (await listener.ended()).comments[-1] == EXPIRED
 
 
-async def test_what_nobody_gave_out_is_no_ticket(timed: Stand):
+async def test_forged_stream_ticket_is_refused(timed: Stand):
     good = await new_ticket(timed)
     seconds, _, _ = good.partition(".")
     for wrong in ("", "x", f"{seconds}.{'0' * 64}", f"{seconds}.{'../' * 21}0", good.upper() + "x", "9" * 90):

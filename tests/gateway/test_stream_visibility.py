@@ -144,7 +144,7 @@ async def test_a_document_that_is_not_there_is_looked_for_ever_more_seldom(tmp_p
     assert max(pauses) == pauses[-1] == LOOK_S_MAX
 
 
-async def test_what_is_looked_for_is_bounded_and_ends_with_its_time_or_with_the_last_listener(tmp_path: Path):
+async def test_awaited_run_documents_are_bounded_and_end_with_their_time_or_the_last_listener(tmp_path: Path):
     clock = FakeClock()
     _, published = published_in(tmp_path, clock)
     more = [document(1, name=f"run{number}") for number in range(AWAITED_MAX + 1)]

@@ -62,7 +62,7 @@ async def test_without_an_sdk_the_callers_trace_is_stored_as_it_came(gateway: Ga
     [["nonsense"], [""], [TRACE, TRACE], [TRACE.upper()], ["\x00\xff"], ["00-" + "0" * 60_000]],
     ids=["nonsense", "empty", "two", "capitals", "bytes", "long"],
 )
-async def test_what_is_no_trace_is_ignored_and_never_stored(gateway: Gateway, sent: list[str]):
+async def test_invalid_trace_header_is_ignored_and_never_stored(gateway: Gateway, sent: list[str]):
     headers: Any = [(b"traceparent", text.encode("latin-1")) for text in sent]
     assert await stored_trace(gateway, await submitted(gateway, headers)) is None
     with recorded() as spans:

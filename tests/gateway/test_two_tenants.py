@@ -204,7 +204,9 @@ def make_app(gateway: Gateway) -> Callable[..., Client]:
 
 @pytest.mark.requirement("D62", "BUS-11")
 @pytest.mark.parametrize("tenants", [("globex", "acme"), (None, "acme"), (None, None)])
-async def test_nobody_takes_anothers_idempotency_key(gateway: Gateway, tenants: tuple[str | None, str | None]):
+async def test_idempotency_key_of_another_tenant_cannot_be_taken(
+    gateway: Gateway, tenants: tuple[str | None, str | None]
+):
     stranger, own = of(gateway, tenants[0], name="mallory"), of(gateway, tenants[1])
     request = {"topic": "job.echo", "meta": {"idempotency_key": "order-4711"}}
     said = {} if tenants[0] else {"tenant_id": "acme"}

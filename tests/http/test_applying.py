@@ -31,7 +31,7 @@ def standing(status: str) -> httpx2.Response:
     return httpx2.Response(200, json={**PROPOSAL, "status": status}, headers={"Retry-After": "1"})
 
 
-async def test_what_is_being_applied_is_asked_about_until_it_is_done():
+async def test_client_polls_a_proposal_that_is_being_applied_until_it_is_done():
     script, clock = Script(standing("applying"), standing("applying"), standing("applied")), FakeClock()
     async with client_on(script, clock) as client:
         found = await in_time(clock, client.proposals.apply("prop_1"))
@@ -40,7 +40,7 @@ async def test_what_is_being_applied_is_asked_about_until_it_is_done():
     assert len(set(script.header("Idempotency-Key"))) == 1
 
 
-async def test_what_is_being_applied_for_too_long_is_told_as_it_stands():
+async def test_client_reports_the_status_of_a_proposal_that_is_applied_for_too_long():
     script, clock = Script(standing("applying")), FakeClock()
     began = clock.monotonic()
     async with client_on(script, clock, options=CallOptions(timeout_s=5)) as client:

@@ -126,7 +126,7 @@ async def test_a_busy_gateway_is_asked_again_when_it_wants_to_be(
     assert clock.monotonic() - EPOCH_S == pytest.approx(least_s + 0.05)
 
 
-async def test_what_would_come_too_late_is_not_waited_for():
+async def test_client_does_not_wait_for_a_retry_after_beyond_its_time():
     clock = FakeClock()
     with pytest.raises(TooFast) as refused:
         await start(Script(problem(429, "RATE_LIMITED", "wait a minute", **{"Retry-After": "60"})), clock)
@@ -200,7 +200,7 @@ async def test_an_answer_that_is_no_problem_document_is_refused_by_its_status():
         httpx2.Response(200, content=b"x" * 5_000),
     ],
 )
-async def test_what_is_no_answer_of_a_gateway_is_said_to_be_none(
+async def test_response_that_is_not_from_a_gateway_is_reported_as_such(
     reply: httpx2.Response, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(calls_module, "ANSWER_BYTES_MAX", 4_000)
@@ -259,7 +259,7 @@ def test_an_id_is_one_segment_whatever_it_holds():
         *("http://[::1", "http://hö.st", "postgresql://host/db"),
     ],
 )
-def test_what_is_no_address_of_a_gateway_is_refused(url: str):
+def test_invalid_gateway_url_is_refused(url: str):
     with pytest.raises(GatewayUrlInvalid) as refused:
         checked_url(url)
     assert "secret" not in str(refused.value)

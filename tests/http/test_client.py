@@ -31,7 +31,7 @@ from trellis.testing import run_until_idle
 AGENT = "archivist-violin"
 
 
-async def test_one_call_connects_to_a_ledger_or_to_a_gateway(address: str, token: Token, tmp_path: Path):
+async def test_connect_opens_a_ledger_or_a_gateway_by_its_url(address: str, token: Token, tmp_path: Path):
     async with connect(gateway=address, token=token(Role.OWNER)) as client:
         assert (await client.health()).status == "ok"
     async with connect(address, token=token(Role.OWNER)) as either:

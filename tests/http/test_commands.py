@@ -163,9 +163,7 @@ def test_a_named_ledger_is_meant_and_both_are_refused(shell: Shell, place: Place
     assert "not both" in shell("agents", "--ledger", place.ledger, "--gateway", address, code=2)
 
 
-def test_what_is_wrong_with_the_gateway_is_said_with_a_way_out(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, place: Place
-):
+def test_commands_report_a_gateway_error_with_a_remedy(shell: Shell, monkeypatch: pytest.MonkeyPatch, place: Place):
     assert "no address of a gateway" in shell("agents", "--gateway", "nonsense", code=2)
     monkeypatch.setenv("TRELLIS_TOKEN", "nonsense")
     assert "trellis token issue" in shell("agents", code=1)

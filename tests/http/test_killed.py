@@ -71,7 +71,9 @@ class Ward:
 
 
 @pytest.mark.requirement("DJ-5", "PIPE-12", "PIPE-13")
-async def test_nothing_is_lost_or_doubled_when_the_gateway_is_killed(gateways: Nursery, template: Path, tmp_path: Path):
+async def test_no_request_is_lost_or_doubled_when_the_gateway_is_killed(
+    gateways: Nursery, template: Path, tmp_path: Path
+):
     shutil.copytree(template, tmp_path / "instance")
     url = f"sqlite:///{tmp_path / 'instance' / 'ledger.db'}"
     await story(gateways, tmp_path, Orders(url=url, port=free_port(), secret=secrets.token_hex(32)), deaths=6)
@@ -94,7 +96,9 @@ def anywhere(request: pytest.FixtureRequest, template: Path, tmp_path: Path) -> 
 
 @pytest.mark.prove
 @pytest.mark.requirement("DJ-5", "PIPE-12", "PIPE-13")
-async def test_nothing_is_lost_or_doubled_over_many_deaths(gateways: Nursery, anywhere: Orders, tmp_path: Path):
+async def test_no_request_is_lost_or_doubled_over_many_deaths_of_the_gateway(
+    gateways: Nursery, anywhere: Orders, tmp_path: Path
+):
     await story(gateways, tmp_path, anywhere, deaths=45, clients=12, each=60)
 
 

@@ -78,7 +78,7 @@ async def test_a_stream_that_broke_before_its_first_event_goes_on_where_it_began
     assert clock.monotonic() - EPOCH_S == pytest.approx(1.5 + 0.05)
 
 
-async def test_what_comes_again_is_not_given_again():
+async def test_repeated_event_of_a_stream_is_delivered_once():
     feed = Script(stream(frame(1), frame(2), frame(1), frame(2), frame(3)))
     clock = FakeClock()
     async with client_on(feed, clock) as client:

@@ -41,7 +41,7 @@ async def test_a_job_on_a_topic_is_submitted_once_read_and_listed(address: str, 
 
 
 @pytest.mark.requirement("BUS-7", "BUS-9")
-def test_who_waits_through_a_gateway_waits_over_retries_and_may_look_at_what_was_given(
+def test_client_of_a_gateway_waits_over_retries_and_may_read_the_input_of_the_job(
     shell: Shell, place: Place, capsys: pytest.CaptureFixture[str]
 ):
     for name in ("kept", "lost"):

@@ -132,7 +132,7 @@ def test_a_token_of_the_environment_is_not_shown_to_an_nlm_backend_of_the_file(t
         ("http://localhost.example", True),
     ],
 )
-def test_what_leaves_this_machine_unencrypted_can_be_read_on_the_way(url: str, readable: bool):
+def test_url_that_sends_tokens_unencrypted_to_another_host_is_recognised(url: str, readable: bool):
     assert is_readable_on_the_way(url) == readable
 
 

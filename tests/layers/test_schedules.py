@@ -46,7 +46,7 @@ async def test_every_instant_begins_one_run_with_several_processes(rig: Rig):
 
 
 @pytest.mark.requirement("RUN-9")
-async def test_what_is_registered_is_told_with_its_next_instant_and_its_last_run(rig: Rig):
+async def test_registered_schedules_are_listed_with_next_instant_and_last_run(rig: Rig):
     slug = await rig.agent("gardener")
     at = await begin_at(rig, 8)
     await rig.start()

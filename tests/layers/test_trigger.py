@@ -47,7 +47,7 @@ async def test_a_run_is_requested_then_queued_then_running_then_completed(rig: R
 
 @pytest.mark.requirement("RUN-9")
 @pytest.mark.parametrize("kind", list(TriggerKind))
-async def test_what_began_a_run_is_told(rig: Rig, kind: TriggerKind):
+async def test_run_records_its_trigger(rig: Rig, kind: TriggerKind):
     run_id = await rig.trigger(await rig.agent("gardener"), kind=kind)
     assert (await rig.status(run_id))["trigger"] == kind.value
     await rig.start()
@@ -103,7 +103,7 @@ async def test_an_agent_that_may_not_run_is_refused_and_nothing_is_stored(
     assert (await rig.objects.list("agents/gardener/runs/")).items == ()
 
 
-async def test_what_is_no_slug_is_refused(rig: Rig):
+async def test_trigger_with_an_invalid_agent_slug_is_refused(rig: Rig):
     with pytest.raises(SlugInvalid):
         await rig.trigger("../gardener")
 

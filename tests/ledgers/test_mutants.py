@@ -191,15 +191,15 @@ CAUGHT: list[tuple[type[Mutant], Callable[[Rig], Awaitable[None]]]] = [
     (ForgetsClaims, test_claim.test_the_same_claim_id_returns_the_same_jobs_while_their_leases_live),
     (ForgetsKeys, test_submit.test_a_hundred_concurrent_submits_of_one_key_make_one_job),
     (IgnoresFingerprints, test_submit.test_the_same_key_with_another_request_is_refused),
-    (IgnoresConcurrencyKeys, test_keys.test_one_job_of_a_key_is_handed_out_at_a_time),
-    (NeverElects, test_sweep.test_one_sweeper_is_elected_per_interval),
+    (IgnoresConcurrencyKeys, test_keys.test_one_job_of_a_concurrency_key_is_claimed_at_a_time),
+    (NeverElects, test_sweep.test_one_sweeper_is_elected_in_each_interval),
     (HidesCancels, test_renew.test_the_wish_to_stop_comes_back_until_the_holder_settles),
     (LosesFeedEvents, test_feed.test_the_feed_yields_every_event_once_in_order),
     (RequeuesTwice, test_requeue.test_the_same_request_requeues_once),
-    (NoFenceOnJournal, test_progress.test_nothing_can_be_left_behind_once_the_job_is_someone_elses),
+    (NoFenceOnJournal, test_progress.test_checkpoint_and_journal_are_refused_once_another_holds_the_job),
     (DropsEvents, _verified_life),
     (LetsEpochsFall, _verified_life),
-    (WaitsForNoFollower, test_retention.test_what_a_follower_has_still_to_read_stays_until_it_has),
+    (WaitsForNoFollower, test_retention.test_events_that_a_follower_has_not_read_are_retained),
 ]
 
 

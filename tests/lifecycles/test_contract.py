@@ -49,7 +49,7 @@ def number(lifecycle: str, state: str | None) -> int:
     return 0 if state is None else STATE_ORDER[lifecycle].split().index(state) + 1
 
 
-def test_one_bit_is_set_for_each_declared_transition_and_role_and_no_other():
+def test_transition_bits_are_set_for_exactly_the_declared_transitions_and_roles():
     declared = {
         (LIFECYCLE_CODES[name], Role(role).code, number(name, row.source), number(name, row.target))
         for name, table in TABLES.items()

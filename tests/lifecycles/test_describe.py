@@ -40,7 +40,7 @@ def test_lines_have_a_cell_for_each_column(lifecycle: Lifecycle):
     assert told.swept_by == lifecycle.swept_by
 
 
-def test_what_is_special_about_a_state_is_said():
+def test_description_of_a_state_names_its_special_properties():
     notes = {line.state: line.notes for line in describe(LIFECYCLES["leased-job"]).states}
     assert notes == {
         "queued": "first; claimable",

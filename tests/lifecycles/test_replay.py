@@ -112,7 +112,7 @@ def test_a_step_opens_what_it_is_declared_to_open():
     assert broken(7, attempt=1) == (ReplayRule.OPENS, 8)
 
 
-def test_one_pair_may_record_several_events():
+def test_one_pair_of_states_may_record_several_event_types():
     for event in ("job_retry_scheduled", "job_snoozed", "job_released"):
         given_back = step(4, "running", "queued", event, at=(0, 1))
         assert isinstance(replay(LEASED, [*HISTORY[:3], given_back]), Replayed)

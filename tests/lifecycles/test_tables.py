@@ -76,7 +76,7 @@ def test_every_transition_has_its_event_its_progress_and_its_fence(lifecycle: Li
 
 
 @documented
-def test_what_the_document_does_not_have_is_marked_as_an_extension(lifecycle: Lifecycle):
+def test_transitions_beyond_the_document_are_marked_as_extensions(lifecycle: Lifecycle):
     added = {(row.source, row.trigger) for row in TABLES[lifecycle.name] if row.origin != "doc"}
     assert {(t.source, t.trigger) for t in lifecycle.transitions if t.extension} == added
 
@@ -89,7 +89,7 @@ def test_phases_and_ranks_are_those_of_the_decision(lifecycle: Lifecycle):
 
 
 @pytest.mark.requirement("JQ-3")
-def test_nothing_leaves_complete():
+def test_queue_job_has_no_transition_out_of_complete():
     queue_job = LIFECYCLES["queue-job"]
     answers = [queue_job.between("COMPLETE", state.name, role) for state in queue_job.states for role in Role]
     assert {type(answer) for answer in answers} == {Illegal}
@@ -113,7 +113,7 @@ def test_only_an_operator_takes_a_job_out_of_dead():
 
 @pytest.mark.requirement("RUN-1", "RUN-2")
 @pytest.mark.parametrize("source", ["completed", "failed"])
-def test_nothing_leaves_the_ends_of_a_run(source: str):
+def test_run_has_no_transition_out_of_its_ends(source: str):
     run = LIFECYCLES["run"]
     assert not [s for s in run.states for role in Role if isinstance(run.between(source, s.name, role), Transition)]
 
@@ -188,7 +188,7 @@ def test_going_back_always_opens_an_attempt_or_a_generation(lifecycle: Lifecycle
 
 
 @every_lifecycle
-def test_nothing_but_a_requeue_leaves_an_ended_state(lifecycle: Lifecycle):
+def test_only_a_requeue_leaves_an_ended_state(lifecycle: Lifecycle):
     ends = {place.name for place in places(lifecycle.name) if place.phase == "ended"}
     leaving = {t.trigger for t in lifecycle.transitions if t.source in ends and t.target != t.source}
     assert leaving <= {Trigger.REQUEUE}

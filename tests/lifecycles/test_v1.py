@@ -83,7 +83,7 @@ def _keyed(transitions: list[list[Any]]) -> Iterable[list[Any]]:
 
 
 @pytest.mark.requirement("DJ-22")
-def test_nothing_of_v1_was_lost():
+def test_lifecycles_keep_everything_of_v1():
     assert losses(V1, current()) == []
 
 

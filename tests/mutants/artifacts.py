@@ -64,6 +64,6 @@ ARTIFACTS: dict[str, Mutant] = {
         file="artifacts/registry.py",
         old='permit_actor(actor, "artifacts.write")',
         new='permit_actor(actor, "artifacts.read")',
-        tests=(f"{REGISTRY}::test_nobody_but_the_nlm_backend_makes_an_artifact_and_nobody_but_an_operator_cleans_up",),
+        tests=(f"{REGISTRY}::test_only_the_nlm_backend_makes_artifacts_and_only_an_operator_discards_them",),
     ),
 }

@@ -25,7 +25,7 @@ AUTHORITY: dict[str, Mutant] = {
         old="return job_id == principal.job_id",
         new="return bool(job_id)",
         tests=(
-            f"{CELLS}::test_what_is_anothers_and_what_is_not_there_look_the_same_to_whoever_has_its_own_alone",
+            f"{CELLS}::test_job_of_another_owner_and_missing_job_give_the_same_answer",
             f"{CELLS}::test_a_backend_whose_token_names_no_job_has_none",
         ),
     ),
@@ -52,7 +52,7 @@ AUTHORITY: dict[str, Mutant] = {
         new='return bool(body["action"]) or not body[',
         tests=(
             "tests/gateway/test_proposals.py::test_a_person_approves_what_was_seen_and_it_is_applied_once",
-            "tests/runs/test_end_to_end.py::test_what_a_person_approves_is_applied_and_nothing_else_is",
+            "tests/runs/test_end_to_end.py::test_only_approved_proposals_are_applied",
         ),
     ),
     # A role without a row is given one that grants nothing.

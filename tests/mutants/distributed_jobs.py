@@ -166,6 +166,6 @@ DISTRIBUTED_JOBS: dict[str, Mutant] = {
         file="lifecycles/events.py",
         old='"job_queued",\n    "job_claimed",',
         new='"job_claimed",\n    "job_queued",',
-        tests=("tests/lifecycles/test_v1.py::test_nothing_of_v1_was_lost",),
+        tests=("tests/lifecycles/test_v1.py::test_lifecycles_keep_everything_of_v1",),
     ),
 }

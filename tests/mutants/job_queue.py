@@ -25,7 +25,7 @@ JOB_QUEUE: dict[str, Mutant] = {
         file="lifecycles/queue_job.py",
         old='_requeue("FAILED"),',
         new='_requeue("FAILED"),\n        _requeue("COMPLETE", extension=True),',
-        tests=("tests/lifecycles/test_tables.py::test_nothing_leaves_complete",),
+        tests=("tests/lifecycles/test_tables.py::test_queue_job_has_no_transition_out_of_complete",),
     ),
     # What is DEAD stays dead, whoever asks.
     "JQ-4": Mutant(
@@ -61,7 +61,7 @@ JOB_QUEUE: dict[str, Mutant] = {
         tests=(
             (
                 "tests/research/test_gate.py::"
-                "test_one_job_of_an_agent_is_held_at_a_time_and_other_agents_are_not_kept_waiting"
+                "test_one_queue_job_of_an_agent_is_leased_at_a_time_and_other_agents_do_not_wait"
             ),
         ),
     ),
@@ -93,7 +93,7 @@ JOB_QUEUE: dict[str, Mutant] = {
         file="worker/kinds.py",
         old="if isinstance(await making.catalog.load(request.agent_slug), AgentMissing):",
         new="if not request.agent_slug:",
-        tests=("tests/research/test_gate.py::test_what_does_not_fit_is_refused_with_a_reason_and_stores_nothing",),
+        tests=("tests/research/test_gate.py::test_invalid_queue_job_is_refused_with_a_reason_and_stores_no_row",),
     ),
     # The job that an inbox entry makes does not name the entry.
     "JQ-12": Mutant(

@@ -21,7 +21,7 @@ POSTGRES: dict[str, Mutant] = {
         file=f"{SQL}/30_steps.sql",
         old="select w.ckey, head.key_name, head.key_cap from (",
         new="select w.ckey, head.key_name, head.key_cap + 1 from (",
-        tests=(f"{LEDGER}/test_keys.py::test_one_job_of_a_key_is_handed_out_at_a_time[postgres]",),
+        tests=(f"{LEDGER}/test_keys.py::test_one_job_of_a_concurrency_key_is_claimed_at_a_time[postgres]",),
     ),
     # A job completes with a second artifact.
     "ART-7 postgres": Mutant(

@@ -30,7 +30,7 @@ RULES: dict[str, Mutant] = {
         file="ledgers/sqlite/queries/names.sql",
         old="INSERT INTO trellis_concurrency_key (name, slots) VALUES (?, ?) RETURNING id;",
         new="INSERT INTO trellis_concurrency_key (name, slots) VALUES (?, ? + 1) RETURNING id;",
-        tests=(f"{LEDGER}/test_keys.py::test_one_job_of_a_key_is_handed_out_at_a_time[sqlite]",),
+        tests=(f"{LEDGER}/test_keys.py::test_one_job_of_a_concurrency_key_is_claimed_at_a_time[sqlite]",),
     ),
     # A role makes the steps of another.
     "DJ-1 sqlite": Mutant(

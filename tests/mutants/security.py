@@ -75,7 +75,7 @@ HIGH: dict[str, Mutant] = {
         file="ledgers/sqlite/submit.py",
         old="            check_new_id(job.job_id, job.lifecycle, actor.role)",
         new="            _ = check_new_id",
-        tests=("tests/bus/test_compensation.py::test_nobody_can_take_the_ids_of_a_compensation_before_it_is_made",),
+        tests=("tests/bus/test_compensation.py::test_ids_of_a_compensation_cannot_be_taken_before_it_is_made",),
     ),
     "H2-retry": Mutant(
         file="engine/jobs.py",
@@ -117,7 +117,7 @@ HIGH: dict[str, Mutant] = {
         file="net/targets.py",
         old="    return str(found.ipv4_mapped or ip_network((found, 64), strict=False))",
         new="    return address",
-        tests=(f"{BODIES}::test_whoever_has_many_addresses_of_ipv6_is_one_sender",),
+        tests=(f"{BODIES}::test_addresses_of_one_ipv6_network_count_as_one_client",),
     ),
     "H4-locked-retention": Mutant(
         file="ledgers/postgres/functions/90_feed_retention.sql",
@@ -236,7 +236,7 @@ MEDIUM: dict[str, Mutant] = {
         file="auth/ownership.py",
         old='    return replace(job, idempotency_scope=f"{owner}\\n{job.idempotency_scope}")',
         new="    return job",
-        tests=(f"{HTTP}::test_nobody_takes_anothers_idempotency_key",),
+        tests=(f"{HTTP}::test_idempotency_key_of_another_tenant_cannot_be_taken",),
     ),
     "M6-over-the-bus": Mutant(
         file="auth/ownership.py",
@@ -323,13 +323,13 @@ LOW: dict[str, Mutant] = {
         file="ledgers/sqlite/connection.py",
         old="        make_private(target.path)",
         new="        _ = make_private",
-        tests=(f"{PRIVATE}::test_nothing_that_an_instance_makes_is_for_others",),
+        tests=(f"{PRIVATE}::test_files_of_an_instance_are_unreadable_for_other_users",),
     ),
     "L-objects-readable": Mutant(
         file="engine/private_files.py",
         old="PRIVATE_FOLDER = 0o700",
         new="PRIVATE_FOLDER = 0o755",
-        tests=(f"{PRIVATE}::test_nothing_that_an_instance_makes_is_for_others",),
+        tests=(f"{PRIVATE}::test_files_of_an_instance_are_unreadable_for_other_users",),
     ),
     "L-key-of-another-user": Mutant(
         file="engine/private_files.py",

@@ -20,7 +20,7 @@ def signed(key: bytes = KEY, **changed: str) -> dict[str, str]:
 
 
 @pytest.mark.requirement("D26")
-def test_what_was_signed_is_taken():
+def test_signed_callback_is_accepted():
     found = check_signature(signed(), BODY, [KEY], now=NOW)
     assert (found.id, found.timestamp) == ("msg_1", int(NOW))
 

@@ -104,7 +104,7 @@ def test_an_unknown_ref_is_flagged_and_made_printable():
     assert len(flag) < 250
 
 
-def test_what_is_found_stays_when_something_else_is_dropped():
+def test_found_citations_stay_when_others_are_dropped():
     good = Citation("leases.md", "A lease lasts thirty seconds.")
     answer = verified(good, Citation("leases.md", "An invented sentence about leases."))
     assert [citation.excerpt for citation in answer.citations] == [good.excerpt]
@@ -142,7 +142,7 @@ def test_an_answer_without_citations_is_ungrounded():
     assert not answer.confident
 
 
-def test_everything_is_bounded():
+def test_citations_and_text_of_an_answer_are_bounded():
     many = tuple(Citation("leases.md", f"invented sentence number {n}") for n in range(CITATIONS_MAX + 5))
     assert "citations_cut" in verified(*many).flags
     long = verified(Citation("leases.md", "A lease " * EXCERPT_CHARS_MAX), text="x" * 100_000 + "\0\ud800")
@@ -200,7 +200,7 @@ def test_every_stretch_of_folded_text_leads_back_to_a_stretch_that_folds_to_it(t
 
 
 @given(TEXTS, TEXTS)
-def test_what_is_kept_stands_in_the_source_and_verifying_again_changes_nothing(text, excerpt):
+def test_kept_citations_stand_in_their_source_and_a_second_check_changes_none(text, excerpt):
     sources = (NlmSource("a.md", text),)
     once = verify(NlmAnswer(text="a", citations=(Citation("a.md", excerpt),), confident=True), sources)
     for citation in once.citations:

@@ -41,7 +41,7 @@ def first_refs(answer: NlmAnswer) -> list[str]:
 
 @pytest.mark.requirement("NLM-7", "NLM-8")
 @pytest.mark.parametrize("held_out", [False, True])
-async def test_one_of_the_first_three_sources_is_the_right_one(sources, held_out):
+async def test_extractive_provider_ranks_the_right_source_among_the_first_three(sources, held_out):
     asked = evaluation(held_out=held_out, answerable=True)
     provider = ExtractiveProvider()
     missed = [
@@ -64,7 +64,7 @@ async def test_the_answer_says_what_was_asked(sources):
 
 @pytest.mark.requirement("NLM-7")
 @pytest.mark.parametrize("held_out", [False, True])
-async def test_it_says_when_nothing_in_the_sources_answers(sources, held_out):
+async def test_extractive_provider_says_when_no_source_answers(sources, held_out):
     asked = evaluation(held_out=held_out, answerable=False)
     provider = ExtractiveProvider()
     for one in asked:
@@ -125,7 +125,7 @@ async def test_the_same_sources_in_any_order_give_the_same_bytes(sources):
     assert repr(first).encode() == repr(again).encode()
 
 
-async def test_it_speaks_the_language_of_the_question_unless_told_otherwise(sources):
+async def test_extractive_provider_answers_in_the_language_of_the_question_by_default(sources):
     assert (await answered("Which airline?", sources)).text == "Nothing in the sources answers this."
     assert (await answered("Яка авіакомпанія?", sources)).text == "У джерелах немає відповіді на це запитання."
     told = await answered("Which airline?", sources, language=Language.UKRAINIAN)

@@ -199,7 +199,7 @@ async def test_a_key_that_the_server_repeats_is_not_shown(endpoint, provider, qu
         b"\xff\xfe",
     ],
 )
-async def test_what_is_no_completion_is_garbage(endpoint, provider, question, body):
+async def test_response_that_is_no_completion_is_refused(endpoint, provider, question, body):
     endpoint.raw(200, body)
     error = await failure(provider, question)
     assert isinstance(error, NlmGarbage)
@@ -221,7 +221,7 @@ async def test_what_is_no_completion_is_garbage(endpoint, provider, question, bo
     ],
     ids=["prose", "half", "two", "empty", "number", "other shape", "half a citation", "deep", "nothing"],
 )
-async def test_what_is_no_answer_is_garbage(endpoint, provider, question, content):
+async def test_completion_that_is_no_answer_is_refused(endpoint, provider, question, content):
     endpoint.content(content)
     assert isinstance(await failure(provider, question), NlmGarbage)
 

@@ -37,7 +37,7 @@ async def test_a_callback_is_sent_again_after_1_2_4_up_to_30_seconds_until_it_is
 
 
 @pytest.mark.requirement("NLM-4")
-async def test_nobody_there_is_tried_again_like_an_error(stand: Stand):
+async def test_callback_to_an_absent_gateway_is_retried_like_an_error(stand: Stand):
     working = stand.backend()
     order = stand.order("job-a")
     hold = stand.gateway.hold("artifact", after=True)
@@ -83,7 +83,7 @@ async def test_delivery_is_given_up_at_the_deadline_and_that_is_an_error_of_call
 
 @pytest.mark.requirement("NLM-3")
 @pytest.mark.parametrize("status", [400, 404, 409, 410, 413, 422])
-async def test_what_the_gateway_refuses_for_good_is_given_up_at_once(stand: Stand, status: int):
+async def test_callback_refused_for_good_by_the_gateway_is_given_up_at_once(stand: Stand, status: int):
     working = stand.backend()
     stand.gateway.fail("callback", status)
     await working.post(stand.order("job-a"))

@@ -98,7 +98,7 @@ async def test_a_deadline_that_is_over_by_the_clock_here_may_come_again_with_a_l
 
 
 @pytest.mark.parametrize("body", [b"{", b"[" * 100, b'{"a": NaN}', b'{"a": 1, "a": 2}', b"\xff"])
-async def test_what_cannot_be_read_is_a_bad_request(stand: Stand, body: bytes):
+async def test_unreadable_job_request_is_a_bad_request(stand: Stand, body: bytes):
     answer = (
         await stand.backend()
         .client(Role.ORCHESTRATOR)
@@ -184,7 +184,7 @@ async def test_after_an_error_it_is_executed_again_once(stand: Stand):
 
 
 @pytest.mark.requirement("NLM-5", "NLM-6", "D60")
-async def test_whoever_misses_a_callback_learns_how_it_stands_and_begins_nothing_by_asking(stand: Stand):
+async def test_repeated_job_request_returns_the_status_and_begins_no_job(stand: Stand):
     working, order = stand.backend({"status": 503}, {"extractive": True}), stand.order("job-l")
     orchestrator, path = working.client(Role.ORCHESTRATOR), "/jobs/job-l/executions/1"
     assert (await orchestrator.get(path)).status_code == 404
@@ -203,7 +203,7 @@ async def test_whoever_misses_a_callback_learns_how_it_stands_and_begins_nothing
 
 
 @pytest.mark.requirement("NLM-5", "D60")
-async def test_what_is_staged_is_told_to_whoever_looks_while_its_callback_cannot_be_delivered(stand: Stand):
+async def test_staged_artifact_is_in_the_status_while_its_callback_cannot_be_delivered(stand: Stand):
     working, order = stand.backend(), stand.order("job-c", deadline=stand.in_s(100.0))
     stand.gateway.fail("callback", *[503] * 100)
     await working.post(order)
@@ -291,7 +291,7 @@ def execution(job_id: str, epoch: int = 1) -> ExecutionRequest:
 
 
 @pytest.mark.requirement("D60")
-async def test_what_nobody_waits_for_any_more_is_stopped_on_request(stand: Stand):
+async def test_job_that_is_no_longer_wanted_is_stopped_on_request(stand: Stand):
     working = stand.backend()
     client, path = working.client(Role.ORCHESTRATOR), "/jobs/job-s/executions/1"
     assert (await working.client(Role.OWNER).delete(path)).status_code == 403
@@ -310,7 +310,7 @@ async def test_what_nobody_waits_for_any_more_is_stopped_on_request(stand: Stand
     assert (await client.delete(path)).json() == {"job_id": "job-s", "epoch": 1, "executions": 0}
 
 
-async def test_what_does_not_stop_when_it_is_asked_is_ended_after_a_while(stand: Stand):
+async def test_job_that_ignores_a_soft_cancel_is_ended_after_its_grace(stand: Stand):
     working = stand.backend()
     await working.post(stand.order("job-s"))
     hold = stand.gateway.hold("snapshot")
@@ -463,7 +463,7 @@ def _known(epoch: int, execution: int, state: str) -> KnownExecution:
     return KnownExecution(execution_id("j", epoch, execution), epoch, execution, state)
 
 
-def test_what_is_known_decides():
+def test_stored_executions_decide_about_a_repeated_request():
     assert decide_intake([], _request(3)) == 1
     assert decide_intake([_known(2, 1, "DONE")], _request(3)) == 1
     assert decide_intake([_known(3, 1, "ERROR"), _known(3, 2, "ERROR")], _request(3)) == 3

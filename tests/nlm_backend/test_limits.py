@@ -43,7 +43,7 @@ def test_five_failures_in_a_row_open_the_circuit_and_one_try_decides_after_thirt
     assert circuit.admit("p") is False
 
 
-def test_what_the_provider_asked_for_is_kept_and_bounded():
+def test_circuit_keeps_and_bounds_the_wait_that_the_provider_asked_for():
     clock = FakeClock()
     circuit = ProviderCircuit(clock.monotonic)
     circuit.failed(20.0)

@@ -26,7 +26,7 @@ async def test_a_question_is_answered_from_the_sources_with_citations_that_stand
 
 
 @pytest.mark.requirement("NLM-7")
-async def test_what_the_sources_do_not_say_is_not_believed(stand: Stand):
+async def test_answer_not_grounded_in_the_sources_is_flagged_and_loses_its_citations(stand: Stand):
     reply = {
         "answer": "It was Stradivari.",
         "citations": [{"ref": "label.md", "excerpt": "made by Antonio Stradivari"}],

@@ -61,7 +61,7 @@ async def test_the_prompt_is_made_of_the_snapshot_and_the_query(stand: Stand):
         ({"raw": ""}, "GARBAGE"),
     ],
 )
-async def test_what_the_provider_does_wrong_is_told_by_a_failed_callback_and_asked_once(
+async def test_provider_error_is_reported_by_a_failed_callback_and_asked_once(
     stand: Stand, step: dict[str, object], code: str
 ):
     working, order = stand.backend(step), stand.order("job-b")

@@ -118,7 +118,7 @@ async def _stored_hash(instance: Instance, job: QueueJob) -> str:
 
 
 @pytest.mark.requirement("JQ-13")
-async def test_it_is_the_same_on_postgresql(tmp_path: Path, postgres_url: str):
+async def test_queue_job_runs_from_request_to_artifact_on_postgresql(tmp_path: Path, postgres_url: str):
     async with chain(tmp_path, postgres_url) as (_, client):
         made = await client.jobs.submit_for(VIOLIN, "RESEARCH", JOBS["RESEARCH"][0], entity_refs=["violin"])
         job = await _done(client, made.job_id)

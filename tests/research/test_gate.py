@@ -52,7 +52,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.requirement("JQ-11", "D34", "D10")
-async def test_what_does_not_fit_is_refused_with_a_reason_and_stores_nothing(rig: Rig):
+async def test_invalid_queue_job_is_refused_with_a_reason_and_stores_no_row(rig: Rig):
     async def stored() -> tuple[int, list[str]]:
         jobs = await rig.instance.ledger.jobs(JobFilter(), limit=100)
         return len(jobs.jobs), [info.key for info in (await rig.instance.objects.list("")).items]
@@ -97,7 +97,7 @@ async def test_a_job_whose_agent_cannot_run_any_more_fails_where_the_agent_is_re
 
 
 @pytest.mark.requirement("D10", "D8")
-async def test_what_breaks_after_acceptance_fails_in_context_assembly(rig: Rig):
+async def test_queue_job_that_breaks_after_acceptance_fails_in_context_assembly(rig: Rig):
     job_id = await rig.submit()
     rig.orchestrator.claiming = False
     await rig.work(job_id, "QUEUED")
@@ -148,7 +148,7 @@ async def test_the_oldest_are_accepted_first_however_many_wait(rig: Rig, monkeyp
 
 
 @pytest.mark.requirement("JQ-7", "D41")
-async def test_one_job_of_an_agent_is_held_at_a_time_and_other_agents_are_not_kept_waiting(rig: Rig):
+async def test_one_queue_job_of_an_agent_is_leased_at_a_time_and_other_agents_do_not_wait(rig: Rig):
     rig.nlm.answer = accept_only
     first, second = await rig.submit(), await rig.submit()
     other = await rig.submit(agent_slug=OTHER)
@@ -180,7 +180,7 @@ async def test_a_job_can_name_a_run_of_its_agent_and_of_no_other(rig: Rig):
 
 
 @pytest.mark.requirement("AUTH-2")
-async def test_who_may_not_create_jobs_learns_nothing_about_the_request(rig: Rig):
+async def test_caller_who_may_not_create_jobs_learns_no_detail_of_the_request(rig: Rig):
     for role in (Role.FRONTEND, Role.NLM_BACKEND, Role.AGENT_RUNTIME, Role.CONTROL_PLANE):
         answer = await rig.client(role).post("/jobs", json={**GOOD, "agent_slug": "nobody"})
         assert (role, answer.status_code) == (role, 403)

@@ -76,7 +76,7 @@ async def test_a_job_that_cannot_be_given_back_in_time_is_left_to_its_lease(rig:
 
 
 @pytest.mark.requirement("D60")
-async def test_whoever_ends_without_a_result_tells_the_backend(rig: Rig):
+async def test_queue_job_that_ends_without_a_result_tells_the_backend(rig: Rig):
     for number, ends in enumerate((_cancelled_hard, _cancelled_softly, _too_late, _stopped_holder), 1):
         job_id = await rig.submit()
         async with held_in(rig, job_id, "NOTEBOOKLM_CALL"):

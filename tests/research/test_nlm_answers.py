@@ -114,7 +114,7 @@ async def _took_its_path(rig: Rig, named: str, job_id: str, code: str, *, final:
 
 
 @pytest.mark.requirement("JQ-9")
-async def test_nobody_at_the_address_is_worth_another_attempt(rig: Rig):
+async def test_absent_nlm_backend_is_worth_another_attempt(rig: Rig):
     async with server([]) as (url, _):
         pass
     rig.orchestrator.driver.backend = NlmBackend(url, lambda: "a-token")
@@ -134,7 +134,7 @@ async def test_a_failed_callback_is_retried_unless_it_is_permanent(rig: Rig):
 
 
 @pytest.mark.requirement("NLM-6", "D8", "D60")
-async def test_whoever_misses_a_callback_looks_how_it_stands_and_asks_for_nothing_twice(rig: Rig):
+async def test_missed_callback_is_replaced_by_a_status_request_and_no_second_question(rig: Rig):
     stands = iter([accept_only, _down, _with_result])
 
     async def look(nlm: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay | BackendFinished:
@@ -257,7 +257,7 @@ MISMATCHES: list[dict[str, Any]] = [
 
 
 @pytest.mark.requirement("JQ-13", "JQ-9", "D8", "D15")
-async def test_what_is_staged_and_what_is_announced_must_be_the_same(rig: Rig):
+async def test_staged_artifact_must_match_the_announced_one(rig: Rig):
     announced = iter(MISMATCHES)
 
     async def answer(nlm: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay:

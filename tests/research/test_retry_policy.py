@@ -119,7 +119,7 @@ async def test_an_orchestrator_that_dies_before_failed_gives_a_permanent_error_n
 
 
 @pytest.mark.requirement("D8")
-async def test_what_a_dead_orchestrator_left_is_looked_for_now_and_then_a_bounded_part_at_a_time(
+async def test_jobs_left_by_a_dead_orchestrator_are_searched_in_bounded_parts(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
     async def dies(*_: object, **__: object) -> str:
@@ -226,7 +226,7 @@ def test_an_attempt_that_was_given_back_is_made_up_for_at_the_end_with_the_longe
 @pytest.mark.requirement("D8")
 @pytest.mark.parametrize("kind", [StageHopeless, DeadlinePassed])
 @pytest.mark.parametrize("attempt", range(4))
-def test_what_is_permanent_never_waits_for_another_attempt(kind: type, attempt: int):
+def test_permanent_error_never_waits_for_another_attempt(kind: type, attempt: int):
     verdict = on_stage_error(kind(detail="x"), attempt, EXECUTIONS, 0.5)
     assert isinstance(verdict, FailForGood)
     assert verdict.rest_s > FINAL_REST_S_MIN > 72.0

@@ -151,7 +151,7 @@ async def test_a_requeued_job_of_a_run_that_goes_on_stays_with_it(rig: Rig):
 
 
 @pytest.mark.requirement("JQ-6")
-async def test_nobody_but_the_orchestration_layer_moves_a_job_from_stage_to_stage(rig: Rig):
+async def test_only_the_orchestration_layer_moves_a_queue_job_between_stages(rig: Rig):
     rig.nlm.answer = accept_only
     job_id = await rig.submit()
     await rig.work(job_id, "NOTEBOOKLM_CALL")

@@ -317,7 +317,7 @@ async def test_a_proposal_that_was_refused_is_not_tried_again_by_itself(workshop
 
 @pytest.mark.requirement("PIPE-11", "D22")
 @pytest.mark.parametrize("other", ["alive", "dead"])
-async def test_whoever_waits_for_a_proposal_waits_for_the_engine_that_has_it(
+async def test_waiting_for_a_proposal_waits_for_the_apply_engine_that_holds_it(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch, other: str
 ):
     stand = workshop.stand
@@ -434,7 +434,7 @@ async def test_an_error_that_nobody_foresaw_ends_its_proposal_and_no_other(works
         ("apply-everything", "sources/a.md"),
     ],
 )
-def test_what_a_proposal_may_not_touch_is_refused(action: str, target: str):
+def test_proposal_for_a_forbidden_target_is_refused(action: str, target: str):
     with pytest.raises(TargetRefused):
         checked_target(action, target)
 

@@ -79,7 +79,7 @@ async def test_the_data_of_an_event_means_the_same_and_gives_the_same_record(sta
 
 
 @pytest.mark.requirement("OBS-1", "D14")
-async def test_everything_that_was_asked_and_a_dead_letter_are_in_the_record(stand: Stand):
+async def test_audit_record_has_every_request_and_the_dead_letter(stand: Stand):
     original = NewJob(job_id=JobId("first"), type="work")
     job = NewJob(
         job_id=JobId("second"),

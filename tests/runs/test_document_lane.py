@@ -84,7 +84,7 @@ async def test_the_status_of_a_run_does_not_wait_behind_the_records_of_plain_job
 
 
 @pytest.mark.requirement("D14", "OBS-1")
-async def test_who_goes_on_after_documents_were_ahead_publishes_no_document_again_and_records_everything_once(
+async def test_next_projector_republishes_no_document_that_was_ahead_and_records_each_event_once(
     press: Press,
 ):
     await work(press.stand, JOBS)

@@ -190,7 +190,7 @@ async def test_a_step_that_was_kept_but_not_counted_is_not_done_again(stand: Sta
 
 
 @pytest.mark.requirement("PIPE-11")
-async def test_what_a_step_keeps_once_is_not_made_again_by_the_next_try(stand: Stand):
+async def test_journalled_result_of_a_step_is_not_computed_again_by_a_retry(stand: Stand):
     await stand.run_of()
     paid: list[str] = []
 
@@ -317,7 +317,7 @@ async def test_a_machine_that_slept_in_a_step_finds_the_run_over_at_the_next(sta
 
 
 @pytest.mark.requirement("D18", "RUN-6")
-async def test_what_a_run_has_left_is_what_the_ledgers_clock_says_at_each_step(stand: Stand):
+async def test_remaining_time_of_a_run_follows_the_clock_of_the_ledger(stand: Stand):
     clocks = TwoClocks(stand)
 
     async def takes(context: StepContext, /) -> StepResult:

@@ -152,7 +152,7 @@ async def test_an_agent_of_the_garden_reads_asks_and_proposes(garden: Garden, sl
 
 
 @pytest.mark.requirement("D22", "AUTH-6")
-async def test_what_a_person_approves_is_applied_and_nothing_else_is(garden: Garden):
+async def test_only_approved_proposals_are_applied(garden: Garden):
     run_id, _ = await garden.run(VIOLIN)
     output = await garden.document(ids.output_key(VIOLIN, run_id))
     waiting = [body for body in output["proposals"] if body["action"] != proposals.MEMORY_UPDATE]
@@ -222,7 +222,9 @@ async def test_a_second_run_names_what_is_proposed_already_and_proposes_it_again
 
 
 @pytest.mark.requirement("PIPE-11", "OBS-7")
-async def test_what_a_file_already_says_is_not_proposed_again(garden: Garden, monkeypatch: pytest.MonkeyPatch):
+async def test_text_that_a_memory_file_already_has_is_not_proposed_again(
+    garden: Garden, monkeypatch: pytest.MonkeyPatch
+):
     """A model that always wants the same note, as models do that keep no memory."""
     note = AgentDraft(
         action=SafeOutput.PROPOSE_NOTE,

@@ -279,7 +279,7 @@ async def test_an_agent_that_is_gone_or_malformed_is_passed_over(ward: Ward):
 
 
 @pytest.mark.requirement("D24", "OBS-1", "PIPE-11")
-async def test_whoever_dies_after_the_change_leaves_only_the_record_to_be_made(
+async def test_death_after_a_status_change_leaves_only_the_record_to_be_made(
     ward: Ward, monkeypatch: pytest.MonkeyPatch
 ):
     async def dies(*arguments: object) -> str:
@@ -337,7 +337,7 @@ async def test_a_file_that_its_owner_saves_meanwhile_is_judged_anew_and_not_over
     assert await ward.records() == []
 
 
-async def test_one_process_judges_at_a_time_and_another_goes_on_where_it_stopped(ward: Ward):
+async def test_one_health_process_judges_at_a_time_and_another_takes_over_its_position(ward: Ward):
     await ward.ran(FAILED, FAILED)
     await ward.judged()
     other = ward.service("other@test")
@@ -349,7 +349,7 @@ async def test_one_process_judges_at_a_time_and_another_goes_on_where_it_stopped
 
 
 @pytest.mark.requirement("OBS-1", "D24")
-async def test_what_a_person_decides_about_an_agent_is_recorded_once(ward: Ward):
+async def test_decision_of_a_person_about_an_agent_is_recorded_once(ward: Ward):
     async def decide(slug: str, status: AgentStatus) -> str:
         changed = await set_status(ward.catalog, ward.stand.ledger, OWNER, slug, status, reason="spring")
         return changed.previous.value

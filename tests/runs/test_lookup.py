@@ -36,7 +36,7 @@ async def test_a_short_form_that_fits_two_runs_names_both(stand: Stand):
         await find_run(stand.ledger, "run_2026-01-01_abc123")
 
 
-async def test_what_is_no_run_is_not_found(stand: Stand):
+async def test_job_that_is_no_run_is_not_found_as_a_run(stand: Stand):
     await submitted(stand, LONG)
     for text in ("run_2026-01-01_090000_abc123", "run_2026-01-02_abc123", "run_2026-01-01_abc124"):
         with pytest.raises(RunNotFound):

@@ -117,7 +117,7 @@ async def test_a_decision_is_final(stand: Stand):
 
 @pytest.mark.requirement("AUTH-6")
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.OWNER])
-async def test_nobody_but_a_person_decides(stand: Stand, role: Role):
+async def test_only_a_person_decides_a_proposal(stand: Stand, role: Role):
     proposal = await stored(stand, EDIT)
     with pytest.raises(NotAllowed):
         await proposals.decide_proposal(

@@ -72,13 +72,13 @@ async def desk(tmp_path: Path) -> AsyncGenerator[Desk]:
     await objects.close()
 
 
-async def test_what_this_process_published_is_known_without_asking_the_store(desk: Desk):
+async def test_run_published_by_this_process_is_known_without_a_store_request(desk: Desk):
     await desk.ours.publish([status(3)])
     await asyncio.wait_for(desk.published.reached(SLUG, RUN_ID, 3), PATIENCE_S)
     assert desk.asked.gets == 0
 
 
-async def test_what_this_process_publishes_is_heard_of_at_once(desk: Desk):
+async def test_run_published_by_this_process_notifies_waiters_at_once(desk: Desk):
     await desk.ours.publish([status(3)])
     waiting = desk.waiting(4)
     await desk.asleep()
@@ -92,7 +92,7 @@ async def test_news_that_comes_while_the_store_is_asked_is_not_lost(desk: Desk):
     await asyncio.wait_for(desk.published.reached(SLUG, RUN_ID, 4), PATIENCE_S)
 
 
-async def test_what_another_process_publishes_is_found_by_asking(desk: Desk):
+async def test_run_published_by_another_process_is_found_by_polling(desk: Desk):
     waiting = desk.waiting(1)
     await desk.asleep()
     await desk.other.publish([status(1)])
@@ -122,7 +122,7 @@ async def test_an_older_version_is_not_enough(desk: Desk):
     await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def test_whoever_stops_waiting_is_forgotten(desk: Desk):
+async def test_cancelled_waiter_for_a_published_run_is_forgotten(desk: Desk):
     waiting = desk.waiting(1)
     await desk.asleep()
     waiting.cancel()

@@ -263,7 +263,7 @@ async def rebuild_records(press: Press) -> list[dict[str, Any]]:
 
 @pytest.mark.requirement("D14", "PIPE-8", "D35")
 @pytest.mark.parametrize("every", [1, 3], ids=["all", "some"])
-async def test_what_was_deleted_comes_back_byte_for_byte(press: Press, every: int):
+async def test_deleted_documents_are_rebuilt_byte_for_byte(press: Press, every: int):
     projector = press.projector()
     for _ in range(2):
         await press.drive(projector)
@@ -302,7 +302,7 @@ async def test_records_that_the_projector_has_not_come_to_are_left_to_it(press: 
     await recorded_once(press.stand, press.store)
 
 
-async def test_nothing_is_rebuilt_beside_a_projector(press: Press):
+async def test_rebuild_is_refused_beside_a_projector(press: Press):
     await press.stand.run_of()
     await press.all(press.projector())
     for rebuilding in (rebuild_objects, rebuild_ledger):
@@ -390,7 +390,7 @@ async def test_an_interrupted_rebuild_goes_on_and_records_nothing_twice(
 
 
 @pytest.mark.requirement("D14")
-async def test_what_others_did_while_jobs_came_back_is_published_once(lost: Press):
+async def test_events_during_a_rebuild_are_published_once(lost: Press):
     stand = lost.stand
 
     class Busy:

@@ -56,7 +56,7 @@ async def reject(ledger: Ledger, proposal: Proposal) -> None:
 
 
 @pytest.mark.requirement("PIPE-11")
-async def test_what_waits_for_a_person_is_not_proposed_by_another_run(either: Ledger):
+async def test_proposal_that_waits_for_a_person_is_not_repeated_by_another_run(either: Ledger):
     first, second = of_run(1, NOTE), of_run(2, NOTE)
     assert await stored(either, first) == first.id
     assert await stored(either, second) == EqualProposal(id=first.id, status="pending")
@@ -89,7 +89,7 @@ async def test_of_runs_that_propose_the_same_at_once_one_makes_a_proposal(
 
 
 @pytest.mark.requirement("PIPE-11")
-async def test_what_was_rejected_comes_again_only_when_its_sources_have_changed(either: Ledger):
+async def test_rejected_proposal_comes_again_only_when_its_sources_changed(either: Ledger):
     first = of_run(1, NOTE)
     await stored(either, first)
     await reject(either, first)

@@ -71,7 +71,7 @@ def publications(facts: RunFacts, journal: Mapping[str, bytes]) -> list[run_docu
 
 
 @pytest.mark.requirement("PIPE-8", "PIPE-10", "PIPE-15", "OBS-2", "OBS-7", "D11")
-async def test_what_is_published_comes_in_the_order_readers_rely_on(stand: Stand):
+async def test_run_documents_are_published_in_the_order_readers_rely_on(stand: Stand):
     run_id, facts, journal = await finished(stand)
     folder = f"agents/archivist-violin/runs/{run_id}/"
     order = [

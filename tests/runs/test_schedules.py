@@ -78,7 +78,7 @@ def schedule_file(slug: str, cron: str | None) -> bytes:
 
 
 @pytest.mark.requirement("RUN-9", "D24")
-async def test_what_active_agents_declare_is_registered_and_what_is_gone_is_taken_back(clockwork: Clockwork):
+async def test_schedules_of_active_agents_are_registered_and_removed_ones_withdrawn(clockwork: Clockwork):
     await clockwork.agent("hourly", triggers=HOURLY)
     await clockwork.agent("daily", triggers="{cron: 30 6 * * *}")
     await clockwork.agent("by-hand")
@@ -139,7 +139,7 @@ async def test_a_process_that_died_after_the_trigger_leaves_nothing_to_be_fired_
     assert await clockwork.runs() == [run_id]
 
 
-async def test_what_became_of_an_instant_is_not_written_over_a_schedule_that_changed(clockwork: Clockwork):
+async def test_outcome_of_an_instant_does_not_overwrite_a_changed_schedule(clockwork: Clockwork):
     layer, now = clockwork.layer(), await clockwork.stand.ledger.now()
     await layer.register_schedule("one", "0 * * * *")
     (seen,) = await layer.timetable.all()

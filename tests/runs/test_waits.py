@@ -80,7 +80,7 @@ async def test_an_object_store_that_is_away_for_ten_minutes_delays_the_run(stand
 
 
 @pytest.mark.requirement("D14", "D18")
-async def test_what_a_run_waited_is_not_taken_from_its_time(stand: Stand):
+async def test_waiting_time_of_a_run_does_not_count_against_its_deadline(stand: Stand):
     await stand.run_of()
     left: dict[str, float] = {}
     away_until(stand, stand.clock() + 2 * TEN_MINUTES_S, step="execute-agent")
@@ -98,7 +98,7 @@ async def test_what_a_run_waited_is_not_taken_from_its_time(stand: Stand):
 
 
 @pytest.mark.requirement("D14", "D16")
-async def test_whoever_takes_up_a_run_that_waits_goes_on_waiting_and_counts_all_of_it(stand: Stand):
+async def test_orchestrator_that_takes_over_a_waiting_run_continues_and_counts_the_whole_wait(stand: Stand):
     run_id = await stand.run_of()
     stand.shows = False
     drive = await begun(stand)

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 from urllib.parse import quote
@@ -77,12 +78,16 @@ class PostgresBinaries:
         )
 
 
-def available_servers() -> list[PostgresBinaries]:
-    """What can be started here, the default first: the wheel's newest, then what the system has."""
+@cache
+def available_servers() -> tuple[PostgresBinaries, ...]:
+    """What can be started here, the default first: the wheel's newest, then what the system has.
+
+    Each program is asked for its version once: the collection of the tests asks for every test of the oldest server.
+    """
     wheel = [_binaries(folder, from_wheel=True) for folder in _wheel_folders()]
     system = [_binaries(folder, from_wheel=False) for folder in Path("/usr/lib/postgresql").glob("*/bin")]
     found = [binaries for binaries in wheel + system if binaries and binaries.version >= VERSION_MIN]
-    return sorted(found, key=lambda binaries: (not binaries.from_wheel, -binaries.version))
+    return tuple(sorted(found, key=lambda binaries: (not binaries.from_wheel, -binaries.version)))
 
 
 def _wheel_folders() -> list[Path]:

@@ -45,7 +45,7 @@ def test_a_bucket_has_a_prefix_an_endpoint_and_a_region():
         "s3://key:canary@[",
     ],
 )
-async def test_what_names_no_store_is_refused_and_repeats_no_secret(url: str):
+async def test_invalid_store_url_is_refused_without_repeating_its_secret(url: str):
     with pytest.raises(StoreUrlInvalid) as refused:
         await open_objects(url)
     assert "canary" not in f"{refused.value} {refused.value.data}"

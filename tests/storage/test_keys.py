@@ -67,7 +67,7 @@ legal_keys = st.one_of(st.lists(segments, min_size=1, max_size=6).map("/".join),
 
 
 @pytest.mark.parametrize("key", CLIMBING)
-def test_what_climbs_or_is_ambiguous_is_no_key(key: str):
+def test_object_key_that_climbs_or_is_ambiguous_is_refused(key: str):
     assert not is_key(key)
     with pytest.raises(KeyInvalid):
         checked_key(key)

@@ -76,7 +76,7 @@ async def test_a_remembered_hash_is_used_only_while_the_file_is_the_same(tmp_pat
             assert after.etag == found.etag != before.etag
 
 
-async def test_what_the_store_did_not_name_is_left_alone(tmp_path: Path):
+async def test_local_store_leaves_foreign_files_alone(tmp_path: Path):
     async with opened(tmp_path) as store:
         await store.put("a/b.md", b"1")
         (tmp_path / "README").write_text("a file without a dot is no object")
@@ -136,7 +136,7 @@ def test_every_legal_key_works_and_stays_in_the_folder(tmp_path_factory: pytest.
     assert names_in(parent / "objects") == [".trellis"]
 
 
-async def test_nothing_is_left_in_the_scratch_folder(tmp_path: Path):
+async def test_local_store_leaves_no_scratch_files(tmp_path: Path):
     async with opened(tmp_path) as store:
         first = await store.put("k", b"1", when=CREATE)
         await store.put("k", b"2", when=CREATE)

@@ -38,7 +38,7 @@ def syncs(monkeypatch: pytest.MonkeyPatch) -> Syncs:
 
 @pytest.mark.requirement("D14")
 @pytest.mark.parametrize("verb", ["create", "match"])
-async def test_what_was_not_synced_is_synced_before_it_refuses_anybody(tmp_path: Path, syncs: Syncs, verb: str):
+async def test_unsynced_object_is_synced_before_a_conflict_is_reported(tmp_path: Path, syncs: Syncs, verb: str):
     async with opened(tmp_path) as store:
         await store.put("audit/day/first.json", b"1")
         when, key = CREATE, "audit/day/second.json"

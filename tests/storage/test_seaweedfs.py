@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_it_ends_and_cleans_up_when_its_owner_is_killed():
+def test_seaweedfs_server_ends_and_cleans_up_when_its_owner_is_killed():
     owner = subprocess.Popen(
         [sys.executable, "-c", _OWNER], cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
     )

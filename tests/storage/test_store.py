@@ -55,7 +55,7 @@ async def keys_of(store: ObjectStore, prefix: str = "", *, limit: int = 1000) ->
 # -- objects -----------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_put_is_what_is_read(store: ObjectStore):
+async def test_object_is_read_back_as_it_was_put(store: ObjectStore):
     before = datetime.now(UTC) - timedelta(seconds=2)
     stored = await store.put("runs/1/status.json", b"{}")
     assert isinstance(stored, PutStored)
@@ -69,7 +69,7 @@ async def test_what_was_put_is_what_is_read(store: ObjectStore):
     assert (await store.list("runs/")).items == (info,)
 
 
-async def test_what_is_not_there_is_none(store: ObjectStore):
+async def test_missing_object_is_read_as_none(store: ObjectStore):
     await store.put("a/b", b"1")
     for key in ("a", "a/b/c", "b", "a/bb"):
         assert await store.get(key) is None
@@ -238,7 +238,7 @@ async def test_more_is_said_exactly_when_there_is_more(store: ObjectStore):
     assert not (await store.list("p/", after="p/1", limit=1)).more
 
 
-async def test_what_is_asked_wrongly_is_refused_before_the_store_is_asked(store: ObjectStore):
+async def test_invalid_store_request_is_refused_before_the_store_is_asked(store: ObjectStore):
     for key in ("", "/a", "a/", "a//b", "../a", "a/../b", ".", "a\\b", "a\0b", "a\nb", "\ud800", "k" * 1025):
         for call in (store.get(key), store.head(key), store.delete(key), store.put(key, b"")):
             with pytest.raises(KeyInvalid):

@@ -260,7 +260,7 @@ def test_a_stored_payload_that_does_not_fit_says_why():
     assert (broken.reason_code, unfit.reason_code) == (ReasonCode.PARSE_ERROR, ReasonCode.VALIDATION_FAILED)
 
 
-def test_one_mebibyte_is_the_limit_of_a_payload():
+def test_payload_limit_is_one_mebibyte():
     fits = "x" * (PAYLOAD_BYTES_MAX - 2)
     assert len(made(None, payload=fits).payload) == PAYLOAD_BYTES_MAX
     with pytest.raises(PayloadTooLarge, match="1048577"):

@@ -143,7 +143,7 @@ async def test_the_first_signal_drains_and_the_second_hurries(stand: Stand, sign
     assert (await job.status()).state == ("queued" if hurried else "succeeded")
 
 
-async def test_what_breaks_the_turn_loop_ends_the_worker(stand: Stand):
+async def test_error_in_the_turn_loop_ends_the_worker(stand: Stand):
     slow = Slow()
     worker = stand.worker(slow.app)
 

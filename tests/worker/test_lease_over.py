@@ -111,7 +111,7 @@ async def test_a_handler_that_waits_to_be_stopped_comes_back_when_its_lease_is_o
 
 
 @pytest.mark.requirement("D2", "DJ-7")
-async def test_what_a_handler_returns_after_it_was_told_is_not_the_jobs_result(stand: Stand):
+async def test_value_returned_after_the_lease_was_lost_is_not_the_result_of_the_job(stand: Stand):
     """The ledger forgives an outage, so the lease may still be good: the job is given back, and runs again from the start."""
     app, begun, go = App(), asyncio.Event(), asyncio.Event()
 
@@ -178,7 +178,7 @@ async def test_a_handler_on_a_thread_reads_that_its_lease_is_over(stand: Stand):
 
 
 @pytest.mark.requirement("D2")
-async def test_what_a_batch_handler_did_before_it_looked_counts(stand: Stand):
+async def test_results_of_a_batch_handler_before_it_checked_its_lease_count(stand: Stand):
     app, begun, go = App(), asyncio.Event(), asyncio.Event()
 
     @app.job("t", batch=2, lease_s=LEASE_S, heartbeat_s=HEARTBEAT_S)

@@ -207,7 +207,7 @@ async def test_a_control_plane_that_begins_anew_finds_the_worker_still_asking(ri
 
 
 @pytest.mark.parametrize("why", ["drains", "cancelled"])
-async def test_nobody_asks_on_for_a_start_that_is_not_wanted_any_more(rig: Rig, why: str):
+async def test_worker_stops_asking_for_the_start_of_an_unwanted_job(rig: Rig, why: str):
     echo = Echo()
     rig.control.answer = lambda said: None
     async with rig.serving(echo.app, drain_s=60) as worker:
@@ -340,7 +340,7 @@ async def test_no_more_handlers_run_than_allowed(rig: Rig):
         await rig.until(lambda: len(echo.called) == 5)
 
 
-async def test_what_does_not_fit_into_the_backlog_goes_back_at_once(rig: Rig):
+async def test_job_beyond_the_backlog_of_a_bus_worker_is_returned_at_once(rig: Rig):
     echo = Echo(held=True)
     async with rig.serving(echo.app, max_parallel_jobs=1, backlog_max=1):
         for _ in range(2):
@@ -432,7 +432,7 @@ class Speechless(Exception):
     ],
     ids=["speechless", "half a character", "interrupt"],
 )
-async def test_whatever_a_handler_raises_is_reported_and_can_be_sent(rig: Rig, error: BaseException, code: str):
+async def test_any_error_of_a_bus_handler_is_reported_and_can_be_sent(rig: Rig, error: BaseException, code: str):
     app = App()
 
     @app.job(TOPIC)
@@ -712,7 +712,7 @@ def test_the_context_on_the_bus_has_everything_that_handlers_know(kinds: tuple[t
 
 @pytest.mark.parametrize("what", ["checkpoint", "journal", "submit"])
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
-async def test_what_needs_a_ledger_says_so_and_fails_for_good(rig: Rig, what: str, sync: bool):
+async def test_bus_handler_that_needs_a_ledger_fails_permanently_with_the_reason(rig: Rig, what: str, sync: bool):
     app = App()
     arguments: tuple[Any, ...] = ("a", lambda: None) if what == "journal" else ("a",)
 

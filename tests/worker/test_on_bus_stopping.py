@@ -369,7 +369,7 @@ async def test_a_draining_worker_says_that_it_is_full_and_then_nothing(rig: Rig)
 
 
 @pytest.mark.parametrize("kind", [Slow, Blocking])
-async def test_what_does_not_end_in_time_is_given_back(rig: Rig, kind: type[Slow | Blocking]):
+async def test_bus_job_that_does_not_end_in_time_is_returned(rig: Rig, kind: type[Slow | Blocking]):
     slow = kind()
     async with rig.serving(slow.app, drain_s=10) as worker:
         order = await rig.control.dispatch()

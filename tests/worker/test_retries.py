@@ -110,7 +110,7 @@ def test_a_permanent_error_that_names_a_hard_reason_is_dead_lettered_at_once(cod
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_used_up_the_last_attempt_is_the_reason(error: Exception, reason: ReasonCode):
+def test_error_of_the_last_attempt_is_the_reason_of_the_dead_letter(error: Exception, reason: ReasonCode):
     decided = on_error(LAST, error, POLICY, half)
     assert isinstance(decided, DeadLetterJob)
     assert decided.death.reason_code is reason

@@ -139,7 +139,7 @@ class SpeechlessExit(SystemExit):
 
 @pytest.mark.parametrize("kind", ["async", "sync", "batch"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Panic, SpeechlessExit])
-async def test_whatever_a_handler_raises_ends_its_attempt_and_not_the_worker(
+async def test_any_error_of_a_handler_ends_its_attempt_and_not_the_worker(
     stand: Stand, kind: str, error: type[BaseException]
 ):
     app = App()
@@ -162,7 +162,7 @@ async def test_whatever_a_handler_raises_ends_its_attempt_and_not_the_worker(
         await job.result(timeout_s=0)
 
 
-async def test_what_a_handler_logs_never_fails_it(stand: Stand):
+async def test_logging_in_a_handler_never_fails_the_job(stand: Stand):
     app, round_and_round = App(), list[Any]()
     round_and_round.append(round_and_round)
 
@@ -440,7 +440,7 @@ async def test_log_lines_and_progress_are_kept_with_the_job_and_bounded(stand: S
     assert (await stand.events(job)) == SUCCEEDED
 
 
-async def test_what_a_handler_sets_in_its_context_variables_does_not_reach_the_next_job(stand: Stand):
+async def test_context_variables_set_by_a_handler_do_not_reach_the_next_job(stand: Stand):
     tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
     app = App()
     seen: list[str] = []

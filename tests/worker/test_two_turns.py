@@ -182,7 +182,7 @@ async def test_a_worker_is_not_idle_while_a_claim_is_in_flight(stand: Stand):
     await worker.drain()
 
 
-async def test_what_a_claim_in_flight_brings_ends_before_a_suspect_begins(stand: Stand, monkeypatch: Any):
+async def test_jobs_of_a_claim_in_flight_end_before_a_quarantined_job_begins(stand: Stand, monkeypatch: Any):
     monkeypatch.setattr(turns, "SECOND_TURN_MIN", 1)
     (pill,) = await suspects(stand, 1)
     (kept,) = await stand.claim("t", start=1)

@@ -40,11 +40,11 @@ def test_different_figures_for_one_matter_are_a_pair(first, second):
         ("", ""),
     ],
 )
-def test_what_agrees_or_is_about_something_else_is_none(first, second):
+def test_statements_that_agree_or_are_about_another_subject_are_no_disagreement(first, second):
     assert pair(first, second) == []
 
 
-def test_one_source_does_not_contradict_itself():
+def test_statements_of_one_source_are_no_disagreement():
     assert pair("The cellar is kept at 12 °C.", "The cellar is kept at 15 °C.", refs=("a.md", "a.md")) == []
 
 

@@ -133,7 +133,7 @@ async def test_the_contradictions_of_the_demo_are_found():
 
 
 @pytest.mark.parametrize("case, language", [("english", Language.ENGLISH), ("ukrainian", Language.UKRAINIAN)])
-async def test_it_writes_in_the_language_of_the_instructions(case, language):
+async def test_offline_model_writes_in_the_language_of_the_instructions(case, language):
     stage, definition = CASES[case]()
     output = await stage.run(definition)
     words = WORDINGS[language]
@@ -171,7 +171,7 @@ async def test_once_memory_has_it_nothing_is_proposed_again(case):
 
 
 @pytest.mark.parametrize("steps", range(1, 6))
-async def test_it_finishes_in_as_many_steps_as_it_has(steps):
+async def test_offline_model_finishes_within_its_steps(steps):
     stage, _ = english()
     output = await stage.run(agent(body=ENGLISH_BODY, max_steps=str(steps)))
     assert bool(output.proposals) == (steps > 1)
@@ -191,7 +191,7 @@ async def test_it_finishes_in_as_many_steps_as_it_has(steps):
 @pytest.mark.parametrize(
     "outputs", ["[propose-edit]", "[propose-tag]", "[memory-update]", "[propose-note]", "[logic-update]"]
 )
-async def test_it_works_with_whatever_tools_and_outputs_it_has(tools, outputs):
+async def test_offline_model_works_with_any_tools_and_outputs(tools, outputs):
     stage, _ = english()
     output = await stage.run(agent(body=ENGLISH_BODY, tools=tools, safe_outputs=outputs))
     assert output.summary
@@ -205,7 +205,7 @@ async def test_without_sources_and_instructions_there_is_nothing_to_say():
     assert output.summary.startswith("Read 0 sources")
 
 
-async def test_what_a_person_could_not_see_is_not_quoted():
+async def test_offline_model_quotes_no_invisible_text():
     hidden = {**ENGLISH, "sources/journal.md": "# J\n\nThe lamp L-7 weighs 6 kg <script>x</script> with its stand.\n"}
     output = await Stage(sources=hidden, memory={}).run(agent(body=ENGLISH_BODY))
     assert output.refused == ()

@@ -96,7 +96,7 @@ async def test_a_tool_call_is_not_answered_with_another_ones_entry():
         await stage.run(scripted_agent())
 
 
-async def test_what_another_process_kept_first_is_what_counts():
+async def test_first_journal_entry_of_a_name_wins_over_a_later_process():
     """The first bytes under a name win, also over what this process has just been told."""
     stage = Stage(scripts={"play": script("mine")})
     other = Stage(scripts={"play": script("theirs")})

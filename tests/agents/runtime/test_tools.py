@@ -292,7 +292,7 @@ async def test_a_source_that_was_not_read_cannot_be_cited():
         ),
     ],
 )
-async def test_what_an_agent_may_not_propose_is_refused_with_the_reason(changes, code):
+async def test_proposal_that_an_agent_may_not_make_is_refused_with_the_reason(changes, code):
     output = await Stage().play(READ, [propose(**changes)], [FINISH])
     assert output.proposals == ()
     [refusal] = output.refused
@@ -315,7 +315,7 @@ async def test_what_an_agent_may_not_propose_is_refused_with_the_reason(changes,
         ),
     ],
 )
-async def test_what_an_agent_may_propose(changes, change):
+async def test_proposals_that_an_agent_may_make_are_accepted(changes, change):
     [draft] = (await Stage().play(READ, [propose(**changes)], [FINISH])).proposals
     assert draft.change is change
 

@@ -47,7 +47,7 @@ async def test_a_brief_tells_what_the_sources_say_about_its_entities_and_not_the
     assert set(made.entity_refs) == set(names)
 
 
-async def test_what_is_told_of_the_sources_is_among_the_artifacts_sources() -> None:
+async def test_sources_named_in_a_brief_are_among_the_artifacts_sources() -> None:
     made = await brief()
     known = {source.ref: source.text for source in snapshot().sources}
     assert all(source.excerpt in known[source.ref] for source in made.sources)
@@ -108,7 +108,7 @@ async def test_a_models_grounded_words_come_first_and_the_others_do_not_come() -
         ),
     ],
 )
-async def test_what_the_vision_names_counts_like_an_entity_that_is_asked_for(
+async def test_entity_named_in_the_vision_counts_like_a_requested_entity(
     vision: str, title: str, slug: str, told: str
 ) -> None:
     made = await brief(vision, (), snapshot(entities=()))

@@ -17,7 +17,7 @@ def test_a_word_of_many_hyphens_is_looked_at_once():
     assert comparison.names_in("TS-03 and a-b, 1-2: x1-y") == {"ts-03", "x1-y"}
 
 
-def test_what_is_asked_is_read_once_for_all_sentences(monkeypatch: pytest.MonkeyPatch):
+def test_question_is_analysed_once_for_all_sentences(monkeypatch: pytest.MonkeyPatch):
     read: Counter[str] = Counter()
     usual = material.stems
 

@@ -118,9 +118,7 @@ async def test_a_target_that_may_mean_two_texts_names_neither() -> None:
         ({"resolved": 1}, "resolved", "info"),
     ],
 )
-async def test_what_is_wrong_with_a_field_is_said_of_that_field(
-    changes: dict[str, Any], field: str, severity: str
-) -> None:
+async def test_error_in_a_proposal_names_the_wrong_field(changes: dict[str, Any], field: str, severity: str) -> None:
     assert issues(await preprocess(GOOD), field) == []
     made = await preprocess(GOOD, **changes)
     assert severity in [found for found, _ in issues(made, field)]
@@ -135,7 +133,7 @@ async def test_a_figure_that_a_source_gives_otherwise_is_shown_with_the_source()
     assert any("45–55 %" in source.excerpt for source in made.sources)
 
 
-async def test_what_a_source_denies_is_shown_with_the_source() -> None:
+async def test_statement_denied_by_a_source_is_shown_with_that_source() -> None:
     text = "The deed of TS-04 and the paper of TS-04 are kept in the estate of a teacher."
     sources = {"sources/a.md": "The deed of TS-04 was never kept in the estate, no paper of TS-04 is there."}
     payload = {"proposal_draft": {**GOOD, "target": "a.md", "text": text}}
@@ -220,7 +218,7 @@ async def test_a_proposal_of_our_own_has_nothing_missing_and_what_it_quotes_cont
     assert [one["excerpt"] for one in made.content["enriched"]["resolved"]["evidence"][:2]] == [ONE, OTHER]
 
 
-async def test_what_is_wrong_in_a_proposal_of_our_own_is_said_of_its_own_fields() -> None:
+async def test_error_in_our_own_proposal_names_its_own_fields() -> None:
     draft = published(doubt())
     change = {"type": "append", "text": "TBD. Усі шафи тримають 60–65 % відносної вологості."}
     citations = [{"ref": "sources/04-repairs.md", "excerpt": NO_PLACE}]

@@ -113,9 +113,7 @@ def headings(brief: ArtifactDraft) -> list[str]:
         ("What do tree rings tell about TS-02?", {"TS-02", "Tree rings"}, "1741 Dendrochronology"),
     ],
 )
-async def test_what_stands_under_the_headings_of_what_is_named_comes_before_others(
-    query: str, first: set[str], held: str
-) -> None:
+async def test_passages_under_headings_of_named_entities_come_first(query: str, first: set[str], held: str) -> None:
     brief = await research(query, snapshot(entities=()))
     # A register has one row for each thing, which is as good as a heading.
     nearest = [one for one in headings(brief) if "Register" not in one and "1958" not in one]

@@ -195,7 +195,7 @@ async def test_the_error_code_of_a_worker_reaches_the_client_as_number_and_text(
 
 @pytest.mark.requirement("BUS-2", "BUS-7", "BUS-12", "D68")
 @pytest.mark.parametrize("said", ["FAILED_FATAL", "TIMEOUT", "DENIED", "CANCELLED"])
-async def test_what_a_worker_calls_a_failure_reaches_the_client_and_the_dead_letters(plane: Plane, said: str):
+async def test_failure_reported_by_a_worker_reaches_the_client_and_the_dead_letters(plane: Plane, said: str):
     client, worker, tomb = await plane.client(), await plane.peer("worker-1"), await plane.peer("tomb", DEAD_LETTERS)
     await worker.serve()
     order = await handed_out(plane, client, worker)
@@ -259,7 +259,7 @@ async def test_an_unusable_job_id_is_refused_under_that_id(plane: Plane):
 
 
 @pytest.mark.requirement("BUS-2")
-async def test_one_bad_result_is_one_alert_and_a_noisy_sender_mutes_nobody_else(plane: Plane):
+async def test_each_bad_result_raises_one_alert_and_a_noisy_sender_mutes_no_other(plane: Plane):
     client, noisy, quiet = await plane.client(), await plane.peer("noisy"), await plane.peer("quiet")
     for sender, number in ((noisy, 20), (quiet, 1)):
         bad = packets.BusPacket(trace_id="t", sender_id=sender.sender_id, protocol_version=2)

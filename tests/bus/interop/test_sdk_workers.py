@@ -112,7 +112,7 @@ async def test_an_agent_that_cannot_have_its_payload_fails_the_job(plane: Plane,
 
 
 @pytest.mark.requirement("BUS-4")
-async def test_what_the_policy_allows_a_job_travels_with_it(plane: Plane):
+async def test_constraints_of_the_policy_travel_with_the_job(plane: Plane):
     plane.kernel.says(DecisionKind.ALLOW_WITH_CONSTRAINTS, constraints={"max_runtime_ms": 5000})
     client, worker = await plane.client(), await plane.peer("worker-1")
     await worker.serve()

@@ -305,7 +305,7 @@ async def test_a_cancel_stops_the_handler_of_our_own_worker(plane: Plane, by: st
 
 
 @pytest.mark.requirement("BUS-10")
-async def test_what_is_said_while_no_control_plane_is_there_is_heard_by_the_next(tmp_path: Path):
+async def test_packets_sent_without_a_control_plane_reach_the_next_one(tmp_path: Path):
     with running_nats(jetstream=True) as server:
         async with plane_on(server, tmp_path) as first:
             worker = await first.peer("worker-1")

@@ -160,7 +160,7 @@ async def test_an_approval_is_not_good_for_the_policy_that_holds_the_job_again(l
 
 
 @pytest.mark.requirement("D45")
-async def test_nobody_but_a_person_approves(ledger: Ledger):
+async def test_only_a_person_approves_a_bus_job(ledger: Ledger):
     job_id = await held(ledger)
     for role in set(Role) - {Role.OWNER, Role.CONTROL_PLANE}:
         with pytest.raises(NotAllowed, match="a person does that"):
@@ -190,7 +190,7 @@ async def test_the_inbox_lists_what_waits_for_a_person_and_nothing_that_rests_be
 
 
 @pytest.mark.requirement("D45")
-async def test_what_waits_for_a_person_is_found_behind_many_that_wait_for_a_time(any_ledger: Ledger):
+async def test_job_waiting_for_approval_is_found_behind_many_delayed_jobs(any_ledger: Ledger):
     mine = [await held(any_ledger, job_id=f"held-{number}") for number in range(3)]
     for number in range(30):
         resting = await scheduled(any_ledger, job_id=f"resting-{number}")

@@ -26,7 +26,7 @@ from trellis.worker.requests import new_job
 
 @pytest.mark.requirement("BUS-4")
 @pytest.mark.parametrize("error", [ValueError("odd"), AttributeError("None"), RuntimeError("event loop"), OSError(5)])
-async def test_whatever_a_kernel_raises_is_no_permission_and_keeps_no_other_job(rig: Rig, error: Exception):
+async def test_error_of_the_safety_kernel_is_no_permission_and_blocks_no_other_job(rig: Rig, error: Exception):
     worker = await rig.worker("w1", TOPIC)
 
     def answer(request: JobRequest) -> SafetyDecision:
@@ -59,7 +59,7 @@ async def test_an_answer_about_another_job_lets_nothing_go(rig: Rig):
 
 
 @pytest.mark.requirement("BUS-4")
-async def test_what_a_request_says_that_the_policy_allows_does_not_reach_its_worker(rig: Rig):
+async def test_client_cannot_forge_policy_constraints_for_its_worker(rig: Rig):
     """What the control plane itself says in env cannot be said by a client; a client's own `job_id` there stays."""
     worker = await rig.worker("w1", TOPIC)
     told = {"trellis.job_id": "another", "job_id": "the client's", "A": "1"}
@@ -239,7 +239,7 @@ async def test_a_document_says_which_bytes_are_approved(rig: Rig):
     [{"max_runtime_ms": 2**53 - 1}, {"allowed_tools": ["t" * 100] * 19 + ["u" * (CONSTRAINTS_CHARS_MAX - 1_999)]}],
     ids=["longest", "most"],
 )
-async def test_whatever_constraints_a_policy_may_have_a_job_goes_with_them(rig: Rig, constraints: dict[str, Any]):
+async def test_job_is_dispatched_with_any_constraints_of_the_policy(rig: Rig, constraints: dict[str, Any]):
     worker = await rig.worker("w1", TOPIC)
     rig.scheduler.kernel = PolicyKernel(policy(rule("a", "allow_with_constraints", constraints=constraints)))
     await rig.submit()
@@ -367,7 +367,7 @@ async def test_a_job_whose_request_is_anothers_is_not_asked_about_and_does_not_g
 
 
 @pytest.mark.requirement("BUS-2", "BUS-4")
-def test_nobody_submits_a_job_on_a_topic_past_the_checks_of_requests():
+def test_no_job_on_a_topic_bypasses_the_checks_of_requests():
     spoofed = {"job_id": "a", "topic": "job.x", "principal_id": "root", "labels": {"retry_of": "z"}}
     with pytest.raises(OptionInvalid, match="use submit_topic"):
         new_job("job.x", spoofed, {"lifecycle": "bus-job"}, app=None, new_id=lambda: "a")

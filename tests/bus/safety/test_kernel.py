@@ -120,7 +120,7 @@ async def test_a_disk_that_hangs_takes_one_thread_however_many_ask(tmp_path: Pat
     assert len(taken) == 1
 
 
-def test_what_is_configured_decides_which_kernel_it_is(tmp_path: Path):
+def test_settings_choose_the_safety_kernel(tmp_path: Path):
     def opened(text: str | None) -> Any:
         return open_kernel(text, monotonic=FakeClock().monotonic)
 
@@ -191,7 +191,7 @@ async def test_a_kernel_behind_grpc_says_exactly_what_it_says_itself():
     assert told.splitlines()[-1] == "fits: people (allow): capabilities, principals, priorities fit"
 
 
-async def test_what_only_the_worker_should_know_is_not_sent():
+async def test_values_for_the_worker_alone_are_not_sent_to_the_safety_kernel():
     sent = cap_kernel.policy_check_request(
         cap_kernel.load_cap_modules(), request(env={"TOKEN": "s3cret"}, context_ptr="redis://s3cret")
     )
@@ -307,7 +307,7 @@ async def test_a_cancelled_question_says_nothing_about_the_kernel():
         assert (await remote.check(request())).lets_go
 
 
-async def test_one_odd_question_does_not_keep_others_from_being_asked():
+async def test_refused_job_ids_do_not_open_the_circuit_of_the_safety_kernel():
     """A job id that is none of ours would be refused by the server: three of them in a row open no circuit."""
     async with asking(PolicyKernel()) as remote:
         odd = request().model_copy(update={"topic": "not a topic"})
@@ -395,7 +395,7 @@ def judged(beside: dict[str, str] | None = None, **fields: Any) -> SafetyDecisio
 
 
 @pytest.mark.requirement("BUS-4")
-def test_what_another_kernel_answers_is_never_taken_for_more_than_it_is():
+def test_answer_of_a_foreign_safety_kernel_is_never_read_as_more_than_it_says():
     assert judged(decision=1).kind is DecisionKind.ALLOW
     assert judged(decision=1, approval_required=True).kind is DecisionKind.REQUIRE_HUMAN
     assert judged(decision=5, approval_required=True).kind is DecisionKind.REQUIRE_HUMAN
@@ -459,7 +459,7 @@ def test_constraints_that_nobody_could_keep_are_no_answer():
         ("http://localhost:1", "write grpcs://host:port"),
     ],
 )
-def test_what_is_no_address_of_a_kernel_is_refused(text: str, says: str):
+def test_invalid_address_of_a_safety_kernel_is_refused(text: str, says: str):
     with pytest.raises(OptionInvalid, match=says):
         kernel_address(text)
 

@@ -71,7 +71,7 @@ def test_the_first_rule_that_fits_decides():
 
 
 @pytest.mark.requirement("BUS-4", "D53")
-def test_what_no_rule_fits_is_denied():
+def test_job_that_no_policy_rule_matches_is_denied():
     found = decide(policy(rule("mail", "allow", {"topics": ["job.mail"]})), request())
     assert (found.kind, found.rule) == (DecisionKind.DENY, "default")
 

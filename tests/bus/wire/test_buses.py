@@ -25,7 +25,7 @@ async def test_every_listener_without_a_group_gets_every_packet(net: Net):
     assert (packet.trace_id, packet.sender_id, one.packets[0].subject) == ("t", "w-1", subject)
 
 
-async def test_one_listener_of_a_group_gets_each_packet(net: Net):
+async def test_each_packet_goes_to_one_listener_of_a_group(net: Net):
     ours, theirs = await net.bus(), await net.bus("w-1")
     one, two, other, subject = Heard(), Heard(), Heard(), net.subject()
     await ours.listen(subject, one, group="g")
@@ -50,7 +50,7 @@ async def test_a_pattern_hears_what_fits_it(net: Net):
     assert one.messages == [f"a.{mark}.x"]
 
 
-async def test_who_asks_gets_the_answer_of_who_listens(net: Net):
+async def test_request_on_the_bus_gets_the_answer_of_its_listener(net: Net):
     ours, theirs = await net.bus(), await net.bus("w-1")
     subject = net.subject()
     await ours.listen(subject, Heard(answer="accepted"), group="g")
@@ -96,7 +96,7 @@ async def test_a_question_that_is_not_answered_ends(net: Net):
 
 
 @pytest.mark.requirement("D29")
-async def test_who_needs_a_listener_is_told_when_there_is_none(net: Net):
+async def test_packet_that_needs_a_listener_fails_without_one(net: Net):
     bus, subject = await net.bus(), net.subject()
     with pytest.raises(NoResponders):
         await bus.publish(subject, said("1"), trace_id="t", needs_listener=True)

@@ -222,7 +222,7 @@ async def test_a_file_that_is_wrong_is_named_with_what_is_wrong_and_nothing_secr
     assert A_USER.seed[:20] not in str(error.value)
 
 
-def test_what_is_secret_is_not_shown(tmp_path: Path):
+def test_secrets_of_bus_credentials_are_not_shown(tmp_path: Path):
     file = tmp_path / "user.creds"
     file.write_text(credentials(A_JWT, A_USER.seed).replace("\n", "\r\n"))
     found = read_credentials(file)

@@ -264,7 +264,7 @@ async def test_a_stream_that_refuses_says_why_and_listeners_hear_it_all_the_same
 
 
 @kept_results
-async def test_whoever_publishes_while_the_server_dies_learns_that_nobody_knows():
+async def test_publish_while_the_server_dies_reports_an_unknown_outcome():
     with running_nats(jetstream=True) as server:
         async with silenced(server) as proxy, net_at(proxy.address) as net:
             bus = await net.bus()
@@ -291,14 +291,14 @@ async def test_whoever_publishes_while_the_server_dies_learns_that_nobody_knows(
         (b'{"error":' * 100_000, "its answer cannot be read"),
     ],
 )
-def test_what_a_stream_says_is_read_with_care(said: bytes, why: str | None):
+def test_malformed_answers_of_a_stream_are_handled(said: bytes, why: str | None):
     refusal = refusal_in(said)
     assert (refusal and refusal.why) == why
 
 
 @kept_results
 @pytest.mark.parametrize("answer", [b"", b'{"ok": true}', b"thank you"])
-async def test_what_a_listener_answers_is_not_taken_for_the_word_of_the_stream(answer: bytes):
+async def test_answer_of_a_listener_is_not_taken_for_an_acknowledgement_of_the_stream(answer: bytes):
     answered = asyncio.Event()
 
     async def reply(message: Msg) -> None:
@@ -402,7 +402,7 @@ async def test_a_server_without_room_for_the_stream_takes_packets_all_the_same(
 
 
 @kept_results
-async def test_whoever_may_not_ask_for_streams_may_publish_all_the_same(monkeypatch: pytest.MonkeyPatch):
+async def test_client_that_may_not_read_streams_can_publish(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(streams, "API_S", 0.2)
     users = '{ user: "ann", password: "s3cret", permissions: { publish: { deny: "$JS.API.>" } } }'
     with running_nats(jetstream=True, settings=f"authorization {{ users: [ {users} ] }}") as server:

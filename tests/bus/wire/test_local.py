@@ -44,7 +44,7 @@ async def test_a_question_ends_by_the_clock_that_was_passed_in():
     await bus.close()
 
 
-async def test_what_a_durable_listener_gets_again_comes_after_a_pause():
+async def test_redelivery_to_a_durable_listener_comes_after_a_pause():
     clock, heard = FakeClock(), Heard()
     heard.failures = 2
     bus = bus_at(clock)

@@ -147,7 +147,7 @@ RUBBISH = [
 
 
 @pytest.mark.filterwarnings(LEFT_BEHIND)
-async def test_whatever_answers_at_its_address_a_bus_goes_on_trying(server: NatsServer):
+async def test_bus_keeps_reconnecting_whatever_server_answers_at_its_address(server: NatsServer):
     stranger = Stranger(port=server.port, rng=random.Random(1), rubbish=[RUBBISH[0]])
     await stranger.open()
     try:
@@ -315,7 +315,7 @@ async def test_the_same_message_id_is_one_packet_for_durable_listeners(server: N
         assert sorted(jobs_of(heard)) == ["job-1", "job-2"]
 
 
-async def test_one_process_of_a_group_gets_each_result_and_every_group_its_own(server: NatsServer):
+async def test_each_result_goes_to_one_process_of_every_group(server: NatsServer):
     async with net_at(server.url) as net:
         worker, one, two, other = await net.bus("w-1"), Heard(), Heard(), Heard()
         for heard, group in ((one, "trellis"), (two, "trellis"), (other, "audit")):
@@ -339,7 +339,7 @@ async def test_a_stream_that_somebody_else_made_is_used(server: NatsServer):
         await heard.until(1)
 
 
-async def test_who_begins_to_listen_while_the_server_is_away_hears_what_comes_after(server: NatsServer):
+async def test_listener_added_while_the_server_is_away_gets_later_packets(server: NatsServer):
     async with net_at(server.url) as net:
         bus, subject, heard = await net.bus(), net.subject(), Heard()
         server.kill()

@@ -144,7 +144,7 @@ def test_alerts_are_limited_for_each_sender_and_for_all_of_them_together():
 
 
 @pytest.mark.parametrize("reply", ["sys.job.cancel", "job.a", "$JS.API.STREAM.DELETE.TRELLIS"])
-async def test_nobody_makes_us_answer_elsewhere_than_to_an_inbox(nats_net: Net, reply: str):
+async def test_answers_go_only_to_inbox_subjects(nats_net: Net, reply: str):
     bus, subject, heard = await nats_net.bus(), nats_net.subject(), Heard(answer="yes")
     await bus.listen(subject, heard)
     client = await nats.connect(nats_net.url)

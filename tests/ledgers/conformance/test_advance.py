@@ -238,7 +238,7 @@ async def test_a_lost_step_takes_nothing_of_its_turn_with_it(rig: Rig):
     assert await rig.state(second.lease.job_id) == "succeeded"
 
 
-async def test_one_turn_can_start_and_complete_the_same_job(rig: Rig):
+async def test_one_turn_starts_and_completes_the_same_job(rig: Rig):
     job_id = await rig.submit_one()
     claimed = await rig.claim_one(start=False)
     result = await rig.turn(

@@ -173,7 +173,7 @@ async def test_a_holder_that_lost_its_lease_finalizes_nothing(rig: Rig):
 
 
 @pytest.mark.requirement("D15", "D55", "ART-7")
-async def test_nobody_finalizes_an_artifact_by_a_move(rig: Rig):
+async def test_artifact_cannot_be_finalized_by_a_move(rig: Rig):
     lease = await rig.writing()
     artifact = await rig.artifact_of(lease.job_id)
     before = await rig.snapshot(artifact)
@@ -247,7 +247,7 @@ async def test_of_a_discard_and_a_completion_at_once_one_wins(rig: Rig):
 
 
 @pytest.mark.requirement("D15", "ART-5")
-async def test_what_no_job_names_is_discarded_and_what_is_final_stays(rig: Rig):
+async def test_artifact_that_no_job_names_is_discarded_and_a_final_one_stays(rig: Rig):
     lease = await rig.writing()
     kept, left = await rig.artifact_of(lease.job_id), await rig.artifact_of(lease.job_id)
     await rig.complete(lease, kept)

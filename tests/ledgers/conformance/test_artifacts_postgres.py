@@ -90,7 +90,7 @@ async def test_a_session_that_dies_between_the_two_steps_leaves_neither(rig: Rig
     assert (await rig.event_types(lease.job_id)).count("job_succeeded") == 1
 
 
-async def test_what_the_refusal_says_comes_from_the_database(rig: Rig, shell: asyncpg.Connection):
+async def test_text_of_an_artifact_refusal_comes_from_the_database(rig: Rig, shell: asyncpg.Connection):
     lease = await rig.writing()
     step = {"id": lease.key, "epoch": lease.epoch, "lifecycle": 2, "source": WRITING, "trigger": "complete"}
     one = json.dumps([step | {"delay": 0, "finalizes": "nobody"}])

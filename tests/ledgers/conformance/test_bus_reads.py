@@ -68,7 +68,7 @@ async def test_a_head_comes_without_a_payload_that_is_large(rig: Rig):
 
 @pytest.mark.oldest_server
 @pytest.mark.requirement("BUS-3", "BUS-4")
-async def test_what_waits_for_anything_else_is_no_head(rig: Rig):
+async def test_only_a_scheduled_job_that_waits_for_nothing_else_is_a_head(rig: Rig):
     first = await scheduled(rig, concurrency_key="k")
     await scheduled(rig, concurrency_key="k")
     await rig.submit_one(lifecycle="bus-job")
@@ -90,7 +90,7 @@ async def test_types_that_are_paused_have_no_heads(rig: Rig):
 
 
 @pytest.mark.requirement("BUS-3")
-async def test_one_type_in_two_lifecycles_has_the_heads_of_each(rig: Rig):
+async def test_job_type_in_two_lifecycles_has_the_heads_of_each(rig: Rig):
     leased = await rig.submit(3, type="shared")
     bus = await scheduled(rig, type="shared")
     assert await heads(rig, each=1) == [bus]
@@ -222,7 +222,7 @@ async def test_equal_remarks_are_each_kept_up_to_a_bound_that_heartbeats_do_not_
 
 
 @pytest.mark.requirement("BUS-11")
-async def test_nothing_is_said_about_a_job_that_is_not_there(rig: Rig):
+async def test_missing_job_cannot_be_annotated(rig: Rig):
     assert await rig.ledger.annotate(RECONCILER, JobId("nobody"), REFUSED, b"{}") is False
 
 
@@ -298,7 +298,7 @@ async def test_a_listing_can_be_narrowed_to_a_place(rig: Rig):
         assert [job.job_id for job in found.jobs] == expected, where
 
 
-async def test_what_waits_in_a_place_is_read_from_its_oldest(rig: Rig):
+async def test_waiting_jobs_of_a_place_are_read_oldest_first(rig: Rig):
     first, second, third = [await scheduled(rig) for _ in range(3)]
     await rig.move(second, "SCHEDULED", by=SCHEDULER, delay_s=60.0)
     for place, expected in ((JobPlace.READY, [first, third]), (JobPlace.SCHEDULED, [second]), (JobPlace.LEASED, [])):

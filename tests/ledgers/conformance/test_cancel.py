@@ -375,7 +375,7 @@ async def test_a_job_that_ends_otherwise_keeps_who_had_asked_it_to_stop(
 
 
 @pytest.mark.requirement("DJ-15")
-async def test_what_is_asked_of_one_holder_is_not_told_of_a_later_generation(rig: Rig):
+async def test_cancel_request_of_one_holder_does_not_reach_a_later_generation(rig: Rig):
     held = await rig.running()
     job_id = held.lease.job_id
     await rig.cancel(job_id, CancelMode.SOFT, by=ADA, cause="wrong customer", grace_s=1e6)

@@ -48,7 +48,7 @@ async def test_a_prefetched_job_is_only_assigned(rig: Rig):
 
 
 @pytest.mark.requirement("D47")
-async def test_one_claim_starts_some_and_prefetches_the_rest(rig: Rig):
+async def test_claim_starts_some_jobs_and_prefetches_the_rest(rig: Rig):
     await rig.submit(6)
     claim = Claim(claim_id=ClaimId("c"), types=(TypeClaim(type="work"),), start=2, prefetch=3)
     claimed = (await rig.turn(claim=claim)).claimed
@@ -147,6 +147,14 @@ async def test_the_same_claim_id_returns_the_same_jobs_while_their_leases_live(r
 
 
 @pytest.mark.requirement("DJ-14")
+async def test_repeated_claim_returns_its_jobs_in_the_order_of_submission(rig: Rig):
+    batch = await rig.submit(1, priority=Priority.BATCH)
+    urgent = await rig.submit(1, priority=Priority.CRITICAL)
+    assert claimed_ids(await rig.claim(2, claim_id="mine")) == [*urgent, *batch]
+    assert claimed_ids(await rig.claim(2, claim_id="mine")) == [*batch, *urgent]
+
+
+@pytest.mark.requirement("DJ-14")
 async def test_a_repeated_claim_leaves_out_what_was_settled(rig: Rig):
     await rig.submit(5)
     first = await rig.claim(3, claim_id="mine")
@@ -233,7 +241,7 @@ async def test_a_rate_limit_binds_its_own_type_only(rig: Rig):
     assert Counter(one.type for one in claimed) == {"slow": 1, "fast": 5}
 
 
-async def test_what_a_repeated_claim_returns_does_not_count_against_the_rate(rig: Rig):
+async def test_jobs_of_a_repeated_claim_do_not_count_against_the_rate_limit(rig: Rig):
     await rig.submit(5)
     await rig.ledger.limit_rate(ADMIN, "work", 1.0, burst=2)
     first = await rig.claim(2, claim_id="mine")
@@ -258,7 +266,7 @@ async def test_only_the_declared_role_may_claim(rig: Rig, lifecycle: str):
 
 
 @pytest.mark.requirement("D47")
-async def test_one_turn_settles_starts_and_claims(rig: Rig):
+async def test_turn_settles_starts_and_claims_jobs_together(rig: Rig):
     await rig.submit(4)
     running, waiting = await rig.claim_one(), await rig.claim_one(start=False)
     result = await rig.turn(

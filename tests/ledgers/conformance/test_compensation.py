@@ -82,7 +82,7 @@ async def test_a_compensation_that_retries_compensates_in_the_end(rig: Rig):
 
 
 @pytest.mark.requirement("DJ-17")
-async def test_what_did_not_succeed_is_not_marked_as_compensated(rig: Rig):
+async def test_job_that_did_not_succeed_is_not_marked_as_compensated(rig: Rig):
     """The effect was never completed; the compensation itself still ends well."""
     held = await rig.running()
     await rig.pull(held, Trigger.FAIL)
@@ -93,7 +93,7 @@ async def test_what_did_not_succeed_is_not_marked_as_compensated(rig: Rig):
 
 @pytest.mark.oldest_server
 @pytest.mark.requirement("DJ-17", "D36")
-async def test_nobody_can_say_that_a_job_was_compensated(rig: Rig):
+async def test_no_role_can_mark_a_job_as_compensated(rig: Rig):
     """It is what the engine finds when a compensation succeeds, and no role's own word."""
     original = await _done(rig)
     before = await rig.snapshot(original)

@@ -133,7 +133,7 @@ async def test_a_job_that_was_only_claimed_loses_no_attempt_with_its_worker(rig:
 
 
 @pytest.mark.requirement("DJ-8")
-async def test_what_is_claimed_and_never_begins_does_not_go_round_for_ever(rig: Rig):
+async def test_job_claimed_again_and_again_without_a_start_ends(rig: Rig):
     job_id = await rig.submit_one(max_attempts=1)
     for _ in range(UNBEGUN_LOSSES_MAX):
         (held,) = await rig.claim(1, start=False)

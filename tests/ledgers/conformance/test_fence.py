@@ -144,7 +144,7 @@ async def test_a_repeat_after_the_next_claim_is_still_answered_as_done(rig: Rig)
 
 
 @pytest.mark.requirement("DJ-7")
-async def test_one_epoch_settles_once(rig: Rig):
+async def test_lease_epoch_settles_a_job_once(rig: Rig):
     """After complete, the same epoch cannot fail the job; after retry, it cannot complete it."""
     first, second = await rig.running(), await rig.running()
     await rig.pull(first, Trigger.COMPLETE)

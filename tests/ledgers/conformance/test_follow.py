@@ -12,7 +12,7 @@ ONE, OTHER = actor(Role.PROJECTOR, "projector-1"), actor(Role.PROJECTOR, "projec
 
 
 @pytest.mark.requirement("D14")
-async def test_one_follows_and_the_other_waits_until_the_time_is_over(rig: Rig):
+async def test_second_follower_waits_until_the_subscription_of_the_first_expires(rig: Rig):
     first = await rig.ledger.subscribe(ONE, "documents", lease_s=10.0)
     assert first is not None
     assert first.position is None
@@ -28,7 +28,7 @@ async def test_one_follows_and_the_other_waits_until_the_time_is_over(rig: Rig):
 
 
 @pytest.mark.requirement("D14")
-async def test_who_was_taken_over_cannot_move_the_position(rig: Rig):
+async def test_follower_that_was_taken_over_cannot_move_the_position(rig: Rig):
     first = await rig.ledger.subscribe(ONE, "documents", lease_s=10.0)
     assert first is not None
     await rig.pass_time(11.0)
@@ -40,7 +40,7 @@ async def test_who_was_taken_over_cannot_move_the_position(rig: Rig):
     assert await rig.ledger.subscribe(ONE, "documents", lease_s=10.0) is None
 
 
-async def test_who_lets_go_is_followed_at_once_at_the_same_place(rig: Rig):
+async def test_follower_that_lets_go_is_succeeded_at_once_at_its_position(rig: Rig):
     first = await rig.ledger.subscribe(ONE, "documents", lease_s=600.0)
     assert first is not None
     await rig.ledger.ack(first, "12", lease_s=600.0)

@@ -91,7 +91,7 @@ async def test_a_quiet_ledger_is_signed_by_few_sweeps(rig: Rig):
 
 
 @pytest.mark.requirement("D33")
-async def test_what_falls_due_on_a_quiet_ledger_is_served_in_time(rig: Rig):
+async def test_timer_on_an_idle_ledger_is_served_in_time(rig: Rig):
     await rig.sweep()
     job_id = await rig.submit_one(delay_s=3.2)
     due = 0
@@ -132,7 +132,7 @@ async def test_an_outage_that_follows_a_quiet_time_is_forgiven(rig: Rig):
     assert (await rig.job(job_id)).owner is not None
 
 
-async def test_whoever_has_read_everything_reads_no_page_again(rig: Rig):
+async def test_follower_at_the_end_of_the_feed_reads_no_page_again(rig: Rig):
     await some_work(rig)
     page = await rig.ledger.feed(None, limit=100)
     async with read_statements(rig.ledger) as asked:

@@ -15,7 +15,7 @@ async def _places(rig: Rig) -> dict[JobId, JobPlace]:
 
 @pytest.mark.oldest_server
 @pytest.mark.requirement("JQ-7", "D49")
-async def test_one_job_of_a_key_is_handed_out_at_a_time(rig: Rig):
+async def test_one_job_of_a_concurrency_key_is_claimed_at_a_time(rig: Rig):
     rig.key_limits["user:1"] = 1
     jobs = await rig.submit(4, concurrency_key="user:1")
     for expected in jobs:
@@ -165,6 +165,16 @@ async def test_every_exit_frees_the_slot_for_the_next(rig: Rig, leave, options):
     (after,) = await rig.claim(5)
     assert after.lease.job_id != held.lease.job_id
     assert await rig.claim(5) == []
+
+
+@pytest.mark.requirement("D49", "D16")
+async def test_urgent_job_takes_the_slot_of_a_job_whose_lease_was_lost_in_place(rig: Rig):
+    lost = await rig.submit_one(lifecycle="run", concurrency_key="k", priority=Priority.BATCH)
+    await rig.drive(lost, "running")
+    urgent = await rig.submit_one(concurrency_key="k", priority=Priority.CRITICAL)
+    assert (await rig.job(urgent)).place is JobPlace.BLOCKED
+    await rig.lose_lease()
+    assert [(await rig.job(one)).place for one in (lost, urgent)] == [JobPlace.BLOCKED, JobPlace.READY]
 
 
 @pytest.mark.requirement("D49")

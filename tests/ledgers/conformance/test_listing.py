@@ -67,7 +67,7 @@ async def test_each_field_of_a_filter_narrows_a_listing(rig: Rig):
         assert [job for page in await _pages(rig, where, 2) for job in page] == expected, where
 
 
-async def test_what_waits_in_a_state_can_be_read_from_its_oldest_and_the_head_that_leaves_is_not_read_again(rig: Rig):
+async def test_waiting_jobs_of_a_state_are_listed_oldest_first_and_a_head_that_left_is_not_repeated(rig: Rig):
     jobs = await rig.submit(6, correlation_id="one")
     (ready,) = await rig.submit(1, type="b", concurrency_key="k")
     resting = await rig.submit_one(lifecycle="run", type="r")
@@ -119,7 +119,7 @@ async def test_a_listing_shows_the_same_job_as_a_look_at_it(rig: Rig):
     assert (await rig.job(held.lease.job_id)).place is JobPlace.LEASED
 
 
-async def test_nobody_is_none(rig: Rig):
+async def test_missing_job_is_read_as_none(rig: Rig):
     assert await rig.ledger.job(JobId("nobody")) is None
 
 

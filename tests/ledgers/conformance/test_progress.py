@@ -126,14 +126,14 @@ async def test_a_result_has_a_time_to_live_of_its_own(rig: Rig):
     assert await rig.state(short.lease.job_id) == "succeeded"
 
 
-async def test_nobody_has_a_result_before_the_end(rig: Rig):
+async def test_job_has_no_result_before_its_end(rig: Rig):
     held = await rig.running()
     assert await rig.ledger.result(held.lease.job_id) is None
     assert await rig.ledger.result(JobId("nobody")) is None
 
 
 @pytest.mark.requirement("DJ-7")
-async def test_nothing_can_be_left_behind_after_the_end(rig: Rig):
+async def test_checkpoint_and_journal_are_refused_after_the_end_of_the_job(rig: Rig):
     held = await rig.running()
     await rig.pull(held, Trigger.COMPLETE)
     assert await rig.ledger.save_checkpoint(held.lease, b"1") == LeaseLost(held.lease)
@@ -142,7 +142,7 @@ async def test_nothing_can_be_left_behind_after_the_end(rig: Rig):
 
 
 @pytest.mark.requirement("DJ-7", "DJ-21")
-async def test_nothing_can_be_left_behind_once_the_job_is_someone_elses(rig: Rig):
+async def test_checkpoint_and_journal_are_refused_once_another_holds_the_job(rig: Rig):
     held = await rig.running()
     await rig.pull(held, Trigger.RELEASE, spare_attempt=True)
     await rig.claim_one(by=OTHER_WORKER)

@@ -128,7 +128,7 @@ async def test_a_change_that_fails_stores_no_key(rig: Rig, verb: str):
 
 
 @pytest.mark.requirement("D27", "DJ-11")
-async def test_whoever_dies_between_change_and_answer_leaves_neither_change_nor_key(
+async def test_death_between_change_and_answer_leaves_neither_change_nor_idempotency_key(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
     job_id = (await rig.running()).lease.job_id

@@ -62,7 +62,7 @@ async def test_ids_that_only_look_alike_are_free(rig: Rig):
 
 
 @pytest.mark.requirement("BUS-11")
-async def test_one_reserved_id_among_others_stores_none_of_them(rig: Rig):
+async def test_submit_with_one_reserved_job_id_stores_no_job(rig: Rig):
     jobs = [NewJob(job_id=JobId(job_id), type="work") for job_id in ("first", "S.c", "last")]
     for group in (jobs, [replace(job, id_is_given=True) for job in jobs]):
         with pytest.raises(IdReserved):

@@ -54,7 +54,7 @@ async def test_ended_work_leaves_whole_when_its_time_is_over(rig: Rig):
     assert (await rig.ledger.jobs(JobFilter(), limit=10)).jobs == ()
 
 
-async def test_what_has_not_ended_stays(rig: Rig):
+async def test_job_that_has_not_ended_is_retained(rig: Rig):
     waiting = await rig.submit_one(type="later")
     held = await rig.running()
     resting = await rig.submit_one(delay_s=1000 * DAY_S / 3)
@@ -231,7 +231,7 @@ async def test_unused_keys_leave_a_batch_at_a_time_whatever_stands_between_them(
 
 
 @pytest.mark.only("postgres")
-async def test_one_remover_works_at_a_time(rig: Rig):
+async def test_one_retention_pass_runs_at_a_time(rig: Rig):
     """A second one would only wait for the first: it comes back at once, with nothing done."""
     await _finished(rig)
     await rig.advance(2 * DAY_S)
@@ -265,7 +265,7 @@ async def _following(
 
 @pytest.mark.oldest_server
 @pytest.mark.requirement("OBS-1", "D61")
-async def test_what_a_follower_has_still_to_read_stays_until_it_has(rig: Rig):
+async def test_events_that_a_follower_has_not_read_are_retained(rig: Rig):
     following = await _following(rig)
     first = await _finished(rig, 2)
     place = await rig.ledger.feed_end()
@@ -329,7 +329,7 @@ async def test_a_follower_that_never_comes_back_holds_nothing_for_ever(rig: Rig)
 
 
 @pytest.mark.requirement("D61")
-async def test_what_was_read_is_not_counted_as_removed_unread(rig: Rig):
+async def test_events_that_were_read_do_not_count_as_removed_unread(rig: Rig):
     await _finished(rig, 2)
     await _following(rig, position=await rig.ledger.feed_end())
     await rig.advance(100 * DAY_S)

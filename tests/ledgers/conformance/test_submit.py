@@ -69,7 +69,7 @@ async def test_many_jobs_of_one_call_keep_their_order(rig: Rig):
     assert claimed_ids(await rig.claim(50)) == jobs
 
 
-async def test_nothing_to_submit_is_fine(rig: Rig):
+async def test_submit_of_no_jobs_is_accepted(rig: Rig):
     assert await rig.ledger.submit(SUBMITTER, []) == []
 
 
@@ -147,7 +147,7 @@ async def test_the_same_key_with_another_request_is_refused(rig: Rig):
 
 
 @pytest.mark.requirement("DJ-5")
-async def test_what_a_key_was_used_for_can_be_asked_without_a_submit(rig: Rig):
+async def test_job_of_an_idempotency_key_is_found_without_a_submit(rig: Rig):
     first = rig.new_job(idempotency_key="k", idempotency_scope="s", fingerprint=b"one")
     assert await rig.ledger.find_by_idempotency_key("s", "k", b"one") is None
     await rig.offer(first)
@@ -348,7 +348,7 @@ async def test_a_full_queue_refuses_and_nothing_is_written(rig: Rig):
 
 
 @pytest.mark.requirement("D25")
-async def test_what_is_held_or_has_ended_makes_room_and_what_rests_does_not(rig: Rig):
+async def test_leased_and_ended_jobs_free_room_in_a_backlog_limit_and_delayed_jobs_do_not(rig: Rig):
     first, delayed = _bounded(rig, 2), _bounded(rig, 2, delay_s=1_000.0)
     for job in (first, delayed):
         await rig.offer(job)

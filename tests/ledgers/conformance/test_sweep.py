@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.ledgers.conformance.rig import LENGTH_S, OTHER_WORKER, SWEEPER, WORKER, Rig, actor
+from tests.ledgers.conformance.rig import ADMIN, LENGTH_S, OTHER_WORKER, SWEEPER, WORKER, Rig, actor
 from trellis.engine.jobs import CancelMode, LeaseLost, ReasonCode, Renewed, Stage
 from trellis.engine.records import JobFilter, JobPlace, SweepOptions
 from trellis.lifecycles import LIFECYCLES, LeaseLoss, Role, Trigger
@@ -145,6 +145,17 @@ async def test_a_state_that_stays_is_taken_over_in_place(rig: Rig, lifecycle: st
     assert (again.lease.job_id, again.state, again.lease.epoch) == (job_id, state, lease.epoch + 2)
     assert len(await rig.ledger.events(job_id)) == before.version, "taking over is no transition"
     await rig.drive(job_id, "failed" if lifecycle == "run" else "ERROR", again.lease)
+
+
+@pytest.mark.requirement("D16", "D49")
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_job_whose_lease_was_lost_in_place_is_claimed_after_the_jobs_that_were_ready(rig: Rig, key: str | None):
+    lost = await rig.submit_one(lifecycle="run", concurrency_key=key)
+    await rig.drive(lost, "running")
+    waiting = await rig.submit_one(lifecycle="run")
+    await rig.drive(waiting, "queued")
+    await rig.lose_lease()
+    assert [one.lease.job_id for one in await rig.claim(2, lifecycle="run")] == [waiting, lost]
 
 
 @pytest.mark.requirement("D16")
@@ -489,7 +500,7 @@ async def test_the_first_sweep_of_a_ledger_forgives_nothing(rig: Rig):
 
 
 @pytest.mark.requirement("D33")
-async def test_one_sweeper_is_elected_per_interval(rig: Rig):
+async def test_one_sweeper_is_elected_in_each_interval(rig: Rig):
     await rig.submit_one()
     await rig.claim_one()
     ledgers = [rig.ledger, *[await rig.open_another() for _ in range(3)]]
@@ -500,7 +511,7 @@ async def test_one_sweeper_is_elected_per_interval(rig: Rig):
 
 
 @pytest.mark.requirement("D33")
-async def test_who_was_not_elected_does_nothing(rig: Rig):
+async def test_sweeper_that_was_not_elected_changes_no_job(rig: Rig):
     held = await rig.running()
     await rig.advance(LENGTH_S - 0.5)
     assert (await rig.ledger.sweep(SWEEPER, SweepOptions())).elected
@@ -567,3 +578,14 @@ async def test_jobs_that_fall_due_together_are_claimed_oldest_first_with_a_key_o
     await rig.advance(6.0)
     await rig.sweep()
     assert [one.lease.job_id for one in await rig.claim(4)] == jobs
+
+
+@pytest.mark.requirement("D49")
+async def test_job_that_fell_due_is_claimed_before_an_older_job_requeued_after_it(rig: Rig):
+    requeued = await rig.submit_one()
+    await rig.drive(requeued, "dead_lettered")
+    delayed = await rig.submit_one(delay_s=5.0)
+    await rig.advance(6.0)
+    await rig.sweep()
+    await rig.ledger.requeue(ADMIN, [requeued], rig.request(), limit=1, cause="again")
+    assert [one.lease.job_id for one in await rig.claim(2)] == [delayed, requeued]

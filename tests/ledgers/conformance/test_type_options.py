@@ -37,7 +37,7 @@ def seconds(job: Job) -> float | None:
 
 @WAYS
 @pytest.mark.requirement("D66")
-async def test_what_a_submit_does_not_choose_is_as_the_type_declares_it(rig: Rig, key: str | None):
+async def test_options_that_a_submit_leaves_open_come_from_the_job_type(rig: Rig, key: str | None):
     await rig.ledger.declare_types(WORKER, [FETCH])
     job = await stored(rig, chosen=0, concurrency_key=key)
     assert (job.priority, job.max_attempts, seconds(job)) == (Priority.CRITICAL, 4, 3600.0)
@@ -126,7 +126,7 @@ async def test_the_last_declaration_holds_unless_only_new_types_are_declared(rig
     assert (await rig.job(JobId("there"))).max_attempts == 7, "another process sees it at once"
 
 
-async def test_who_submits_declares_nothing_and_nobody_declares_without_end(rig: Rig):
+async def test_submitter_declares_no_type_options_and_declarations_are_bounded(rig: Rig):
     with pytest.raises(NotAllowed):
         await rig.ledger.declare_types(actor(Role.SUBMITTER), [FETCH])
     with pytest.raises(OptionInvalid):

@@ -61,9 +61,7 @@ async def test_jobs_are_worked_off_through_a_pooler(postgres_url: str, mode: Mod
 
 
 @pytest.mark.parametrize("ignored", [frozenset(), IGNORED], ids=["strict", "ignoring"])
-async def test_what_a_session_needs_holds_in_every_statement_through_a_pooler(
-    postgres_url: str, ignored: frozenset[str]
-):
+async def test_session_settings_hold_in_every_statement_through_a_pooler(postgres_url: str, ignored: frozenset[str]):
     async with pooling(postgres_url, ignored=ignored) as (pooler, url):
         connection = await connect(url, application_name="trellis-projector")
         assert not listens(connection)

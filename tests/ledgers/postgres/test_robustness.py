@@ -135,7 +135,7 @@ async def test_retention_says_when_there_is_more_of_the_feed(rig: Rig):
 
 
 @pytest.mark.requirement("D55", "D46")
-async def test_what_another_database_role_holds_cannot_be_touched(rig: Rig):
+async def test_job_leased_by_another_database_role_cannot_be_changed(rig: Rig):
     """Epochs can be read by everyone; they are no secret and no right."""
     held = await rig.running()
     await _sql(rig, "UPDATE trellis.actor SET db_role = 'somebody_else' WHERE name = $1", WORKER.name)
@@ -243,7 +243,7 @@ async def test_a_connection_lost_while_a_ledger_is_opened_is_a_ledger_that_does_
 
 
 @pytest.mark.requirement("DJ-15")
-async def test_who_asked_for_a_cancel_of_an_earlier_generation_is_not_named_again(rig: Rig):
+async def test_requester_of_a_cancel_in_an_earlier_generation_is_not_named_again(rig: Rig):
     held = await rig.running(max_attempts=1)
     await rig.cancel(held.lease.job_id, CancelMode.SOFT)
     await rig.pull(held, Trigger.FAIL, death=DEATH)
@@ -304,7 +304,7 @@ async def test_bounded_submits_of_several_callers_lock_their_keys_in_one_order_b
 
 
 @pytest.mark.requirement("D6")
-async def test_what_rests_for_good_keeps_no_other_place_in_the_feed(rig: Rig):
+async def test_job_that_waits_forever_holds_back_no_position_of_the_feed(rig: Rig):
     for _ in range(12):
         await rig.submit_one(delay_s=300 * 24 * 3600.0)
     for _ in range(3):

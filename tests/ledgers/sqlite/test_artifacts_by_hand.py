@@ -33,7 +33,7 @@ def _completion(shell: Shell, job: int) -> dict:
 
 
 @pytest.mark.requirement("JQ-5", "D15", "D55")
-def test_one_event_by_hand_makes_both_steps(shell: Shell):
+def test_completion_event_inserted_by_hand_also_finalizes_the_artifact(shell: Shell):
     job = shell.job_in("queue-job", "ARTIFACT_WRITE")
     artifact = shell.staged(job)
     shell.complete_with(job, artifact)

@@ -452,7 +452,7 @@ def test_every_guard_of_the_schema_is_tried_here():
     assert made - tried == {"trellis_purge_removes", "trellis_purge_removes_the_wish", "trellis_purge_forgets_the_kept"}
 
 
-async def test_what_somebody_left_in_restoring_is_gone_when_a_ledger_is_opened(shell: Shell, reopen):
+async def test_leftovers_of_a_restore_are_removed_when_a_ledger_is_opened(shell: Shell, reopen):
     shell.db.execute(f"{RESTORING}; {NEW_ARTIFACT}; INSERT INTO trellis_restoring VALUES (99)")
     await reopen()
     assert shell.rows("SELECT * FROM trellis_restoring") == []

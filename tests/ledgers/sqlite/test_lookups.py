@@ -180,7 +180,7 @@ async def test_a_filtered_feed_gets_ahead_past_events_it_leaves_out(ledger: Sqli
     assert page.position == await ledger.feed_end()
 
 
-async def test_what_is_held_by_whom_is_counted(ledger: SqliteLedger):
+async def test_leased_jobs_are_counted_by_owner(ledger: SqliteLedger):
     await submit(ledger, 3)
     held = await claim(ledger, 2)
     (depth,) = await ledger.queues()

@@ -67,7 +67,7 @@ async def test_a_scope_of_a_caller_does_not_meet_given_ids(ledger: SqliteLedger,
     assert await ledger.submit(SUBMITTER, [again]) == [Submitted(job_id=keyed.job_id, created=False)]
 
 
-async def test_it_must_be_in_a_transaction(ledger: SqliteLedger, own: apsw.Connection):
+async def test_submit_on_the_callers_connection_needs_an_open_transaction(ledger: SqliteLedger, own: apsw.Connection):
     with pytest.raises(OptionInvalid, match="begin one first"):
         ledger.submit_on(own, SUBMITTER, [new_job()])
 

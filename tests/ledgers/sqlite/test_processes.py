@@ -114,7 +114,7 @@ async def fill(url: str) -> None:
 
 @pytest.mark.requirement("DJ-4")
 @pytest.mark.parametrize("confirmed", [1, 40, 400])
-def test_what_was_confirmed_before_a_kill_is_there_and_whole(path: Path, confirmed: int):
+def test_writes_confirmed_before_a_kill_are_complete(path: Path, confirmed: int):
     with program(SUBMIT, f"sqlite:///{path}") as process:
         known = lines(process, confirmed)
         process.send_signal(signal.SIGKILL)

@@ -273,7 +273,7 @@ async def test_fifty_deaths_at_each_point_between_staging_and_acknowledgement_le
     check_named(stories, pace)
 
 
-async def test_what_an_older_attempt_staged_is_discarded_although_the_gateway_died_before_it_could(
+async def test_artifact_staged_by_an_older_attempt_is_discarded_after_a_death_of_the_gateway(
     stage: Stage, figures: Callable[..., None]
 ):
     async def twice(_: str, story: Story) -> None:

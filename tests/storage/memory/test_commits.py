@@ -23,7 +23,7 @@ def commits(memory: MemoryRepository) -> int:
 
 
 @pytest.mark.requirement("D23", "AUTH-6")
-def test_one_applied_proposal_is_one_commit_that_names_it(memory: MemoryRepository, git):
+def test_applied_proposal_is_one_memory_commit_that_names_it(memory: MemoryRepository, git):
     outcome = applied(
         memory,
         replace("snapshot.md", "Twelve violins."),
@@ -144,7 +144,7 @@ def test_updates_that_do_not_fit_are_refused_with_every_problem(memory: MemoryRe
         {"at": AT.replace(year=1969)},
     ],
 )
-def test_what_a_commit_says_is_checked(memory: MemoryRepository, wrong: dict):
+def test_fields_of_a_memory_commit_are_checked(memory: MemoryRepository, wrong: dict):
     with pytest.raises(OptionInvalid):
         apply(memory, append("facts.md", "x"), **{"proposal_id": "p1", **wrong})
     assert commits(memory) == 0
@@ -177,7 +177,7 @@ def test_an_evicted_loop_is_named_in_its_commit(memory: MemoryRepository, git):
     assert "Evicted: a\n" in git("log", "-1", "--format=%B")
 
 
-def test_what_is_not_memory_stays_as_it_is(memory: MemoryRepository, git):
+def test_files_outside_of_memory_stay_unchanged(memory: MemoryRepository, git):
     commit_tree(memory.path, [("README.md", 0o100644, b"read me"), ("logic/x/current.md", 0o100755, b"logic")])
     applied(memory, append("facts.md", "- a"), proposal_id="p1")
     assert git("show", "main:README.md") == "read me"

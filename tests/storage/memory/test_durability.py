@@ -57,7 +57,7 @@ def not_durable(trace: Trace) -> list[str]:
     return found
 
 
-def test_everything_is_on_the_disk_before_it_is_acknowledged(memory: MemoryRepository, traced):
+def test_memory_commit_is_on_disk_before_it_is_acknowledged(memory: MemoryRepository, traced):
     applied(memory, append("facts.md", "- a"), proposal_id="p1")
     trace = traced()
     assert sum(call == "rename" for call, _ in trace) >= 9

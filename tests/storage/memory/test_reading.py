@@ -107,7 +107,7 @@ def test_another_token_counter_counts(tmp_path):
     assert memory.read(AGENT).token_count == 4
 
 
-def test_what_is_no_repository_is_refused(tmp_path):
+def test_folder_that_is_no_memory_repository_is_refused(tmp_path):
     with pytest.raises(MemoryMissing):
         open_memory(tmp_path / "absent", create=False)
     (tmp_path / "full").mkdir()

@@ -265,14 +265,17 @@ def _claimed(row: _ReadyRow, lifecycle: Lifecycle, state: int, epoch: int, want:
 
 
 def _claimed_before(tx: Transaction, who: ActorRef, lifecycle: Lifecycle, request: Claim) -> list[Claimed] | None:
-    """The jobs that this claim id gave this claimer before, if their leases live; None when the id was never used."""
+    """The jobs that this claim id gave this claimer before, if their leases live; None when the id was never used.
+
+    They are in the order in which they were submitted, as on PostgreSQL, which does not keep the order of a claim.
+    """
     found = tx.db.execute(_ClaimQueries.claim_before, (request.claim_id,)).fetchall()
     if not found:
         return None
     leases: dict[int, int] = dict(json.loads(found[0][0]))
     types = {tx.names.known_type(lifecycle.code, one.type): one for one in request.types}
     living: list[Claimed] = []
-    for row in _load(tx, list(leases)):
+    for row in _load(tx, sorted(leases)):
         one = types.get(row.type)
         if row.epoch == leases[row.id] and row.place == HELD and row.owner == who.actor and one is not None:
             want = _TypeDemand(row.type, one, lease_length_us(one.lease_s, one.heartbeat_s), 0, None)

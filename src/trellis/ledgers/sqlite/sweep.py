@@ -7,7 +7,7 @@ import json
 from typing import LiteralString
 
 from trellis.engine.decide import Decision, Fact, Occasion
-from trellis.engine.jobs import Actor, DeadLetterReason
+from trellis.engine.jobs import Actor, DeadLetterReason, JobKey
 from trellis.engine.records import SWEEP_QUIET_S, SweepOptions, SweepReport
 from trellis.engine.retry_policy import sparable
 from trellis.ledgers.queries import NamedQueries
@@ -47,6 +47,8 @@ class _SweepQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/sweep.sql
     past_deadline: LiteralString
     count_death: LiteralString
     lose_in_place: LiteralString
+    take_position: LiteralString
+    goes_behind: LiteralString
     becomes_claimable: LiteralString
     rests_on: LiteralString
     keys_with_parked: LiteralString
@@ -111,18 +113,22 @@ def _end_leases(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[i
     max_deaths: dict[int, int] = dict(tx.db.execute(_SweepQueries.expired, (tx.now, options.batch)).fetchall())
     made = {Trigger.EXPIRE: 0, Trigger.EXHAUST: 0, Trigger.CANCEL: 0}
     batch = StepBatch()
+    in_place: list[JobKey] = []
     for row in job_rows(tx, max_deaths).values():
         what, step = _on_lease_lost(row, max_deaths[row.id])
         if what.counts_death:
             tx.db.execute(_SweepQueries.count_death, (row.id,))
         if step is None:
             _lose_in_place(tx, batch, row)
+            in_place.append(row.id)
         else:
             _add_to_batch(batch, tx, actor, options, row, what, step)
         if what.spares_attempt:
             batch.spared.append(row.id)
         made[Trigger.EXPIRE if step is None else step.trigger] += 1
     batch.write(tx)
+    for key in in_place:  # after the slots were handed out: a job that lost its lease has no claim to be first
+        tx.db.execute(_SweepQueries.goes_behind, (_take_position(tx), key))
     return made[Trigger.EXPIRE], made[Trigger.EXHAUST], made[Trigger.CANCEL]
 
 
@@ -157,11 +163,13 @@ def _pull_timers(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[
     keys = tx.db.execute(_SweepQueries.due, (tx.now, options.batch)).fetchall()
     due = exhausted = 0
     batch = StepBatch()
+    position: int | None = None
     for row in job_rows(tx, (key for (key,) in keys)).values():
         made = decision_for(row, Occasion.TIMER_DUE, _facts_when_due(row, tx.now))
         what, step = made or (None, None)
         if what is None or step is None:
-            _end_rest(tx, batch, row)
+            position = position or _take_position(tx)
+            _end_rest(tx, batch, row, position)
             due += 1
             continue
         _add_to_batch(batch, tx, actor, options, row, what, step)
@@ -172,20 +180,25 @@ def _pull_timers(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[
     return due, exhausted
 
 
+def _take_position(tx: Transaction) -> int:
+    """A position behind all ready jobs, for a job that becomes claimable without an event."""
+    return int(tx.db.execute(_SweepQueries.take_position).fetchall()[0][0])
+
+
 def _facts_when_due(row: JobRow, now: int) -> Fact:
     late = row.deadline_at is not None and row.deadline_at <= now
     return (Fact.DEADLINE_PASSED if late else Fact(0)) | (Fact.ATTEMPTS_LEFT if row.attempts_left else Fact(0))
 
 
-def _end_rest(tx: Transaction, batch: StepBatch, row: JobRow) -> None:
+def _end_rest(tx: Transaction, batch: StepBatch, row: JobRow, position: int) -> None:
     """End a wait without a step: the job becomes claimable, or keeps waiting where a timer has no meaning."""
     if not state_of(row.lifecycle, row.state).claimable:
         tx.db.execute(_SweepQueries.rests_on, (row.id,))
     elif row.ckey is None:
-        tx.db.execute(_SweepQueries.becomes_claimable, (READY, row.id))
+        tx.db.execute(_SweepQueries.becomes_claimable, (READY, position, row.id))
         tx.woke = True
     else:
-        tx.db.execute(_SweepQueries.becomes_claimable, (PARKED, row.id))
+        tx.db.execute(_SweepQueries.becomes_claimable, (PARKED, position, row.id))
         batch.keys.add(row.ckey)
 
 

@@ -49,6 +49,8 @@ begin
                        flags)
     values (t.id, t.ckey, t.until, t.type, t.version, t.epoch, t.owner, t.generation, t.attempt, t.max_attempts, t.deaths, t.state,
             t.lifecycle, t.prio, t.flags);
+    -- It keeps its slot, unless a more urgent job of its key waits.
+    if t.ckey is not null then perform _promote(array[t.ckey], false); end if;
     return 'stayed';
   end if;
   cause := replace(d.cause, '%s', t.deaths::text);

@@ -38,9 +38,16 @@ UPDATE trellis_job SET deaths = deaths + 1 WHERE id = ?;
 -- name: lose_in_place
 UPDATE trellis_job SET epoch = epoch + 1, place = ?, slot = NULL, length = NULL, cancel_at = NULL WHERE id = ?;
 
--- Behind all jobs that are ready now.
+-- A position behind all jobs that are ready now. No event gets its number, so that a job that becomes ready later is
+-- behind it. Jobs that fall due together share the position; the older id is first.
+-- name: take_position
+UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'trellis_event' RETURNING seq;
+
+-- name: goes_behind
+UPDATE trellis_job SET pos = ? WHERE id = ?;
+
 -- name: becomes_claimable
-UPDATE trellis_job SET place = ?, pos = (SELECT max(seq) + 1 FROM trellis_event), due_at = NULL WHERE id = ?;
+UPDATE trellis_job SET place = ?, pos = ?, due_at = NULL WHERE id = ?;
 
 -- name: rests_on
 UPDATE trellis_job SET due_at = NULL WHERE id = ?;
