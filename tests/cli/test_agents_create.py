@@ -46,6 +46,11 @@ def test_an_agent_is_made_with_its_sources_and_finds_what_they_disagree_on(local
     found = {one["action"]: one for one in local("proposals", "--json").records}
     refs = {citation["ref"] for citation in found["propose-comment"]["content"]["citations"]}
     assert refs == {f"sources/{name}" for name in NOTES}
+    for name in NOTES:
+        (folder / "sources" / name).unlink()
+    assert (
+        "it has no sources: put texts (.md, .txt) into agents/boiler/sources/" in local("run", "boiler", "--watch").out
+    )
 
 
 async def acts_of(url: str) -> list[AdminAct]:

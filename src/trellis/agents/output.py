@@ -55,6 +55,8 @@ class ProposalDraft:
     reasoning: str = ""
     citations: tuple[Citation, ...] = ()
     flags: tuple[str, ...] = ()
+    not_found: tuple[Citation, ...] = ()
+    """What the model quoted and no source has, for the person who decides."""
     section: str | None = None
     loop_id: str | None = None
     resolution: str | None = None
@@ -73,12 +75,14 @@ class ProposalDraft:
 
     def to_dict(self) -> dict[str, Any]:
         """The form in JSON."""
+        plain = {name: value for name, value in asdict(self).items() if name != "not_found" or value}
         return {
-            **asdict(self),
+            **plain,
             "action": self.action.value,
             "change": self.change.value,
             "citations": [asdict(one) for one in self.citations],
             "flags": list(self.flags),
+            **({"not_found": [asdict(one) for one in self.not_found]} if self.not_found else {}),
         }
 
     @classmethod
@@ -90,6 +94,7 @@ class ProposalDraft:
             "change": DraftChange(data["change"]),
             "citations": tuple(Citation(**one) for one in data["citations"]),
             "flags": tuple(data["flags"]),
+            "not_found": tuple(Citation(**one) for one in data.get("not_found", ())),
         }
         return cls(**plain)
 

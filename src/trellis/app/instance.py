@@ -524,4 +524,8 @@ async def open_instance(
 
 def _models(settings: Settings) -> ModelOptions:
     key = settings.key_for("model_base_url")
-    return ModelOptions(base_url=settings.model_base_url, key=None if key is None else key.get_secret_value())
+    return ModelOptions(
+        base_url=settings.model_base_url,
+        key=None if key is None else key.get_secret_value(),
+        process=f"the process {process_name('trellis')}",
+    )

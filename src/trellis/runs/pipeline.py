@@ -315,7 +315,7 @@ def _change(draft: AgentDraft) -> dict[str, str]:
 
 def _grounds(draft: AgentDraft) -> dict[str, Any]:
     told = draft.to_dict()
-    return {name: told[name] for name in ("reasoning", "citations", "flags")}
+    return {name: told[name] for name in ("reasoning", "citations", "flags", "not_found") if name in told}
 
 
 def _memory_draft(drafts: Sequence[AgentDraft], version: int) -> proposal.ProposalContent:
