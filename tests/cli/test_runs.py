@@ -125,7 +125,7 @@ def test_one_run_is_shown_with_its_steps_its_proposals_and_its_folder(planted: T
         run_id,
         VIOLIN,
         shown["summary"].splitlines()[0],
-        f"{proposed['id']}  {proposed['action']} {proposed['target']} ({proposed['status']})",
+        f"{proposed['id']}  {proposed['action']} {proposed['target']}\n",
         "completed",
         "4 of 4",
         "02-execute-agent.json",
@@ -156,6 +156,7 @@ def test_a_second_run_says_what_it_did_not_propose_again(planted: Terminal):
     told = answer.out
     second = told.split()[0]
     assert "execute-agent (1 of 4 steps done)" in answer.err
+    assert "  memory-update facts.md (auto_applied)\n" in planted("run", "architect-guardian", "--watch").out
     summary = planted("runs", "show", second, "--json").record["summary"]
     assert " ".join(summary.split()) in " ".join(told.split()), "what the agent found"
     shown = planted("runs", "show", second, "--json").record

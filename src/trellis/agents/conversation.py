@@ -22,6 +22,7 @@ from pydantic_ai.messages import (
     TextPart,
     ThinkingPart,
     ToolCallPart,
+    ToolReturnPart,
 )
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.wrapper import WrapperModel
@@ -67,6 +68,7 @@ MALFORMED_CHARS_MAX = 200
 _NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 _UNSTABLE = ("timestamp", "run_id", "conversation_id", "metadata")
 _BUSY = frozenset({408, 409, 425, 429})
+PROVIDER_BODY_CHARS_MAX = 2_000
 PROVIDER_MESSAGE_CHARS_MAX = 300
 KEY_PART_CHARS = 4
 """A word of a provider's message with this many characters of the key in a row is left out."""
@@ -151,8 +153,10 @@ class JournalledModel(WrapperModel):
             raise ModelRefused(model=self.model_name, reason=reason) from None
         except ModelAPIError as error:
             raise ModelUnavailable(model=self.model_name, reason=self._no_answer(error)) from None
-        except (UnexpectedModelBehavior, UserError):
+        except UnexpectedModelBehavior:
             raise ModelGarbage(model=self.model_name, reason=NO_COMPLETION) from None
+        except UserError as error:
+            raise ModelGarbage(model=self.model_name, reason=type(error).__name__) from None
 
     def _no_answer(self, error: ModelAPIError) -> str:
         """Why there is no answer, in words. The classes are compared by name: older versions do not have all."""
@@ -163,11 +167,11 @@ class JournalledModel(WrapperModel):
 
     def _quoted(self, body: object) -> str:
         """The provider's own message, bounded and without words that contain a part of the key."""
-        words = _provider_message(body).split()
-        key = self._options.key or ""
+        words = _provider_message(body)[:PROVIDER_BODY_CHARS_MAX].split()
+        key = (self._options.key or "").casefold()
         parts = {key[at : at + KEY_PART_CHARS] for at in range(max(1, len(key) - KEY_PART_CHARS + 1))} - {""}
-        shown = ["[key]" if "**" in word or any(part in word for part in parts) else word for word in words]
-        text = (storable(" ".join(shown)) or "")[:PROVIDER_MESSAGE_CHARS_MAX]
+        shown = ["[key]" if "**" in word or any(part in word.casefold() for part in parts) else word for word in words]
+        text = _without_invisible_characters(" ".join(shown))[:PROVIDER_MESSAGE_CHARS_MAX]
         return f" ({text.rstrip('.')})" if text else ""
 
     def _kept(self, digest: str, response: ModelResponse) -> bytes:
@@ -245,10 +249,19 @@ def _steps_advice(limit: int) -> str:
 
 
 def _last_invalid_call(messages: list[ModelMessage]) -> str:
-    """The call that the last message refuses to the model because its arguments are invalid."""
-    refused = [part for part in messages[-1].parts if isinstance(part, RetryPromptPart) and part.tool_name]
-    text = "".join(f"; its call of {part.tool_name} was invalid: {part.model_response()}" for part in refused[-1:])
-    return " ".join(text.split())[:PROVIDER_MESSAGE_CHARS_MAX].replace(" ;", ";")
+    """The call of `finish` that the last message refuses to the model: a valid one would have ended the run."""
+    answers = [part for part in messages[-1].parts if isinstance(part, ToolReturnPart | RetryPromptPart)]
+    refused: list[object] = [part.content for part in answers if part.tool_name == FINISH]
+    text = "".join(f"; its call of {FINISH} was invalid: {_validation_text(one)}" for one in refused[-1:])
+    return " ".join(text.split())[:PROVIDER_MESSAGE_CHARS_MAX]
+
+
+def _validation_text(content: object) -> str:
+    """The errors of a validation in words: which field, and what is wrong with it."""
+    if not isinstance(content, list):
+        return str(content)
+    errors = [cast("dict[str, Any]", one) for one in cast("list[object]", content) if isinstance(one, dict)]
+    return ", ".join(f"{'.'.join(map(str, one.get('loc', ())))}: {one.get('msg')}" for one in errors)
 
 
 def request_form(

@@ -58,7 +58,7 @@ def check_model(name: str, options: ModelOptions) -> None:
         key = f"{KEY_SETTING} to its key; any word does for a server that asks for none"
         missing = [text for value, text in ((options.base_url, address), (options.key, key)) if not value]
         if missing:
-            where = f", for {options.process}, which executes the run" if options.process else ""
+            where = f", in the environment of {options.process}, which executes the run" if options.process else ""
             raise ModelSettingInvalid(model=name, detail=f"set {', and '.join(missing)}{where}")
         if find_spec(LIBRARY) is None:
             raise ModelSettingInvalid(

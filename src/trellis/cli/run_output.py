@@ -79,7 +79,10 @@ def made_by(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _proposal_text(proposal: str, made: Mapping[str, Any]) -> str:
     """A proposal's id, and what it would do."""
     found = next((one for one in made["proposals"] if one["id"] == proposal), None)
-    return proposal if found is None else f"{proposal}  {found['action']} {found['target']} ({found['status']})"
+    if found is None:
+        return proposal
+    status = f" ({found['status']})" if "status" in found else ""
+    return f"{proposal}  {found['action']} {found['target']}{status}"
 
 
 def _already_proposed_text(equal: Mapping[str, Any]) -> str:

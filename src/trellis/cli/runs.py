@@ -73,7 +73,7 @@ async def run(
     Without an option it is left to `trellis up`. --wait waits for its end; --watch needs no `trellis up`: this process executes the
     run itself, with its own environment (model, keys), after the runs that wait already. While a `trellis up` on the same ledger
     executes runs, --watch leaves the run to it and says so: then the environment of `trellis up` counts. A second --watch waits for
-    the first. Both options print the proposals and exit with 1 when the run failed.
+    the first. Through a gateway it only follows the run. Both options print the proposals and exit with 1 when the run failed.
     """
     params, patience_s = params_of(param or []), wait_s(wait, watch=watch)
     async with cli.api() as api:
@@ -144,7 +144,9 @@ async def show_run(cli: Cli, id_: RunArgument) -> None:
         done = await api.runs.steps(id_)
     steps = [{name: getattr(step, name, None) for name in STEP_FIELDS} for step in done]
     files = [step.model_dump(mode="json") for step in done]
-    made = {name: value for name, value in made_by(files).items() if name != "sources"}
+    made = made_by(files)
+    proposals = [{name: one[name] for name in ("id", "action", "target")} for one in made["proposals"]]
+    made = {"summary": made["summary"], "proposals": proposals}
     record = {**found.model_dump(mode="json"), **made, "steps": steps, "refused": refusals(files)}
     if cli.out.as_json:
         cli.out.record(record)

@@ -128,7 +128,7 @@ async def test_a_model_nobody_knows_is_named_before_anything_is_done(name):
 def test_a_model_without_its_settings_says_what_is_missing(options):
     with pytest.raises(ModelSettingInvalid, match="set TRELLIS_MODEL_"):
         check_model("openai:test-1", options)
-    with pytest.raises(ModelSettingInvalid, match="for the process up@there, which executes the run"):
+    with pytest.raises(ModelSettingInvalid, match="in the environment of the process up@there, which executes the run"):
         check_model("openai:test-1", replace(options, process="the process up@there"))
     assert KEY not in repr(options)
 
