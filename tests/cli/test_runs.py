@@ -156,7 +156,6 @@ def test_a_second_run_says_what_it_did_not_propose_again(planted: Terminal):
     told = answer.out
     second = told.split()[0]
     assert "execute-agent (1 of 4 steps done)" in answer.err
-    assert "  memory-update facts.md (auto_applied)\n" in planted("run", "architect-guardian", "--watch").out
     summary = planted("runs", "show", second, "--json").record["summary"]
     assert " ".join(summary.split()) in " ".join(told.split()), "what the agent found"
     shown = planted("runs", "show", second, "--json").record
