@@ -29,6 +29,7 @@ PARTS: list[tuple[type[Any], type[Any]]] = [
 OF_SERVICES = {"stage", "propose"}
 """Calls of the NLM backend and of agents; no command makes them."""
 ALONE = {
+    "as_only_watcher",
     "change",
     "count_failed",
     "decide",

@@ -42,10 +42,18 @@ def test_an_agent_is_made_with_its_sources_and_finds_what_they_disagree_on(local
     assert (listed["slug"], listed["status"], listed["description"]) == ("boiler", "active", PURPOSE)
     folder = Path("objects/agents/boiler")
     assert {name: (folder / "sources" / name).read_text() for name in NOTES} == NOTES
-    assert local("run", "boiler", "--watch", "--json").record["status"] == "completed"
+    ran = local("run", "boiler", "--watch")
+    assert (ran.code, " completed\n" in ran.out) == (0, True)
     found = {one["action"]: one for one in local("proposals", "--json").records}
+    comment = found["propose-comment"]
+    assert f"  {comment['id']}  propose-comment {comment['target']} (pending)\n" in ran.out
     refs = {citation["ref"] for citation in found["propose-comment"]["content"]["citations"]}
     assert refs == {f"sources/{name}" for name in NOTES}
+    for name in NOTES:
+        (folder / "sources" / name).unlink()
+    assert (
+        "it has no sources: put texts (.md, .txt) into agents/boiler/sources/" in local("run", "boiler", "--watch").out
+    )
 
 
 async def acts_of(url: str) -> list[AdminAct]:

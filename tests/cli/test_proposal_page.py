@@ -29,7 +29,8 @@ def offered(local: Terminal, action: str, target: str) -> str:
                 "change": {"type": "append", "text": HIDDEN},
                 "reasoning": "it is too hot",
                 "citations": [{"ref": "sources/note.md", "excerpt": QUOTE, "start": 0, "end": len(QUOTE)}],
-                "flags": [],
+                "flags": ["citation_not_found:sources/note.md"],
+                "not_found": [{"ref": "sources/note.md", "excerpt": "It may boil over."}],
             }
             draft = await offering.about_file(AGENT, action, target, content)
             source = ProposalSource(type="agent", identity=f"agent:{AGENT}", run_id=None)
@@ -60,6 +61,7 @@ def test_a_proposal_is_shown_as_a_diff_with_its_sources_and_what_hides_is_writte
     assert not set(HIDDEN) & {"\u202e", "\u200b", "\x1b", "\u2028"} & set(page)
     assert r"characters that cannot be seen, written out here: \u202e, \u200b, \x1b, \u2028" in page
     assert "\nsources/note.md\n  | The boiler B-1 is kept at\n  | 94 degrees.\n" in page
+    assert "\nsources/note.md: not found\n  ? It may boil over.\n" in page
     assert "it is too hot" in page
     assert f"proposals approve {id_}" in page
 

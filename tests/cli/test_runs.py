@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from trellis.app.settings import Settings
 from trellis.cli.run_output import refusals, run_facts
 from trellis.cli.values import params_of
 from trellis.engine.errors import SettingsInvalid
-from trellis.engine.jobs import Claim, ClaimId, Turn, TypeClaim
+from trellis.engine.jobs import Actor, Claim, ClaimId, Turn, TypeClaim
 from trellis.lifecycles import Role
 from trellis.runs.orchestration import TriggerKind
 from trellis.runs.orchestrator import TYPE
@@ -92,7 +93,9 @@ def test_a_watched_run_ends_with_proposals_that_a_person_decides_about(planted: 
     assert (refused.code, "at least 10 characters" in refused.err) == (1, True)
     assert planted("proposals", "reject", other, "--note", "the source is right").code == 0
     again = planted("proposals", "approve", other)
-    assert (again.code, "from rejected" in again.err) == (1, True)
+    approval = planted("proposals", "show", other, "--json").record["approval"]
+    decided = f"is rejected already, decided by {approval['decided_by']} at {approval['decided_at']};"
+    assert (again.code, decided in again.err) == (1, True)
 
 
 def folder_of(terminal: Terminal) -> Path:
@@ -117,9 +120,12 @@ def test_run_is_shown_with_its_steps_proposals_and_folder(planted: Terminal):
     manifest = json.loads((folder / "manifest.json").read_text())
     assert [{name: step[name] for name in manifest["steps"][0]} for step in shown["steps"]] == manifest["steps"]
     for_people = planted("runs", "show", run_id).out
+    proposed = shown["proposals"][0]
     for text in (
         run_id,
         VIOLIN,
+        shown["summary"].splitlines()[0],
+        f"{proposed['id']}  {proposed['action']} {proposed['target']}\n",
         "completed",
         "4 of 4",
         "02-execute-agent.json",
@@ -146,8 +152,12 @@ def test_a_second_run_says_what_it_did_not_propose_again(planted: Terminal):
     file = folder_of(planted) / "agents" / VIOLIN / "_agent.md"
     file.write_text(file.read_text().replace(", memory-update]", "]"))  # else it remembers what it said
     first = planted("run", VIOLIN, "--watch", "--json").record
-    told = planted("run", VIOLIN, "--watch").out
+    answer = planted("run", VIOLIN, "--watch")
+    told = answer.out
     second = told.split()[0]
+    assert "execute-agent (1 of 4 steps done)" in answer.err
+    summary = planted("runs", "show", second, "--json").record["summary"]
+    assert " ".join(summary.split()) in " ".join(told.split()), "what the agent found"
     shown = planted("runs", "show", second, "--json").record
     equal = shown["already_proposed"][0]
     assert {one["id"] for one in shown["already_proposed"]} < set(first["proposals_created"])
@@ -220,7 +230,7 @@ def test_a_running_run_is_asked_to_stop_or_ended_now(planted: Terminal):
 def test_an_id_that_no_run_has_is_said_so(planted: Terminal):
     for id_, wrong in (
         ("run_2026-02-14_080000_abc123", "There is no run run_2026-02-14_080000_abc123; `trellis runs` lists them."),
-        ("run_2026-02-14_abc123", "There is no run run_2026-02-14_abc123"),
+        ("run_2026-02-14_abc123", "A queue job that no run submitted has a run id of its own."),
         ("abc123", "'abc123' is no run id: it looks like run_"),
         ("run_2026-02-30_abc123", "'run_2026-02-30_abc123' is no run id"),
     ):
@@ -275,6 +285,8 @@ def test_an_agent_whose_third_watched_run_failed_is_stopped_at_once_and_listed_w
     assert (found["status"], found["last_error"]) == ("error", runs[0]["error"])
     assert f"{runs[-1]['run_id']}: INTERNAL_ERROR" in planted("agents").out
     assert planted("agents", "activate", VIOLIN, "--json").record["previous"] == "error"
+    found = {record["slug"]: record for record in planted("agents", "--json").records}[VIOLIN]
+    assert (found["status"], "'nobody-knows-it' is no model" in found["problems"][0]) == ("active", True)
 
 
 @pytest.mark.requirement("AUTH-5", "D24")
@@ -332,6 +344,34 @@ def test_a_run_that_nobody_executes_is_waited_for_as_long_as_is_said(planted: Te
     assert "start `trellis up`" in answer.err
     both = planted("run", VIOLIN, "--wait", "1s", "--watch")
     assert (both.code, "not both" in both.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "name, text, after",
+    [
+        ("projector", "up@there executes the runs of this ledger: its settings and keys are used", "run.started"),
+        ("run-watch", "another `run --watch` executes a run of this ledger", "run.requested"),
+    ],
+)
+def test_a_watched_run_is_left_to_a_process_that_executes_runs_and_waits_for_another_watcher(
+    planted: Terminal, name: str, text: str, after: str
+):
+    """Of two processes that execute runs, either could claim it, and then use the settings of the wrong one."""
+
+    async def hold() -> datetime:
+        async with open_instance(Settings.model_validate({}), planted.url) as instance:
+            there = Actor(role=Role.PROJECTOR, name="up@there")
+            assert await instance.ledger.subscribe(there, name, lease_s=0.6, reads=False)
+            return next(seen.until for seen in await instance.ledger.followers() if seen.name == name)
+
+    agent = folder_of(planted) / "agents" / VIOLIN / "_agent.md"
+    agent.write_text(agent.read_text().replace("model: offline", "model: openai:m"))
+    until = asyncio.run(hold())
+    answer = planted("run", VIOLIN, "--watch")
+    assert (answer.code, answer.err.count(text)) == (1, 1), answer.err
+    assert f":{os.getpid()}, which executes the run" in answer.out, "it says whose settings are missing"
+    (begun,) = planted("events", "--type", after, "--json").records
+    assert datetime.fromisoformat(begun["ts"]) >= until
 
 
 def test_a_run_without_a_watcher_waits_for_a_service(planted: Terminal):

@@ -161,7 +161,7 @@ def test_an_embedded_backend_takes_a_free_port_when_nobody_chose_one():
         taken.listen()
         port = taken.getsockname()[1]
         chosen = _cli(nlm_port=port)
-        with pytest.raises(ListenRefused):
+        with pytest.raises(ListenRefused, match=r"The NLM backend does not listen on .*port with TRELLIS_NLM_PORT"):
             bind_nlm_endpoint(chosen, None, [KEY])
         by_default = _cli()
         by_default.settings = by_default.settings.model_copy(update={"nlm_port": port})

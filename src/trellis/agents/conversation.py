@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
+import pydantic_ai
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_ai import Agent, RunContext, ToolOutput
 from pydantic_ai import Tool as AiTool
@@ -18,9 +19,11 @@ from pydantic_ai.messages import (
     ModelMessagesTypeAdapter,
     ModelResponse,
     ModelResponsePart,
+    RetryPromptPart,
     TextPart,
     ThinkingPart,
     ToolCallPart,
+    ToolReturnPart,
 )
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.wrapper import WrapperModel
@@ -28,7 +31,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RequestUsage, UsageLimits
 
-from trellis.agents.definition import AgentDefinition, Tool
+from trellis.agents.definition import MAX_STEPS_MAX, AgentDefinition, Tool
 from trellis.agents.errors import (
     JournalDiffers,
     ModelGarbage,
@@ -39,6 +42,7 @@ from trellis.agents.errors import (
     TokensExceeded,
     ToolCallsExceeded,
 )
+from trellis.agents.models import ModelOptions
 from trellis.agents.run_io import JournalOnce, RefusalCode, RunLimits, TokenUsage, ToolRefusal, canonical_json
 from trellis.agents.tools import DESCRIPTIONS, Reply, Toolbox
 from trellis.engine import tracing
@@ -139,6 +143,12 @@ MALFORMED_CHARS_MAX = 200
 _NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 _UNSTABLE = ("timestamp", "run_id", "conversation_id", "metadata")
 _BUSY = frozenset({408, 409, 425, 429})
+PROVIDER_BODY_CHARS_MAX = 2_000
+PROVIDER_MESSAGE_CHARS_MAX = 300
+KEY_PART_CHARS = 4
+"""A word of a provider's message with this many characters of the key in a row is left out."""
+
+pydantic_ai.BANNER_ENABLED = False  # the library would advertise a product on the terminal of `trellis run`
 
 
 class JournalledModel(WrapperModel):
@@ -153,6 +163,8 @@ class JournalledModel(WrapperModel):
         limits: RunLimits,
         left_s: Callable[[], float],
         not_listed: Callable[[str], None],
+        so_far: Callable[[], str],
+        options: ModelOptions,
         counter: TokenCounter = count_tokens,
     ) -> None:
         super().__init__(wrapped)
@@ -161,6 +173,8 @@ class JournalledModel(WrapperModel):
         self._limits = limits
         self._left_s = left_s
         self._not_listed = not_listed
+        self._so_far = so_far
+        self._options = options
         self._counter = counter
         self.number = 0
         self.used = TokenUsage()
@@ -174,7 +188,8 @@ class JournalledModel(WrapperModel):
     ) -> ModelResponse:
         """The journaled answer to this request; made now if there is none."""
         if self.number >= self._steps_max:
-            raise StepsExceeded(limit=self._steps_max)
+            told = self._so_far() + _last_invalid_call(messages)
+            raise StepsExceeded(limit=self._steps_max, advice=_steps_advice(self._steps_max), so_far=told)
         self.number += 1
         entry = ENTRY.format(number=self.number)
         form = request_form(self.model_name, messages, model_settings, model_request_parameters)
@@ -207,15 +222,32 @@ class JournalledModel(WrapperModel):
         except TimeoutError:
             raise OutOfTime(what=f"request {self.number} was answered") from None
         except ModelHTTPError as error:
-            # The body may contain part of the key, so only the status is reported.
-            reason = f"HTTP status {error.status_code}"
+            reason = f"HTTP status {error.status_code}{self._quoted(error.body)}"
             if error.status_code in _BUSY or error.status_code >= 500:
                 raise ModelUnavailable(model=self.model_name, reason=reason) from None
             raise ModelRefused(model=self.model_name, reason=reason) from None
         except ModelAPIError as error:
-            raise ModelUnavailable(model=self.model_name, reason=type(error).__name__) from None
-        except (UnexpectedModelBehavior, UserError) as error:
+            raise ModelUnavailable(model=self.model_name, reason=self._no_answer(error)) from None
+        except UnexpectedModelBehavior:
+            raise ModelGarbage(model=self.model_name, reason=NO_COMPLETION) from None
+        except UserError as error:
             raise ModelGarbage(model=self.model_name, reason=type(error).__name__) from None
+
+    def _no_answer(self, error: ModelAPIError) -> str:
+        """Why there is no answer, in words. The classes are compared by name: older versions do not have all."""
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if "ModelTimeoutError" in kinds:
+            return f"no answer within {self._options.request_timeout_s:g} s"
+        return f"no connection, or it broke off{self._quoted(error.message)}" if _BROKEN in kinds else NO_COMPLETION
+
+    def _quoted(self, body: object) -> str:
+        """The provider's own message, bounded and without words that contain a part of the key."""
+        words = _provider_message(body)[:PROVIDER_BODY_CHARS_MAX].split()
+        key = (self._options.key or "").casefold()
+        parts = {key[at : at + KEY_PART_CHARS] for at in range(max(1, len(key) - KEY_PART_CHARS + 1))} - {""}
+        shown = ["[key]" if "**" in word or any(part in word.casefold() for part in parts) else word for word in words]
+        text = _without_invisible_characters(" ".join(shown))[:PROVIDER_MESSAGE_CHARS_MAX]
+        return f" ({text.rstrip('.')})" if text else ""
 
     def _kept(self, digest: str, response: ModelResponse) -> bytes:
         """The journal entry of an answer, with tool calls numbered and without the time."""
@@ -271,6 +303,40 @@ class JournalledModel(WrapperModel):
     def _check_tokens(self, used: int) -> None:
         if used > self._limits.tokens_max:
             raise TokensExceeded(used=used, limit=self._limits.tokens_max)
+
+
+NO_COMPLETION = "it answered, but not with a chat completion in JSON; check that the address is that of its API"
+_BROKEN = "ModelConnectionError"
+
+
+def _provider_message(body: object) -> str:
+    """The message in an error's body: `{"error": {"message": …}}`, or the parts of it that servers send alone."""
+    while isinstance(body, dict):
+        found = cast("dict[str, object]", body)
+        body = next((found[name] for name in ("error", "message", "detail") if found.get(name)), "")
+    return body if isinstance(body, str) and not body.lstrip().startswith("<") else ""
+
+
+def _steps_advice(limit: int) -> str:
+    if limit >= MAX_STEPS_MAX:
+        return f"{MAX_STEPS_MAX} is the most that a file can allow, so ask for less, or divide the work among agents"
+    return f"raise max_steps in its file (up to {MAX_STEPS_MAX}), or ask for less"
+
+
+def _last_invalid_call(messages: list[ModelMessage]) -> str:
+    """The call of `finish` that the last message refuses to the model: a valid one would have ended the run."""
+    answers = [part for part in messages[-1].parts if isinstance(part, ToolReturnPart | RetryPromptPart)]
+    refused: list[object] = [part.content for part in answers if part.tool_name == FINISH]
+    text = "".join(f"; its call of {FINISH} was invalid: {_validation_text(one)}" for one in refused[-1:])
+    return " ".join(text.split())[:PROVIDER_MESSAGE_CHARS_MAX]
+
+
+def _validation_text(content: object) -> str:
+    """The errors of a validation in words: which field, and what is wrong with it."""
+    if not isinstance(content, list):
+        return str(content)
+    errors = [cast("dict[str, Any]", one) for one in cast("list[object]", content) if isinstance(one, dict)]
+    return ", ".join(f"{'.'.join(map(str, one.get('loc', ())))}: {one.get('msg')}" for one in errors)
 
 
 def request_form(

@@ -26,6 +26,8 @@ REASONING_CHARS_MAX = 4_000
 TEXT_BYTES_MAX = 64 * 1024
 TARGET_CHARS_MAX = 200
 DETAIL_CHARS_MAX = 300
+NOT_FOUND_MAX = 10
+NOT_FOUND_CHARS_MAX = 500
 DROPPED_MAX = 20
 DEFINITION_FILE = "_agent.md"
 
@@ -126,8 +128,8 @@ def _draft(given: Mapping[str, Any], context: DraftingContext) -> ProposalDraft:
         _check_update(draft, context)
     else:
         draft = replace(draft, section=None, loop_id=None, resolution=None)
-    citations, flags = _citations(given.get("citations"), context.read)
-    draft = replace(draft, citations=citations, flags=flags)
+    citations, flags, not_found = _citations(given.get("citations"), context.read)
+    draft = replace(draft, citations=citations, flags=flags, not_found=not_found)
     same = [(one.action, one.target, one.change, one.text, one.loop_id) for one in context.drafts]
     if (draft.action, draft.target, draft.change, draft.text, draft.loop_id) in same:
         raise CallRefused(RefusalCode.DUPLICATE, "the same proposal was made in this run already")
@@ -229,8 +231,10 @@ def _check_update(draft: ProposalDraft, context: DraftingContext) -> None:
                 raise CallRefused(RefusalCode.UPDATE_INVALID, "; ".join(counted))
 
 
-def _citations(value: object, read: tuple[NlmSource, ...]) -> tuple[tuple[Citation, ...], tuple[str, ...]]:
-    """The citations that are found in the sources read, and flags about the others."""
+def _citations(
+    value: object, read: tuple[NlmSource, ...]
+) -> tuple[tuple[Citation, ...], tuple[str, ...], tuple[Citation, ...]]:
+    """The citations that are found in the sources read, flags about the others, and the others, shortened."""
     if value is None:
         value = []
     if not isinstance(value, list):
@@ -244,7 +248,9 @@ def _citations(value: object, read: tuple[NlmSource, ...]) -> tuple[tuple[Citati
             raise CallRefused(RefusalCode.FIELD_INVALID, "each citation needs ref and excerpt, both text")
         claimed.append(Citation(ref[:FLAG_REF_CHARS_MAX], excerpt[: EXCERPT_CHARS_MAX + 1]))
     verified = verify(NlmAnswer(text="", citations=tuple(claimed)), read)
-    return verified.citations, verified.flags
+    alone = ((one, verify(NlmAnswer(text="", citations=(one,)), read).citations) for one in claimed)
+    lost = [Citation(one.ref, one.excerpt[:NOT_FOUND_CHARS_MAX]) for one, found in alone if not found]
+    return verified.citations, verified.flags, tuple(dict.fromkeys(lost))[:NOT_FOUND_MAX]
 
 
 def _short_repr(value: object) -> str | None:

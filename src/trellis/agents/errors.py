@@ -127,7 +127,7 @@ class LimitExceeded(AgentRunError):
 
 
 class StepsExceeded(LimitExceeded):
-    """The agent did not finish within {limit} model requests; raise max_steps in its file, or ask for less."""
+    """The agent did not finish within {limit} model requests; {advice}{so_far}."""
 
 
 class TokensExceeded(LimitExceeded):

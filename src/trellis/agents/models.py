@@ -38,6 +38,16 @@ class ModelOptions:
     key: str | None = field(default=None, repr=False)
     scripts: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
     """Functions `(messages, info) -> ModelResponse` by name, for `scripted:`."""
+    request_timeout_s: float = REQUEST_TIMEOUT_S
+    process: str | None = None
+    """The process that executes runs with these settings, for messages."""
+
+
+def model_problem(name: str) -> str | None:
+    """What to correct if no runtime could open a model of this name; None for a name that one may."""
+    kind, _, rest = name.partition(":")
+    known = name == OFFLINE or (kind in {OPENAI, SCRIPTED} and rest)
+    return None if known else f"model: {ModelUnknown(model=name, known=KNOWN)}"
 
 
 def check_model(name: str, options: ModelOptions) -> None:
@@ -48,7 +58,8 @@ def check_model(name: str, options: ModelOptions) -> None:
         key = f"{KEY_SETTING} to its key; any word does for a server that asks for none"
         missing = [text for value, text in ((options.base_url, address), (options.key, key)) if not value]
         if missing:
-            raise ModelSettingInvalid(model=name, detail=f"set {', and '.join(missing)}")
+            where = f", in the environment of {options.process}, which executes the run" if options.process else ""
+            raise ModelSettingInvalid(model=name, detail=f"set {', and '.join(missing)}{where}")
         if find_spec(LIBRARY) is None:
             raise ModelSettingInvalid(
                 model=name, detail=f"pip install 'trellis-engine[{Extra.OPENAI}]' for the package {LIBRARY}"
@@ -91,5 +102,7 @@ def _openai(name: str, model: str, options: ModelOptions) -> "tuple[Model, Async
         from pydantic_ai.models.openai import OpenAIChatModel
         from pydantic_ai.providers.openai import OpenAIProvider
     # The step is retried (D7); a second layer of retries would multiply the first.
-    client = AsyncOpenAI(base_url=options.base_url, api_key=options.key, max_retries=0, timeout=REQUEST_TIMEOUT_S)
+    client = AsyncOpenAI(
+        base_url=options.base_url, api_key=options.key, max_retries=0, timeout=options.request_timeout_s
+    )
     return OpenAIChatModel(model, provider=OpenAIProvider(openai_client=client)), client

@@ -4,9 +4,9 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from trellis.agents.definition import SafeOutput
 from trellis.agents.sources import AgentSource, Annotation
@@ -130,6 +130,8 @@ class ProposalDraft:
     reasoning: str = ""
     citations: tuple[Citation, ...] = ()
     flags: tuple[str, ...] = ()
+    not_found: Annotated[tuple[Citation, ...], Field(exclude_if=lambda quoted: not quoted)] = ()
+    """What the model quoted and no source has, for the person who decides."""
     section: str | None = None
     loop_id: str | None = None
     resolution: str | None = None

@@ -53,6 +53,8 @@ async def run_agent(
             limits=limits,
             left_s=left_s,
             not_listed=toolbox.not_listed,
+            so_far=toolbox.so_far,
+            options=models,
         )
         summary = await conversation.run_conversation(
             definition, talk, model=journalled, toolbox=toolbox, limits=limits

@@ -3,6 +3,7 @@
 from trellis.agents.catalog import Agent, AgentMissing
 from trellis.agents.definition import AgentMalformed, AgentStatus
 from trellis.agents.errors import AgentNotFound
+from trellis.agents.models import model_problem
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.auth.ownership import sees_all
 from trellis.http.shapes import AgentChanged, AgentShape, Page
@@ -64,6 +65,7 @@ class LocalAgents:
             description=agent.description,
             tools=[tool.value for tool in agent.tools],
             cron=agent.triggers.cron,
+            problems=[problem] if (problem := model_problem(agent.model)) else [],
             last_run=None if failure is None else failure.run_id,
             last_error=None if failure is None else failure.error,
         )

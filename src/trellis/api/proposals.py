@@ -4,13 +4,13 @@ A held job has the shape of a proposal, so that a person finds everything that w
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.app.wiring import SystemClock, new_id
 from trellis.bus import approvals
-from trellis.documents.errors import ProposalNotFound
+from trellis.documents.errors import ProposalDecided, ProposalNotFound
 from trellis.engine.errors import InvalidTransition
 from trellis.engine.jobs import Actor, JobId, NotMoved, RequestId
 from trellis.engine.ledger import Ledger
@@ -123,15 +123,18 @@ class LocalProposals:
             ledger, actor, proposal, approve=approve, note=note, request_id=request_id, version=version
         )
         if isinstance(answer, NotMoved):
-            raise refused_decision(answer, actor)
+            raise refused_decision(answer, actor, await proposal_document(ledger, proposal_id))
         return await self.get(proposal_id)
 
 
-def refused_decision(answer: NotMoved, actor: Actor) -> InvalidTransition:
-    """The error for a proposal whose state does not allow the decision."""
-    return InvalidTransition(
-        job_id=answer.job_id, source=answer.state, target=answer.target, actor=actor.role.value, reason=answer.reason
-    )
+def refused_decision(answer: NotMoved, actor: Actor, document: Mapping[str, Any]) -> InvalidTransition:
+    """The error for a proposal whose state does not allow the decision: who decided about it, and when."""
+    facts = {"job_id": answer.job_id, "source": answer.state, "target": answer.target, "actor": actor.role.value}
+    if answer.state == "pending":
+        return InvalidTransition(**facts, reason=answer.reason)
+    approval: Mapping[str, Any] | None = document.get("approval")
+    decided = f", decided by {approval['decided_by']} at {approval['decided_at']}" if approval else ""
+    return ProposalDecided(**facts, reason=answer.reason, decided=decided)
 
 
 async def proposal_page(

@@ -7,28 +7,30 @@ published can still be read when retention has removed the run from the ledger.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.app.instance import Instance
-from trellis.app.wiring import SystemClock, new_id
+from trellis.app.wiring import SystemClock, new_id, process_name
 from trellis.auth.matrices import permit
 from trellis.auth.ownership import owns
 from trellis.documents import ids, run_documents
 from trellis.documents.errors import ManifestMissing, RunNotFound
 from trellis.documents.lookup import find_published, find_run, listed_runs
 from trellis.documents.run_documents import RunFacts, RunRequest
-from trellis.engine.errors import Refused
-from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
+from trellis.engine.errors import LedgerError, Refused
+from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId, Subscription
+from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, JobPlace
 from trellis.http.pages import read_pages
 from trellis.http.shapes import Page, RunDetail, RunListed, RunManifest, RunStarted, RunStatus, StepFile, Stopped
 from trellis.lifecycles import Role
 from trellis.lifecycles.run import RUN
 from trellis.runs.orchestration import TriggerKind
+from trellis.runs.projector import SUBSCRIBER_NAME as PROJECTOR
 from trellis.runs.waits import open_wait
 from trellis.storage.objects.canonical_json import timestamp
 
@@ -37,6 +39,11 @@ ENDED = frozenset({"completed", "failed"})
 LOOK_S = 0.1
 """How often a run is looked at that is watched, in seconds."""
 LOCAL = "file://"
+WATCHER = "run-watch"
+"""The ledger lends this name to one process at a time that executes runs only until its own run has ended."""
+WATCHER_LEASE_S = 10.0
+DRIVER_LOOK_S = 0.5
+"""How often a process checks whether another process still executes runs, in seconds."""
 
 ResultT = TypeVar("ResultT")
 
@@ -156,9 +163,44 @@ class LocalRuns:
             raise Refused(detail=f"Run {found} was faster: it is completed.")
         return Stopped(run_id=found, status=state)
 
-    async def execute_until(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Execute runs in this process until `work` is done; the result of `work`. Only a ledger offers this."""
-        return await while_executing(await self._context.instance(), work)
+    async def execute_until(self, work: Awaitable[ResultT], left_to: Callable[[str], None]) -> ResultT:
+        """Execute runs in this process until `work` is done; the result of `work`. Only a ledger offers this.
+
+        While another process executes the runs of this ledger, they are left to it: either could claim a run, and the
+        claimer's settings and keys count. `left_to` is called with its name. When it ends, this process takes over.
+        """
+        instance, working, named = await self._context.instance(), asyncio.ensure_future(work), ""
+        try:
+            while (driver := await _driver_elsewhere(instance.ledger)) is not None:
+                if driver != named:
+                    left_to(driver)
+                named = driver
+                await asyncio.wait({working}, timeout=DRIVER_LOOK_S)
+                if working.done():
+                    return await working
+            return await while_executing(instance, working)
+        finally:
+            working.cancel()
+
+    @contextlib.asynccontextmanager
+    async def as_only_watcher(self, waits: Callable[[], None]) -> AsyncGenerator[None]:
+        """Wait until no other process is inside this context, so that none of two watchers executes the other's run.
+
+        `waits` is called if another process is inside. Enter before the run is started.
+        """
+        self._context.permit("runs.trigger")
+        ledger, actor = (await self._context.instance()).ledger, Actor(role=Role.PROJECTOR, name=process_name("run"))
+        while (held := await _watcher(ledger, actor)) is None:
+            waits()
+            waits = _nothing
+            await SystemClock().sleep(DRIVER_LOOK_S)
+        keeping = asyncio.ensure_future(_keep_watcher(ledger, held))
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            with contextlib.suppress(LedgerError):  # the lease ends by itself
+                await ledger.unsubscribe(held)
 
     async def find(self, run_id: str) -> ReadableRun:
         """The run with this id, long or short, if the caller may read it. Raises RunNotFound, NotAllowed.
@@ -214,7 +256,34 @@ async def published_states(instance: Instance, run: ReadableRun) -> AsyncGenerat
         await clock.sleep(LOOK_S)
 
 
-async def while_executing(instance: Instance, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+def _nothing() -> None:
+    """For a caller that was called once already."""
+
+
+async def _driver_elsewhere(ledger: Ledger) -> str | None:
+    """The process that executes runs of this ledger now; None if there is none.
+
+    It is known by the projector, which runs need, and which the ledger has only once.
+    """
+    now = await ledger.now()
+    alive = (seen.actor for seen in await ledger.followers() if seen.name == PROJECTOR and seen.until > now)
+    return next(alive, None)
+
+
+async def _watcher(ledger: Ledger, actor: Actor) -> Subscription | None:
+    return await ledger.subscribe(actor, WATCHER, lease_s=WATCHER_LEASE_S, reads=False)
+
+
+async def _keep_watcher(ledger: Ledger, held: Subscription) -> None:
+    """Extend the lease of the name until another process has it."""
+    is_ours = True
+    while is_ours:
+        await SystemClock().sleep(WATCHER_LEASE_S / 3)
+        with contextlib.suppress(LedgerError):  # the next pass tries again
+            is_ours = await ledger.ack(held, None, lease_s=WATCHER_LEASE_S)
+
+
+async def while_executing(instance: Instance, work: Awaitable[ResultT]) -> ResultT:
     """Execute runs in this process until `work` is done, then evaluate agent health; the result of `work`."""
     stop, watching = asyncio.Event(), asyncio.ensure_future(work)
     serving = asyncio.ensure_future(instance.serve(stop, queue_jobs=False))

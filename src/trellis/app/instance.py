@@ -320,7 +320,7 @@ class Instance:
             objects=self.objects,
             memory=self.memory,
             asking=RetryingProvider(self.provider, clock=clock),
-            models=_models(self.settings),
+            models=_models(self.settings, self.name),
             apply_engine=engine,
             clock=clock,
             limits=RunLimits(),
@@ -509,6 +509,10 @@ async def open_instance(
         await ledger.close()
 
 
-def _models(settings: Settings) -> ModelOptions:
+def _models(settings: Settings, name: str) -> ModelOptions:
     key = settings.key_for("model_base_url")
-    return ModelOptions(base_url=settings.model_base_url, key=None if key is None else key.get_secret_value())
+    return ModelOptions(
+        base_url=settings.model_base_url,
+        key=None if key is None else key.get_secret_value(),
+        process=f"the process {name}",
+    )

@@ -12,6 +12,9 @@ from trellis.cli.invocation import Cli
 from trellis.engine.errors import InputError, OptionInvalid
 from trellis.operations.explain import counted
 
+DROPPED = frozenset({"ungrounded-dropped", "citations-dropped"})
+"""Tags of an artifact that lacks a part of the provider's answer."""
+
 
 def print_discarded(cli: Cli, artifact_id: str) -> None:
     """Report that an artifact was discarded."""
@@ -48,6 +51,8 @@ def show_page(cli: Cli, document: dict[str, Any]) -> None:
     for line in _PAGES[ArtifactType(document["type"])](content):
         cli.out.prose(line)
     cli.out.line()
+    if DROPPED.intersection(document["tags"]):
+        cli.out.prose("What the provider said or quoted, and no source shows, was left out.", style="yellow")
     cli.out.prose(f"{counted(len(document['sources']), 'quotation')} of its sources: --json shows them", style="dim")
 
 

@@ -24,34 +24,65 @@ from trellis.operations.explain import counted, duration
 
 @contextmanager
 def step_bar(cli: Cli) -> Generator[Callable[[Mapping[str, Any]], None]]:
-    """A progress bar that follows each status.json it is given."""
+    """A progress bar that follows each status.json it is given; without a terminal, a line on standard error."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, console=cli.out.errors, disable=not cli.out.errors.is_terminal) as bars:
-        bar = bars.add_task("queued", total=len(ids.STEPS))
+        bar, shown = bars.add_task("queued", total=len(ids.STEPS)), [""]
 
         def show(status: Mapping[str, Any]) -> None:
             about = status.get("current_step") or status.get("status") or "requested"
             bars.update(bar, completed=status.get("steps_completed", 0), description=about)
+            if bars.disable and about != shown[-1] and not cli.out.as_json:  # without a terminal, a line for each step
+                cli.out.note(f"{about} ({status.get('steps_completed', 0)} of {len(ids.STEPS)} steps done)")
+            shown.append(about)
 
         yield show
 
 
-def print_ended(cli: Cli, status: dict[str, Any]) -> int:
-    """Print the final status.json; returns the exit code."""
+def print_ended(cli: Cli, status: dict[str, Any], steps: Sequence[Mapping[str, Any]]) -> int:
+    """Print the final status.json, and the agent's summary and proposals from the step files; returns the exit code."""
     if cli.out.as_json:
         cli.out.record(status)
     else:
         cli.out.line(f"{status['run_id']} {status['status']}" + (f": {status['error']}" if status["error"] else ""))
+        made = made_by(steps)
+        if made["summary"]:
+            cli.out.prose(str(made["summary"]))
         for proposal in status["proposals_created"]:
-            cli.out.line(f"  {proposal}")
+            cli.out.line(f"  {_proposal_text(proposal, made)}")
         for equal in status.get("already_proposed", ()):
             cli.out.line(f"  {_already_proposed_text(equal)}")
         if status["status"] == "completed" and not status["proposals_created"]:
             cli.out.line("  it proposes nothing" + (" new" if status.get("already_proposed") else ""))
+            if made["sources"] == 0:
+                slug = status["agent_slug"]
+                cli.out.line(
+                    f"  it has no sources: put texts (.md, .txt) into agents/{slug}/sources/ of its object store"
+                )
         if status.get("refused_actions"):
             number = counted(status["refused_actions"], "action")
             cli.out.line(f"  {number} of its model refused: {program_name()} runs show {status['run_id']}")
     return 0 if status["status"] == "completed" else 1
+
+
+def made_by(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The agent's summary, its proposals, and the number of its sources, from the step files of a run."""
+    found = {step["name"]: step["result"] for step in steps}
+    sources = found.get("load-context", {}).get("sources")
+    return {
+        "summary": found.get("execute-agent", {}).get("summary"),
+        "proposals": found.get("persist-results", {}).get("proposals") or [],
+        "sources": None if sources is None else len(sources),
+    }
+
+
+def _proposal_text(proposal: str, made: Mapping[str, Any]) -> str:
+    """A proposal's id, and what it would do."""
+    found = next((one for one in made["proposals"] if one["id"] == proposal), None)
+    if found is None:
+        return proposal
+    status = f" ({found['status']})" if "status" in found else ""
+    return f"{proposal}  {found['action']} {found['target']}{status}"
 
 
 def _already_proposed_text(equal: Mapping[str, Any]) -> str:
@@ -134,7 +165,10 @@ def run_facts(record: dict[str, Any]) -> list[tuple[str, str | Text]]:
         facts.append(("ended", record["finished_at"]))
     if record["error"]:
         facts.append(("error", Text(record["error"], "red")))
-    facts += [("proposal", proposal) for proposal in record["proposals_created"]]
+    if record.get("summary"):
+        facts.append(("summary", record["summary"]))
+    made = {"proposals": record.get("proposals", ())}
+    facts += [("proposal", _proposal_text(proposal, made)) for proposal in record["proposals_created"]]
     facts += [("already proposed", _already_proposed_text(equal)) for equal in record.get("already_proposed", ())]
     facts += [("refused", Text(_refused(refusal), "yellow")) for refusal in record["refused"]]
     return [*facts, ("folder", record["folder"])] if record.get("folder") else facts
@@ -167,7 +201,7 @@ def print_decision(cli: Cli, proposal: str, state: str) -> int:
 # Nothing is cut, because the decision is about all of it. Characters that are invisible or reorder the text are escaped
 # as `\u202e`, and a line says that there are some.
 
-GROUNDS = frozenset({"reasoning", "citations", "flags"})
+GROUNDS = frozenset({"reasoning", "citations", "flags", "not_found"})
 """Fields of the content that give a proposal's reasons."""
 SHOWN = GROUNDS | {"summary", "change", "updates", "grounds", "expected_version"}
 """Fields of the content that have their own place on the page; the others are listed by name."""
@@ -289,6 +323,13 @@ def _show_sources(cli: Cli, ground: Mapping[str, Any]) -> None:
         cli.out.line(f"{citation['ref']}", style="cyan")
         for line in citation["excerpt"].split("\n"):
             cli.out.line(f"  | {line}")
+    if ground.get("not_found"):
+        cli.out.line()
+        cli.out.line("Quoted by the agent, and not found in what it read", style="bold yellow")
+    for claimed in ground.get("not_found") or ():
+        cli.out.line(f"{claimed['ref']}: not found", style="yellow")
+        for line in claimed["excerpt"].split("\n"):
+            cli.out.line(f"  ? {line}")
 
 
 def _unseen(value: Any) -> list[str]:

@@ -13,7 +13,17 @@ from trellis.cli.agents import AgentArgument
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn
-from trellis.cli.run_output import print_ended, refusals, run_facts, show_runs, step_bar, still_at_work, took, wait_s
+from trellis.cli.run_output import (
+    made_by,
+    print_ended,
+    refusals,
+    run_facts,
+    show_runs,
+    step_bar,
+    still_at_work,
+    took,
+    wait_s,
+)
 from trellis.cli.telemetry import configure_logging, configure_tracing
 from trellis.cli.values import params_of
 from trellis.documents.run_documents import is_archived
@@ -21,8 +31,11 @@ from trellis.lifecycles.run import RUN
 from trellis.operations.explain import duration
 
 if TYPE_CHECKING:  # loads pydantic's models of every document
+    from trellis.http.client import GatewayClient
     from trellis.http.shapes import RunStatus
 
+ANOTHER_WATCHES = "another `run --watch` executes a run of this ledger; this one starts when it has ended"
+LEFT_TO = "{name} executes the runs of this ledger: its settings and keys are used, not those of this command"
 STEP_FIELDS = ("step", "name", "file", "sha256", "started_at", "finished_at")
 
 RunArgument = Annotated[
@@ -46,7 +59,7 @@ async def run(
         list[str] | None, typer.Option("--param", metavar="K=V", help="A parameter of the run; again for another.")
     ] = None,
     watch: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--watch", help="Execute it in this command's own process, and show each step.")
+        bool, typer.Option("--watch", help="Execute it in this process unless `trellis up` runs, and show each step.")
     ] = False,
     wait: Annotated[
         str | None, typer.Option("--wait", metavar="DURATION", help="Wait until `trellis up` has ended it.")
@@ -57,22 +70,29 @@ async def run(
 ) -> int:
     """Begin a run of an agent.
 
-    Without an option it is left to `trellis up`. --wait waits for its end; --watch needs no `trellis up`, because this process executes
-    the run itself, with its own environment (model, keys). Both print the proposals and exit with 1 when the run failed.
+    Without an option it is left to `trellis up`. --wait waits for its end; --watch needs no `trellis up`: this process executes the
+    run itself, with its own environment (model, keys), after the runs that wait already. While a `trellis up` on the same ledger
+    executes runs, --watch leaves the run to it and says so: then the environment of `trellis up` counts. A second --watch waits for
+    the first. Through a gateway it only follows the run. Both options print the proposals and exit with 1 when the run failed.
     """
     params, patience_s = params_of(param or []), wait_s(wait, watch=watch)
     async with cli.api() as api:
         if isinstance(api, LocalApi):
             configure_logging(cli.settings)
             configure_tracing()
+        if watch and isinstance(api, LocalApi):
+            async with api.runs.as_only_watcher(lambda: cli.out.note(ANOTHER_WATCHES)):
+                begun = await api.runs.start(agent, params, correlation_id=correlation)
+                following = followed(cli, api.runs.watch(begun.run_id))
+                ended = await api.runs.execute_until(following, lambda name: cli.out.note(LEFT_TO.format(name=name)))
+                return print_ended(cli, ended, await _step_files(api, begun.run_id))
         begun = await api.runs.start(agent, params, correlation_id=correlation)
         if watch or patience_s is not None:
             following = followed(cli, api.runs.watch(begun.run_id))
-            if watch and isinstance(api, LocalApi):
-                return print_ended(cli, await api.runs.execute_until(following))
             try:
                 async with asyncio.timeout(patience_s):
-                    return print_ended(cli, await following)
+                    ended = await following
+                return print_ended(cli, ended, await _step_files(api, begun.run_id))
             except TimeoutError:
                 raise still_at_work(begun.run_id, patience_s or 0.0) from None
         if cli.out.as_json:
@@ -81,6 +101,10 @@ async def run(
         else:
             cli.out.line(begun.run_id)
     return 0
+
+
+async def _step_files(api: "GatewayClient | LocalApi", run_id: str) -> list[dict[str, Any]]:
+    return [step.model_dump(mode="json") for step in await api.runs.steps(run_id)]
 
 
 async def followed(cli: Cli, states: AsyncGenerator["RunStatus"]) -> dict[str, Any]:
@@ -119,8 +143,11 @@ async def show_run(cli: Cli, id_: RunArgument) -> None:
         found = await api.runs.get(id_)
         done = await api.runs.steps(id_)
     steps = [{name: getattr(step, name, None) for name in STEP_FIELDS} for step in done]
-    refused = refusals([step.model_dump(mode="json") for step in done])
-    record = {**found.model_dump(mode="json"), "steps": steps, "refused": refused}
+    files = [step.model_dump(mode="json") for step in done]
+    made = made_by(files)
+    proposals = [{name: one[name] for name in ("id", "action", "target")} for one in made["proposals"]]
+    made = {"summary": made["summary"], "proposals": proposals}
+    record = {**found.model_dump(mode="json"), **made, "steps": steps, "refused": refusals(files)}
     if cli.out.as_json:
         cli.out.record(record)
         return

@@ -151,7 +151,13 @@ def _note_own_ledger(cli: Cli) -> None:
 
 
 def _place(settings: Settings, keys: Sequence[TrustedKey]) -> NlmEndpoint:
-    options = ServerOptions(host=settings.nlm_host, port=settings.nlm_port)
+    options = ServerOptions(
+        host=settings.nlm_host,
+        port=settings.nlm_port,
+        service="NLM backend",
+        host_setting="TRELLIS_NLM_HOST",
+        port_setting="TRELLIS_NLM_PORT",
+    )
     if settings.nlm_host not in LOCAL:  # a certificate is for a name that others use
         options = replace(options, tls_cert_file=settings.tls_cert_file, tls_key_file=settings.tls_key_file)
     return NlmEndpoint(

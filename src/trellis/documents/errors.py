@@ -10,6 +10,7 @@ RunError
 ├── CronInvalid           an invalid cron expression
 ├── ScheduleContended     other writers kept changing the schedule
 ├── ProposalNotFound
+├── ProposalDecided       it is not pending any more
 ├── ProposalConflict      another body under the same id
 ├── NoteTooShort          rejecting needs a reason
 ├── TargetRefused         a proposal about a file that it may not change
@@ -36,7 +37,7 @@ RunError
 
 from typing import ClassVar
 
-from trellis.engine.errors import TrellisError
+from trellis.engine.errors import InvalidTransition, TrellisError
 
 
 class RunError(TrellisError):
@@ -50,7 +51,7 @@ class RunIdInvalid(RunError):
 
 
 class RunNotFound(RunError):
-    """There is no run {run_id}; `trellis runs` lists them."""
+    """There is no run {run_id}; `trellis runs` lists them. A queue job that no run submitted has a run id of its own."""
 
     code = "NOT_FOUND"
 
@@ -95,6 +96,12 @@ class ProposalNotFound(RunError):
     """There is no proposal {proposal}; `trellis proposals` lists them."""
 
     code = "NOT_FOUND"
+
+
+class ProposalDecided(RunError, InvalidTransition):
+    """Proposal {job_id} is {source} already{decided}; it can no longer become {target}."""
+
+    code = "INVALID_TRANSITION"
 
 
 class ProposalConflict(RunError):

@@ -42,15 +42,19 @@ LINGER_S = 2.0
 
 
 class ListenRefused(TrellisError):
-    """The gateway does not listen on {address}: {reason}."""
+    """The {service} does not listen on {address}: {reason}."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerOptions:
-    """Where the gateway listens, and the limits of one connection."""
+    """Where the gateway or the NLM backend listens, and the limits of one connection."""
 
     host: str
     port: int
+    service: str = "gateway"
+    """Who listens, for messages."""
+    host_setting: str = "--host"
+    port_setting: str = "--port"
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
     head_bytes_max: int = 32 * 1024
@@ -208,7 +212,8 @@ def _addresses(options: ServerOptions) -> list[tuple[socket.AddressFamily, str]]
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         reason = f"there is no such host ({error})"
-        raise ListenRefused(address=f"{options.host}:{options.port}", reason=reason) from error
+        address = f"{options.host}:{options.port}"
+        raise ListenRefused(service=options.service, address=address, reason=reason) from error
     places = {(family, str(place[0]).partition("%")[0]): None for family, *_, place in found}
     return list(places)[:ADDRESSES_MAX]
 
@@ -229,17 +234,17 @@ def _socket(family: socket.AddressFamily, address: str, port: int) -> socket.soc
 
 
 def _refused(options: ServerOptions, error: OSError) -> ListenRefused:
-    address = f"{options.host}:{options.port}"
+    address, port = f"{options.host}:{options.port}", options.port_setting
     match error.errno:
         case errno.EADDRINUSE:
-            reason = "another process listens there; stop it, or choose another port with --port (0 takes a free one)"
+            reason = f"another process listens there; stop it, or choose another port with {port} (0 takes a free one)"
         case errno.EACCES:
-            reason = "this user may not; choose a port from 1024 on with --port"
+            reason = f"this user may not; choose a port from 1024 on with {port}"
         case errno.EADDRNOTAVAIL:
-            reason = "this machine has no such address; --host names one of its own"
+            reason = f"this machine has no such address; {options.host_setting} names one of its own"
         case _:
             reason = error.strerror or str(error)
-    return ListenRefused(address=address, reason=reason)
+    return ListenRefused(service=options.service, address=address, reason=reason)
 
 
 def _tls(options: ServerOptions) -> ssl.SSLContext | None:

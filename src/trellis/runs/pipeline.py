@@ -314,7 +314,7 @@ def _target(draft: AgentDraft) -> str:
 
 def _grounds(draft: AgentDraft) -> dict[str, Any]:
     fields = draft.to_dict()
-    return {name: fields[name] for name in ("reasoning", "citations", "flags")}
+    return {name: fields[name] for name in ("reasoning", "citations", "flags", "not_found") if name in fields}
 
 
 def _memory_draft(drafts: Sequence[AgentDraft], version: int) -> proposal.ProposalContent:

@@ -63,6 +63,7 @@ class Stage:
     scripts: dict[str, Callable[..., Any]] = field(default_factory=dict)
     base_url: str | None = None
     key: str | None = None
+    request_timeout_s: float = 60.0
     params: Mapping[str, Any] = field(default_factory=dict)
     annotations: tuple[Annotation, ...] = ()
     asked: list[str] = field(default_factory=list)
@@ -96,7 +97,9 @@ class Stage:
             once=self.journal.once,
             limits=self.limits,
             left_s=self.left_s,
-            models=ModelOptions(base_url=self.base_url, key=self.key, scripts=self.scripts),
+            models=ModelOptions(
+                base_url=self.base_url, key=self.key, scripts=self.scripts, request_timeout_s=self.request_timeout_s
+            ),
         )
 
     async def play(self, *turns: Sequence[tuple[str, Any]] | str, **fields: str) -> AgentOutput:

@@ -10,15 +10,24 @@ from trellis.agents.run_io import RefusalCode, RunLimits
 
 
 @pytest.mark.requirement("PIPE-14")
-@pytest.mark.parametrize("steps", [1, 3])
-async def test_an_agent_stops_at_max_steps(steps):
+@pytest.mark.parametrize("steps, advice", [(1, "raise max_steps"), (20, "20 is the most that a file can allow")])
+async def test_an_agent_stops_at_max_steps(steps, advice):
     stage = Stage()
     with pytest.raises(StepsExceeded) as caught:
         await stage.play([("read-context", {})], max_steps=str(steps))
-    assert caught.value.data == {"limit": steps}
+    assert (caught.value.data["limit"], advice in str(caught.value)) == (steps, True)
     assert [name for name in stage.journal.entries if name.startswith("model/")] == [
         f"model/{number:02}" for number in range(1, steps + 1)
     ]
+
+
+async def test_an_agent_that_stops_says_what_was_refused_and_which_drafts_are_lost():
+    with pytest.raises(StepsExceeded) as caught:
+        await Stage().play([propose()], [("read-context", {"refs": ["no.md"]})], max_steps="3")
+    assert "the last refused call was read-context: no source 'no.md'" in str(caught.value)
+    assert "what it drafted before is not proposed: propose-comment sources/beds.md." in str(caught.value)
+    with pytest.raises(StepsExceeded, match=r"its call of finish was invalid: summary: Field required"):
+        await Stage().play([("finish", {"sumary": "Done."})], max_steps="2")
 
 
 async def test_the_last_step_may_finish():

@@ -4,13 +4,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.agents.runtime.stage import SOURCES, Stage, agent, propose
 from tests.nlm.endpoint import Endpoint, running_endpoint
-from trellis.agents.errors import ModelRefused, ModelSettingInvalid, ModelUnavailable, ModelUnknown
+from trellis.agents.errors import ModelGarbage, ModelRefused, ModelSettingInvalid, ModelUnavailable, ModelUnknown
 from trellis.agents.models import ModelOptions, check_model
 
 KEY = "sk-very-secret-0123456789"
@@ -81,17 +82,31 @@ async def test_a_busy_server_is_worth_another_try_that_repeats_nothing(endpoint,
 
 @pytest.mark.parametrize("status", [400, 401, 404])
 async def test_a_server_that_refuses_ends_the_run_without_naming_the_key(endpoint, status):
-    endpoint.raw(status, json.dumps({"error": {"message": f"Incorrect API key provided: {KEY}"}}).encode())
+    endpoint.raw(status, json.dumps({"error": {"message": f"Incorrect API key provided: {KEY} sk-v***6789"}}).encode())
     with pytest.raises(ModelRefused) as caught:
         await stage_at(endpoint).run(agent(model="openai:test-1"))
     assert not caught.value.retries
-    assert KEY not in str(caught.value) + repr(caught.value.__cause__) + repr(caught.value.data)
+    told = str(caught.value) + repr(caught.value.__cause__) + repr(caught.value.data)
+    assert not any(KEY[at : at + 4] in told for at in range(len(KEY) - 3))
+    assert f"HTTP status {status} (Incorrect API key provided: [key] [key])" in str(caught.value)
 
 
 async def test_a_server_that_breaks_off_is_unavailable(endpoint):
     endpoint.breaks_off()
-    with pytest.raises(ModelUnavailable):
+    with pytest.raises(ModelUnavailable, match="no connection, or it broke off"):
         await stage_at(endpoint).run(agent(model="openai:test-1"))
+
+
+async def test_a_server_that_is_silent_or_answers_with_a_web_page_is_said_to_be_so(endpoint):
+    endpoint.hangs()
+    with pytest.raises(ModelUnavailable, match=r"no answer within 0\.1 s"):
+        await Stage(base_url=endpoint.base_url, key=KEY, request_timeout_s=0.1).run(agent(model="openai:test-1"))
+    endpoint.raw(200, b"<html><body>Welcome</body></html>", Content_Type="text/html")
+    with pytest.raises((ModelUnavailable, ModelGarbage), match="answered, but not with a chat completion in JSON"):
+        await stage_at(endpoint).run(agent(model="openai:test-1"))
+    import pydantic_ai
+
+    assert not pydantic_ai.BANNER_ENABLED, "its advertisement would stand in the middle of the progress bar"
 
 
 async def test_no_server_is_unavailable():
@@ -113,6 +128,8 @@ async def test_a_model_nobody_knows_is_named_before_anything_is_done(name):
 def test_a_model_without_its_settings_says_what_is_missing(options):
     with pytest.raises(ModelSettingInvalid, match="set TRELLIS_MODEL_"):
         check_model("openai:test-1", options)
+    with pytest.raises(ModelSettingInvalid, match="in the environment of the process up@there, which executes the run"):
+        check_model("openai:test-1", replace(options, process="the process up@there"))
     assert KEY not in repr(options)
 
 

@@ -240,6 +240,8 @@ async def test_a_citation_that_no_source_holds_is_dropped_and_flagged():
     [draft] = output.proposals
     assert [one.excerpt for one in draft.citations] == [QUOTE["excerpt"]]
     assert draft.flags == ("citation_not_found:sources/beds.md",)
+    assert [one.ref for one in draft.not_found] == ["sources/beds.md"], "a person sees the invented words"
+    assert output == AgentOutput.from_dict(output.to_dict())
 
 
 async def test_a_source_that_was_not_read_cannot_be_cited():

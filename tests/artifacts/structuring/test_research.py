@@ -233,7 +233,10 @@ async def test_a_model_without_a_verified_citation_is_not_believed() -> None:
     assert brief.content["sections"] == []
     assert "crowns" not in str(brief.content)
     assert {"ungrounded-dropped", "citations-dropped", "nothing-found"} <= set(brief.tags)
-    assert len([line for line in brief.content["open_questions"] if line.startswith("Not answered")]) == 2
+    assert len([line for line in brief.content["open_questions"] if line.startswith("Not answered in a way")]) == 2
+    assert "The provider's answer was left out" in brief.content["summary"], "the sources may well say something"
+    silent = await research(HUMIDITY, provider=scripted({"answer": {"found": False, "answer": "", "citations": []}}))
+    assert silent.content["summary"].startswith("The sources say nothing about this.")
 
 
 async def test_a_ukrainian_answer_about_english_sources_is_kept_with_a_tag() -> None:

@@ -210,7 +210,8 @@ def _summary(
 ) -> str:
     """Says how much was found, then quotes the most important sentences, with both sides of a dispute."""
     if not sections and not grounded.own_words:
-        what = "nothing_summary" if prompt.sources else "no_sources_summary"
+        nothing = "unproven_summary" if grounded.unproven else "nothing_summary"
+        what = nothing if prompt.sources else "no_sources_summary"
         return filled_sentence(prompt.language, what, read=len(prompt.sources))
     refs = {told.ref for told in (*_all_sentences(sections), *weighty)}
     opening = filled_sentence(prompt.language, "found_summary", refs=len(refs), read=len(prompt.sources))
@@ -243,7 +244,8 @@ def _unanswered_parts(
     there = {source.ref for source in prompt.sources}
     made = [filled_sentence(prompt.language, "missing_source", ref=ref) for ref in payload.sources if ref not in there]
     if grounded.refused:
-        return [*made, *(filled_sentence(prompt.language, "unanswered", part=part) for part in parts)]
+        what = "unproven" if grounded.unproven else "unanswered"
+        return [*made, *(filled_sentence(prompt.language, what, part=part) for part in parts)]
     for one in found:
         answered = grounded.says(one.part)
         if not one.answered and not answered:

@@ -247,7 +247,9 @@ class GroundedAnswer:
     citations: tuple[Citation, ...]
     own_words: str
     refused: bool
-    """Whether a model read the sources and found no answer in them."""
+    """Whether a model read the sources and gave no answer that can be shown from them."""
+    unproven: bool
+    """Whether it did give an answer, which was dropped because no quotation of it stands in a source."""
     dropped: bool
     """Whether words of the provider were dropped."""
     by_model: bool
@@ -279,7 +281,8 @@ def ground_answer(answer: NlmAnswer, sources: tuple[NlmSource, ...]) -> Grounded
     )
     by_model = verified.model != extractive.NAME
     refused = not verified.citations and by_model
-    return GroundedAnswer(verified.citations, own_words, refused, dropped, by_model, tags)
+    unproven = refused and AnswerFlag.NO_ANSWER not in verified.flags
+    return GroundedAnswer(verified.citations, own_words, refused, unproven, dropped, by_model, tags)
 
 
 def _evidence(citations: tuple[Citation, ...], texts: dict[str, str]) -> list[str]:

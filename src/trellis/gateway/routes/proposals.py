@@ -136,7 +136,7 @@ async def decide(
         document = await proposal_document(instance.ledger, proposal_id)
         if version is not None and document["version"] != version:
             raise _other_version(document, version)
-        raise refused_decision(answer, caller.actor)
+        raise refused_decision(answer, caller.actor, document)
     mark_replayed(response, replayed=replayed)
     response.headers["ETag"] = etag(answer.version)
     return await proposal_document(instance.ledger, proposal_id, version=answer.version)
