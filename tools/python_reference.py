@@ -51,7 +51,7 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("function", "trellis.app.wiring", "connect"),
         ("class", "trellis.client", "Trellis"),
         ("fields", "trellis.worker.requests", "SubmitSettings"),
-        ("fields", "trellis.bus.submit_options", "TopicSubmitOptions"),
+        ("fields", "trellis.bus.requests", "TopicSubmitOptions"),
         ("class", "trellis.client", "JobHandle"),
         ("fields", "trellis.engine.jobs", "Priority"),
     ),

@@ -32,7 +32,7 @@ from trellis.storage.objects.open import open_objects
 from trellis.worker.app import App
 from trellis.worker.context import Context, Item, SyncContext
 from trellis.worker.on_bus.context import BusContext, SyncBusContext
-from trellis.worker.on_bus.presence import BusPresence
+from trellis.worker.on_bus.reports import BusPresence
 from trellis.worker.outcomes import Snooze
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -20,8 +20,8 @@ from trellis.bus.documents import data_of, decision_of
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.pointers import digest_in
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import NotHeld, PolicyDiffers
-from trellis.bus.scheduling.dispatch_order import HOLD_S, approval_bindings, request_within_policy
+from trellis.bus.safety.policy import NotHeld, PolicyDiffers
+from trellis.bus.scheduling.dispatch_policy import HOLD_S, approval_bindings, request_within_policy
 from trellis.bus.topics import HELD_ACTION
 from trellis.documents.errors import NoteTooShort
 from trellis.documents.run_documents import timestamp

@@ -11,18 +11,18 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from trellis.bus.backlog import BacklogLimit
 from trellis.bus.errors import BusError
 from trellis.bus.messages import HANDSHAKE, Handshake
+from trellis.bus.outcomes.attempts import AttemptCache, LeaseRenewals, StopNotifier
 from trellis.bus.outcomes.publisher import BusPublisher
 from trellis.bus.outcomes.reconciler import OutcomeReconciler
+from trellis.bus.outcomes.result_listener import ResultListener
 from trellis.bus.port import Bus
-from trellis.bus.results.attempts import AttemptCache, LeaseRenewals, StopNotifier
-from trellis.bus.results.result_listener import ResultListener
-from trellis.bus.safety.decisions import DecisionKernel
+from trellis.bus.safety.policy import DecisionKernel
 from trellis.bus.scheduling.intake import BusIntake
 from trellis.bus.scheduling.registry import WorkerRegistry
 from trellis.bus.scheduling.scheduler import Scheduler
+from trellis.bus.submitter import BacklogLimit
 from trellis.bus.topics import Topics
 from trellis.engine.clock import Clock
 from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, Actor

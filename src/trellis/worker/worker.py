@@ -23,11 +23,9 @@ from trellis.worker.heartbeat import HeldJobWatch, WorkerLeaseHeartbeat
 from trellis.worker.held import HeldJobs, StopCause
 from trellis.worker.options import WorkerOptions
 from trellis.worker.outcomes import release_advance
-from trellis.worker.prefetch import PrefetchPolicy, WorkListener
 from trellis.worker.requests import SubmitSettings, new_job
-from trellis.worker.runners import Runners, SignalWriter
-from trellis.worker.threads import Threads
-from trellis.worker.turns import TurnLoop
+from trellis.worker.runners import Runners, SignalWriter, Threads
+from trellis.worker.turns import PrefetchPolicy, TurnLoop, WorkListener
 
 # A worker, from start to drain.
 #

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from trellis.bus.documents import data_of, dispatch_of
 from trellis.bus.errors import BusRequestInvalid
+from trellis.bus.outcomes.attempts import RETRYABLE, is_retryable, report_in
 from trellis.bus.requests import (
     COMPENSATES,
     FIRST_PARENT,
@@ -24,7 +25,6 @@ from trellis.bus.requests import (
     new_bus_job,
     request_of,
 )
-from trellis.bus.results.reports import RETRYABLE, is_retryable, report_in
 from trellis.bus.topics import Topic, Topics
 from trellis.engine.errors import InputError, Refused
 from trellis.engine.jobs import Actor, JobId, NewJob, Submitted

@@ -27,10 +27,10 @@ from trellis.bus.messages import (
     Status,
     error_number,
 )
+from trellis.bus.outcomes.attempts import WorkerReport, attempt_in, report_in
 from trellis.bus.outcomes.linked_jobs import next_id
 from trellis.bus.port import Bus
 from trellis.bus.requests import wire_id
-from trellis.bus.results.reports import WorkerReport, attempt_in, report_in
 from trellis.bus.topics import Topics
 from trellis.bus.trigger import CoalescedTrigger
 from trellis.engine import tracing

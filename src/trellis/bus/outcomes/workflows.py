@@ -8,8 +8,8 @@ read about once in its whole life.
 import asyncio
 from bisect import insort
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
 
 from trellis.bus.outcomes.job_tree import (
     CHILDREN_MAX,
@@ -227,3 +227,89 @@ async def _gather_all(reads: Iterable[Awaitable[T]]) -> list[T]:
         if isinstance(answer, BaseException):
             raise answer
     return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+# Order of workflow steps. Steps of one parent and workflow run in the order of their index; steps of one index run
+# together (BUS-8).
+#
+# Only steps of one owner and tenant are ordered together, so no party can block another's workflow.
+#
+# A step waits while a step with a lower index has not ended. A retry stands for the step that it retries, so a step
+# that failed and is retried has not ended. A step that failed for good ends all later steps. Compensations are not
+# steps.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepNotDue:
+    """An earlier step has not ended."""
+
+    step_index: int
+    job_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepDoomed:
+    """An earlier step failed for good."""
+
+    step_index: int
+    job_id: str
+    state: str
+
+
+StepTurn: TypeAlias = StepNotDue | StepDoomed | None
+"""None means that it is the step's turn."""
+
+
+def turn_of(front: WorkflowFrontier, step_index: int) -> StepTurn:
+    """Whether a step with this index may be dispatched."""
+    failed, waits_for = front.failed, front.open
+    if failed is not None and failed.index < step_index:
+        return StepDoomed(step_index=failed.index, job_id=failed.job_id, state=failed.state)
+    if waits_for is not None and waits_for.index < step_index:
+        return StepNotDue(step_index=waits_for.index, job_id=waits_for.job_id)
+    return None
+
+
+def is_ordered_step(request: JobRequest) -> bool:
+    """Whether the job is a step that may have to wait for others."""
+    return bool(request.step_of and request.workflow_id and request.step_index and COMPENSATES not in request.labels)
+
+
+@dataclass(kw_only=True)
+class StepOrder:
+    """The order of steps as one pass sees it.
+
+    Reads each workflow once, and once more after some steps were deferred.
+    """
+
+    families: JobTree
+    _workflows: WorkflowReader = field(init=False)
+    _fronts: dict[WorkflowKey, WorkflowFrontier] = field(default_factory=dict[WorkflowKey, WorkflowFrontier])
+    _aside: dict[WorkflowKey, list[tuple[Job, JobRequest]]] = field(
+        default_factory=dict[WorkflowKey, list[tuple[Job, JobRequest]]]
+    )
+
+    def __post_init__(self) -> None:
+        self._workflows = WorkflowReader(families=self.families)
+
+    async def of(self, request: JobRequest) -> StepTurn:
+        """Whether it is this job's turn."""
+        if not is_ordered_step(request):
+            return None
+        key = await self.families.key_of(request)
+        if key not in self._fronts:
+            self._fronts[key] = await self._workflows.front(key)
+        return turn_of(self._fronts[key], request.step_index)
+
+    async def put_aside(self, job: Job, request: JobRequest) -> None:
+        """Record that the job was deferred because it is not its turn."""
+        self._aside.setdefault(await self.families.key_of(request), []).append((job, request))
+
+    async def missed(self) -> list[Job]:
+        """The deferred jobs whose turn had come before they were deferred. The reconciler did not find them waiting."""
+        found: list[Job] = []
+        for key, aside in self._aside.items():
+            front = await self._workflows.front(key)
+            found += [job for job, request in aside if not isinstance(turn_of(front, request.step_index), StepNotDue)]
+        self._aside.clear()
+        return found

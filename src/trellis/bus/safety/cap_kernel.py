@@ -16,8 +16,14 @@ import pydantic
 
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import DecisionKind, KernelRefuses, SafetyDecision
-from trellis.bus.safety.policy import DELAY_S_DEFAULT, DELAY_S_MAX, PolicyConstraints
+from trellis.bus.safety.policy import (
+    DELAY_S_DEFAULT,
+    DELAY_S_MAX,
+    DecisionKind,
+    KernelRefuses,
+    PolicyConstraints,
+    SafetyDecision,
+)
 from trellis.engine.extras import Extra, extra_needed
 
 SERVICE = "cordum.agent.v1.SafetyKernel"

@@ -8,8 +8,15 @@ from typing import Any
 from trellis.bus.documents import decision_of
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import DecisionKernel, DecisionKind, SafetyDecision
-from trellis.bus.safety.policy import DELAY_S_DEFAULT, PolicyRule, RuleMatch, SafetyPolicy
+from trellis.bus.safety.policy import (
+    DELAY_S_DEFAULT,
+    DecisionKernel,
+    DecisionKind,
+    PolicyRule,
+    RuleMatch,
+    SafetyDecision,
+    SafetyPolicy,
+)
 from trellis.bus.topics import subject_matches
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter

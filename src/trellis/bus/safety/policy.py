@@ -1,4 +1,6 @@
-"""A safety policy: an ordered list of rules; the first that matches decides. A job that matches no rule is denied.
+"""Safety policies and the decisions of a safety kernel.
+
+A policy is an ordered list of rules; the first that matches decides. A job that matches no rule is denied.
 
     [[rules]]
     id = "deletes-need-a-person"
@@ -23,13 +25,107 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Protocol, cast
 
 import pydantic
 
-from trellis.bus.safety.decisions import DecisionKind, PolicyInvalid
+from trellis.bus.errors import KernelUnavailable
+from trellis.bus.requests import JobRequest
+from trellis.engine.errors import InputError, Refused
+
+# Errors.
+
+
+class PolicyInvalid(InputError):
+    """The safety policy {source} does not fit: {detail}"""
+
+
+class NotHeld(Refused):
+    """Job {job_id} does not wait for a person: {reason}."""
+
+    code = "INVALID_TRANSITION"
+
+
+class PolicyDiffers(Refused):
+    """Job {job_id} is held under policy {held} and not under {given}; look at it again before you decide."""
+
+
+class KernelInDoubt(KernelUnavailable):
+    """The safety kernel does not answer this question: {detail}"""
+
+
+class KernelRefuses(KernelUnavailable):
+    """The safety kernel is there and gives no decision that can be used: {detail}"""
+
+
+# Decisions, and the kernel that makes them.
+
+
+class DecisionKind(StrEnum):
+    """The five possible decisions."""
+
+    ALLOW = "allow"
+    DENY = "deny"
+    REQUIRE_HUMAN = "require_human"
+    THROTTLE = "throttle"
+    ALLOW_WITH_CONSTRAINTS = "allow_with_constraints"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SafetyDecision:
+    """One decision, with everything that it is bound to."""
+
+    kind: DecisionKind
+    rule: str
+    """The rule that decided; `default` when none matched."""
+    reason: str
+    policy_hash: str
+    job_hash: str
+    delay_s: float = 0.0
+    """How long a throttled job waits before the kernel is asked again, in seconds."""
+    constraints: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    redacted: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The context that the worker gets in place of the request's own: `context_ptr`, `context_ref` or both.
+
+    Empty for none.
+    """
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether the job may be dispatched without a person."""
+        return self.kind in {DecisionKind.ALLOW, DecisionKind.ALLOW_WITH_CONSTRAINTS}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The form stored in events."""
+        told: dict[str, Any] = {
+            "decision": self.kind.value,
+            "rule": self.rule,
+            "reason": self.reason,
+            "policy_hash": self.policy_hash,
+            "job_hash": self.job_hash,
+        }
+        if self.kind is DecisionKind.THROTTLE:
+            told["delay_s"] = self.delay_s
+        if self.constraints:
+            told["constraints"] = dict(self.constraints)
+        if self.redacted:
+            told["redacted"] = dict(self.redacted)
+        return told
+
+
+class DecisionKernel(Protocol):
+    """A kernel as the scheduler uses it."""
+
+    async def check(self, request: JobRequest) -> SafetyDecision:
+        """Decide whether this job may be dispatched now; raises KernelUnavailable, and then the job waits."""
+        ...
+
+
+# Policies.
 
 FILE_BYTES_MAX = 1024 * 1024
 RULES_MAX = 1_000
@@ -295,3 +391,14 @@ def _is_within(location: tuple[int | str, ...], outer: tuple[int | str, ...]) ->
 
 def _location_prefix(location: tuple[int | str, ...]) -> str:
     return f"{'.'.join(map(str, location))}: " if location else ""
+
+
+MAX_RUNTIME_FIELD = "max_runtime_ms"
+
+
+def runtime_ms(constraints: Mapping[str, Any]) -> int | None:
+    """The runtime limit in milliseconds, from the constraints or from CAP's `budgets` in them; None without one."""
+    budgets: Any = constraints.get("budgets")
+    places: list[Mapping[str, Any]] = [constraints, budgets if isinstance(budgets, Mapping) else {}]
+    found = (said.get(MAX_RUNTIME_FIELD) for said in places)
+    return next((said for said in found if isinstance(said, int) and said > 0), None)

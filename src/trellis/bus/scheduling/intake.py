@@ -16,7 +16,6 @@ from datetime import datetime
 
 from trellis.auth.ownership import is_of_sender, may_link_on_bus, scoped_key, submitter_of
 from trellis.auth.principals import sender_name
-from trellis.bus.backlog import BacklogLimit
 from trellis.bus.errors import BusError, BusRequestInvalid, TopicFull
 from trellis.bus.messages import (
     CANCEL,
@@ -32,11 +31,12 @@ from trellis.bus.messages import (
     PacketRefused,
     Status,
 )
+from trellis.bus.outcomes.attempts import attempt_in
 from trellis.bus.outcomes.job_tree import JobTree
 from trellis.bus.outcomes.publisher import END_EVENTS, result_of
 from trellis.bus.port import Bus, BusSubscription, ReceivedPacket
 from trellis.bus.requests import JobRequest, new_bus_job, read_wire_id
-from trellis.bus.results.reports import attempt_in
+from trellis.bus.submitter import BacklogLimit
 from trellis.bus.topics import Topics
 from trellis.bus.wire.alerts import AlertLimit, AlertRates, AlertSender
 from trellis.engine import tracing

@@ -25,26 +25,27 @@ from trellis.bus.errors import (
     NoResponders,
 )
 from trellis.bus.messages import Dispatch, JobOrder
+from trellis.bus.outcomes.attempts import ATTEMPT
 from trellis.bus.outcomes.job_tree import JobTree
 from trellis.bus.outcomes.linked_jobs import ATTEMPTS, attempts_of
+from trellis.bus.outcomes.workflows import StepDoomed, StepNotDue, StepOrder
 from trellis.bus.port import Bus
 from trellis.bus.requests import JobRequest, request_of, wire_id
-from trellis.bus.results.reports import ATTEMPT
-from trellis.bus.safety.decisions import DecisionKernel, DecisionKind, KernelRefuses, SafetyDecision
+from trellis.bus.safety.policy import DecisionKernel, DecisionKind, KernelRefuses, SafetyDecision
 from trellis.bus.scheduling import dispatch_policy
-from trellis.bus.scheduling.dispatch_order import HOLD_S, DispatchTerms, find_approval, order_of
 from trellis.bus.scheduling.dispatch_policy import (
+    HOLD_S,
     DispatchOutcome,
+    DispatchTerms,
     SchedulerOptions,
     SchedulerReport,
-    StepDoomed,
-    StepNotDue,
-    StepOrder,
     TenantLimits,
     age_s,
     dispatch_order,
+    find_approval,
     in_lanes,
     interleave,
+    order_of,
     unreached_lanes,
     urgent_first,
 )

@@ -14,9 +14,16 @@ from datetime import datetime
 
 from trellis.bus.errors import BusUnavailable, NoAnswer, NoResponders
 from trellis.bus.messages import OnRefused, Packet, PacketBody, check, check_subject
-from trellis.bus.port import PacketHandler, ReceivedPacket
+from trellis.bus.port import (
+    CLOSE_S_MAX,
+    DELIVERIES_MAX,
+    HandlerPool,
+    PacketHandler,
+    ReceivedPacket,
+    redelivery_delay_s,
+    run_handler,
+)
 from trellis.bus.topics import subject_matches
-from trellis.bus.wire.handlers import CLOSE_S_MAX, DELIVERIES_MAX, HandlerPool, redelivery_delay_s, run_handler
 from trellis.engine.clock import Clock, sleep_or_stop, within
 from trellis.engine.logs import log_of
 

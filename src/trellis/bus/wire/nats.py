@@ -16,7 +16,7 @@ from nats.errors import Error as NatsError
 
 from trellis.bus.errors import BusError, BusUnavailable, NoAnswer, NoResponders, NotKept, TooLargeToKeep
 from trellis.bus.messages import ALERT, OnRefused, Packet, PacketBody, PacketRefused, check_subject
-from trellis.bus.port import BusSubscription, PacketHandler, ReceivedPacket
+from trellis.bus.port import CLOSE_S_MAX, BusSubscription, HandlerPool, PacketHandler, ReceivedPacket, run_handler
 from trellis.bus.wire.alerts import AlertLimit, alert_of
 from trellis.bus.wire.cap import decode, encode
 from trellis.bus.wire.connection import (
@@ -28,7 +28,6 @@ from trellis.bus.wire.connection import (
     subscribe,
     unsubscribe,
 )
-from trellis.bus.wire.handlers import CLOSE_S_MAX, HandlerPool, run_handler
 from trellis.bus.wire.signatures import PacketDelivery, PacketKeys
 from trellis.bus.wire.streams import TOO_LARGE, DurableSubscription, StreamDirectory, refusal_in
 from trellis.engine.clock import Clock, within

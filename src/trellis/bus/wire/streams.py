@@ -28,8 +28,8 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from trellis.bus.errors import BusUnavailable
 from trellis.bus.messages import RESULT, SUBMIT
+from trellis.bus.port import CLOSE_S_MAX, DELIVERIES_MAX, HandlerPool, redelivery_delay_s
 from trellis.bus.wire.connection import NatsConnection, NatsLink, status_of, subscribe, unsubscribe
-from trellis.bus.wire.handlers import CLOSE_S_MAX, DELIVERIES_MAX, HandlerPool, redelivery_delay_s
 from trellis.engine.clock import Clock
 from trellis.engine.logs import log_of
 

@@ -36,12 +36,10 @@ from trellis.engine.logs import log_of
 from trellis.worker.app import App, JobSpec
 from trellis.worker.held import StopCause
 from trellis.worker.on_bus.attempt import OrderAttempt, OrderKind, SeenOrders
-from trellis.worker.on_bus.calls import HandlerCalls
-from trellis.worker.on_bus.options import BusWorkerOptions, PointerAccess, check_introduction, checked_worker_id
-from trellis.worker.on_bus.outcomes import not_run_result, result_of
-from trellis.worker.on_bus.presence import BusPresence
-from trellis.worker.on_bus.reports import BusReporter, ControlAnswer
-from trellis.worker.threads import Threads
+from trellis.worker.on_bus.calls import HandlerCalls, not_run_result, result_of
+from trellis.worker.on_bus.reports import BusPresence, BusReporter, ControlAnswer
+from trellis.worker.options import BusWorkerOptions, PointerAccess, check_introduction, checked_worker_id
+from trellis.worker.runners import Threads
 from trellis.worker.worker import Drained
 
 _log = log_of("trellis.worker")

@@ -25,17 +25,16 @@ from trellis.bus.messages import (
     JobResult,
     Status,
 )
-from trellis.bus.outcomes.linked_jobs import COMPENSATION_ID
-from trellis.bus.port import Bus, BusSubscription, ReceivedPacket
-from trellis.bus.requests import read_wire_id
-from trellis.bus.results.attempts import AttemptCache, StopNotifier, WorkerLiveness
-from trellis.bus.results.reports import (
+from trellis.bus.outcomes.attempts import (
     GIVE_BACKS_MAX,
     PROGRESS_STATUSES,
     REQUEUING_VERDICTS,
+    AttemptCache,
     DispatchedAttempt,
     ReportRefusal,
     ReportVerdict,
+    StopNotifier,
+    WorkerLiveness,
     WorkerReport,
     give_backs,
     is_retryable,
@@ -45,6 +44,9 @@ from trellis.bus.results.reports import (
     storable_text,
     verdict_on,
 )
+from trellis.bus.outcomes.linked_jobs import COMPENSATION_ID
+from trellis.bus.port import Bus, BusSubscription, ReceivedPacket
+from trellis.bus.requests import read_wire_id
 from trellis.bus.topics import Topics
 from trellis.engine import tracing
 from trellis.engine.batches import Batcher
