@@ -8,11 +8,10 @@ jobs, and publishes outcomes to clients. In one process both roles share one wor
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from trellis.bus.errors import BusError
-from trellis.bus.messages import HANDSHAKE, Handshake
+from trellis.bus.messages import HANDSHAKE, Handshake, sdk_version
 from trellis.bus.outcomes.attempts import AttemptCache, LeaseRenewals, StopNotifier
 from trellis.bus.outcomes.publisher import BusPublisher
 from trellis.bus.outcomes.reconciler import OutcomeReconciler
@@ -37,7 +36,6 @@ HANDSHAKE_INTERVAL_S = 30.0
 """Interval between handshakes, for components that start later. After a failed one, a tenth of it."""
 CAPABILITIES = ("cancel", "compensation", "error_codes", "progress", "workflows")
 """CAP's names for what this control plane supports."""
-DISTRIBUTION = "trellis-engine"
 
 _log = log_of("trellis.bus.scheduling")
 
@@ -69,15 +67,8 @@ class SchedulerHandshake:
             component_id=self.bus.sender_id,
             role="scheduler",
             capabilities=dict.fromkeys(CAPABILITIES, True),
-            sdk_version=f"trellis {_version()}",
+            sdk_version=sdk_version(),
         )
-
-
-def _version() -> str:
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return "unpacked"
 
 
 class BusRole(StrEnum):

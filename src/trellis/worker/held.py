@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from trellis.engine.event_data import ArtifactPointer
 from trellis.engine.jobs import Advance, Claimed, JobKey, Lease, lease_length_s
@@ -112,7 +112,6 @@ class JobLogger:
 # A held job is in exactly one of these: `assigned` (claimed, start not committed), `ready` (started, waiting for a
 # runner), running, `finished` (its outcome waits for the next turn), or `quarantined`. `jobs` contains all of them.
 
-ASSIGNED = LEASED_JOB.by_name["assigned"].name
 RUNNING = LEASED_JOB.by_name["running"].name
 
 
@@ -123,6 +122,34 @@ class StopCause(Enum):
     TIMED_OUT = "timed out"
     DOUBTED = "lease in doubt"
     GIVEN_BACK = "given back by a worker that stops"
+
+
+class AttemptState(Protocol):
+    """The state of an attempt, on a ledger or on the bus, that its handler's context reads and changes."""
+
+    fate: StopCause | None
+    lease_over: bool
+    """Whether the handler was told that its lease expired by this worker's clock.
+
+    From then on, another worker may run the job too.
+    """
+    heard: bool
+    """Whether the handler knows that it should stop: it read `ctx.cancelled`, waited for it, or was cancelled."""
+
+    @property
+    def fence(self) -> float:
+        """Until when this worker certainly holds the job, by its own clock."""
+        ...
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the job was cancelled or the worker stopped the handler."""
+        ...
+
+    @property
+    def stop_event(self) -> asyncio.Event:
+        """Set when the handler should stop."""
+        ...
 
 
 class HeldJob:
@@ -168,13 +195,7 @@ class HeldJob:
         self.fate: StopCause | None = None
         self.finished = False
         self.cancel_requested = False
-        self.lease_over = False
-        """Whether the handler was told that its lease expired by this worker's clock.
-
-        From then on, another worker may run the job too.
-        """
-        self.heard = False
-        """Whether the handler knows that it should stop: it read `ctx.cancelled`, waited for it, or was cancelled."""
+        self.lease_over = self.heard = False
         self.cancel_event: asyncio.Event | None = None
         self.payload: Any = None
         self.progress: bytes | None = None
@@ -182,6 +203,16 @@ class HeldJob:
         self.logs: LogBuffer | None = None
         self.artifacts: list[ArtifactPointer] = []
         """Artifacts the handler has named so far. They are written with the completion."""
+
+    @property
+    def should_stop(self) -> bool:
+        return self.cancel_requested or self.fate is not None
+
+    @property
+    def stop_event(self) -> asyncio.Event:
+        if self.cancel_event is None:
+            self.cancel_event = asyncio.Event()
+        return self.cancel_event
 
     def renewed(self, sent_at: float) -> None:
         """Extends the lease, counted from when the renewal was sent."""

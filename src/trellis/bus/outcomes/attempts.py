@@ -27,11 +27,12 @@ bounded too.
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Protocol, cast
+from itertools import accumulate
+from typing import Any, Protocol, TypeVar, cast
 
 from trellis.bus.documents import data_of, decision_of
 from trellis.bus.errors import BusUnavailable
@@ -69,6 +70,9 @@ STATUS_MISSING = "STATUS_MISSING"
 CANCELLED_BY_WORKER = "CANCELLED_BY_WORKER"
 
 
+T = TypeVar("T")
+
+
 class ReportRefusal(StrEnum):
     """Why a report changes nothing."""
 
@@ -96,6 +100,9 @@ REQUEUING_VERDICTS = frozenset({ReportVerdict.RETRY, ReportVerdict.GIVE_BACK})
 """Verdicts after which the job waits for dispatch again."""
 
 
+_ALWAYS_STORED = ("status", "worker_id", "execution_ms", "error_code", "error_message", "result_ptr")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerReport:
     """A worker's report about one attempt, cut to what can be stored."""
@@ -118,34 +125,26 @@ class WorkerReport:
     @property
     def body(self) -> bytes:
         """The stored form, for events and results."""
-        return _json(self._told)
+        return _json(self._stored)
 
     def judged(self, *, retryable: bool) -> bytes:
         """The stored form for the event of a failure."""
-        return _json({**self._told, RETRYABLE: retryable})
+        return _json({**self._stored, RETRYABLE: retryable})
 
     @property
-    def _told(self) -> dict[str, Any]:
-        told: dict[str, Any] = {
-            "status": self.status,
-            "worker_id": self.worker_id,
-            "execution_ms": self.execution_ms,
-            "error_code": self.error_code,
-            "error_message": self.error_message,
-            "result_ptr": self.result_ptr,
-            "artifact_ptrs": list(self.artifact_ptrs),
+    def _stored(self) -> dict[str, Any]:
+        optional: dict[str, Any] = {
+            "dispatch_id": self.dispatch_id,
+            "error_code_enum": self.error_code_enum,
+            "result_ref": self.result_ref and self.result_ref.model_dump(exclude_defaults=True),
+            "artifact_refs": [ref.model_dump(exclude_defaults=True) for ref in self.artifact_refs],
+            "dispatch": self.dispatch and asdict(self.dispatch),
         }
-        if self.dispatch_id:
-            told["dispatch_id"] = self.dispatch_id
-        if self.error_code_enum:
-            told["error_code_enum"] = self.error_code_enum
-        if self.result_ref is not None:
-            told["result_ref"] = self.result_ref.model_dump(exclude_defaults=True)
-        if self.artifact_refs:
-            told["artifact_refs"] = [ref.model_dump(exclude_defaults=True) for ref in self.artifact_refs]
-        if self.dispatch is not None:
-            told["dispatch"] = asdict(self.dispatch)
-        return told
+        return {
+            **{name: getattr(self, name) for name in _ALWAYS_STORED},
+            "artifact_ptrs": list(self.artifact_ptrs),
+            **{name: value for name, value in optional.items() if value not in (None, "", 0, [])},
+        }
 
     @property
     def problem(self) -> str | None:
@@ -173,32 +172,29 @@ def report_of_result(said: JobResult, dispatch_id: str) -> WorkerReport:
         error_code=storable_text(code),
         error_message=storable_text(said.error_message, ERROR_CHARS_MAX),
         result_ptr=storable_text(said.result_ptr),
-        artifact_ptrs=_storable_pointers(said.artifact_ptrs),
+        artifact_ptrs=tuple(map(storable_text, _first(said.artifact_ptrs, len))),
         dispatch_id=storable_text(dispatch_id),
         error_code_enum=said.error_code_enum,
         result_ref=None if said.result_ref is None else _storable_ref(said.result_ref),
-        artifact_refs=_storable_refs(said.artifact_refs),
+        artifact_refs=tuple(map(_storable_ref, _first(said.artifact_refs, _ref_chars))),
     )
 
 
 def report_in(event: Event) -> WorkerReport | None:
     """The report stored in an event; None if it has none."""
-    told = data_of(event)
-    if event.type not in ATTEMPT_END_EVENTS or "status" not in told:
+    data = data_of(event)
+    if event.type not in ATTEMPT_END_EVENTS or "status" not in data:
         return None
+    texts = ("worker_id", "error_code", "error_message", "result_ptr", "dispatch_id")
     return WorkerReport(
-        status=str(told["status"]),
-        worker_id=str(told.get("worker_id", "")),
-        execution_ms=int(told.get("execution_ms", 0)),
-        error_code=str(told.get("error_code", "")),
-        error_message=str(told.get("error_message", "")),
-        result_ptr=str(told.get("result_ptr", "")),
-        artifact_ptrs=tuple(map(str, told.get("artifact_ptrs", ()))),
-        dispatch_id=str(told.get("dispatch_id", "")),
-        error_code_enum=int(told.get("error_code_enum", 0)),
-        result_ref=ResourceRef.model_validate(told["result_ref"]) if told.get("result_ref") else None,
-        artifact_refs=tuple(map(ResourceRef.model_validate, told.get("artifact_refs", ()))),
-        dispatch=Dispatch(**told["dispatch"]) if told.get("dispatch") else None,
+        status=str(data["status"]),
+        **{name: str(data.get(name, "")) for name in texts},
+        execution_ms=int(data.get("execution_ms", 0)),
+        artifact_ptrs=tuple(map(str, data.get("artifact_ptrs", ()))),
+        error_code_enum=int(data.get("error_code_enum", 0)),
+        result_ref=ResourceRef.model_validate(data["result_ref"]) if data.get("result_ref") else None,
+        artifact_refs=tuple(map(ResourceRef.model_validate, data.get("artifact_refs", ()))),
+        dispatch=Dispatch(**data["dispatch"]) if data.get("dispatch") else None,
     )
 
 
@@ -207,16 +203,10 @@ def storable_text(text: str, limit: int = TEXT_CHARS_MAX) -> str:
     return storable(text[:limit]) or ""
 
 
-def _storable_pointers(pointers: Sequence[str]) -> tuple[str, ...]:
-    """The first pointers, as many as are stored."""
-    found: list[str] = []
-    chars = 0
-    for pointer in pointers[:POINTERS_MAX]:
-        chars += len(pointer)
-        if chars > POINTERS_CHARS_MAX:
-            break
-        found.append(storable_text(pointer))
-    return tuple(found)
+def _first(values: Sequence[T], size: Callable[[T], int]) -> list[T]:
+    """The first values, as many as are stored."""
+    totals = accumulate(map(size, values[:POINTERS_MAX]))
+    return [value for value, total in zip(values, totals, strict=False) if total <= POINTERS_CHARS_MAX]
 
 
 def _storable_ref(ref: ResourceRef) -> ResourceRef:
@@ -225,16 +215,8 @@ def _storable_ref(ref: ResourceRef) -> ResourceRef:
     return ref.model_copy(update=texts)
 
 
-def _storable_refs(refs: Sequence[ResourceRef]) -> tuple[ResourceRef, ...]:
-    """The first references, as many as are stored."""
-    found: list[ResourceRef] = []
-    chars = 0
-    for ref in refs[:POINTERS_MAX]:
-        chars += len(ref.model_dump_json(exclude_defaults=True))
-        if chars > POINTERS_CHARS_MAX:
-            break
-        found.append(_storable_ref(ref))
-    return tuple(found)
+def _ref_chars(ref: ResourceRef) -> int:
+    return len(ref.model_dump_json(exclude_defaults=True))
 
 
 def is_retryable(report: WorkerReport | None, topic: Topic) -> bool:

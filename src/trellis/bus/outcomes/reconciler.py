@@ -8,7 +8,7 @@ another process may have followed it meanwhile.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from trellis.bus.documents import data_of
@@ -24,7 +24,7 @@ from trellis.bus.outcomes.job_tree import (
 )
 from trellis.bus.outcomes.linked_jobs import RETRY_ID, compensation_of, is_retry_due, retry_of, submit_under_free_id
 from trellis.bus.outcomes.publisher import END_EVENTS
-from trellis.bus.outcomes.workflows import WorkflowReader
+from trellis.bus.outcomes.workflows import WorkflowReader, gather_all
 from trellis.bus.requests import COMPENSATES, JobRequest
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import Actor, CancelMode, JobId, Move, Moved, RequestId
@@ -107,7 +107,7 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
                     by_family.setdefault(await self._family(event, request), []).append((event, request))
                 await self.keep()
         room = asyncio.Semaphore(CONCURRENCY)
-        await _gather_all(self._reconcile_family(family, room) for family in by_family.values())
+        await gather_all(self._reconcile_family(family, room) for family in by_family.values())
 
     async def _family(self, event: Event, request: JobRequest) -> str:
         """The group of jobs that is handled in order: the steps of one parent, and their compensations."""
@@ -353,10 +353,3 @@ def _has_consequences(event: Event, request: JobRequest) -> bool:
     if event.source is None:
         return bool(request.step_of)
     return event.type not in {"job_succeeded", "job_denied"} or bool(request.step_of) or COMPENSATES in request.labels
-
-
-async def _gather_all(work: Iterable[Awaitable[None]]) -> None:
-    """Await all concurrently. An error is raised after all have finished."""
-    for answer in await asyncio.gather(*work, return_exceptions=True):
-        if isinstance(answer, BaseException):
-            raise answer

@@ -168,9 +168,9 @@ class WorkflowReader:
         room = CHILDREN_MAX - len(family.known)
         for start in range(0, min(len(new), room), CONCURRENCY):
             group = new[start : min(start + CONCURRENCY, room)]
-            jobs = await _gather_all(self.families.ledger.job(job_id) for _, job_id in group)
+            jobs = await gather_all(self.families.ledger.job(job_id) for _, job_id in group)
             steps = [self._step_in(job) for job in jobs]
-            parties = await _gather_all(self.families.party_in(one.job) for one in steps if one is not None)
+            parties = await gather_all(self.families.party_in(one.job) for one in steps if one is not None)
             for one, party in zip([one for one in steps if one is not None], parties, strict=True):
                 self._take_in(family, one, party)
             family.known.update(group)
@@ -220,8 +220,8 @@ class WorkflowReader:
         return None if workflow.settle(step, standing) else standing
 
 
-async def _gather_all(reads: Iterable[Awaitable[T]]) -> list[T]:
-    """Every result. If one raises, the others finish first."""
+async def gather_all(reads: Iterable[Awaitable[T]]) -> list[T]:
+    """Every result, awaited concurrently. If one raises, the others finish first."""
     answers = await asyncio.gather(*reads, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):

@@ -1,6 +1,7 @@
 """Safety kernels: in this process, in another process over gRPC with CAP's SafetyKernel service, and serving one there."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -50,29 +51,36 @@ class SafetyKernel(DecisionKernel, Protocol):
         ...
 
 
-class PolicyKernel:
+class _LocalKernel(ABC):
+    """A kernel in this process, which evaluates the policy in force. There are no resources to release."""
+
+    @abstractmethod
+    async def _policy_in_force(self) -> SafetyPolicy: ...
+
+    async def check(self, request: JobRequest) -> SafetyDecision:
+        return evaluation.decide(await self._policy_in_force(), request)
+
+    async def explain(self, request: JobRequest) -> DecisionExplanation:
+        return evaluation.explain(await self._policy_in_force(), request)
+
+    async def snapshot(self) -> str:
+        return (await self._policy_in_force()).hash
+
+    async def close(self) -> None:  # noqa: B027 - there is nothing to release
+        pass
+
+
+class PolicyKernel(_LocalKernel):
     """Decides by one fixed policy."""
 
     def __init__(self, policy: SafetyPolicy = ALLOW_ALL_POLICY) -> None:
         self.policy = policy
 
-    async def check(self, request: JobRequest) -> SafetyDecision:
-        """The policy's decision."""
-        return evaluation.decide(self.policy, request)
-
-    async def explain(self, request: JobRequest) -> DecisionExplanation:
-        """The policy's decision, and why."""
-        return evaluation.explain(self.policy, request)
-
-    async def snapshot(self) -> str:
-        """The policy's hash."""
-        return self.policy.hash
-
-    async def close(self) -> None:
-        """Does nothing: there are no resources."""
+    async def _policy_in_force(self) -> SafetyPolicy:
+        return self.policy
 
 
-class FileKernel:
+class FileKernel(_LocalKernel):
     """Decides by the policy in a file.
 
     While the file is unreadable or invalid, no job is dispatched, not even by its last valid version.
@@ -95,8 +103,8 @@ class FileKernel:
         Only one runs at a time, however slow the disk is: each holds a thread.
         """
 
-    async def policy(self) -> SafetyPolicy:
-        """The policy in force; raises KernelUnavailable, which says what is wrong with the file."""
+    async def _policy_in_force(self) -> SafetyPolicy:
+        """The policy in the file; raises KernelUnavailable, which says what is wrong with the file."""
         if self._looking is None or (self._looking.done() and self._is_due()):
             self._looking = asyncio.ensure_future(self._look_beside())
         await asyncio.shield(self._looking)
@@ -128,21 +136,6 @@ class FileKernel:
         except PolicyInvalid as error:
             self._found = error
         self._body = body
-
-    async def check(self, request: JobRequest) -> SafetyDecision:
-        """The decision of the policy in force."""
-        return evaluation.decide(await self.policy(), request)
-
-    async def explain(self, request: JobRequest) -> DecisionExplanation:
-        """The decision of the policy in force, and why."""
-        return evaluation.explain(await self.policy(), request)
-
-    async def snapshot(self) -> str:
-        """The hash of the policy in force."""
-        return (await self.policy()).hash
-
-    async def close(self) -> None:
-        """Does nothing: there are no resources."""
 
 
 # Circuit breaker: opens for 30 seconds after three failures in a row, then lets one call try.

@@ -10,10 +10,11 @@ import importlib
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 
@@ -54,6 +55,7 @@ _PARTS: Mapping[str, type[pydantic.BaseModel]] = {
     "identity": IdentityBinding,
     "context_ref": ResourceRef,
 }
+BodyT = TypeVar("BodyT", JobResult, JobProgress, JobCancel, WorkerHeartbeat, Handshake, BusAlert)
 _PRIORITY_NAMES = {number: name for name, number in PRIORITIES.items()}
 _ACTOR_NAMES = {number: name for name, number in ACTOR_TYPES.items()}
 
@@ -79,8 +81,8 @@ def message_fields(said: Any, shape: type[pydantic.BaseModel]) -> dict[str, Any]
     return told
 
 
-def _plain(value: Any) -> dict[str, str] | list[str]:
-    return dict(value) if hasattr(value, "items") else list(value)
+def _plain(value: Any) -> dict[str, Any] | tuple[Any, ...]:
+    return dict(value) if hasattr(value, "items") else tuple(value)
 
 
 def fields_of(told: dict[str, Any]) -> dict[str, Any]:
@@ -448,80 +450,54 @@ def _ref(said: Any) -> ResourceRef | None:
         return None
 
 
-def _read_result(said: Any) -> JobResult:
-    return JobResult(
-        job_id=said.job_id,
-        status=Status(said.status),
-        worker_id=said.worker_id,
-        result_ptr=said.result_ptr,
-        execution_ms=said.execution_ms,
-        error_code=said.error_code,
-        error_message=said.error_message,
-        artifact_ptrs=tuple(said.artifact_ptrs),
-        error_code_enum=said.error_code_enum,
-        dispatch=_dispatch(said),
-        result_ref=_ref(said.result_ref) if said.HasField("result_ref") else None,
-        artifact_refs=tuple(filter(None, map(_ref, said.artifact_refs))),
+def _fields(message: Any, shape: type[BodyT], **others: Any) -> BodyT:
+    """The body with the fields of the same names; `others` are the fields that a packet holds in another form."""
+    values = {field.name: getattr(message, field.name) for field in fields(shape) if field.name not in others}
+    plain = {name: value if isinstance(value, str | int | float) else _plain(value) for name, value in values.items()}
+    return shape(**plain, **others)
+
+
+def _read_result(message: Any) -> JobResult:
+    return _fields(
+        message,
+        JobResult,
+        status=Status(message.status),
+        dispatch=_dispatch(message),
+        result_ref=_ref(message.result_ref) if message.HasField("result_ref") else None,
+        artifact_refs=tuple(filter(None, map(_ref, message.artifact_refs))),
     )
 
 
-def _read_progress(said: Any) -> JobProgress:
-    return JobProgress(
-        job_id=said.job_id,
-        status=Status(said.status),
-        step_id=said.step_id,
-        percent=said.percent,
-        message=said.message,
-        result_ptr=said.result_ptr,
-        dispatch=_dispatch(said),
-    )
+def _read_progress(message: Any) -> JobProgress:
+    return _fields(message, JobProgress, status=Status(message.status), dispatch=_dispatch(message))
 
 
-def _read_cancel(said: Any) -> JobCancel:
-    return JobCancel(job_id=said.job_id, reason=said.reason, requested_by=said.requested_by, dispatch=_dispatch(said))
+def _read_cancel(message: Any) -> JobCancel:
+    return _fields(message, JobCancel, dispatch=_dispatch(message))
 
 
-def _read_heartbeat(said: Any) -> WorkerHeartbeat:
-    loads = {name: getattr(said, name) for name in ("cpu_load", "gpu_utilization", "memory_load")}
-    for name, load in loads.items():
-        if not math.isfinite(load):
+def _read_heartbeat(message: Any) -> WorkerHeartbeat:
+    for name in ("cpu_load", "gpu_utilization", "memory_load"):
+        if not math.isfinite(getattr(message, name)):
             raise ValueError(f"heartbeat.{name}: must be a number")
-    if said.active_jobs < 0 or said.max_parallel_jobs < 0:
+    if message.active_jobs < 0 or message.max_parallel_jobs < 0:
         raise ValueError("heartbeat.active_jobs and heartbeat.max_parallel_jobs: must not be negative")
-    return WorkerHeartbeat(
-        worker_id=said.worker_id,
-        pool=said.pool,
-        region=said.region,
-        type=said.type,
-        active_jobs=said.active_jobs,
-        max_parallel_jobs=said.max_parallel_jobs,
-        capabilities=tuple(said.capabilities),
-        labels=dict(said.labels),
-        **loads,
-    )
+    return _fields(message, WorkerHeartbeat)
 
 
-def _read_handshake(said: Any) -> Handshake:
-    role: int = said.role
-    return Handshake(
-        component_id=said.component_id,
-        role=ROLES[role] if 0 <= role < len(ROLES) else "",
-        supported_versions=tuple(said.supported_versions),
-        capabilities=dict(said.capabilities),
-        sdk_version=said.sdk_version,
-        ready_topics=tuple(said.ready_topics),
-    )
+def _read_handshake(message: Any) -> Handshake:
+    return _fields(message, Handshake, role=ROLES[message.role] if 0 <= message.role < len(ROLES) else "")
 
 
-def _read_alert(said: Any) -> BusAlert:
-    known = said.error_code_enum in ErrorCode.__members__.values()
-    level, severity = str(said.level).upper(), int(said.severity)
+def _read_alert(message: Any) -> BusAlert:
+    known = message.error_code_enum in ErrorCode.__members__.values()
+    level, severity = str(message.level).upper(), int(message.severity)
     by_level = AlertSeverity(level) if level in AlertSeverity.__members__ else AlertSeverity.INFO
-    return BusAlert(
-        message=said.message,
-        code=ErrorCode(said.error_code_enum) if known else ErrorCode.UNSPECIFIED,
+    return _fields(
+        message,
+        BusAlert,
+        code=ErrorCode(message.error_code_enum) if known else ErrorCode.UNSPECIFIED,
         severity=SEVERITIES[severity] if 0 < severity < len(SEVERITIES) else by_level,
-        details=dict(said.details),
     )
 
 
@@ -540,44 +516,42 @@ _READERS: Mapping[str | None, Any] = {
 
 
 def _write_body(message: Any, packet: Packet) -> None:
-    match packet.body:
-        case JobRequest() as request:
-            message.job_request.CopyFrom(_sdk("job_pb2").JobRequest(**fields_of(request.model_dump(exclude_none=True))))
+    body, job = packet.body, _sdk("job_pb2")
+    match body:
+        case JobRequest():
+            message.job_request.CopyFrom(job.JobRequest(**fields_of(body.model_dump(exclude_none=True))))
         case JobOrder(request=request, dispatch=dispatch):
-            told = fields_of(request.model_dump(exclude_none=True))
-            message.job_request.CopyFrom(_sdk("job_pb2").JobRequest(**told, dispatch=_identity(dispatch)))
-        case JobResult() | JobProgress() | JobCancel() as body:
-            _write_report(message, body)
-        case WorkerHeartbeat() as body:
+            values = fields_of(request.model_dump(exclude_none=True))
+            message.job_request.CopyFrom(job.JobRequest(**values, dispatch=_identity(dispatch)))
+        case JobResult():
+            refs = {
+                "result_ref": None if body.result_ref is None else fields_of(body.result_ref.model_dump()),
+                "artifact_refs": [fields_of(ref.model_dump()) for ref in body.artifact_refs],
+            }
+            message.job_result.CopyFrom(job.JobResult(**{**_slots(body), **refs}))
+        case JobProgress():
+            message.job_progress.CopyFrom(job.JobProgress(**_slots(body)))
+        case JobCancel():
+            message.job_cancel.CopyFrom(job.JobCancel(**_slots(body)))
+        case WorkerHeartbeat():
             message.heartbeat.CopyFrom(_sdk("heartbeat_pb2").Heartbeat(**_slots(body)))
-        case Handshake() as body:
+        case Handshake():
             role = ROLES.index(body.role) if body.role in ROLES else 0
             message.handshake.CopyFrom(_sdk("handshake_pb2").Handshake(**{**_slots(body), "role": role}))
-        case BusAlert() as body:
+        case BusAlert():
             message.alert.CopyFrom(_alert(body, packet))
 
 
-def _write_report(message: Any, body: JobResult | JobProgress | JobCancel) -> None:
-    told = _slots(body)
-    told["dispatch"] = None if body.dispatch is None else _identity(body.dispatch)
-    match body:
-        case JobResult():
-            told["result_ref"] = None if body.result_ref is None else fields_of(body.result_ref.model_dump())
-            told["artifact_refs"] = [fields_of(ref.model_dump()) for ref in body.artifact_refs]
-            message.job_result.CopyFrom(_sdk("job_pb2").JobResult(**told))
-        case JobProgress():
-            message.job_progress.CopyFrom(_sdk("job_pb2").JobProgress(**told))
-        case JobCancel():
-            message.job_cancel.CopyFrom(_sdk("job_pb2").JobCancel(**told))
-
-
-def _identity(dispatch: Dispatch) -> dict[str, Any]:
-    told = {"dispatch_id": dispatch.dispatch_id, "attempt": dispatch.attempt}
-    return {**told, "assigned_worker_id": dispatch.worker_id}
+def _identity(dispatch: Dispatch | None) -> dict[str, Any] | None:
+    if dispatch is None:
+        return None
+    return {"dispatch_id": dispatch.dispatch_id, "attempt": dispatch.attempt, "assigned_worker_id": dispatch.worker_id}
 
 
 def _slots(body: JobResult | JobProgress | JobCancel | WorkerHeartbeat | Handshake) -> dict[str, Any]:
-    return {name: getattr(body, name) for name in type(body).__slots__}
+    """The fields of a body, with CAP's form of a dispatch."""
+    values = {field.name: getattr(body, field.name) for field in fields(body)}
+    return {**values, "dispatch": _identity(values["dispatch"])} if "dispatch" in values else values
 
 
 def _alert(body: BusAlert, packet: Packet) -> Any:

@@ -60,20 +60,13 @@ class OrderAttempt:
         """How long the handler may run."""
         self.settled = asyncio.Event()
         """Set when the result was acknowledged or need not be sent."""
-        self.told = asyncio.Event()
-        """Set when the handler should stop."""
+        self.stop_event = asyncio.Event()
         self.artifacts: list[ArtifactPointer] = []
         """Artifacts the handler has named so far."""
         self.cancel_requested = False
         """Whether the job was cancelled."""
         self.reason = ""
-        self.lease_over = False
-        """Whether the handler was told that its lease expired by this worker's clock.
-
-        From then on, another worker may run the job too.
-        """
-        self.heard = False
-        """Whether the handler knows that it should stop: it read `ctx.cancelled`, waited for it, or was cancelled."""
+        self.lease_over = self.heard = False
         self.fate: StopCause | None = None
         self.called = False
         """Whether the handler was called. Errors raised after that belong to the application."""
@@ -174,13 +167,13 @@ class OrderAttempt:
     @property
     def should_stop(self) -> bool:
         """Whether the handler should stop."""
-        return self.told.is_set() or self.fate is not None
+        return self.stop_event.is_set() or self.fate is not None
 
     def tell(self, reason: str) -> None:
         """Records a cancel request and tells the handler to stop."""
         if not self.cancel_requested:
             self.cancel_requested, self.reason = True, reason
-            self.told.set()
+            self.stop_event.set()
 
     def cut(self, fate: StopCause | None) -> None:
         """Stops the handler. An async handler is cancelled; a thread is only told, unless the worker is stopping.
@@ -191,7 +184,7 @@ class OrderAttempt:
         if self.fate is not None or (self.ended and not stores_for_nobody):
             return
         self.fate = fate
-        self.told.set()
+        self.stop_event.set()
         if self.handling is not None and (not self.in_thread or stores_for_nobody or fate is StopCause.GIVEN_BACK):
             self.heard = True
             self.handling.cancel()

@@ -38,10 +38,10 @@ from trellis.engine.logs import log_of
 from trellis.engine.retry_policy import error_text, storable
 from trellis.engine.text import error_message
 from trellis.worker.app import HandlerKind, JobSpec
-from trellis.worker.context import Context, Item
+from trellis.worker.context import Context, Item, SyncContext
 from trellis.worker.held import StopCause
 from trellis.worker.on_bus.attempt import OrderAttempt
-from trellis.worker.on_bus.context import BusContext, SyncBusContext
+from trellis.worker.on_bus.context import BusContext
 from trellis.worker.options import PointerAccess
 from trellis.worker.outcomes import Snooze
 from trellis.worker.payloads import NULL, UnreadablePayload
@@ -210,7 +210,11 @@ class HandlerCalls:
         """Stops a handler that exceeds its timeout, or that continues for `grace_s` after it was told to stop."""
         limit_s = attempt.timeout_s
         try:
-            await (attempt.told.wait() if limit_s is None else within(self._clock, limit_s, attempt.told.wait()))
+            await (
+                attempt.stop_event.wait()
+                if limit_s is None
+                else within(self._clock, limit_s, attempt.stop_event.wait())
+            )
         except TimeoutError:
             if not attempt.ended:
                 _log.warning("handler_timed_out", job_id=attempt.job_id, timeout_s=limit_s)
@@ -256,7 +260,7 @@ class HandlerCalls:
         if spec.kind is HandlerKind.BATCH:
             return await _alone_in_batch(spec.handler, context, payload)
         if spec.kind is HandlerKind.SYNC:
-            sync = SyncBusContext(context, asyncio.get_running_loop())
+            sync = SyncContext(cast("Context", context), asyncio.get_running_loop())
             arguments = (sync, payload) if spec.takes_payload else (sync,)
             attempt.in_thread = True
             return await self._threads.run(partial(spec.handler, *arguments))

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 
 from trellis.bus.errors import BusError, BusUnavailable
@@ -27,6 +26,7 @@ from trellis.bus.messages import (
     PacketBody,
     Status,
     WorkerHeartbeat,
+    sdk_version,
 )
 from trellis.bus.port import Bus
 from trellis.engine.clock import Clock, sleep_or_stop
@@ -45,7 +45,6 @@ STANDSTILL_S = 2.0
 """If a heartbeat is late by this much, log that the event loop was blocked."""
 JOBS_SHOWN = 5
 WORKER_TYPE = "trellis"
-DISTRIBUTION = "trellis-engine"
 CAPABILITIES = ("progress", "cancel", "error_codes", "heartbeats")
 
 _log = log_of("trellis.worker")
@@ -109,7 +108,7 @@ class BusPresence:
         return Handshake(
             component_id=self.bus.sender_id,
             capabilities=dict.fromkeys(CAPABILITIES, True),
-            sdk_version=f"{WORKER_TYPE} {_version()}",
+            sdk_version=sdk_version(),
             ready_topics=self.topics,
         )
 
@@ -127,13 +126,6 @@ class BusPresence:
             capabilities=options.capabilities,
             labels=dict(options.labels),
         )
-
-
-def _version() -> str:
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return "unpacked"
 
 
 # Reports about jobs.
