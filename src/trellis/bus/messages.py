@@ -133,8 +133,8 @@ def error_number(code: str) -> int:
     short = code
     for prefix in _CAP_PREFIXES:
         short = short.removeprefix(prefix)
-    found = ErrorCode.__members__.get(short) or _OTHER_NAMES.get(short) or ErrorCode.UNSPECIFIED
-    return found.value
+    number = ErrorCode.__members__.get(short) or _OTHER_NAMES.get(short) or ErrorCode.UNSPECIFIED
+    return number.value
 
 
 def error_name(number: int) -> str:

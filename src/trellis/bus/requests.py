@@ -40,8 +40,8 @@ def read_wire_id(text: str) -> tuple[JobId, Epoch] | None:
 
 def job_id_of(text: str) -> str:
     """The job id in `text`, which is either a job id or a wire id of the job."""
-    found = read_wire_id(text)
-    return text if found is None else found[0]
+    parsed = read_wire_id(text)
+    return text if parsed is None else parsed[0]
 
 
 TOPIC_PATTERN = r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){0,15}$"
@@ -207,8 +207,8 @@ class JobRequest(_RequestModel):
     @property
     def tenant(self) -> str:
         """The tenant, from the first of three fields that names one."""
-        said = (self.tenant_id, self.meta and self.meta.tenant_id, self.identity and self.identity.tenant_id)
-        return next(filter(None, said), "")
+        tenants = (self.tenant_id, self.meta and self.meta.tenant_id, self.identity and self.identity.tenant_id)
+        return next(filter(None, tenants), "")
 
     @property
     def context(self) -> str:
@@ -254,10 +254,10 @@ class JobRequest(_RequestModel):
             raise BusRequestInvalid(detail=_first_problem(error)) from None
 
     @classmethod
-    def checked(cls, said: Mapping[str, Any]) -> "JobRequest":
+    def checked(cls, fields: Mapping[str, Any]) -> "JobRequest":
         """Validate a request from outside; raises BusRequestInvalid."""
         try:
-            made = cls.model_validate(said)
+            made = cls.model_validate(fields)
         except pydantic.ValidationError as error:
             raise BusRequestInvalid(detail=_first_problem(error)) from None
         if len(made.job_id) > CALLER_ID_CHARS_MAX:
@@ -333,11 +333,11 @@ def _contradiction(request: JobRequest) -> str | None:
 
     Contradictions are not repaired.
     """
-    said, meta = request.identity or IdentityBinding.model_validate({}), request.meta or JobMeta.model_validate({})
+    identity, meta = request.identity or IdentityBinding.model_validate({}), request.meta or JobMeta.model_validate({})
     mirrors = (
-        ("tenant_id", said.tenant_id, (request.tenant_id, meta.tenant_id)),
-        ("principal_id", said.principal_id, (request.principal_id,)),
-        ("actor_id", said.actor_id, (meta.actor_id,)),
+        ("tenant_id", identity.tenant_id, (request.tenant_id, meta.tenant_id)),
+        ("principal_id", identity.principal_id, (request.principal_id,)),
+        ("actor_id", identity.actor_id, (meta.actor_id,)),
     )
     for name, bound, others in mirrors:
         if bound and any(other not in {"", bound} for other in others):
@@ -360,15 +360,15 @@ def _undo_topic(request: JobRequest) -> str:
     return request.compensation.topic if request.compensation else ""
 
 
-def _canonical_json(told: Mapping[str, Any]) -> bytes:
-    return json.dumps(told, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+def _canonical_json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _first_problem(error: pydantic.ValidationError) -> str:
-    found = error.errors(include_url=False, include_input=False)[0]
-    shaped = found["type"] == "string_pattern_mismatch"
-    told = FIELD_PATTERNS.get(str(found["loc"][-1])) if shaped else None
-    return f"{'/'.join(map(str, found['loc']))}: {told or found['msg']}"
+    problem = error.errors(include_url=False, include_input=False)[0]
+    shaped = problem["type"] == "string_pattern_mismatch"
+    expected = FIELD_PATTERNS.get(str(problem["loc"][-1])) if shaped else None
+    return f"{'/'.join(map(str, problem['loc']))}: {expected or problem['msg']}"
 
 
 # The same fields as keyword arguments, for callers in Python.

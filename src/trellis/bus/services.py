@@ -158,8 +158,8 @@ class BusServices:
     @property
     def services(self) -> list[Service[Any]]:
         """The services to run for the roles of this process."""
-        found: list[Service[Any]] = [self.scheduler, self.introduction] if self._schedules else []
-        return [*found, self.renewals, self.aftermath, self.publisher] if self._reconciles else found
+        services: list[Service[Any]] = [self.scheduler, self.introduction] if self._schedules else []
+        return [*services, self.renewals, self.aftermath, self.publisher] if self._reconciles else services
 
     async def start(self) -> None:
         """Subscribe to the bus. Subscriptions take effect as soon as the bus is reachable."""

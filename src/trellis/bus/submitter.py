@@ -173,7 +173,7 @@ class BusSubmitter:
 
     async def job(
         self,
-        said: Mapping[str, Any],
+        fields: Mapping[str, Any],
         *,
         payload: Any = None,
         principal: Principal,
@@ -187,7 +187,7 @@ class BusSubmitter:
         caller's scope and key.
         """
         owner = owner_name(principal)
-        whole = {"job_id": self.new_id(), **said, "principal_id": owner}
+        whole = {"job_id": self.new_id(), **fields, "principal_id": owner}
         if principal.tenant is not None:
             whole |= _tenant(principal, JobRequest.checked(whole))
         if payload is None:

@@ -34,7 +34,7 @@ class LogBuffer:
         self._lines = 0
         self._bytes = 0
         self._dropped = 0
-        self._told = 0
+        self._reported = 0
 
     def add(self, line: dict[str, Any]) -> None:
         """Adds a line, or counts it as dropped if a bound is reached."""
@@ -51,10 +51,10 @@ class LogBuffer:
     def take(self, *, last: bool) -> list[tuple[str, bytes | None]]:
         """Returns and clears the pending lines. With `last`, adds a line that says how many were dropped."""
         taken, self._pending = self._pending, []
-        if last and self._dropped > self._told:
+        if last and self._dropped > self._reported:
             note = {"level": "warning", "event": "log lines over the bound were dropped", "dropped": self._dropped}
             taken.append((SIGNAL_LOG, json.dumps(note).encode()))
-            self._told = self._dropped
+            self._reported = self._dropped
         return taken
 
 

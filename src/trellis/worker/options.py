@@ -261,8 +261,8 @@ class BusWorkerOptions:
         _words("capabilities", self.capabilities)
         _words("orders_from", self.orders_from)
         _words("labels", (*self.labels, *self.labels.values()))
-        said = (self.pool, self.region, *self.capabilities, *self.labels, *self.labels.values())
-        check_introduction("pool, region, capabilities and labels", said)
+        words = (self.pool, self.region, *self.capabilities, *self.labels, *self.labels.values())
+        check_introduction("pool, region, capabilities and labels", words)
 
     @property
     def threads_max(self) -> int:

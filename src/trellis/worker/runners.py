@@ -118,11 +118,11 @@ class SignalWriter:
     async def run_once(self) -> int:
         """Writes what is pending. Returns how many jobs had something to write."""
         telling = [h for h in self.holdings.jobs.values() if h.progress is not None or h.logs is not None]
-        told = 0
+        written = 0
         for held in telling:
             if not held.finished and await flush(self.ledger, held, last=False) is not None:
-                told += 1
-        return told
+                written += 1
+        return written
 
     def pause_s(self, report: int) -> float:  # noqa: ARG002 - the shape of every service
         """Seconds until the next pass: `interval_s`."""

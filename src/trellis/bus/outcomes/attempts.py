@@ -152,31 +152,31 @@ class WorkerReport:
         return ": ".join(filter(None, (self.error_code, self.error_message))) or None
 
 
-def _json(told: Mapping[str, Any]) -> bytes:
-    return json.dumps(told, ensure_ascii=False).encode()
+def _json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False).encode()
 
 
-def report_of_result(said: JobResult, dispatch_id: str) -> WorkerReport:
+def report_of_result(result: JobResult, dispatch_id: str) -> WorkerReport:
     """The report in a result, cut to the stored size.
 
     A failure always has a code: its text, else its number, else its status.
     """
-    status = said.status
-    code = said.error_code or error_name(said.error_code_enum)
+    status = result.status
+    code = result.error_code or error_name(result.error_code_enum)
     if not code and status in {Status.UNSPECIFIED, Status.CANCELLED, Status.DENIED, Status.TIMEOUT}:
         code = {Status.UNSPECIFIED: STATUS_MISSING, Status.CANCELLED: CANCELLED_BY_WORKER}.get(status, status.name)
     return WorkerReport(
         status=status.name,
-        worker_id=storable_text(said.worker_id),
-        execution_ms=max(0, said.execution_ms),
+        worker_id=storable_text(result.worker_id),
+        execution_ms=max(0, result.execution_ms),
         error_code=storable_text(code),
-        error_message=storable_text(said.error_message, ERROR_CHARS_MAX),
-        result_ptr=storable_text(said.result_ptr),
-        artifact_ptrs=tuple(map(storable_text, _first(said.artifact_ptrs, len))),
+        error_message=storable_text(result.error_message, ERROR_CHARS_MAX),
+        result_ptr=storable_text(result.result_ptr),
+        artifact_ptrs=tuple(map(storable_text, _first(result.artifact_ptrs, len))),
         dispatch_id=storable_text(dispatch_id),
-        error_code_enum=said.error_code_enum,
-        result_ref=None if said.result_ref is None else _storable_ref(said.result_ref),
-        artifact_refs=tuple(map(_storable_ref, _first(said.artifact_refs, _ref_chars))),
+        error_code_enum=result.error_code_enum,
+        result_ref=None if result.result_ref is None else _storable_ref(result.result_ref),
+        artifact_refs=tuple(map(_storable_ref, _first(result.artifact_refs, _ref_chars))),
     )
 
 
@@ -287,10 +287,10 @@ class DispatchedAttempt:
 
         Any field it echoes from a dispatch must match.
         """
-        said = dispatch or Dispatch()
-        if self.worker not in {"", worker_id} or said.worker_id not in {"", self.assigned, worker_id}:
+        echoed = dispatch or Dispatch()
+        if self.worker not in {"", worker_id} or echoed.worker_id not in {"", self.assigned, worker_id}:
             return ReportRefusal.FOREIGN
-        if said.dispatch_id not in {"", self.dispatch_id} or said.attempt not in {0, self.number}:
+        if echoed.dispatch_id not in {"", self.dispatch_id} or echoed.attempt not in {0, self.number}:
             return ReportRefusal.STALE
         return None
 
@@ -300,14 +300,14 @@ def attempt_in(events: Sequence[Event], epoch: Epoch) -> DispatchedAttempt | Non
     own = _of_attempt(events, epoch)
     if not own:
         return None
-    first, told = own[0], data_of(own[0])
+    first, data = own[0], data_of(own[0])
     started = next((event for event in own if event.type == "job_started"), None)
     return DispatchedAttempt(
         epoch=epoch,
-        dispatch_id=str(told.get("dispatch_id", "")),
-        assigned=str(told.get("worker_id", "")),
+        dispatch_id=str(data.get("dispatch_id", "")),
+        assigned=str(data.get("worker_id", "")),
         dispatched_at=first.ts,
-        number=int(told.get(ATTEMPT, first.attempt)),
+        number=int(data.get(ATTEMPT, first.attempt)),
         starter=None if started is None else started.actor,
         token="" if started is None else str(data_of(started).get("token", "")),
         runtime_s=_runtime_s(first),
@@ -408,10 +408,10 @@ class AttemptCache:
 
     async def read(self, hold: HeldLease) -> DispatchedAttempt | None:
         """The attempt as it is in the ledger now."""
-        found = attempt_in(await self._ledger.events(hold.lease.job_id), hold.lease.epoch)
-        if found is not None:
-            self._known[attempt_key(hold)] = found
-        return found
+        attempt = attempt_in(await self._ledger.events(hold.lease.job_id), hold.lease.epoch)
+        if attempt is not None:
+            self._known[attempt_key(hold)] = attempt
+        return attempt
 
     def began(self, hold: HeldLease, attempt: DispatchedAttempt, worker_id: str, token: str) -> DispatchedAttempt:
         """Cache and return the attempt, now started by this worker."""
@@ -425,21 +425,21 @@ class StopNotifier:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._told: LruCache[tuple[JobKey, Epoch], bool] = LruCache(REMEMBERED_MAX)
+        self._notified: LruCache[tuple[JobKey, Epoch], bool] = LruCache(REMEMBERED_MAX)
 
     async def tell(self, hold: HeldLease, attempt: DispatchedAttempt) -> None:
         """Ask the worker to stop. While the bus is down, a later call does it."""
         named, key = wire_id(hold.lease.job_id, hold.lease.epoch), attempt_key(hold)
-        if self._told.get(key):
+        if self._notified.get(key):
             return
-        self._told[key] = True
+        self._notified[key] = True
         cancel = JobCancel(
             job_id=named, reason=CANCEL_REQUESTED_REASON, requested_by=self._bus.sender_id, dispatch=attempt.dispatch
         )
         try:
             await self._bus.publish(CANCEL, cancel, trace_id=hold.correlation_id, message_id=f"stop:{named}")
         except BusUnavailable as error:
-            self._told.drop(key)
+            self._notified.drop(key)
             _log.info("stop_not_told", job_id=hold.lease.job_id, error=str(error))
 
 
@@ -537,10 +537,10 @@ class LeaseRenewals:
         return True
 
     async def _attempts(self, holds: Sequence[HeldLease]) -> list[DispatchedAttempt | None]:
-        found: list[DispatchedAttempt | None] = []
+        attempts: list[DispatchedAttempt | None] = []
         for start in range(0, len(holds), CONCURRENCY):
-            found += await asyncio.gather(*map(self.attempts.of, holds[start : start + CONCURRENCY]))
-        return found
+            attempts += await asyncio.gather(*map(self.attempts.of, holds[start : start + CONCURRENCY]))
+        return attempts
 
     def _leases_s(self) -> list[float]:
         return [LEASE_S_DEFAULT, *(topic.lease_s for topic in self.topics.topics.values())]

@@ -154,10 +154,10 @@ class Workflow:
             self.undoable.append(standing.job.job_id)
         return True
 
-    def fail(self, one: StepState) -> None:
+    def fail(self, step: StepState) -> None:
         """Record that a step failed for good."""
-        if self.failed is None or one.index < self.failed.index:
-            self.failed = one
+        if self.failed is None or step.index < self.failed.index:
+            self.failed = step
 
     def is_unsettled(self, step: WorkflowStep) -> bool:
         """Whether the step has to be read again."""
@@ -169,27 +169,27 @@ class Workflow:
         if self.is_unsettled(step):
             del self.unsettled[bisect_left(self.unsettled, step)]
 
-    def give_up(self, step: WorkflowStep, one: StepState) -> None:
+    def give_up(self, step: WorkflowStep, state: StepState) -> None:
         """Record that a step has failed and no retry is known."""
         self.drop(step)
-        self.given_up[step] = one
+        self.given_up[step] = state
 
     def take_up(self, step: WorkflowStep) -> None:
         """Record that a given-up step is being retried."""
         if self.given_up.pop(step, None) is not None:
             insort(self.unsettled, step)
 
-    def has_undone(self, one: UndoableStep) -> None:
+    def has_undone(self, step: UndoableStep) -> None:
         """Record that the compensation of a step has ended."""
-        self.to_undo.remove(one)
-        self.undoing.discard(one.job_id)
-        self.undone[one.job_id] = one
+        self.to_undo.remove(step)
+        self.undoing.discard(step.job_id)
+        self.undone[step.job_id] = step
 
     def undo_again(self, job_id: JobId) -> None:
         """Record that the compensation of a step is being retried."""
-        one = self.undone.pop(job_id, None)
-        if one is not None:
-            insort(self.to_undo, one)
+        step = self.undone.pop(job_id, None)
+        if step is not None:
+            insort(self.to_undo, step)
             self.undoing.add(job_id)
 
     def lose(self, gone: set[JobId]) -> bool:
@@ -200,8 +200,8 @@ class Workflow:
 
     def lowest_failed(self) -> StepState | None:
         """The lowest step that has failed, for good or given up."""
-        found = [*([] if self.failed is None else [self.failed]), *self.given_up.values()]
-        return min(found, key=lambda one: one.index, default=None)
+        failed = [*([] if self.failed is None else [self.failed]), *self.given_up.values()]
+        return min(failed, key=lambda step: step.index, default=None)
 
     def at(self, index: int) -> list[WorkflowStep]:
         """The unsettled steps with this index."""
@@ -339,15 +339,15 @@ class JobTree:
     async def children(self, job_id: str) -> list[Job]:
         """Every bus job with this parent: steps, retries and compensations."""
         where, cursor = JobFilter(lifecycle=BUS_JOB.name, parent_id=JobId(job_id)), None
-        found: list[Job] = []
-        while len(found) < CHILDREN_MAX:
+        jobs: list[Job] = []
+        while len(jobs) < CHILDREN_MAX:
             page = await self.ledger.jobs(where, limit=PAGE, cursor=cursor)
-            found += page.jobs
+            jobs += page.jobs
             cursor = page.cursor
             if cursor is None:
-                return found
-        _log.error("too_many_children", job_id=job_id, looked_at=len(found))
-        return found
+                return jobs
+        _log.error("too_many_children", job_id=job_id, looked_at=len(jobs))
+        return jobs
 
     async def key_of(self, step: JobRequest) -> WorkflowKey:
         """The workflow that a step belongs to."""
@@ -394,15 +394,15 @@ class JobTree:
 
     async def incarnations(self, job_id: str, request: JobRequest) -> list[str]:
         """The job and the jobs that it retries, the first one last."""
-        found = [job_id]
+        job_ids = [job_id]
         current: JobRequest | None = request
         for _ in range(ATTEMPTS_MAX):
             before = "" if current is None else current.labels.get(RETRY_OF, "")
-            if not before or before in found:
+            if not before or before in job_ids:
                 break
-            found.append(before)
+            job_ids.append(before)
             current = await self.request(before)
-        return found
+        return job_ids
 
     async def compensation(self, job_id: JobId) -> EffectiveJob | None:
         """The compensation of this job, seen through its last retry; None when there is none yet."""
@@ -423,13 +423,13 @@ class JobTree:
         for _ in range(ATTEMPTS_MAX):
             if not waiting:
                 break
-            one = await self._end_or_retries(*waiting.pop(), step_of)
-            if isinstance(one, list):
-                waiting += reversed(one)
-            elif one.job.state == SUCCEEDED:
-                return one
+            end_or_retries = await self._end_or_retries(*waiting.pop(), step_of)
+            if isinstance(end_or_retries, list):
+                waiting += reversed(end_or_retries)
+            elif end_or_retries.job.state == SUCCEEDED:
+                return end_or_retries
             else:
-                ends.append(one)
+                ends.append(end_or_retries)
         return next((end for end in ends if end.open), ends[0] if ends else EffectiveJob(job=job, request=request))
 
     async def _end_or_retries(
@@ -440,7 +440,11 @@ class JobTree:
             return EffectiveJob(job=job, request=request)
         alike = [child for child in await self.children(job.job_id) if child.type == job.type]
         again = [(one, await self.request(one.job_id)) for one in alike if RETRY_ID.search(one.job_id)]
-        retries = [(child, said) for child, said in again if said is not None and said.is_retry]
+        retries = [
+            (child, request_of_child)
+            for child, request_of_child in again
+            if request_of_child is not None and request_of_child.is_retry
+        ]
         if retries:
             return retries
         due = await self._is_to_be_retried(job, request) and not await self.is_cancelled(request, step_of)
@@ -452,8 +456,8 @@ class JobTree:
             return False
         for made in retry_of(job, request, events[-1], self.topics):
             there = await self.ledger.job(made.job_id)
-            said = None if there is None else self.request_in(there)
-            if there is None or (said is not None and said.labels.get(RETRY_OF) == job.job_id):
+            known = None if there is None else self.request_in(there)
+            if there is None or (known is not None and known.labels.get(RETRY_OF) == job.job_id):
                 return True
         return False  # its retry ids belong to other jobs, so the retry can never be submitted
 
@@ -518,9 +522,9 @@ class Successor:
     @property
     def words(self) -> str:
         """The same for people, as the middle of a sentence."""
-        told = "" if self.last is None else f"it was done again as {self.last.job_id}, which is {self.last.state}"
+        retried = "" if self.last is None else f"it was done again as {self.last.job_id}, which is {self.last.state}"
         soon = "it is about to be done again under another id, in a moment" if self.due else ""
-        return "; ".join(filter(None, (told, soon)))
+        return "; ".join(filter(None, (retried, soon)))
 
 
 async def requeue_as_new_job(

@@ -108,8 +108,8 @@ ATTEMPTS = "attempts"
 
 def retries_before(request: JobRequest) -> int:
     """How many retries led to this job, itself included."""
-    said = request.labels.get(RETRY_ATTEMPT, "0")
-    return int(said) if said.isascii() and said.isdigit() else 0
+    number = request.labels.get(RETRY_ATTEMPT, "0")
+    return int(number) if number.isascii() and number.isdigit() else 0
 
 
 def attempts_of(topic: Topic) -> int:
@@ -131,13 +131,13 @@ def is_retry_due(job: Job, request: JobRequest, events: Sequence[Event], topic: 
 
 def _attempts(events: Sequence[Event], topic: Topic) -> int:
     handed_out = dispatch_of(events)
-    said = None if handed_out is None else data_of(handed_out).get(ATTEMPTS)
-    return said if isinstance(said, int) else attempts_of(topic)
+    attempts = None if handed_out is None else data_of(handed_out).get(ATTEMPTS)
+    return attempts if isinstance(attempts, int) else attempts_of(topic)
 
 
 def _is_retryable_failure(failed: Event, topic: Topic) -> bool:
-    said = data_of(failed).get(RETRYABLE)
-    return said if isinstance(said, bool) else is_retryable(report_in(failed), topic)
+    retryable = data_of(failed).get(RETRYABLE)
+    return retryable if isinstance(retryable, bool) else is_retryable(report_in(failed), topic)
 
 
 def retry_of(job: Job, request: JobRequest, ended: Event, topics: Topics) -> list[NewJob]:
@@ -172,8 +172,8 @@ def next_id(job: Job, events: Sequence[Event], topics: Topics) -> JobId | None:
 
 
 def _retry(job: Job, request: JobRequest, ended: Event, number: int, job_id: JobId) -> JobRequest:
-    said = {name: value for name, value in request.labels.items() if name != REQUEUE_CAUSE}
-    labels = {**said, RETRY_OF: job.job_id, RETRY_ATTEMPT: str(number)}
+    kept = {name: value for name, value in request.labels.items() if name != REQUEUE_CAUSE}
+    labels = {**kept, RETRY_OF: job.job_id, RETRY_ATTEMPT: str(number)}
     if request.step_of:
         labels[FIRST_PARENT] = request.step_of
     changes = {"job_id": job_id, "parent_job_id": job.job_id, "labels": labels, "budget": _budget(job, request, ended)}
@@ -244,15 +244,15 @@ def _compensation_request(job: Job, request: JobRequest, template: Compensation,
 
 def _compensation_meta(own: JobMeta, template: JobMeta | None, job_id: JobId) -> JobMeta:
     """The template's metadata, with the step's tenant and actor and at least its risk tags."""
-    said = template or own
+    meta = template or own
     changes = {
         "tenant_id": own.tenant_id,
         "actor_id": own.actor_id,
         "actor_type": own.actor_type,
-        "risk_tags": tuple(dict.fromkeys((*own.risk_tags, *said.risk_tags))),
+        "risk_tags": tuple(dict.fromkeys((*own.risk_tags, *meta.risk_tags))),
         "idempotency_key": job_id,
     }
-    return said.model_copy(update=changes)
+    return meta.model_copy(update=changes)
 
 
 def _is_ours(label: str) -> bool:

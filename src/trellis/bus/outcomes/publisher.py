@@ -103,7 +103,7 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
     _trigger: CoalescedTrigger[BusPublishReport] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._trigger = CoalescedTrigger(run=self._pass, more=lambda told: bool(told.events) and not told.held_up)
+        self._trigger = CoalescedTrigger(run=self._pass, more=lambda report: bool(report.events) and not report.held_up)
 
     async def run_once(self) -> BusPublishReport:
         """Publish one page, as far as the bus takes it."""
@@ -310,5 +310,5 @@ def result_of(event: Event, sender_id: str, *, again: JobId | None = None) -> Jo
 
 def _status(event: Event, report: WorkerReport | None) -> Status:
     """The state of the job or, if its worker reported it, the failure as retryable or fatal."""
-    said = Status.__members__.get(report.status) if report is not None and event.target == "FAILED" else None
-    return said if said is not None and said in WORKER_STATUSES else Status[event.target]
+    status = Status.__members__.get(report.status) if report is not None and event.target == "FAILED" else None
+    return status if status is not None and status in WORKER_STATUSES else Status[event.target]

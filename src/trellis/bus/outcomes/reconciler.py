@@ -116,16 +116,18 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
 
     async def _reconcile_family(self, family: Sequence[tuple[Event, JobRequest]], room: asyncio.Semaphore) -> None:
         """Handle each event, then each affected workflow once."""
-        heard: dict[WorkflowKey, set[WorkflowStep]] = {}
+        affected: dict[WorkflowKey, set[WorkflowStep]] = {}
         async with room:
             for event, request in family:
-                await self._follow_up(event, request, heard)
+                await self._follow_up(event, request, affected)
                 await self.keep()
-            for key, ended in heard.items():
+            for key, ended in affected.items():
                 await self._reconcile_workflow(key, ended)
                 await self.keep()
 
-    async def _follow_up(self, event: Event, request: JobRequest, heard: dict[WorkflowKey, set[WorkflowStep]]) -> None:
+    async def _follow_up(
+        self, event: Event, request: JobRequest, affected: dict[WorkflowKey, set[WorkflowStep]]
+    ) -> None:
         key = await self._workflow_of(request)
         if event.source is None:
             if key is not None and request.is_retry:
@@ -137,7 +139,7 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
         if event.type == "job_cancelled":
             await self._cascade(event, request)
         if key is not None:
-            ended = heard.setdefault(key, set())
+            ended = affected.setdefault(key, set())
             if COMPENSATES not in request.labels:
                 first = (await self._families.incarnations(event.job_id, request))[-1]
                 ended.add(WorkflowStep(request.step_index, JobId(first)))
@@ -283,15 +285,15 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
         last = (await self.ledger.events(step.job.job_id))[-1]
         if last.type != "job_deferred" or data_of(last).get("hold") != "order":
             return
-        said = {"hold": "none", "reason": "the steps before it have ended"}
+        data = {"hold": "none", "reason": "the steps before it have ended"}
         move = Move(
             job_id=step.job.job_id,
             target="SCHEDULED",
             request_id=RequestId(f"turn:{last.id}"),
             version=last.version,
             delay_s=0.0,
-            cause=said["reason"],
-            data=json.dumps(said).encode(),
+            cause=data["reason"],
+            data=json.dumps(data).encode(),
         )
         moved = await self.ledger.move(self._scheduler, move)
         self._made += isinstance(moved, Moved) and not moved.repeated
@@ -311,19 +313,19 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
 
     async def _undo_next(self, workflow: Workflow) -> None:
         """Submit the next compensation. Nothing is submitted while one is running."""
-        for one in await self._workflows.to_undo(workflow):
-            undoing = await self._families.compensation(one.job_id)
+        for step in await self._workflows.to_undo(workflow):
+            undoing = await self._families.compensation(step.job_id)
             if undoing is None:
-                if await self._undo(one.job_id):
-                    workflow.undoing.add(one.job_id)
+                if await self._undo(step.job_id):
+                    workflow.undoing.add(step.job_id)
                     return
             elif undoing.open:
                 return
             else:
                 if undoing.failed:
                     ended = undoing.job
-                    _log.error("not_undone", job_id=one.job_id, compensation=ended.job_id, state=ended.state)
-                workflow.has_undone(one)
+                    _log.error("not_undone", job_id=step.job_id, compensation=ended.job_id, state=ended.state)
+                workflow.has_undone(step)
             await self.keep()
 
     async def _undo(self, job_id: JobId) -> bool:

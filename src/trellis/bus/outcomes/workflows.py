@@ -56,15 +56,15 @@ class WorkflowReader:
     async def front(self, key: WorkflowKey) -> WorkflowFrontier:
         """What blocks a workflow, counting every step that is in the ledger now."""
         workflow = await self.workflow(key)
-        found = await self._first_unsettled(workflow)
-        if found is None:
+        first = await self._first_unsettled(workflow)
+        if first is None:
             return WorkflowFrontier(failed=workflow.failed)
-        step, standing = found
-        one = step_state(step, standing)
+        step, standing = first
+        state = step_state(step, standing)
         if not standing.failed:
-            return WorkflowFrontier(failed=workflow.failed, open=one)
+            return WorkflowFrontier(failed=workflow.failed, open=state)
         return WorkflowFrontier(
-            failed=one if workflow.failed is None or one.index < workflow.failed.index else workflow.failed
+            failed=state if workflow.failed is None or state.index < workflow.failed.index else workflow.failed
         )
 
     # --- for the reconciler, which sees every end and every retry in the feed -------------------------------------
@@ -88,8 +88,8 @@ class WorkflowReader:
 
     async def first_open(self, workflow: Workflow) -> StepState | None:
         """The lowest step that has not ended."""
-        while (found := await self._first_unsettled(workflow)) is not None:
-            step, standing = found
+        while (first := await self._first_unsettled(workflow)) is not None:
+            step, standing = first
             if not standing.failed:
                 return step_state(step, standing)
             workflow.give_up(step, step_state(step, standing))
@@ -164,15 +164,15 @@ class WorkflowReader:
 
     async def _take_in_all(self, family: ChildJobs, page: ChildPage) -> bool:
         """Add the children of a page. Returns whether there was room for all of them."""
-        new = [one for one in zip(page.numbers, page.job_ids, strict=True) if one[0] not in family.known]
+        new = [child for child in zip(page.numbers, page.job_ids, strict=True) if child[0] not in family.known]
         room = CHILDREN_MAX - len(family.known)
         for start in range(0, min(len(new), room), CONCURRENCY):
             group = new[start : min(start + CONCURRENCY, room)]
             jobs = await gather_all(self.families.ledger.job(job_id) for _, job_id in group)
             steps = [self._step_in(job) for job in jobs]
-            parties = await gather_all(self.families.party_in(one.job) for one in steps if one is not None)
-            for one, party in zip([one for one in steps if one is not None], parties, strict=True):
-                self._take_in(family, one, party)
+            parties = await gather_all(self.families.party_in(child.job) for child in steps if child is not None)
+            for child, party in zip([child for child in steps if child is not None], parties, strict=True):
+                self._take_in(family, child, party)
             family.known.update(group)
             await self.between()
         return len(new) <= room
@@ -184,15 +184,15 @@ class WorkflowReader:
             return None
         return None if request.is_retry or COMPENSATES in request.labels else EffectiveJob(job=job, request=request)
 
-    def _take_in(self, family: ChildJobs, one: EffectiveJob, party: str) -> None:
+    def _take_in(self, family: ChildJobs, child: EffectiveJob, party: str) -> None:
         """Add a step to its workflow. Steps of another tenant or party belong to a separate workflow."""
-        named = (one.request.workflow_id, one.request.tenant, party)
+        named = (child.request.workflow_id, child.request.tenant, party)
         workflow = family.workflows.setdefault(named, Workflow())
-        step = WorkflowStep(one.request.step_index, one.job.job_id)
-        if workflow.settle(step, one):
+        step = WorkflowStep(child.request.step_index, child.job.job_id)
+        if workflow.settle(step, child):
             return
         insort(workflow.unsettled, step)
-        if one.job.state in RETRYABLE_ENDS:
+        if child.job.state in RETRYABLE_ENDS:
             workflow.unseen.append(step)
 
     async def _look_if_unsettled(self, workflow: Workflow, step: WorkflowStep) -> None:
@@ -307,9 +307,9 @@ class StepOrder:
 
     async def missed(self) -> list[Job]:
         """The deferred jobs whose turn had come before they were deferred. The reconciler did not find them waiting."""
-        found: list[Job] = []
+        jobs: list[Job] = []
         for key, aside in self._aside.items():
             front = await self._workflows.front(key)
-            found += [job for job, request in aside if not isinstance(turn_of(front, request.step_index), StepNotDue)]
+            jobs += [job for job, request in aside if not isinstance(turn_of(front, request.step_index), StepNotDue)]
         self._aside.clear()
-        return found
+        return jobs

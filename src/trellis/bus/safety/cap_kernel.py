@@ -168,13 +168,13 @@ def policy_check_response(cap: CapModules, decision: SafetyDecision, *, reason: 
         approval_required=decision.kind is DecisionKind.REQUIRE_HUMAN,
     )
     if decision.constraints:
-        told = dict(decision.constraints)
+        constraints = dict(decision.constraints)
         parts: dict[str, Any] = {
-            part: {name: told[name] for name in names if name in told} for part, names in _PARTS.items()
+            part: {name: constraints[name] for name in names if name in constraints} for part, names in _PARTS.items()
         }
         made.constraints.CopyFrom(
             cap.safety.PolicyConstraints(
-                redaction_level=told.get("redaction_level", ""),
+                redaction_level=constraints.get("redaction_level", ""),
                 **{part: given for part, given in parts.items() if given},
             )
         )
@@ -184,8 +184,8 @@ def policy_check_response(cap: CapModules, decision: SafetyDecision, *, reason: 
 def response_metadata(decision: SafetyDecision, job_hash: str) -> tuple[tuple[str, str], ...]:
     """The metadata sent with the response."""
     nothing = ",".join(name for name, value in decision.constraints.items() if not value)
-    told = ((HASH_METADATA, job_hash), (DELAY_METADATA, f"{decision.delay_s:g}"))
-    return (*told, (NOTHING_METADATA, nothing)) if nothing else told
+    metadata = ((HASH_METADATA, job_hash), (DELAY_METADATA, f"{decision.delay_s:g}"))
+    return (*metadata, (NOTHING_METADATA, nothing)) if nothing else metadata
 
 
 def read_policy_check_response(response: Any, beside: Mapping[str, str], request: JobRequest) -> SafetyDecision:
@@ -250,18 +250,18 @@ def _redacted(response: Any) -> dict[str, Any]:
     return made
 
 
-def _constraints(told: Any, beside: Mapping[str, str]) -> dict[str, Any]:
+def _constraints(message: Any, beside: Mapping[str, str]) -> dict[str, Any]:
     """The constraints that were set."""
     nothing = [name for name in beside.get(NOTHING_METADATA, "").split(",") if name in _EMPTY_CONSTRAINTS]
     constraints: dict[str, Any] = {name: _EMPTY_CONSTRAINTS[name] for name in nothing}
     for part, names in _PARTS.items():
-        if told.HasField(part):
-            values = ((field.name, value) for field, value in getattr(told, part).ListFields())
+        if message.HasField(part):
+            values = ((field.name, value) for field, value in getattr(message, part).ListFields())
             constraints |= {
                 name: value if isinstance(value, int) else list(value) for name, value in values if name in names
             }
-    if told.redaction_level:
-        constraints["redaction_level"] = told.redaction_level
+    if message.redaction_level:
+        constraints["redaction_level"] = message.redaction_level
     try:
         return PolicyConstraints.model_validate(constraints).to_dict()
     except pydantic.ValidationError as error:

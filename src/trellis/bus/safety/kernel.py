@@ -462,9 +462,9 @@ def _bind(cap: cap_kernel.CapModules, server: Any, options: ServingOptions) -> i
 def _methods(cap: cap_kernel.CapModules, kernel: SafetyKernel) -> dict[str, Any]:
     async def explained(check: Any, context: Any, tell: Callable[[DecisionExplanation], str | None]) -> Any:
         request, job_hash = cap_kernel.read_policy_check_request(check)
-        found = await kernel.explain(request)
-        context.set_trailing_metadata(cap_kernel.response_metadata(found.decision, job_hash or request.hash))
-        return cap_kernel.policy_check_response(cap, found.decision, reason=tell(found))
+        explanation = await kernel.explain(request)
+        context.set_trailing_metadata(cap_kernel.response_metadata(explanation.decision, job_hash or request.hash))
+        return cap_kernel.policy_check_response(cap, explanation.decision, reason=tell(explanation))
 
     async def judge(check: Any, context: Any) -> Any:
         return await explained(check, context, lambda _: None)
@@ -496,12 +496,12 @@ def _handler(cap: cap_kernel.CapModules, act: Callable[[Any, Any], Awaitable[Any
     )
 
 
-def explanation_text(found: DecisionExplanation) -> str:
+def explanation_text(explanation: DecisionExplanation) -> str:
     """An explanation as text: the decision, then each rule that was checked."""
-    decision = found.decision
+    decision = explanation.decision
     lines = [f"{decision.kind.value} by {decision.rule}: {decision.reason}"]
     lines += [
         f"{'fits' if one.fits else 'does not fit'}: {one.rule} ({one.decision.value}): {one.why}"
-        for one in found.looked
+        for one in explanation.looked
     ]
-    return "\n".join([*lines, *(f"not looked at: {rule}" for rule in found.not_looked)])
+    return "\n".join([*lines, *(f"not looked at: {rule}" for rule in explanation.not_looked)])

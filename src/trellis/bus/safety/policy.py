@@ -101,7 +101,7 @@ class SafetyDecision:
 
     def to_dict(self) -> dict[str, Any]:
         """The form stored in events."""
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "decision": self.kind.value,
             "rule": self.rule,
             "reason": self.reason,
@@ -109,12 +109,12 @@ class SafetyDecision:
             "job_hash": self.job_hash,
         }
         if self.kind is DecisionKind.THROTTLE:
-            told["delay_s"] = self.delay_s
+            fields["delay_s"] = self.delay_s
         if self.constraints:
-            told["constraints"] = dict(self.constraints)
+            fields["constraints"] = dict(self.constraints)
         if self.redacted:
-            told["redacted"] = dict(self.redacted)
-        return told
+            fields["redacted"] = dict(self.redacted)
+        return fields
 
 
 class DecisionKernel(Protocol):
@@ -182,11 +182,11 @@ class _PolicyModel(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="before")
     @classmethod
-    def _lists_are_tuples(cls, said: Any) -> Any:
+    def _lists_are_tuples(cls, fields: Any) -> Any:
         """Converts the lists of TOML and JSON to tuples, so that the model is immutable."""
-        if not isinstance(said, Mapping):
-            return said
-        pairs = cast("Mapping[str, Any]", said)
+        if not isinstance(fields, Mapping):
+            return fields
+        pairs = cast("Mapping[str, Any]", fields)
         return {name: _list_as_tuple(value) for name, value in pairs.items()}
 
 
@@ -271,8 +271,8 @@ class PolicyRule(_PolicyModel):
             raise ValueError(f"the id {self.id!r} is kept for jobs that match no rule; choose another")
         if self.delay_s is not None and self.decision is not DecisionKind.THROTTLE:
             raise ValueError(f"delay_s belongs to a throttle and not to {self.decision.value}")
-        told = {} if self.constraints is None else self.constraints.to_dict()
-        if self.decision is DecisionKind.ALLOW_WITH_CONSTRAINTS and not told:
+        constraints = {} if self.constraints is None else self.constraints.to_dict()
+        if self.decision is DecisionKind.ALLOW_WITH_CONSTRAINTS and not constraints:
             raise ValueError("allow_with_constraints names no constraints; write allow when none is meant")
         if self.constraints is not None and self.decision is not DecisionKind.ALLOW_WITH_CONSTRAINTS:
             raise ValueError(f"constraints belong to allow_with_constraints and not to {self.decision.value}")
@@ -309,8 +309,8 @@ class SafetyPolicy(_PolicyModel):
     @cached_property
     def hash(self) -> str:
         """The hash that approvals are bound to: equal for equal rules in the same order, however they are written."""
-        told = [rule.to_dict() for rule in self.rules]
-        body = json.dumps(told, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        rules = [rule.to_dict() for rule in self.rules]
+        body = json.dumps(rules, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(body.encode()).hexdigest()
 
 
@@ -374,14 +374,14 @@ def read_bounded(file: Path) -> bytes:
 
 def _problem_texts(error: pydantic.ValidationError) -> str:
     """The first problems of a policy, as text."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    inner = [one["loc"] for one in found]
-    deepest = [one for one in found if not any(_is_within(loc, one["loc"]) for loc in inner)]
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    inner = [one["loc"] for one in problems]
+    deepest = [one for one in problems if not any(_is_within(loc, one["loc"]) for loc in inner)]
     return "; ".join(f"{_location_prefix(one['loc'])}{_problem_text(one['type'], one['msg'])}" for one in deepest[:3])
 
 
-def _problem_text(kind: str, said: str) -> str:
-    return "it must be a list: [ … ]" if kind == "tuple_type" else said.removeprefix("Value error, ")
+def _problem_text(kind: str, message: str) -> str:
+    return "it must be a list: [ … ]" if kind == "tuple_type" else message.removeprefix("Value error, ")
 
 
 def _is_within(location: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
@@ -400,5 +400,5 @@ def runtime_ms(constraints: Mapping[str, Any]) -> int | None:
     """The runtime limit in milliseconds, from the constraints or from CAP's `budgets` in them; None without one."""
     budgets: Any = constraints.get("budgets")
     places: list[Mapping[str, Any]] = [constraints, budgets if isinstance(budgets, Mapping) else {}]
-    found = (said.get(MAX_RUNTIME_FIELD) for said in places)
-    return next((said for said in found if isinstance(said, int) and said > 0), None)
+    limits = (limit.get(MAX_RUNTIME_FIELD) for limit in places)
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)

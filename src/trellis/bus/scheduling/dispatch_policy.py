@@ -316,8 +316,8 @@ def _shorter_budget(budget: Budget | None, constraints: Mapping[str, Any]) -> Bu
     runtime = runtime_ms(constraints)
     if runtime is None:
         return budget
-    asked = budget.deadline_ms if budget else 0
-    shorter = min(asked or DEADLINE_MS_MAX, runtime)
+    requested = budget.deadline_ms if budget else 0
+    shorter = min(requested or DEADLINE_MS_MAX, runtime)
     return (budget or Budget.model_validate({})).model_copy(update={"deadline_ms": shorter})
 
 
@@ -343,7 +343,7 @@ def find_approval(events: Iterable[Event], request: JobRequest, decision: Safety
     for event in events:
         if event.type != APPROVED:
             continue
-        said: Any = json.loads(event.data or b"{}")
-        if all(said.get(name) == value for name, value in bound.items()):
+        data: Any = json.loads(event.data or b"{}")
+        if all(data.get(name) == value for name, value in bound.items()):
             return event.id
     return None

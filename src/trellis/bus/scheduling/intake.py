@@ -129,13 +129,13 @@ class EarlyCancels:
 
         It stays until it is carried out.
         """
-        found = self._kept.get((job_id, sender_id))
-        if found is None:
+        kept = self._kept.get((job_id, sender_id))
+        if kept is None:
             return None
-        if found.until <= self.clock.monotonic() or found.packet.created_at < requested_at:
+        if kept.until <= self.clock.monotonic() or kept.packet.created_at < requested_at:
             self._drop((job_id, sender_id))
             return None
-        return found.packet
+        return kept.packet
 
     async def stop(self) -> None:
         """Stop reading the ledger and drop all kept cancels."""
@@ -238,24 +238,24 @@ class BusIntake:
     async def on_submit(self, received: ReceivedPacket) -> None:
         """Handle one request. Raises LedgerError; the bus may then redeliver the request."""
         packet = received.packet
-        said = packet.body.request if isinstance(packet.body, JobOrder) else packet.body
-        if not isinstance(said, JobRequest):
-            _log.warning("not_a_request", sender=packet.sender_id, body=type(said).__name__)
+        submitted = packet.body.request if isinstance(packet.body, JobOrder) else packet.body
+        if not isinstance(submitted, JobRequest):
+            _log.warning("not_a_request", sender=packet.sender_id, body=type(submitted).__name__)
             return
         try:
-            request = JobRequest.checked(said.model_dump(mode="json", exclude_defaults=True, warnings=False))
+            request = JobRequest.checked(submitted.model_dump(mode="json", exclude_defaults=True, warnings=False))
             self._early.of_request(request.job_id, packet.sender_id, packet.created_at)  # drops an older cancel
             answer = await self._submit(packet, request)
         except TopicFull as error:
-            await self._refuse(packet, said.job_id, str(error), ErrorCode.RESOURCE_EXHAUSTED)
+            await self._refuse(packet, submitted.job_id, str(error), ErrorCode.RESOURCE_EXHAUSTED)
             return
         except (InputError, Refused) as error:
-            await self._refuse(packet, said.job_id, str(error), ErrorCode.INVALID_INPUT)
+            await self._refuse(packet, submitted.job_id, str(error), ErrorCode.INVALID_INPUT)
             return
         if isinstance(answer, Mismatch):
-            await self._refuse(packet, said.job_id, _is_mismatch(answer), ErrorCode.DUPLICATE)
+            await self._refuse(packet, submitted.job_id, _is_mismatch(answer), ErrorCode.DUPLICATE)
         elif answer.job_id != request.job_id:
-            await self._tell_refused(packet, said.job_id, _is_repeated(answer), ErrorCode.DUPLICATE)
+            await self._tell_refused(packet, submitted.job_id, _is_repeated(answer), ErrorCode.DUPLICATE)
         else:
             await self._taken_in(packet, answer)
             await self._note_worker(packet.sender_id, request.parent_job_id)
@@ -305,10 +305,10 @@ class BusIntake:
 
         Child jobs from the parent's own submitter show nothing.
         """
-        found = read_wire_id(named)
-        if found is None or self.works_on is None:
+        parsed = read_wire_id(named)
+        if parsed is None or self.works_on is None:
             return
-        parent = await self.ledger.job(found[0])
+        parent = await self.ledger.job(parsed[0])
         if parent is not None and not await is_of_sender(self.ledger, parent, sender_id):
             await self.works_on(named, sender_id)
 
@@ -413,8 +413,8 @@ class BusIntake:
 
     async def _is_anybodys(self, named: str) -> bool:
         """Whether a job has this id or this wire id."""
-        found = read_wire_id(named)
-        ids = [named] if found is None else [named, found[0]]
+        parsed = read_wire_id(named)
+        ids = [named] if parsed is None else [named, parsed[0]]
         usable = [JobId(one) for one in ids if re.fullmatch(JOB_ID_PATTERN, one)]
         return any([await self.ledger.job(one) is not None for one in usable])
 

@@ -119,7 +119,7 @@ class _WorkerEntry:
     """The protocol versions it speaks instead of ours; empty when it speaks ours or listed none."""
     gone_at: float = math.inf
     """When its own subject was found to have no subscriber."""
-    told_at: float = -math.inf
+    written_at: float = -math.inf
     given: dict[str, int] = field(default_factory=dict[str, int])
     """By wire id of a dispatched job: the number of heartbeats received before."""
     ended: int = 0
@@ -197,16 +197,16 @@ class WorkerRegistry:
     _own_sender_id: str | None = None
     _looked_at: float = -math.inf
     _swept_at: float = -math.inf
-    _first_told: deque[float] = field(default_factory=lambda: deque[float](maxlen=FIRST_LEDGER_WRITES_MAX))
-    _said_at: dict[str, float] = field(default_factory=dict[str, float])
+    _first_written: deque[float] = field(default_factory=lambda: deque[float](maxlen=FIRST_LEDGER_WRITES_MAX))
+    _logged_at: dict[str, float] = field(default_factory=dict[str, float])
 
     # --- received messages ----------------------------------------------------------------------------------------
 
     def record_heartbeat(self, heartbeat: WorkerHeartbeat, at: float) -> None:
         """Record a heartbeat; `at` is a reading of this process's clock."""
         labels = (*heartbeat.labels, *heartbeat.labels.values())
-        told = (*labels, *heartbeat.capabilities, heartbeat.pool, heartbeat.region)
-        known = self._known(heartbeat.worker_id, at, told)
+        texts = (*labels, *heartbeat.capabilities, heartbeat.pool, heartbeat.region)
+        known = self._known(heartbeat.worker_id, at, texts)
         if known is None:
             return
         known.seen = None
@@ -227,11 +227,11 @@ class WorkerRegistry:
 
     def record_handshake(self, handshake: Handshake, at: float) -> None:
         """Record a handshake. Only handshakes of workers matter here."""
-        told = handshake.ready_topics
-        if sum(map(has_wildcard, told)) > PATTERNS_MAX:
+        topics = handshake.ready_topics
+        if sum(map(has_wildcard, topics)) > PATTERNS_MAX:
             self._not_taken_in("worker_tells_too_much", handshake.component_id, at)
             return
-        known = self._known(handshake.component_id, at, told) if handshake.role == "worker" else None
+        known = self._known(handshake.component_id, at, topics) if handshake.role == "worker" else None
         if known is None:
             return
         known.seen, known.met_at = None, at
@@ -356,7 +356,7 @@ class WorkerRegistry:
         body, now = received.packet.body, self.clock.monotonic()
         if isinstance(body, WorkerHeartbeat):
             self.record_heartbeat(body, now)
-            await self._tell(body.worker_id, now)
+            await self._write_worker(body.worker_id, now)
         elif isinstance(body, Handshake):
             self.record_handshake(body, now)
         elif received.packet.sender_id == self._own_sender_id:
@@ -365,15 +365,18 @@ class WorkerRegistry:
             self.settled(body.job_id, body.worker_id)
             self._call()
 
-    async def _tell(self, worker_id: str, now: float) -> None:
+    async def _write_worker(self, worker_id: str, now: float) -> None:
         known = self._workers.get(worker_id)
-        if self.ledger is None or known is None or now < known.told_at + LEDGER_WRITE_EVERY_S:
+        if self.ledger is None or known is None or now < known.written_at + LEDGER_WRITE_EVERY_S:
             return
-        if known.told_at == -math.inf:
-            if len(self._first_told) == FIRST_LEDGER_WRITES_MAX and now < self._first_told[0] + LEDGER_WRITE_EVERY_S:
+        if known.written_at == -math.inf:
+            if (
+                len(self._first_written) == FIRST_LEDGER_WRITES_MAX
+                and now < self._first_written[0] + LEDGER_WRITE_EVERY_S
+            ):
                 return  # written with a later heartbeat
-            self._first_told.append(now)
-        known.told_at = now
+            self._first_written.append(now)
+        known.written_at = now
         try:
             await self.ledger.heartbeat_worker(Actor(role=Role.WORKER, name=worker_id), _worker_info(known))
         except LedgerError as error:
@@ -381,9 +384,9 @@ class WorkerRegistry:
 
     # --- bookkeeping ----------------------------------------------------------------------------------------------
 
-    def _known(self, worker_id: str, at: float, told: Sequence[str]) -> _WorkerEntry | None:
+    def _known(self, worker_id: str, at: float, texts: Sequence[str]) -> _WorkerEntry | None:
         """The entry of the worker that sent this; None when it cannot be registered."""
-        if sum(map(len, told)) > WORKER_TEXT_CHARS_MAX:
+        if sum(map(len, texts)) > WORKER_TEXT_CHARS_MAX:
             return self._not_taken_in("worker_tells_too_much", worker_id, at)
         known = self._workers.get(worker_id)
         if known is not None and at <= known.lost_at():
@@ -395,13 +398,13 @@ class WorkerRegistry:
         self.mark_lost(worker_id)
         made = self._workers[worker_id] = _WorkerEntry(worker_id, met_at=at)
         if known is not None:  # a worker that returns after a silence sends heartbeats, but not its handshake again
-            made.ready_topics, made.told_at = known.ready_topics, known.told_at
+            made.ready_topics, made.written_at = known.ready_topics, known.written_at
             made.other_versions = known.other_versions
         return made
 
     def _not_taken_in(self, why: str, worker_id: str, at: float) -> None:
-        if at >= self._said_at.get(why, -math.inf) + LOG_EVERY_S:
-            self._said_at[why] = at
+        if at >= self._logged_at.get(why, -math.inf) + LOG_EVERY_S:
+            self._logged_at[why] = at
             _log.warning(why, worker=worker_id[:WORKER_ID_CHARS_MAX], workers=len(self._workers))
 
     def _make_room(self, at: float) -> bool:
@@ -498,8 +501,8 @@ def _other_versions(supported: tuple[int, ...]) -> tuple[int, ...]:
     return () if PROTOCOL_VERSION in supported else tuple(sorted(set(supported)))[:VERSIONS_KEPT_MAX]
 
 
-def _percent(said: float) -> float:
-    return min(100.0, max(0.0, said)) if math.isfinite(said) else 0.0
+def _percent(value: float) -> float:
+    return min(100.0, max(0.0, value)) if math.isfinite(value) else 0.0
 
 
 def _worker_info(known: _WorkerEntry) -> bytes:

@@ -60,34 +60,34 @@ _PRIORITY_NAMES = {number: name for name, number in PRIORITIES.items()}
 _ACTOR_NAMES = {number: name for name, number in ACTOR_TYPES.items()}
 
 
-def message_fields(said: Any, shape: type[pydantic.BaseModel]) -> dict[str, Any]:
+def message_fields(message: Any, shape: type[pydantic.BaseModel]) -> dict[str, Any]:
     """The fields of a message that our model has."""
-    told: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in shape.model_fields:
-        value = getattr(said, name)
+        value = getattr(message, name)
         if name in _PARTS:
-            if said.HasField(name):
-                told[name] = message_fields(value, _PARTS[name])
+            if message.HasField(name):
+                values[name] = message_fields(value, _PARTS[name])
         elif name == "priority":
-            told[name] = _PRIORITY_NAMES.get(value, value)
+            values[name] = _PRIORITY_NAMES.get(value, value)
         elif name == "actor_type":
-            told[name] = _ACTOR_NAMES.get(value, value)
+            values[name] = _ACTOR_NAMES.get(value, value)
         elif name == "expires_at":
-            told[name] = value.ToJsonString() if said.HasField(name) else ""
+            values[name] = value.ToJsonString() if message.HasField(name) else ""
         elif isinstance(value, bytes):
-            told[name] = value.hex()
+            values[name] = value.hex()
         else:
-            told[name] = value if isinstance(value, str | int) else _plain(value)
-    return told
+            values[name] = value if isinstance(value, str | int) else _plain(value)
+    return values
 
 
 def _plain(value: Any) -> dict[str, Any] | tuple[Any, ...]:
     return dict(value) if hasattr(value, "items") else tuple(value)
 
 
-def fields_of(told: dict[str, Any]) -> dict[str, Any]:
+def fields_of(values: dict[str, Any]) -> dict[str, Any]:
     """A request's fields, with CAP's numbers in place of names."""
-    numbered: dict[str, Any] = {name: fields_of(value) if name in _PARTS else value for name, value in told.items()}
+    numbered: dict[str, Any] = {name: fields_of(value) if name in _PARTS else value for name, value in values.items()}
     if "priority" in numbered:
         numbered["priority"] = PRIORITIES[numbered["priority"]]
     if "actor_type" in numbered:
@@ -138,8 +138,8 @@ def check_strict(data: bytes, descriptor: Any) -> frozenset[int]:
     while waiting:
         at, end, part = waiting.pop()
         inside = _known_fields(part)
-        left, found = _read_fields(data, at, end, left)
-        waiting += [(start, stop, kind) for number, start, stop in found if (kind := inside.get(number, _UNKNOWN)[0])]
+        left, nested = _read_fields(data, at, end, left)
+        waiting += [(start, stop, kind) for number, start, stop in nested if (kind := inside.get(number, _UNKNOWN)[0])]
     return frozenset(number for number, _, _ in top)
 
 
@@ -160,7 +160,7 @@ def _read_fields(data: bytes, at: int, end: int, left: int) -> tuple[int, list[t
 
     A field is its number and the range of the bytes after its tag.
     """
-    found: list[tuple[int, int, int]] = []
+    fields: list[tuple[int, int, int]] = []
     while at < end:
         tag = data[at]
         if tag < 0x80:  # nearly every tag is one byte
@@ -179,12 +179,12 @@ def _read_fields(data: bytes, at: int, end: int, left: int) -> tuple[int, list[t
             raise NotStrict(f"field {tag >> 3} has the wire type {wire}, which is none of proto3")
         if stop > end or tag < 8:
             raise NotStrict(f"field {tag >> 3} does not fit into what it is part of")
-        found.append((tag >> 3, at, stop))
+        fields.append((tag >> 3, at, stop))
         at = stop
         left -= 1
         if left < 0:
             raise NotStrict(f"it has more than {FIELDS_MAX} fields")
-    return left, found
+    return left, fields
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
@@ -360,13 +360,13 @@ def _check_signature(message: Any, keys: PacketKeys, delivery: PacketDelivery | 
 
 
 def _signed(message: Any, covered: bytes) -> SignedPacket:
-    said = message.signature_metadata
-    bound = message.HasField("signature_metadata") and said.profile_version == PROFILE
+    metadata = message.signature_metadata
+    bound = message.HasField("signature_metadata") and metadata.profile_version == PROFILE
     return SignedPacket(
         digest=hashlib.sha256(covered).digest(),
         created_at=_cap_timestamp(message, message.created_at, "created_at"),
-        audience=said.audience if bound else None,
-        expires_at=_cap_timestamp(message, said.expires_at, "signature_metadata.expires_at") if bound else None,
+        audience=metadata.audience if bound else None,
+        expires_at=_cap_timestamp(message, metadata.expires_at, "signature_metadata.expires_at") if bound else None,
     )
 
 
@@ -374,10 +374,15 @@ def _bind(message: Any, keys: PacketKeys, subject: str, message_id: str) -> None
     """Put subject, expiry and a unique message id into the envelope, so that the signature covers them."""
     if not subject:
         return
-    said = message.signature_metadata
-    said.profile_version, said.algorithm, said.audience, said.key_id = PROFILE, ALGORITHM, subject, message.sender_id
-    said.message_id = hashlib.sha256(message_id.encode()).digest()[:MESSAGE_ID_BYTES]
-    said.expires_at.seconds = message.created_at.seconds + math.ceil(keys.window_s)
+    metadata = message.signature_metadata
+    metadata.profile_version, metadata.algorithm, metadata.audience, metadata.key_id = (
+        PROFILE,
+        ALGORITHM,
+        subject,
+        message.sender_id,
+    )
+    metadata.message_id = hashlib.sha256(message_id.encode()).digest()[:MESSAGE_ID_BYTES]
+    metadata.expires_at.seconds = message.created_at.seconds + math.ceil(keys.window_s)
 
 
 def _check_meaning(message: Any) -> None:
@@ -396,9 +401,9 @@ def _check_meaning(message: Any) -> None:
         raise _refused(message, ErrorCode.MALFORMED_PACKET, detail)
 
 
-def _cap_timestamp(message: Any, said: Any, name: str) -> datetime:
+def _cap_timestamp(message: Any, timestamp: Any, name: str) -> datetime:
     try:
-        return _EPOCH + timedelta(seconds=said.seconds, microseconds=said.nanos // 1000)
+        return _EPOCH + timedelta(seconds=timestamp.seconds, microseconds=timestamp.nanos // 1000)
     except OverflowError:
         raise _refused(message, ErrorCode.MALFORMED_PACKET, f"{name} is out of range") from None
 
@@ -426,26 +431,26 @@ def _refused(message: Any, code: ErrorCode, detail: str) -> PacketRefused:
     )
 
 
-def _read_request(said: Any, *, from_outside: bool = False) -> JobRequest | JobOrder:
-    told = message_fields(said, JobRequest)
+def _read_request(message: Any, *, from_outside: bool = False) -> JobRequest | JobOrder:
+    values = message_fields(message, JobRequest)
     if from_outside:
-        return JobRequest.checked(told)
-    request = JobRequest.read(json.dumps(told).encode())
-    dispatch = _dispatch(said)
+        return JobRequest.checked(values)
+    request = JobRequest.read(json.dumps(values).encode())
+    dispatch = _dispatch(message)
     return request if dispatch is None else JobOrder(request=request, dispatch=dispatch)
 
 
-def _dispatch(said: Any) -> Dispatch | None:
-    if not said.HasField("dispatch"):
+def _dispatch(message: Any) -> Dispatch | None:
+    if not message.HasField("dispatch"):
         return None
-    found = said.dispatch
-    return Dispatch(dispatch_id=found.dispatch_id, attempt=found.attempt, worker_id=found.assigned_worker_id)
+    dispatch = message.dispatch
+    return Dispatch(dispatch_id=dispatch.dispatch_id, attempt=dispatch.attempt, worker_id=dispatch.assigned_worker_id)
 
 
-def _ref(said: Any) -> ResourceRef | None:
+def _ref(message: Any) -> ResourceRef | None:
     """A reference in a report; None if it exceeds our limits. The report still counts."""
     try:
-        return ResourceRef.model_validate(message_fields(said, ResourceRef))
+        return ResourceRef.model_validate(message_fields(message, ResourceRef))
     except ValueError:
         return None
 

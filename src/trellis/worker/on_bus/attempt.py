@@ -102,19 +102,19 @@ class OrderAttempt:
 
     def is_meant(self, dispatch: Dispatch | None, worker_id: str) -> bool:
         """Whether a message for this job refers to this dispatch: every dispatch field that it sets must match."""
-        ours, said = self.order.dispatch, dispatch or Dispatch()
+        ours, named = self.order.dispatch, dispatch or Dispatch()
         return (
-            said.dispatch_id in {"", ours.dispatch_id}
-            and said.attempt in {0, ours.attempt}
-            and said.worker_id in {"", worker_id}
+            named.dispatch_id in {"", ours.dispatch_id}
+            and named.attempt in {0, ours.attempt}
+            and named.worker_id in {"", worker_id}
         )
 
     @property
     def job_id(self) -> JobId:
         """The job's own id, without the attempt."""
         known = read_wire_id(self.wire_id) if self.asks else None
-        said = self.request.env.get(OWN_JOB_ID_IN_ENV) or self.request.env.get(JOB_ID_IN_ENV)
-        return known[0] if known else JobId(said or self.wire_id)
+        env_id = self.request.env.get(OWN_JOB_ID_IN_ENV) or self.request.env.get(JOB_ID_IN_ENV)
+        return known[0] if known else JobId(env_id or self.wire_id)
 
     @property
     def epoch(self) -> Epoch:
@@ -137,8 +137,8 @@ class OrderAttempt:
     @property
     def lease_s(self) -> float:
         """How long the control plane waits for a heartbeat of this job."""
-        said = _number(self.request.env, LEASE_IN_ENV)
-        return LEASE_S_DEFAULT if said is None else min(said, LEASE_S_MAX)
+        lease_s = _number(self.request.env, LEASE_IN_ENV)
+        return LEASE_S_DEFAULT if lease_s is None else min(lease_s, LEASE_S_MAX)
 
     @property
     def beat_s(self) -> float:
@@ -196,14 +196,14 @@ class OrderAttempt:
 
     def sign_of_life(self) -> JobProgress:
         """Returns the next heartbeat: the handler's newest progress, or only that the job runs."""
-        told, self.progress = self.progress, None
-        return told or JobProgress(job_id=self.wire_id, dispatch=self.dispatch)
+        progress, self.progress = self.progress, None
+        return progress or JobProgress(job_id=self.wire_id, dispatch=self.dispatch)
 
     def note_progress(self, value: Any, text: str) -> None:
         """Stores progress reported by the handler. `text` is `value` as JSON."""
-        said = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {"percent": value}
-        percent, step, message = said.get("percent"), said.get("step"), said.get("message")
-        plain = isinstance(value, Mapping) and set(said) <= {"percent", "step", "message"}
+        fields = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {"percent": value}
+        percent, step, message = fields.get("percent"), fields.get("step"), fields.get("message")
+        plain = isinstance(value, Mapping) and set(fields) <= {"percent", "step", "message"}
         self.progress = JobProgress(
             job_id=self.wire_id,
             status=Status.RUNNING,
@@ -214,10 +214,10 @@ class OrderAttempt:
         )
 
 
-def _percent(said: Any) -> int:
-    if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said):
+def _percent(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return 0
-    return int(min(100, max(0, said)))
+    return int(min(100, max(0, value)))
 
 
 def _number(env: Mapping[str, str], name: str) -> float | None:

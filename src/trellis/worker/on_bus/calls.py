@@ -283,8 +283,8 @@ class HandlerCalls:
         except PointerChanged as error:
             raise PermanentError(str(error), error_code=POINTER_CHANGED) from error
         except InputError as error:
-            found = error.code if error.code in ErrorCode.__members__ else ErrorCode.INVALID_INPUT.name
-            raise PermanentError(str(error), error_code=found) from error
+            code = error.code if error.code in ErrorCode.__members__ else ErrorCode.INVALID_INPUT.name
+            raise PermanentError(str(error), error_code=code) from error
 
     async def _kept(self, attempt: OrderAttempt, spec: JobSpec, value: Any) -> str:
         try:
@@ -327,9 +327,9 @@ def _check_reference(body: bytes, reference: ResourceRef | None) -> None:
     """Checks that the bytes match the size and hash of a structured reference. Raises PermanentError."""
     if reference is None:
         return
-    found = hashlib.sha256(body).hexdigest()
-    if reference.sha256 not in {"", found} or reference.size_bytes not in {0, len(body)}:
-        detail = f"what is stored at {reference.uri} is not what context_ref names: it has {len(body)} bytes and sha256 {found}"
+    digest = hashlib.sha256(body).hexdigest()
+    if reference.sha256 not in {"", digest} or reference.size_bytes not in {0, len(body)}:
+        detail = f"what is stored at {reference.uri} is not what context_ref names: it has {len(body)} bytes and sha256 {digest}"
         raise PermanentError(detail, error_code=POINTER_CHANGED)
 
 

@@ -177,24 +177,24 @@ class BusReporter:
             if number >= START_TRIES and (stopping() or attempt.should_stop or self.clock.monotonic() >= until):
                 break
             asked_at = self.clock.monotonic()
-            said = await self._ask(PROGRESS, question, attempt)
-            if said is ControlAnswer.YES and self.clock.monotonic() >= asked_at + attempt.lease_s:
+            answer = await self._ask(PROGRESS, question, attempt)
+            if answer is ControlAnswer.YES and self.clock.monotonic() >= asked_at + attempt.lease_s:
                 continue  # the answer took longer than the lease: the job may belong to another worker by now
-            if said is not ControlAnswer.NOTHING:
+            if answer is not ControlAnswer.NOTHING:
                 attempt.heard_at = asked_at
-                return said
+                return answer
             await self.clock.sleep(min(START_PAUSE_S_MAX, START_PAUSE_S_FIRST * 2 ** min(number, 10)))
         return ControlAnswer.NOTHING
 
     async def beats(self, attempt: OrderAttempt) -> None:
         """Sends heartbeats until the job is settled. The answers report a cancel request or a lost job."""
-        told_at = self.clock.monotonic()
+        sent_at = self.clock.monotonic()
         pause_s = min(PROGRESS_S, attempt.beat_s)
         while not await sleep_or_stop(self.clock, attempt.settled, pause_s):
             now = self.clock.monotonic()
-            if attempt.progress is None and now - told_at < attempt.beat_s:
+            if attempt.progress is None and now - sent_at < attempt.beat_s:
                 continue
-            told_at = now
+            sent_at = now
             self._heed(attempt, await self._tell(attempt, attempt.sign_of_life()), now)
             if attempt.fate is StopCause.LOST:
                 return
@@ -215,10 +215,10 @@ class BusReporter:
 
     async def _delivered(self, attempt: OrderAttempt, result: JobResult) -> bool:
         if attempt.asks:
-            said = await self._ask(RESULT, result, attempt)
-            if said is ControlAnswer.NO:
+            answer = await self._ask(RESULT, result, attempt)
+            if answer is ControlAnswer.NO:
                 _log.warning("result_refused", job_id=attempt.wire_id, status=result.status.name)
-            return said is not ControlAnswer.NOTHING
+            return answer is not ControlAnswer.NOTHING
         try:
             await self.bus.publish(RESULT, result, trace_id=attempt.trace_id, message_id=_message_id(attempt))
         except BusUnavailable:
@@ -234,10 +234,10 @@ class BusReporter:
             _log.info("progress_not_sent", job_id=attempt.wire_id, error=str(error))
         return ControlAnswer.NOTHING
 
-    def _heed(self, attempt: OrderAttempt, said: ControlAnswer, now: float) -> None:
+    def _heed(self, attempt: OrderAttempt, answer: ControlAnswer, now: float) -> None:
         if attempt.ended and not attempt.keeping:
             return
-        match said:
+        match answer:
             case ControlAnswer.YES:
                 attempt.heard_at = now
             case ControlAnswer.STOP:

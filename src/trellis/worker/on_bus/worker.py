@@ -121,10 +121,10 @@ class BusWorker:
 
     async def start(self) -> None:
         """Subscribes to the topics and starts sending heartbeats. Raises BusUnavailable."""
-        self._cancels = await self.bus.listen(CANCEL, self._cancel_heard)
+        self._cancels = await self.bus.listen(CANCEL, self._on_cancel)
         for topic in self.topics:
-            self._orders.append(await self.bus.listen(topic, self._ordered, group=topic))
-        self._orders.append(await self.bus.listen(direct_subject(self.worker_id), self._ordered))
+            self._orders.append(await self.bus.listen(topic, self._on_order, group=topic))
+        self._orders.append(await self.bus.listen(direct_subject(self.worker_id), self._on_order))
         self._present = self.loop.create_task(self.presence.run(), name="presence")
 
     async def until_stopped(self, stop: asyncio.Event) -> None:
@@ -156,7 +156,7 @@ class BusWorker:
 
     # -- incoming packets -----------------------------------------------------------------------------------------
 
-    async def _ordered(self, received: ReceivedPacket) -> None:
+    async def _on_order(self, received: ReceivedPacket) -> None:
         """Handles an order. The job runs in its own task, so the subscription is not blocked."""
         order = _order_of_body(received.packet.body)
         if order is None:
@@ -187,7 +187,7 @@ class BusWorker:
         else:
             self._withdraw(attempt, refusal)
 
-    async def _cancel_heard(self, received: ReceivedPacket) -> None:
+    async def _on_cancel(self, received: ReceivedPacket) -> None:
         cancel = received.packet.body
         if not isinstance(cancel, JobCancel):
             return
@@ -267,11 +267,11 @@ class BusWorker:
 
         The result is None when this worker must not report the attempt.
         """
-        said = await self._reports.may_start(attempt, lambda: self.stopping) if attempt.asks else ControlAnswer.YES
-        if said is ControlAnswer.STOP:
+        answer = await self._reports.may_start(attempt, lambda: self.stopping) if attempt.asks else ControlAnswer.YES
+        if answer is ControlAnswer.STOP:
             attempt.tell("it was cancelled before it began")
-        if said in {ControlAnswer.NO, ControlAnswer.NOTHING}:
-            _log.info("not_begun", job_id=attempt.wire_id, answer=said.value)
+        if answer in {ControlAnswer.NO, ControlAnswer.NOTHING}:
+            _log.info("not_begun", job_id=attempt.wire_id, answer=answer.value)
             return None, None
         if attempt.cancel_requested:
             return self._cancelled(attempt), None
