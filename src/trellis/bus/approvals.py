@@ -230,7 +230,6 @@ def _may_have_expired_hold(job: Job, before: datetime) -> bool:
 
 
 def inbox_id(job_id: str) -> str:
-    """The inbox id of a held job."""
     return f"{INBOX_PREFIX}{job_id}"
 
 

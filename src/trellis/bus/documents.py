@@ -79,7 +79,6 @@ def decision_of(events: Sequence[Event]) -> dict[str, Any] | None:
 
 
 def dispatch_of(events: Sequence[Event]) -> Event | None:
-    """The event of the last dispatch."""
     return next((event for event in reversed(events) if event.type == DISPATCHED), None)
 
 

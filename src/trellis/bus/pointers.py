@@ -116,7 +116,6 @@ class Pointers:
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """The registered schemes."""
         return tuple(sorted(self._stores))
 
     async def read(self, pointer: str, *, part: PointerPart | None = None) -> bytes:
@@ -284,7 +283,6 @@ class RedisPointerStore:
             raise PointerUnavailable(pointer=f"{REDIS}://{key}", reason=str(error)) from error
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._server.aclose()
 
 

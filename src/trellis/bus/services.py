@@ -58,11 +58,9 @@ class SchedulerHandshake:
         return True
 
     def pause_s(self, report: bool) -> float:  # noqa: FBT001 - the shape of every service: what a pass said
-        """The time until the next handshake, in seconds."""
         return HANDSHAKE_INTERVAL_S if report else HANDSHAKE_INTERVAL_S / 10
 
     def handshake(self) -> Handshake:
-        """The handshake of this scheduler."""
         return Handshake(
             component_id=self.bus.sender_id,
             role="scheduler",
@@ -94,7 +92,6 @@ class BusDependencies:
     """How long after a soft cancel a job that still runs is ended, in seconds."""
 
     def actor(self, role: Role) -> Actor:
-        """This process as an actor in a role."""
         return Actor(role=role, name=self.name)
 
 

@@ -140,7 +140,6 @@ class Topics(_ConfigModel):
         return LruCache(CACHED_MAX)
 
     def tenant(self, name: str) -> Tenant:
-        """The settings of a tenant."""
         return self.tenants.get(name, self.tenant_default)
 
 
@@ -161,13 +160,11 @@ class SubjectPatterns:
 
 @lru_cache(maxsize=200)
 def compile_patterns(patterns: tuple[str, ...]) -> SubjectPatterns:
-    """Compile patterns for lookup."""
     wild = tuple(filter(has_wildcard, patterns))
     return SubjectPatterns(names=frozenset(patterns).difference(wild), wild=wild)
 
 
 def has_wildcard(pattern: str) -> bool:
-    """Whether the pattern has wildcards."""
     return "*" in pattern or ">" in pattern
 
 

@@ -81,19 +81,15 @@ class JobLogger:
         self._log = log_of("trellis.job").bind(**bound)
 
     def debug(self, event: str, *args: Any, **fields: Any) -> None:
-        """Logs at level debug."""
         self._write("debug", event, args, fields)
 
     def info(self, event: str, *args: Any, **fields: Any) -> None:
-        """Logs at level info."""
         self._write("info", event, args, fields)
 
     def warning(self, event: str, *args: Any, **fields: Any) -> None:
-        """Logs at level warning."""
         self._write("warning", event, args, fields)
 
     def error(self, event: str, *args: Any, **fields: Any) -> None:
-        """Logs at level error."""
         self._write("error", event, args, fields)
 
     def exception(self, event: str, *args: Any, **fields: Any) -> None:

@@ -20,6 +20,7 @@ from trellis.bus.requests import (
     ContextHints,
     IdentityBinding,
     JobMeta,
+    JobRequest,
     Name,
     Pairs,
     ResourceRef,
@@ -46,24 +47,7 @@ from trellis.worker.requests import KEY_CHARS_MAX, SubmitSettings, new_job
 PROBLEMS_MAX = 5
 QUEUE_FIELDS = ("agent_slug", "entity_refs", "run_id")
 """Fields that only a job of the job queue has."""
-BUS_FIELDS = (
-    "job_id",
-    "context_ptr",
-    "adapter_id",
-    "env",
-    "parent_job_id",
-    "workflow_id",
-    "step_index",
-    "memory_id",
-    "context_hints",
-    "budget",
-    "tenant_id",
-    "labels",
-    "meta",
-    "compensation",
-    "identity",
-    "context_ref",
-)
+BUS_FIELDS = tuple(name for name in JobRequest.model_fields if name not in {"topic", "priority", "principal_id"})
 """Fields that only a job on a topic has: those of a JobRequest (document 004)."""
 NOT_OF_QUEUE = ("run_at", "delay_s", "max_attempts", "concurrency_key", "concurrency_limit")
 NOT_OF_BUS = (*NOT_OF_QUEUE, "deadline_s", "parent_id")

@@ -143,7 +143,6 @@ class WorkerOptions:
 
     @property
     def threads_max(self) -> int:
-        """The maximum number of threads."""
         return min(THREADS_DEFAULT_MAX, self.concurrency) if self.threads is None else self.threads
 
 
@@ -266,7 +265,6 @@ class BusWorkerOptions:
 
     @property
     def threads_max(self) -> int:
-        """The maximum number of threads."""
         return min(THREADS_DEFAULT_MAX, self.max_parallel_jobs) if self.threads is None else self.threads
 
 

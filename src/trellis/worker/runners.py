@@ -61,7 +61,6 @@ class Threads:
             self._busy -= 1
 
     def close(self) -> None:
-        """Ends idle threads."""
         for _ in range(self._threads):
             self._work.put(None)
 
@@ -125,7 +124,6 @@ class SignalWriter:
         return written
 
     def pause_s(self, report: int) -> float:  # noqa: ARG002 - the shape of every service
-        """Seconds until the next pass: `interval_s`."""
         return self.interval_s
 
 

@@ -59,7 +59,6 @@ class ClaimSize:
 
     @property
     def total(self) -> int:
-        """Started and prefetched jobs together."""
         return self.start + self.prefetch
 
 
@@ -95,7 +94,6 @@ class PrefetchPolicy:
         return min(self.prefetch_max, int(per_s * AHEAD_S))
 
     def wanted(self, per_s: float, *, running: int, ready: int, assigned: int) -> ClaimSize:
-        """How many jobs to claim now."""
         reach = min(self.prefetch_max, int(per_s * LOOKAHEAD_S))
         room = min(CLAIM_MAX, self.concurrency + reach - running - ready - assigned)
         if room <= 0:
@@ -104,7 +102,6 @@ class PrefetchPolicy:
         return ClaimSize(start, room - start)
 
     def startable(self, per_s: float, *, running: int, ready: int) -> int:
-        """How many of the claimed jobs to start now."""
         return max(0, self.concurrency + self.ahead(per_s) - running - ready)
 
 

@@ -52,7 +52,6 @@ class EffectiveJob:
 
     @property
     def failed(self) -> bool:
-        """Whether it failed for good."""
         return not self.open and self.job.state != SUCCEEDED
 
     @property
@@ -155,7 +154,6 @@ class Workflow:
         return True
 
     def fail(self, step: StepState) -> None:
-        """Record that a step failed for good."""
         if self.failed is None or step.index < self.failed.index:
             self.failed = step
 
@@ -204,11 +202,9 @@ class Workflow:
         return min(failed, key=lambda step: step.index, default=None)
 
     def at(self, index: int) -> list[WorkflowStep]:
-        """The unsettled steps with this index."""
         return self.unsettled[self._place(index) : self._place(index + 1)]
 
     def after(self, index: int) -> list[WorkflowStep]:
-        """The unsettled steps above this index."""
         return self.unsettled[self._place(index + 1) :]
 
     def _place(self, index: int) -> int:
@@ -237,7 +233,6 @@ class ChildJobs:
         return all(unharmed) and gone.isdisjoint(self.known.values())
 
     def forget(self) -> None:
-        """Clear everything cached."""
         self.mark = None
         self.known.clear()
         self.workflows.clear()
@@ -259,7 +254,6 @@ class WorkflowCache:
         return family
 
     def get(self, key: WorkflowKey) -> Workflow | None:
-        """A cached workflow; None if it is not cached."""
         family = self._kept.get(key[0])
         return None if family is None else family.workflows.get(key[1:])
 
@@ -273,12 +267,10 @@ class WorkflowCache:
             self.drop(next(iter(self._kept)))
 
     def drop(self, parent: str) -> None:
-        """Drop one family."""
         self._kept.pop(parent, None)
         self._total -= self._sizes.pop(parent, 0)
 
     def clear(self) -> None:
-        """Drop everything."""
         self._kept.clear()
         self._sizes.clear()
         self._total = 0
@@ -350,7 +342,6 @@ class JobTree:
         return jobs
 
     async def key_of(self, step: JobRequest) -> WorkflowKey:
-        """The workflow that a step belongs to."""
         return step.step_of, step.workflow_id, step.tenant, await self.party(step)
 
     async def party(self, request: JobRequest) -> str:
@@ -472,7 +463,6 @@ class DescendantJobs:
     _own: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def add(self, job_id: str, parent: str) -> None:
-        """Record a job and its parent."""
         self._parents[job_id] = parent
 
     async def is_whole_to(self, job_id: str) -> bool:

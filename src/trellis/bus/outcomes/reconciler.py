@@ -80,7 +80,6 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
         self._workflows = WorkflowReader(families=self._families, between=self.keep)
 
     async def run_once(self) -> OutcomeReport:
-        """Handle one page of the feed."""
         self._made = 0
         done = await self.take(self._reconcile)
         if done.following and self._made and self.wake is not None:

@@ -152,7 +152,6 @@ class ResultListener:
         self._listening.append(await self.bus.listen(PROGRESS, self.handle_progress, group=GROUP))
 
     async def stop(self) -> None:
-        """Unsubscribe; running handlers finish."""
         while self._listening:
             await self._listening.pop().stop()
 

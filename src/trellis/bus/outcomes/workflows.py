@@ -87,7 +87,6 @@ class WorkflowReader:
         return standing
 
     async def first_open(self, workflow: Workflow) -> StepState | None:
-        """The lowest step that has not ended."""
         while (first := await self._first_unsettled(workflow)) is not None:
             step, standing = first
             if not standing.failed:
@@ -293,7 +292,6 @@ class StepOrder:
         self._workflows = WorkflowReader(families=self.families)
 
     async def of(self, request: JobRequest) -> StepTurn:
-        """Whether it is this job's turn."""
         if not is_ordered_step(request):
             return None
         key = await self.families.key_of(request)

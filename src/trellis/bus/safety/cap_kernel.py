@@ -89,7 +89,6 @@ def load_cap_modules() -> CapModules:
 
 
 def to_bytes(message: Any) -> bytes:
-    """Serialize a CAP message."""
     return message.SerializeToString()
 
 
@@ -97,7 +96,6 @@ def to_bytes(message: Any) -> bytes:
 
 
 def policy_check_request(cap: CapModules, request: JobRequest) -> Any:
-    """CAP's check request for a job request."""
     ours = {"adapter_id": request.adapter_id, "job_hash": request.hash}
     parts = request.model_dump(include={"budget", "identity", "meta"}, exclude_none=True)
     return cap.safety.PolicyCheckRequest(
@@ -159,7 +157,6 @@ def _known_name(numbers: Mapping[Any, int], number: int, field: str) -> Any:
 
 
 def policy_check_response(cap: CapModules, decision: SafetyDecision, *, reason: str | None = None) -> Any:
-    """A decision as CAP's check response."""
     made = cap.safety.PolicyCheckResponse(
         decision=_KINDS[decision.kind],
         reason=(reason or decision.reason),
@@ -182,7 +179,6 @@ def policy_check_response(cap: CapModules, decision: SafetyDecision, *, reason: 
 
 
 def response_metadata(decision: SafetyDecision, job_hash: str) -> tuple[tuple[str, str], ...]:
-    """The metadata sent with the response."""
     nothing = ",".join(name for name, value in decision.constraints.items() if not value)
     metadata = ((HASH_METADATA, job_hash), (DELAY_METADATA, f"{decision.delay_s:g}"))
     return (*metadata, (NOTHING_METADATA, nothing)) if nothing else metadata
@@ -251,7 +247,6 @@ def _redacted(response: Any) -> dict[str, Any]:
 
 
 def _constraints(message: Any, beside: Mapping[str, str]) -> dict[str, Any]:
-    """The constraints that were set."""
     nothing = [name for name in beside.get(NOTHING_METADATA, "").split(",") if name in _EMPTY_CONSTRAINTS]
     constraints: dict[str, Any] = {name: _EMPTY_CONSTRAINTS[name] for name in nothing}
     for part, names in _PARTS.items():

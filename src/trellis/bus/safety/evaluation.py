@@ -39,7 +39,6 @@ class RuleCheck:
     """The condition that did not match, or those that did."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The form shown to people."""
         return {"rule": self.rule, "decision": self.decision.value, "fits": self.fits, "why": self.why}
 
 
@@ -53,7 +52,6 @@ class DecisionExplanation:
     """The ids of later rules, which were not checked."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The form shown to people."""
         return {
             **self.decision.to_dict(),
             "looked": [one.to_dict() for one in self.looked],
@@ -67,7 +65,6 @@ def decide(policy: SafetyPolicy, request: JobRequest) -> SafetyDecision:
 
 
 def explain(policy: SafetyPolicy, request: JobRequest) -> DecisionExplanation:
-    """The decision, and how it was made."""
     facts = _facts(request)
     if isinstance(facts, str):
         return DecisionExplanation(decision=_denied(policy, request, AMBIGUOUS, facts))
@@ -248,11 +245,9 @@ class SimulatedDecision:
 
     @property
     def changes(self) -> bool:
-        """Whether the decision would change."""
         return self.before is not None and self.before != self.after.kind.value
 
     def to_dict(self) -> dict[str, Any]:
-        """The form shown to people."""
         return {
             "job_id": self.job_id,
             "topic": self.topic,

@@ -169,11 +169,9 @@ class KernelCircuitBreaker:
         return None
 
     def answered(self) -> None:
-        """Record that the kernel answered."""
         self._failures, self._open_until, self._trying = 0, None, False
 
     def failed(self) -> None:
-        """Record a failure of the kernel."""
         self._failures += 1
         if self._trying or self._failures >= self.failures_max:
             self._open_until = self.monotonic() + self.open_s
@@ -252,7 +250,6 @@ def kernel_address(text: str) -> KernelAddress:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether the host is the loopback."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -286,7 +283,6 @@ class RemoteKernel:
         self._channel: Any = None
 
     async def check(self, request: JobRequest) -> SafetyDecision:
-        """The kernel's decision."""
         return await self._judged("Check", request)
 
     async def explain(self, request: JobRequest) -> DecisionExplanation:
@@ -302,7 +298,6 @@ class RemoteKernel:
         return named[0]
 
     async def close(self) -> None:
-        """Close the connection."""
         if self._channel is not None:
             await self._channel.close()
             self._channel = None

@@ -250,7 +250,6 @@ class PolicyConstraints(_PolicyModel):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """The constraints that are set."""
         return self.model_dump(mode="json", exclude_none=True)
 
 
@@ -353,7 +352,6 @@ def read_policy_bytes(body: bytes, *, source: str) -> SafetyPolicy:
 
 
 def read_policy_file(file: Path) -> SafetyPolicy:
-    """Read a policy file; raises PolicyInvalid."""
     try:
         body = read_bounded(file)
     except OSError as error:

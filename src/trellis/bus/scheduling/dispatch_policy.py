@@ -82,7 +82,6 @@ class SchedulerReport:
 
     @property
     def dispatched(self) -> int:
-        """How many jobs were dispatched."""
         return self.did[DispatchOutcome.DISPATCHED]
 
     @property

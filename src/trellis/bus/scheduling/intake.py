@@ -108,7 +108,6 @@ class EarlyCancels:
     _looking: "asyncio.Task[None] | None" = None
 
     def keep(self, packet: Packet) -> None:
-        """Keep a cancel for `KEPT_S` seconds."""
         now, key = self.clock.monotonic(), _key(packet)
         self._drop(key)
         self._kept[key] = _EarlyCancel(packet, since=now, until=now + KEPT_S, next_at=now + LOOK_S_FIRST)
@@ -121,7 +120,6 @@ class EarlyCancels:
             self._looking = asyncio.get_running_loop().create_task(self._look_again())
 
     def forget(self, packet: Packet) -> None:
-        """Drop a cancel that was carried out."""
         self._drop(_key(packet))
 
     def of_request(self, job_id: str, sender_id: str, requested_at: datetime) -> Packet | None:

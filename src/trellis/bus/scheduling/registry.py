@@ -173,7 +173,6 @@ class _SubjectState:
             self.silent_until = min(self.silent_until, self.tried_at + self.hope_s)
 
     def spoke(self) -> None:
-        """Record that there is a subscriber."""
         self.proven, self.hoped, self.silence_s, self.hope_s = True, False, 0.0, 0.0
         self.silent_since, self.silent_until = math.inf, -math.inf
 
@@ -259,7 +258,6 @@ class WorkerRegistry:
             self._forget_given(given_to, wire_id)
 
     def assigned(self, worker_id: str, wire_id: str) -> None:
-        """Record a dispatch to a worker."""
         known = self._workers.get(worker_id)
         if known is not None:
             known.given[wire_id], known.seen = known.beats, None
@@ -322,7 +320,6 @@ class WorkerRegistry:
         return known is not None and known.proven
 
     def mark_listening(self, subject: str) -> None:
-        """Record that the subject has a subscriber."""
         self._subject(subject).spoke()
 
     def mark_silent(self, subject: str, worker_id: str = "") -> None:
@@ -340,7 +337,6 @@ class WorkerRegistry:
     # --- the bus --------------------------------------------------------------------------------------------------
 
     async def listen(self, bus: Bus) -> None:
-        """Subscribe to heartbeats, handshakes and results."""
         self._own_sender_id = bus.sender_id
         for subject in (HEARTBEAT, HANDSHAKE):
             self._listening.append(await bus.listen(subject, self._take))
@@ -348,7 +344,6 @@ class WorkerRegistry:
         self._listening.append(await bus.listen(RESULT, self._take, alerts=False))
 
     async def stop(self) -> None:
-        """Unsubscribe."""
         while self._listening:
             await self._listening.pop().stop()
 
@@ -506,7 +501,6 @@ def _percent(value: float) -> float:
 
 
 def _worker_info(known: _WorkerEntry) -> bytes:
-    """The worker's details for display."""
     beat = known.beat or WorkerHeartbeat(worker_id=known.worker_id)
     return json.dumps(
         {

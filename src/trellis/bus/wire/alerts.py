@@ -101,7 +101,6 @@ class AlertLimit:
 
 
 def alert_of(subject: str, error: PacketRefused, left_out: int = 0) -> BusAlert:
-    """The alert about a refused packet."""
     details = {"subject": subject, "sender_id": error.sender_id, "job_id": error.job_id}
     if left_out:
         details["left_out"] = str(left_out)

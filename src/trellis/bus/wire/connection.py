@@ -265,7 +265,6 @@ class NatsConnection:
             await self._runner
 
     async def close(self) -> None:
-        """Close the connection and stop reconnecting."""
         self._closing = True
         if self._runner is not None:
             self._runner.cancel()

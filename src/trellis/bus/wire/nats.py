@@ -67,7 +67,6 @@ class NatsBus:
 
     @property
     def connected(self) -> bool:
-        """Whether the server is reachable now."""
         return self._connection.current is not None and self._connection.current.client.is_connected
 
     async def publish(
@@ -80,7 +79,6 @@ class NatsBus:
         needs_listener: bool = False,
         kept: bool = False,
     ) -> None:
-        """See the port."""
         check_subject(subject)
         data = self._encoded(subject, body, trace_id)
         link = self._connection.up()
@@ -102,7 +100,6 @@ class NatsBus:
             raise NoResponders(subject=subject)
 
     async def ask(self, subject: str, body: PacketBody, *, trace_id: str, timeout_s: float) -> Packet:
-        """See the port."""
         check_subject(subject)
         data = self._encoded(subject, body, trace_id)
         link = self._connection.up()
@@ -142,7 +139,6 @@ class NatsBus:
         return made
 
     async def close(self) -> None:
-        """See the port."""
         for listening in list(self._listening):
             await listening.end(CLOSE_S_MAX)
         self._listening.clear()
@@ -277,7 +273,6 @@ class NatsSubscription:
             log.info("listening_later", subject=self._subject, error=str(error))
 
     async def stop(self) -> None:
-        """See the port."""
         await self.end(None)
 
     async def end(self, within_s: float | None) -> None:

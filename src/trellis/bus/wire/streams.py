@@ -284,7 +284,6 @@ class DurableSubscription:
         await self._settled.wait()
 
     async def stop(self) -> None:
-        """See the port."""
         await self.end(None)
 
     async def end(self, within_s: float | None = CLOSE_S_MAX) -> None:

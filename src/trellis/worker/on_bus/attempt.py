@@ -77,7 +77,6 @@ class OrderAttempt:
 
     @property
     def request(self) -> JobRequest:
-        """The request of the order."""
         return self.order.request
 
     @property
@@ -131,7 +130,6 @@ class OrderAttempt:
 
     @property
     def trace(self) -> str | None:
-        """The trace context of the submitter."""
         return tracing.readable(self.request.env.get(tracing.IN_ENV))
 
     @property
@@ -166,7 +164,6 @@ class OrderAttempt:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the handler should stop."""
         return self.stop_event.is_set() or self.fate is not None
 
     def tell(self, reason: str) -> None:
@@ -277,7 +274,6 @@ class SeenOrders:
         return kind
 
     def settle(self, attempt: OrderAttempt, result: JobResult) -> None:
-        """Remembers the reported result of an order."""
         self._results[attempt.identity] = result
 
     def result(self, attempt: OrderAttempt) -> JobResult | None:

@@ -67,7 +67,6 @@ class HandlerEnding:
 
 
 def result_of(attempt: OrderAttempt, ending: HandlerEnding, *, worker_id: str, now: float) -> JobResult:
-    """Builds the result to report."""
     status, code, text = _status_and_code(attempt, ending.error)
     began = now if attempt.begun_at is None else attempt.begun_at
     return JobResult(
@@ -120,7 +119,6 @@ _NUMBERS: tuple[tuple[type[BaseException], ErrorCode], ...] = (
 
 
 def _status_and_code(attempt: OrderAttempt, error: BaseException | None) -> tuple[Status, str, str]:
-    """Returns status, error code and message."""
     if attempt.cancel_requested and (error is not None or attempt.heard):
         return Status.CANCELLED, "", attempt.reason or "cancelled"
     if attempt.fate is StopCause.GIVEN_BACK and error is not None:

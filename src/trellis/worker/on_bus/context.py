@@ -45,12 +45,10 @@ class BusContext(AttemptContext):
 
     @property
     def env(self) -> Mapping[str, str]:
-        """The request's environment."""
         return self._attempt.request.env
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The request's labels."""
         return self._attempt.request.labels
 
     @property
@@ -60,12 +58,10 @@ class BusContext(AttemptContext):
 
     @property
     def type(self) -> str:
-        """The job's topic."""
         return self._attempt.request.topic
 
     @property
     def attempt(self) -> int:
-        """Which attempt this is, from 1."""
         return self._attempt.number
 
     @property
@@ -90,7 +86,6 @@ class BusContext(AttemptContext):
 
     @property
     def trace(self) -> str | None:
-        """The submitter's trace context."""
         return self._attempt.trace
 
     @property
@@ -100,7 +95,6 @@ class BusContext(AttemptContext):
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker is draining."""
         return self._stopping()
 
     @property
@@ -130,15 +124,12 @@ class BusContext(AttemptContext):
         add_artifact(self._attempt.artifacts, ArtifactPointer(pointer=pointer, name=name, sha256=sha256, size=size))
 
     async def checkpoint(self, value: Any) -> None:  # noqa: ARG002 - the shape of Context
-        """Not available on the bus; raises NeedsLedger."""
         _needs_ledger("checkpoint")
 
     async def journal(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ARG002 - the shape of Context
-        """Not available on the bus; raises NeedsLedger."""
         _needs_ledger("journal")
 
     async def submit(self, type_: str, payload: Any = None, **settings: Any) -> JobId:  # noqa: ARG002 - the shape of Context
-        """Not available on the bus; raises NeedsLedger."""
         _needs_ledger("submit")
 
 

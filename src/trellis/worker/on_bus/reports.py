@@ -69,7 +69,6 @@ class BusPresence:
     _silent: bool = False
 
     async def run(self) -> None:
-        """Sends heartbeats until cancelled."""
         while True:
             self.changed.clear()
             await self.run_once()
@@ -104,7 +103,6 @@ class BusPresence:
             _log.warning("event_loop_stood_still", for_s=round(late_s, 1), jobs=list(held[:JOBS_SHOWN]), remedy=why)
 
     def handshake(self) -> Handshake:
-        """Builds the handshake: what this worker can do."""
         return Handshake(
             component_id=self.bus.sender_id,
             capabilities=dict.fromkeys(CAPABILITIES, True),
@@ -113,7 +111,6 @@ class BusPresence:
         )
 
     def heartbeat(self) -> WorkerHeartbeat:
-        """Builds the heartbeat: the worker's current load."""
         options = self.options
         return WorkerHeartbeat(
             worker_id=self.bus.sender_id,

@@ -128,7 +128,6 @@ class BusWorker:
         self._present = self.loop.create_task(self.presence.run(), name="presence")
 
     async def until_stopped(self, stop: asyncio.Event) -> None:
-        """Waits until `stop` is set."""
         await stop.wait()
 
     async def drain(self, hurry: asyncio.Event | None = None) -> Drained:
