@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from trellis.bus.documents import data_of, dispatch_of
 from trellis.bus.errors import BusRequestInvalid
@@ -145,15 +146,21 @@ def retry_of(job: Job, request: JobRequest, ended: Event, topics: Topics) -> lis
     number = retries_before(request) + 1
     base = job.job_id.removesuffix(f".r{number - 1}") if number > 1 else job.job_id
     candidates = [_retry(job, request, ended, number, job_id) for job_id in derived_ids(base, f".r{number}")]
-    left_s = _remaining_s(job, ended)
+    return _new_jobs(job, candidates, topics, compensates=job.compensates, deadline_s=_remaining_s(job, ended))
+
+
+def _new_jobs(
+    job: Job, requests: Iterable[JobRequest], topics: Topics, *, compensates: JobId | None, **changes: Any
+) -> list[NewJob]:
+    """The ledger jobs for requests derived from a job, without an idempotency key; requests not storable are left out."""
     return [
         replace(
-            new_bus_job(made, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.compensates),
-            deadline_s=left_s,
+            new_bus_job(request, topics, trace_id=job.correlation_id, trace=job.trace, compensates=compensates),
             idempotency_key=None,
+            **changes,
         )
-        for made in candidates
-        if is_storable_request(made)
+        for request in requests
+        if is_storable_request(request)
     ]
 
 
@@ -208,15 +215,9 @@ def compensation_of(job: Job, request: JobRequest, topics: Topics) -> list[NewJo
     template = request.compensation
     if template is None:
         return []
-    made = [_compensation_request(job, request, template, job_id) for job_id in derived_ids(job.job_id, SUFFIX)]
-    return [
-        replace(
-            new_bus_job(one, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.job_id),
-            idempotency_key=None,
-        )
-        for one in made
-        if is_storable_request(one)
-    ]
+    ids = derived_ids(job.job_id, SUFFIX)
+    requests = [_compensation_request(job, request, template, job_id) for job_id in ids]
+    return _new_jobs(job, requests, topics, compensates=job.job_id)
 
 
 def _compensation_request(job: Job, request: JobRequest, template: Compensation, job_id: JobId) -> JobRequest:

@@ -126,7 +126,12 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
             if done:
                 await self.remember(page.positions[done - 1])
                 for event in page.events[:done]:
-                    self._sent -= {event.id, _stop_id(event), _alert_id(event), _dead_id(event)}
+                    self._sent -= {
+                        event.id,
+                        _message_id(event, "stop"),
+                        _message_id(event, "alert"),
+                        _message_id(event, "dlq"),
+                    }
             else:
                 await self.keep()
         except TakenOver:
@@ -224,10 +229,12 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
             result = result_of(event, self.bus.sender_id, again=again)
             notes.append(_OutgoingMessage(subject=RESULT, body=result, message_id=event.id))
             if event.target in DEAD_LETTER_STATES and again is None:
-                notes.append(_OutgoingMessage(subject=DEAD_LETTERS, body=result, message_id=_dead_id(event)))
+                notes.append(_OutgoingMessage(subject=DEAD_LETTERS, body=result, message_id=_message_id(event, "dlq")))
             if result.error_code == POINTER_CHANGED:
                 notes.append(
-                    _OutgoingMessage(subject=ALERT, body=_payload_changed(result), message_id=_alert_id(event))
+                    _OutgoingMessage(
+                        subject=ALERT, body=_payload_changed(result), message_id=_message_id(event, "alert")
+                    )
                 )
         return notes
 
@@ -250,19 +257,11 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
             requested_by=self.bus.sender_id,
             dispatch=attempt.dispatch,
         )
-        return [_OutgoingMessage(subject=CANCEL, body=cancel, message_id=_stop_id(event))]
+        return [_OutgoingMessage(subject=CANCEL, body=cancel, message_id=_message_id(event, "stop"))]
 
 
-def _stop_id(event: Event) -> str:
-    return f"{event.id}:stop"
-
-
-def _alert_id(event: Event) -> str:
-    return f"{event.id}:alert"
-
-
-def _dead_id(event: Event) -> str:
-    return f"{event.id}:dlq"
+def _message_id(event: Event, kind: str) -> str:
+    return f"{event.id}:{kind}"
 
 
 def _payload_changed(result: JobResult) -> BusAlert:

@@ -132,6 +132,26 @@ class _WorkerEntry:
         since = sum(after == self.beats for after in self.given.values())
         return max(max(0, active - self.ended) + since, len(self.given))
 
+    def snapshot(self) -> LiveWorker:
+        """The worker as it is now; the same object until something changes."""
+        if self.seen is None:
+            beat = self.beat or WorkerHeartbeat(worker_id=self.worker_id)
+            self.seen = LiveWorker(
+                worker_id=self.worker_id,
+                heard_at=self.heard_at,
+                interval_s=self.interval_s,
+                active_jobs=beat.active_jobs,
+                load=self.load(),
+                capacity=max(1, beat.max_parallel_jobs),
+                cpu=_percent(beat.cpu_load),
+                pool=beat.pool,
+                capabilities=frozenset(name.lower() for name in beat.capabilities),
+                labels=dict(beat.labels),
+                ready_topics=self.ready_topics,
+                other_versions=self.other_versions,
+            )
+        return self.seen
+
     def lost_at(self) -> float:
         heard_at = self.met_at if self.heard_at is None else max(self.heard_at, self.met_at)
         return min(self.gone_at, heard_at + MISSED_HEARTBEATS_MAX * self.interval_s)
@@ -282,7 +302,7 @@ class WorkerRegistry:
     def alive(self, worker_id: str) -> LiveWorker | None:
         """A snapshot of the worker; None if it is lost or unknown."""
         known = self._workers.get(worker_id)
-        return _live_worker(known) if known and self.clock.monotonic() <= known.lost_at() else None
+        return known.snapshot() if known and self.clock.monotonic() <= known.lost_at() else None
 
     def serves(self, worker_id: str, topic: str, settings: Topic) -> bool:
         """Whether it is a live worker of this topic that speaks our protocol version."""
@@ -295,7 +315,7 @@ class WorkerRegistry:
         if now >= self._swept_at + SWEPT_EVERY_S:
             self._swept_at = now
             self._forget_lost(now - LOST_KEPT_S)
-        return (_live_worker(known) for known in self._workers.values() if now <= known.lost_at())
+        return (known.snapshot() for known in self._workers.values() if now <= known.lost_at())
 
     def outstanding(self, subject: str) -> int:
         """How many attempts sent to this subject may still be running."""
@@ -462,30 +482,6 @@ def serves(seen: LiveWorker, topic: str, settings: Topic) -> bool:
     if settings.pools and (seen.pool not in settings.pools or not seen.ready_topics):
         return seen.pool in settings.pools
     return compile_patterns(seen.ready_topics).fit(topic)
-
-
-def _live_worker(known: _WorkerEntry) -> LiveWorker:
-    if known.seen is None:
-        known.seen = _read_live_worker(known)
-    return known.seen
-
-
-def _read_live_worker(known: _WorkerEntry) -> LiveWorker:
-    beat = known.beat
-    return LiveWorker(
-        worker_id=known.worker_id,
-        heard_at=known.heard_at,
-        interval_s=known.interval_s,
-        active_jobs=beat.active_jobs if beat else 0,
-        load=known.load(),
-        capacity=max(1, beat.max_parallel_jobs) if beat else 1,
-        cpu=_percent(beat.cpu_load) if beat else 0.0,
-        pool=beat.pool if beat else "",
-        capabilities=frozenset(name.lower() for name in beat.capabilities) if beat else frozenset(),
-        labels=dict(beat.labels) if beat else {},
-        ready_topics=known.ready_topics,
-        other_versions=known.other_versions,
-    )
 
 
 def _other_versions(supported: tuple[int, ...]) -> tuple[int, ...]:

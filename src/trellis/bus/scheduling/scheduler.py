@@ -364,11 +364,10 @@ class Scheduler:
         return did
 
     def _place(self, ready: _ReadyJob) -> PlacedJob | StaysReady | NoFittingWorker:
-        live = self.workers.live()
         return place_job(
             ready.request,
             self.topics,
-            live,
+            self.workers.live(),
             self.workers,
             subject_max=self.options.subject_max,
             age_s=ready.age_s,

@@ -83,16 +83,19 @@ def connect_arguments(client: Client, file: Path) -> dict[str, Any]:
     """The client's connect arguments for these credentials; raises SettingsInvalid."""
     credentials = read_credentials(file)
     arguments: dict[str, Any] = {"user": credentials.public}  # makes the client sign; the name itself is not sent
-    if credentials.jwt is not None:
-        return {**arguments, "signature_cb": _signs_with(file), "user_jwt_cb": _jwt_of(file)}
     untyped: Any = client
 
     def sign(nonce: str) -> bytes:
         current = _current_credentials(file)
-        untyped._public_nkey = current.public  # noqa: SLF001 - the library has no other way in but its own reader
+        if credentials.jwt is None:
+            untyped._public_nkey = current.public  # noqa: SLF001 - the library has no other way in but its own reader
         return current.sign(nonce)
 
-    return {**arguments, "signature_cb": sign}
+    def jwt() -> bytes:
+        return (_current_credentials(file).jwt or "").encode()
+
+    arguments["signature_cb"] = sign
+    return arguments if credentials.jwt is None else {**arguments, "user_jwt_cb": jwt}
 
 
 def _current_credentials(file: Path) -> Credentials:
@@ -104,20 +107,6 @@ def _current_credentials(file: Path) -> Credentials:
         return read_credentials(file)
     except SettingsInvalid as error:
         raise NatsError(str(error)) from error
-
-
-def _signs_with(file: Path) -> Callable[[str], bytes]:
-    def sign(nonce: str) -> bytes:
-        return _current_credentials(file).sign(nonce)
-
-    return sign
-
-
-def _jwt_of(file: Path) -> Callable[[], bytes]:
-    def jwt() -> bytes:
-        return (_current_credentials(file).jwt or "").encode()
-
-    return jwt
 
 
 def _text(file: Path) -> str:
