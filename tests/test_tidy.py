@@ -21,7 +21,6 @@ FUNCTION_LINES_MAX = 60
 BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "engine/service.py": "the service loop: one bad pass is logged and tried again",
     "worker/runners.py": "whatever user code raises is the outcome of its job",
-    "worker/threads.py": "whatever user code raises is the outcome of its job",
     "engine/batches.py": "a batch that breaks must tell every caller that waits for it",
     "ledgers/postgres/connection.py": "closes what a failed opening opened, then raises",
     "ledgers/postgres/ledger.py": "closes what a failed opening opened, then raises",
@@ -30,7 +29,7 @@ BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "ledgers/sqlite/schema.py": "rolls back, then raises",
     "bus/scheduling/scheduler.py": "whatever a safety kernel raises is no permission: the job waits, and the others go on",
     "bus/wire/connection.py": "whatever a server makes the client library raise, the next try may find another one there",
-    "bus/wire/handlers.py": "whatever a handler raises is the loss of its own packet only",
+    "bus/port.py": "whatever a handler raises is the loss of its own packet only",
     "engine/tracing.py": "whatever the tracing library raises is told in the log, and the work goes on",
     "engine/lease_runner.py": "one run must not end the process that drives the others",
     "engine/step_runner.py": "whatever a step raises is its failure; the lifecycle's table says what follows",

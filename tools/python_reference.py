@@ -51,7 +51,7 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("function", "trellis.app.wiring", "connect"),
         ("class", "trellis.client", "Trellis"),
         ("fields", "trellis.worker.requests", "SubmitSettings"),
-        ("fields", "trellis.bus.submit_options", "TopicSubmitOptions"),
+        ("fields", "trellis.bus.requests", "TopicSubmitOptions"),
         ("class", "trellis.client", "JobHandle"),
         ("fields", "trellis.engine.jobs", "Priority"),
     ),
@@ -110,7 +110,9 @@ def _entry(kind: str, module: ModuleType, name: str) -> Iterator[str]:
     if kind == "fields":
         yield from _table(node, getattr(module, name))
         return
-    members = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    bases = [_nodes(module)[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in _nodes(module)]
+    written = [one for owner in (node, *bases) if isinstance(owner, ast.ClassDef) for one in owner.body]
+    members = [one for one in written if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
     for made in (one for one in members if one.name == "__init__" and name not in WITHOUT_CONSTRUCTOR):
         yield f"```python\n{_signature(made, module, called=name)}\n```\n"
     for member in (one for one in members if not one.name.startswith("_")):

@@ -35,12 +35,12 @@ from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.safety.policy import ALLOW_ALL_POLICY
 from trellis.bus.services import BusDependencies, BusServices
 from trellis.bus.topics import Topics
-from trellis.bus.wire.open import BusOptions, open_bus
+from trellis.bus.wire import BusOptions, open_bus
 from trellis.engine.jobs import JobId
 from trellis.engine.service import serve
 from trellis.ledgers import open_ledger
-from trellis.worker.on_bus.options import BusWorkerOptions
 from trellis.worker.on_bus.worker import BusWorker
+from trellis.worker.options import BusWorkerOptions
 
 buspacket_pb2: Any = _packets
 job_pb2: Any = _jobs

@@ -25,7 +25,7 @@ from trellis.auth.ownership import (
     scoped_key,
 )
 from trellis.auth.principals import Principal
-from trellis.bus.submit_options import TopicSubmitOptions
+from trellis.bus.requests import TopicSubmitOptions
 from trellis.engine import tracing
 from trellis.engine.clock import Clock
 from trellis.engine.dead_letters import dead_letter, operator_reason_code

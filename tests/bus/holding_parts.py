@@ -26,13 +26,13 @@ from trellis.bus.messages import (
     PacketBody,
     Status,
 )
+from trellis.bus.outcomes.attempts import AttemptCache, LeaseRenewals, StopNotifier
 from trellis.bus.outcomes.linked_jobs import ATTEMPTS, attempts_of
 from trellis.bus.outcomes.publisher import BusPublisher
 from trellis.bus.outcomes.reconciler import OutcomeReconciler
+from trellis.bus.outcomes.result_listener import ResultListener
 from trellis.bus.port import ReceivedPacket
 from trellis.bus.requests import wire_id
-from trellis.bus.results.attempts import AttemptCache, LeaseRenewals, StopNotifier
-from trellis.bus.results.result_listener import ResultListener
 from trellis.engine.jobs import Actor, CancelMode, CancelRequested, JobId, Move, Moved, NotMoved, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, JobFilter

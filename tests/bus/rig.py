@@ -38,7 +38,7 @@ from trellis.bus.messages import (
 )
 from trellis.bus.port import BusSubscription, PacketHandler, ReceivedPacket
 from trellis.bus.requests import JobRequest, new_bus_job
-from trellis.bus.safety.decisions import DecisionKind, SafetyDecision
+from trellis.bus.safety.policy import DecisionKind, SafetyDecision
 from trellis.bus.scheduling.dispatch_policy import DispatchOutcome, SchedulerOptions, SchedulerReport
 from trellis.bus.scheduling.registry import WorkerRegistry
 from trellis.bus.scheduling.scheduler import Scheduler

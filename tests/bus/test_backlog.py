@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.bus.rig import Rig
-from trellis.bus.backlog import COUNT_COST_FACTOR, COUNT_FRESH_S, COUNT_FRESH_S_MAX, BacklogLimit
 from trellis.bus.errors import BusConfigInvalid, TopicFull
 from trellis.bus.requests import JobRequest, new_bus_job
+from trellis.bus.submitter import COUNT_COST_FACTOR, COUNT_FRESH_S, COUNT_FRESH_S_MAX, BacklogLimit
 from trellis.bus.topics import Topics, read_topics, subject_matches
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId

@@ -8,8 +8,8 @@ from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import TOPIC, Rig
 from trellis.bus.messages import Status
+from trellis.bus.outcomes.job_tree import find_successor
 from trellis.bus.outcomes.linked_jobs import derived_ids
-from trellis.bus.outcomes.requeue import find_successor
 from trellis.bus.requests import JobRequest
 from trellis.bus.topics import Topics
 from trellis.engine.errors import IdReserved

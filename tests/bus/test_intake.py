@@ -8,7 +8,6 @@ import pytest
 
 from tests.bus.holding_parts import parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig, quiet
-from trellis.bus.backlog import COUNT_FRESH_S, BacklogLimit
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.messages import (
     ALERT,
@@ -29,6 +28,7 @@ from trellis.bus.messages import (
 from trellis.bus.port import ReceivedPacket
 from trellis.bus.requests import JobRequest
 from trellis.bus.scheduling.intake import KEPT_MAX, REFUSALS, SENDER_MAX, BusIntake
+from trellis.bus.submitter import COUNT_FRESH_S, BacklogLimit
 from trellis.bus.topics import Topics
 from trellis.bus.wire import cap
 from trellis.bus.wire.local import LocalBus

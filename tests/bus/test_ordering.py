@@ -9,8 +9,8 @@ from tests.bus.conftest import Opens
 from tests.bus.rig import TOPIC, Rig
 from trellis.bus.messages import Status
 from trellis.bus.outcomes.job_tree import StepState, WorkflowFrontier
+from trellis.bus.outcomes.workflows import StepDoomed, StepNotDue, turn_of
 from trellis.bus.requests import COMPENSATES, FIRST_PARENT, RETRY_ATTEMPT, RETRY_OF, JobRequest
-from trellis.bus.scheduling.dispatch_policy import StepDoomed, StepNotDue, turn_of
 from trellis.engine.jobs import Actor, Advance, CancelMode, HeldLease, JobId, RequestId, Turn
 from trellis.engine.records import Job
 from trellis.lifecycles import Role, Trigger

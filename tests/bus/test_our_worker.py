@@ -12,16 +12,16 @@ import pytest
 from tests.bus.rig import SENDER, Rig, quiet
 from tests.worker.on_bus_rig import Kept, Line
 from trellis.bus.messages import Status, direct_subject
-from trellis.bus.results.attempts import AttemptCache, StopNotifier
-from trellis.bus.results.result_listener import ResultListener
+from trellis.bus.outcomes.attempts import AttemptCache, StopNotifier
+from trellis.bus.outcomes.result_listener import ResultListener
 from trellis.engine.errors import TransientError
 from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
 from trellis.lifecycles import Role
 from trellis.worker.app import App
 from trellis.worker.context import Context
 from trellis.worker.on_bus.context import BusContext
-from trellis.worker.on_bus.options import BusWorkerOptions
 from trellis.worker.on_bus.worker import BusWorker
+from trellis.worker.options import BusWorkerOptions
 
 TOPIC = "job.test"
 PATIENCE_S = 30.0

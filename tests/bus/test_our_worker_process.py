@@ -32,14 +32,14 @@ from trellis.bus.messages import (
 from trellis.bus.pointers import PointerPart, Pointers, make_pointers
 from trellis.bus.port import Bus, ReceivedPacket
 from trellis.bus.requests import JobRequest
-from trellis.bus.wire.open import BusOptions, open_bus
+from trellis.bus.wire import BusOptions, open_bus
 from trellis.cli import main
 from trellis.cli.bus_worker import LOOK_S, ProcessLoad, print_served
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Output
 from trellis.storage.objects.open import open_objects
 from trellis.testing import FakeClock
-from trellis.worker.on_bus.options import as_worker_id
+from trellis.worker.options import as_worker_id
 
 PATIENCE_S = 60.0
 WORKER = "reader-1"

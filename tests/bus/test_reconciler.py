@@ -10,9 +10,8 @@ from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Held, Parts, parts_of
 from tests.bus.rig import TOPIC, Rig
 from trellis.bus.messages import Status
-from trellis.bus.outcomes.job_tree import JobTree
+from trellis.bus.outcomes.job_tree import JobTree, requeue_as_new_job
 from trellis.bus.outcomes.linked_jobs import derived_ids, retry_of
-from trellis.bus.outcomes.requeue import requeue_as_new_job
 from trellis.bus.requests import JobRequest
 from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
 from trellis.engine.records import JobPlace

@@ -425,7 +425,7 @@ async def test_names_that_are_made_up_do_not_fill_the_ledger(rig: Rig):
     now = rig.clock.monotonic()
     for number in range(3 * FIRST_LEDGER_WRITES_MAX):
         rig.workers.record_heartbeat(beat(f"made-up-{number}"), now)
-        await rig.workers._tell(f"made-up-{number}", now)
+        await rig.workers._write_worker(f"made-up-{number}", now)
     assert len(await rig.ledger.workers()) == FIRST_LEDGER_WRITES_MAX
 
 

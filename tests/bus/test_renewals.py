@@ -8,7 +8,7 @@ from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Held, Parts, parts_of
 from tests.bus.rig import TOPIC, Rig
 from trellis.bus.messages import WorkerHeartbeat
-from trellis.bus.results.attempts import AMNESTY_S_MAX, RECONNECT_GRACE_S
+from trellis.bus.outcomes.attempts import AMNESTY_S_MAX, RECONNECT_GRACE_S
 from trellis.engine.jobs import CancelMode
 from trellis.engine.records import RetentionOptions
 

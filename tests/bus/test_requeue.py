@@ -8,7 +8,7 @@ from tests.bus.rig import TOPIC, Rig
 from trellis.bus.documents import requeue_cause
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.messages import Status
-from trellis.bus.outcomes.requeue import find_successor, requeue_as_new_job
+from trellis.bus.outcomes.job_tree import find_successor, requeue_as_new_job
 from trellis.bus.requests import REQUEUE_CAUSE, RETRY_OF, JobRequest
 from trellis.bus.topics import Topics
 from trellis.engine.errors import InvalidTransition

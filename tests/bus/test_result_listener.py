@@ -11,9 +11,9 @@ from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Held, Parts, parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig
 from trellis.bus.messages import NOT_BEGUN, RESULT, Dispatch, JobProgress, JobResult, Status
-from trellis.bus.outcomes.requeue import requeue_as_new_job
+from trellis.bus.outcomes.attempts import GIVE_BACKS_MAX
+from trellis.bus.outcomes.job_tree import requeue_as_new_job
 from trellis.bus.requests import JobRequest
-from trellis.bus.results.reports import GIVE_BACKS_MAX
 from trellis.engine.jobs import Actor, Advance, CancelMode, HeldLease, JobId, RequestId, Turn, TurnResult
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, JobPlace, RetentionOptions

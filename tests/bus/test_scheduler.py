@@ -11,11 +11,16 @@ from tests.bus.rig import POLICY, TOPIC, Rig, decision, quiet
 from trellis.bus.errors import BusUncertain
 from trellis.bus.messages import JobOrder, PacketBody
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import DecisionKind, KernelRefuses, SafetyDecision
+from trellis.bus.safety.policy import DecisionKind, KernelRefuses, SafetyDecision
 from trellis.bus.scheduling import scheduler
 from trellis.bus.scheduling import scheduler as kernel_checks
-from trellis.bus.scheduling.dispatch_order import HOLD_S, approval_bindings
-from trellis.bus.scheduling.dispatch_policy import WRITES_PER_PASS, DispatchOutcome, SchedulerOptions
+from trellis.bus.scheduling.dispatch_policy import (
+    HOLD_S,
+    WRITES_PER_PASS,
+    DispatchOutcome,
+    SchedulerOptions,
+    approval_bindings,
+)
 from trellis.bus.topics import Topics
 from trellis.engine.errors import LedgerUnavailable, NotAllowed
 from trellis.engine.jobs import Actor, Advance, JobId, Move, Moved, NewJob, RequestId, Turn

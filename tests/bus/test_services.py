@@ -13,14 +13,13 @@ import pytest
 from trellis import App, Context, PermanentError
 from trellis.app.wiring import SystemClock, connect, new_id
 from trellis.auth.principals import Principal
-from trellis.bus.backlog import BacklogLimit
 from trellis.bus.messages import RESULT, SUBMIT, JobResult, Status
 from trellis.bus.pointers import make_pointers
 from trellis.bus.port import ReceivedPacket
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.services import BusDependencies, BusRole, BusServices
-from trellis.bus.submitter import BusSubmitter
+from trellis.bus.submitter import BacklogLimit, BusSubmitter
 from trellis.bus.topics import Topics
 from trellis.bus.wire.local import LocalBus
 from trellis.client import Trellis
@@ -31,8 +30,8 @@ from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.storage.objects.open import open_objects
-from trellis.worker.on_bus.options import BusWorkerOptions
 from trellis.worker.on_bus.worker import BusWorker
+from trellis.worker.options import BusWorkerOptions
 
 PATIENCE_S = 30.0
 

@@ -23,12 +23,11 @@ from trellis.bus.outcomes.job_tree import (
     WorkflowCache,
     WorkflowFrontier,
     WorkflowKey,
+    requeue_as_new_job,
 )
 from trellis.bus.outcomes.linked_jobs import derived_ids
-from trellis.bus.outcomes.requeue import requeue_as_new_job
-from trellis.bus.outcomes.workflows import WorkflowReader
+from trellis.bus.outcomes.workflows import StepDoomed, StepNotDue, WorkflowReader, turn_of
 from trellis.bus.requests import COMPENSATES, FIRST_PARENT, RETRY_OF, JobRequest
-from trellis.bus.scheduling.dispatch_policy import StepDoomed, StepNotDue, turn_of
 from trellis.bus.topics import Topics
 from trellis.engine.errors import InvalidTransition, LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, RequestId

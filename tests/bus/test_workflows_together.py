@@ -12,10 +12,9 @@ from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import PASSES_MAX, TOPIC, Rig, ScriptedWorker, decision, quiet
 from trellis.bus.messages import JobOrder, Status
-from trellis.bus.outcomes.job_tree import RETRYABLE_ENDS, EffectiveJob, JobTree, WorkflowKey
-from trellis.bus.outcomes.requeue import requeue_as_new_job
+from trellis.bus.outcomes.job_tree import RETRYABLE_ENDS, EffectiveJob, JobTree, WorkflowKey, requeue_as_new_job
 from trellis.bus.requests import COMPENSATES, JobRequest
-from trellis.bus.safety.decisions import DecisionKind, SafetyDecision
+from trellis.bus.safety.policy import DecisionKind, SafetyDecision
 from trellis.bus.scheduling.scheduler import Scheduler
 from trellis.engine.errors import InvalidTransition
 from trellis.engine.jobs import Actor, RequestId

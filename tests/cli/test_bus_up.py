@@ -15,8 +15,7 @@ from tests.servers.nats import NatsServer
 from trellis.app.settings import read_settings
 from trellis.app.wiring import elapsed_s
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.kernel import PolicyKernel
-from trellis.bus.safety.remote_kernel import open_kernel
+from trellis.bus.safety.kernel import PolicyKernel, open_kernel
 from trellis.bus.services import BusRole
 from trellis.bus.topics import Topics
 from trellis.cli.invocation import Cli
@@ -132,9 +131,9 @@ async def echoed(bus: str, url: str, job_id: str) -> str:
     from trellis.app.fleet import open_pointers
     from trellis.app.settings import Settings
     from trellis.app.wiring import SystemClock, connect, new_id
-    from trellis.bus.wire.open import BusOptions, open_bus
-    from trellis.worker.on_bus.options import BusWorkerOptions
+    from trellis.bus.wire import BusOptions, open_bus
     from trellis.worker.on_bus.worker import BusWorker
+    from trellis.worker.options import BusWorkerOptions
 
     app = App(testing=True)
 

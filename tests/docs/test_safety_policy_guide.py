@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.documents import ROOT, run
-from trellis.bus.safety.decisions import DecisionKind
-from trellis.bus.safety.policy import DELAY_S_DEFAULT, PolicyConstraints, RuleMatch
-from trellis.bus.safety.remote_kernel import FAILURES_MAX, OPEN_S, TIMEOUT_S
+from trellis.bus.safety.kernel import FAILURES_MAX, OPEN_S, TIMEOUT_S
+from trellis.bus.safety.policy import DELAY_S_DEFAULT, DecisionKind, PolicyConstraints, RuleMatch
 from trellis.proposals.proposal import NOTE_CHARS_MIN
 
 PAGE = ROOT / "docs" / "how-to" / "safety-policy.md"

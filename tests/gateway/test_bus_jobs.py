@@ -15,8 +15,8 @@ from trellis.app.wiring import new_id
 from trellis.bus.outcomes.reconciler import OutcomeReconciler
 from trellis.bus.pointers import BYTES_MAX, PointerPart
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import SafetyDecision
 from trellis.bus.safety.kernel import PolicyKernel
+from trellis.bus.safety.policy import SafetyDecision
 from trellis.bus.services import BusDependencies, BusServices
 from trellis.bus.wire.local import LocalBus
 from trellis.engine.jobs import Actor, Advance, JobId, Lease, Move, Moved, NewJob, RequestId, Turn

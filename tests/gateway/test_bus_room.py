@@ -6,7 +6,7 @@ import pytest
 
 from tests.gateway.conftest import Gateway
 from tests.gateway.world import everything
-from trellis.bus.backlog import COUNT_FRESH_S, BacklogLimit
+from trellis.bus.submitter import COUNT_FRESH_S, BacklogLimit
 from trellis.bus.topics import Topics
 from trellis.inbox import InboxSettler
 from trellis.testing import FakeClock

@@ -23,13 +23,13 @@ from trellis.bus.messages import RESULT, JobResult, Status
 from trellis.bus.pointers import make_pointers
 from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.services import BusDependencies, BusServices
-from trellis.bus.wire.open import BusOptions, open_bus
+from trellis.bus.wire import BusOptions, open_bus
 from trellis.engine import tracing
 from trellis.engine.jobs import JobId
 from trellis.worker.app import App
 from trellis.worker.on_bus.context import BusContext
-from trellis.worker.on_bus.options import BusWorkerOptions
 from trellis.worker.on_bus.worker import BusWorker
+from trellis.worker.options import BusWorkerOptions
 
 pytestmark = pytest.mark.requirement("OBS-6")
 

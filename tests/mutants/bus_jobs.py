@@ -45,7 +45,7 @@ BUS_JOBS: dict[str, Mutant] = {
     ),
     # A result that comes again leaves no trace.
     "BUS-6": Mutant(
-        file="bus/results/result_listener.py",
+        file="bus/outcomes/result_listener.py",
         old="if self._remarked.get(once):",
         new="if not self._remarked.get(once):",
         tests=(
@@ -61,7 +61,7 @@ BUS_JOBS: dict[str, Mutant] = {
     ),
     # Steps do not wait for each other.
     "BUS-8": Mutant(
-        file="bus/scheduling/dispatch_policy.py",
+        file="bus/outcomes/workflows.py",
         old="if waits_for is not None and waits_for.index < step_index:",
         new="if waits_for is not None and waits_for.index < 0:",
         tests=("tests/bus/test_ordering.py::test_the_next_step_goes_when_the_one_before_it_has_succeeded",),
@@ -96,7 +96,7 @@ BUS_JOBS: dict[str, Mutant] = {
     ),
     # Every failure of a topic that declares a code is retried.
     "BUS-13": Mutant(
-        file="bus/results/reports.py",
+        file="bus/outcomes/attempts.py",
         old="report.error_code in topic.retry",
         new="bool(topic.retry)",
         tests=("tests/bus/test_result_listener.py::test_only_declared_error_codes_are_worth_another_attempt",),

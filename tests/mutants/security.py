@@ -197,7 +197,7 @@ MEDIUM: dict[str, Mutant] = {
         tests=(f"{DISPATCH}::test_an_approval_shows_every_field_that_the_worker_is_told",),
     ),
     "M2-bound": Mutant(
-        file="bus/scheduling/dispatch_order.py",
+        file="bus/scheduling/dispatch_policy.py",
         old='        "order_hash": request_within_policy(request, decision.get("constraints") or {}, decision.get("redacted")).hash,\n',
         new="",
         tests=(f"{DISPATCH}::test_an_approval_is_void_when_the_kernel_allows_something_else_under_the_same_policy",),

@@ -36,8 +36,8 @@ from trellis.bus.wire.local import LocalBus
 from trellis.engine.jobs import Epoch, JobId
 from trellis.testing import EPOCH_S, FakeClock
 from trellis.worker.app import App
-from trellis.worker.on_bus.options import BusWorkerOptions, PointerAccess
 from trellis.worker.on_bus.worker import BusWorker
+from trellis.worker.options import BusWorkerOptions, PointerAccess
 
 PATIENCE_S = 60.0
 WORKER = "w-1"

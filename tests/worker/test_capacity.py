@@ -1,6 +1,6 @@
 """How much a worker asks for."""
 
-from trellis.worker.prefetch import JobPace, PrefetchPolicy
+from trellis.worker.turns import JobPace, PrefetchPolicy
 
 ROOM = PrefetchPolicy(concurrency=10, prefetch_max=40)
 

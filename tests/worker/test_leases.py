@@ -174,6 +174,24 @@ async def test_a_sync_handler_sees_a_soft_cancel_too(stand: Stand):
 
 
 @pytest.mark.requirement("DJ-11")
+async def test_a_sync_handler_can_wait_for_a_soft_cancel(stand: Stand):
+    app = App()
+    begun: list[str] = []
+
+    @app.job("t")
+    def handler(ctx: SyncContext) -> None:
+        begun.append(ctx.job_id)
+        ctx.cancel_requested()
+        assert ctx.cancelled
+
+    job = await stand.submit("t")
+    async with stand.running(app):
+        await stand.until(lambda: bool(begun))
+        await job.cancel()
+        await stand.in_state(job, "cancelled", step_s=0.5)
+
+
+@pytest.mark.requirement("DJ-11")
 async def test_a_hard_cancel_ends_the_job_at_once_and_the_handler_with_the_next_heartbeat(stand: Stand):
     gate = Gate()
     job = await stand.submit("t")

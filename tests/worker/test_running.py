@@ -21,7 +21,7 @@ from trellis.worker.app import App
 from trellis.worker.context import Context, Item, SyncContext
 from trellis.worker.options import WorkerOptions
 from trellis.worker.outcomes import Snooze
-from trellis.worker.prefetch import WorkListener
+from trellis.worker.turns import WorkListener
 
 SUCCEEDED = ["job_queued", "job_claimed", "job_started", "job_succeeded"]
 NOW = RetryPolicy(base_s=0.0)

@@ -11,15 +11,13 @@ from types import MappingProxyType
 from pydantic import SecretStr
 
 from trellis.app.settings import LOCAL_BUS, Settings
-from trellis.bus.backlog import BacklogLimit
 from trellis.bus.pointers import Pointers, make_pointers
 from trellis.bus.port import Bus
-from trellis.bus.safety.kernel import PolicyKernel, SafetyKernel
+from trellis.bus.safety.kernel import PolicyKernel, SafetyKernel, open_kernel
 from trellis.bus.safety.policy import SafetyPolicy
-from trellis.bus.safety.remote_kernel import open_kernel
-from trellis.bus.submitter import BusSubmitter
+from trellis.bus.submitter import BacklogLimit, BusSubmitter
 from trellis.bus.topics import FILE_NAME, Topics, read_topics
-from trellis.bus.wire.open import BusOptions, open_bus
+from trellis.bus.wire import BusOptions, open_bus
 from trellis.engine.clock import Clock
 from trellis.engine.errors import SettingsInvalid
 from trellis.nlm.open import DEFAULT as DEFAULT_NLM

@@ -35,10 +35,10 @@ from trellis.app.wiring import (
 from trellis.artifacts.registry import ArtifactCollector, ArtifactRegistry
 from trellis.artifacts.rows import artifacts_of_run, project_id
 from trellis.auth.principals import Principal
-from trellis.bus.backlog import BacklogLimit
 from trellis.bus.collector import BusCollector, CollectOptions
 from trellis.bus.pointers import Pointers, make_pointers
 from trellis.bus.safety.kernel import SafetyKernel
+from trellis.bus.submitter import BacklogLimit
 from trellis.bus.submitter import BusSubmitter as BusAsking
 from trellis.bus.topics import Topics
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns

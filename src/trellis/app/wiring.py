@@ -35,8 +35,7 @@ from trellis.worker.options import WorkerOptions
 from trellis.worker.worker import Worker, open_until_signalled, run_until_signalled
 
 if TYPE_CHECKING:  # HTTP and the bus are imported on use: importing HTTP takes as long as everything else
-    from trellis.bus.backlog import BacklogLimit
-    from trellis.bus.submitter import BusSubmitter
+    from trellis.bus.submitter import BacklogLimit, BusSubmitter
     from trellis.http.calls import CallOptions
     from trellis.http.client import GatewayClient
     from trellis.http.sync import SyncGatewayClient
@@ -186,7 +185,7 @@ async def _connect_ledger(
 
     @cache
     def room() -> "BacklogLimit":
-        from trellis.bus.backlog import BacklogLimit  # only this path needs the bus
+        from trellis.bus.submitter import BacklogLimit  # only this path needs the bus
 
         return BacklogLimit(ledger=ledger, clock=SystemClock())
 

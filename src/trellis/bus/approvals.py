@@ -20,8 +20,8 @@ from trellis.bus.documents import data_of, decision_of
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.pointers import digest_in
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import NotHeld, PolicyDiffers
-from trellis.bus.scheduling.dispatch_order import HOLD_S, approval_bindings, request_within_policy
+from trellis.bus.safety.policy import NotHeld, PolicyDiffers
+from trellis.bus.scheduling.dispatch_policy import HOLD_S, approval_bindings, request_within_policy
 from trellis.bus.topics import HELD_ACTION
 from trellis.documents.errors import NoteTooShort
 from trellis.engine.errors import JobNotFound, NotAllowed
@@ -107,13 +107,13 @@ async def decide(
         raise NoteTooShort(least=NOTE_CHARS_MIN)
     job = await get_bus_job(ledger, job_id)
     hold = await _hold(ledger, job, request_id)
-    told = _decision(hold)
-    if policy_hash is not None and policy_hash != told.get("policy_hash"):
-        raise PolicyDiffers(job_id=job_id, held=told.get("policy_hash"), given=policy_hash[:64])
+    decision = _decision(hold)
+    if policy_hash is not None and policy_hash != decision.get("policy_hash"):
+        raise PolicyDiffers(job_id=job_id, held=decision.get("policy_hash"), given=policy_hash[:64])
     if version is not None and version != hold.version:
         raise NotHeld(job_id=job_id, reason=f"it has version {job.version} and not {version}")
     try:
-        bound = approval_bindings(JobRequest.read(job.payload or b""), told) | {"rule": told.get("rule", "")}
+        bound = approval_bindings(JobRequest.read(job.payload or b""), decision) | {"rule": decision.get("rule", "")}
     except BusRequestInvalid as error:
         raise NotHeld(job_id=job_id, reason=f"its request cannot be read: {error}") from error
     move = Move(
@@ -230,7 +230,6 @@ def _may_have_expired_hold(job: Job, before: datetime) -> bool:
 
 
 def inbox_id(job_id: str) -> str:
-    """The inbox id of a held job."""
     return f"{INBOX_PREFIX}{job_id}"
 
 
@@ -248,9 +247,9 @@ def inbox_document(job: Job, events: Sequence[Event]) -> dict[str, Any] | None:
     holds = [event for event in events if event.type == "job_held"]
     if not holds:
         return None
-    hold, last, told = holds[-1], events[-1], _decision(holds[-1])
+    hold, last, decision = holds[-1], events[-1], _decision(holds[-1])
     request = _request(job)
-    order = _order(job, told)
+    order = _order(job, decision)
     given: dict[str, Any] = order or {}
     meta: dict[str, Any] = request.get("meta") or {}
     identity: dict[str, Any] = request.get("identity") or {}
@@ -268,7 +267,7 @@ def inbox_document(job: Job, events: Sequence[Event]) -> dict[str, Any] | None:
         "action": HELD_ACTION,
         "target": job.type,
         "content": {
-            "summary": f"{told.get('rule')}: {told.get('reason')}",
+            "summary": f"{decision.get('rule')}: {decision.get('reason')}",
             "job_id": job.job_id,
             "topic": job.type,
             "tenant": tenant,
@@ -280,12 +279,12 @@ def inbox_document(job: Job, events: Sequence[Event]) -> dict[str, Any] | None:
             "labels": request.get("labels") or {},
             "risk_tags": meta.get("risk_tags") or [],
             "capability": meta.get("capability", ""),
-            "constraints": told.get("constraints") or {},
+            "constraints": decision.get("constraints") or {},
             "order": order,
             "payload_sha256": digest_in(_context(given)),
-            **{name: told.get(name, "") for name in ("decision", "rule", "reason", "policy_hash", "job_hash")},
+            **{name: decision.get(name, "") for name in ("decision", "rule", "reason", "policy_hash", "job_hash")},
         },
-        "target_hash": told.get("job_hash"),
+        "target_hash": decision.get("job_hash"),
         "priority": "high",
         "requiresHumanReview": True,
         "approval": _approval(events, hold),

@@ -193,13 +193,13 @@ class BusCollector:
         after = after or (behind if behind > prefix else None)
         page = await self.objects.list(prefix, after=after, limit=self.options.objects)
         before = await self._ago(self.options.keep_s)
-        for one in page.items:
-            name = one.key.partition("/")[2]
-            if not is_name(name) or one.size > BYTES_MAX:
+        for stored in page.items:
+            name = stored.key.partition("/")[2]
+            if not is_name(name) or stored.size > BYTES_MAX:
                 continue
             if is_aside:
                 now.laid.add(name)
-            elif one.modified_at <= before:
+            elif stored.modified_at <= before:
                 now.old.add(name)
         now.after = page.items[-1].key if page.more else None
         if not page.more:
@@ -230,8 +230,8 @@ class BusCollector:
         await now.find(event.data for event in page.events)
         first = [event for event in page.events if event.source is None]
         if first:
-            asked = [one.submission for one in await self.ledger.recorded(first)]
-            await now.find(one.payload for one in asked if one is not None)
+            submissions = [one.submission for one in await self.ledger.recorded(first)]
+            await now.find(one.payload for one in submissions if one is not None)
         now.position = page.position
         if page.position >= now.end or not page.events:
             now.phase = CollectionPhase.REMOVING
@@ -301,5 +301,5 @@ class BusCollector:
 
 def names_in(body: bytes) -> Iterator[str]:
     """Every object name that may occur in the bytes."""
-    for found in DIGEST_IN_BODY.finditer(body):
-        yield from (f"{part}/{found[1].decode()}" for part in PointerPart)
+    for match in DIGEST_IN_BODY.finditer(body):
+        yield from (f"{part}/{match[1].decode()}" for part in PointerPart)

@@ -40,8 +40,8 @@ class HoldReason:
 
 def data_of(event: Event) -> dict[str, Any]:
     """The data of an event; empty if it is not a JSON object."""
-    said: Any = json.loads(event.data) if event.data else {}
-    return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+    data: Any = json.loads(event.data) if event.data else {}
+    return cast("dict[str, Any]", data) if isinstance(data, dict) else {}
 
 
 def hold_of(job: Job, events: Sequence[Event]) -> HoldReason | None:
@@ -61,9 +61,9 @@ def hold_of(job: Job, events: Sequence[Event]) -> HoldReason | None:
 
 def _rest_of(job: Job, last: Event) -> HoldReason | None:
     if last.type in HOLD_EVENTS:
-        said = data_of(last)
-        reason = said.get("reason") or _decision_reason(said) or last.cause or ""
-        return HoldReason(kind=str(said.get("hold", "throttle")), reason=str(reason), until=job.due_at)
+        data = data_of(last)
+        reason = data.get("reason") or _decision_reason(data) or last.cause or ""
+        return HoldReason(kind=str(data.get("hold", "throttle")), reason=str(reason), until=job.due_at)
     if last.type in RETRY_EVENTS:
         return HoldReason(kind="retry", reason=last.cause or "it pauses before its next attempt", until=job.due_at)
     return None
@@ -72,14 +72,13 @@ def _rest_of(job: Job, last: Event) -> HoldReason | None:
 def decision_of(events: Sequence[Event]) -> dict[str, Any] | None:
     """The safety kernel's last decision."""
     for event in reversed(events):
-        said: Any = data_of(event).get("decision")
-        if isinstance(said, dict):
-            return cast("dict[str, Any]", said)
+        decision: Any = data_of(event).get("decision")
+        if isinstance(decision, dict):
+            return cast("dict[str, Any]", decision)
     return None
 
 
 def dispatch_of(events: Sequence[Event]) -> Event | None:
-    """The event of the last dispatch."""
     return next((event for event in reversed(events) if event.type == DISPATCHED), None)
 
 
@@ -100,14 +99,16 @@ def report_of(job: Job, events: Sequence[Event]) -> dict[str, Any]:
 
 def worker_of(job: Job, events: Sequence[Event]) -> str | None:
     """The worker that has the job, or had it last."""
-    said = report_of(job, events).get("worker_id") or _worker(events).get("worker_id")
-    return str(said) if said else None
+    worker_id = report_of(job, events).get("worker_id") or _worker(events).get("worker_id")
+    return str(worker_id) if worker_id else None
 
 
 def result_pointer(events: Sequence[Event]) -> str | None:
     """The pointer to the result of a job that succeeded; None if its worker stored none."""
-    said = next((data_of(event).get("result_ptr") for event in reversed(events) if event.type == "job_succeeded"), None)
-    return str(said) if said else None
+    pointer = next(
+        (data_of(event).get("result_ptr") for event in reversed(events) if event.type == "job_succeeded"), None
+    )
+    return str(pointer) if pointer else None
 
 
 def context_pointer(job: Job, events: Sequence[Event]) -> str | None:
@@ -122,10 +123,10 @@ def context_pointer(job: Job, events: Sequence[Event]) -> str | None:
     redacted = (decision_of(events) or {}).get("redacted")
     if not isinstance(redacted, dict) or not redacted:
         return request.context or None
-    told = cast("dict[str, Any]", redacted)
-    reference: Any = told.get("context_ref")
+    context = cast("dict[str, Any]", redacted)
+    reference: Any = context.get("context_ref")
     uri = cast("dict[str, Any]", reference).get("uri") if isinstance(reference, dict) else None
-    return str(told.get("context_ptr") or uri or "") or None
+    return str(context.get("context_ptr") or uri or "") or None
 
 
 def requeue_cause(job: Job) -> str | None:
@@ -148,10 +149,10 @@ def refused_of(signals: Sequence[Signal]) -> list[dict[str, Any]]:
 def document(job: Job, request: JobRequest, events: Sequence[Event], signals: Sequence[Signal]) -> dict[str, Any]:
     """The fields that only bus jobs have."""
     report, hold = report_of(job, events), hold_of(job, events)
-    asked = request.model_dump(mode="json", exclude={"job_id", "priority", *PARTS})
+    fields = request.model_dump(mode="json", exclude={"job_id", "priority", *PARTS})
     parts = {name: getattr(request, name) for name in PARTS}
     return {
-        **asked,
+        **fields,
         "compensation": _without_defaults(request.compensation),
         **{name: _without_defaults(part) for name, part in parts.items()},
         "payload": None,
@@ -184,13 +185,13 @@ def _hold(hold: HoldReason) -> dict[str, Any]:
 def _dispatch(event: Event | None) -> dict[str, Any] | None:
     if event is None:
         return None
-    said = data_of(event)
+    data = data_of(event)
     return {
-        "dispatch_id": str(said.get("dispatch_id", "")),
-        "attempt": int(said.get("attempt", event.attempt)),
+        "dispatch_id": str(data.get("dispatch_id", "")),
+        "attempt": int(data.get("attempt", event.attempt)),
         "epoch": event.epoch,
-        "worker_id": str(said.get("worker_id", "")),
-        "subject": str(said.get("subject", "")),
+        "worker_id": str(data.get("worker_id", "")),
+        "subject": str(data.get("subject", "")),
         "at": timestamp(event.ts),
     }
 
@@ -199,17 +200,17 @@ def _worker(events: Sequence[Event]) -> dict[str, Any]:
     """The worker of the last attempt, as it named itself or as it was assigned."""
     for event in reversed(events):
         if event.type in REPORT_EVENTS or event.type == DISPATCHED:
-            said = data_of(event).get("worker_id")
-            return {"worker_id": said} if said else {}
+            worker_id = data_of(event).get("worker_id")
+            return {"worker_id": worker_id} if worker_id else {}
     return {}
 
 
 def _ended_by_us(job: Job, event: Event) -> dict[str, Any]:
-    said = data_of(event)
-    reason = said.get("note") or _decision_reason(said) or said.get("reason") or event.cause
+    data = data_of(event)
+    reason = data.get("note") or _decision_reason(data) or data.get("reason") or event.cause
     return {"error_code": ENDED_BY_US[job.state], "error_message": reason}
 
 
-def _decision_reason(said: dict[str, Any]) -> str | None:
-    decision: Any = said.get("decision")
+def _decision_reason(data: dict[str, Any]) -> str | None:
+    decision: Any = data.get("decision")
     return str(cast("dict[str, Any]", decision).get("reason", "")) if isinstance(decision, dict) else None

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum, StrEnum
+from importlib.metadata import PackageNotFoundError, version
 from typing import TypeAlias
 
 from trellis.bus.errors import BusError
@@ -132,8 +133,8 @@ def error_number(code: str) -> int:
     short = code
     for prefix in _CAP_PREFIXES:
         short = short.removeprefix(prefix)
-    found = ErrorCode.__members__.get(short) or _OTHER_NAMES.get(short) or ErrorCode.UNSPECIFIED
-    return found.value
+    number = ErrorCode.__members__.get(short) or _OTHER_NAMES.get(short) or ErrorCode.UNSPECIFIED
+    return number.value
 
 
 def error_name(number: int) -> str:
@@ -245,6 +246,14 @@ class Handshake:
     ready_topics: tuple[str, ...] = ()
 
 
+def sdk_version() -> str:
+    """The name and version of this program, for handshakes."""
+    try:
+        return f"trellis {version('trellis-engine')}"
+    except PackageNotFoundError:
+        return "trellis unpacked"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BusAlert:
     """An alert to operators about the bus."""
@@ -312,53 +321,41 @@ def check_subject(subject: str, *, patterns: bool = False) -> None:
 
 def check(packet: Packet) -> None:
     """Check a packet before it is sent; raises PacketWrong."""
-    fault = next((said for said in (_envelope(packet), _body(packet)) if said), None)
+    fault = _envelope_fault(packet) or _body_fault(packet.body, packet.sender_id)
     if fault:
         raise PacketWrong(detail=fault)
 
 
-def _envelope(packet: Packet) -> str | None:
-    for name, said in (("trace_id", packet.trace_id), ("sender_id", packet.sender_id)):
-        if not said or len(said) > NAME_CHARS_MAX:
+def _envelope_fault(packet: Packet) -> str | None:
+    for name, value in (("trace_id", packet.trace_id), ("sender_id", packet.sender_id)):
+        if not value or len(value) > NAME_CHARS_MAX:
             return f"{name} must have 1 to {NAME_CHARS_MAX} characters"
     return "created_at must have a time zone" if packet.created_at.tzinfo is None else None
 
 
-def _body(packet: Packet) -> str | None:
-    body, sender = packet.body, packet.sender_id
+def _body_fault(body: PacketBody, sender: str) -> str | None:
+    """The first rule that the body breaks; None if it breaks none."""
     match body:
         case JobResult():
-            fault = _result(body, sender)
-        case JobProgress():
-            fault = (
-                "percent must be 0 to 100"
-                if not 0 <= body.percent <= 100
-                else _empty_field_problem("job_id", body.job_id)
+            rules = (
+                (body.status is not Status.UNSPECIFIED, "a result needs a status"),
+                (body.worker_id == sender, "the worker_id of a result must be the sender's id"),
+                (body.execution_ms >= 0, "execution_ms must not be negative"),
+                (body.job_id, "job_id must not be empty"),
             )
+        case JobProgress():
+            rules = ((0 <= body.percent <= 100, "percent must be 0 to 100"), (body.job_id, "job_id must not be empty"))
         case JobCancel():
-            fault = _empty_field_problem("job_id", body.job_id) or _empty_field_problem(
-                "requested_by", body.requested_by
+            rules = (
+                (body.job_id, "job_id must not be empty"),
+                (body.requested_by, "requested_by must not be empty"),
             )
         case WorkerHeartbeat():
-            fault = None if body.worker_id == sender else "the worker_id of a heartbeat must be the sender's id"
+            rules = ((body.worker_id == sender, "the worker_id of a heartbeat must be the sender's id"),)
         case Handshake():
-            fault = None if body.component_id == sender else "the component_id of a handshake must be the sender's id"
+            rules = ((body.component_id == sender, "the component_id of a handshake must be the sender's id"),)
         case BusAlert():
-            fault = _empty_field_problem("message", body.message) or (
-                None if body.code else "an alert needs an error code"
-            )
+            rules = ((body.message, "message must not be empty"), (body.code, "an alert needs an error code"))
         case JobRequest() | JobOrder():
-            fault = None
-    return fault
-
-
-def _result(body: JobResult, sender: str) -> str | None:
-    if body.status is Status.UNSPECIFIED:
-        return "a result needs a status"
-    if body.worker_id != sender:
-        return "the worker_id of a result must be the sender's id"
-    return "execution_ms must not be negative" if body.execution_ms < 0 else _empty_field_problem("job_id", body.job_id)
-
-
-def _empty_field_problem(name: str, said: str) -> str | None:
-    return None if said else f"{name} must not be empty"
+            rules = ()
+    return next((fault for holds, fault in rules if not holds), None)

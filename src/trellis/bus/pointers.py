@@ -76,8 +76,8 @@ _POINTER = re.compile(rf"[^/]+://({'|'.join(PointerPart)})[/:]([0-9a-f]{{{DIGEST
 
 def digest_in(pointer: str) -> str | None:
     """The SHA-256 in a pointer made by `put`; None for a caller's own name, whose content may change."""
-    found = _POINTER.fullmatch(pointer)
-    return None if found is None else found[2]
+    match = _POINTER.fullmatch(pointer)
+    return None if match is None else match[2]
 
 
 class PointerStore(Protocol):
@@ -116,7 +116,6 @@ class Pointers:
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """The registered schemes."""
         return tuple(sorted(self._stores))
 
     async def read(self, pointer: str, *, part: PointerPart | None = None) -> bytes:
@@ -131,18 +130,18 @@ class Pointers:
             reason = f"only what is kept as {part}:… or {part}/… is fetched here"
             raise PointerInvalid(pointer=pointer[:200], reason=reason)
         try:
-            found = await store.read(key)
+            body = await store.read(key)
         except KeyInvalid as error:
             raise PointerInvalid(pointer=pointer, reason=str(error.data["reason"])) from None
         except ObjectTooLarge:
             raise PointerTooLarge(pointer=pointer, limit=BYTES_MAX) from None
-        if found is None:
+        if body is None:
             raise PointerGone(pointer=pointer)
         digest = digest_in(pointer)
-        if digest is not None and (actual := hashlib.sha256(found).hexdigest()) != digest:
-            _log.error("content_changed", pointer=pointer, sha256=actual, size=len(found))
+        if digest is not None and (actual := hashlib.sha256(body).hexdigest()) != digest:
+            _log.error("content_changed", pointer=pointer, sha256=actual, size=len(body))
             raise PointerChanged(pointer=pointer)
-        return found
+        return body
 
     def may_be_kept_here(self, pointer: str, *, part: PointerPart) -> bool:
         """Whether the pointer has the form that `put` gives. Any other form is a caller's own key."""
@@ -212,9 +211,9 @@ class ObjectPointerStore:
             known = await self._objects.head(place)
             if known is not None and known.size > BYTES_MAX:
                 raise ObjectTooLarge(key=place, size=known.size, limit=BYTES_MAX)
-            found = None if known is None else await self._objects.get(place)
-            if found is not None:
-                return found.body
+            stored = None if known is None else await self._objects.get(place)
+            if stored is not None:
+                return stored.body
         return None
 
     async def write(self, key: str, body: bytes, *, keep_s: float) -> None:  # noqa: ARG002 - kept while a job names it
@@ -260,16 +259,16 @@ class RedisPointerStore:
         if not key or len(key.encode(errors="replace")) > REDIS_KEY_BYTES_MAX:
             raise KeyInvalid(key=key[:200], reason=f"a key has 1 to {REDIS_KEY_BYTES_MAX} bytes")
         try:
-            found = await self._server.getrange(key, 0, BYTES_MAX)
-            if not found and not await self._server.exists(key):
+            body = await self._server.getrange(key, 0, BYTES_MAX)
+            if not body and not await self._server.exists(key):
                 return None
         except (RedisError, OSError) as error:
             if isinstance(error, ResponseError) and str(error).startswith(WRONG_TYPE):
                 raise KeyInvalid(key=key, reason=str(error)) from error
             raise PointerUnavailable(pointer=f"{REDIS}://{key}", reason=str(error)) from error
-        if len(found) > BYTES_MAX:
-            raise ObjectTooLarge(key=key, size=len(found), limit=BYTES_MAX)
-        return found if isinstance(found, bytes) else found.encode()
+        if len(body) > BYTES_MAX:
+            raise ObjectTooLarge(key=key, size=len(body), limit=BYTES_MAX)
+        return body if isinstance(body, bytes) else body.encode()
 
     async def write(self, key: str, body: bytes, *, keep_s: float) -> None:
         """Store the bytes. Extends the expiry of an existing key and never shortens it."""
@@ -284,7 +283,6 @@ class RedisPointerStore:
             raise PointerUnavailable(pointer=f"{REDIS}://{key}", reason=str(error)) from error
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._server.aclose()
 
 

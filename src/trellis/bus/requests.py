@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import pydantic
 import pydantic_core
@@ -40,8 +40,8 @@ def read_wire_id(text: str) -> tuple[JobId, Epoch] | None:
 
 def job_id_of(text: str) -> str:
     """The job id in `text`, which is either a job id or a wire id of the job."""
-    found = read_wire_id(text)
-    return text if found is None else found[0]
+    parsed = read_wire_id(text)
+    return text if parsed is None else parsed[0]
 
 
 TOPIC_PATTERN = r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){0,15}$"
@@ -207,8 +207,8 @@ class JobRequest(_RequestModel):
     @property
     def tenant(self) -> str:
         """The tenant, from the first of three fields that names one."""
-        said = (self.tenant_id, self.meta and self.meta.tenant_id, self.identity and self.identity.tenant_id)
-        return next(filter(None, said), "")
+        tenants = (self.tenant_id, self.meta and self.meta.tenant_id, self.identity and self.identity.tenant_id)
+        return next(filter(None, tenants), "")
 
     @property
     def context(self) -> str:
@@ -254,10 +254,10 @@ class JobRequest(_RequestModel):
             raise BusRequestInvalid(detail=_first_problem(error)) from None
 
     @classmethod
-    def checked(cls, said: Mapping[str, Any]) -> "JobRequest":
+    def checked(cls, fields: Mapping[str, Any]) -> "JobRequest":
         """Validate a request from outside; raises BusRequestInvalid."""
         try:
-            made = cls.model_validate(said)
+            made = cls.model_validate(fields)
         except pydantic.ValidationError as error:
             raise BusRequestInvalid(detail=_first_problem(error)) from None
         if len(made.job_id) > CALLER_ID_CHARS_MAX:
@@ -333,11 +333,11 @@ def _contradiction(request: JobRequest) -> str | None:
 
     Contradictions are not repaired.
     """
-    said, meta = request.identity or IdentityBinding.model_validate({}), request.meta or JobMeta.model_validate({})
+    identity, meta = request.identity or IdentityBinding.model_validate({}), request.meta or JobMeta.model_validate({})
     mirrors = (
-        ("tenant_id", said.tenant_id, (request.tenant_id, meta.tenant_id)),
-        ("principal_id", said.principal_id, (request.principal_id,)),
-        ("actor_id", said.actor_id, (meta.actor_id,)),
+        ("tenant_id", identity.tenant_id, (request.tenant_id, meta.tenant_id)),
+        ("principal_id", identity.principal_id, (request.principal_id,)),
+        ("actor_id", identity.actor_id, (meta.actor_id,)),
     )
     for name, bound, others in mirrors:
         if bound and any(other not in {"", bound} for other in others):
@@ -360,12 +360,54 @@ def _undo_topic(request: JobRequest) -> str:
     return request.compensation.topic if request.compensation else ""
 
 
-def _canonical_json(told: Mapping[str, Any]) -> bytes:
-    return json.dumps(told, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+def _canonical_json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _first_problem(error: pydantic.ValidationError) -> str:
-    found = error.errors(include_url=False, include_input=False)[0]
-    shaped = found["type"] == "string_pattern_mismatch"
-    told = FIELD_PATTERNS.get(str(found["loc"][-1])) if shaped else None
-    return f"{'/'.join(map(str, found['loc']))}: {told or found['msg']}"
+    problem = error.errors(include_url=False, include_input=False)[0]
+    shaped = problem["type"] == "string_pattern_mismatch"
+    expected = FIELD_PATTERNS.get(str(problem["loc"][-1])) if shaped else None
+    return f"{'/'.join(map(str, problem['loc']))}: {expected or problem['msg']}"
+
+
+# The same fields as keyword arguments, for callers in Python.
+
+
+class TopicSubmitOptions(TypedDict, total=False):
+    """What can be said about a new job on a topic beside its payload (document 004)."""
+
+    job_id: str
+    """Choose the id: the same id and request again is the same job, another request is refused."""
+    priority: str
+    """`critical`, `interactive` or `batch`."""
+    context_ptr: str
+    """Where the payload is, instead of giving it."""
+    adapter_id: str
+    """Which adapter its worker shall use, in the worker's own words."""
+    env: Mapping[str, str]
+    """What its worker is told beside the payload."""
+    parent_job_id: str
+    """The job whose step it is."""
+    workflow_id: str
+    """Steps of one workflow and parent go in the order of `step_index`."""
+    step_index: int
+    """Its place among the steps, from 0."""
+    memory_id: str
+    """The memory that its worker may use."""
+    context_hints: Mapping[str, Any]
+    """`max_input_tokens`, `allow_summarization`, `allow_retrieval`, `tags`."""
+    budget: Mapping[str, int]
+    """`deadline_ms` from now, and how many tokens it may use."""
+    tenant_id: str
+    """Whom it is for; how many of a tenant's jobs may run at the same time can be limited."""
+    labels: Mapping[str, str]
+    """`worker.<name>` must be the same label of its worker."""
+    meta: Mapping[str, Any]
+    """`requires`, `risk_tags`, `capability` and who asks."""
+    compensation: Mapping[str, Any]
+    """How it is undone when a later step of its workflow fails."""
+    identity: Mapping[str, str]
+    """For whom it acts: `tenant_id`, `principal_id`, `actor_id`, `delegation_id`; the same as other fields say."""
+    context_ref: Mapping[str, Any]
+    """Where the payload is, and what it must be: `uri`, `sha256`, `size_bytes`, `media_type` and more of CAP's ResourceRef."""

@@ -8,21 +8,20 @@ jobs, and publishes outcomes to clients. In one process both roles share one wor
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from trellis.bus.backlog import BacklogLimit
 from trellis.bus.errors import BusError
-from trellis.bus.messages import HANDSHAKE, Handshake
+from trellis.bus.messages import HANDSHAKE, Handshake, sdk_version
+from trellis.bus.outcomes.attempts import AttemptCache, LeaseRenewals, StopNotifier
 from trellis.bus.outcomes.publisher import BusPublisher
 from trellis.bus.outcomes.reconciler import OutcomeReconciler
+from trellis.bus.outcomes.result_listener import ResultListener
 from trellis.bus.port import Bus
-from trellis.bus.results.attempts import AttemptCache, LeaseRenewals, StopNotifier
-from trellis.bus.results.result_listener import ResultListener
-from trellis.bus.safety.decisions import DecisionKernel
+from trellis.bus.safety.policy import DecisionKernel
 from trellis.bus.scheduling.intake import BusIntake
 from trellis.bus.scheduling.registry import WorkerRegistry
 from trellis.bus.scheduling.scheduler import Scheduler
+from trellis.bus.submitter import BacklogLimit
 from trellis.bus.topics import Topics
 from trellis.engine.clock import Clock
 from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, Actor
@@ -37,7 +36,6 @@ HANDSHAKE_INTERVAL_S = 30.0
 """Interval between handshakes, for components that start later. After a failed one, a tenth of it."""
 CAPABILITIES = ("cancel", "compensation", "error_codes", "progress", "workflows")
 """CAP's names for what this control plane supports."""
-DISTRIBUTION = "trellis-engine"
 
 _log = log_of("trellis.bus.scheduling")
 
@@ -60,24 +58,15 @@ class SchedulerHandshake:
         return True
 
     def pause_s(self, report: bool) -> float:  # noqa: FBT001 - the shape of every service: what a pass said
-        """The time until the next handshake, in seconds."""
         return HANDSHAKE_INTERVAL_S if report else HANDSHAKE_INTERVAL_S / 10
 
     def handshake(self) -> Handshake:
-        """The handshake of this scheduler."""
         return Handshake(
             component_id=self.bus.sender_id,
             role="scheduler",
             capabilities=dict.fromkeys(CAPABILITIES, True),
-            sdk_version=f"trellis {_version()}",
+            sdk_version=sdk_version(),
         )
-
-
-def _version() -> str:
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return "unpacked"
 
 
 class BusRole(StrEnum):
@@ -103,7 +92,6 @@ class BusDependencies:
     """How long after a soft cancel a job that still runs is ended, in seconds."""
 
     def actor(self, role: Role) -> Actor:
-        """This process as an actor in a role."""
         return Actor(role=role, name=self.name)
 
 
@@ -167,8 +155,8 @@ class BusServices:
     @property
     def services(self) -> list[Service[Any]]:
         """The services to run for the roles of this process."""
-        found: list[Service[Any]] = [self.scheduler, self.introduction] if self._schedules else []
-        return [*found, self.renewals, self.aftermath, self.publisher] if self._reconciles else found
+        services: list[Service[Any]] = [self.scheduler, self.introduction] if self._schedules else []
+        return [*services, self.renewals, self.aftermath, self.publisher] if self._reconciles else services
 
     async def start(self) -> None:
         """Subscribe to the bus. Subscriptions take effect as soon as the bus is reachable."""

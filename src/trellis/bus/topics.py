@@ -36,7 +36,7 @@ FILE_NAME = "bus.toml"
 HELD_ACTION = "bus-dispatch"
 """The inbox action of a job held for approval. There is nothing to apply; the scheduler continues by itself."""
 NAMES_MAX = 1_000
-FOUND_MAX = 10_000
+CACHED_MAX = 10_000
 HELD_MAX_MAX = 100_000
 TENANT_KEY = "bus-tenant:"
 """Prefix of the concurrency key under which the ledger counts a tenant's running jobs."""
@@ -125,22 +125,21 @@ class Topics(_ConfigModel):
 
     def of(self, topic: str) -> Topic:
         """The settings of a topic: the first pattern that matches, else the defaults."""
-        found = self._found.get(topic)
-        if found is None:
+        known = self._settings.get(topic)
+        if known is None:
             fitting = (settings for pattern, settings in self.topics.items() if subject_matches(pattern, topic))
-            found = self._found[topic] = next(fitting, _DEFAULT_TOPIC)
-        return found
+            known = self._settings[topic] = next(fitting, _DEFAULT_TOPIC)
+        return known
 
     @cached_property
-    def _found(self) -> LruCache[str, Topic]:
+    def _settings(self) -> LruCache[str, Topic]:
         """Cache of settings by topic.
 
         A file may have a thousand patterns, and a scheduler pass looks up thousands of jobs.
         """
-        return LruCache(FOUND_MAX)
+        return LruCache(CACHED_MAX)
 
     def tenant(self, name: str) -> Tenant:
-        """The settings of a tenant."""
         return self.tenants.get(name, self.tenant_default)
 
 
@@ -160,14 +159,12 @@ class SubjectPatterns:
 
 
 @lru_cache(maxsize=200)
-def compile_patterns(said: tuple[str, ...]) -> SubjectPatterns:
-    """Compile patterns for lookup."""
-    wild = tuple(filter(has_wildcard, said))
-    return SubjectPatterns(names=frozenset(said).difference(wild), wild=wild)
+def compile_patterns(patterns: tuple[str, ...]) -> SubjectPatterns:
+    wild = tuple(filter(has_wildcard, patterns))
+    return SubjectPatterns(names=frozenset(patterns).difference(wild), wild=wild)
 
 
 def has_wildcard(pattern: str) -> bool:
-    """Whether the pattern has wildcards."""
     return "*" in pattern or ">" in pattern
 
 
@@ -188,11 +185,11 @@ def read_topics(file: Path | None) -> Topics:
     if file is None:
         return Topics()
     try:
-        said = tomllib.loads(file.read_text(encoding="utf-8"))
-        return Topics.model_validate(said)
+        config = tomllib.loads(file.read_text(encoding="utf-8"))
+        return Topics.model_validate(config)
     except pydantic.ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[0]
-        at = ".".join(map(str, found["loc"]))
-        raise BusConfigInvalid(file=file, detail=f"{at}: {found['msg']}" if at else found["msg"]) from None
+        problem = error.errors(include_url=False, include_input=False)[0]
+        at = ".".join(map(str, problem["loc"]))
+        raise BusConfigInvalid(file=file, detail=f"{at}: {problem['msg']}" if at else problem["msg"]) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BusConfigInvalid(file=file, detail=str(error)) from error

@@ -8,8 +8,8 @@ from trellis.app.settings import LOCAL_BUS, Settings
 from trellis.app.wiring import SystemClock, elapsed_s, new_id
 from trellis.bus.errors import BusUnavailable, KernelUnavailable, PointerGone
 from trellis.bus.pointers import REDIS, make_pointers
+from trellis.bus.safety.kernel import is_kernel_address
 from trellis.bus.safety.policy import read_policy_file
-from trellis.bus.safety.remote_kernel import is_kernel_address
 from trellis.cli.problems import without_password
 from trellis.engine.errors import TrellisError
 from trellis.engine.extras import Extra, extra_needed

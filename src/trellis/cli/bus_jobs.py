@@ -17,7 +17,7 @@ from trellis.bus.documents import (
     requeue_cause,
     worker_of,
 )
-from trellis.bus.submit_options import TopicSubmitOptions
+from trellis.bus.requests import TopicSubmitOptions
 from trellis.cli import values
 from trellis.cli.invocation import Cli
 from trellis.engine.errors import OptionInvalid
@@ -26,7 +26,7 @@ from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.operations.explain import JobExplanation, approval_of
 
 if TYPE_CHECKING:  # imported only for failed jobs
-    from trellis.bus.outcomes.requeue import Successor
+    from trellis.bus.outcomes.job_tree import Successor
 
 TopicOption = Annotated[str | None, typer.Option("--topic", help="The topic, instead of TYPE: a job for the bus.")]
 LabelOption = Annotated[

@@ -58,7 +58,7 @@ async def last_retry(cli: Cli, look: LookForEnd, job_id: str, wait_s: float, clo
 def look_in_ledger(cli: Cli, trellis: Trellis) -> LookForEnd:
     """Wait for jobs in the ledger."""
     from trellis.app.fleet import topics_of  # only this function needs the bus
-    from trellis.bus.outcomes.requeue import find_successor
+    from trellis.bus.outcomes.job_tree import find_successor
 
     topics = topics_of(cli.settings)
 

@@ -15,7 +15,7 @@ from trellis.app.settings import BUS_SCHEMES, LOCAL_BUS, Settings
 from trellis.app.wiring import SystemClock, elapsed_s, new_id, process_name
 from trellis.bus.pointers import OBJECTS, REDIS, Pointers, make_pointers
 from trellis.bus.port import Bus, ping
-from trellis.bus.wire.open import BusOptions, open_bus
+from trellis.bus.wire import BusOptions, open_bus
 from trellis.cli.invocation import Cli, sqlite_path
 from trellis.cli.metrics_export import process_observed
 from trellis.cli.up_process import print_health
@@ -24,8 +24,8 @@ from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.http_server.health import ProcessHealth
 from trellis.storage.objects.open import open_objects, s3_credentials
 from trellis.worker.app import App
-from trellis.worker.on_bus.options import BusWorkerOptions, as_worker_id, checked_worker_id
 from trellis.worker.on_bus.worker import BusWorker
+from trellis.worker.options import BusWorkerOptions, as_worker_id, checked_worker_id
 from trellis.worker.worker import run_until_signalled
 
 LOOK_S = 0.5

@@ -42,7 +42,7 @@ from trellis.operations.explain import JobExplanation, duration, explain, timer_
 
 if TYPE_CHECKING:  # the bus and HTTP are imported only when they are used
     from trellis.api.jobs import WholeJob
-    from trellis.bus.outcomes.requeue import Successor
+    from trellis.bus.outcomes.job_tree import Successor
     from trellis.http.shapes import EventShape, JobDocument
 
 SECTION = "Jobs"
@@ -406,7 +406,7 @@ async def _done_again(cli: Cli, ledger: Ledger, job: Job) -> "Successor | None":
     if job.lifecycle != BUS_JOB.name or job.place is not JobPlace.ENDED:
         return None
     from trellis.app.fleet import topics_of  # only these functions need the bus
-    from trellis.bus.outcomes.requeue import find_successor
+    from trellis.bus.outcomes.job_tree import find_successor
 
     return await find_successor(ledger, job, topics_of(cli.settings))
 
@@ -429,7 +429,7 @@ async def requeue(
 
 async def _requeue(cli: Cli, trellis: Trellis, job: Job, cause: str | None) -> int:
     from trellis.app.fleet import topics_of  # only these functions need the bus
-    from trellis.bus.outcomes.requeue import requeue_as_new_job
+    from trellis.bus.outcomes.job_tree import requeue_as_new_job
 
     actor = permit(trellis.principal, "jobs.requeue")
     gate = Actor(role=Role.GATEWAY, name=actor.name)

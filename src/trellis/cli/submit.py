@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from trellis.app.wiring import SystemClock
-from trellis.bus.submit_options import TopicSubmitOptions
+from trellis.bus.requests import TopicSubmitOptions
 from trellis.cli import values
 from trellis.cli.applications import load_app
 from trellis.cli.bus_jobs import ContextOption, LabelOption, RequestOption, TenantOption, TopicOption, TopicOptions

@@ -16,9 +16,7 @@ from trellis.app.settings import LOCAL_BUS, Settings
 from trellis.app.wiring import SystemClock, elapsed_s, new_id, process_name
 from trellis.bus.pointers import Pointers
 from trellis.bus.port import Bus, ping
-from trellis.bus.safety.kernel import SafetyKernel
-from trellis.bus.safety.remote_kernel import is_kernel_address
-from trellis.bus.safety.server import ServingOptions, serve_kernel
+from trellis.bus.safety.kernel import SafetyKernel, ServingOptions, is_kernel_address, serve_kernel
 from trellis.bus.services import BusDependencies, BusRole, BusServices
 from trellis.bus.topics import Topics
 from trellis.bus.wire.local import LocalBus
@@ -29,8 +27,8 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
 from trellis.http_server.health import Probe
 from trellis.worker.app import App
-from trellis.worker.on_bus.options import BusWorkerOptions, as_worker_id
 from trellis.worker.on_bus.worker import BusWorker
+from trellis.worker.options import BusWorkerOptions, as_worker_id
 
 
 @dataclass(frozen=True, kw_only=True)

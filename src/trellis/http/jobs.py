@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
-from trellis.bus.submit_options import TopicSubmitOptions
+from trellis.bus.requests import TopicSubmitOptions
 from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
 from trellis.http.shapes import REPLAYED, AnyJob, EventShape, JobDocument, JobShape, JobSubmitted, JobWhole, Page
 from trellis.http.streams import changes, follow, wait_for_last

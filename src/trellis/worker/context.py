@@ -6,6 +6,7 @@ another worker holds the job, and the ledger ignores whatever this attempt still
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar, Unpack, cast
 
@@ -17,7 +18,7 @@ from trellis.engine.errors import IdempotencyMismatch, LeaseConflictError
 from trellis.engine.event_data import ArtifactPointer, add_artifact
 from trellis.engine.jobs import Actor, Epoch, JobId, LeaseLost, Mismatch, NewJob
 from trellis.engine.ledger import Ledger
-from trellis.worker.held import HeldJob, JobLogger, LogBuffer, StopCause
+from trellis.worker.held import AttemptState, HeldJob, JobLogger, LogBuffer, StopCause
 from trellis.worker.payloads import any_json_bytes, within_payload_limit
 from trellis.worker.requests import SubmitSettings
 
@@ -42,17 +43,68 @@ class WorkerServices(Protocol):
         ...
 
 
-class Context:
+class AttemptContext:
+    """What a handler can ask about its attempt, on a ledger and on the bus alike."""
+
+    __slots__ = ("_clock", "_logger", "_state")
+
+    def __init__(self, state: AttemptState, clock: Clock) -> None:
+        self._state = state
+        self._clock = clock
+        self._logger: JobLogger | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether this handler should stop.
+
+        The reasons are a soft cancel, a timeout, and a lease that is lost or has expired by this worker's clock. If the
+        handler returns after it saw True, it counts as stopped. After a soft cancel, the job is cancelled. After an
+        expired lease, the job is released, because another worker may have it: the handler's return value is not its
+        result.
+        """
+        state = self._state
+        if state.should_stop:
+            state.heard = True
+        elif state.lease_over or self._clock.monotonic() >= state.fence:
+            state.lease_over = state.heard = True
+        else:
+            return False
+        return True
+
+    @property
+    def heard(self) -> bool:
+        """Whether `cancelled` was True when this handler last read it. Returning after that counts as stopping."""
+        return self._state.heard
+
+    @property
+    def lease_valid(self) -> bool:
+        """Whether the lease is certainly valid, by this worker's own clock."""
+        return self._state.fate is not StopCause.LOST and self._clock.monotonic() < self._state.fence
+
+    async def cancel_requested(self) -> None:
+        """Wait until this handler should stop. Returning after that counts as stopping."""
+        stop = self._state.stop_event
+        # Each heartbeat moves the fence forward, so check the fence again whenever the old one is reached.
+        while not self.cancelled:
+            left_s = self._state.fence - self._clock.monotonic()
+            await (stop.wait() if left_s == math.inf else sleep_or_stop(self._clock, stop, left_s))
+
+    def _new_logger(self, buffer: LogBuffer, **about: Any) -> JobLogger:
+        began, monotonic = self._clock.monotonic(), self._clock.monotonic
+        return JobLogger(buffer, lambda: monotonic() - began, **about)
+
+
+class Context(AttemptContext):
     """One attempt of one job, for an async handler."""
 
-    __slots__ = ("_checkpoint", "_desk", "_held", "_journal", "_logger")
+    __slots__ = ("_checkpoint", "_desk", "_held", "_journal")
 
     def __init__(self, held: HeldJob, desk: WorkerServices) -> None:
+        super().__init__(held, desk.clock)
         self._held = held
         self._desk = desk
         self._checkpoint: bytes | None = held.claimed.checkpoint
         self._journal: dict[str, bytes] | None = None
-        self._logger: JobLogger | None = None
 
     @property
     def job_id(self) -> JobId:
@@ -100,37 +152,9 @@ class Context:
         return self._held.claimed.parent_id
 
     @property
-    def cancelled(self) -> bool:
-        """Whether this handler should stop.
-
-        The reasons are a soft cancel, a timeout, and a lease that is lost or has expired by this worker's clock. If the
-        handler returns after it saw True, it counts as stopped. After a soft cancel, the job is cancelled. After an
-        expired lease, the job is released, because another worker may have it: the handler's return value is not its
-        result.
-        """
-        held = self._held
-        if held.cancel_requested or held.fate is not None:
-            held.heard = True
-        elif held.lease_over or self._desk.clock.monotonic() >= held.fence:
-            held.lease_over = held.heard = True
-        else:
-            return False
-        return True
-
-    @property
-    def heard(self) -> bool:
-        """Whether `cancelled` was True when this handler last read it. Returning after that counts as stopping."""
-        return self._held.heard
-
-    @property
     def stopping(self) -> bool:
         """Whether the worker is draining. A long handler may checkpoint and raise `Snooze(0)`."""
         return self._desk.stopping
-
-    @property
-    def lease_valid(self) -> bool:
-        """Whether the lease is certainly valid, by this worker's own clock."""
-        return self._held.fate is not StopCause.LOST and self._desk.clock.monotonic() < self._held.fence
 
     @property
     def last_checkpoint(self) -> Any:
@@ -141,23 +165,12 @@ class Context:
     def logger(self) -> JobLogger:
         """Log lines written here are stored with the job."""
         if self._logger is None:
-            held, clock = self._held, self._desk.clock
-            held.logs = LogBuffer()
-            began = clock.monotonic()
+            self._held.logs = LogBuffer()
             about: dict[str, Any] = {"job_id": self.job_id, "type": self.type, "attempt": self.attempt}
             if self.correlation_id != self.job_id:
                 about["correlation_id"] = self.correlation_id
-            self._logger = JobLogger(held.logs, lambda: clock.monotonic() - began, **about)
+            self._logger = self._new_logger(self._held.logs, **about)
         return self._logger
-
-    async def cancel_requested(self) -> None:
-        """Wait until this handler should stop. Returning after that counts as stopping."""
-        held = self._held
-        if held.cancel_event is None:
-            held.cancel_event = asyncio.Event()
-        # Each heartbeat moves the fence forward, so check the fence again whenever the old one is reached.
-        while not self.cancelled:
-            await sleep_or_stop(self._desk.clock, held.cancel_event, held.fence - self._desk.clock.monotonic())
 
     async def checkpoint(self, value: Any) -> None:
         """Store a value for later attempts. It is durable when this returns, and replaces the last one."""
@@ -229,6 +242,10 @@ class SyncContext:
     def __getattr__(self, name: str) -> Any:
         """Delegates everything that does not block to the async context."""
         return getattr(self._context, name)
+
+    def cancel_requested(self) -> None:
+        """Wait until this handler should stop. Returning after that counts as stopping."""
+        self._wait(self._context.cancel_requested())
 
     def checkpoint(self, value: Any) -> None:
         """Store a value for later attempts. It is durable when this returns."""

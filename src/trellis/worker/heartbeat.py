@@ -132,7 +132,6 @@ class HeldJobWatch:
         return WatchReport(len(timed_out), len(doubted), self._give_back(now))
 
     def pause_s(self, report: WatchReport) -> float:  # noqa: ARG002 - the shape of every service
-        """Seconds until the next check: one tick."""
         return self.tick_s
 
     def _give_back(self, now: float) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from trellis.engine.event_data import ArtifactPointer
 from trellis.engine.jobs import Advance, Claimed, JobKey, Lease, lease_length_s
@@ -34,7 +34,7 @@ class LogBuffer:
         self._lines = 0
         self._bytes = 0
         self._dropped = 0
-        self._told = 0
+        self._reported = 0
 
     def add(self, line: dict[str, Any]) -> None:
         """Adds a line, or counts it as dropped if a bound is reached."""
@@ -51,10 +51,10 @@ class LogBuffer:
     def take(self, *, last: bool) -> list[tuple[str, bytes | None]]:
         """Returns and clears the pending lines. With `last`, adds a line that says how many were dropped."""
         taken, self._pending = self._pending, []
-        if last and self._dropped > self._told:
+        if last and self._dropped > self._reported:
             note = {"level": "warning", "event": "log lines over the bound were dropped", "dropped": self._dropped}
             taken.append((SIGNAL_LOG, json.dumps(note).encode()))
-            self._told = self._dropped
+            self._reported = self._dropped
         return taken
 
 
@@ -81,19 +81,15 @@ class JobLogger:
         self._log = log_of("trellis.job").bind(**bound)
 
     def debug(self, event: str, *args: Any, **fields: Any) -> None:
-        """Logs at level debug."""
         self._write("debug", event, args, fields)
 
     def info(self, event: str, *args: Any, **fields: Any) -> None:
-        """Logs at level info."""
         self._write("info", event, args, fields)
 
     def warning(self, event: str, *args: Any, **fields: Any) -> None:
-        """Logs at level warning."""
         self._write("warning", event, args, fields)
 
     def error(self, event: str, *args: Any, **fields: Any) -> None:
-        """Logs at level error."""
         self._write("error", event, args, fields)
 
     def exception(self, event: str, *args: Any, **fields: Any) -> None:
@@ -112,7 +108,6 @@ class JobLogger:
 # A held job is in exactly one of these: `assigned` (claimed, start not committed), `ready` (started, waiting for a
 # runner), running, `finished` (its outcome waits for the next turn), or `quarantined`. `jobs` contains all of them.
 
-ASSIGNED = LEASED_JOB.by_name["assigned"].name
 RUNNING = LEASED_JOB.by_name["running"].name
 
 
@@ -123,6 +118,34 @@ class StopCause(Enum):
     TIMED_OUT = "timed out"
     DOUBTED = "lease in doubt"
     GIVEN_BACK = "given back by a worker that stops"
+
+
+class AttemptState(Protocol):
+    """The state of an attempt, on a ledger or on the bus, that its handler's context reads and changes."""
+
+    fate: StopCause | None
+    lease_over: bool
+    """Whether the handler was told that its lease expired by this worker's clock.
+
+    From then on, another worker may run the job too.
+    """
+    heard: bool
+    """Whether the handler knows that it should stop: it read `ctx.cancelled`, waited for it, or was cancelled."""
+
+    @property
+    def fence(self) -> float:
+        """Until when this worker certainly holds the job, by its own clock."""
+        ...
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the job was cancelled or the worker stopped the handler."""
+        ...
+
+    @property
+    def stop_event(self) -> asyncio.Event:
+        """Set when the handler should stop."""
+        ...
 
 
 class HeldJob:
@@ -168,13 +191,7 @@ class HeldJob:
         self.fate: StopCause | None = None
         self.finished = False
         self.cancel_requested = False
-        self.lease_over = False
-        """Whether the handler was told that its lease expired by this worker's clock.
-
-        From then on, another worker may run the job too.
-        """
-        self.heard = False
-        """Whether the handler knows that it should stop: it read `ctx.cancelled`, waited for it, or was cancelled."""
+        self.lease_over = self.heard = False
         self.cancel_event: asyncio.Event | None = None
         self.payload: Any = None
         self.progress: bytes | None = None
@@ -182,6 +199,16 @@ class HeldJob:
         self.logs: LogBuffer | None = None
         self.artifacts: list[ArtifactPointer] = []
         """Artifacts the handler has named so far. They are written with the completion."""
+
+    @property
+    def should_stop(self) -> bool:
+        return self.cancel_requested or self.fate is not None
+
+    @property
+    def stop_event(self) -> asyncio.Event:
+        if self.cancel_event is None:
+            self.cancel_event = asyncio.Event()
+        return self.cancel_event
 
     def renewed(self, sent_at: float) -> None:
         """Extends the lease, counted from when the renewal was sent."""

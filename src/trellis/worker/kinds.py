@@ -20,6 +20,7 @@ from trellis.bus.requests import (
     ContextHints,
     IdentityBinding,
     JobMeta,
+    JobRequest,
     Name,
     Pairs,
     ResourceRef,
@@ -46,24 +47,7 @@ from trellis.worker.requests import KEY_CHARS_MAX, SubmitSettings, new_job
 PROBLEMS_MAX = 5
 QUEUE_FIELDS = ("agent_slug", "entity_refs", "run_id")
 """Fields that only a job of the job queue has."""
-BUS_FIELDS = (
-    "job_id",
-    "context_ptr",
-    "adapter_id",
-    "env",
-    "parent_job_id",
-    "workflow_id",
-    "step_index",
-    "memory_id",
-    "context_hints",
-    "budget",
-    "tenant_id",
-    "labels",
-    "meta",
-    "compensation",
-    "identity",
-    "context_ref",
-)
+BUS_FIELDS = tuple(name for name in JobRequest.model_fields if name not in {"topic", "priority", "principal_id"})
 """Fields that only a job on a topic has: those of a JobRequest (document 004)."""
 NOT_OF_QUEUE = ("run_at", "delay_s", "max_attempts", "concurrency_key", "concurrency_limit")
 NOT_OF_BUS = (*NOT_OF_QUEUE, "deadline_s", "parent_id")
@@ -122,17 +106,17 @@ class JobRequestBody(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="before")
     @classmethod
-    def _fields_are_known(cls, asked: Any) -> Any:
+    def _fields_are_known(cls, body: Any) -> Any:
         """Refuses unknown fields, with the nearest known name.
 
         If there are more than `PROBLEMS_MAX`, pydantic's own error is used.
         """
-        if isinstance(asked, dict):
-            unknown = [str(name) for name in cast("dict[Any, Any]", asked) if name not in cls.model_fields]
+        if isinstance(body, dict):
+            unknown = [str(name) for name in cast("dict[Any, Any]", body) if name not in cls.model_fields]
             if 0 < len(unknown) <= PROBLEMS_MAX:
-                told = "; ".join(_no_such_field(name, cls.model_fields) for name in unknown)
-                raise pydantic_core.PydanticCustomError("extra_forbidden", "{told}", {"told": told})
-        return cast("Any", asked)
+                problems = "; ".join(_no_such_field(name, cls.model_fields) for name in unknown)
+                raise pydantic_core.PydanticCustomError("extra_forbidden", "{told}", {"told": problems})
+        return cast("Any", body)
 
     type: str | None = pydantic.Field(None, max_length=KEY_CHARS_MAX)
     job_type: str | None = pydantic.Field(None, max_length=KEY_CHARS_MAX)
@@ -192,52 +176,52 @@ class JobKind:
     make: Callable[[JobRequestBody, JobFactory], Awaitable[NewJob]]
 
 
-async def _leased_job(asked: JobRequestBody, making: JobFactory) -> NewJob:
-    _refuse_foreign(asked, queue=QUEUE_FIELDS, bus=BUS_FIELDS)
+async def _leased_job(body: JobRequestBody, making: JobFactory) -> NewJob:
+    _refuse_foreign(body, queue=QUEUE_FIELDS, bus=BUS_FIELDS)
     beside = {kind.field for kind in JOB_KINDS} | {"payload", *QUEUE_FIELDS, *BUS_FIELDS}
-    said = asked.model_dump(exclude_none=True, exclude=beside)
-    return new_job(str(asked.type), asked.payload, cast("SubmitSettings", said), app=None, new_id=making.new_id)
+    settings = body.model_dump(exclude_none=True, exclude=beside)
+    return new_job(str(body.type), body.payload, cast("SubmitSettings", settings), app=None, new_id=making.new_id)
 
 
-async def _queue_job(asked: JobRequestBody, making: JobFactory) -> NewJob:
-    _refuse_foreign(asked, bus=BUS_FIELDS)
-    foreign = _given_fields(asked, NOT_OF_QUEUE)
+async def _queue_job(body: JobRequestBody, making: JobFactory) -> NewJob:
+    _refuse_foreign(body, bus=BUS_FIELDS)
+    foreign = _given_fields(body, NOT_OF_QUEUE)
     if foreign:
         raise SettingNotForQueue(fields=foreign)
     made = ids.make_run_id(await making.ledger.now(), making.new_id())
-    slug = making.principal.agent if asked.agent_slug is None else asked.agent_slug
+    slug = making.principal.agent if body.agent_slug is None else body.agent_slug
     within_agent(making.principal, "jobs.create", slug or "")
     request = checked_request(
-        run_id=made if asked.run_id is None else await _run(asked.run_id, slug, making),
-        job_type=str(asked.job_type),
+        run_id=made if body.run_id is None else await _run(body.run_id, slug, making),
+        job_type=str(body.job_type),
         agent_slug=slug,
-        payload=asked.payload,
-        entity_refs=asked.entity_refs or (),
+        payload=body.payload,
+        entity_refs=body.entity_refs or (),
     )
     if isinstance(await making.catalog.load(request.agent_slug), AgentMissing):
         raise AgentUnknown(slug=request.agent_slug)
-    settings: dict[str, Any] = {} if asked.priority is None else {"priority": priority_of(asked.priority)}
+    settings: dict[str, Any] = {} if body.priority is None else {"priority": priority_of(body.priority)}
     return new_queue_job(
         request,
         making.new_id,
-        deadline_s=asked.deadline_s,
-        correlation_id=asked.correlation_id,
-        parent_id=asked.parent_id,
+        deadline_s=body.deadline_s,
+        correlation_id=body.correlation_id,
+        parent_id=body.parent_id,
         **settings,
     )
 
 
-async def _bus_job(asked: JobRequestBody, making: JobFactory) -> NewJob:
-    _refuse_foreign(asked, queue=QUEUE_FIELDS)
-    foreign = _given_fields(asked, NOT_OF_BUS)
+async def _bus_job(body: JobRequestBody, making: JobFactory) -> NewJob:
+    _refuse_foreign(body, queue=QUEUE_FIELDS)
+    foreign = _given_fields(body, NOT_OF_BUS)
     if foreign:
         raise SettingNotForBus(fields=foreign)
-    said = asked.model_dump(exclude_none=True, include={"topic", "priority", *BUS_FIELDS})
+    fields = body.model_dump(exclude_none=True, include={"topic", "priority", *BUS_FIELDS})
     return await making.bus_submitter().job(
-        said,
-        payload=asked.payload,
+        fields,
+        payload=body.payload,
         principal=making.principal,
-        correlation_id=asked.correlation_id,
+        correlation_id=body.correlation_id,
         asked_as=making.asked_as,
     )
 
@@ -245,26 +229,26 @@ async def _bus_job(asked: JobRequestBody, making: JobFactory) -> NewJob:
 async def _run(run_id: str, slug: str | None, making: JobFactory) -> JobId:
     """Returns the id of the named run, which must belong to the agent. Raises RunUnknown or RunOfAnother."""
     try:
-        found = await find_run(making.ledger, run_id)
+        run_job_id = await find_run(making.ledger, run_id)
     except RunError as error:
         raise RunUnknown(reason=str(error)) from error
-    run = await making.ledger.job(found)
+    run = await making.ledger.job(run_job_id)
     of = "" if run is None or run.payload is None else RunRequest.read(run.payload).agent_slug
     if of != slug:
-        raise RunOfAnother(run_id=found, found=of, slug=slug)
-    return found
+        raise RunOfAnother(run_id=run_job_id, found=of, slug=slug)
+    return run_job_id
 
 
-def _refuse_foreign(asked: JobRequestBody, *, queue: tuple[str, ...] = (), bus: tuple[str, ...] = ()) -> None:
+def _refuse_foreign(body: JobRequestBody, *, queue: tuple[str, ...] = (), bus: tuple[str, ...] = ()) -> None:
     """Raises FieldsNotOfKind if the request sets fields of another kind."""
     for kind, fields in (("job_type", queue), ("topic", bus)):
-        if given := _given_fields(asked, fields):
+        if given := _given_fields(body, fields):
             raise FieldsNotOfKind(fields=given, kind=kind)
 
 
-def _given_fields(asked: JobRequestBody, fields: tuple[str, ...]) -> str:
+def _given_fields(body: JobRequestBody, fields: tuple[str, ...]) -> str:
     """Lists those of `fields` that the request sets, for an error message."""
-    return " and ".join(repr(name) for name in fields if getattr(asked, name) is not None)
+    return " and ".join(repr(name) for name in fields if getattr(body, name) is not None)
 
 
 JOB_KINDS: tuple[JobKind, ...] = (
@@ -274,24 +258,24 @@ JOB_KINDS: tuple[JobKind, ...] = (
 )
 
 
-async def make_job(asked: JobRequestBody, making: JobFactory) -> NewJob:
+async def make_job(body: JobRequestBody, making: JobFactory) -> NewJob:
     """Builds the requested job without submitting it.
 
     For a job on a topic, its payload is already stored where the topic's workers read it. Raises an InputError (also
     AgentError, RunError) that says what to change, or NotAllowed.
     """
-    named = [kind for kind in JOB_KINDS if getattr(asked, kind.field) is not None]
+    named = [kind for kind in JOB_KINDS if getattr(body, kind.field) is not None]
     if len(named) != 1:
         fields = ", ".join(repr(kind.field) for kind in JOB_KINDS)
         raise KindUnclear(fields=fields, found=" and ".join(repr(kind.field) for kind in named) or "none")
-    return await admitted_submission(making.principal, making.ledger, await named[0].make(asked, making))
+    return await admitted_submission(making.principal, making.ledger, await named[0].make(body, making))
 
 
-async def make_job_from_json(asked: Mapping[str, Any], making: JobFactory) -> NewJob:
+async def make_job_from_json(body: Mapping[str, Any], making: JobFactory) -> NewJob:
     """Like `make_job`, from decoded JSON."""
     try:
-        return await make_job(JobRequestBody.model_validate(asked), making)
+        return await make_job(JobRequestBody.model_validate(body), making)
     except pydantic.ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[:PROBLEMS_MAX]
-        detail = "; ".join(f"{'/'.join(map(str, one['loc']))}: {one['msg']}" for one in found)
+        problems = error.errors(include_url=False, include_input=False)[:PROBLEMS_MAX]
+        detail = "; ".join(f"{'/'.join(map(str, one['loc']))}: {one['msg']}" for one in problems)
         raise InputError(detail=detail) from None

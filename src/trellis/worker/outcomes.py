@@ -36,19 +36,22 @@ class Snooze(Exception):
         self.delay_s = delay_s
 
 
+def _advance(held: HeldJob, trigger: str, **details: Any) -> Advance:
+    return Advance(lease=held.lease, source=held.state, trigger=trigger, **details)
+
+
 def start_advance(held: HeldJob) -> Advance:
-    """Commits the start of a claimed job."""
-    return Advance(lease=held.lease, source=held.state, trigger=Trigger.START)
+    return _advance(held, Trigger.START)
 
 
 def release_advance(held: HeldJob, cause: str) -> Advance:
     """Releases the job to other workers. The attempt does not count."""
-    return Advance(lease=held.lease, source=held.state, trigger=Trigger.RELEASE, spare_attempt=True, cause=cause)
+    return _advance(held, Trigger.RELEASE, spare_attempt=True, cause=cause)
 
 
 def cancel_advance(held: HeldJob, cause: str) -> Advance:
     """Ends the job as cancelled, after a soft cancel."""
-    return Advance(lease=held.lease, source=held.state, trigger=STOP, cause=cause)
+    return _advance(held, STOP, cause=cause)
 
 
 def reject_unreadable(held: HeldJob, problem: UnreadablePayload) -> Advance:
@@ -74,10 +77,9 @@ def complete_advance(held: HeldJob, value: Any) -> Advance:
         text = error_text(error)
         death = DeadLetterReason(reason_code=ReasonCode.VALIDATION_FAILED, stage=Stage.OUTPUT, last_error=text)
         return _reject(held, death, error)
-    return Advance(
-        lease=held.lease,
-        source=held.state,
-        trigger=Trigger.COMPLETE,
+    return _advance(
+        held,
+        Trigger.COMPLETE,
         data=artifacts_data(held.artifacts) if held.artifacts else None,
         result=result,
         result_ttl_s=held.spec.options.result_ttl_s,
@@ -110,28 +112,24 @@ def advance_on_error(held: HeldJob, error: BaseException, draw: Callable[[], flo
     if held.cancel_requested:
         return cancel_advance(held, f"the handler ended after a soft cancel: {error_text(error)}"[:CAUSE_CHARS_MAX])
     if isinstance(error, Snooze):
-        return Advance(
-            lease=held.lease, source=held.state, trigger=Trigger.SNOOZE, delay_s=error.delay_s, spare_attempt=True
-        )
+        return _advance(held, Trigger.SNOOZE, delay_s=error.delay_s, spare_attempt=True)
     if held.fate is StopCause.TIMED_OUT:
         late = f"no end after {held.spec.options.timeout_s:g} s (timeout_s)"
         error = TransientError(late, reason_code=ReasonCode.EXHAUSTED_RETRIES)  # its own time limit
     facts = AttemptFacts(held.claimed.attempts_spent, held.claimed.attempts_allowed)
     match on_error(facts, error, held.spec.errors, draw):
         case Retry(delay_s, text):
-            return Advance(
-                lease=held.lease,
-                source=held.state,
-                trigger=Trigger.RETRY,
+            return _advance(
+                held,
+                Trigger.RETRY,
                 delay_s=delay_s,
                 cause=text[:CAUSE_CHARS_MAX],
                 data=_error_data(error, text, delay_s),
             )
         case Fail(text, death):
-            return Advance(
-                lease=held.lease,
-                source=held.state,
-                trigger=Trigger.FAIL,
+            return _advance(
+                held,
+                Trigger.FAIL,
                 cause=text[:CAUSE_CHARS_MAX],
                 data=_error_data(error, text, None),
                 death=death,
@@ -141,10 +139,9 @@ def advance_on_error(held: HeldJob, error: BaseException, draw: Callable[[], flo
 
 
 def _reject(held: HeldJob, death: DeadLetterReason, error: BaseException | None) -> Advance:
-    return Advance(
-        lease=held.lease,
-        source=held.state,
-        trigger=REJECT,
+    return _advance(
+        held,
+        REJECT,
         cause=death.last_error[:CAUSE_CHARS_MAX],
         data=_error_data(error, death.last_error, None),
         death=death,

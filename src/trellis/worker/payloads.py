@@ -84,13 +84,13 @@ class Codec:
             problems = error.errors(include_url=False, include_input=False, include_context=False)
         value = self._payload.validate_python(payload)
         unknown = [problem["loc"] for problem in problems if problem["type"] in _EXTRA]
-        told = [
+        messages = [
             _no_such_field(loc, owners[-1])
             for loc in unknown
             if not _decides_extra_fields(owners := _owners(value, loc))
         ]
-        if told:
-            raise PayloadInvalid(type=self._type, detail="; ".join(told[:PROBLEMS_SHOWN]))
+        if messages:
+            raise PayloadInvalid(type=self._type, detail="; ".join(messages[:PROBLEMS_SHOWN]))
         return value
 
     def read_payload(self, body: bytes) -> Any | UnreadablePayload:
@@ -163,7 +163,7 @@ def within_payload_limit(body: bytes) -> bytes:
 
 def _owners(value: Any, loc: tuple[int | str, ...]) -> list[Any]:
     """Returns the objects that enclose a field, outermost first, skipping location parts that name a union branch."""
-    found = [value]
+    owners = [value]
     for part in loc[:-1]:
         inner: Any = None
         if isinstance(value, list | tuple | dict):
@@ -173,8 +173,8 @@ def _owners(value: Any, loc: tuple[int | str, ...]) -> list[Any]:
             inner = getattr(value, str(part), None)
         if inner is not None:
             value = inner
-            found.append(inner)
-    return found
+            owners.append(inner)
+    return owners
 
 
 def _decides_extra_fields(owners: list[Any]) -> bool:

@@ -1,6 +1,9 @@
-"""Runners, which call handlers, and the writing of progress and log lines of running jobs."""
+"""Runners, which call handlers (sync ones on threads), and the writing of progress and log lines of running jobs."""
 
 import asyncio
+import contextlib
+import queue
+import threading
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -13,6 +16,7 @@ from trellis.engine.jobs import LeaseLost, StepApplied
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.retry_policy import error_text
+from trellis.engine.text import error_message
 from trellis.worker.app import HandlerKind
 from trellis.worker.context import Context, Item, SyncContext, WorkerServices
 from trellis.worker.held import HeldJob, HeldJobs, StopCause
@@ -26,7 +30,66 @@ from trellis.worker.outcomes import (
     release_advance,
 )
 from trellis.worker.payloads import UnreadablePayload
-from trellis.worker.threads import Threads
+
+# Threads for sync handlers. They are daemons: a handler that never returns must not keep a stopped worker alive.
+
+_Job = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
+
+
+class Threads:
+    """At most `size` threads, started on demand. Further calls wait. A worker makes at most one call per slot."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._threads = 0
+        self._busy = 0
+        self._work: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+
+    async def run(self, call: Callable[[], Any]) -> Any:
+        """Run `call` on a thread, with the caller's context variables."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        context = copy_context()
+        self._busy += 1
+        if self._busy > self._threads and self._threads < self._size:
+            self._threads += 1
+            threading.Thread(target=self._serve, name=f"trellis-handler-{self._threads}", daemon=True).start()
+        self._work.put((lambda: context.run(call), future, loop))
+        try:
+            return await future
+        finally:
+            self._busy -= 1
+
+    def close(self) -> None:
+        for _ in range(self._threads):
+            self._work.put(None)
+
+    def _serve(self) -> None:
+        while (job := self._work.get()) is not None:
+            call, future, loop = job
+            value, error = _call_caught(call)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the result is no longer needed
+                loop.call_soon_threadsafe(_resolve, future, value, error)
+
+
+def _call_caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return call(), None
+    except BaseException as error:  # noqa: BLE001 - whatever user code raises is the job's outcome
+        return None, error
+
+
+def _resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    elif isinstance(error, StopIteration | KeyboardInterrupt | SystemExit | asyncio.CancelledError):
+        # The event loop gives these a special meaning. From a handler they are ordinary errors.
+        future.set_exception(RuntimeError(f"the handler raised {type(error).__name__}: {error_message(error)}"))
+    else:
+        future.set_exception(error)
+
 
 # Progress and log lines of held jobs. They are no transitions: losing one affects nothing else.
 
@@ -54,14 +117,13 @@ class SignalWriter:
     async def run_once(self) -> int:
         """Writes what is pending. Returns how many jobs had something to write."""
         telling = [h for h in self.holdings.jobs.values() if h.progress is not None or h.logs is not None]
-        told = 0
+        written = 0
         for held in telling:
             if not held.finished and await flush(self.ledger, held, last=False) is not None:
-                told += 1
-        return told
+                written += 1
+        return written
 
     def pause_s(self, report: int) -> float:  # noqa: ARG002 - the shape of every service
-        """Seconds until the next pass: `interval_s`."""
         return self.interval_s
 
 

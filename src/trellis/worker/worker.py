@@ -23,11 +23,9 @@ from trellis.worker.heartbeat import HeldJobWatch, WorkerLeaseHeartbeat
 from trellis.worker.held import HeldJobs, StopCause
 from trellis.worker.options import WorkerOptions
 from trellis.worker.outcomes import release_advance
-from trellis.worker.prefetch import PrefetchPolicy, WorkListener
 from trellis.worker.requests import SubmitSettings, new_job
-from trellis.worker.runners import Runners, SignalWriter
-from trellis.worker.threads import Threads
-from trellis.worker.turns import TurnLoop
+from trellis.worker.runners import Runners, SignalWriter, Threads
+from trellis.worker.turns import PrefetchPolicy, TurnLoop, WorkListener
 
 # A worker, from start to drain.
 #
@@ -125,20 +123,18 @@ class Worker:
 
     async def until_stopped(self, stop: asyncio.Event) -> None:
         """Waits until `stop` is set. Raises the error that ended a turn loop."""
-        stopping = asyncio.ensure_future(stop.wait())
-        try:
-            await asyncio.wait({*self._turning, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopping.cancel()
-        self._raise_if_broken()
+        await self._until(stop)
 
     async def until_idle(self) -> None:
         """Waits until no job is held and nothing can be claimed now. Raises the error that ended a turn loop."""
-        idling = asyncio.ensure_future(self.turns.idle.wait())
+        await self._until(self.turns.idle)
+
+    async def _until(self, event: asyncio.Event) -> None:
+        waiting = asyncio.ensure_future(event.wait())
         try:
-            await asyncio.wait({*self._turning, idling}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*self._turning, waiting}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            idling.cancel()
+            waiting.cancel()
         self._raise_if_broken()
 
     async def drain(self, hurry: asyncio.Event | None = None) -> Drained:
@@ -344,7 +340,6 @@ async def run_until_signalled(worker: WorkerProcess) -> ExitCode:
 
 
 def exit_code(drained: Drained) -> ExitCode:
-    """Chooses the exit code for the result of a drain."""
     if drained.unsettled:
         return ExitCode.UNSETTLED
     return ExitCode.GAVE_BACK if drained.cut_short else ExitCode.DRAINED

@@ -28,9 +28,10 @@ from trellis.bus.safety.kernel import PolicyKernel
 from trellis.bus.services import BusDependencies, BusRole, BusServices
 from trellis.bus.topics import Topics
 from trellis.bus.wire import (
+    BusOptions,
     nats,  # noqa: F401 - imported before the fork
+    open_bus,
 )
-from trellis.bus.wire.open import BusOptions, open_bus
 from trellis.engine.jobs import Actor, Move, Moved, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
@@ -40,9 +41,9 @@ from trellis.lifecycles import Role
 from trellis.storage.objects.open import open_objects
 from trellis.worker.app import App
 from trellis.worker.on_bus.context import BusContext
-from trellis.worker.on_bus.options import BusWorkerOptions
 from trellis.worker.on_bus.reports import BusReporter, ControlAnswer
 from trellis.worker.on_bus.worker import BusWorker
+from trellis.worker.options import BusWorkerOptions
 
 PLANE, OURS, SDK_WORKER, SDK_AGENT = "plane", "ours", "sdk-worker", "sdk-agent"
 ONCE, AGAIN, SILENT = "job.ours.once", "job.ours.again", "job.silent"

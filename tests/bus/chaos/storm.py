@@ -36,7 +36,7 @@ from trellis.bus.messages import RESULT, JobResult
 from trellis.bus.port import ReceivedPacket
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.topics import Topics
-from trellis.bus.wire.open import BusOptions, open_bus
+from trellis.bus.wire import BusOptions, open_bus
 from trellis.engine.jobs import Actor, JobId, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobHistory, JobPlace

@@ -29,8 +29,8 @@ from trellis.bus.messages import ALERT, CANCEL, RESULT, JobCancel, direct_subjec
 from trellis.bus.requests import JobRequest, new_bus_job
 from trellis.bus.services import BusDependencies, BusServices
 from trellis.bus.topics import Topics
+from trellis.bus.wire import BusOptions, open_bus
 from trellis.bus.wire.nats import NatsBus
-from trellis.bus.wire.open import BusOptions, open_bus
 from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter, SweepOptions

@@ -15,7 +15,7 @@ from tests.bus.interop.plane import RAN, SUCCEEDED, TOPIC, Peer, Plane, pb, plan
 from tests.servers.nats import NatsServer
 from trellis.bus.approvals import decide
 from trellis.bus.messages import CANCEL, direct_subject
-from trellis.bus.safety.decisions import DecisionKind
+from trellis.bus.safety.policy import DecisionKind
 from trellis.engine.jobs import Actor, JobId, RequestId
 from trellis.lifecycles import Role
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.bus.interop.plane import RAN, TOPIC, Peer, Plane, now, packets, pb, until
 from trellis.bus.messages import DEAD_LETTERS, HANDSHAKE, HEARTBEAT, RESULT, direct_subject
-from trellis.bus.safety.decisions import DecisionKind
+from trellis.bus.safety.policy import DecisionKind
 from trellis.bus.scheduling.intake import KEPT_S
 from trellis.bus.scheduling.placement import DOUBT_S_MAX
 

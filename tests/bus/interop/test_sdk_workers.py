@@ -20,14 +20,13 @@ from tests.bus.test_signatures import pem, private_file, public_pem
 from tests.servers.nats import NatsServer
 from trellis.app.wiring import SystemClock
 from trellis.auth.principals import Principal
-from trellis.bus.backlog import BacklogLimit
 from trellis.bus.messages import direct_subject
 from trellis.bus.pointers import make_pointers
-from trellis.bus.safety.decisions import DecisionKind
+from trellis.bus.safety.policy import DecisionKind
 from trellis.bus.services import BusDependencies, BusServices
-from trellis.bus.submitter import BusSubmitter
+from trellis.bus.submitter import BacklogLimit, BusSubmitter
+from trellis.bus.wire import BusOptions, open_bus
 from trellis.bus.wire.nats import NatsBus
-from trellis.bus.wire.open import BusOptions, open_bus
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
 from trellis.testing import FakeClock

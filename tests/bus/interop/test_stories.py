@@ -34,12 +34,12 @@ from trellis.app.wiring import SystemClock
 from trellis.bus.messages import CANCEL, HEARTBEAT, PROGRESS, RESULT, SUBMIT
 from trellis.bus.pointers import PointerPart, make_pointers
 from trellis.bus.requests import RETRY_OF, JobRequest
-from trellis.bus.wire.open import BusOptions, open_bus
+from trellis.bus.wire import BusOptions, open_bus
 from trellis.engine.jobs import CancelMode
 from trellis.worker.app import App
 from trellis.worker.on_bus.context import BusContext
-from trellis.worker.on_bus.options import BusWorkerOptions
 from trellis.worker.on_bus.worker import BusWorker
+from trellis.worker.options import BusWorkerOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated close:DeprecationWarning")  # by the SDK's own store
 HANDED_OUT = ["job_accepted", "job_scheduled", "job_dispatched"]

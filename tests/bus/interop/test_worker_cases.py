@@ -17,12 +17,12 @@ from tests.servers.nats import NatsServer
 from tests.worker.on_bus_rig import Kept
 from trellis.app.wiring import SystemClock
 from trellis.bus.messages import ALERT, CANCEL, PROGRESS, RESULT, direct_subject
-from trellis.bus.wire.open import BusOptions, open_bus
+from trellis.bus.wire import BusOptions, open_bus
 from trellis.engine.errors import PermanentError, TransientError, ValidationError
 from trellis.worker.app import App
 from trellis.worker.on_bus.context import BusContext
-from trellis.worker.on_bus.options import BusWorkerOptions
 from trellis.worker.on_bus.worker import BusWorker
+from trellis.worker.options import BusWorkerOptions
 
 WORKER, SCHEDULER, TOPIC = "wrk-1", "sched-1", "job.kit"
 MALFORMED, VERSION, UNKNOWN, INVALID = 101, 100, 102, 203

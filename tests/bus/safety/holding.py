@@ -6,10 +6,9 @@ from typing import Any
 from tests.bus.safety.policies import policy, rule
 from trellis.app.wiring import new_id
 from trellis.bus.requests import JobRequest, new_bus_job
-from trellis.bus.safety.decisions import SafetyDecision
 from trellis.bus.safety.evaluation import decide
-from trellis.bus.safety.policy import SafetyPolicy
-from trellis.bus.scheduling.dispatch_order import HOLD_S
+from trellis.bus.safety.policy import SafetyDecision, SafetyPolicy
+from trellis.bus.scheduling.dispatch_policy import HOLD_S
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import Actor, JobId, Move, Moved, RequestId
 from trellis.engine.ledger import Ledger

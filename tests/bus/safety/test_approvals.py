@@ -10,9 +10,9 @@ from tests.bus.safety.holding import PEOPLE, SCHEDULER, held, hold, moved, sched
 from tests.bus.safety.policies import policy, rule
 from trellis.bus import approvals
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import NotHeld, PolicyDiffers
 from trellis.bus.safety.evaluation import decide
-from trellis.bus.scheduling.dispatch_order import find_approval, request_within_policy
+from trellis.bus.safety.policy import NotHeld, PolicyDiffers
+from trellis.bus.scheduling.dispatch_policy import find_approval, request_within_policy
 from trellis.documents.errors import NoteTooShort
 from trellis.engine.errors import JobNotFound, NotAllowed
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId

@@ -13,10 +13,9 @@ from tests.bus.safety.policies import policy, rule
 from trellis.bus.approvals import decide, inbox_document, list_waiting
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.requests import CALLER_ENV_MAX, ENTRIES_MAX, JobRequest
-from trellis.bus.safety.decisions import DecisionKind, SafetyDecision
 from trellis.bus.safety.kernel import PolicyKernel
-from trellis.bus.safety.policy import CONSTRAINTS_CHARS_MAX
-from trellis.bus.scheduling.dispatch_order import HOLD_S, approval_bindings
+from trellis.bus.safety.policy import CONSTRAINTS_CHARS_MAX, DecisionKind, SafetyDecision
+from trellis.bus.scheduling.dispatch_policy import HOLD_S, approval_bindings
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor, JobId, NewJob, RequestId
 from trellis.engine.records import JobPlace

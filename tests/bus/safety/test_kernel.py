@@ -17,12 +17,20 @@ from tests.net.listening import make_certificates
 from trellis.bus.errors import KernelUnavailable
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety import cap_kernel
-from trellis.bus.safety.decisions import DecisionKind, KernelRefuses, SafetyDecision
 from trellis.bus.safety.evaluation import DecisionExplanation
-from trellis.bus.safety.kernel import FILE_CHECK_S, FileKernel, PolicyKernel
-from trellis.bus.safety.policy import ALLOW_ALL_POLICY, DELAY_S_DEFAULT
-from trellis.bus.safety.remote_kernel import FAILURES_MAX, OPEN_S, RemoteKernel, kernel_address, open_kernel
-from trellis.bus.safety.server import ServingOptions, serve_kernel
+from trellis.bus.safety.kernel import (
+    FAILURES_MAX,
+    FILE_CHECK_S,
+    OPEN_S,
+    FileKernel,
+    PolicyKernel,
+    RemoteKernel,
+    ServingOptions,
+    kernel_address,
+    open_kernel,
+    serve_kernel,
+)
+from trellis.bus.safety.policy import ALLOW_ALL_POLICY, DELAY_S_DEFAULT, DecisionKind, KernelRefuses, SafetyDecision
 from trellis.engine.errors import OptionInvalid
 from trellis.testing import FakeClock
 

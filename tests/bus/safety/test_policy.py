@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from tests.bus.safety.policies import policy, request, rule
 from trellis.bus.safety import evaluation
-from trellis.bus.safety.decisions import DecisionKind, PolicyInvalid
 from trellis.bus.safety.evaluation import decide, explain, matches_pattern
 from trellis.bus.safety.policy import (
     ALLOW_ALL_POLICY,
     DELAY_S_DEFAULT,
     FILE_BYTES_MAX,
+    DecisionKind,
+    PolicyInvalid,
     SafetyPolicy,
     read_policy,
     read_policy_file,

@@ -15,12 +15,11 @@ from tests.servers.nats import NatsServer, running_nats
 from trellis.app.wiring import SystemClock
 from trellis.bus.messages import JobProgress
 from trellis.bus.port import ReceivedPacket
-from trellis.bus.wire import connection, streams
+from trellis.bus.wire import BusOptions, connection, open_bus, streams
 from trellis.bus.wire import nats as nats_bus
 from trellis.bus.wire import streams as durable
 from trellis.bus.wire.local import LocalBus
 from trellis.bus.wire.nats import NatsBus
-from trellis.bus.wire.open import BusOptions, open_bus
 
 PATIENCE_S = 60.0
 AnyBus: TypeAlias = LocalBus | NatsBus

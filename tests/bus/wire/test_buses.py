@@ -7,8 +7,7 @@ import pytest
 from tests.bus.wire.conftest import Heard, Net, said, until
 from trellis.bus.errors import BusUnavailable, NoResponders
 from trellis.bus.messages import PacketWrong, Status, WorkerHeartbeat
-from trellis.bus.port import ReceivedPacket
-from trellis.bus.wire.handlers import HANDLERS_MAX
+from trellis.bus.port import HANDLERS_MAX, ReceivedPacket
 
 
 async def test_every_listener_without_a_group_gets_every_packet(net: Net):

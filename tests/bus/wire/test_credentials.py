@@ -16,8 +16,8 @@ from tests.bus.wire.conftest import Heard, net_at, new_id, now, said, until
 from tests.servers.nats import NatsServer, running_nats
 from trellis.app.wiring import SystemClock
 from trellis.bus.errors import BusUnavailable
+from trellis.bus.wire import BusOptions, open_bus
 from trellis.bus.wire.connection import read_credentials
-from trellis.bus.wire.open import BusOptions, open_bus
 from trellis.engine.errors import SettingsInvalid
 
 OPERATOR, ACCOUNT, USER = 14 << 3, 0, 20 << 3

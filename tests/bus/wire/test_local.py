@@ -7,8 +7,8 @@ import pytest
 
 from tests.bus.wire.conftest import Heard, said
 from trellis.bus.errors import BusUnavailable
+from trellis.bus.port import AGAIN_S_FIRST, AGAIN_S_MAX, redelivery_delay_s
 from trellis.bus.wire import local
-from trellis.bus.wire.handlers import AGAIN_S_FIRST, AGAIN_S_MAX, redelivery_delay_s
 from trellis.bus.wire.local import LocalBus
 from trellis.testing import FakeClock
 

@@ -19,9 +19,9 @@ from tests.bus.wire.conftest import Heard, net_at, new_id, now, said, until
 from tests.servers.nats import NatsServer, running_nats
 from trellis.app.wiring import SystemClock
 from trellis.bus.errors import BusError, BusUnavailable
+from trellis.bus.wire import BusOptions, open_bus
 from trellis.bus.wire.cap import _module
 from trellis.bus.wire.local import LocalBus
-from trellis.bus.wire.open import BusOptions, open_bus
 from trellis.engine.errors import SettingsInvalid
 
 

@@ -11,9 +11,9 @@ from tests.bus.wire.conftest import PATIENCE_S, Heard, Net
 from tests.bus.wire.test_refusals import bent, good
 from tests.servers.nats import caught_up
 from trellis.app.wiring import SystemClock
-from trellis.bus.backlog import BacklogLimit
 from trellis.bus.messages import ALERT, CANCEL, RESULT, SUBMIT, BusAlert, ErrorCode, JobCancel, JobResult, Status
 from trellis.bus.scheduling.intake import BusIntake
+from trellis.bus.submitter import BacklogLimit
 from trellis.bus.topics import Topics
 from trellis.bus.wire.alerts import ALERTS_AT_ONCE
 from trellis.engine.jobs import JobId

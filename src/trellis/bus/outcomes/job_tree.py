@@ -6,6 +6,7 @@ several retries, which happens when two operators requeue it at once, one that s
 has not ended. So a job that has succeeded stays so.
 """
 
+import hashlib
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -14,10 +15,12 @@ from typing import TypeAlias
 from trellis.auth.ownership import has_worked_on, submitter_of
 from trellis.auth.principals import party_of
 from trellis.bus.errors import BusRequestInvalid
-from trellis.bus.outcomes.linked_jobs import RETRY_ID, is_retry_due, retry_of
-from trellis.bus.requests import RETRY_OF, JobRequest
+from trellis.bus.outcomes.attempts import storable_text
+from trellis.bus.outcomes.linked_jobs import RETRY_ID, derived_ids, is_retry_due, retry_of, submit_under_free_id
+from trellis.bus.requests import FIRST_PARENT, REQUEUE_CAUSE, RETRY_ATTEMPT, RETRY_OF, JobRequest, new_bus_job
 from trellis.bus.topics import Topics
-from trellis.engine.jobs import ATTEMPTS_MAX, JobId
+from trellis.engine.errors import IdempotencyMismatch, InvalidTransition
+from trellis.engine.jobs import ATTEMPTS_MAX, Actor, JobId, Mismatch, RequestId, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.recent_entries import LruCache
@@ -49,7 +52,6 @@ class EffectiveJob:
 
     @property
     def failed(self) -> bool:
-        """Whether it failed for good."""
         return not self.open and self.job.state != SUCCEEDED
 
     @property
@@ -151,10 +153,9 @@ class Workflow:
             self.undoable.append(standing.job.job_id)
         return True
 
-    def fail(self, one: StepState) -> None:
-        """Record that a step failed for good."""
-        if self.failed is None or one.index < self.failed.index:
-            self.failed = one
+    def fail(self, step: StepState) -> None:
+        if self.failed is None or step.index < self.failed.index:
+            self.failed = step
 
     def is_unsettled(self, step: WorkflowStep) -> bool:
         """Whether the step has to be read again."""
@@ -166,27 +167,27 @@ class Workflow:
         if self.is_unsettled(step):
             del self.unsettled[bisect_left(self.unsettled, step)]
 
-    def give_up(self, step: WorkflowStep, one: StepState) -> None:
+    def give_up(self, step: WorkflowStep, state: StepState) -> None:
         """Record that a step has failed and no retry is known."""
         self.drop(step)
-        self.given_up[step] = one
+        self.given_up[step] = state
 
     def take_up(self, step: WorkflowStep) -> None:
         """Record that a given-up step is being retried."""
         if self.given_up.pop(step, None) is not None:
             insort(self.unsettled, step)
 
-    def has_undone(self, one: UndoableStep) -> None:
+    def has_undone(self, step: UndoableStep) -> None:
         """Record that the compensation of a step has ended."""
-        self.to_undo.remove(one)
-        self.undoing.discard(one.job_id)
-        self.undone[one.job_id] = one
+        self.to_undo.remove(step)
+        self.undoing.discard(step.job_id)
+        self.undone[step.job_id] = step
 
     def undo_again(self, job_id: JobId) -> None:
         """Record that the compensation of a step is being retried."""
-        one = self.undone.pop(job_id, None)
-        if one is not None:
-            insort(self.to_undo, one)
+        step = self.undone.pop(job_id, None)
+        if step is not None:
+            insort(self.to_undo, step)
             self.undoing.add(job_id)
 
     def lose(self, gone: set[JobId]) -> bool:
@@ -197,15 +198,13 @@ class Workflow:
 
     def lowest_failed(self) -> StepState | None:
         """The lowest step that has failed, for good or given up."""
-        found = [*([] if self.failed is None else [self.failed]), *self.given_up.values()]
-        return min(found, key=lambda one: one.index, default=None)
+        failed = [*([] if self.failed is None else [self.failed]), *self.given_up.values()]
+        return min(failed, key=lambda step: step.index, default=None)
 
     def at(self, index: int) -> list[WorkflowStep]:
-        """The unsettled steps with this index."""
         return self.unsettled[self._place(index) : self._place(index + 1)]
 
     def after(self, index: int) -> list[WorkflowStep]:
-        """The unsettled steps above this index."""
         return self.unsettled[self._place(index + 1) :]
 
     def _place(self, index: int) -> int:
@@ -234,7 +233,6 @@ class ChildJobs:
         return all(unharmed) and gone.isdisjoint(self.known.values())
 
     def forget(self) -> None:
-        """Clear everything cached."""
         self.mark = None
         self.known.clear()
         self.workflows.clear()
@@ -256,7 +254,6 @@ class WorkflowCache:
         return family
 
     def get(self, key: WorkflowKey) -> Workflow | None:
-        """A cached workflow; None if it is not cached."""
         family = self._kept.get(key[0])
         return None if family is None else family.workflows.get(key[1:])
 
@@ -270,12 +267,10 @@ class WorkflowCache:
             self.drop(next(iter(self._kept)))
 
     def drop(self, parent: str) -> None:
-        """Drop one family."""
         self._kept.pop(parent, None)
         self._total -= self._sizes.pop(parent, 0)
 
     def clear(self) -> None:
-        """Drop everything."""
         self._kept.clear()
         self._sizes.clear()
         self._total = 0
@@ -336,18 +331,17 @@ class JobTree:
     async def children(self, job_id: str) -> list[Job]:
         """Every bus job with this parent: steps, retries and compensations."""
         where, cursor = JobFilter(lifecycle=BUS_JOB.name, parent_id=JobId(job_id)), None
-        found: list[Job] = []
-        while len(found) < CHILDREN_MAX:
+        jobs: list[Job] = []
+        while len(jobs) < CHILDREN_MAX:
             page = await self.ledger.jobs(where, limit=PAGE, cursor=cursor)
-            found += page.jobs
+            jobs += page.jobs
             cursor = page.cursor
             if cursor is None:
-                return found
-        _log.error("too_many_children", job_id=job_id, looked_at=len(found))
-        return found
+                return jobs
+        _log.error("too_many_children", job_id=job_id, looked_at=len(jobs))
+        return jobs
 
     async def key_of(self, step: JobRequest) -> WorkflowKey:
-        """The workflow that a step belongs to."""
         return step.step_of, step.workflow_id, step.tenant, await self.party(step)
 
     async def party(self, request: JobRequest) -> str:
@@ -391,15 +385,15 @@ class JobTree:
 
     async def incarnations(self, job_id: str, request: JobRequest) -> list[str]:
         """The job and the jobs that it retries, the first one last."""
-        found = [job_id]
+        job_ids = [job_id]
         current: JobRequest | None = request
         for _ in range(ATTEMPTS_MAX):
             before = "" if current is None else current.labels.get(RETRY_OF, "")
-            if not before or before in found:
+            if not before or before in job_ids:
                 break
-            found.append(before)
+            job_ids.append(before)
             current = await self.request(before)
-        return found
+        return job_ids
 
     async def compensation(self, job_id: JobId) -> EffectiveJob | None:
         """The compensation of this job, seen through its last retry; None when there is none yet."""
@@ -420,13 +414,13 @@ class JobTree:
         for _ in range(ATTEMPTS_MAX):
             if not waiting:
                 break
-            one = await self._end_or_retries(*waiting.pop(), step_of)
-            if isinstance(one, list):
-                waiting += reversed(one)
-            elif one.job.state == SUCCEEDED:
-                return one
+            end_or_retries = await self._end_or_retries(*waiting.pop(), step_of)
+            if isinstance(end_or_retries, list):
+                waiting += reversed(end_or_retries)
+            elif end_or_retries.job.state == SUCCEEDED:
+                return end_or_retries
             else:
-                ends.append(one)
+                ends.append(end_or_retries)
         return next((end for end in ends if end.open), ends[0] if ends else EffectiveJob(job=job, request=request))
 
     async def _end_or_retries(
@@ -437,7 +431,11 @@ class JobTree:
             return EffectiveJob(job=job, request=request)
         alike = [child for child in await self.children(job.job_id) if child.type == job.type]
         again = [(one, await self.request(one.job_id)) for one in alike if RETRY_ID.search(one.job_id)]
-        retries = [(child, said) for child, said in again if said is not None and said.is_retry]
+        retries = [
+            (child, request_of_child)
+            for child, request_of_child in again
+            if request_of_child is not None and request_of_child.is_retry
+        ]
         if retries:
             return retries
         due = await self._is_to_be_retried(job, request) and not await self.is_cancelled(request, step_of)
@@ -449,8 +447,8 @@ class JobTree:
             return False
         for made in retry_of(job, request, events[-1], self.topics):
             there = await self.ledger.job(made.job_id)
-            said = None if there is None else self.request_in(there)
-            if there is None or (said is not None and said.labels.get(RETRY_OF) == job.job_id):
+            known = None if there is None else self.request_in(there)
+            if there is None or (known is not None and known.labels.get(RETRY_OF) == job.job_id):
                 return True
         return False  # its retry ids belong to other jobs, so the retry can never be submitted
 
@@ -465,7 +463,6 @@ class DescendantJobs:
     _own: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def add(self, job_id: str, parent: str) -> None:
-        """Record a job and its parent."""
         self._parents[job_id] = parent
 
     async def is_whole_to(self, job_id: str) -> bool:
@@ -484,3 +481,103 @@ class DescendantJobs:
         if above is None or request is None:
             return above is None  # the parent was removed, so it cannot be another party's
         return await self.families.is_linked(above, request)
+
+
+# Requeue by an operator: runs an ended job again as a new, linked job with fresh attempts and a fresh deadline (D39).
+
+DIGEST_CHARS = 12
+LABELS_NOT_COPIED = frozenset({RETRY_ATTEMPT, REQUEUE_CAUSE})
+"""Labels that apply only to the job that ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Successor:
+    """What followed a job that failed, timed out or was denied."""
+
+    last: Job | None
+    """The last job that retried it; None while the first retry is still to be submitted."""
+    due: bool
+    """Whether another retry is about to be submitted."""
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether the retry failed for good too."""
+        return (
+            not self.due
+            and self.last is not None
+            and self.last.place is JobPlace.ENDED
+            and self.last.state != SUCCEEDED
+        )
+
+    @property
+    def words(self) -> str:
+        """The same for people, as the middle of a sentence."""
+        retried = "" if self.last is None else f"it was done again as {self.last.job_id}, which is {self.last.state}"
+        soon = "it is about to be done again under another id, in a moment" if self.due else ""
+        return "; ".join(filter(None, (retried, soon)))
+
+
+async def requeue_as_new_job(
+    ledger: Ledger, actor: Actor, job: Job, topics: Topics, request_id: RequestId, *, cause: str | None = None
+) -> Submitted:
+    """Submit the job again as a new one, with a label for the cause. A repeated request creates one job.
+
+    If a retry is due anyway, it is submitted now, under the id it would have. Raises InvalidTransition,
+    BusRequestInvalid.
+    """
+    by = Actor(role=Role.RECONCILER, name=actor.name)  # the only role that may use derived job ids
+    if job.state not in RETRYABLE_ENDS:
+        raise _refused(job, actor, f"only {', '.join(sorted(RETRYABLE_ENDS))} is run again")
+    request = JobRequest.read(job.payload or b"")
+    digest = hashlib.sha256(request_id.encode()).hexdigest()[:DIGEST_CHARS]
+    labels = {name: value for name, value in request.labels.items() if name not in LABELS_NOT_COPIED}
+    labels[RETRY_OF] = job.job_id
+    if cause:
+        labels[REQUEUE_CAUSE] = storable_text(cause)
+    if request.step_of:
+        labels[FIRST_PARENT] = request.step_of
+    job_id = derived_ids(job.job_id, f".q-{digest}")[0]
+    again = None if await ledger.job(job_id) is not None else await find_successor(ledger, job, topics)
+    if again is not None and again.due:
+        return await _submit_due_retry(ledger, by, again.last or job, topics)
+    if again is not None and not again.in_vain:
+        raise _refused(job, actor, again.words)
+    changes = {"job_id": job_id, "parent_job_id": job.job_id, "labels": labels}
+    made = JobRequest.read(request.model_copy(update=changes | {"meta": _without_idempotency_key(request)}).body)
+    new = new_bus_job(made, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.compensates)
+    (answer,) = await ledger.submit(by, [new])
+    if isinstance(answer, Mismatch):
+        raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
+    return answer
+
+
+async def find_successor(ledger: Ledger, job: Job, topics: Topics) -> Successor | None:
+    """What followed a job, even if that failed too; None when nothing did, or the job ended otherwise."""
+    standing = await JobTree(ledger=ledger, topics=topics).effective_job(job)
+    if standing is None:
+        return None
+    last = None if standing.job.job_id == job.job_id else standing.job
+    return None if last is None and not standing.to_be_retried else Successor(last=last, due=standing.to_be_retried)
+
+
+async def _submit_due_retry(ledger: Ledger, actor: Actor, job: Job, topics: Topics) -> Submitted:
+    """Submit the due retry now. The reconciler then finds it: it is the same job."""
+    whole, events = await ledger.job(job.job_id), await ledger.events(job.job_id)
+    if whole is None or whole.payload is None or not events:
+        raise _refused(job, actor, "it was removed meanwhile")
+    request = JobRequest.read(whole.payload)
+    made = await submit_under_free_id(ledger, actor, retry_of(whole, request, events[-1], topics))
+    if made is None:
+        raise _refused(job, actor, "the ids of its retry are other jobs")
+    return made
+
+
+def _refused(job: Job, actor: Actor, reason: str) -> InvalidTransition:
+    return InvalidTransition(
+        job_id=job.job_id, source=job.state, target="PENDING", actor=actor.role.value, reason=reason
+    )
+
+
+def _without_idempotency_key(request: JobRequest) -> object:
+    """The metadata without the idempotency key, which belongs to the job that ended."""
+    return None if request.meta is None else request.meta.model_copy(update={"idempotency_key": ""})

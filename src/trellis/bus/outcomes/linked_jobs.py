@@ -7,9 +7,11 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from trellis.bus.documents import data_of, dispatch_of
 from trellis.bus.errors import BusRequestInvalid
+from trellis.bus.outcomes.attempts import RETRYABLE, is_retryable, report_in
 from trellis.bus.requests import (
     COMPENSATES,
     FIRST_PARENT,
@@ -24,7 +26,6 @@ from trellis.bus.requests import (
     new_bus_job,
     request_of,
 )
-from trellis.bus.results.reports import RETRYABLE, is_retryable, report_in
 from trellis.bus.topics import Topic, Topics
 from trellis.engine.errors import InputError, Refused
 from trellis.engine.jobs import Actor, JobId, NewJob, Submitted
@@ -108,8 +109,8 @@ ATTEMPTS = "attempts"
 
 def retries_before(request: JobRequest) -> int:
     """How many retries led to this job, itself included."""
-    said = request.labels.get(RETRY_ATTEMPT, "0")
-    return int(said) if said.isascii() and said.isdigit() else 0
+    number = request.labels.get(RETRY_ATTEMPT, "0")
+    return int(number) if number.isascii() and number.isdigit() else 0
 
 
 def attempts_of(topic: Topic) -> int:
@@ -131,13 +132,13 @@ def is_retry_due(job: Job, request: JobRequest, events: Sequence[Event], topic: 
 
 def _attempts(events: Sequence[Event], topic: Topic) -> int:
     handed_out = dispatch_of(events)
-    said = None if handed_out is None else data_of(handed_out).get(ATTEMPTS)
-    return said if isinstance(said, int) else attempts_of(topic)
+    attempts = None if handed_out is None else data_of(handed_out).get(ATTEMPTS)
+    return attempts if isinstance(attempts, int) else attempts_of(topic)
 
 
 def _is_retryable_failure(failed: Event, topic: Topic) -> bool:
-    said = data_of(failed).get(RETRYABLE)
-    return said if isinstance(said, bool) else is_retryable(report_in(failed), topic)
+    retryable = data_of(failed).get(RETRYABLE)
+    return retryable if isinstance(retryable, bool) else is_retryable(report_in(failed), topic)
 
 
 def retry_of(job: Job, request: JobRequest, ended: Event, topics: Topics) -> list[NewJob]:
@@ -145,15 +146,21 @@ def retry_of(job: Job, request: JobRequest, ended: Event, topics: Topics) -> lis
     number = retries_before(request) + 1
     base = job.job_id.removesuffix(f".r{number - 1}") if number > 1 else job.job_id
     candidates = [_retry(job, request, ended, number, job_id) for job_id in derived_ids(base, f".r{number}")]
-    left_s = _remaining_s(job, ended)
+    return _new_jobs(job, candidates, topics, compensates=job.compensates, deadline_s=_remaining_s(job, ended))
+
+
+def _new_jobs(
+    job: Job, requests: Iterable[JobRequest], topics: Topics, *, compensates: JobId | None, **changes: Any
+) -> list[NewJob]:
+    """The ledger jobs for requests derived from a job, without an idempotency key; requests not storable are left out."""
     return [
         replace(
-            new_bus_job(made, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.compensates),
-            deadline_s=left_s,
+            new_bus_job(request, topics, trace_id=job.correlation_id, trace=job.trace, compensates=compensates),
             idempotency_key=None,
+            **changes,
         )
-        for made in candidates
-        if is_storable_request(made)
+        for request in requests
+        if is_storable_request(request)
     ]
 
 
@@ -172,8 +179,8 @@ def next_id(job: Job, events: Sequence[Event], topics: Topics) -> JobId | None:
 
 
 def _retry(job: Job, request: JobRequest, ended: Event, number: int, job_id: JobId) -> JobRequest:
-    said = {name: value for name, value in request.labels.items() if name != REQUEUE_CAUSE}
-    labels = {**said, RETRY_OF: job.job_id, RETRY_ATTEMPT: str(number)}
+    kept = {name: value for name, value in request.labels.items() if name != REQUEUE_CAUSE}
+    labels = {**kept, RETRY_OF: job.job_id, RETRY_ATTEMPT: str(number)}
     if request.step_of:
         labels[FIRST_PARENT] = request.step_of
     changes = {"job_id": job_id, "parent_job_id": job.job_id, "labels": labels, "budget": _budget(job, request, ended)}
@@ -208,15 +215,9 @@ def compensation_of(job: Job, request: JobRequest, topics: Topics) -> list[NewJo
     template = request.compensation
     if template is None:
         return []
-    made = [_compensation_request(job, request, template, job_id) for job_id in derived_ids(job.job_id, SUFFIX)]
-    return [
-        replace(
-            new_bus_job(one, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.job_id),
-            idempotency_key=None,
-        )
-        for one in made
-        if is_storable_request(one)
-    ]
+    ids = derived_ids(job.job_id, SUFFIX)
+    requests = [_compensation_request(job, request, template, job_id) for job_id in ids]
+    return _new_jobs(job, requests, topics, compensates=job.job_id)
 
 
 def _compensation_request(job: Job, request: JobRequest, template: Compensation, job_id: JobId) -> JobRequest:
@@ -244,15 +245,15 @@ def _compensation_request(job: Job, request: JobRequest, template: Compensation,
 
 def _compensation_meta(own: JobMeta, template: JobMeta | None, job_id: JobId) -> JobMeta:
     """The template's metadata, with the step's tenant and actor and at least its risk tags."""
-    said = template or own
+    meta = template or own
     changes = {
         "tenant_id": own.tenant_id,
         "actor_id": own.actor_id,
         "actor_type": own.actor_type,
-        "risk_tags": tuple(dict.fromkeys((*own.risk_tags, *said.risk_tags))),
+        "risk_tags": tuple(dict.fromkeys((*own.risk_tags, *meta.risk_tags))),
         "idempotency_key": job_id,
     }
-    return said.model_copy(update=changes)
+    return meta.model_copy(update=changes)
 
 
 def _is_ours(label: str) -> bool:

@@ -27,10 +27,10 @@ from trellis.bus.messages import (
     Status,
     error_number,
 )
+from trellis.bus.outcomes.attempts import WorkerReport, attempt_in, report_in
 from trellis.bus.outcomes.linked_jobs import next_id
 from trellis.bus.port import Bus
 from trellis.bus.requests import wire_id
-from trellis.bus.results.reports import WorkerReport, attempt_in, report_in
 from trellis.bus.topics import Topics
 from trellis.bus.trigger import CoalescedTrigger
 from trellis.engine import tracing
@@ -103,7 +103,7 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
     _trigger: CoalescedTrigger[BusPublishReport] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._trigger = CoalescedTrigger(run=self._pass, more=lambda told: bool(told.events) and not told.held_up)
+        self._trigger = CoalescedTrigger(run=self._pass, more=lambda report: bool(report.events) and not report.held_up)
 
     async def run_once(self) -> BusPublishReport:
         """Publish one page, as far as the bus takes it."""
@@ -126,7 +126,12 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
             if done:
                 await self.remember(page.positions[done - 1])
                 for event in page.events[:done]:
-                    self._sent -= {event.id, _stop_id(event), _alert_id(event), _dead_id(event)}
+                    self._sent -= {
+                        event.id,
+                        _message_id(event, "stop"),
+                        _message_id(event, "alert"),
+                        _message_id(event, "dlq"),
+                    }
             else:
                 await self.keep()
         except TakenOver:
@@ -224,10 +229,12 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
             result = result_of(event, self.bus.sender_id, again=again)
             notes.append(_OutgoingMessage(subject=RESULT, body=result, message_id=event.id))
             if event.target in DEAD_LETTER_STATES and again is None:
-                notes.append(_OutgoingMessage(subject=DEAD_LETTERS, body=result, message_id=_dead_id(event)))
+                notes.append(_OutgoingMessage(subject=DEAD_LETTERS, body=result, message_id=_message_id(event, "dlq")))
             if result.error_code == POINTER_CHANGED:
                 notes.append(
-                    _OutgoingMessage(subject=ALERT, body=_payload_changed(result), message_id=_alert_id(event))
+                    _OutgoingMessage(
+                        subject=ALERT, body=_payload_changed(result), message_id=_message_id(event, "alert")
+                    )
                 )
         return notes
 
@@ -250,19 +257,11 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
             requested_by=self.bus.sender_id,
             dispatch=attempt.dispatch,
         )
-        return [_OutgoingMessage(subject=CANCEL, body=cancel, message_id=_stop_id(event))]
+        return [_OutgoingMessage(subject=CANCEL, body=cancel, message_id=_message_id(event, "stop"))]
 
 
-def _stop_id(event: Event) -> str:
-    return f"{event.id}:stop"
-
-
-def _alert_id(event: Event) -> str:
-    return f"{event.id}:alert"
-
-
-def _dead_id(event: Event) -> str:
-    return f"{event.id}:dlq"
+def _message_id(event: Event, kind: str) -> str:
+    return f"{event.id}:{kind}"
 
 
 def _payload_changed(result: JobResult) -> BusAlert:
@@ -310,5 +309,5 @@ def result_of(event: Event, sender_id: str, *, again: JobId | None = None) -> Jo
 
 def _status(event: Event, report: WorkerReport | None) -> Status:
     """The state of the job or, if its worker reported it, the failure as retryable or fatal."""
-    said = Status.__members__.get(report.status) if report is not None and event.target == "FAILED" else None
-    return said if said is not None and said in WORKER_STATUSES else Status[event.target]
+    status = Status.__members__.get(report.status) if report is not None and event.target == "FAILED" else None
+    return status if status is not None and status in WORKER_STATUSES else Status[event.target]

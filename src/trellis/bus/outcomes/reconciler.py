@@ -8,7 +8,7 @@ another process may have followed it meanwhile.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from trellis.bus.documents import data_of
@@ -24,7 +24,7 @@ from trellis.bus.outcomes.job_tree import (
 )
 from trellis.bus.outcomes.linked_jobs import RETRY_ID, compensation_of, is_retry_due, retry_of, submit_under_free_id
 from trellis.bus.outcomes.publisher import END_EVENTS
-from trellis.bus.outcomes.workflows import WorkflowReader
+from trellis.bus.outcomes.workflows import WorkflowReader, gather_all
 from trellis.bus.requests import COMPENSATES, JobRequest
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import Actor, CancelMode, JobId, Move, Moved, RequestId
@@ -80,7 +80,6 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
         self._workflows = WorkflowReader(families=self._families, between=self.keep)
 
     async def run_once(self) -> OutcomeReport:
-        """Handle one page of the feed."""
         self._made = 0
         done = await self.take(self._reconcile)
         if done.following and self._made and self.wake is not None:
@@ -107,7 +106,7 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
                     by_family.setdefault(await self._family(event, request), []).append((event, request))
                 await self.keep()
         room = asyncio.Semaphore(CONCURRENCY)
-        await _gather_all(self._reconcile_family(family, room) for family in by_family.values())
+        await gather_all(self._reconcile_family(family, room) for family in by_family.values())
 
     async def _family(self, event: Event, request: JobRequest) -> str:
         """The group of jobs that is handled in order: the steps of one parent, and their compensations."""
@@ -116,16 +115,18 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
 
     async def _reconcile_family(self, family: Sequence[tuple[Event, JobRequest]], room: asyncio.Semaphore) -> None:
         """Handle each event, then each affected workflow once."""
-        heard: dict[WorkflowKey, set[WorkflowStep]] = {}
+        affected: dict[WorkflowKey, set[WorkflowStep]] = {}
         async with room:
             for event, request in family:
-                await self._follow_up(event, request, heard)
+                await self._follow_up(event, request, affected)
                 await self.keep()
-            for key, ended in heard.items():
+            for key, ended in affected.items():
                 await self._reconcile_workflow(key, ended)
                 await self.keep()
 
-    async def _follow_up(self, event: Event, request: JobRequest, heard: dict[WorkflowKey, set[WorkflowStep]]) -> None:
+    async def _follow_up(
+        self, event: Event, request: JobRequest, affected: dict[WorkflowKey, set[WorkflowStep]]
+    ) -> None:
         key = await self._workflow_of(request)
         if event.source is None:
             if key is not None and request.is_retry:
@@ -137,7 +138,7 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
         if event.type == "job_cancelled":
             await self._cascade(event, request)
         if key is not None:
-            ended = heard.setdefault(key, set())
+            ended = affected.setdefault(key, set())
             if COMPENSATES not in request.labels:
                 first = (await self._families.incarnations(event.job_id, request))[-1]
                 ended.add(WorkflowStep(request.step_index, JobId(first)))
@@ -283,15 +284,15 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
         last = (await self.ledger.events(step.job.job_id))[-1]
         if last.type != "job_deferred" or data_of(last).get("hold") != "order":
             return
-        said = {"hold": "none", "reason": "the steps before it have ended"}
+        data = {"hold": "none", "reason": "the steps before it have ended"}
         move = Move(
             job_id=step.job.job_id,
             target="SCHEDULED",
             request_id=RequestId(f"turn:{last.id}"),
             version=last.version,
             delay_s=0.0,
-            cause=said["reason"],
-            data=json.dumps(said).encode(),
+            cause=data["reason"],
+            data=json.dumps(data).encode(),
         )
         moved = await self.ledger.move(self._scheduler, move)
         self._made += isinstance(moved, Moved) and not moved.repeated
@@ -311,19 +312,19 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
 
     async def _undo_next(self, workflow: Workflow) -> None:
         """Submit the next compensation. Nothing is submitted while one is running."""
-        for one in await self._workflows.to_undo(workflow):
-            undoing = await self._families.compensation(one.job_id)
+        for step in await self._workflows.to_undo(workflow):
+            undoing = await self._families.compensation(step.job_id)
             if undoing is None:
-                if await self._undo(one.job_id):
-                    workflow.undoing.add(one.job_id)
+                if await self._undo(step.job_id):
+                    workflow.undoing.add(step.job_id)
                     return
             elif undoing.open:
                 return
             else:
                 if undoing.failed:
                     ended = undoing.job
-                    _log.error("not_undone", job_id=one.job_id, compensation=ended.job_id, state=ended.state)
-                workflow.has_undone(one)
+                    _log.error("not_undone", job_id=step.job_id, compensation=ended.job_id, state=ended.state)
+                workflow.has_undone(step)
             await self.keep()
 
     async def _undo(self, job_id: JobId) -> bool:
@@ -353,10 +354,3 @@ def _has_consequences(event: Event, request: JobRequest) -> bool:
     if event.source is None:
         return bool(request.step_of)
     return event.type not in {"job_succeeded", "job_denied"} or bool(request.step_of) or COMPENSATES in request.labels
-
-
-async def _gather_all(work: Iterable[Awaitable[None]]) -> None:
-    """Await all concurrently. An error is raised after all have finished."""
-    for answer in await asyncio.gather(*work, return_exceptions=True):
-        if isinstance(answer, BaseException):
-            raise answer

@@ -8,8 +8,8 @@ read about once in its whole life.
 import asyncio
 from bisect import insort
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
 
 from trellis.bus.outcomes.job_tree import (
     CHILDREN_MAX,
@@ -56,15 +56,15 @@ class WorkflowReader:
     async def front(self, key: WorkflowKey) -> WorkflowFrontier:
         """What blocks a workflow, counting every step that is in the ledger now."""
         workflow = await self.workflow(key)
-        found = await self._first_unsettled(workflow)
-        if found is None:
+        first = await self._first_unsettled(workflow)
+        if first is None:
             return WorkflowFrontier(failed=workflow.failed)
-        step, standing = found
-        one = step_state(step, standing)
+        step, standing = first
+        state = step_state(step, standing)
         if not standing.failed:
-            return WorkflowFrontier(failed=workflow.failed, open=one)
+            return WorkflowFrontier(failed=workflow.failed, open=state)
         return WorkflowFrontier(
-            failed=one if workflow.failed is None or one.index < workflow.failed.index else workflow.failed
+            failed=state if workflow.failed is None or state.index < workflow.failed.index else workflow.failed
         )
 
     # --- for the reconciler, which sees every end and every retry in the feed -------------------------------------
@@ -87,9 +87,8 @@ class WorkflowReader:
         return standing
 
     async def first_open(self, workflow: Workflow) -> StepState | None:
-        """The lowest step that has not ended."""
-        while (found := await self._first_unsettled(workflow)) is not None:
-            step, standing = found
+        while (first := await self._first_unsettled(workflow)) is not None:
+            step, standing = first
             if not standing.failed:
                 return step_state(step, standing)
             workflow.give_up(step, step_state(step, standing))
@@ -164,15 +163,15 @@ class WorkflowReader:
 
     async def _take_in_all(self, family: ChildJobs, page: ChildPage) -> bool:
         """Add the children of a page. Returns whether there was room for all of them."""
-        new = [one for one in zip(page.numbers, page.job_ids, strict=True) if one[0] not in family.known]
+        new = [child for child in zip(page.numbers, page.job_ids, strict=True) if child[0] not in family.known]
         room = CHILDREN_MAX - len(family.known)
         for start in range(0, min(len(new), room), CONCURRENCY):
             group = new[start : min(start + CONCURRENCY, room)]
-            jobs = await _gather_all(self.families.ledger.job(job_id) for _, job_id in group)
+            jobs = await gather_all(self.families.ledger.job(job_id) for _, job_id in group)
             steps = [self._step_in(job) for job in jobs]
-            parties = await _gather_all(self.families.party_in(one.job) for one in steps if one is not None)
-            for one, party in zip([one for one in steps if one is not None], parties, strict=True):
-                self._take_in(family, one, party)
+            parties = await gather_all(self.families.party_in(child.job) for child in steps if child is not None)
+            for child, party in zip([child for child in steps if child is not None], parties, strict=True):
+                self._take_in(family, child, party)
             family.known.update(group)
             await self.between()
         return len(new) <= room
@@ -184,15 +183,15 @@ class WorkflowReader:
             return None
         return None if request.is_retry or COMPENSATES in request.labels else EffectiveJob(job=job, request=request)
 
-    def _take_in(self, family: ChildJobs, one: EffectiveJob, party: str) -> None:
+    def _take_in(self, family: ChildJobs, child: EffectiveJob, party: str) -> None:
         """Add a step to its workflow. Steps of another tenant or party belong to a separate workflow."""
-        named = (one.request.workflow_id, one.request.tenant, party)
+        named = (child.request.workflow_id, child.request.tenant, party)
         workflow = family.workflows.setdefault(named, Workflow())
-        step = WorkflowStep(one.request.step_index, one.job.job_id)
-        if workflow.settle(step, one):
+        step = WorkflowStep(child.request.step_index, child.job.job_id)
+        if workflow.settle(step, child):
             return
         insort(workflow.unsettled, step)
-        if one.job.state in RETRYABLE_ENDS:
+        if child.job.state in RETRYABLE_ENDS:
             workflow.unseen.append(step)
 
     async def _look_if_unsettled(self, workflow: Workflow, step: WorkflowStep) -> None:
@@ -220,10 +219,95 @@ class WorkflowReader:
         return None if workflow.settle(step, standing) else standing
 
 
-async def _gather_all(reads: Iterable[Awaitable[T]]) -> list[T]:
-    """Every result. If one raises, the others finish first."""
+async def gather_all(reads: Iterable[Awaitable[T]]) -> list[T]:
+    """Every result, awaited concurrently. If one raises, the others finish first."""
     answers = await asyncio.gather(*reads, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
     return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+# Order of workflow steps. Steps of one parent and workflow run in the order of their index; steps of one index run
+# together (BUS-8).
+#
+# Only steps of one owner and tenant are ordered together, so no party can block another's workflow.
+#
+# A step waits while a step with a lower index has not ended. A retry stands for the step that it retries, so a step
+# that failed and is retried has not ended. A step that failed for good ends all later steps. Compensations are not
+# steps.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepNotDue:
+    """An earlier step has not ended."""
+
+    step_index: int
+    job_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepDoomed:
+    """An earlier step failed for good."""
+
+    step_index: int
+    job_id: str
+    state: str
+
+
+StepTurn: TypeAlias = StepNotDue | StepDoomed | None
+"""None means that it is the step's turn."""
+
+
+def turn_of(front: WorkflowFrontier, step_index: int) -> StepTurn:
+    """Whether a step with this index may be dispatched."""
+    failed, waits_for = front.failed, front.open
+    if failed is not None and failed.index < step_index:
+        return StepDoomed(step_index=failed.index, job_id=failed.job_id, state=failed.state)
+    if waits_for is not None and waits_for.index < step_index:
+        return StepNotDue(step_index=waits_for.index, job_id=waits_for.job_id)
+    return None
+
+
+def is_ordered_step(request: JobRequest) -> bool:
+    """Whether the job is a step that may have to wait for others."""
+    return bool(request.step_of and request.workflow_id and request.step_index and COMPENSATES not in request.labels)
+
+
+@dataclass(kw_only=True)
+class StepOrder:
+    """The order of steps as one pass sees it.
+
+    Reads each workflow once, and once more after some steps were deferred.
+    """
+
+    families: JobTree
+    _workflows: WorkflowReader = field(init=False)
+    _fronts: dict[WorkflowKey, WorkflowFrontier] = field(default_factory=dict[WorkflowKey, WorkflowFrontier])
+    _aside: dict[WorkflowKey, list[tuple[Job, JobRequest]]] = field(
+        default_factory=dict[WorkflowKey, list[tuple[Job, JobRequest]]]
+    )
+
+    def __post_init__(self) -> None:
+        self._workflows = WorkflowReader(families=self.families)
+
+    async def of(self, request: JobRequest) -> StepTurn:
+        if not is_ordered_step(request):
+            return None
+        key = await self.families.key_of(request)
+        if key not in self._fronts:
+            self._fronts[key] = await self._workflows.front(key)
+        return turn_of(self._fronts[key], request.step_index)
+
+    async def put_aside(self, job: Job, request: JobRequest) -> None:
+        """Record that the job was deferred because it is not its turn."""
+        self._aside.setdefault(await self.families.key_of(request), []).append((job, request))
+
+    async def missed(self) -> list[Job]:
+        """The deferred jobs whose turn had come before they were deferred. The reconciler did not find them waiting."""
+        jobs: list[Job] = []
+        for key, aside in self._aside.items():
+            front = await self._workflows.front(key)
+            jobs += [job for job, request in aside if not isinstance(turn_of(front, request.step_index), StepNotDue)]
+        self._aside.clear()
+        return jobs

@@ -7,7 +7,7 @@ sends these as metadata of the call.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast
@@ -15,9 +15,16 @@ from typing import Any, cast
 import pydantic
 
 from trellis.bus.errors import BusRequestInvalid
-from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import DecisionKind, KernelRefuses, SafetyDecision
-from trellis.bus.safety.policy import DELAY_S_DEFAULT, DELAY_S_MAX, PolicyConstraints
+from trellis.bus.requests import Budget, JobMeta, JobRequest, ResourceRef
+from trellis.bus.safety.policy import (
+    DELAY_S_DEFAULT,
+    DELAY_S_MAX,
+    DecisionKind,
+    KernelRefuses,
+    PolicyConstraints,
+    SafetyDecision,
+)
+from trellis.bus.wire.cap import ACTOR_TYPES, PRIORITIES, fields_of, message_fields
 from trellis.engine.extras import Extra, extra_needed
 
 SERVICE = "cordum.agent.v1.SafetyKernel"
@@ -30,10 +37,6 @@ OURS = "trellis"
 REASON_CHARS_MAX = 2_000
 SNAPSHOT_CHARS_MAX = 200
 
-_PRIORITIES = {None: 0, "interactive": 1, "batch": 2, "critical": 3}
-_PRIORITY_NAMES = {number: name for name, number in _PRIORITIES.items()}
-_ACTORS = {"": 0, "human": 1, "service": 2}
-_ACTOR_NAMES = {number: name for name, number in _ACTORS.items()}
 _KINDS = {
     DecisionKind.ALLOW: 1,
     DecisionKind.DENY: 2,
@@ -86,7 +89,6 @@ def load_cap_modules() -> CapModules:
 
 
 def to_bytes(message: Any) -> bytes:
-    """Serialize a CAP message."""
     return message.SerializeToString()
 
 
@@ -94,26 +96,19 @@ def to_bytes(message: Any) -> bytes:
 
 
 def policy_check_request(cap: CapModules, request: JobRequest) -> Any:
-    """CAP's check request for a job request."""
     ours = {"adapter_id": request.adapter_id, "job_hash": request.hash}
-    made = cap.safety.PolicyCheckRequest(
+    parts = request.model_dump(include={"budget", "identity", "meta"}, exclude_none=True)
+    return cap.safety.PolicyCheckRequest(
         job_id=request.job_id,
         topic=request.topic,
         tenant=request.tenant,
-        priority=_PRIORITIES[request.priority],
+        priority=PRIORITIES[request.priority],
         principal_id=request.principal_id,
         labels=dict(request.labels),
         memory_id=request.memory_id,
         effective_config=json.dumps({OURS: ours}, ensure_ascii=False).encode(),
+        **fields_of(parts),
     )
-    if request.budget is not None:
-        made.budget.CopyFrom(cap.job.Budget(**request.budget.model_dump()))
-    if request.identity is not None:
-        made.identity.CopyFrom(cap.job.IdentityBinding(**request.identity.model_dump()))
-    if request.meta is not None:
-        told = request.meta.model_dump() | {"actor_type": _ACTORS[request.meta.actor_type]}
-        made.meta.CopyFrom(cap.job.JobMetadata(**told))
-    return made
 
 
 def read_policy_check_request(check: Any) -> tuple[JobRequest, str]:
@@ -122,23 +117,23 @@ def read_policy_check_request(check: Any) -> tuple[JobRequest, str]:
     Raises BusRequestInvalid.
     """
     ours = _own_config(check.effective_config)
-    said: dict[str, Any] = {
+    request: dict[str, Any] = {
         "job_id": check.job_id,
         "topic": check.topic,
         "tenant_id": check.tenant,
-        "priority": _known_name(_PRIORITY_NAMES, check.priority, "priority"),
+        "priority": _known_name(PRIORITIES, check.priority, "priority"),
         "principal_id": check.principal_id,
         "labels": dict(check.labels),
         "memory_id": check.memory_id,
         "adapter_id": ours.get("adapter_id", ""),
     }
     if check.HasField("budget"):
-        said["budget"] = _fields(check.budget)
+        request["budget"] = message_fields(check.budget, Budget)
     if check.HasField("meta"):
-        meta = _fields(check.meta)
-        said["meta"] = meta | {"actor_type": _known_name(_ACTOR_NAMES, check.meta.actor_type, "meta.actor_type")}
-    given = ours.get("job_hash", "")
-    return JobRequest.read(json.dumps(said).encode()), given if isinstance(given, str) else ""
+        _known_name(ACTOR_TYPES, check.meta.actor_type, "meta.actor_type")
+        request["meta"] = message_fields(check.meta, JobMeta)
+    job_hash = ours.get("job_hash", "")
+    return JobRequest.read(json.dumps(request).encode()), job_hash if isinstance(job_hash, str) else ""
 
 
 def _own_config(config: bytes) -> Mapping[str, Any]:
@@ -150,29 +145,18 @@ def _own_config(config: bytes) -> Mapping[str, Any]:
     return cast("dict[str, Any]", ours) if isinstance(ours, dict) else {}
 
 
-def _known_name(names: Mapping[int, Any], number: int, field: str) -> Any:
+def _known_name(numbers: Mapping[Any, int], number: int, field: str) -> Any:
+    """The name of one of CAP's numbers; raises BusRequestInvalid for an unknown one."""
+    names = {known: name for name, known in numbers.items()}
     if number not in names:
         raise BusRequestInvalid(detail=f"{field}: {number} is none of {', '.join(map(str, names))}")
     return names[number]
-
-
-def _fields(message: Any) -> dict[str, Any]:
-    """The set fields of a CAP message; repeated fields become lists."""
-    made = dict[str, Any]()
-    for field, value in message.ListFields():
-        made[field.name] = value if isinstance(value, str | int | float | bool | bytes) else _many(value)
-    return made
-
-
-def _many(value: Any) -> Any:
-    return dict(cast("Mapping[str, str]", value)) if hasattr(value, "items") else list(cast("Iterable[str]", value))
 
 
 # --- response ---------------------------------------------------------------------------------------------------------
 
 
 def policy_check_response(cap: CapModules, decision: SafetyDecision, *, reason: str | None = None) -> Any:
-    """A decision as CAP's check response."""
     made = cap.safety.PolicyCheckResponse(
         decision=_KINDS[decision.kind],
         reason=(reason or decision.reason),
@@ -181,13 +165,13 @@ def policy_check_response(cap: CapModules, decision: SafetyDecision, *, reason: 
         approval_required=decision.kind is DecisionKind.REQUIRE_HUMAN,
     )
     if decision.constraints:
-        told = dict(decision.constraints)
+        constraints = dict(decision.constraints)
         parts: dict[str, Any] = {
-            part: {name: told[name] for name in names if name in told} for part, names in _PARTS.items()
+            part: {name: constraints[name] for name in names if name in constraints} for part, names in _PARTS.items()
         }
         made.constraints.CopyFrom(
             cap.safety.PolicyConstraints(
-                redaction_level=told.get("redaction_level", ""),
+                redaction_level=constraints.get("redaction_level", ""),
                 **{part: given for part, given in parts.items() if given},
             )
         )
@@ -195,10 +179,9 @@ def policy_check_response(cap: CapModules, decision: SafetyDecision, *, reason: 
 
 
 def response_metadata(decision: SafetyDecision, job_hash: str) -> tuple[tuple[str, str], ...]:
-    """The metadata sent with the response."""
     nothing = ",".join(name for name, value in decision.constraints.items() if not value)
-    told = ((HASH_METADATA, job_hash), (DELAY_METADATA, f"{decision.delay_s:g}"))
-    return (*told, (NOTHING_METADATA, nothing)) if nothing else told
+    metadata = ((HASH_METADATA, job_hash), (DELAY_METADATA, f"{decision.delay_s:g}"))
+    return (*metadata, (NOTHING_METADATA, nothing)) if nothing else metadata
 
 
 def read_policy_check_response(response: Any, beside: Mapping[str, str], request: JobRequest) -> SafetyDecision:
@@ -255,10 +238,7 @@ def _redacted(response: Any) -> dict[str, Any]:
     if response.redacted_context_ptr:
         made["context_ptr"] = response.redacted_context_ptr
     if response.HasField("redacted_context_ref"):
-        said = response.redacted_context_ref
-        told = {name: getattr(said, name) for name in ("resolver_id", "uri", "media_type", "size_bytes", "purpose")}
-        expires_at = said.expires_at.ToJsonString() if said.HasField("expires_at") else ""
-        made["context_ref"] = {**told, "sha256": said.sha256.hex(), "expires_at": expires_at}
+        made["context_ref"] = message_fields(response.redacted_context_ref, ResourceRef)
     try:
         JobRequest.model_validate({"job_id": "redacted", "topic": "job.redacted", **made})
     except pydantic.ValidationError as error:
@@ -266,18 +246,19 @@ def _redacted(response: Any) -> dict[str, Any]:
     return made
 
 
-def _constraints(told: Any, beside: Mapping[str, str]) -> dict[str, Any]:
-    """The constraints that were set."""
+def _constraints(message: Any, beside: Mapping[str, str]) -> dict[str, Any]:
     nothing = [name for name in beside.get(NOTHING_METADATA, "").split(",") if name in _EMPTY_CONSTRAINTS]
-    said: dict[str, Any] = {name: _EMPTY_CONSTRAINTS[name] for name in nothing}
+    constraints: dict[str, Any] = {name: _EMPTY_CONSTRAINTS[name] for name in nothing}
     for part, names in _PARTS.items():
-        if told.HasField(part):
-            given = _fields(getattr(told, part))
-            said |= {name: given[name] for name in names if name in given}
-    if told.redaction_level:
-        said["redaction_level"] = told.redaction_level
+        if message.HasField(part):
+            values = ((field.name, value) for field, value in getattr(message, part).ListFields())
+            constraints |= {
+                name: value if isinstance(value, int) else list(value) for name, value in values if name in names
+            }
+    if message.redaction_level:
+        constraints["redaction_level"] = message.redaction_level
     try:
-        return PolicyConstraints.model_validate(said).to_dict()
+        return PolicyConstraints.model_validate(constraints).to_dict()
     except pydantic.ValidationError as error:
         raise KernelRefuses(
             detail=f"its constraints do not fit: {error.errors()[0]['msg'].removeprefix('Value error, ')}"

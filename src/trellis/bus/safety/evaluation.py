@@ -8,8 +8,15 @@ from typing import Any
 from trellis.bus.documents import decision_of
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.requests import JobRequest
-from trellis.bus.safety.decisions import DecisionKernel, DecisionKind, SafetyDecision
-from trellis.bus.safety.policy import DELAY_S_DEFAULT, PolicyRule, RuleMatch, SafetyPolicy
+from trellis.bus.safety.policy import (
+    DELAY_S_DEFAULT,
+    DecisionKernel,
+    DecisionKind,
+    PolicyRule,
+    RuleMatch,
+    SafetyDecision,
+    SafetyPolicy,
+)
 from trellis.bus.topics import subject_matches
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter
@@ -32,7 +39,6 @@ class RuleCheck:
     """The condition that did not match, or those that did."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The form shown to people."""
         return {"rule": self.rule, "decision": self.decision.value, "fits": self.fits, "why": self.why}
 
 
@@ -46,7 +52,6 @@ class DecisionExplanation:
     """The ids of later rules, which were not checked."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The form shown to people."""
         return {
             **self.decision.to_dict(),
             "looked": [one.to_dict() for one in self.looked],
@@ -60,15 +65,14 @@ def decide(policy: SafetyPolicy, request: JobRequest) -> SafetyDecision:
 
 
 def explain(policy: SafetyPolicy, request: JobRequest) -> DecisionExplanation:
-    """The decision, and how it was made."""
-    told = _facts(request)
-    if isinstance(told, str):
-        return DecisionExplanation(decision=_denied(policy, request, AMBIGUOUS, told))
+    facts = _facts(request)
+    if isinstance(facts, str):
+        return DecisionExplanation(decision=_denied(policy, request, AMBIGUOUS, facts))
     looked = list[RuleCheck]()
     for number, rule in enumerate(policy.rules):
-        why = _mismatch(rule.match, told)
-        said = why or f"{', '.join(sorted(rule.match.model_fields_set))} fit"
-        looked.append(RuleCheck(rule=rule.id, decision=rule.decision, fits=why is None, why=said))
+        why = _mismatch(rule.match, facts)
+        reason = why or f"{', '.join(sorted(rule.match.model_fields_set))} fit"
+        looked.append(RuleCheck(rule=rule.id, decision=rule.decision, fits=why is None, why=reason))
         if why is None:
             later = tuple(one.id for one in policy.rules[number + 1 :])
             return DecisionExplanation(
@@ -106,7 +110,7 @@ def _denied(policy: SafetyPolicy, request: JobRequest, rule: str, reason: str) -
 class _ConditionValues:
     """A request's values for one condition, prepared once for all rules: a request may have a thousand values."""
 
-    said: Sequence[str]
+    given: Sequence[str]
     known: frozenset[str]
     joined: str
     """All values in one text. A string that is not in it is in none of them."""
@@ -141,13 +145,15 @@ def _facts(request: JobRequest) -> _RequestFacts | str:
         "adapters": _as_tuple(request.adapter_id),
         "packs": _as_tuple(meta.pack_id if meta else ""),
     }
-    values = {name: _values(said, any_case=name in _ANY_CASE) for name, said in names.items()}
+    values = {
+        name: _values(values_of_condition, any_case=name in _ANY_CASE) for name, values_of_condition in names.items()
+    }
     return _RequestFacts(topic=request.topic, labels=labels, names=values)
 
 
-def _values(said: Sequence[str], *, any_case: bool) -> _ConditionValues:
-    compared = [one.casefold() for one in said] if any_case else said
-    return _ConditionValues(said=said, known=frozenset(compared), joined="\n".join(compared))
+def _values(given: Sequence[str], *, any_case: bool) -> _ConditionValues:
+    compared = [one.casefold() for one in given] if any_case else given
+    return _ConditionValues(given=given, known=frozenset(compared), joined="\n".join(compared))
 
 
 def _as_tuple(value: str) -> tuple[str, ...]:
@@ -165,16 +171,16 @@ def _mismatch(match: RuleMatch, facts: _RequestFacts) -> str | None:
         patterns: Sequence[str] | None = getattr(match, condition)
         if patterns is not None and not _any_matches(patterns, values, any_case=condition in _ANY_CASE):
             given = (
-                f"{_short_list(values.said)} matches none of"
-                if values.said
+                f"{_short_list(values.given)} matches none of"
+                if values.given
                 else "the job has none; the rule wants one of"
             )
             return f"{condition}: {given} {_short_list(patterns)}"
     for name, pattern in (match.labels or {}).items():
         value = facts.labels.get(name)
         if value is None or not matches_pattern(pattern, value):
-            said = "is not there" if value is None else f"is {_short(value)!r}"
-            return f"labels: {name} {said} and should be like {pattern!r}"
+            actual = "is not there" if value is None else f"is {_short(value)!r}"
+            return f"labels: {name} {actual} and should be like {pattern!r}"
     return None
 
 
@@ -203,16 +209,16 @@ def matches_pattern(pattern: str, value: str) -> bool:
         return False
     at, end = len(first), len(value) - len(last)
     for part in middle:
-        found = value.find(part, at, end)
-        if found < 0:
+        place = value.find(part, at, end)
+        if place < 0:
             return False
-        at = found + len(part)
+        at = place + len(part)
     return True
 
 
 def _short_list(names: Sequence[str]) -> str:
-    told = ", ".join(_short(name) for name in names[:5])
-    return f"{told} and {len(names) - 5} more" if len(names) > 5 else told
+    shown = ", ".join(_short(name) for name in names[:5])
+    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
 
 
 def _short(text: str) -> str:
@@ -239,11 +245,9 @@ class SimulatedDecision:
 
     @property
     def changes(self) -> bool:
-        """Whether the decision would change."""
         return self.before is not None and self.before != self.after.kind.value
 
     def to_dict(self) -> dict[str, Any]:
-        """The form shown to people."""
         return {
             "job_id": self.job_id,
             "topic": self.topic,
@@ -287,8 +291,8 @@ async def simulate_jobs(policy: SafetyPolicy, ledger: Ledger, *, last: int) -> l
         )
         for listed in page.jobs:
             job = await ledger.job(listed.job_id)
-            found = None if job is None else await _simulate_one(policy, ledger, job.payload or b"", job.job_id)
-            made += [] if found is None else [found]
+            simulated = None if job is None else await _simulate_one(policy, ledger, job.payload or b"", job.job_id)
+            made += [] if simulated is None else [simulated]
         seen, cursor = seen + len(page.jobs), page.cursor
         if cursor is None:
             break

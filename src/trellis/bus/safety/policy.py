@@ -1,4 +1,6 @@
-"""A safety policy: an ordered list of rules; the first that matches decides. A job that matches no rule is denied.
+"""Safety policies and the decisions of a safety kernel.
+
+A policy is an ordered list of rules; the first that matches decides. A job that matches no rule is denied.
 
     [[rules]]
     id = "deletes-need-a-person"
@@ -23,13 +25,107 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Protocol, cast
 
 import pydantic
 
-from trellis.bus.safety.decisions import DecisionKind, PolicyInvalid
+from trellis.bus.errors import KernelUnavailable
+from trellis.bus.requests import JobRequest
+from trellis.engine.errors import InputError, Refused
+
+# Errors.
+
+
+class PolicyInvalid(InputError):
+    """The safety policy {source} does not fit: {detail}"""
+
+
+class NotHeld(Refused):
+    """Job {job_id} does not wait for a person: {reason}."""
+
+    code = "INVALID_TRANSITION"
+
+
+class PolicyDiffers(Refused):
+    """Job {job_id} is held under policy {held} and not under {given}; look at it again before you decide."""
+
+
+class KernelInDoubt(KernelUnavailable):
+    """The safety kernel does not answer this question: {detail}"""
+
+
+class KernelRefuses(KernelUnavailable):
+    """The safety kernel is there and gives no decision that can be used: {detail}"""
+
+
+# Decisions, and the kernel that makes them.
+
+
+class DecisionKind(StrEnum):
+    """The five possible decisions."""
+
+    ALLOW = "allow"
+    DENY = "deny"
+    REQUIRE_HUMAN = "require_human"
+    THROTTLE = "throttle"
+    ALLOW_WITH_CONSTRAINTS = "allow_with_constraints"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SafetyDecision:
+    """One decision, with everything that it is bound to."""
+
+    kind: DecisionKind
+    rule: str
+    """The rule that decided; `default` when none matched."""
+    reason: str
+    policy_hash: str
+    job_hash: str
+    delay_s: float = 0.0
+    """How long a throttled job waits before the kernel is asked again, in seconds."""
+    constraints: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    redacted: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The context that the worker gets in place of the request's own: `context_ptr`, `context_ref` or both.
+
+    Empty for none.
+    """
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether the job may be dispatched without a person."""
+        return self.kind in {DecisionKind.ALLOW, DecisionKind.ALLOW_WITH_CONSTRAINTS}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The form stored in events."""
+        fields: dict[str, Any] = {
+            "decision": self.kind.value,
+            "rule": self.rule,
+            "reason": self.reason,
+            "policy_hash": self.policy_hash,
+            "job_hash": self.job_hash,
+        }
+        if self.kind is DecisionKind.THROTTLE:
+            fields["delay_s"] = self.delay_s
+        if self.constraints:
+            fields["constraints"] = dict(self.constraints)
+        if self.redacted:
+            fields["redacted"] = dict(self.redacted)
+        return fields
+
+
+class DecisionKernel(Protocol):
+    """A kernel as the scheduler uses it."""
+
+    async def check(self, request: JobRequest) -> SafetyDecision:
+        """Decide whether this job may be dispatched now; raises KernelUnavailable, and then the job waits."""
+        ...
+
+
+# Policies.
 
 FILE_BYTES_MAX = 1024 * 1024
 RULES_MAX = 1_000
@@ -86,11 +182,11 @@ class _PolicyModel(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="before")
     @classmethod
-    def _lists_are_tuples(cls, said: Any) -> Any:
+    def _lists_are_tuples(cls, fields: Any) -> Any:
         """Converts the lists of TOML and JSON to tuples, so that the model is immutable."""
-        if not isinstance(said, Mapping):
-            return said
-        pairs = cast("Mapping[str, Any]", said)
+        if not isinstance(fields, Mapping):
+            return fields
+        pairs = cast("Mapping[str, Any]", fields)
         return {name: _list_as_tuple(value) for name, value in pairs.items()}
 
 
@@ -154,7 +250,6 @@ class PolicyConstraints(_PolicyModel):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """The constraints that are set."""
         return self.model_dump(mode="json", exclude_none=True)
 
 
@@ -175,8 +270,8 @@ class PolicyRule(_PolicyModel):
             raise ValueError(f"the id {self.id!r} is kept for jobs that match no rule; choose another")
         if self.delay_s is not None and self.decision is not DecisionKind.THROTTLE:
             raise ValueError(f"delay_s belongs to a throttle and not to {self.decision.value}")
-        told = {} if self.constraints is None else self.constraints.to_dict()
-        if self.decision is DecisionKind.ALLOW_WITH_CONSTRAINTS and not told:
+        constraints = {} if self.constraints is None else self.constraints.to_dict()
+        if self.decision is DecisionKind.ALLOW_WITH_CONSTRAINTS and not constraints:
             raise ValueError("allow_with_constraints names no constraints; write allow when none is meant")
         if self.constraints is not None and self.decision is not DecisionKind.ALLOW_WITH_CONSTRAINTS:
             raise ValueError(f"constraints belong to allow_with_constraints and not to {self.decision.value}")
@@ -213,8 +308,8 @@ class SafetyPolicy(_PolicyModel):
     @cached_property
     def hash(self) -> str:
         """The hash that approvals are bound to: equal for equal rules in the same order, however they are written."""
-        told = [rule.to_dict() for rule in self.rules]
-        body = json.dumps(told, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        rules = [rule.to_dict() for rule in self.rules]
+        body = json.dumps(rules, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(body.encode()).hexdigest()
 
 
@@ -257,7 +352,6 @@ def read_policy_bytes(body: bytes, *, source: str) -> SafetyPolicy:
 
 
 def read_policy_file(file: Path) -> SafetyPolicy:
-    """Read a policy file; raises PolicyInvalid."""
     try:
         body = read_bounded(file)
     except OSError as error:
@@ -278,14 +372,14 @@ def read_bounded(file: Path) -> bytes:
 
 def _problem_texts(error: pydantic.ValidationError) -> str:
     """The first problems of a policy, as text."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    inner = [one["loc"] for one in found]
-    deepest = [one for one in found if not any(_is_within(loc, one["loc"]) for loc in inner)]
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    inner = [one["loc"] for one in problems]
+    deepest = [one for one in problems if not any(_is_within(loc, one["loc"]) for loc in inner)]
     return "; ".join(f"{_location_prefix(one['loc'])}{_problem_text(one['type'], one['msg'])}" for one in deepest[:3])
 
 
-def _problem_text(kind: str, said: str) -> str:
-    return "it must be a list: [ … ]" if kind == "tuple_type" else said.removeprefix("Value error, ")
+def _problem_text(kind: str, message: str) -> str:
+    return "it must be a list: [ … ]" if kind == "tuple_type" else message.removeprefix("Value error, ")
 
 
 def _is_within(location: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
@@ -295,3 +389,14 @@ def _is_within(location: tuple[int | str, ...], outer: tuple[int | str, ...]) ->
 
 def _location_prefix(location: tuple[int | str, ...]) -> str:
     return f"{'.'.join(map(str, location))}: " if location else ""
+
+
+MAX_RUNTIME_FIELD = "max_runtime_ms"
+
+
+def runtime_ms(constraints: Mapping[str, Any]) -> int | None:
+    """The runtime limit in milliseconds, from the constraints or from CAP's `budgets` in them; None without one."""
+    budgets: Any = constraints.get("budgets")
+    places: list[Mapping[str, Any]] = [constraints, budgets if isinstance(budgets, Mapping) else {}]
+    limits = (limit.get(MAX_RUNTIME_FIELD) for limit in places)
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)

@@ -1,21 +1,23 @@
-"""The dispatch policy: limits of a pass, delays, tenant limits, the order of jobs, and the order of workflow steps."""
+"""The dispatch policy: limits of a pass, delays, tenant limits, the order of jobs, the order a worker gets, and approvals."""
 
+import json
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Any
 
-from trellis.bus.outcomes.job_tree import JobTree, WorkflowFrontier, WorkflowKey
-from trellis.bus.outcomes.workflows import WorkflowReader
-from trellis.bus.requests import COMPENSATES, JobRequest
+from trellis.bus.messages import ASK_FIRST, JOB_ID_IN_ENV, LEASE_IN_ENV, OWN_JOB_ID_IN_ENV, Dispatch, JobOrder
+from trellis.bus.requests import REQUEUE_CAUSE, Budget, JobRequest, ResourceRef
+from trellis.bus.safety.policy import SafetyDecision, runtime_ms
 from trellis.bus.topics import HELD_MAX_MAX, TENANT_KEY, Topics
+from trellis.engine import tracing
 from trellis.engine.errors import Refused
-from trellis.engine.jobs import Actor, Priority
+from trellis.engine.jobs import DELAY_S_MAX, Actor, Priority
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Job
+from trellis.engine.records import Event, Job
 from trellis.lifecycles import Role
 
 # Limits and report of a scheduler pass.
@@ -80,7 +82,6 @@ class SchedulerReport:
 
     @property
     def dispatched(self) -> int:
-        """How many jobs were dispatched."""
         return self.did[DispatchOutcome.DISPATCHED]
 
     @property
@@ -244,87 +245,104 @@ def unreached_lanes(jobs: Sequence[Job], waiting: Sequence[Job], lane_of: Callab
     return frozenset(lane_of(job.type) for job in waiting) - reached
 
 
-# Order of workflow steps. Steps of one parent and workflow run in the order of their index; steps of one index run
-# together (BUS-8).
-#
-# Only steps of one owner and tenant are ordered together, so no party can block another's workflow.
-#
-# A step waits while a step with a lower index has not ended. A retry stands for the step that it retries, so a step
-# that failed and is retried has not ended. A step that failed for good ends all later steps. Compensations are not
-# steps.
+# The order: the request under its wire id, with the data of this dispatch (D29), limited by the policy.
+
+CONSTRAINTS_IN_ENV = "TRELLIS_POLICY_CONSTRAINTS"
+"""Key in a request's env: the policy's constraints, as JSON.
+
+Only the policy sets it; a value from the request is removed.
+"""
+DEADLINE_MS_MAX = int(DELAY_S_MAX * 1000)
+"""Maximum deadline of a budget; a policy that allows more is cut to it."""
+
+
+OVERWRITTEN_ENV = frozenset({OWN_JOB_ID_IN_ENV, ASK_FIRST, LEASE_IN_ENV, CONSTRAINTS_IN_ENV})
+"""Keys in env that only the order sets; values from the request are removed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepNotDue:
-    """An earlier step has not ended."""
+class DispatchTerms:
+    """The terms of one dispatch."""
 
-    step_index: int
-    job_id: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepDoomed:
-    """An earlier step failed for good."""
-
-    step_index: int
-    job_id: str
-    state: str
+    lease_s: float
+    trace: str | None = None
+    """The trace of the job's submitter."""
+    constraints: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    redacted: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-StepTurn: TypeAlias = StepNotDue | StepDoomed | None
-"""None means that it is the step's turn."""
+def request_within_policy(
+    request: JobRequest, constraints: Mapping[str, Any], redacted: Mapping[str, Any] | None = None
+) -> JobRequest:
+    """The request as its worker will receive it, within the policy's constraints, without the data of one dispatch.
 
+    With a `redacted` context, no pointer or reference of the request or of its compensation is sent.
 
-def turn_of(front: WorkflowFrontier, step_index: int) -> StepTurn:
-    """Whether a step with this index may be dispatched."""
-    failed, waits_for = front.failed, front.open
-    if failed is not None and failed.index < step_index:
-        return StepDoomed(step_index=failed.index, job_id=failed.job_id, state=failed.state)
-    if waits_for is not None and waits_for.index < step_index:
-        return StepNotDue(step_index=waits_for.index, job_id=waits_for.job_id)
-    return None
-
-
-def is_ordered_step(request: JobRequest) -> bool:
-    """Whether the job is a step that may have to wait for others."""
-    return bool(request.step_of and request.workflow_id and request.step_index and COMPENSATES not in request.labels)
-
-
-@dataclass(kw_only=True)
-class StepOrder:
-    """The order of steps as one pass sees it.
-
-    Reads each workflow once, and once more after some steps were deferred.
+    Orders are built from this alone, and approvals show and bind it. So no field that a worker receives can be missing
+    from the approval.
     """
+    env = {name: value for name, value in request.env.items() if name not in OVERWRITTEN_ENV}
+    labels = {name: value for name, value in request.labels.items() if name != REQUEUE_CAUSE}
+    changed: dict[str, Any] = {"env": env, "labels": labels}
+    if redacted:
+        ref = redacted.get("context_ref")
+        changed["context_ptr"] = str(redacted.get("context_ptr", ""))
+        changed["context_ref"] = None if ref is None else ResourceRef.model_validate(ref)
+        if request.compensation is not None:
+            changed["compensation"] = request.compensation.model_copy(update={"context_ptr": "", "context_ref": None})
+    if constraints:
+        env[CONSTRAINTS_IN_ENV] = json.dumps(constraints, sort_keys=True, default=str)
+        changed["budget"] = _shorter_budget(request.budget, constraints)
+    return request.model_copy(update=changed)
 
-    families: JobTree
-    _workflows: WorkflowReader = field(init=False)
-    _fronts: dict[WorkflowKey, WorkflowFrontier] = field(default_factory=dict[WorkflowKey, WorkflowFrontier])
-    _aside: dict[WorkflowKey, list[tuple[Job, JobRequest]]] = field(
-        default_factory=dict[WorkflowKey, list[tuple[Job, JobRequest]]]
-    )
 
-    def __post_init__(self) -> None:
-        self._workflows = WorkflowReader(families=self.families)
+def order_of(request: JobRequest, dispatch: Dispatch, wire_id: str, terms: DispatchTerms) -> JobOrder:
+    """Build the order; the stored request is not changed.
 
-    async def of(self, request: JobRequest) -> StepTurn:
-        """Whether it is this job's turn."""
-        if not is_ordered_step(request):
-            return None
-        key = await self.families.key_of(request)
-        if key not in self._fronts:
-            self._fronts[key] = await self._workflows.front(key)
-        return turn_of(self._fronts[key], request.step_index)
+    Raises BusRequestInvalid when the result is not a valid request.
+    """
+    work = request_within_policy(request, terms.constraints, terms.redacted)
+    ours = {OWN_JOB_ID_IN_ENV: request.job_id, ASK_FIRST: "ask", LEASE_IN_ENV: f"{terms.lease_s:g}"}
+    env = {JOB_ID_IN_ENV: request.job_id, **work.env, **ours}
+    if terms.trace:
+        env[tracing.IN_ENV] = terms.trace
+    sent = work.model_copy(update={"job_id": wire_id, "env": env})
+    return JobOrder(request=JobRequest.read(sent.body), dispatch=dispatch)
 
-    async def put_aside(self, job: Job, request: JobRequest) -> None:
-        """Record that the job was deferred because it is not its turn."""
-        self._aside.setdefault(await self.families.key_of(request), []).append((job, request))
 
-    async def missed(self) -> list[Job]:
-        """The deferred jobs whose turn had come before they were deferred. The reconciler did not find them waiting."""
-        found: list[Job] = []
-        for key, aside in self._aside.items():
-            front = await self._workflows.front(key)
-            found += [job for job, request in aside if not isinstance(turn_of(front, request.step_index), StepNotDue)]
-        self._aside.clear()
-        return found
+def _shorter_budget(budget: Budget | None, constraints: Mapping[str, Any]) -> Budget | None:
+    """The budget with the shorter of the two times."""
+    runtime = runtime_ms(constraints)
+    if runtime is None:
+        return budget
+    requested = budget.deadline_ms if budget else 0
+    shorter = min(requested or DEADLINE_MS_MAX, runtime)
+    return (budget or Budget.model_validate({})).model_copy(update={"deadline_ms": shorter})
+
+
+# Approvals. An approval counts only for the same request, the same order and the same policy (D45).
+
+APPROVED = "job_approved"
+HOLD_S = 72 * 3600.0
+"""How long a job held for a person is delayed before the kernel is asked again, in seconds."""
+
+
+def approval_bindings(request: JobRequest, decision: Mapping[str, Any]) -> dict[str, str]:
+    """What an approval is bound to: the request, the policy, and everything the worker receives."""
+    return {
+        "job_hash": request.hash,
+        "policy_hash": str(decision.get("policy_hash", "")),
+        "order_hash": request_within_policy(request, decision.get("constraints") or {}, decision.get("redacted")).hash,
+    }
+
+
+def find_approval(events: Iterable[Event], request: JobRequest, decision: SafetyDecision) -> str | None:
+    """The id of the approval event that is bound to exactly what would be sent now; None without one."""
+    bound = approval_bindings(request, json.loads(json.dumps(decision.to_dict())))
+    for event in events:
+        if event.type != APPROVED:
+            continue
+        data: Any = json.loads(event.data or b"{}")
+        if all(data.get(name) == value for name, value in bound.items()):
+            return event.id
+    return None

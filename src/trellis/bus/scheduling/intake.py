@@ -16,7 +16,6 @@ from datetime import datetime
 
 from trellis.auth.ownership import is_of_sender, may_link_on_bus, scoped_key, submitter_of
 from trellis.auth.principals import sender_name
-from trellis.bus.backlog import BacklogLimit
 from trellis.bus.errors import BusError, BusRequestInvalid, TopicFull
 from trellis.bus.messages import (
     CANCEL,
@@ -32,11 +31,12 @@ from trellis.bus.messages import (
     PacketRefused,
     Status,
 )
+from trellis.bus.outcomes.attempts import attempt_in
 from trellis.bus.outcomes.job_tree import JobTree
 from trellis.bus.outcomes.publisher import END_EVENTS, result_of
 from trellis.bus.port import Bus, BusSubscription, ReceivedPacket
 from trellis.bus.requests import JobRequest, new_bus_job, read_wire_id
-from trellis.bus.results.reports import attempt_in
+from trellis.bus.submitter import BacklogLimit
 from trellis.bus.topics import Topics
 from trellis.bus.wire.alerts import AlertLimit, AlertRates, AlertSender
 from trellis.engine import tracing
@@ -108,7 +108,6 @@ class EarlyCancels:
     _looking: "asyncio.Task[None] | None" = None
 
     def keep(self, packet: Packet) -> None:
-        """Keep a cancel for `KEPT_S` seconds."""
         now, key = self.clock.monotonic(), _key(packet)
         self._drop(key)
         self._kept[key] = _EarlyCancel(packet, since=now, until=now + KEPT_S, next_at=now + LOOK_S_FIRST)
@@ -121,7 +120,6 @@ class EarlyCancels:
             self._looking = asyncio.get_running_loop().create_task(self._look_again())
 
     def forget(self, packet: Packet) -> None:
-        """Drop a cancel that was carried out."""
         self._drop(_key(packet))
 
     def of_request(self, job_id: str, sender_id: str, requested_at: datetime) -> Packet | None:
@@ -129,13 +127,13 @@ class EarlyCancels:
 
         It stays until it is carried out.
         """
-        found = self._kept.get((job_id, sender_id))
-        if found is None:
+        kept = self._kept.get((job_id, sender_id))
+        if kept is None:
             return None
-        if found.until <= self.clock.monotonic() or found.packet.created_at < requested_at:
+        if kept.until <= self.clock.monotonic() or kept.packet.created_at < requested_at:
             self._drop((job_id, sender_id))
             return None
-        return found.packet
+        return kept.packet
 
     async def stop(self) -> None:
         """Stop reading the ledger and drop all kept cancels."""
@@ -238,24 +236,24 @@ class BusIntake:
     async def on_submit(self, received: ReceivedPacket) -> None:
         """Handle one request. Raises LedgerError; the bus may then redeliver the request."""
         packet = received.packet
-        said = packet.body.request if isinstance(packet.body, JobOrder) else packet.body
-        if not isinstance(said, JobRequest):
-            _log.warning("not_a_request", sender=packet.sender_id, body=type(said).__name__)
+        submitted = packet.body.request if isinstance(packet.body, JobOrder) else packet.body
+        if not isinstance(submitted, JobRequest):
+            _log.warning("not_a_request", sender=packet.sender_id, body=type(submitted).__name__)
             return
         try:
-            request = JobRequest.checked(said.model_dump(mode="json", exclude_defaults=True, warnings=False))
+            request = JobRequest.checked(submitted.model_dump(mode="json", exclude_defaults=True, warnings=False))
             self._early.of_request(request.job_id, packet.sender_id, packet.created_at)  # drops an older cancel
             answer = await self._submit(packet, request)
         except TopicFull as error:
-            await self._refuse(packet, said.job_id, str(error), ErrorCode.RESOURCE_EXHAUSTED)
+            await self._refuse(packet, submitted.job_id, str(error), ErrorCode.RESOURCE_EXHAUSTED)
             return
         except (InputError, Refused) as error:
-            await self._refuse(packet, said.job_id, str(error), ErrorCode.INVALID_INPUT)
+            await self._refuse(packet, submitted.job_id, str(error), ErrorCode.INVALID_INPUT)
             return
         if isinstance(answer, Mismatch):
-            await self._refuse(packet, said.job_id, _is_mismatch(answer), ErrorCode.DUPLICATE)
+            await self._refuse(packet, submitted.job_id, _is_mismatch(answer), ErrorCode.DUPLICATE)
         elif answer.job_id != request.job_id:
-            await self._tell_refused(packet, said.job_id, _is_repeated(answer), ErrorCode.DUPLICATE)
+            await self._tell_refused(packet, submitted.job_id, _is_repeated(answer), ErrorCode.DUPLICATE)
         else:
             await self._taken_in(packet, answer)
             await self._note_worker(packet.sender_id, request.parent_job_id)
@@ -305,10 +303,10 @@ class BusIntake:
 
         Child jobs from the parent's own submitter show nothing.
         """
-        found = read_wire_id(named)
-        if found is None or self.works_on is None:
+        parsed = read_wire_id(named)
+        if parsed is None or self.works_on is None:
             return
-        parent = await self.ledger.job(found[0])
+        parent = await self.ledger.job(parsed[0])
         if parent is not None and not await is_of_sender(self.ledger, parent, sender_id):
             await self.works_on(named, sender_id)
 
@@ -413,8 +411,8 @@ class BusIntake:
 
     async def _is_anybodys(self, named: str) -> bool:
         """Whether a job has this id or this wire id."""
-        found = read_wire_id(named)
-        ids = [named] if found is None else [named, found[0]]
+        parsed = read_wire_id(named)
+        ids = [named] if parsed is None else [named, parsed[0]]
         usable = [JobId(one) for one in ids if re.fullmatch(JOB_ID_PATTERN, one)]
         return any([await self.ledger.job(one) is not None for one in usable])
 

@@ -191,8 +191,10 @@ def _nobody_listens(
     request: JobRequest, fitting: Sequence[LiveWorker], subjects: SubjectStates
 ) -> StaysReady | NoFittingWorker:
     """No free worker subscribes to its own subject. The job waits if a busy one does."""
-    heard = _best_listening(request, fitting, subjects)
-    return NoFittingWorker(reason=NOBODY_LISTENS) if heard is None else StaysReady(why=WaitReason.FULL, all_do=False)
+    listening = _best_listening(request, fitting, subjects)
+    return (
+        NoFittingWorker(reason=NOBODY_LISTENS) if listening is None else StaysReady(why=WaitReason.FULL, all_do=False)
+    )
 
 
 def _best_listening(request: JobRequest, workers: Sequence[LiveWorker], subjects: SubjectStates) -> PlacedJob | None:

@@ -119,7 +119,7 @@ class _WorkerEntry:
     """The protocol versions it speaks instead of ours; empty when it speaks ours or listed none."""
     gone_at: float = math.inf
     """When its own subject was found to have no subscriber."""
-    told_at: float = -math.inf
+    written_at: float = -math.inf
     given: dict[str, int] = field(default_factory=dict[str, int])
     """By wire id of a dispatched job: the number of heartbeats received before."""
     ended: int = 0
@@ -131,6 +131,26 @@ class _WorkerEntry:
         active = self.beat.active_jobs if self.beat else 0
         since = sum(after == self.beats for after in self.given.values())
         return max(max(0, active - self.ended) + since, len(self.given))
+
+    def snapshot(self) -> LiveWorker:
+        """The worker as it is now; the same object until something changes."""
+        if self.seen is None:
+            beat = self.beat or WorkerHeartbeat(worker_id=self.worker_id)
+            self.seen = LiveWorker(
+                worker_id=self.worker_id,
+                heard_at=self.heard_at,
+                interval_s=self.interval_s,
+                active_jobs=beat.active_jobs,
+                load=self.load(),
+                capacity=max(1, beat.max_parallel_jobs),
+                cpu=_percent(beat.cpu_load),
+                pool=beat.pool,
+                capabilities=frozenset(name.lower() for name in beat.capabilities),
+                labels=dict(beat.labels),
+                ready_topics=self.ready_topics,
+                other_versions=self.other_versions,
+            )
+        return self.seen
 
     def lost_at(self) -> float:
         heard_at = self.met_at if self.heard_at is None else max(self.heard_at, self.met_at)
@@ -173,7 +193,6 @@ class _SubjectState:
             self.silent_until = min(self.silent_until, self.tried_at + self.hope_s)
 
     def spoke(self) -> None:
-        """Record that there is a subscriber."""
         self.proven, self.hoped, self.silence_s, self.hope_s = True, False, 0.0, 0.0
         self.silent_since, self.silent_until = math.inf, -math.inf
 
@@ -197,16 +216,16 @@ class WorkerRegistry:
     _own_sender_id: str | None = None
     _looked_at: float = -math.inf
     _swept_at: float = -math.inf
-    _first_told: deque[float] = field(default_factory=lambda: deque[float](maxlen=FIRST_LEDGER_WRITES_MAX))
-    _said_at: dict[str, float] = field(default_factory=dict[str, float])
+    _first_written: deque[float] = field(default_factory=lambda: deque[float](maxlen=FIRST_LEDGER_WRITES_MAX))
+    _logged_at: dict[str, float] = field(default_factory=dict[str, float])
 
     # --- received messages ----------------------------------------------------------------------------------------
 
     def record_heartbeat(self, heartbeat: WorkerHeartbeat, at: float) -> None:
         """Record a heartbeat; `at` is a reading of this process's clock."""
         labels = (*heartbeat.labels, *heartbeat.labels.values())
-        told = (*labels, *heartbeat.capabilities, heartbeat.pool, heartbeat.region)
-        known = self._known(heartbeat.worker_id, at, told)
+        texts = (*labels, *heartbeat.capabilities, heartbeat.pool, heartbeat.region)
+        known = self._known(heartbeat.worker_id, at, texts)
         if known is None:
             return
         known.seen = None
@@ -227,11 +246,11 @@ class WorkerRegistry:
 
     def record_handshake(self, handshake: Handshake, at: float) -> None:
         """Record a handshake. Only handshakes of workers matter here."""
-        told = handshake.ready_topics
-        if sum(map(has_wildcard, told)) > PATTERNS_MAX:
+        topics = handshake.ready_topics
+        if sum(map(has_wildcard, topics)) > PATTERNS_MAX:
             self._not_taken_in("worker_tells_too_much", handshake.component_id, at)
             return
-        known = self._known(handshake.component_id, at, told) if handshake.role == "worker" else None
+        known = self._known(handshake.component_id, at, topics) if handshake.role == "worker" else None
         if known is None:
             return
         known.seen, known.met_at = None, at
@@ -259,7 +278,6 @@ class WorkerRegistry:
             self._forget_given(given_to, wire_id)
 
     def assigned(self, worker_id: str, wire_id: str) -> None:
-        """Record a dispatch to a worker."""
         known = self._workers.get(worker_id)
         if known is not None:
             known.given[wire_id], known.seen = known.beats, None
@@ -284,7 +302,7 @@ class WorkerRegistry:
     def alive(self, worker_id: str) -> LiveWorker | None:
         """A snapshot of the worker; None if it is lost or unknown."""
         known = self._workers.get(worker_id)
-        return _live_worker(known) if known and self.clock.monotonic() <= known.lost_at() else None
+        return known.snapshot() if known and self.clock.monotonic() <= known.lost_at() else None
 
     def serves(self, worker_id: str, topic: str, settings: Topic) -> bool:
         """Whether it is a live worker of this topic that speaks our protocol version."""
@@ -297,7 +315,7 @@ class WorkerRegistry:
         if now >= self._swept_at + SWEPT_EVERY_S:
             self._swept_at = now
             self._forget_lost(now - LOST_KEPT_S)
-        return (_live_worker(known) for known in self._workers.values() if now <= known.lost_at())
+        return (known.snapshot() for known in self._workers.values() if now <= known.lost_at())
 
     def outstanding(self, subject: str) -> int:
         """How many attempts sent to this subject may still be running."""
@@ -322,7 +340,6 @@ class WorkerRegistry:
         return known is not None and known.proven
 
     def mark_listening(self, subject: str) -> None:
-        """Record that the subject has a subscriber."""
         self._subject(subject).spoke()
 
     def mark_silent(self, subject: str, worker_id: str = "") -> None:
@@ -340,7 +357,6 @@ class WorkerRegistry:
     # --- the bus --------------------------------------------------------------------------------------------------
 
     async def listen(self, bus: Bus) -> None:
-        """Subscribe to heartbeats, handshakes and results."""
         self._own_sender_id = bus.sender_id
         for subject in (HEARTBEAT, HANDSHAKE):
             self._listening.append(await bus.listen(subject, self._take))
@@ -348,7 +364,6 @@ class WorkerRegistry:
         self._listening.append(await bus.listen(RESULT, self._take, alerts=False))
 
     async def stop(self) -> None:
-        """Unsubscribe."""
         while self._listening:
             await self._listening.pop().stop()
 
@@ -356,7 +371,7 @@ class WorkerRegistry:
         body, now = received.packet.body, self.clock.monotonic()
         if isinstance(body, WorkerHeartbeat):
             self.record_heartbeat(body, now)
-            await self._tell(body.worker_id, now)
+            await self._write_worker(body.worker_id, now)
         elif isinstance(body, Handshake):
             self.record_handshake(body, now)
         elif received.packet.sender_id == self._own_sender_id:
@@ -365,15 +380,18 @@ class WorkerRegistry:
             self.settled(body.job_id, body.worker_id)
             self._call()
 
-    async def _tell(self, worker_id: str, now: float) -> None:
+    async def _write_worker(self, worker_id: str, now: float) -> None:
         known = self._workers.get(worker_id)
-        if self.ledger is None or known is None or now < known.told_at + LEDGER_WRITE_EVERY_S:
+        if self.ledger is None or known is None or now < known.written_at + LEDGER_WRITE_EVERY_S:
             return
-        if known.told_at == -math.inf:
-            if len(self._first_told) == FIRST_LEDGER_WRITES_MAX and now < self._first_told[0] + LEDGER_WRITE_EVERY_S:
+        if known.written_at == -math.inf:
+            if (
+                len(self._first_written) == FIRST_LEDGER_WRITES_MAX
+                and now < self._first_written[0] + LEDGER_WRITE_EVERY_S
+            ):
                 return  # written with a later heartbeat
-            self._first_told.append(now)
-        known.told_at = now
+            self._first_written.append(now)
+        known.written_at = now
         try:
             await self.ledger.heartbeat_worker(Actor(role=Role.WORKER, name=worker_id), _worker_info(known))
         except LedgerError as error:
@@ -381,9 +399,9 @@ class WorkerRegistry:
 
     # --- bookkeeping ----------------------------------------------------------------------------------------------
 
-    def _known(self, worker_id: str, at: float, told: Sequence[str]) -> _WorkerEntry | None:
+    def _known(self, worker_id: str, at: float, texts: Sequence[str]) -> _WorkerEntry | None:
         """The entry of the worker that sent this; None when it cannot be registered."""
-        if sum(map(len, told)) > WORKER_TEXT_CHARS_MAX:
+        if sum(map(len, texts)) > WORKER_TEXT_CHARS_MAX:
             return self._not_taken_in("worker_tells_too_much", worker_id, at)
         known = self._workers.get(worker_id)
         if known is not None and at <= known.lost_at():
@@ -395,13 +413,13 @@ class WorkerRegistry:
         self.mark_lost(worker_id)
         made = self._workers[worker_id] = _WorkerEntry(worker_id, met_at=at)
         if known is not None:  # a worker that returns after a silence sends heartbeats, but not its handshake again
-            made.ready_topics, made.told_at = known.ready_topics, known.told_at
+            made.ready_topics, made.written_at = known.ready_topics, known.written_at
             made.other_versions = known.other_versions
         return made
 
     def _not_taken_in(self, why: str, worker_id: str, at: float) -> None:
-        if at >= self._said_at.get(why, -math.inf) + LOG_EVERY_S:
-            self._said_at[why] = at
+        if at >= self._logged_at.get(why, -math.inf) + LOG_EVERY_S:
+            self._logged_at[why] = at
             _log.warning(why, worker=worker_id[:WORKER_ID_CHARS_MAX], workers=len(self._workers))
 
     def _make_room(self, at: float) -> bool:
@@ -466,30 +484,6 @@ def serves(seen: LiveWorker, topic: str, settings: Topic) -> bool:
     return compile_patterns(seen.ready_topics).fit(topic)
 
 
-def _live_worker(known: _WorkerEntry) -> LiveWorker:
-    if known.seen is None:
-        known.seen = _read_live_worker(known)
-    return known.seen
-
-
-def _read_live_worker(known: _WorkerEntry) -> LiveWorker:
-    beat = known.beat
-    return LiveWorker(
-        worker_id=known.worker_id,
-        heard_at=known.heard_at,
-        interval_s=known.interval_s,
-        active_jobs=beat.active_jobs if beat else 0,
-        load=known.load(),
-        capacity=max(1, beat.max_parallel_jobs) if beat else 1,
-        cpu=_percent(beat.cpu_load) if beat else 0.0,
-        pool=beat.pool if beat else "",
-        capabilities=frozenset(name.lower() for name in beat.capabilities) if beat else frozenset(),
-        labels=dict(beat.labels) if beat else {},
-        ready_topics=known.ready_topics,
-        other_versions=known.other_versions,
-    )
-
-
 def _other_versions(supported: tuple[int, ...]) -> tuple[int, ...]:
     """The versions of a component that does not speak ours.
 
@@ -498,12 +492,11 @@ def _other_versions(supported: tuple[int, ...]) -> tuple[int, ...]:
     return () if PROTOCOL_VERSION in supported else tuple(sorted(set(supported)))[:VERSIONS_KEPT_MAX]
 
 
-def _percent(said: float) -> float:
-    return min(100.0, max(0.0, said)) if math.isfinite(said) else 0.0
+def _percent(value: float) -> float:
+    return min(100.0, max(0.0, value)) if math.isfinite(value) else 0.0
 
 
 def _worker_info(known: _WorkerEntry) -> bytes:
-    """The worker's details for display."""
     beat = known.beat or WorkerHeartbeat(worker_id=known.worker_id)
     return json.dumps(
         {

@@ -25,26 +25,27 @@ from trellis.bus.errors import (
     NoResponders,
 )
 from trellis.bus.messages import Dispatch, JobOrder
+from trellis.bus.outcomes.attempts import ATTEMPT
 from trellis.bus.outcomes.job_tree import JobTree
 from trellis.bus.outcomes.linked_jobs import ATTEMPTS, attempts_of
+from trellis.bus.outcomes.workflows import StepDoomed, StepNotDue, StepOrder, gather_all
 from trellis.bus.port import Bus
 from trellis.bus.requests import JobRequest, request_of, wire_id
-from trellis.bus.results.reports import ATTEMPT
-from trellis.bus.safety.decisions import DecisionKernel, DecisionKind, KernelRefuses, SafetyDecision
+from trellis.bus.safety.policy import DecisionKernel, DecisionKind, KernelRefuses, SafetyDecision
 from trellis.bus.scheduling import dispatch_policy
-from trellis.bus.scheduling.dispatch_order import HOLD_S, DispatchTerms, find_approval, order_of
 from trellis.bus.scheduling.dispatch_policy import (
+    HOLD_S,
     DispatchOutcome,
+    DispatchTerms,
     SchedulerOptions,
     SchedulerReport,
-    StepDoomed,
-    StepNotDue,
-    StepOrder,
     TenantLimits,
     age_s,
     dispatch_order,
+    find_approval,
     in_lanes,
     interleave,
+    order_of,
     unreached_lanes,
     urgent_first,
 )
@@ -239,7 +240,7 @@ class Scheduler:
             newest = (await self.ledger.jobs(where, limit=self.options.newest_max)).jobs
             jobs = urgent_first(newest, jobs, self.options.validate_max // 2)
         for group in _groups(jobs, self.options.at_once):
-            done += await _gather_outcomes(self._validate_one(job.job_id) for job in group)
+            done += await gather_all(self._validate_one(job.job_id) for job in group)
         return done
 
     async def _validate_one(self, job_id: JobId) -> DispatchOutcome:
@@ -265,7 +266,7 @@ class Scheduler:
         bus_away = kernel_away = False
         while waiting and not (bus_away or kernel_away) and self.clock.monotonic() < until:
             group, waiting, left = await self._next_group(waiting, room, now)
-            outcomes = await _gather_outcomes(work() for work in group)
+            outcomes = await gather_all(work() for work in group)
             did.update([*left, *outcomes])
             bus_away = not self.bus.connected
             kernel_away = did[DispatchOutcome.UNASKED] >= KERNEL_FAILURES_MAX and set(outcomes) == {
@@ -363,11 +364,10 @@ class Scheduler:
         return did
 
     def _place(self, ready: _ReadyJob) -> PlacedJob | StaysReady | NoFittingWorker:
-        live = self.workers.live()
         return place_job(
             ready.request,
             self.topics,
-            live,
+            self.workers.live(),
             self.workers,
             subject_max=self.options.subject_max,
             age_s=ready.age_s,
@@ -573,12 +573,3 @@ def _short_cause(text: str) -> str:
 
 def _groups(jobs: Sequence[Job], size: int) -> Iterable[Sequence[Job]]:
     return (jobs[start : start + size] for start in range(0, len(jobs), size))
-
-
-async def _gather_outcomes(work: Iterable[Coroutine[Any, Any, DispatchOutcome]]) -> list[DispatchOutcome]:
-    """Every outcome. If one raises, the others finish first."""
-    outcomes = await asyncio.gather(*work, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]

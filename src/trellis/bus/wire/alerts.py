@@ -101,7 +101,6 @@ class AlertLimit:
 
 
 def alert_of(subject: str, error: PacketRefused, left_out: int = 0) -> BusAlert:
-    """The alert about a refused packet."""
     details = {"subject": subject, "sender_id": error.sender_id, "job_id": error.job_id}
     if left_out:
         details["left_out"] = str(left_out)
@@ -109,7 +108,7 @@ def alert_of(subject: str, error: PacketRefused, left_out: int = 0) -> BusAlert:
         message=f"a packet on {subject} was dropped: {error.detail}",
         code=error.error_code,
         severity=SEVERITIES.get(error.error_code, AlertSeverity.WARNING),
-        details={name: said[:TEXT_CHARS_MAX] for name, said in details.items() if said},
+        details={name: text[:TEXT_CHARS_MAX] for name, text in details.items() if text},
     )
 
 
@@ -131,13 +130,13 @@ class AlertSender:
         left_out = self.limit.left_out(code, about)
         if left_out is None:
             return
-        told = {"sender_id": about, **(details or {}), **({"left_out": str(left_out)} if left_out else {})}
-        _log.warning("alert", code=code.name, message=message, **told)
+        about_alert = {"sender_id": about, **(details or {}), **({"left_out": str(left_out)} if left_out else {})}
+        _log.warning("alert", code=code.name, message=message, **about_alert)
         alert = BusAlert(
             message=message[:TEXT_CHARS_MAX],
             code=code,
             severity=SEVERITIES.get(code, AlertSeverity.WARNING),
-            details={name: text[:TEXT_CHARS_MAX] for name, text in told.items() if text},
+            details={name: text[:TEXT_CHARS_MAX] for name, text in about_alert.items() if text},
         )
         try:
             await self.bus.publish(ALERT, alert, trace_id=trace_id)

@@ -10,10 +10,11 @@ import importlib
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 
@@ -54,38 +55,39 @@ _PARTS: Mapping[str, type[pydantic.BaseModel]] = {
     "identity": IdentityBinding,
     "context_ref": ResourceRef,
 }
+BodyT = TypeVar("BodyT", JobResult, JobProgress, JobCancel, WorkerHeartbeat, Handshake, BusAlert)
 _PRIORITY_NAMES = {number: name for name, number in PRIORITIES.items()}
 _ACTOR_NAMES = {number: name for name, number in ACTOR_TYPES.items()}
 
 
-def message_fields(said: Any, shape: type[pydantic.BaseModel]) -> dict[str, Any]:
+def message_fields(message: Any, shape: type[pydantic.BaseModel]) -> dict[str, Any]:
     """The fields of a message that our model has."""
-    told: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in shape.model_fields:
-        value = getattr(said, name)
+        value = getattr(message, name)
         if name in _PARTS:
-            if said.HasField(name):
-                told[name] = message_fields(value, _PARTS[name])
+            if message.HasField(name):
+                values[name] = message_fields(value, _PARTS[name])
         elif name == "priority":
-            told[name] = _PRIORITY_NAMES.get(value, value)
+            values[name] = _PRIORITY_NAMES.get(value, value)
         elif name == "actor_type":
-            told[name] = _ACTOR_NAMES.get(value, value)
+            values[name] = _ACTOR_NAMES.get(value, value)
         elif name == "expires_at":
-            told[name] = value.ToJsonString() if said.HasField(name) else ""
+            values[name] = value.ToJsonString() if message.HasField(name) else ""
         elif isinstance(value, bytes):
-            told[name] = value.hex()
+            values[name] = value.hex()
         else:
-            told[name] = value if isinstance(value, str | int) else _plain(value)
-    return told
+            values[name] = value if isinstance(value, str | int) else _plain(value)
+    return values
 
 
-def _plain(value: Any) -> dict[str, str] | list[str]:
-    return dict(value) if hasattr(value, "items") else list(value)
+def _plain(value: Any) -> dict[str, Any] | tuple[Any, ...]:
+    return dict(value) if hasattr(value, "items") else tuple(value)
 
 
-def fields_of(told: dict[str, Any]) -> dict[str, Any]:
+def fields_of(values: dict[str, Any]) -> dict[str, Any]:
     """A request's fields, with CAP's numbers in place of names."""
-    numbered: dict[str, Any] = {name: fields_of(value) if name in _PARTS else value for name, value in told.items()}
+    numbered: dict[str, Any] = {name: fields_of(value) if name in _PARTS else value for name, value in values.items()}
     if "priority" in numbered:
         numbered["priority"] = PRIORITIES[numbered["priority"]]
     if "actor_type" in numbered:
@@ -136,8 +138,8 @@ def check_strict(data: bytes, descriptor: Any) -> frozenset[int]:
     while waiting:
         at, end, part = waiting.pop()
         inside = _known_fields(part)
-        left, found = _read_fields(data, at, end, left)
-        waiting += [(start, stop, kind) for number, start, stop in found if (kind := inside.get(number, _UNKNOWN)[0])]
+        left, nested = _read_fields(data, at, end, left)
+        waiting += [(start, stop, kind) for number, start, stop in nested if (kind := inside.get(number, _UNKNOWN)[0])]
     return frozenset(number for number, _, _ in top)
 
 
@@ -158,7 +160,7 @@ def _read_fields(data: bytes, at: int, end: int, left: int) -> tuple[int, list[t
 
     A field is its number and the range of the bytes after its tag.
     """
-    found: list[tuple[int, int, int]] = []
+    fields: list[tuple[int, int, int]] = []
     while at < end:
         tag = data[at]
         if tag < 0x80:  # nearly every tag is one byte
@@ -177,12 +179,12 @@ def _read_fields(data: bytes, at: int, end: int, left: int) -> tuple[int, list[t
             raise NotStrict(f"field {tag >> 3} has the wire type {wire}, which is none of proto3")
         if stop > end or tag < 8:
             raise NotStrict(f"field {tag >> 3} does not fit into what it is part of")
-        found.append((tag >> 3, at, stop))
+        fields.append((tag >> 3, at, stop))
         at = stop
         left -= 1
         if left < 0:
             raise NotStrict(f"it has more than {FIELDS_MAX} fields")
-    return left, found
+    return left, fields
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
@@ -358,13 +360,13 @@ def _check_signature(message: Any, keys: PacketKeys, delivery: PacketDelivery | 
 
 
 def _signed(message: Any, covered: bytes) -> SignedPacket:
-    said = message.signature_metadata
-    bound = message.HasField("signature_metadata") and said.profile_version == PROFILE
+    metadata = message.signature_metadata
+    bound = message.HasField("signature_metadata") and metadata.profile_version == PROFILE
     return SignedPacket(
         digest=hashlib.sha256(covered).digest(),
         created_at=_cap_timestamp(message, message.created_at, "created_at"),
-        audience=said.audience if bound else None,
-        expires_at=_cap_timestamp(message, said.expires_at, "signature_metadata.expires_at") if bound else None,
+        audience=metadata.audience if bound else None,
+        expires_at=_cap_timestamp(message, metadata.expires_at, "signature_metadata.expires_at") if bound else None,
     )
 
 
@@ -372,10 +374,15 @@ def _bind(message: Any, keys: PacketKeys, subject: str, message_id: str) -> None
     """Put subject, expiry and a unique message id into the envelope, so that the signature covers them."""
     if not subject:
         return
-    said = message.signature_metadata
-    said.profile_version, said.algorithm, said.audience, said.key_id = PROFILE, ALGORITHM, subject, message.sender_id
-    said.message_id = hashlib.sha256(message_id.encode()).digest()[:MESSAGE_ID_BYTES]
-    said.expires_at.seconds = message.created_at.seconds + math.ceil(keys.window_s)
+    metadata = message.signature_metadata
+    metadata.profile_version, metadata.algorithm, metadata.audience, metadata.key_id = (
+        PROFILE,
+        ALGORITHM,
+        subject,
+        message.sender_id,
+    )
+    metadata.message_id = hashlib.sha256(message_id.encode()).digest()[:MESSAGE_ID_BYTES]
+    metadata.expires_at.seconds = message.created_at.seconds + math.ceil(keys.window_s)
 
 
 def _check_meaning(message: Any) -> None:
@@ -394,9 +401,9 @@ def _check_meaning(message: Any) -> None:
         raise _refused(message, ErrorCode.MALFORMED_PACKET, detail)
 
 
-def _cap_timestamp(message: Any, said: Any, name: str) -> datetime:
+def _cap_timestamp(message: Any, timestamp: Any, name: str) -> datetime:
     try:
-        return _EPOCH + timedelta(seconds=said.seconds, microseconds=said.nanos // 1000)
+        return _EPOCH + timedelta(seconds=timestamp.seconds, microseconds=timestamp.nanos // 1000)
     except OverflowError:
         raise _refused(message, ErrorCode.MALFORMED_PACKET, f"{name} is out of range") from None
 
@@ -424,104 +431,78 @@ def _refused(message: Any, code: ErrorCode, detail: str) -> PacketRefused:
     )
 
 
-def _read_request(said: Any, *, from_outside: bool = False) -> JobRequest | JobOrder:
-    told = message_fields(said, JobRequest)
+def _read_request(message: Any, *, from_outside: bool = False) -> JobRequest | JobOrder:
+    values = message_fields(message, JobRequest)
     if from_outside:
-        return JobRequest.checked(told)
-    request = JobRequest.read(json.dumps(told).encode())
-    dispatch = _dispatch(said)
+        return JobRequest.checked(values)
+    request = JobRequest.read(json.dumps(values).encode())
+    dispatch = _dispatch(message)
     return request if dispatch is None else JobOrder(request=request, dispatch=dispatch)
 
 
-def _dispatch(said: Any) -> Dispatch | None:
-    if not said.HasField("dispatch"):
+def _dispatch(message: Any) -> Dispatch | None:
+    if not message.HasField("dispatch"):
         return None
-    found = said.dispatch
-    return Dispatch(dispatch_id=found.dispatch_id, attempt=found.attempt, worker_id=found.assigned_worker_id)
+    dispatch = message.dispatch
+    return Dispatch(dispatch_id=dispatch.dispatch_id, attempt=dispatch.attempt, worker_id=dispatch.assigned_worker_id)
 
 
-def _ref(said: Any) -> ResourceRef | None:
+def _ref(message: Any) -> ResourceRef | None:
     """A reference in a report; None if it exceeds our limits. The report still counts."""
     try:
-        return ResourceRef.model_validate(message_fields(said, ResourceRef))
+        return ResourceRef.model_validate(message_fields(message, ResourceRef))
     except ValueError:
         return None
 
 
-def _read_result(said: Any) -> JobResult:
-    return JobResult(
-        job_id=said.job_id,
-        status=Status(said.status),
-        worker_id=said.worker_id,
-        result_ptr=said.result_ptr,
-        execution_ms=said.execution_ms,
-        error_code=said.error_code,
-        error_message=said.error_message,
-        artifact_ptrs=tuple(said.artifact_ptrs),
-        error_code_enum=said.error_code_enum,
-        dispatch=_dispatch(said),
-        result_ref=_ref(said.result_ref) if said.HasField("result_ref") else None,
-        artifact_refs=tuple(filter(None, map(_ref, said.artifact_refs))),
+def _fields(message: Any, shape: type[BodyT], **others: Any) -> BodyT:
+    """The body with the fields of the same names; `others` are the fields that a packet holds in another form."""
+    values = {field.name: getattr(message, field.name) for field in fields(shape) if field.name not in others}
+    plain = {name: value if isinstance(value, str | int | float) else _plain(value) for name, value in values.items()}
+    return shape(**plain, **others)
+
+
+def _read_result(message: Any) -> JobResult:
+    return _fields(
+        message,
+        JobResult,
+        status=Status(message.status),
+        dispatch=_dispatch(message),
+        result_ref=_ref(message.result_ref) if message.HasField("result_ref") else None,
+        artifact_refs=tuple(filter(None, map(_ref, message.artifact_refs))),
     )
 
 
-def _read_progress(said: Any) -> JobProgress:
-    return JobProgress(
-        job_id=said.job_id,
-        status=Status(said.status),
-        step_id=said.step_id,
-        percent=said.percent,
-        message=said.message,
-        result_ptr=said.result_ptr,
-        dispatch=_dispatch(said),
-    )
+def _read_progress(message: Any) -> JobProgress:
+    return _fields(message, JobProgress, status=Status(message.status), dispatch=_dispatch(message))
 
 
-def _read_cancel(said: Any) -> JobCancel:
-    return JobCancel(job_id=said.job_id, reason=said.reason, requested_by=said.requested_by, dispatch=_dispatch(said))
+def _read_cancel(message: Any) -> JobCancel:
+    return _fields(message, JobCancel, dispatch=_dispatch(message))
 
 
-def _read_heartbeat(said: Any) -> WorkerHeartbeat:
-    loads = {name: getattr(said, name) for name in ("cpu_load", "gpu_utilization", "memory_load")}
-    for name, load in loads.items():
-        if not math.isfinite(load):
+def _read_heartbeat(message: Any) -> WorkerHeartbeat:
+    for name in ("cpu_load", "gpu_utilization", "memory_load"):
+        if not math.isfinite(getattr(message, name)):
             raise ValueError(f"heartbeat.{name}: must be a number")
-    if said.active_jobs < 0 or said.max_parallel_jobs < 0:
+    if message.active_jobs < 0 or message.max_parallel_jobs < 0:
         raise ValueError("heartbeat.active_jobs and heartbeat.max_parallel_jobs: must not be negative")
-    return WorkerHeartbeat(
-        worker_id=said.worker_id,
-        pool=said.pool,
-        region=said.region,
-        type=said.type,
-        active_jobs=said.active_jobs,
-        max_parallel_jobs=said.max_parallel_jobs,
-        capabilities=tuple(said.capabilities),
-        labels=dict(said.labels),
-        **loads,
-    )
+    return _fields(message, WorkerHeartbeat)
 
 
-def _read_handshake(said: Any) -> Handshake:
-    role: int = said.role
-    return Handshake(
-        component_id=said.component_id,
-        role=ROLES[role] if 0 <= role < len(ROLES) else "",
-        supported_versions=tuple(said.supported_versions),
-        capabilities=dict(said.capabilities),
-        sdk_version=said.sdk_version,
-        ready_topics=tuple(said.ready_topics),
-    )
+def _read_handshake(message: Any) -> Handshake:
+    return _fields(message, Handshake, role=ROLES[message.role] if 0 <= message.role < len(ROLES) else "")
 
 
-def _read_alert(said: Any) -> BusAlert:
-    known = said.error_code_enum in ErrorCode.__members__.values()
-    level, severity = str(said.level).upper(), int(said.severity)
+def _read_alert(message: Any) -> BusAlert:
+    known = message.error_code_enum in ErrorCode.__members__.values()
+    level, severity = str(message.level).upper(), int(message.severity)
     by_level = AlertSeverity(level) if level in AlertSeverity.__members__ else AlertSeverity.INFO
-    return BusAlert(
-        message=said.message,
-        code=ErrorCode(said.error_code_enum) if known else ErrorCode.UNSPECIFIED,
+    return _fields(
+        message,
+        BusAlert,
+        code=ErrorCode(message.error_code_enum) if known else ErrorCode.UNSPECIFIED,
         severity=SEVERITIES[severity] if 0 < severity < len(SEVERITIES) else by_level,
-        details=dict(said.details),
     )
 
 
@@ -540,44 +521,42 @@ _READERS: Mapping[str | None, Any] = {
 
 
 def _write_body(message: Any, packet: Packet) -> None:
-    match packet.body:
-        case JobRequest() as request:
-            message.job_request.CopyFrom(_sdk("job_pb2").JobRequest(**fields_of(request.model_dump(exclude_none=True))))
+    body, job = packet.body, _sdk("job_pb2")
+    match body:
+        case JobRequest():
+            message.job_request.CopyFrom(job.JobRequest(**fields_of(body.model_dump(exclude_none=True))))
         case JobOrder(request=request, dispatch=dispatch):
-            told = fields_of(request.model_dump(exclude_none=True))
-            message.job_request.CopyFrom(_sdk("job_pb2").JobRequest(**told, dispatch=_identity(dispatch)))
-        case JobResult() | JobProgress() | JobCancel() as body:
-            _write_report(message, body)
-        case WorkerHeartbeat() as body:
+            values = fields_of(request.model_dump(exclude_none=True))
+            message.job_request.CopyFrom(job.JobRequest(**values, dispatch=_identity(dispatch)))
+        case JobResult():
+            refs = {
+                "result_ref": None if body.result_ref is None else fields_of(body.result_ref.model_dump()),
+                "artifact_refs": [fields_of(ref.model_dump()) for ref in body.artifact_refs],
+            }
+            message.job_result.CopyFrom(job.JobResult(**{**_slots(body), **refs}))
+        case JobProgress():
+            message.job_progress.CopyFrom(job.JobProgress(**_slots(body)))
+        case JobCancel():
+            message.job_cancel.CopyFrom(job.JobCancel(**_slots(body)))
+        case WorkerHeartbeat():
             message.heartbeat.CopyFrom(_sdk("heartbeat_pb2").Heartbeat(**_slots(body)))
-        case Handshake() as body:
+        case Handshake():
             role = ROLES.index(body.role) if body.role in ROLES else 0
             message.handshake.CopyFrom(_sdk("handshake_pb2").Handshake(**{**_slots(body), "role": role}))
-        case BusAlert() as body:
+        case BusAlert():
             message.alert.CopyFrom(_alert(body, packet))
 
 
-def _write_report(message: Any, body: JobResult | JobProgress | JobCancel) -> None:
-    told = _slots(body)
-    told["dispatch"] = None if body.dispatch is None else _identity(body.dispatch)
-    match body:
-        case JobResult():
-            told["result_ref"] = None if body.result_ref is None else fields_of(body.result_ref.model_dump())
-            told["artifact_refs"] = [fields_of(ref.model_dump()) for ref in body.artifact_refs]
-            message.job_result.CopyFrom(_sdk("job_pb2").JobResult(**told))
-        case JobProgress():
-            message.job_progress.CopyFrom(_sdk("job_pb2").JobProgress(**told))
-        case JobCancel():
-            message.job_cancel.CopyFrom(_sdk("job_pb2").JobCancel(**told))
-
-
-def _identity(dispatch: Dispatch) -> dict[str, Any]:
-    told = {"dispatch_id": dispatch.dispatch_id, "attempt": dispatch.attempt}
-    return {**told, "assigned_worker_id": dispatch.worker_id}
+def _identity(dispatch: Dispatch | None) -> dict[str, Any] | None:
+    if dispatch is None:
+        return None
+    return {"dispatch_id": dispatch.dispatch_id, "attempt": dispatch.attempt, "assigned_worker_id": dispatch.worker_id}
 
 
 def _slots(body: JobResult | JobProgress | JobCancel | WorkerHeartbeat | Handshake) -> dict[str, Any]:
-    return {name: getattr(body, name) for name in type(body).__slots__}
+    """The fields of a body, with CAP's form of a dispatch."""
+    values = {field.name: getattr(body, field.name) for field in fields(body)}
+    return {**values, "dispatch": _identity(values["dispatch"])} if "dispatch" in values else values
 
 
 def _alert(body: BusAlert, packet: Packet) -> Any:

@@ -70,8 +70,8 @@ def read_credentials(file: Path) -> Credentials:
     if JWT not in text and SEED not in text:
         return _credentials_of_seed(file, text.strip(), None)
     jwt, seed = _section(text, JWT), _section(text, SEED)
-    for name, found in ((JWT, jwt), (SEED, seed)):
-        if not found:
+    for name, section in ((JWT, jwt), (SEED, seed)):
+        if not section:
             raise SettingsInvalid(source=str(file), detail=f"has no part {name!r}; make the credentials file again")
     made = _credentials_of_seed(file, seed, jwt)
     if _subject(file, jwt) != made.public:
@@ -81,18 +81,21 @@ def read_credentials(file: Path) -> Credentials:
 
 def connect_arguments(client: Client, file: Path) -> dict[str, Any]:
     """The client's connect arguments for these credentials; raises SettingsInvalid."""
-    found = read_credentials(file)
-    told: dict[str, Any] = {"user": found.public}  # makes the client sign; the name itself is not sent
-    if found.jwt is not None:
-        return {**told, "signature_cb": _signs_with(file), "user_jwt_cb": _jwt_of(file)}
+    credentials = read_credentials(file)
+    arguments: dict[str, Any] = {"user": credentials.public}  # makes the client sign; the name itself is not sent
     untyped: Any = client
 
     def sign(nonce: str) -> bytes:
         current = _current_credentials(file)
-        untyped._public_nkey = current.public  # noqa: SLF001 - the library has no other way in but its own reader
+        if credentials.jwt is None:
+            untyped._public_nkey = current.public  # noqa: SLF001 - the library has no other way in but its own reader
         return current.sign(nonce)
 
-    return {**told, "signature_cb": sign}
+    def jwt() -> bytes:
+        return (_current_credentials(file).jwt or "").encode()
+
+    arguments["signature_cb"] = sign
+    return arguments if credentials.jwt is None else {**arguments, "user_jwt_cb": jwt}
 
 
 def _current_credentials(file: Path) -> Credentials:
@@ -104,20 +107,6 @@ def _current_credentials(file: Path) -> Credentials:
         return read_credentials(file)
     except SettingsInvalid as error:
         raise NatsError(str(error)) from error
-
-
-def _signs_with(file: Path) -> Callable[[str], bytes]:
-    def sign(nonce: str) -> bytes:
-        return _current_credentials(file).sign(nonce)
-
-    return sign
-
-
-def _jwt_of(file: Path) -> Callable[[], bytes]:
-    def jwt() -> bytes:
-        return (_current_credentials(file).jwt or "").encode()
-
-    return jwt
 
 
 def _text(file: Path) -> str:
@@ -153,19 +142,19 @@ def _key(seed: str) -> Ed25519PrivateKey | None:
         raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
     except (binascii.Error, ValueError):
         return None
-    told, check = raw[:-2], raw[-2:]
+    body, check = raw[:-2], raw[-2:]
     kinds = bytes([_SEED | _USER >> 5, (_USER & 31) << 3])
-    if len(raw) != 36 or told[:2] != kinds or _checksum(told) != check:
+    if len(raw) != 36 or body[:2] != kinds or _checksum(body) != check:
         return None
-    return Ed25519PrivateKey.from_private_bytes(told[2:])
+    return Ed25519PrivateKey.from_private_bytes(body[2:])
 
 
 def _subject(file: Path, jwt: str) -> str:
     """The subject of a JWT. The server verifies the JWT."""
     try:
         _, claims, _ = jwt.split(".")
-        said: Any = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
-        return str(said["sub"])
+        parsed: Any = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
+        return str(parsed["sub"])
     except (ValueError, KeyError, TypeError):
         raise SettingsInvalid(source=str(file), detail="has a JWT that cannot be read; make it again") from None
 
@@ -265,7 +254,6 @@ class NatsConnection:
             await self._runner
 
     async def close(self) -> None:
-        """Close the connection and stop reconnecting."""
         self._closing = True
         if self._runner is not None:
             self._runner.cancel()
@@ -317,12 +305,12 @@ class NatsConnection:
         end.
         """
         token = str(next(self._tokens))
-        link.expected[token] = found = asyncio.get_running_loop().create_future()
+        link.expected[token] = expected = asyncio.get_running_loop().create_future()
         if kept:
             link.kept.add(token)
         if link.down.is_set():
-            found.set_result(None)
-        return f"{self._inbox}.{token}", found
+            expected.set_result(None)
+        return f"{self._inbox}.{token}", expected
 
     def forget(self, link: NatsLink, reply: str) -> None:
         """Expect no more messages at this reply subject."""
@@ -359,13 +347,13 @@ class NatsConnection:
         reply, back = self.expect(link)
         try:
             await self.send(link, reply, b"")
-            found = await back
+            answer = await back
         except BusUnavailable:
-            found = None
+            answer = None
         finally:
             self.forget(link, reply)
         if not mark.done():
-            mark.set_result(found)
+            mark.set_result(answer)
 
     async def _on_inbox(self, message: Msg) -> None:
         link, token = self.current, message.subject.rpartition(".")[2]
@@ -426,7 +414,7 @@ class NatsConnection:
         async def failed(error: Exception) -> None:
             self._note(error)
 
-        told: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "servers": list(self.options.servers),
             "name": self.options.name,
             "connect_timeout": CONNECT_S_MAX,
@@ -441,8 +429,8 @@ class NatsConnection:
             "error_cb": failed,
         }
         if self.options.creds_file is not None:
-            told |= connect_arguments(client, self.options.creds_file)
-        return told if self._ssl is None else {**told, "tls": self._ssl}
+            arguments |= connect_arguments(client, self.options.creds_file)
+        return arguments if self._ssl is None else {**arguments, "tls": self._ssl}
 
     def _came_up(self, client: Client) -> None:
         self._went_down()
@@ -464,12 +452,12 @@ class NatsConnection:
             _log.warning("bus_disconnected", url=self.options.shown)
 
     def _note(self, error: Exception) -> None:
-        said = str(error) or type(error).__name__
+        text = str(error) or type(error).__name__
         self._first_try.set()
-        if said == self.error or (isinstance(error, _BROKEN) and self.error != NEVER_CONNECTED):
+        if text == self.error or (isinstance(error, _BROKEN) and self.error != NEVER_CONNECTED):
             return  # the break is known; the server's reason, which comes first, says more
-        _log.warning("bus_error", url=self.options.shown, error=said)
-        self.error = said
+        _log.warning("bus_error", url=self.options.shown, error=text)
+        self.error = text
 
     def _spawn(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work)
@@ -492,7 +480,7 @@ def _raise_if_given_up(client: Client) -> None:
 
 
 async def subscribe(
-    client: Client, subject: str, hear: Callable[[Msg], Awaitable[None]], *, group: str = ""
+    client: Client, subject: str, on_message: Callable[[Msg], Awaitable[None]], *, group: str = ""
 ) -> Subscription:
     """Subscribe with limits on pending messages.
 
@@ -500,7 +488,7 @@ async def subscribe(
     """
     untyped: Any = client  # the library's own annotations are incomplete
     made: Subscription = await untyped.subscribe(
-        subject, queue=group, cb=hear, pending_msgs_limit=WAITING_MAX, pending_bytes_limit=WAITING_BYTES_MAX
+        subject, queue=group, cb=on_message, pending_msgs_limit=WAITING_MAX, pending_bytes_limit=WAITING_BYTES_MAX
     )
     return made
 

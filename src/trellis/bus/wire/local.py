@@ -14,9 +14,16 @@ from datetime import datetime
 
 from trellis.bus.errors import BusUnavailable, NoAnswer, NoResponders
 from trellis.bus.messages import OnRefused, Packet, PacketBody, check, check_subject
-from trellis.bus.port import PacketHandler, ReceivedPacket
+from trellis.bus.port import (
+    CLOSE_S_MAX,
+    DELIVERIES_MAX,
+    HandlerPool,
+    PacketHandler,
+    ReceivedPacket,
+    redelivery_delay_s,
+    run_handler,
+)
 from trellis.bus.topics import subject_matches
-from trellis.bus.wire.handlers import CLOSE_S_MAX, DELIVERIES_MAX, HandlerPool, redelivery_delay_s, run_handler
 from trellis.engine.clock import Clock, sleep_or_stop, within
 from trellis.engine.logs import log_of
 
@@ -68,13 +75,11 @@ class LocalSubscription:
         return len(self._waiting) >= WAITING_MAX
 
     def put(self, received: ReceivedPacket) -> None:
-        """Queue a packet for handling."""
         self._waiting.append(received)
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._work_off())
 
     async def stop(self) -> None:
-        """See the port."""
         await self.end(None)
 
     async def end(self, within_s: float | None) -> None:
@@ -123,7 +128,6 @@ class LocalBus:
 
     @property
     def connected(self) -> bool:
-        """True until the bus is closed."""
         return self._open
 
     async def publish(
@@ -136,7 +140,6 @@ class LocalBus:
         needs_listener: bool = False,
         kept: bool = False,  # noqa: ARG002 - nothing is kept at all
     ) -> None:
-        """See the port."""
         packet = self.packet(body, trace_id)
         listeners = self._listeners(subject)
         if needs_listener and not listeners:
@@ -145,7 +148,6 @@ class LocalBus:
         await asyncio.sleep(0)  # let the subscribers in this process run
 
     async def ask(self, subject: str, body: PacketBody, *, trace_id: str, timeout_s: float) -> Packet:
-        """See the port."""
         packet = self.packet(body, trace_id)
         listeners = self._listeners(subject)
         if not listeners:
@@ -166,7 +168,6 @@ class LocalBus:
         durable: bool = False,
         alerts: bool = True,  # noqa: ARG002 - what cannot be taken does not leave its sender
     ) -> LocalSubscription:
-        """See the port."""
         check_subject(subject, patterns=True)
         made = LocalSubscription(
             subject=subject, handler=handler, group=group, durable=durable, bus=self, hub=self._hub, clock=self._clock
@@ -176,7 +177,6 @@ class LocalBus:
         return made
 
     async def close(self) -> None:
-        """See the port."""
         self._open = False
         for listening in self._own:
             await listening.end(CLOSE_S_MAX)

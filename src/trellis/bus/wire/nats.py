@@ -16,7 +16,7 @@ from nats.errors import Error as NatsError
 
 from trellis.bus.errors import BusError, BusUnavailable, NoAnswer, NoResponders, NotKept, TooLargeToKeep
 from trellis.bus.messages import ALERT, OnRefused, Packet, PacketBody, PacketRefused, check_subject
-from trellis.bus.port import BusSubscription, PacketHandler, ReceivedPacket
+from trellis.bus.port import CLOSE_S_MAX, BusSubscription, HandlerPool, PacketHandler, ReceivedPacket, run_handler
 from trellis.bus.wire.alerts import AlertLimit, alert_of
 from trellis.bus.wire.cap import decode, encode
 from trellis.bus.wire.connection import (
@@ -28,7 +28,6 @@ from trellis.bus.wire.connection import (
     subscribe,
     unsubscribe,
 )
-from trellis.bus.wire.handlers import CLOSE_S_MAX, HandlerPool, run_handler
 from trellis.bus.wire.signatures import PacketDelivery, PacketKeys
 from trellis.bus.wire.streams import TOO_LARGE, DurableSubscription, StreamDirectory, refusal_in
 from trellis.engine.clock import Clock, within
@@ -68,7 +67,6 @@ class NatsBus:
 
     @property
     def connected(self) -> bool:
-        """Whether the server is reachable now."""
         return self._connection.current is not None and self._connection.current.client.is_connected
 
     async def publish(
@@ -81,7 +79,6 @@ class NatsBus:
         needs_listener: bool = False,
         kept: bool = False,
     ) -> None:
-        """See the port."""
         check_subject(subject)
         data = self._encoded(subject, body, trace_id)
         link = self._connection.up()
@@ -93,22 +90,21 @@ class NatsBus:
             await self._connection.send(link, subject, data, headers=headers)
             await self._connection.taken(link)
             return
-        reply, told = self._connection.expect(link)
+        reply, answer = self._connection.expect(link)
         try:
             await self._connection.send(link, subject, data, reply=reply, headers=headers)
             await self._connection.taken(link)
         finally:
             self._connection.forget(link, reply)
-        if told.done() and _is_no_responders(told.result()):
+        if answer.done() and _is_no_responders(answer.result()):
             raise NoResponders(subject=subject)
 
     async def ask(self, subject: str, body: PacketBody, *, trace_id: str, timeout_s: float) -> Packet:
-        """See the port."""
         check_subject(subject)
         data = self._encoded(subject, body, trace_id)
         link = self._connection.up()
         try:
-            return await within(self._clock, timeout_s, self._asked(link, subject, data))
+            return await within(self._clock, timeout_s, self._reply_to(link, subject, data))
         except TimeoutError:
             raise NoAnswer(url=self.url, subject=subject, timeout_s=timeout_s) from None
 
@@ -127,23 +123,22 @@ class NatsBus:
             raise BusError(detail="a durable listener needs a group: it is the group's place in the stream")
         listener = next(self._listeners)
 
-        async def hear(message: Msg, kept: Msg.Metadata | None) -> bool:
-            return await self._heard(message, handler, self._delivery(message, listener, kept), alerts=alerts)
+        async def on_message(message: Msg, kept: Msg.Metadata | None) -> bool:
+            return await self._on_message(message, handler, self._delivery(message, listener, kept), alerts=alerts)
 
         if durable and group is not None:
             made: NatsSubscription | DurableSubscription = DurableSubscription(
-                self._connection, subject, group, hear, clock=self._clock
+                self._connection, subject, group, on_message, clock=self._clock
             )
             if self.connected:
                 await made.settled()
         else:
-            made = NatsSubscription(self._connection, subject, group or "", hear)
+            made = NatsSubscription(self._connection, subject, group or "", on_message)
             await made.begin()
         self._listening.add(made)
         return made
 
     async def close(self) -> None:
-        """See the port."""
         for listening in list(self._listening):
             await listening.end(CLOSE_S_MAX)
         self._listening.clear()
@@ -152,23 +147,23 @@ class NatsBus:
     # -- sending ---------------------------------------------------------------------------------------------------
 
     async def _publish_kept(self, link: NatsLink, subject: str, data: bytes, headers: Mapping[str, str] | None) -> None:
-        reply, told = self._connection.expect(link, kept=True)
+        reply, acknowledged = self._connection.expect(link, kept=True)
         try:
             await self._connection.send(link, subject, data, reply=reply, headers=headers)
             await self._connection.taken(link)
             async with asyncio.timeout(KEPT_S_MAX):
-                said = await told
+                answer = await acknowledged
         except TimeoutError:
             self._streams.forget(subject)
             raise self._connection.uncertain(f"no stream said for {KEPT_S_MAX:g} s that it has kept it") from None
         finally:
             self._connection.forget(link, reply)
-        if said is None:
+        if answer is None:
             raise self._connection.uncertain("the connection broke")
-        if _is_no_responders(said):
+        if _is_no_responders(answer):
             self._streams.forget(subject)
             raise self._connection.unavailable("the stream is gone")
-        refusal = refusal_in(said.data)
+        refusal = refusal_in(answer.data)
         if refusal is not None:
             kind = TooLargeToKeep if refusal.code == TOO_LARGE else NotKept
             raise kind(subject=subject, detail=refusal.why)
@@ -177,11 +172,11 @@ class NatsBus:
         packet = Packet(trace_id=trace_id, sender_id=self.sender_id, created_at=self._now(), body=body)
         return encode(packet, self._keys, subject=subject, message_id=self._new_id())
 
-    async def _asked(self, link: NatsLink, subject: str, data: bytes) -> Packet:
-        reply, told = self._connection.expect(link)
+    async def _reply_to(self, link: NatsLink, subject: str, data: bytes) -> Packet:
+        reply, answered = self._connection.expect(link)
         try:
             await self._connection.send(link, subject, data, reply=reply, headers={REPLY_HEADER: reply})
-            answer = await told
+            answer = await answered
         finally:
             self._connection.forget(link, reply)
         if answer is None:
@@ -215,7 +210,9 @@ class NatsBus:
         place = kept.sequence.stream
         return PacketDelivery(subject=message.subject, at=kept.timestamp, listener=listener, sequence=place)
 
-    async def _heard(self, message: Msg, handler: PacketHandler, delivery: PacketDelivery, *, alerts: bool) -> bool:
+    async def _on_message(
+        self, message: Msg, handler: PacketHandler, delivery: PacketDelivery, *, alerts: bool
+    ) -> bool:
         """Whether the packet is done with: handled, or useless."""
         try:
             packet = decode(message.data, self._keys, message.subject, delivery=delivery)
@@ -255,10 +252,10 @@ class NatsSubscription:
         connection: NatsConnection,
         subject: str,
         group: str,
-        hear: Callable[[Msg, Msg.Metadata | None], Awaitable[bool]],
+        on_message: Callable[[Msg, Msg.Metadata | None], Awaitable[bool]],
     ) -> None:
         self._connection = connection
-        self._subject, self._group, self._hear = subject, group, hear
+        self._subject, self._group, self._on_message = subject, group, on_message
         self._handling = HandlerPool()
         self._subscription: Subscription | None = None
 
@@ -276,7 +273,6 @@ class NatsSubscription:
             log.info("listening_later", subject=self._subject, error=str(error))
 
     async def stop(self) -> None:
-        """See the port."""
         await self.end(None)
 
     async def end(self, within_s: float | None) -> None:
@@ -293,7 +289,7 @@ class NatsSubscription:
 
     async def _start(self, message: Msg) -> None:
         async def work() -> None:
-            await self._hear(message, None)
+            await self._on_message(message, None)
 
         await self._handling.start(work)
 

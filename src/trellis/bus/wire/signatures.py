@@ -208,8 +208,8 @@ def _keys_in(folder: Path) -> dict[str, _KnownKey]:
 
 
 def _version(file: Path) -> tuple[int, int, int]:
-    found = file.stat()
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    stat = file.stat()
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def _read_key(file: Path) -> _KnownKey:

@@ -28,8 +28,8 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from trellis.bus.errors import BusUnavailable
 from trellis.bus.messages import RESULT, SUBMIT
+from trellis.bus.port import CLOSE_S_MAX, DELIVERIES_MAX, HandlerPool, redelivery_delay_s
 from trellis.bus.wire.connection import NatsConnection, NatsLink, status_of, subscribe, unsubscribe
-from trellis.bus.wire.handlers import CLOSE_S_MAX, DELIVERIES_MAX, HandlerPool, redelivery_delay_s
 from trellis.engine.clock import Clock
 from trellis.engine.logs import log_of
 
@@ -124,7 +124,7 @@ class StreamDirectory:
 
     async def _ask(self, link: NatsLink, subject: str) -> bool:
         try:
-            found = await unless_down(link, stream_of(link.client, subject))
+            stream = await unless_down(link, stream_of(link.client, subject))
         except ServiceUnavailableError as error:
             if error.err_code == JETSTREAM_UNAVAILABLE:
                 raise self._connection.unavailable(f"its streams are not there yet: {error.description}") from error
@@ -136,7 +136,7 @@ class StreamDirectory:
                 raise self._connection.unavailable(STREAMS_SILENT) from error
             return self._without(subject, error)
         self._complaint, self._silent_since = "", None
-        if found.config.no_ack:
+        if stream.config.no_ack:
             return False
         self._kept.add(subject)
         return True
@@ -196,10 +196,10 @@ def _stream_config(subject: str) -> StreamConfig:
 
 def refusal_in(acknowledgement: bytes) -> StreamRefusal | None:
     """Why a stream has not kept a packet; None when it has."""
-    said: Any = None
+    answer: Any = None
     with contextlib.suppress(ValueError, RecursionError):
-        said = json.loads(acknowledgement)
-    match said:
+        answer = json.loads(acknowledgement)
+    match answer:
         case {"error": {"description": why, "err_code": int(code)}}:
             return StreamRefusal(str(why)[:DETAIL_CHARS_MAX], code)
         case {"error": {"description": why}} | {"error": why}:
@@ -259,7 +259,7 @@ class StreamConsumer:
 class DurableSubscription:
     """Subscribes to one subject for a group.
 
-    `hear` gets the message, and its stream metadata if a stream stored it. It returns whether the packet is done with.
+    `on_message` gets the message, and its stream metadata if a stream stored it. It returns whether the packet is done with.
     """
 
     def __init__(
@@ -267,12 +267,12 @@ class DurableSubscription:
         connection: NatsConnection,
         subject: str,
         group: str,
-        hear: Callable[[Msg, Msg.Metadata | None], Awaitable[bool]],
+        on_message: Callable[[Msg, Msg.Metadata | None], Awaitable[bool]],
         *,
         clock: Clock,
     ) -> None:
         self._connection = connection
-        self._subject, self._group, self._hear = subject, group, hear
+        self._subject, self._group, self._on_message = subject, group, on_message
         self._clock = clock
         self._handling = HandlerPool()
         self._left, self._ended, self._gone = 0, asyncio.Event(), False
@@ -284,7 +284,6 @@ class DurableSubscription:
         await self._settled.wait()
 
     async def stop(self) -> None:
-        """See the port."""
         await self.end(None)
 
     async def end(self, within_s: float | None = CLOSE_S_MAX) -> None:
@@ -374,7 +373,7 @@ class DurableSubscription:
             self._ended.set()
 
     async def _work(self, message: Msg) -> None:
-        done = await self._hear(message, message.metadata)
+        done = await self._on_message(message, message.metadata)
         try:
             deliveries = message.metadata.num_delivered
             if done:
@@ -393,7 +392,7 @@ class DurableSubscription:
         """Subscribe directly, until a new connection has JetStream."""
         log.info("stream_missing", subject=self._subject, url=self._connection.options.shown)
         client = link.client
-        subscription = await subscribe(client, self._subject, self._heard, group=self._group)
+        subscription = await subscribe(client, self._subject, self._on_direct_message, group=self._group)
         try:
             await self._connection.taken(link)
             self._settled.set()
@@ -405,9 +404,9 @@ class DurableSubscription:
         finally:
             await unsubscribe(link if link.client is client else None, subscription, DRAIN_S_MAX)
 
-    async def _heard(self, message: Msg) -> None:
+    async def _on_direct_message(self, message: Msg) -> None:
         async def work() -> None:
-            await self._hear(message, None)
+            await self._on_message(message, None)
 
         await self._handling.start(work)
 

@@ -17,7 +17,7 @@ from trellis.auth.ownership import acting_or_gateway, canceller, within_scope
 from trellis.bus.documents import SIGNALS_READ_MAX
 from trellis.bus.documents import document as bus_document
 from trellis.bus.errors import BusRequestInvalid
-from trellis.bus.outcomes.requeue import find_successor, requeue_as_new_job
+from trellis.bus.outcomes.job_tree import find_successor, requeue_as_new_job
 from trellis.bus.requests import JobRequest
 from trellis.engine import tracing
 from trellis.engine.dead_letters import dead_letter, operator_reason_code

@@ -60,20 +60,13 @@ class OrderAttempt:
         """How long the handler may run."""
         self.settled = asyncio.Event()
         """Set when the result was acknowledged or need not be sent."""
-        self.told = asyncio.Event()
-        """Set when the handler should stop."""
+        self.stop_event = asyncio.Event()
         self.artifacts: list[ArtifactPointer] = []
         """Artifacts the handler has named so far."""
         self.cancel_requested = False
         """Whether the job was cancelled."""
         self.reason = ""
-        self.lease_over = False
-        """Whether the handler was told that its lease expired by this worker's clock.
-
-        From then on, another worker may run the job too.
-        """
-        self.heard = False
-        """Whether the handler knows that it should stop: it read `ctx.cancelled`, waited for it, or was cancelled."""
+        self.lease_over = self.heard = False
         self.fate: StopCause | None = None
         self.called = False
         """Whether the handler was called. Errors raised after that belong to the application."""
@@ -84,7 +77,6 @@ class OrderAttempt:
 
     @property
     def request(self) -> JobRequest:
-        """The request of the order."""
         return self.order.request
 
     @property
@@ -109,19 +101,19 @@ class OrderAttempt:
 
     def is_meant(self, dispatch: Dispatch | None, worker_id: str) -> bool:
         """Whether a message for this job refers to this dispatch: every dispatch field that it sets must match."""
-        ours, said = self.order.dispatch, dispatch or Dispatch()
+        ours, named = self.order.dispatch, dispatch or Dispatch()
         return (
-            said.dispatch_id in {"", ours.dispatch_id}
-            and said.attempt in {0, ours.attempt}
-            and said.worker_id in {"", worker_id}
+            named.dispatch_id in {"", ours.dispatch_id}
+            and named.attempt in {0, ours.attempt}
+            and named.worker_id in {"", worker_id}
         )
 
     @property
     def job_id(self) -> JobId:
         """The job's own id, without the attempt."""
         known = read_wire_id(self.wire_id) if self.asks else None
-        said = self.request.env.get(OWN_JOB_ID_IN_ENV) or self.request.env.get(JOB_ID_IN_ENV)
-        return known[0] if known else JobId(said or self.wire_id)
+        env_id = self.request.env.get(OWN_JOB_ID_IN_ENV) or self.request.env.get(JOB_ID_IN_ENV)
+        return known[0] if known else JobId(env_id or self.wire_id)
 
     @property
     def epoch(self) -> Epoch:
@@ -138,14 +130,13 @@ class OrderAttempt:
 
     @property
     def trace(self) -> str | None:
-        """The trace context of the submitter."""
         return tracing.readable(self.request.env.get(tracing.IN_ENV))
 
     @property
     def lease_s(self) -> float:
         """How long the control plane waits for a heartbeat of this job."""
-        said = _number(self.request.env, LEASE_IN_ENV)
-        return LEASE_S_DEFAULT if said is None else min(said, LEASE_S_MAX)
+        lease_s = _number(self.request.env, LEASE_IN_ENV)
+        return LEASE_S_DEFAULT if lease_s is None else min(lease_s, LEASE_S_MAX)
 
     @property
     def beat_s(self) -> float:
@@ -173,14 +164,13 @@ class OrderAttempt:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the handler should stop."""
-        return self.told.is_set() or self.fate is not None
+        return self.stop_event.is_set() or self.fate is not None
 
     def tell(self, reason: str) -> None:
         """Records a cancel request and tells the handler to stop."""
         if not self.cancel_requested:
             self.cancel_requested, self.reason = True, reason
-            self.told.set()
+            self.stop_event.set()
 
     def cut(self, fate: StopCause | None) -> None:
         """Stops the handler. An async handler is cancelled; a thread is only told, unless the worker is stopping.
@@ -191,7 +181,7 @@ class OrderAttempt:
         if self.fate is not None or (self.ended and not stores_for_nobody):
             return
         self.fate = fate
-        self.told.set()
+        self.stop_event.set()
         if self.handling is not None and (not self.in_thread or stores_for_nobody or fate is StopCause.GIVEN_BACK):
             self.heard = True
             self.handling.cancel()
@@ -203,14 +193,14 @@ class OrderAttempt:
 
     def sign_of_life(self) -> JobProgress:
         """Returns the next heartbeat: the handler's newest progress, or only that the job runs."""
-        told, self.progress = self.progress, None
-        return told or JobProgress(job_id=self.wire_id, dispatch=self.dispatch)
+        progress, self.progress = self.progress, None
+        return progress or JobProgress(job_id=self.wire_id, dispatch=self.dispatch)
 
     def note_progress(self, value: Any, text: str) -> None:
         """Stores progress reported by the handler. `text` is `value` as JSON."""
-        said = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {"percent": value}
-        percent, step, message = said.get("percent"), said.get("step"), said.get("message")
-        plain = isinstance(value, Mapping) and set(said) <= {"percent", "step", "message"}
+        fields = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {"percent": value}
+        percent, step, message = fields.get("percent"), fields.get("step"), fields.get("message")
+        plain = isinstance(value, Mapping) and set(fields) <= {"percent", "step", "message"}
         self.progress = JobProgress(
             job_id=self.wire_id,
             status=Status.RUNNING,
@@ -221,10 +211,10 @@ class OrderAttempt:
         )
 
 
-def _percent(said: Any) -> int:
-    if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said):
+def _percent(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return 0
-    return int(min(100, max(0, said)))
+    return int(min(100, max(0, value)))
 
 
 def _number(env: Mapping[str, str], name: str) -> float | None:
@@ -284,7 +274,6 @@ class SeenOrders:
         return kind
 
     def settle(self, attempt: OrderAttempt, result: JobResult) -> None:
-        """Remembers the reported result of an order."""
         self._results[attempt.identity] = result
 
     def result(self, attempt: OrderAttempt) -> JobResult | None:

@@ -4,16 +4,16 @@ A bus worker has no ledger. `checkpoint`, `journal` and `submit` raise `NeedsLed
 with a message that says where such a handler can run.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
 from trellis.bus.requests import JobRequest
-from trellis.engine.clock import Clock, sleep_or_stop
+from trellis.engine.clock import Clock
 from trellis.engine.errors import PermanentError
 from trellis.engine.event_data import ArtifactPointer, add_artifact
 from trellis.engine.jobs import Epoch, JobId
-from trellis.worker.held import JobLogger, LogBuffer, StopCause
+from trellis.worker.context import AttemptContext
+from trellis.worker.held import JobLogger, LogBuffer
 from trellis.worker.on_bus.attempt import OrderAttempt
 from trellis.worker.payloads import any_json_bytes
 
@@ -28,14 +28,13 @@ class NeedsLedger(PermanentError):
         )
 
 
-class BusContext:
+class BusContext(AttemptContext):
     """One attempt of one job on the bus. Handlers may annotate it as `Context`: what both have behaves the same."""
 
     def __init__(self, attempt: OrderAttempt, *, worker_id: str, clock: Clock, stopping: Callable[[], bool]) -> None:
+        super().__init__(attempt, clock)
         self._attempt = attempt
-        self._clock = clock
         self._stopping = stopping
-        self._logger: JobLogger | None = None
         self.worker_id = worker_id
         """The id of the worker that runs this attempt."""
 
@@ -46,12 +45,10 @@ class BusContext:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """The request's environment."""
         return self._attempt.request.env
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The request's labels."""
         return self._attempt.request.labels
 
     @property
@@ -61,12 +58,10 @@ class BusContext:
 
     @property
     def type(self) -> str:
-        """The job's topic."""
         return self._attempt.request.topic
 
     @property
     def attempt(self) -> int:
-        """Which attempt this is, from 1."""
         return self._attempt.number
 
     @property
@@ -91,7 +86,6 @@ class BusContext:
 
     @property
     def trace(self) -> str | None:
-        """The submitter's trace context."""
         return self._attempt.trace
 
     @property
@@ -100,40 +94,8 @@ class BusContext:
         return JobId(self._attempt.request.parent_job_id) if self._attempt.request.parent_job_id else None
 
     @property
-    def cancelled(self) -> bool:
-        """Whether this handler should stop: the job was cancelled, or its lease expired by this worker's clock.
-
-        If the handler returns after it saw True, it counts as stopped. The job is then cancelled or dispatched again.
-        """
-        attempt = self._attempt
-        if attempt.should_stop:
-            attempt.heard = True
-        elif attempt.lease_over or self._clock.monotonic() >= attempt.fence:
-            attempt.lease_over = attempt.heard = True
-        else:
-            return False
-        return True
-
-    @property
-    def heard(self) -> bool:
-        """Whether `cancelled` was True when this handler last read it. Returning after that counts as stopping."""
-        return self._attempt.heard
-
-    @property
     def stopping(self) -> bool:
-        """Whether the worker is draining."""
         return self._stopping()
-
-    @property
-    def lease_valid(self) -> bool:
-        """Whether this worker certainly holds the job: its control plane confirmed it within the lease.
-
-        Other schedulers do not confirm leases; for them this is True until the job is lost.
-        """
-        attempt = self._attempt
-        if attempt.fate is StopCause.LOST:
-            return False
-        return self._clock.monotonic() < attempt.fence
 
     @property
     def last_checkpoint(self) -> None:
@@ -144,20 +106,8 @@ class BusContext:
     def logger(self) -> JobLogger:
         """Logs to this process's log only."""
         if self._logger is None:
-            began, monotonic = self._clock.monotonic(), self._clock.monotonic
-            self._logger = JobLogger(
-                LogBuffer(), lambda: monotonic() - began, job_id=self.job_id, type=self.type, attempt=self.attempt
-            )
+            self._logger = self._new_logger(LogBuffer(), job_id=self.job_id, type=self.type, attempt=self.attempt)
         return self._logger
-
-    async def cancel_requested(self) -> None:
-        """Waits until this handler should stop. Returning after that counts as stopping."""
-        attempt = self._attempt
-        while not self.cancelled:
-            if attempt.heard_at is None:
-                await attempt.told.wait()
-            else:
-                await sleep_or_stop(self._clock, attempt.told, attempt.fence - self._clock.monotonic())
 
     def progress(self, value: Any) -> None:
         """Reports the job's progress, about once a second.
@@ -174,43 +124,12 @@ class BusContext:
         add_artifact(self._attempt.artifacts, ArtifactPointer(pointer=pointer, name=name, sha256=sha256, size=size))
 
     async def checkpoint(self, value: Any) -> None:  # noqa: ARG002 - the shape of Context
-        """Not available on the bus; raises NeedsLedger."""
         _needs_ledger("checkpoint")
 
     async def journal(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ARG002 - the shape of Context
-        """Not available on the bus; raises NeedsLedger."""
         _needs_ledger("journal")
 
     async def submit(self, type_: str, payload: Any = None, **settings: Any) -> JobId:  # noqa: ARG002 - the shape of Context
-        """Not available on the bus; raises NeedsLedger."""
-        _needs_ledger("submit")
-
-
-class SyncBusContext:
-    """The context for a sync handler, which runs on a thread."""
-
-    def __init__(self, context: BusContext, loop: asyncio.AbstractEventLoop) -> None:
-        self._context = context
-        self._loop = loop
-
-    def __getattr__(self, name: str) -> Any:
-        """Delegates everything that does not block to the async context."""
-        return getattr(self._context, name)
-
-    def cancel_requested(self) -> None:
-        """Blocks until this handler should stop."""
-        asyncio.run_coroutine_threadsafe(self._context.cancel_requested(), self._loop).result()
-
-    def checkpoint(self, value: Any) -> None:  # noqa: ARG002 - the shape of SyncContext
-        """Not available on the bus; raises NeedsLedger."""
-        _needs_ledger("checkpoint")
-
-    def journal(self, name: str, call: Callable[[], Any]) -> Any:  # noqa: ARG002 - the shape of SyncContext
-        """Not available on the bus; raises NeedsLedger."""
-        _needs_ledger("journal")
-
-    def submit(self, type_: str, payload: Any = None, **settings: Any) -> JobId:  # noqa: ARG002 - the shape of SyncContext
-        """Not available on the bus; raises NeedsLedger."""
         _needs_ledger("submit")
 
 

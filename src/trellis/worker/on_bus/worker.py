@@ -36,12 +36,10 @@ from trellis.engine.logs import log_of
 from trellis.worker.app import App, JobSpec
 from trellis.worker.held import StopCause
 from trellis.worker.on_bus.attempt import OrderAttempt, OrderKind, SeenOrders
-from trellis.worker.on_bus.calls import HandlerCalls
-from trellis.worker.on_bus.options import BusWorkerOptions, PointerAccess, check_introduction, checked_worker_id
-from trellis.worker.on_bus.outcomes import not_run_result, result_of
-from trellis.worker.on_bus.presence import BusPresence
-from trellis.worker.on_bus.reports import BusReporter, ControlAnswer
-from trellis.worker.threads import Threads
+from trellis.worker.on_bus.calls import HandlerCalls, not_run_result, result_of
+from trellis.worker.on_bus.reports import BusPresence, BusReporter, ControlAnswer
+from trellis.worker.options import BusWorkerOptions, PointerAccess, check_introduction, checked_worker_id
+from trellis.worker.runners import Threads
 from trellis.worker.worker import Drained
 
 _log = log_of("trellis.worker")
@@ -123,14 +121,13 @@ class BusWorker:
 
     async def start(self) -> None:
         """Subscribes to the topics and starts sending heartbeats. Raises BusUnavailable."""
-        self._cancels = await self.bus.listen(CANCEL, self._cancel_heard)
+        self._cancels = await self.bus.listen(CANCEL, self._on_cancel)
         for topic in self.topics:
-            self._orders.append(await self.bus.listen(topic, self._ordered, group=topic))
-        self._orders.append(await self.bus.listen(direct_subject(self.worker_id), self._ordered))
+            self._orders.append(await self.bus.listen(topic, self._on_order, group=topic))
+        self._orders.append(await self.bus.listen(direct_subject(self.worker_id), self._on_order))
         self._present = self.loop.create_task(self.presence.run(), name="presence")
 
     async def until_stopped(self, stop: asyncio.Event) -> None:
-        """Waits until `stop` is set."""
         await stop.wait()
 
     async def drain(self, hurry: asyncio.Event | None = None) -> Drained:
@@ -158,7 +155,7 @@ class BusWorker:
 
     # -- incoming packets -----------------------------------------------------------------------------------------
 
-    async def _ordered(self, received: ReceivedPacket) -> None:
+    async def _on_order(self, received: ReceivedPacket) -> None:
         """Handles an order. The job runs in its own task, so the subscription is not blocked."""
         order = _order_of_body(received.packet.body)
         if order is None:
@@ -189,7 +186,7 @@ class BusWorker:
         else:
             self._withdraw(attempt, refusal)
 
-    async def _cancel_heard(self, received: ReceivedPacket) -> None:
+    async def _on_cancel(self, received: ReceivedPacket) -> None:
         cancel = received.packet.body
         if not isinstance(cancel, JobCancel):
             return
@@ -269,11 +266,11 @@ class BusWorker:
 
         The result is None when this worker must not report the attempt.
         """
-        said = await self._reports.may_start(attempt, lambda: self.stopping) if attempt.asks else ControlAnswer.YES
-        if said is ControlAnswer.STOP:
+        answer = await self._reports.may_start(attempt, lambda: self.stopping) if attempt.asks else ControlAnswer.YES
+        if answer is ControlAnswer.STOP:
             attempt.tell("it was cancelled before it began")
-        if said in {ControlAnswer.NO, ControlAnswer.NOTHING}:
-            _log.info("not_begun", job_id=attempt.wire_id, answer=said.value)
+        if answer in {ControlAnswer.NO, ControlAnswer.NOTHING}:
+            _log.info("not_begun", job_id=attempt.wire_id, answer=answer.value)
             return None, None
         if attempt.cancel_requested:
             return self._cancelled(attempt), None

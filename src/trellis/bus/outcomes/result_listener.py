@@ -25,17 +25,16 @@ from trellis.bus.messages import (
     JobResult,
     Status,
 )
-from trellis.bus.outcomes.linked_jobs import COMPENSATION_ID
-from trellis.bus.port import Bus, BusSubscription, ReceivedPacket
-from trellis.bus.requests import read_wire_id
-from trellis.bus.results.attempts import AttemptCache, StopNotifier, WorkerLiveness
-from trellis.bus.results.reports import (
+from trellis.bus.outcomes.attempts import (
     GIVE_BACKS_MAX,
     PROGRESS_STATUSES,
     REQUEUING_VERDICTS,
+    AttemptCache,
     DispatchedAttempt,
     ReportRefusal,
     ReportVerdict,
+    StopNotifier,
+    WorkerLiveness,
     WorkerReport,
     give_backs,
     is_retryable,
@@ -45,6 +44,9 @@ from trellis.bus.results.reports import (
     storable_text,
     verdict_on,
 )
+from trellis.bus.outcomes.linked_jobs import COMPENSATION_ID
+from trellis.bus.port import Bus, BusSubscription, ReceivedPacket
+from trellis.bus.requests import read_wire_id
 from trellis.bus.topics import Topics
 from trellis.engine import tracing
 from trellis.engine.batches import Batcher
@@ -150,38 +152,37 @@ class ResultListener:
         self._listening.append(await self.bus.listen(PROGRESS, self.handle_progress, group=GROUP))
 
     async def stop(self) -> None:
-        """Unsubscribe; running handlers finish."""
         while self._listening:
             await self._listening.pop().stop()
 
     async def handle_result(self, received: ReceivedPacket) -> None:
         """Handle one result. Raises LedgerError when the ledger does not answer."""
-        said = received.packet.body
-        if not isinstance(said, JobResult) or received.packet.sender_id == self.bus.sender_id:
+        result = received.packet.body
+        if not isinstance(result, JobResult) or received.packet.sender_id == self.bus.sender_id:
             return
-        if said.status in PROGRESS_STATUSES:
+        if result.status in PROGRESS_STATUSES:
             alive = JobProgress(
-                job_id=said.job_id, status=said.status, result_ptr=said.result_ptr, dispatch=said.dispatch
+                job_id=result.job_id, status=result.status, result_ptr=result.result_ptr, dispatch=result.dispatch
             )
             await self._handle_report(received, alive)
             return
-        worker_id = said.worker_id or received.packet.sender_id
-        word = _reported_attempt(said.job_id, worker_id, said.dispatch)
+        worker_id = result.worker_id or received.packet.sender_id
+        word = _reported_attempt(result.job_id, worker_id, result.dispatch)
         async with self._room:
-            answer = await self._settle(word, said, forged=worker_id != received.packet.sender_id)
-        await _reply(received, said.job_id, answer)
+            answer = await self._settle(word, result, forged=worker_id != received.packet.sender_id)
+        await _reply(received, result.job_id, answer)
 
     async def handle_progress(self, received: ReceivedPacket) -> None:
         """Handle one progress report, or one request to start. Raises LedgerError when the ledger does not answer."""
-        said = received.packet.body
-        if isinstance(said, JobProgress) and received.packet.sender_id != self.bus.sender_id:
-            await self._handle_report(received, said)
+        progress = received.packet.body
+        if isinstance(progress, JobProgress) and received.packet.sender_id != self.bus.sender_id:
+            await self._handle_report(received, progress)
 
-    async def _handle_report(self, received: ReceivedPacket, said: JobProgress) -> None:
-        word = _reported_attempt(said.job_id, received.packet.sender_id, said.dispatch)
+    async def _handle_report(self, received: ReceivedPacket, progress: JobProgress) -> None:
+        word = _reported_attempt(progress.job_id, received.packet.sender_id, progress.dispatch)
         async with self._room:
-            answer = await self._progress(word, said)
-        await _reply(received, said.job_id, answer)
+            answer = await self._progress(word, progress)
+        await _reply(received, progress.job_id, answer)
 
     async def works_on(self, wire_id: str, worker_id: str) -> None:
         """Record that a sender named this attempt other than by a report.
@@ -208,16 +209,16 @@ class ResultListener:
 
     # --- results --------------------------------------------------------------------------------------------------
 
-    async def _settle(self, word: _ReportedAttempt | None, said: JobResult, *, forged: bool) -> ReportAnswer:
+    async def _settle(self, word: _ReportedAttempt | None, result: JobResult, *, forged: bool) -> ReportAnswer:
         if word is None:
             _log.warning(
                 "unknown_job",
-                job_id=storable_text(said.job_id),
-                worker_id=storable_text(said.worker_id),
-                said=said.status.name,
+                job_id=storable_text(result.job_id),
+                worker_id=storable_text(result.worker_id),
+                said=result.status.name,
             )
             return UNKNOWN_ATTEMPT
-        report = report_of_result(said, said.dispatch.dispatch_id if said.dispatch else "")
+        report = report_of_result(result, result.dispatch.dispatch_id if result.dispatch else "")
         job = await self.ledger.job(word.job_id) if tracing.is_on() else None
         if job is None:
             return await self._judge(word, report, forged=forged)
@@ -369,7 +370,7 @@ class ResultListener:
         once = (word.wire_id, word.worker_id, kind.value, report.status)
         if self._remarked.get(once):
             return
-        told = {
+        refusal = {
             "kind": kind.value,
             "status": report.status,
             "state": state,
@@ -381,12 +382,12 @@ class ResultListener:
             "result_ptr": report.result_ptr,
         }
         by = Actor(role=Role.RECONCILER, name=self.name)
-        await self.ledger.annotate(by, word.job_id, RESULT_REFUSED_SIGNAL, json.dumps(told).encode())
+        await self.ledger.annotate(by, word.job_id, RESULT_REFUSED_SIGNAL, json.dumps(refusal).encode())
         self._remarked[once] = True
 
     # --- progress -------------------------------------------------------------------------------------------------
 
-    async def _progress(self, word: _ReportedAttempt | None, said: JobProgress) -> ReportAnswer:
+    async def _progress(self, word: _ReportedAttempt | None, progress: JobProgress) -> ReportAnswer:
         if word is None:
             return UNKNOWN_ATTEMPT
         hold = await self._looks.put(word.job_id)
@@ -399,12 +400,12 @@ class ResultListener:
             return refuse_report(Status[hold.state], objection.value)
         if hold.cancel:
             await self.stopping.tell(hold, attempt)
-        asks = said.step_id == START_STEP
-        if hold.state == "DISPATCHED" and (asks or said.status in {Status.RUNNING, Status.UNSPECIFIED}):
-            return await self._begin(word, hold, attempt, said.message if asks else None)
+        asks = progress.step_id == START_STEP
+        if hold.state == "DISPATCHED" and (asks or progress.status in {Status.RUNNING, Status.UNSPECIFIED}):
+            return await self._begin(word, hold, attempt, progress.message if asks else None)
         if asks:
-            return _may_go_on(attempt, word, said.message)
-        return await self._keep(word, hold, attempt, said)
+            return _may_go_on(attempt, word, progress.message)
+        return await self._keep(word, hold, attempt, progress)
 
     async def _begin(
         self, word: _ReportedAttempt, hold: HeldLease, attempt: DispatchedAttempt, token: str | None
@@ -413,19 +414,19 @@ class ResultListener:
 
         Of concurrent requests exactly one starts.
         """
-        told = {"seen_by": "progress"} if token is None else {"token": storable_text(token)}
+        data = {"seen_by": "progress"} if token is None else {"token": storable_text(token)}
         actor = Actor(role=Role.WORKER, name=word.worker_id)
-        outcome = (await self.ledger.turn(Turn(actor=actor, advances=_start(hold, word, told)))).outcomes[0]
+        outcome = (await self.ledger.turn(Turn(actor=actor, advances=_start(hold, word, data)))).outcomes[0]
         if isinstance(outcome, LeaseLost):
             return await self._answer_not_now(word)
         if outcome.repeated:
             started = await self.attempts.read(hold) or attempt
         else:
-            started = self.attempts.began(hold, attempt, word.worker_id, told.get("token", ""))
+            started = self.attempts.began(hold, attempt, word.worker_id, data.get("token", ""))
         return _may_go_on(started, word, started.token if token is None else token)
 
     async def _keep(
-        self, word: _ReportedAttempt, hold: HeldLease, attempt: DispatchedAttempt, said: JobProgress
+        self, word: _ReportedAttempt, hold: HeldLease, attempt: DispatchedAttempt, progress: JobProgress
     ) -> ReportAnswer:
         """Renew the lease, up to the maximum length of an attempt. Frequent heartbeats are not written."""
         going = ReportAnswer(status=Status[hold.state], message=STOP if hold.cancel else ACCEPTED)
@@ -441,8 +442,8 @@ class ResultListener:
         renewed = await self._renewals.put(hold.lease)
         if isinstance(renewed, LeaseLost):
             return await self._answer_not_now(word)
-        if said.step_id or said.percent or said.message:
-            await self.ledger.signal(hold.lease, [("job_heartbeat", _progress_signal(word, said))])
+        if progress.step_id or progress.percent or progress.message:
+            await self.ledger.signal(hold.lease, [("job_heartbeat", _progress_signal(word, progress))])
         return going
 
     async def _answer_not_now(self, word: _ReportedAttempt) -> ReportAnswer:
@@ -458,8 +459,8 @@ class ResultListener:
     # --- batched ledger calls -------------------------------------------------------------------------------------
 
     async def _held(self, job_ids: Sequence[JobId]) -> list[HeldLease | None]:
-        found = {hold.lease.job_id: hold for hold in await self.ledger.holds(list(dict.fromkeys(job_ids)))}
-        return [found.get(job_id) for job_id in job_ids]
+        holds = {hold.lease.job_id: hold for hold in await self.ledger.holds(list(dict.fromkeys(job_ids)))}
+        return [holds.get(job_id) for job_id in job_ids]
 
     async def _renew_all(self, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
         return await self.ledger.renew(Actor(role=Role.RECONCILER, name=self.name), leases)
@@ -474,15 +475,15 @@ _STATUS_OF_VERDICT = {
 
 def _reported_attempt(job_id: str, worker_id: str, dispatch: Dispatch | None) -> _ReportedAttempt | None:
     """The attempt that a report names; None if it cannot be one of ours."""
-    found = read_wire_id(job_id)
+    named = read_wire_id(job_id)
     if (
-        found is None
-        or not _JOB_ID.match(found[0])
+        named is None
+        or not _JOB_ID.match(named[0])
         or not 0 < len(worker_id) <= WORKER_ID_CHARS_MAX
         or storable_text(worker_id) != worker_id
     ):
         return None
-    return _ReportedAttempt(job_id=found[0], epoch=found[1], wire_id=job_id, worker_id=worker_id, dispatch=dispatch)
+    return _ReportedAttempt(job_id=named[0], epoch=named[1], wire_id=job_id, worker_id=worker_id, dispatch=dispatch)
 
 
 def _finished_dispatch(attempt: DispatchedAttempt | None, worker_id: str) -> Dispatch | None:
@@ -490,14 +491,14 @@ def _finished_dispatch(attempt: DispatchedAttempt | None, worker_id: str) -> Dis
     return None if attempt is None else replace(attempt.dispatch, worker_id=attempt.assigned or worker_id)
 
 
-def _start(hold: HeldLease, word: _ReportedAttempt, told: dict[str, str]) -> tuple[Advance, ...]:
+def _start(hold: HeldLease, word: _ReportedAttempt, details: dict[str, str]) -> tuple[Advance, ...]:
     """The start of an attempt that was not reported as started, in its worker's name."""
     if hold.state != "DISPATCHED":
         return ()
-    said = {"status": Status.RUNNING.name, "worker_id": word.worker_id, **told}
+    data = {"status": Status.RUNNING.name, "worker_id": word.worker_id, **details}
     if word.dispatch is not None and word.dispatch.dispatch_id:
-        said["dispatch_id"] = word.dispatch.dispatch_id
-    return (Advance(hold.lease, "DISPATCHED", Trigger.START, data=json.dumps(said).encode()),)
+        data["dispatch_id"] = word.dispatch.dispatch_id
+    return (Advance(hold.lease, "DISPATCHED", Trigger.START, data=json.dumps(data).encode()),)
 
 
 def _may_go_on(attempt: DispatchedAttempt, word: _ReportedAttempt, token: str) -> ReportAnswer:
@@ -507,14 +508,14 @@ def _may_go_on(attempt: DispatchedAttempt, word: _ReportedAttempt, token: str) -
     return refuse_report(Status.RUNNING, "started already")
 
 
-def _progress_signal(word: _ReportedAttempt, said: JobProgress) -> bytes:
-    told = {
-        "percent": min(100, max(0, said.percent)),
-        "step_id": storable_text(said.step_id),
-        "message": storable_text(said.message),
+def _progress_signal(word: _ReportedAttempt, progress: JobProgress) -> bytes:
+    data = {
+        "percent": min(100, max(0, progress.percent)),
+        "step_id": storable_text(progress.step_id),
+        "message": storable_text(progress.message),
         "worker_id": word.worker_id,
     }
-    return json.dumps(told).encode()
+    return json.dumps(data).encode()
 
 
 async def _reply(received: ReceivedPacket, job_id: str, answer: ReportAnswer) -> None:

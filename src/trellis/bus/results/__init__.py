@@ -1,1 +1,0 @@
-"""What comes back from workers: results, progress and heartbeats."""
