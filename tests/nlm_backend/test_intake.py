@@ -335,7 +335,7 @@ async def test_backends_of_different_gateways_on_one_ledger_leave_each_others_wo
         await theirs.post(there.order("job-2"))
         health = (await ours.client().get("/health")).json()
         assert (health["waiting"], health["under_way"]) == (2, 0)
-        assert "trellis_nlm_queue_waiting 2" in (await theirs.client().get("/metrics")).text
+        assert "trellis_nlm_queue_waiting 2.0" in (await theirs.client().get("/metrics")).text
         await theirs.work()
         assert await stand.states("job-1@1") == ["ACCEPTED"]
         await ours.work()

@@ -25,6 +25,7 @@ LABEL_SETS_MAX = 1_000
 OTHER = "other"
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 CALL_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+NLM_BUCKETS_S = (0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 WORK_BUCKETS_S = (0.01, 0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
 
 
@@ -86,11 +87,14 @@ LEDGER_SECONDS = _seconds("ledger_call", "Time of one call of the ledger.", "ver
 LEDGER_ERRORS = _counter("ledger_errors", "Calls of the ledger that failed, by error code.", "verb", "code")
 STORE_SECONDS = _seconds("object_store_call", "Time of one call of the object store.", "verb")
 STORE_ERRORS = _counter("object_store_errors", "Calls of the object store that failed, by error code.", "verb", "code")
-PROVIDER_SECONDS = _seconds(
-    "provider_call", "Time of one question to the model provider.", "result", buckets=WORK_BUCKETS_S
-)
 HTTP_SECONDS = _seconds("http_request", "Time until a response of the gateway began.", "method", "status")
 PASSES = _counter("service_passes", "Passes of background services, by result.", "service", "result")
+
+NLM_JOBS = _counter("nlm_jobs", "Executions that ended in this NLM backend, by outcome.", "outcome")
+NLM_PROVIDER_CALLS = _counter("nlm_provider_calls", "Questions to the provider, by result.", "result")
+NLM_PROVIDER_SECONDS = _seconds("nlm_provider", "Time of one question to the provider.", buckets=NLM_BUCKETS_S)
+NLM_STAGE_SECONDS = _seconds("nlm_stage", "Time of one stage of an execution.", "stage", buckets=NLM_BUCKETS_S)
+NLM_CALLBACKS = _counter("nlm_callbacks", "Tries to send a callback, by result.", "result")
 
 # What is, at the moment of reading.
 
@@ -103,6 +107,9 @@ PAUSED = _gauge("queue_paused", "1 while claims of the type are paused.", "type"
 WORKERS = _gauge("workers", "Worker processes with a recent heartbeat.")
 FEED_LAG = _gauge("feed_lag_seconds", "Age of the first event that a subscriber has not read.", "follower")
 LISTENERS = _gauge("sse_listeners", "Open event streams of this gateway.")
+NLM_WAITING = _gauge("nlm_queue_waiting", "Executions that wait, over all NLM backends of the ledger.")
+NLM_HELD = _gauge("nlm_queue_held", "Executions under way, over all NLM backends of the ledger.")
+NLM_CIRCUIT_OPEN = _gauge("nlm_circuit_open", "1 while this NLM backend asks its provider nothing, because it failed.")
 SOURCES_DOWN = _gauge("metrics_sources_down", "Sources of gauges that did not answer this reading.")
 
 METRICS: tuple[Metric, ...] = tuple(one for one in list(globals().values()) if isinstance(one, Metric))

@@ -18,6 +18,7 @@ from trellis.engine import tracing
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import JOB_ID_PATTERN, Actor, JobId
 from trellis.engine.logs import log_of
+from trellis.engine.metrics import MEDIA_TYPE
 from trellis.engine.records import Job, JobFilter
 from trellis.http.shapes import EventShape, JobDocument, JobWhole, Page
 from trellis.http_server import problems
@@ -435,7 +436,7 @@ async def ready(request: Request) -> JSONResponse:
 async def metrics_text(services: Services) -> Response:
     """Counters of this process in Prometheus' text form; needs no token."""
     text = services.metrics.text(await services.intake.depth(), services.intake.circuit.state.value)
-    return Response(text, media_type=metrics.MEDIA_TYPE)
+    return Response(text, media_type=MEDIA_TYPE)
 
 
 def create_backend_app(

@@ -37,19 +37,28 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         m.RETAINED,
     ),
     "Feed and gateway": (m.FEED_LAG, m.LISTENERS, m.HTTP_SECONDS),
-    "Stores, providers and services": (
+    "NLM backend": (
+        m.NLM_JOBS,
+        m.NLM_PROVIDER_CALLS,
+        m.NLM_PROVIDER_SECONDS,
+        m.NLM_STAGE_SECONDS,
+        m.NLM_CALLBACKS,
+        m.NLM_WAITING,
+        m.NLM_HELD,
+        m.NLM_CIRCUIT_OPEN,
+    ),
+    "Stores and services": (
         m.LEDGER_SECONDS,
         m.LEDGER_ERRORS,
         m.STORE_SECONDS,
         m.STORE_ERRORS,
-        m.PROVIDER_SECONDS,
         m.PASSES,
         m.SOURCES_DOWN,
     ),
 }
 """Every metric, in the order in which an operator asks."""
 
-PER_PROCESS = frozenset({m.LISTENERS, m.SOURCES_DOWN})
+PER_PROCESS = frozenset({m.LISTENERS, m.SOURCES_DOWN, m.NLM_CIRCUIT_OPEN})
 """Gauges that each process has for itself. The others are read from the ledger, and equal on every process."""
 
 
