@@ -59,7 +59,7 @@ class Parts:
     ledger: Ledger
     results: ResultListener
     renewals: LeaseRenewals
-    aftermath: OutcomeReconciler
+    reconciler: OutcomeReconciler
     publisher: BusPublisher
 
     # --- what happens ----------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Parts:
         """Aftermath until there is nothing more; how many steps it took."""
         made = 0
         for _ in range(PASSES_MAX):
-            report = await self.aftermath.run_once()
+            report = await self.reconciler.run_once()
             made += report.made
             if not report.events:
                 return made
@@ -232,6 +232,6 @@ def parts_of(rig: Rig, *, name: str = "process-1", ledger: Ledger | None = None,
         stopping=stopping,
         bus=bus,
     )
-    aftermath = OutcomeReconciler(ledger=ledger, actor=control, clock=rig.clock, topics=rig.topics)
+    reconciler = OutcomeReconciler(ledger=ledger, actor=control, clock=rig.clock, topics=rig.topics)
     publisher = BusPublisher(ledger=ledger, actor=control, clock=rig.clock, bus=bus, topics=rig.topics)
-    return Parts(rig=rig, ledger=ledger, results=results, renewals=renewals, aftermath=aftermath, publisher=publisher)
+    return Parts(rig=rig, ledger=ledger, results=results, renewals=renewals, reconciler=reconciler, publisher=publisher)

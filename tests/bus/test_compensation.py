@@ -240,7 +240,7 @@ async def test_a_workflow_that_is_undone_goes_on_when_its_topics_are_configured_
         await parts.schedule("c")
         await parts.result(await parts.dispatch("c"), "w1", status, error_code="LOST")
         await parts.follow_up()
-        await parts.aftermath.release()
+        await parts.reconciler.release()
         rig.topics = Topics.model_validate({"topics": {TOPIC: change}})
         parts = parts_of(rig, name="process-2")
         await _end(parts, "b.c")
@@ -272,6 +272,6 @@ async def test_a_cancelled_workflow_is_undone_and_its_compensations_are_not_canc
     assert await parts.jobs() == {"p": "CANCELLED", "a": "SUCCEEDED", "b": "CANCELLED", "a.c": "PENDING"}
     # Taken again from the beginning, as after a crash, it comes to the same.
     again = parts_of(rig, name="process-2")
-    again.aftermath.follows_as = "another-name"
+    again.reconciler.follows_as = "another-name"
     await again.follow_up()
     assert (await parts.jobs())["a.c"] == "PENDING"

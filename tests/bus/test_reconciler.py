@@ -389,17 +389,17 @@ async def test_reconciler_that_reads_a_page_slowly_keeps_its_subscription(rig: R
     other = parts_of(rig, name="process-2", ledger=await rig.bench.open_another())
     for name in await rig.submit_many(12):
         await parts.cancel(name)
-    await parts.aftermath.page()
-    parts.aftermath._families.learn = lambda *_: None  # type: ignore[method-assign]
+    await parts.reconciler.page()
+    parts.reconciler._tree.learn = lambda *_: None  # type: ignore[method-assign]
 
     async def slow(job_id: JobId) -> Any:
         rig.clock.advance(1.0)
         await rig.bench.advance(1.0)
-        assert await other.aftermath.page() is None
+        assert await other.reconciler.page() is None
         return await job(job_id)
 
     monkeypatch.setattr(rig.ledger, "job", slow)
-    assert (await parts.aftermath.run_once()).following
+    assert (await parts.reconciler.run_once()).following
 
 
 async def test_to_look_for_the_retries_of_a_job_its_other_children_are_not_read(
@@ -412,7 +412,7 @@ async def test_to_look_for_the_retries_of_a_job_its_other_children_are_not_read(
     await rig.submit_many(50, parent_job_id="s")
     await rig.submit_many(50, topic="job.other", parent_job_id="s")
     await parts.follow_up()
-    families = JobTree(ledger=rig.ledger, topics=rig.topics)
+    tree = JobTree(ledger=rig.ledger, topics=rig.topics)
     step = await rig.job("s")
 
     async def noting(job_id: JobId) -> Any:
@@ -420,7 +420,7 @@ async def test_to_look_for_the_retries_of_a_job_its_other_children_are_not_read(
         return await job(job_id)
 
     monkeypatch.setattr(rig.ledger, "job", noting)
-    standing = await families.effective_job(step)
+    standing = await tree.effective_job(step)
     assert standing is not None
     assert standing.job.job_id == "s.r1"
     assert sorted(read) == ["s", "s.r1"]
@@ -438,11 +438,11 @@ async def test_reconciler_that_cancels_many_children_keeps_its_subscription(rig:
     async def slow(*what: Any, **how: Any) -> Any:
         rig.clock.advance(1.0)
         await rig.bench.advance(1.0)
-        assert await other.aftermath.page() is None
+        assert await other.reconciler.page() is None
         return await cancel(*what, **how)
 
     monkeypatch.setattr(rig.ledger, "cancel", slow)
-    report = await parts.aftermath.run_once()
+    report = await parts.reconciler.run_once()
     assert (report.following, report.made) == (True, 20)
 
 
@@ -456,7 +456,7 @@ async def test_to_cancel_the_retry_of_a_job_the_children_of_that_job_are_not_rea
             await parts.cancel(await rig.submit(job_id=f"c{number}", parent_job_id="p"))
         await parts.follow_up()
         await parts.cancel("p.r1")
-        await parts.aftermath.release()
+        await parts.reconciler.release()
         parts, job, read = parts_of(rig, name="process-2"), rig.ledger.job, list[str]()
 
         async def noting(job_id: JobId) -> Any:
@@ -464,7 +464,7 @@ async def test_to_cancel_the_retry_of_a_job_the_children_of_that_job_are_not_rea
             return await job(job_id)
 
         monkeypatch.setattr(rig.ledger, "job", noting)
-        assert (await parts.aftermath.run_once()).events
+        assert (await parts.reconciler.run_once()).events
         assert set(read) == {"p", "p.r1"}
 
 
@@ -561,17 +561,17 @@ async def test_steps_after_one_that_ended_badly_are_cancelled(rig: Rig):
 @pytest.mark.requirement("BUS-5")
 async def test_one_reconciler_follows_the_feed_and_another_takes_over_at_its_position(rig: Rig):
     parts, other = parts_of(rig), parts_of(rig, name="process-2")
-    report = await parts.aftermath.run_once()
+    report = await parts.reconciler.run_once()
     assert report.following
-    waiting = await other.aftermath.run_once()
+    waiting = await other.reconciler.run_once()
     assert not waiting.following
-    assert other.aftermath.pause_s(waiting) > 0
-    await parts.aftermath.release()
-    assert (await other.aftermath.run_once()).following
+    assert other.reconciler.pause_s(waiting) > 0
+    await parts.reconciler.release()
+    assert (await other.reconciler.run_once()).following
     await rig.advance(6)
-    await parts.aftermath.run_once()
+    await parts.reconciler.run_once()
     await rig.submit()
-    assert not (await other.aftermath.run_once()).following
+    assert not (await other.reconciler.run_once()).following
 
 
 async def test_the_place_moves_on_over_what_belongs_to_others(rig: Rig):
@@ -580,9 +580,9 @@ async def test_the_place_moves_on_over_what_belongs_to_others(rig: Rig):
     await rig.bench.submit(5)
     await parts.follow_up()
     await rig.advance(2)
-    await parts.aftermath.run_once()
-    await parts.aftermath.release()
-    following = await rig.ledger.subscribe(parts.aftermath.actor, "bus-aftermath", lease_s=5)
+    await parts.reconciler.run_once()
+    await parts.reconciler.release()
+    following = await rig.ledger.subscribe(parts.reconciler.actor, "bus-aftermath", lease_s=5)
     assert following is not None
     page = await rig.ledger.feed(following.position, limit=10)
     assert not page.events
@@ -592,7 +592,7 @@ async def test_the_scheduler_is_woken_when_something_may_go(rig_of: Opens):
     async with rig_of(topics=SHORT) as rig:
         parts = parts_of(rig)
         woken: list[int] = []
-        parts.aftermath.wake = lambda: woken.append(1)
+        parts.reconciler.wake = lambda: woken.append(1)
         held = await parts.dispatched()
         await parts.follow_up()
         assert not woken

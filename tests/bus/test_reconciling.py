@@ -176,7 +176,7 @@ async def test_three_reconcilers_at_once_act_once(rig_of: Opens):
 async def _all_duties(parts: Parts) -> None:
     sweeper = Sweeper(ledger=parts.ledger, actor=Actor(role=Role.SWEEPER, name="s"), options=SweepOptions(elect=False))
     await asyncio.gather(
-        sweeper.run_once(), parts.aftermath.run_once(), parts.publisher.run_once(), parts.renewals.run_once()
+        sweeper.run_once(), parts.reconciler.run_once(), parts.publisher.run_once(), parts.renewals.run_once()
     )
 
 
@@ -187,7 +187,7 @@ async def test_two_that_follow_at_the_same_moment_do_the_same(rig_of: Opens):
         parts, ledgers = parts_of(rig), [await rig.bench.open_another() for _ in range(2)]
 
         async def follow_up() -> None:
-            both = [parts_of(rig, name=f"r{n}", ledger=ledger).aftermath for n, ledger in enumerate(ledgers)]
+            both = [parts_of(rig, name=f"r{n}", ledger=ledger).reconciler for n, ledger in enumerate(ledgers)]
             for one in both:
                 await one.page()
                 await rig.advance(6)  # it still believes that it follows

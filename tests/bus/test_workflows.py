@@ -182,7 +182,7 @@ async def test_a_step_that_is_added_late_is_waited_for(rig: Rig):
     await rig.advance(30.5)
     await rig.run()
     assert worker.jobs == ["s1", "s2"]
-    assert isinstance(turn_of(await WorkflowReader(families=rig.scheduler._families).front(KEY), 3), StepNotDue)
+    assert isinstance(turn_of(await WorkflowReader(tree=rig.scheduler._tree).front(KEY), 3), StepNotDue)
 
 
 @pytest.mark.on_both
@@ -278,7 +278,7 @@ async def test_a_step_that_succeeds_while_others_are_undone_waits_for_the_one_un
     name = await again(rig, "bad")
     await end(parts, name)
     if takes_over:
-        await parts.aftermath.release()
+        await parts.reconciler.release()
         parts = other
     await parts.follow_up()
     assert f"{name}.c" not in await parts.jobs(), "one after the other"
@@ -300,10 +300,10 @@ async def test_reconciler_that_follows_again_discards_its_cached_workflows(rig: 
         await step(rig, name, 1)
     await end(parts, "bad", Status.FAILED)
     await parts.follow_up()
-    await parts.aftermath.release()
+    await parts.reconciler.release()
     await again(rig, "bad")
     await other.follow_up()
-    await other.aftermath.release()
+    await other.reconciler.release()
     await end(parts, "slow")
     await parts.follow_up()
     assert "done.c" not in await parts.jobs()
@@ -315,7 +315,7 @@ async def test_a_step_that_failed_before_a_process_followed_ends_those_after_it(
     await step(rig, "bad", 1)
     await end(parts, "bad", Status.FAILED)
     await parts.follow_up()
-    await parts.aftermath.release()
+    await parts.reconciler.release()
     for name, index in (("slow", 0), ("late", 0), ("next", 2)):
         await step(rig, name, index)
     await end(parts, "late")
@@ -342,14 +342,14 @@ async def test_a_workflow_whose_steps_were_cancelled_is_undone_though_the_failed
 
 
 async def test_a_workflow_is_read_anew_when_it_cannot_be_told_which_step_is_done_again(rig: Rig):
-    families = JobTree(ledger=rig.ledger, topics=rig.topics)
-    workflows = WorkflowReader(families=families)
+    tree = JobTree(ledger=rig.ledger, topics=rig.topics)
+    workflows = WorkflowReader(tree=tree)
     await step(rig, "a", 0)
     await workflows.front(KEY)
     labels = {RETRY_OF: "gone", FIRST_PARENT: "p"}
     said = {"job_id": "gone.q", "topic": TOPIC, "parent_job_id": "gone", "workflow_id": "wf", "labels": labels}
     await workflows.again(KEY, JobRequest.read(json.dumps(said).encode()))
-    assert families.remembered.get(KEY) is None
+    assert tree.remembered.get(KEY) is None
 
 
 @pytest.mark.requirement("BUS-8")
@@ -366,7 +366,7 @@ async def test_numbers_may_have_gaps(rig: Rig):
 
 @pytest.mark.requirement("BUS-8", "D39")
 async def test_a_step_whose_retry_was_cancelled_may_be_run_again(rig: Rig):
-    parts, workflows = parts_of(rig), WorkflowReader(families=rig.scheduler._families)
+    parts, workflows = parts_of(rig), WorkflowReader(tree=rig.scheduler._tree)
     await step(rig, "a", 0)
     await end(parts, "a", Status.FAILED_RETRYABLE)
     await parts.follow_up()
@@ -387,10 +387,10 @@ async def test_of_several_that_do_a_step_again_one_that_succeeded_stands_for_it(
         labels = {RETRY_OF: "a", FIRST_PARENT: "p"}
         said = {"job_id": f"a.q-{number}", "topic": TOPIC, "parent_job_id": "a", "workflow_id": "wf", "labels": labels}
         await rig.put(JobRequest.read(json.dumps(said).encode()))
-    families = JobTree(ledger=rig.ledger, topics=rig.topics)
+    tree = JobTree(ledger=rig.ledger, topics=rig.topics)
 
     async def stands() -> EffectiveJob:
-        found = await families.effective_job(await rig.job("a"))
+        found = await tree.effective_job(await rig.job("a"))
         assert found is not None
         return found
 
@@ -404,7 +404,7 @@ async def test_of_several_that_do_a_step_again_one_that_succeeded_stands_for_it(
 
 @pytest.mark.requirement("BUS-8", "D39")
 async def test_a_step_that_was_denied_and_is_run_again_is_waited_for(rig: Rig):
-    parts, workflows = parts_of(rig), WorkflowReader(families=rig.scheduler._families)
+    parts, workflows = parts_of(rig), WorkflowReader(tree=rig.scheduler._tree)
     await step(rig, "a", 0)
     await deny(parts, "a")
     assert turn_of(await workflows.front(KEY), 1) == StepDoomed(step_index=0, job_id="a", state="DENIED")
@@ -444,7 +444,7 @@ async def test_workflow_is_not_compensated_while_a_denied_step_is_run_again(tmp_
 @pytest.mark.requirement("BUS-7", "BUS-8")
 async def test_a_step_whose_retry_can_never_be_made_has_failed(tmp_path: Path):
     async with fresh(tmp_path / "rig") as rig:
-        parts, workflows = parts_of(rig), WorkflowReader(families=rig.scheduler._families)
+        parts, workflows = parts_of(rig), WorkflowReader(tree=rig.scheduler._tree)
         await step(rig, "a", 0)
         await step(rig, "b", 1)
         *before, last = derived_ids("a", ".r1")
@@ -461,7 +461,7 @@ async def test_a_step_whose_retry_can_never_be_made_has_failed(tmp_path: Path):
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-8", "BUS-11")
 async def test_a_step_under_the_id_of_one_that_was_removed_is_waited_for(rig: Rig):
-    parts, workflows = parts_of(rig), WorkflowReader(families=rig.scheduler._families)
+    parts, workflows = parts_of(rig), WorkflowReader(tree=rig.scheduler._tree)
     await step(rig, "a", 3)
     await end(parts, "a")
     assert turn_of(await workflows.front(KEY), 4) is None
@@ -472,7 +472,7 @@ async def test_a_step_under_the_id_of_one_that_was_removed_is_waited_for(rig: Ri
 
 @pytest.mark.requirement("BUS-8")
 async def test_a_step_that_failed_and_was_removed_ends_nobody_any_more(rig: Rig):
-    parts, workflows = parts_of(rig), WorkflowReader(families=rig.scheduler._families)
+    parts, workflows = parts_of(rig), WorkflowReader(tree=rig.scheduler._tree)
     for index in range(3):
         await step(rig, f"s{index}", index)
     await parts.cancel("s0")
@@ -489,7 +489,7 @@ async def test_a_step_that_failed_and_was_removed_ends_nobody_any_more(rig: Rig)
 
 
 async def test_steps_that_succeeded_and_were_removed_do_not_have_the_others_read_again(rig: Rig):
-    parts, workflows = parts_of(rig), WorkflowReader(families=rig.scheduler._families)
+    parts, workflows = parts_of(rig), WorkflowReader(tree=rig.scheduler._tree)
     for index in range(6):
         await step(rig, f"s{index}", index, compensation=UNDO)
     await end(parts, "s0")
@@ -504,7 +504,7 @@ async def test_steps_that_succeeded_and_were_removed_do_not_have_the_others_read
 
 async def test_a_removal_that_is_only_half_seen_is_seen_the_next_time(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("trellis.bus.outcomes.workflows.PAGE", 2)
-    parts, workflows = parts_of(rig), WorkflowReader(families=rig.scheduler._families)
+    parts, workflows = parts_of(rig), WorkflowReader(tree=rig.scheduler._tree)
     for index in range(5):
         await step(rig, f"s{index}", index)
     await parts.cancel("s0")
@@ -525,8 +525,8 @@ async def test_a_removal_that_is_only_half_seen_is_seen_the_next_time(rig: Rig, 
 
 
 async def test_a_step_that_is_removed_is_in_nobodys_way(rig: Rig):
-    families = JobTree(ledger=rig.ledger, topics=rig.topics)
-    workflows = WorkflowReader(families=families)
+    tree = JobTree(ledger=rig.ledger, topics=rig.topics)
+    workflows = WorkflowReader(tree=tree)
     await step(rig, "a", 0)
     assert isinstance(turn_of(await workflows.front(KEY), 1), StepNotDue)
     read = rig.ledger.job
@@ -539,8 +539,8 @@ async def test_a_step_that_is_removed_is_in_nobodys_way(rig: Rig):
 
 
 async def test_a_look_that_the_ledger_ends_leaves_out_nobody(rig: Rig):
-    families = JobTree(ledger=rig.ledger, topics=rig.topics)
-    workflows = WorkflowReader(families=families)
+    tree = JobTree(ledger=rig.ledger, topics=rig.topics)
+    workflows = WorkflowReader(tree=tree)
     for number in range(40):
         await step(rig, f"s{number:02d}", number + 1)
     read, asked = rig.ledger.job, Counter[str]()
@@ -555,7 +555,7 @@ async def test_a_look_that_the_ledger_ends_leaves_out_nobody(rig: Rig):
     with pytest.raises(LedgerUnavailable):
         await workflows.front(KEY)
     assert isinstance(turn_of(await workflows.front(KEY), 2), StepNotDue)
-    workflow = families.remembered.get(KEY)
+    workflow = tree.remembered.get(KEY)
     assert workflow is not None
     assert [one.index for one in workflow.unsettled] == list(range(1, 41)), "each once"
 
@@ -565,18 +565,18 @@ async def test_children_beyond_the_bound_are_not_looked_at(rig: Rig, monkeypatch
     monkeypatch.setattr("trellis.bus.outcomes.workflows.PAGE", 2)
     for number in range(6):
         await step(rig, f"s{number}", number)
-    families = JobTree(ledger=rig.ledger, topics=rig.topics)
-    workflow = await WorkflowReader(families=families).workflow(KEY)
+    tree = JobTree(ledger=rig.ledger, topics=rig.topics)
+    workflow = await WorkflowReader(tree=tree).workflow(KEY)
     assert [one.index for one in workflow.unsettled] == [0, 1, 2, 3]
     read = watched(rig.ledger)
-    assert await WorkflowReader(families=families).workflow(KEY) is workflow
+    assert await WorkflowReader(tree=tree).workflow(KEY) is workflow
     assert read == {"children": 2}, "it is only asked whether one was removed"
 
 
 async def test_children_that_were_removed_make_room_for_others(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("trellis.bus.outcomes.workflows.CHILDREN_MAX", 4)
     monkeypatch.setattr("trellis.bus.outcomes.workflows.PAGE", 2)
-    parts, workflows = parts_of(rig), WorkflowReader(families=JobTree(ledger=rig.ledger, topics=rig.topics))
+    parts, workflows = parts_of(rig), WorkflowReader(tree=JobTree(ledger=rig.ledger, topics=rig.topics))
     for number in range(6):
         await step(rig, f"s{number}", number)
     for number in range(4):
@@ -675,13 +675,13 @@ class Story:
         ]
 
 
-async def _turns(families: JobTree, indexes: range) -> list[object]:
+async def _turns(tree: JobTree, indexes: range) -> list[object]:
     """Whose turn it is, from every child of the parent as it stands: what a look must come to."""
     found: list[tuple[int, EffectiveJob]] = []
-    for job in await families.children("p"):
-        request = await families.request(job.job_id)
+    for job in await tree.children("p"):
+        request = await tree.request(job.job_id)
         if request is not None and not request.is_retry and COMPENSATES not in request.labels:
-            found.append((request.step_index, await families.effective_step(job, request, step_of="p")))
+            found.append((request.step_index, await tree.effective_step(job, request, step_of="p")))
     return [
         StepDoomed
         if any(standing.failed and one < index for one, standing in found)
@@ -695,7 +695,7 @@ async def _turns(families: JobTree, indexes: range) -> list[object]:
 @pytest.mark.requirement("BUS-8", "D39")
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_scheduler_that_remembers_lets_go_the_same_steps_as_one_that_reads_all(rig: Rig, seed: int):
-    story, workflows = Story(rig, seed), WorkflowReader(families=rig.scheduler._families)
+    story, workflows = Story(rig, seed), WorkflowReader(tree=rig.scheduler._tree)
     indexes = range(5)
     for _ in range(ACTS):
         await story.act()
@@ -718,10 +718,10 @@ async def _told(folder: Path, seed: int, *, remembers: bool) -> dict[str, list[s
             await story.act()
             if story.rng.random() < 0.5:
                 if not remembers:
-                    story.parts.aftermath._families.remembered.clear()
+                    story.parts.reconciler._tree.remembered.clear()
                 await story.parts.follow_up()
         if not remembers:
-            story.parts.aftermath._families.remembered.clear()
+            story.parts.reconciler._tree.remembered.clear()
         await story.parts.follow_up()
         return await story.parts.fingerprint()
 

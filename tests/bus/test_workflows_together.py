@@ -75,7 +75,7 @@ class Fleet:
             await self.parts[0].cancel(self.rng.choice(found).job_id)
 
     async def take_over(self) -> None:
-        await self.rng.choice(self.parts).aftermath.release()
+        await self.rng.choice(self.parts).reconciler.release()
 
     async def wait(self) -> None:
         await self.rig.advance(self.rng.choice([1, 6, 20]))
@@ -86,7 +86,9 @@ class Fleet:
     async def work(self) -> None:
         """All of them at once, each a pass; nobody was handed out whose turn it was not."""
         before = len(self.worker.orders)
-        work: list[Any] = [one.run_once() for one in self.schedulers] + [one.aftermath.run_once() for one in self.parts]
+        work: list[Any] = [one.run_once() for one in self.schedulers] + [
+            one.reconciler.run_once() for one in self.parts
+        ]
         self.rng.shuffle(work)
         await asyncio.gather(*work)
         await quiet()
@@ -117,36 +119,36 @@ class Fleet:
         request = JobRequest.read((await self.rig.job(job_id)).payload or b"")
         if COMPENSATES in request.labels:
             return
-        families = JobTree(ledger=self.rig.ledger, topics=self.rig.topics)
-        steps = await self.steps(await families.key_of(request))
+        tree = JobTree(ledger=self.rig.ledger, topics=self.rig.topics)
+        steps = await self.steps(await tree.key_of(request))
         before = {one.job.job_id: one.job.state for one in steps if one.request.step_index < request.step_index}
         assert set(before.values()) <= {"SUCCEEDED"}, f"{job_id} went before {before}"
 
     async def are_undone_one_by_one(self) -> None:
         """But for those that an operator runs again."""
-        families = JobTree(ledger=self.rig.ledger, topics=self.rig.topics)
+        tree = JobTree(ledger=self.rig.ledger, topics=self.rig.topics)
         under_way: dict[WorkflowKey, str] = {}
         for job in await self.jobs():
-            step = None if job.compensates is None else await families.request(job.compensates)
+            step = None if job.compensates is None else await tree.request(job.compensates)
             if step is not None and job.place is not JobPlace.ENDED and ".q-" not in job.job_id.rpartition(".c")[2]:
-                other = under_way.setdefault(await families.key_of(step), job.job_id)
+                other = under_way.setdefault(await tree.key_of(step), job.job_id)
                 assert other == job.job_id, f"{job.job_id} and {other} are under way"
 
     async def is_undone(self, key: WorkflowKey) -> None:
-        steps, families = await self.steps(key), JobTree(ledger=self.rig.ledger, topics=self.rig.topics)
+        steps, tree = await self.steps(key), JobTree(ledger=self.rig.ledger, topics=self.rig.topics)
         if any(one.failed for one in steps):
             for one in steps:
                 if one.job.state == "SUCCEEDED" and one.request.compensation is not None:
-                    assert await families.compensation(one.job.job_id) is not None, f"{one.job.job_id} is not undone"
+                    assert await tree.compensation(one.job.job_id) is not None, f"{one.job.job_id} is not undone"
 
     async def steps(self, key: WorkflowKey) -> list[EffectiveJob]:
         """As somebody sees them who remembers nothing."""
-        families = JobTree(ledger=self.rig.ledger, topics=self.rig.topics)
+        tree = JobTree(ledger=self.rig.ledger, topics=self.rig.topics)
         found: list[EffectiveJob] = []
-        for job in await families.children(key[0]):
-            request = await families.request(job.job_id)
-            if request is not None and not request.is_retry and await families.key_of(request) == key:
-                found.append(await families.effective_step(job, request, step_of=key[0]))
+        for job in await tree.children(key[0]):
+            request = await tree.request(job.job_id)
+            if request is not None and not request.is_retry and await tree.key_of(request) == key:
+                found.append(await tree.effective_step(job, request, step_of=key[0]))
         return found
 
     async def jobs(self) -> list[Job]:
@@ -156,8 +158,8 @@ class Fleet:
 async def fleet_on(rig: Rig, seed: int, steps_max: int) -> Fleet:
     schedulers = [rig.scheduler, *[await rig.another(f"scheduler-{n}") for n in (2, 3)]]
     parts = [parts_of(rig, name=f"process-{n}", ledger=await rig.bench.open_another()) for n in range(3)]
-    for families in [*(one._families for one in schedulers), *(one.aftermath._families for one in parts)]:
-        families.remembered.steps_max = steps_max
+    for tree in [*(one._tree for one in schedulers), *(one.reconciler._tree for one in parts)]:
+        tree.remembered.steps_max = steps_max
     keys: list[WorkflowKey] = [
         (parent, workflow, tenant, "gateway") for parent in "pq" for workflow in ("a", "b") for tenant in ("", "t")
     ][:5]

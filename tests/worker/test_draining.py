@@ -49,7 +49,7 @@ async def test_jobs_held_but_not_begun_are_given_back_with_their_attempt_spared(
     worker = stand.worker(slow.app, concurrency=1)
     worker.turns._pace.per_s = 30.0  # as if jobs had been short: one started ahead, more claimed
     await worker.start()
-    await stand.until(lambda: len(worker.holdings.jobs) == 3)
+    await stand.until(lambda: len(worker.held_jobs.jobs) == 3)
     draining = asyncio.ensure_future(worker.drain())
     for job in jobs[1:]:
         status = await stand.in_state(job, "queued")

@@ -209,7 +209,7 @@ async def test_a_lease_counts_from_when_its_renewal_was_sent_and_not_from_its_an
     async with stand.running(held.app) as worker:
         await stand.until(lambda: bool(held.contexts))
         await stand.until(lambda: bool(slow.sent_at), step_s=0.5)
-        (job,) = worker.holdings.jobs.values()
+        (job,) = worker.held_jobs.jobs.values()
         await stand.until(lambda: job.renewed_at != job.taken_at)
         assert job.renewed_at in slow.sent_at
         assert job.fence == job.renewed_at + LENGTH_S
@@ -222,6 +222,6 @@ async def test_a_lease_counts_from_when_its_claim_was_sent_and_not_from_its_answ
     await stand.submit("t")
     async with stand.running(held.app) as worker:
         await stand.until(lambda: bool(held.contexts))
-        (job,) = worker.holdings.jobs.values()
+        (job,) = worker.held_jobs.jobs.values()
         assert job.fence - LENGTH_S in slow.sent_at
         held.go.set()

@@ -106,12 +106,12 @@ async def test_a_worker_whose_lease_is_lost_stops_its_handler_and_its_outcome_is
     async with stand.running(app) as worker:
         await stand.until(lambda: bool(gate.begun))
         await lose_all(stand, worker)
-        await stand.until(lambda: not worker.holdings.jobs)
+        await stand.until(lambda: not worker.held_jobs.jobs)
         assert gate.cut == [job.id]
         assert seen == [(False, True), "refused"]
         gate.open.set()
         worker.turns.claiming = True
-        worker.holdings.changed.set()
+        worker.held_jobs.changed.set()
         await stand.in_state(job, "succeeded", step_s=0.1)
     assert await job.result() != "attempt 1"
     assert (await stand.events(job)).count("job_lease_expired") == 1
@@ -125,7 +125,7 @@ async def lose_all(stand: Stand, worker: Worker) -> None:
         stand.clock.advance(1.0)
         await stand.sweep()
     stand.faults.down = False
-    await stand.until(lambda: all(held.fate is not None for held in worker.holdings.jobs.values()), step_s=0.5)
+    await stand.until(lambda: all(held.fate is not None for held in worker.held_jobs.jobs.values()), step_s=0.5)
 
 
 @pytest.mark.requirement("DJ-11")
@@ -199,7 +199,7 @@ async def test_a_hard_cancel_ends_the_job_at_once_and_the_handler_with_the_next_
         await stand.until(lambda: bool(gate.begun))
         await job.cancel(mode="hard")
         assert (await job.status()).state == "cancelled"
-        await stand.until(lambda: not worker.holdings.jobs, step_s=0.5)
+        await stand.until(lambda: not worker.held_jobs.jobs, step_s=0.5)
     assert gate.cut == [job.id]
     assert (await stand.events(job))[-1] == "job_cancelled"
 
@@ -219,7 +219,7 @@ async def test_a_job_finished_before_the_cancel_was_heard_is_a_success_and_the_c
 
 def hears(worker: Worker) -> Callable[[], bool]:
     """Whether the wish to cancel has reached every job the worker holds; the handlers need not have looked."""
-    return lambda: all(held.cancel_requested for held in worker.holdings.jobs.values())
+    return lambda: all(held.cancel_requested for held in worker.held_jobs.jobs.values())
 
 
 @pytest.mark.requirement("D19")
@@ -454,7 +454,7 @@ async def test_past_its_own_fence_a_worker_begins_nothing(stand: Stand, taken_aw
     worker = stand.worker(app, concurrency=1)
     worker.turns._pace.per_s = 1_000.0
     await worker.start(listening=False)
-    await stand.until(lambda: not worker.holdings.jobs and ran != [])
+    await stand.until(lambda: not worker.held_jobs.jobs and ran != [])
     worker.turns.claiming = False
     events = await stand.events(second)
     assert events[:3] == ["job_queued", "job_claimed", "job_started"]

@@ -488,7 +488,7 @@ async def test_handlers_that_never_suspend_do_not_keep_a_turn_from_leaving_with_
     async def handler(ctx: Context, n: int) -> None:
         nonlocal unsettled
         stand.clock.advance(0.002)  # busy for two milliseconds of the worker's own time
-        unsettled = max(unsettled, len(worker.holdings.finished))
+        unsettled = max(unsettled, len(worker.held_jobs.finished))
 
     await stand.trellis.submit_many("t", list(range(200)))
     worker = stand.worker(app, concurrency=200, prefetch=0)

@@ -82,9 +82,9 @@ async def test_a_suspect_waits_until_its_neighbours_are_settled(stand: Stand):
     assert order is not None
     worker.turns._apply(order, await worker.ledger.turn(order.turn))
     # Everything is claimed and started. The worker first runs the neighbours, settles them, and only then the pill.
-    assert [held.lease.job_id for held in worker.holdings.quarantined] == [pill.id]
+    assert [held.lease.job_id for held in worker.held_jobs.quarantined] == [pill.id]
     held: dict[str, list[str]] = {}
-    record.begins = lambda job_id: held.setdefault(job_id, [h.lease.job_id for h in worker.holdings.jobs.values()])
+    record.begins = lambda job_id: held.setdefault(job_id, [h.lease.job_id for h in worker.held_jobs.jobs.values()])
     await worker.start(listening=False)
     await worker.until_idle()
     await worker.drain()
@@ -105,7 +105,7 @@ async def test_a_drain_gives_back_a_suspect_that_waits_for_its_neighbours(stand:
     worker = stand.worker(app, concurrency=2)
     await worker.start()
     await stand.in_state(neighbour, "running")
-    await stand.until(lambda: [held.lease.job_id for held in worker.holdings.quarantined] == [pill.id])
+    await stand.until(lambda: [held.lease.job_id for held in worker.held_jobs.quarantined] == [pill.id])
     draining = asyncio.ensure_future(worker.drain())
     status = await stand.in_state(pill, "queued")
     assert status.attempts_spent == 2
@@ -147,11 +147,11 @@ async def test_while_one_worker_runs_a_suspect_alone_the_others_go_on(stand: Sta
     doubtful = await suspects(stand, 3)
     async with stand.running(app, concurrency=4, name="isolating") as isolating:
         await stand.until(lambda: len(running) == 1)
-        assert len(isolating.holdings.jobs) == 1, "it holds nothing but the suspect"
+        assert len(isolating.held_jobs.jobs) == 1, "it holds nothing but the suspect"
         others = await stand.trellis.submit_many("t", [None] * 6)
         async with stand.running(app, concurrency=8, name="other") as other:
             await stand.until(lambda: {job.id for job in others} <= set(running))
-            assert not other.holdings.quarantined, "one job at a time runs alone in the whole fleet"
+            assert not other.held_jobs.quarantined, "one job at a time runs alone in the whole fleet"
             assert len(running) == 7
             ends.set()
             for job in [*doubtful, *others]:

@@ -171,7 +171,7 @@ async def test_a_worker_is_not_idle_while_a_claim_is_in_flight(stand: Stand):
     await stand.until(lambda: len(gate.sent) == 1)
     idling = asyncio.ensure_future(worker.until_idle())
     for _ in range(20):
-        worker.holdings.changed.set()
+        worker.held_jobs.changed.set()
         await stand.ledger.job(JobId("nobody"))
     assert not worker.turns.idle.is_set()
     assert not idling.done()
@@ -201,7 +201,7 @@ async def test_jobs_of_a_claim_in_flight_end_before_a_quarantined_job_begins(sta
         gate.held_back.clear()
         gate.open = True
         first.set_result(None)
-        await stand.until(lambda: [held.lease.job_id for held in worker.holdings.quarantined] == [pill.id])
+        await stand.until(lambda: [held.lease.job_id for held in worker.held_jobs.quarantined] == [pill.id])
         late = await stand.trellis.submit("t", None)
         second.set_result(None)
         await stand.until(lambda: bench.begun == 5)

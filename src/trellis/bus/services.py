@@ -148,7 +148,7 @@ class BusServices:
         self.publisher = BusPublisher(
             ledger=parts.ledger, actor=control, clock=parts.clock, bus=parts.bus, topics=parts.topics
         )
-        self.aftermath = OutcomeReconciler(
+        self.reconciler = OutcomeReconciler(
             ledger=parts.ledger, actor=control, clock=parts.clock, topics=parts.topics, wake=self._wake
         )
 
@@ -156,7 +156,7 @@ class BusServices:
     def services(self) -> list[Service[Any]]:
         """The services to run for the roles of this process."""
         services: list[Service[Any]] = [self.scheduler, self.introduction] if self._schedules else []
-        return [*services, self.renewals, self.aftermath, self.publisher] if self._reconciles else services
+        return [*services, self.renewals, self.reconciler, self.publisher] if self._reconciles else services
 
     async def start(self) -> None:
         """Subscribe to the bus. Subscriptions take effect as soon as the bus is reachable."""
@@ -172,7 +172,7 @@ class BusServices:
         await self.workers.stop()
         await self.scheduler.drain()
         await self.publisher.release()
-        await self.aftermath.release()
+        await self.reconciler.release()
 
     @property
     def _schedules(self) -> bool:

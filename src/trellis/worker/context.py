@@ -97,12 +97,12 @@ class AttemptContext:
 class Context(AttemptContext):
     """One attempt of one job, for an async handler."""
 
-    __slots__ = ("_checkpoint", "_desk", "_held", "_journal")
+    __slots__ = ("_checkpoint", "_held", "_journal", "_worker")
 
-    def __init__(self, held: HeldJob, desk: WorkerServices) -> None:
-        super().__init__(held, desk.clock)
+    def __init__(self, held: HeldJob, worker: WorkerServices) -> None:
+        super().__init__(held, worker.clock)
         self._held = held
-        self._desk = desk
+        self._worker = worker
         self._checkpoint: bytes | None = held.claimed.checkpoint
         self._journal: dict[str, bytes] | None = None
 
@@ -154,7 +154,7 @@ class Context(AttemptContext):
     @property
     def stopping(self) -> bool:
         """Whether the worker is draining. A long handler may checkpoint and raise `Snooze(0)`."""
-        return self._desk.stopping
+        return self._worker.stopping
 
     @property
     def last_checkpoint(self) -> Any:
@@ -175,7 +175,7 @@ class Context(AttemptContext):
     async def checkpoint(self, value: Any) -> None:
         """Store a value for later attempts. It is durable when this returns, and replaces the last one."""
         body = any_json_bytes(value, f"the checkpoint of {self.type}")
-        self._fenced(await self._desk.ledger.save_checkpoint(self._held.lease, body))
+        self._fenced(await self._worker.ledger.save_checkpoint(self._held.lease, body))
         self._checkpoint = body
 
     def progress(self, value: Any) -> None:
@@ -197,11 +197,11 @@ class Context(AttemptContext):
     async def journal(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
         """Run `call` and store its result. A later attempt gets the first durable result without calling again."""
         if self._journal is None:
-            self._journal = await self._desk.ledger.read_journal(self.job_id)
+            self._journal = await self._worker.ledger.read_journal(self.job_id)
         body = self._journal.get(name)
         if body is None:
             made = within_payload_limit(pydantic_core.to_json(await call()))
-            body = self._fenced(await self._desk.ledger.journal(self._held.lease, name, made))
+            body = self._fenced(await self._worker.ledger.journal(self._held.lease, name, made))
             self._journal[name] = body
         # The first caller also gets the stored value, so that a replaying attempt sees the same one.
         return json.loads(body)
@@ -215,8 +215,8 @@ class Context(AttemptContext):
         settings.setdefault("parent_id", self.job_id)
         settings.setdefault("correlation_id", self.correlation_id)
         settings.setdefault("trace", tracing.here() or self.trace)
-        job = self._desk.request(type_, payload, settings)
-        (answer,) = await self._desk.ledger.submit(self._desk.actor, [job])
+        job = self._worker.request(type_, payload, settings)
+        (answer,) = await self._worker.ledger.submit(self._worker.actor, [job])
         if isinstance(answer, Mismatch):
             raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
         return answer.job_id

@@ -39,7 +39,7 @@ class WorkerLeaseHeartbeat:
     ledger: Ledger
     actor: Actor
     clock: Clock
-    holdings: HeldJobs
+    held_jobs: HeldJobs
     tick_s: float
     name: str = "heartbeat"
     failures: Failures = field(default_factory=lambda: Failures("heartbeat"), compare=False)
@@ -47,7 +47,7 @@ class WorkerLeaseHeartbeat:
     async def run_once(self) -> HeartbeatReport:
         """Renews every lease that is due, in one call to the ledger."""
         sent_at = self.clock.monotonic()
-        due = [held for held in self.holdings.jobs.values() if self._is_due(held, sent_at)]
+        due = [held for held in self.held_jobs.jobs.values() if self._is_due(held, sent_at)]
         if not due:
             return HeartbeatReport()
         try:
@@ -62,7 +62,7 @@ class WorkerLeaseHeartbeat:
         """Seconds until the next heartbeat: one tick. After a failure: half of the time left on the shortest lease."""
         now = self.clock.monotonic()
         if report.failed:
-            left = min((held.fence for held in self.holdings.jobs.values()), default=now) - now
+            left = min((held.fence for held in self.held_jobs.jobs.values()), default=now) - now
             return max(left / 2, min(RETRY_S_MIN, self.tick_s))
         return self.tick_s
 
@@ -90,8 +90,8 @@ class WorkerLeaseHeartbeat:
             return
         _log.warning("lease_lost", job_id=held.lease.job_id, epoch=held.lease.epoch, type=held.claimed.type)
         if held.began_at is None:
-            self.holdings.take_back({held})
-            self.holdings.forget(held)
+            self.held_jobs.take_back({held})
+            self.held_jobs.forget(held)
         else:
             held.interrupt(StopCause.LOST)
 
@@ -113,14 +113,14 @@ class HeldJobWatch:
     """Checks every held job once per tick."""
 
     clock: Clock
-    holdings: HeldJobs
+    held_jobs: HeldJobs
     tick_s: float
     name: str = "watch"
 
     async def run_once(self) -> WatchReport:
         """Interrupts handlers that timed out or must stop on a doubtful lease, and releases jobs held too long."""
         now = self.clock.monotonic()
-        running = [held for held in self.holdings.jobs.values() if held.began_at is not None and not held.finished]
+        running = [held for held in self.held_jobs.jobs.values() if held.began_at is not None and not held.finished]
         timed_out = [held for held in running if held.fate is None and _is_over(held, now)]
         for held in timed_out:
             _log.warning("handler_timed_out", job_id=held.lease.job_id, timeout_s=held.spec.options.timeout_s)
@@ -136,11 +136,11 @@ class HeldJobWatch:
 
     def _give_back(self, now: float) -> int:
         """Releases jobs that did not start within half a heartbeat interval, so that an idle worker can claim them."""
-        stale = [h for h in self.holdings.waiting() if not h.finished and now - h.taken_at > h.claimed.heartbeat_s / 2]
+        stale = [h for h in self.held_jobs.waiting() if not h.finished and now - h.taken_at > h.claimed.heartbeat_s / 2]
         if stale:
-            self.holdings.take_back(set(stale))
+            self.held_jobs.take_back(set(stale))
             for held in stale:
-                self.holdings.settle(held, release_advance(held, "not begun within half a heartbeat"))
+                self.held_jobs.settle(held, release_advance(held, "not begun within half a heartbeat"))
         return len(stale)
 
 

@@ -110,13 +110,13 @@ class SignalWriter:
     """Writes progress and log lines of running jobs every `interval_s`."""
 
     ledger: Ledger
-    holdings: HeldJobs
+    held_jobs: HeldJobs
     interval_s: float
     name: str = "signals"
 
     async def run_once(self) -> int:
         """Writes what is pending. Returns how many jobs had something to write."""
-        telling = [h for h in self.holdings.jobs.values() if h.progress is not None or h.logs is not None]
+        telling = [h for h in self.held_jobs.jobs.values() if h.progress is not None or h.logs is not None]
         written = 0
         for held in telling:
             if not held.finished and await flush(self.ledger, held, last=False) is not None:
@@ -141,14 +141,14 @@ class Runners:
     """Runs up to `size` handlers at the same time."""
 
     def __init__(
-        self, *, holdings: HeldJobs, desk: WorkerServices, size: int, threads: Threads, draw: Callable[[], float]
+        self, *, held_jobs: HeldJobs, worker: WorkerServices, size: int, threads: Threads, draw: Callable[[], float]
     ) -> None:
-        self._holdings = holdings
-        self._desk = desk
+        self._held_jobs = held_jobs
+        self._worker = worker
         self._size = size
         self._threads = threads
         self._draw = draw
-        self._clock = desk.clock
+        self._clock = worker.clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
         self._waking = False
@@ -165,7 +165,7 @@ class Runners:
             self._idle.pop().set_result(None)
         elif len(self._tasks) < self._size:
             self._waking = True
-            task = self._desk.loop.create_task(self._run(), context=self._context.copy())
+            task = self._worker.loop.create_task(self._run(), context=self._context.copy())
             self._tasks.add(task)
             task.add_done_callback(self._ended)
 
@@ -180,11 +180,11 @@ class Runners:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("runner_failed", error=repr(error), exc_info=error)
-        if self._holdings.ready:
+        if self._held_jobs.ready:
             self.wake()
 
     async def _run(self) -> None:
-        ready, clean = self._holdings.ready, copy_context()
+        ready, clean = self._held_jobs.ready, copy_context()
         self._waking = False
         while not self._closing:
             if not ready:
@@ -203,7 +203,7 @@ class Runners:
                 return
 
     async def _rest(self) -> None:
-        waiting = self._desk.loop.create_future()
+        waiting = self._worker.loop.create_future()
         self._idle.append(waiting)
         await waiting
         self._waking = False
@@ -212,7 +212,7 @@ class Runners:
         """Whether the runners have used up their slice in this round of the event loop."""
         if self._slice_end is None:
             self._slice_end = now + SLICE_S
-            self._desk.loop.call_soon(self._open_slice)
+            self._worker.loop.call_soon(self._open_slice)
         return now >= self._slice_end
 
     def _open_slice(self) -> None:
@@ -222,9 +222,9 @@ class Runners:
         if held.fence <= now:
             # Self-fencing: a worker starts nothing once the lease has expired by its own clock. If the lease is still
             # valid, another worker gets the job; if not, the ledger refuses the release.
-            self._holdings.settle(held, release_advance(held, LEASE_DOUBT_CAUSE))
+            self._held_jobs.settle(held, release_advance(held, LEASE_DOUBT_CAUSE))
         elif held.cancel_requested:
-            self._holdings.settle(held, cancel_advance(held, "soft cancel before the handler began"))
+            self._held_jobs.settle(held, cancel_advance(held, "soft cancel before the handler began"))
         elif held.spec.kind is HandlerKind.BATCH:
             await self._run_batch(held, now)
         elif self._readable(held):
@@ -235,15 +235,15 @@ class Runners:
             return True
         payload = held.spec.codec.read_payload(held.claimed.payload)
         if isinstance(payload, UnreadablePayload):
-            self._holdings.settle(held, reject_unreadable(held, payload))
+            self._held_jobs.settle(held, reject_unreadable(held, payload))
             return False
         held.payload = payload
         return True
 
     async def _run_one(self, held: HeldJob, now: float) -> None:
-        self._holdings.running += 1
+        self._held_jobs.running += 1
         held.began_at = now
-        context = Context(held, self._desk)
+        context = Context(held, self._worker)
         value, error = None, None
         with tracing.attempt_span(held.claimed, f"job.handle {held.claimed.type}") as span:
             try:
@@ -269,8 +269,8 @@ class Runners:
         batch = [held for held in (first, *self._mates(first)) if self._readable(held)]
         if not batch:
             return
-        items = [Item(Context(held, self._desk), held.payload) for held in batch]
-        self._holdings.running += len(batch)
+        items = [Item(Context(held, self._worker), held.payload) for held in batch]
+        self._held_jobs.running += len(batch)
         for held in batch:
             held.began_at = now
             held.task = asyncio.current_task()
@@ -296,14 +296,14 @@ class Runners:
 
     def _mates(self, first: HeldJob) -> list[HeldJob]:
         """Takes other ready jobs of the same batch type, up to the batch size."""
-        mates = [held for held in self._holdings.ready if held.spec is first.spec and not held.cancel_requested]
+        mates = [held for held in self._held_jobs.ready if held.spec is first.spec and not held.cancel_requested]
         mates = mates[: first.spec.options.batch - 1]
         if mates:
-            self._holdings.take_back(set(mates))
+            self._held_jobs.take_back(set(mates))
         return mates
 
     def _sync_call(self, held: HeldJob, context: Context) -> Callable[[], Any]:
-        sync = SyncContext(context, self._desk.loop)
+        sync = SyncContext(context, self._worker.loop)
         arguments = (sync, held.payload) if held.spec.takes_payload else (sync,)
         return partial(held.spec.handler, *arguments)
 
@@ -320,24 +320,24 @@ class Runners:
         if held.fate is StopCause.LOST:
             return
         try:
-            if isinstance(await flush(self._desk.ledger, held, last=True), LeaseLost):
+            if isinstance(await flush(self._worker.ledger, held, last=True), LeaseLost):
                 held.fate = StopCause.LOST
         except LedgerError as error:
             _log.warning("signals_dropped", job_id=held.lease.job_id, error=str(error))
 
     def _end(self, held: HeldJob, value: Any, error: BaseException | None) -> None:
-        self._holdings.running -= 1
+        self._held_jobs.running -= 1
         if held.finished or held.fate is StopCause.LOST:
             held.finished = True
-            self._holdings.forget(held)
+            self._held_jobs.forget(held)
             reason = held.fate.value if held.fate else "settled before"
             _log.warning("outcome_dropped", job_id=held.lease.job_id, epoch=held.lease.epoch, reason=reason)
-            self._holdings.changed.set()
+            self._held_jobs.changed.set()
             return
         step = complete_advance(held, value) if error is None else advance_on_error(held, error, self._draw)
         if isinstance(error, Exception) and not isinstance(error, Snooze):
             _note_failure(held, step.trigger, error)
-        self._holdings.settle(held, step)
+        self._held_jobs.settle(held, step)
 
 
 def _describe_failure(span: tracing.Span, problem: BaseException) -> None:

@@ -163,15 +163,15 @@ class TurnLoop:
         self,
         *,
         app: App,
-        desk: WorkerServices,
-        holdings: HeldJobs,
+        worker: WorkerServices,
+        held_jobs: HeldJobs,
         room: PrefetchPolicy,
         runners: Runners,
         rng: random.Random,
         new_id: Callable[[], str],
     ) -> None:
-        self._desk = desk
-        self._holdings = holdings
+        self._worker = worker
+        self._held_jobs = held_jobs
         self._room = room
         self._runners = runners
         self._rng = rng
@@ -179,7 +179,7 @@ class TurnLoop:
         self._specs = {spec.type: spec for spec in app}
         self._types = tuple(spec.claim for spec in app)
         self._pace = JobPace()
-        self._due = holdings.changed
+        self._due = held_jobs.changed
         self._consumed = asyncio.Event()
         self._search = True
         """Whether the ledger may have work that the last claim did not return."""
@@ -216,19 +216,19 @@ class TurnLoop:
 
     def _compose(self) -> PendingTurn | None:
         """Builds the next turn; None if there is nothing to send."""
-        holdings, now = self._holdings, self._desk.clock.monotonic()
-        self._pace.note(holdings.settled, now, busy=bool(holdings.jobs))
-        if self._flying and len(holdings.finished) + len(holdings.assigned) < SECOND_TURN_MIN:
+        held_jobs, now = self._held_jobs, self._worker.clock.monotonic()
+        self._pace.note(held_jobs.settled, now, busy=bool(held_jobs.jobs))
+        if self._flying and len(held_jobs.finished) + len(held_jobs.assigned) < SECOND_TURN_MIN:
             return None
         starts = self._to_start()
-        settlements = holdings.finished[:ADVANCES_MAX]
+        settlements = held_jobs.finished[:ADVANCES_MAX]
         wanted = self._wanted()
         if not settlements and not starts and not (wanted.total and self._search):
             return None
-        del holdings.finished[:ADVANCES_MAX]
+        del held_jobs.finished[:ADVANCES_MAX]
         claim = self._claim(wanted) if wanted.total else None
         advances = (*(s.advance for s in settlements), *(start_advance(held) for held in starts))
-        turn = Turn(actor=self._desk.actor, advances=advances, claim=claim)
+        turn = Turn(actor=self._worker.actor, advances=advances, claim=claim)
         return PendingTurn(turn, settlements, starts, wanted, now)
 
     def _claim(self, wanted: ClaimSize) -> Claim:
@@ -238,28 +238,28 @@ class TurnLoop:
         return Claim(claim_id=claim_id, types=self._types, start=wanted.start, prefetch=wanted.prefetch, isolates=True)
 
     def _wanted(self) -> ClaimSize:
-        holdings = self._holdings
-        if not self.claiming or holdings.quarantined:
+        held_jobs = self._held_jobs
+        if not self.claiming or held_jobs.quarantined:
             return ClaimSize(0, 0)
         return self._room.wanted(
             self._pace.per_s,
-            running=holdings.running,
-            ready=len(holdings.ready) + self._starting(),
-            assigned=len(holdings.assigned) + sum(order.wanted.prefetch for order in self._flying),
+            running=held_jobs.running,
+            ready=len(held_jobs.ready) + self._starting(),
+            assigned=len(held_jobs.assigned) + sum(order.wanted.prefetch for order in self._flying),
         )
 
     def _to_start(self) -> list[HeldJob]:
         """Chooses the claimed jobs to start with this turn, after the checks that precede the handler."""
-        holdings = self._holdings
+        held_jobs = self._held_jobs
         if not self.claiming:
             return []
-        while holdings.quarantined and holdings.quarantined[0].finished:
-            self._release_quarantined(holdings.quarantined[0])
-        if holdings.quarantined and not holdings.assigned:
+        while held_jobs.quarantined and held_jobs.quarantined[0].finished:
+            self._release_quarantined(held_jobs.quarantined[0])
+        if held_jobs.quarantined and not held_jobs.assigned:
             return self._quarantined_to_start()
-        ready = len(holdings.ready) + self._starting()
-        count = self._room.startable(self._pace.per_s, running=holdings.running, ready=ready)
-        chosen = [holdings.assigned.popleft() for _ in range(min(count, len(holdings.assigned)))]
+        ready = len(held_jobs.ready) + self._starting()
+        count = self._room.startable(self._pace.per_s, running=held_jobs.running, ready=ready)
+        chosen = [held_jobs.assigned.popleft() for _ in range(min(count, len(held_jobs.assigned)))]
         return [held for held in chosen if self._may_start(held)]
 
     def in_flight(self, held: HeldJob) -> bool:
@@ -272,9 +272,9 @@ class TurnLoop:
 
     def _quarantined_to_start(self) -> list[HeldJob]:
         """Returns the first quarantined job once nothing else runs. Finished jobs are settled in the same turn."""
-        holdings = self._holdings
-        suspect = holdings.quarantined[0]
-        if holdings.running or holdings.ready or self._flying or len(holdings.finished) > ADVANCES_MAX:
+        held_jobs = self._held_jobs
+        suspect = held_jobs.quarantined[0]
+        if held_jobs.running or held_jobs.ready or self._flying or len(held_jobs.finished) > ADVANCES_MAX:
             return []
         if suspect.began_at is not None or suspect.state == RUNNING:
             return []
@@ -284,7 +284,7 @@ class TurnLoop:
         return [suspect] if self._may_start(suspect) else []
 
     def _may_start(self, held: HeldJob) -> bool:
-        now = self._desk.clock.monotonic()
+        now = self._worker.clock.monotonic()
         problem: Advance | None = None
         if held.cancel_requested:
             problem = cancel_advance(held, "soft cancel before the handler began")
@@ -300,12 +300,12 @@ class TurnLoop:
 
     def _settle_unbegun(self, held: HeldJob, advance: Advance) -> None:
         self._release_quarantined(held)
-        self._holdings.settle(held, advance)
+        self._held_jobs.settle(held, advance)
 
     def _release_quarantined(self, held: HeldJob) -> None:
         """Ends the quarantine of a job, and claims again: the ledger may have held back other jobs meanwhile."""
-        if held in self._holdings.quarantined:
-            self._holdings.quarantined.remove(held)
+        if held in self._held_jobs.quarantined:
+            self._held_jobs.quarantined.remove(held)
             self._search = True
 
     async def _deliver(self, turn: Turn) -> TurnResult:
@@ -313,19 +313,19 @@ class TurnLoop:
         failures: Failures | None = None
         while True:
             try:
-                result = await self._desk.ledger.turn(turn)
+                result = await self._worker.ledger.turn(turn)
             except (LedgerTooOld, LedgerNotMigrated, LedgerUrlInvalid):
                 raise
             except (Refused, InputError) as error:
                 return await self._deliver_apart(turn, error)
             except LedgerError as error:
                 failures = failures or Failures("worker turns")
-                failures.failed(error, now=self._desk.clock.monotonic())
+                failures.failed(error, now=self._worker.clock.monotonic())
             else:
                 if failures is not None:
-                    failures.succeeded(now=self._desk.clock.monotonic())
+                    failures.succeeded(now=self._worker.clock.monotonic())
                 return result
-            await self._desk.clock.sleep(backoff_s(failures.count, self._rng.random()))
+            await self._worker.clock.sleep(backoff_s(failures.count, self._rng.random()))
 
     async def _deliver_apart(self, turn: Turn, error: Exception) -> TurnResult:
         """Sends each transition of a refused turn separately, because the ledger refuses one of them permanently.
@@ -360,36 +360,36 @@ class TurnLoop:
                 held.state = RUNNING
                 self._hand_over(held)
         self._admit(answer.claimed, order)
-        if self._holdings.ready:
+        if self._held_jobs.ready:
             self._runners.wake()
 
     def _drop(self, held: HeldJob) -> None:
         self._release_quarantined(held)
-        self._holdings.forget(held)
+        self._held_jobs.forget(held)
 
     def _hand_over(self, held: HeldJob) -> None:
-        self._holdings.ready.append(held)
+        self._held_jobs.ready.append(held)
         self._runners.wake()
 
     def _admit(self, claimed: list[Claimed], order: PendingTurn) -> None:
         """Adds claimed jobs to their queues; releases them if the worker is draining."""
-        holdings, specs, sent_at = self._holdings, self._specs, order.sent_at
+        held_jobs, specs, sent_at = self._held_jobs, self._specs, order.sent_at
         if order.wanted.total:
             self._search = self._search or len(claimed) >= order.wanted.total
         for job in claimed:
             held = HeldJob(job, specs[job.type], sent_at)
-            holdings.jobs[job.lease.key] = held
+            held_jobs.jobs[job.lease.key] = held
             if not self.claiming:
-                holdings.settle(held, release_advance(held, "claimed while the worker began to drain"))
+                held_jobs.settle(held, release_advance(held, "claimed while the worker began to drain"))
             elif job.runs_alone:
-                holdings.quarantined.append(held)
+                held_jobs.quarantined.append(held)
             elif job.state == RUNNING:
-                holdings.ready.append(held)
+                held_jobs.ready.append(held)
             else:
-                holdings.assigned.append(held)
+                held_jobs.assigned.append(held)
 
     def _note_quiet(self) -> None:
-        if self._holdings.jobs or self._holdings.finished or self._flying:
+        if self._held_jobs.jobs or self._held_jobs.finished or self._flying:
             self.quiet.clear()
             self.idle.clear()
             return

@@ -84,13 +84,13 @@ class Worker:
         self._turning: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._threads = Threads(options.threads_max)
-        self.holdings = HeldJobs()
+        self.held_jobs = HeldJobs()
         self.runners = Runners(
-            holdings=self.holdings, desk=self, size=options.concurrency, threads=self._threads, draw=rng.random
+            held_jobs=self.held_jobs, worker=self, size=options.concurrency, threads=self._threads, draw=rng.random
         )
         room = PrefetchPolicy(concurrency=options.concurrency, prefetch_max=options.prefetch_max)
         self.turns = TurnLoop(
-            app=app, desk=self, holdings=self.holdings, room=room, runners=self.runners, rng=rng, new_id=new_id
+            app=app, worker=self, held_jobs=self.held_jobs, room=room, runners=self.runners, rng=rng, new_id=new_id
         )
 
     def request(self, type_: str, payload: Any, settings: SubmitSettings) -> NewJob:
@@ -147,38 +147,38 @@ class Worker:
         await self._quiet_within(self.options.drain_s, hurry)
         cut_short = self._give_back_running()
         await self._quiet_within(self.options.settle_s, asyncio.Event())
-        self.drained = Drained(not_begun=not_begun, cut_short=cut_short, unsettled=len(self.holdings.jobs))
+        self.drained = Drained(not_begun=not_begun, cut_short=cut_short, unsettled=len(self.held_jobs.jobs))
         await self._close()
         await self._take_leave()
         _log.info("worker_drained", not_begun=not_begun, cut_short=cut_short, unsettled=self.drained.unsettled)
         return self.drained
 
     def _give_back_waiting(self) -> int:
-        waiting = [*self.holdings.waiting(), *list(self.holdings.quarantined)[:1]]
+        waiting = [*self.held_jobs.waiting(), *list(self.held_jobs.quarantined)[:1]]
         waiting = [
             held for held in waiting if held.began_at is None and not held.finished and not self.turns.in_flight(held)
         ]
-        self.holdings.take_back(set(waiting))
+        self.held_jobs.take_back(set(waiting))
         for held in waiting:
-            self.holdings.settle(held, release_advance(held, "the worker drains"))
-        self.holdings.changed.set()
+            self.held_jobs.settle(held, release_advance(held, "the worker drains"))
+        self.held_jobs.changed.set()
         return len(waiting)
 
     def _give_back_running(self) -> int:
-        running = [held for held in self.holdings.jobs.values() if held.began_at is not None and not held.finished]
+        running = [held for held in self.held_jobs.jobs.values() if held.began_at is not None and not held.finished]
         for held in running:
             held.interrupt(StopCause.GIVEN_BACK)
             if held.fate is StopCause.LOST:
-                self.holdings.forget(held)
+                self.held_jobs.forget(held)
             elif held.task is None:
                 # A thread cannot be stopped. Release its job anyway: the process is about to end.
-                self.holdings.settle(held, release_advance(held, StopCause.GIVEN_BACK.value))
+                self.held_jobs.settle(held, release_advance(held, StopCause.GIVEN_BACK.value))
         return len(running)
 
     async def _quiet_within(self, seconds: float, hurry: asyncio.Event) -> None:
         """Waits until no job is held, at most `seconds`, or until `hurry` is set or every turn loop has ended."""
         self.turns.quiet.clear()
-        self.holdings.changed.set()
+        self.held_jobs.changed.set()
         quiet = asyncio.ensure_future(self.turns.quiet.wait())
         limit = asyncio.ensure_future(sleep_or_stop(self.clock, hurry, seconds))
         try:
@@ -199,7 +199,7 @@ class Worker:
 
     async def _take_leave(self) -> None:
         """Reports that this worker ended on purpose, so that operators do not take it for crashed. Best effort."""
-        if not self._seen or self.holdings.jobs:
+        if not self._seen or self.held_jobs.jobs:
             return
         with suppress(LedgerError, TimeoutError):
             async with asyncio.timeout(min(LEAVE_S_MAX, self.options.settle_s)):
@@ -207,7 +207,7 @@ class Worker:
 
     def _about(self) -> bytes:
         """What the heartbeat tells operators about this worker, as JSON."""
-        suspects = self.holdings.quarantined
+        suspects = self.held_jobs.quarantined
         alone = suspects[0].lease.job_id if suspects and suspects[0].began_at is not None else None
         return json.dumps(
             {
@@ -234,11 +234,11 @@ class Worker:
                 ledger=self.ledger,
                 actor=self.actor,
                 clock=self.clock,
-                holdings=self.holdings,
+                held_jobs=self.held_jobs,
                 tick_s=tick_s,
             ),
-            HeldJobWatch(clock=self.clock, holdings=self.holdings, tick_s=tick_s),
-            SignalWriter(ledger=self.ledger, holdings=self.holdings, interval_s=min(SIGNALS_INTERVAL_S, 2 * tick_s)),
+            HeldJobWatch(clock=self.clock, held_jobs=self.held_jobs, tick_s=tick_s),
+            SignalWriter(ledger=self.ledger, held_jobs=self.held_jobs, interval_s=min(SIGNALS_INTERVAL_S, 2 * tick_s)),
         ]
 
     def _services(self) -> list[Service[Any]]:

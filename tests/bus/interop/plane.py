@@ -212,7 +212,7 @@ class Plane:
         """One pass of everything."""
         await self.services.scheduler.run_once()
         await self.services.renewals.run_once()
-        await self.services.aftermath.run_once()
+        await self.services.reconciler.run_once()
         await self.services.publisher.run_once()
 
     async def until(self, holds: Callable[[], Awaitable[Any]]) -> None:

@@ -141,16 +141,16 @@ class Workflow:
     undone: dict[JobId, UndoableStep] = field(default_factory=dict[JobId, UndoableStep])
     """Jobs whose compensation has ended, unless an operator requeues it."""
 
-    def settle(self, step: WorkflowStep, standing: EffectiveJob) -> bool:
+    def settle(self, step: WorkflowStep, effective: EffectiveJob) -> bool:
         """Record a final state. Returns whether it was final; the step is then not read again."""
-        good = standing.job.state == SUCCEEDED
-        if not good and (standing.job.job_id != step.job_id or standing.job.state != CANCELLED):
+        good = effective.job.state == SUCCEEDED
+        if not good and (effective.job.job_id != step.job_id or effective.job.state != CANCELLED):
             return False
         self.drop(step)
         if not good:
-            self.fail(step_state(step, standing))
-        elif standing.request.compensation is not None:
-            self.undoable.append(standing.job.job_id)
+            self.fail(step_state(step, effective))
+        elif effective.request.compensation is not None:
+            self.undoable.append(effective.job.job_id)
         return True
 
     def fail(self, step: StepState) -> None:
@@ -211,9 +211,9 @@ class Workflow:
         return bisect_left(self.unsettled, index, key=lambda step: step.index)
 
 
-def step_state(step: WorkflowStep, standing: EffectiveJob) -> StepState:
+def step_state(step: WorkflowStep, effective: EffectiveJob) -> StepState:
     """The short form of a step's state."""
-    return StepState(index=step.index, job_id=standing.job.job_id, state=standing.job.state)
+    return StepState(index=step.index, job_id=effective.job.job_id, state=effective.job.state)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -457,7 +457,7 @@ class JobTree:
 class DescendantJobs:
     """The jobs below some roots, and which of them belong to the roots through an unbroken chain of owners."""
 
-    families: JobTree
+    tree: JobTree
     roots: frozenset[str]
     _parents: dict[str, str] = field(default_factory=dict[str, str])
     _own: dict[str, bool] = field(default_factory=dict[str, bool])
@@ -477,10 +477,10 @@ class DescendantJobs:
         return own
 
     async def _is_link(self, parent: str, child: str) -> bool:
-        above, request = await self.families.ledger.job(JobId(parent)), await self.families.request(child)
+        above, request = await self.tree.ledger.job(JobId(parent)), await self.tree.request(child)
         if above is None or request is None:
             return above is None  # the parent was removed, so it cannot be another party's
-        return await self.families.is_linked(above, request)
+        return await self.tree.is_linked(above, request)
 
 
 # Requeue by an operator: runs an ended job again as a new, linked job with fresh attempts and a fresh deadline (D39).
@@ -553,11 +553,11 @@ async def requeue_as_new_job(
 
 async def find_successor(ledger: Ledger, job: Job, topics: Topics) -> Successor | None:
     """What followed a job, even if that failed too; None when nothing did, or the job ended otherwise."""
-    standing = await JobTree(ledger=ledger, topics=topics).effective_job(job)
-    if standing is None:
+    effective = await JobTree(ledger=ledger, topics=topics).effective_job(job)
+    if effective is None:
         return None
-    last = None if standing.job.job_id == job.job_id else standing.job
-    return None if last is None and not standing.to_be_retried else Successor(last=last, due=standing.to_be_retried)
+    last = None if effective.job.job_id == job.job_id else effective.job
+    return None if last is None and not effective.to_be_retried else Successor(last=last, due=effective.to_be_retried)
 
 
 async def _submit_due_retry(ledger: Ledger, actor: Actor, job: Job, topics: Topics) -> Submitted:

@@ -64,7 +64,7 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
     name: str = SUBSCRIBER_NAME
     follows_as: str = SUBSCRIBER_NAME
     lifecycle: str | None = BUS_JOB.name
-    _families: JobTree = field(init=False)
+    _tree: JobTree = field(init=False)
     _workflows: WorkflowReader = field(init=False)
     _above: dict[tuple[str, str], str | None] = field(default_factory=dict[tuple[str, str], str | None])
     """Cache for one page, by parent and party of its children: the cancelled job above them.
@@ -76,8 +76,8 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
     _made: int = 0
 
     def __post_init__(self) -> None:
-        self._families = JobTree(ledger=self.ledger, topics=self.topics)
-        self._workflows = WorkflowReader(families=self._families, between=self.keep)
+        self._tree = JobTree(ledger=self.ledger, topics=self.topics)
+        self._workflows = WorkflowReader(tree=self._tree, between=self.keep)
 
     async def run_once(self) -> OutcomeReport:
         self._made = 0
@@ -90,18 +90,18 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
 
     async def _reconcile(self, events: Sequence[Event]) -> None:
         if self._learned_in != self.begun:
-            self._families.remembered.clear()
+            self._tree.remembered.clear()
             self._learned_in = self.begun
         self._above.clear()
         accepted = [event for event in events if event.source is None]
         for record in await self.ledger.recorded(accepted):
-            self._families.learn_party(record.event)
+            self._tree.learn_party(record.event)
             if record.submission is not None:
-                self._families.learn(record.event.job_id, record.submission.payload)
+                self._tree.learn(record.event.job_id, record.submission.payload)
         by_family: dict[str, list[tuple[Event, JobRequest]]] = {}
         for event in events:
             if event.source is None or event.type in END_EVENTS:
-                request = await self._families.request(event.job_id)
+                request = await self._tree.request(event.job_id)
                 if request is not None and _has_consequences(event, request):
                     by_family.setdefault(await self._family(event, request), []).append((event, request))
                 await self.keep()
@@ -140,7 +140,7 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
         if key is not None:
             ended = affected.setdefault(key, set())
             if COMPENSATES not in request.labels:
-                first = (await self._families.incarnations(event.job_id, request))[-1]
+                first = (await self._tree.incarnations(event.job_id, request))[-1]
                 ended.add(WorkflowStep(request.step_index, JobId(first)))
 
     async def _workflow_of(self, request: JobRequest) -> WorkflowKey | None:
@@ -148,12 +148,12 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
         step = await self._step(request)
         if step is None or not step.step_of or not step.workflow_id:
             return None
-        return await self._families.key_of(step)
+        return await self._tree.key_of(step)
 
     async def _step(self, request: JobRequest) -> JobRequest | None:
         """The request of this job or, for a compensation, of the job that it compensates."""
         original = request.labels.get(COMPENSATES)
-        return request if original is None else await self._families.request(original)
+        return request if original is None else await self._tree.request(original)
 
     # --- retries --------------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
         job, events = await self.ledger.job(event.job_id), await self.ledger.events(event.job_id)
         if job is None or not is_retry_due(job, request, events, topic):
             return
-        if await self._families.is_cancelled(request, request.step_of):
+        if await self._tree.is_cancelled(request, request.step_of):
             return
         retry = await submit_under_free_id(self.ledger, self._reconciler, retry_of(job, request, event, self.topics))
         if retry is None:
@@ -184,22 +184,22 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
 
         Each cancelled child cascades to its own children.
         """
-        waiting = await self._families.incarnations(event.job_id, request)
+        waiting = await self._tree.incarnations(event.job_id, request)
         before = set(waiting[1:])
         seen = set(waiting)
-        tree = DescendantJobs(families=self._families, roots=frozenset(waiting))
+        descendants = DescendantJobs(tree=self._tree, roots=frozenset(waiting))
         while waiting and len(seen) < TREE_MAX:
             parent = waiting.pop()
-            for child in await self._families.children(parent):
+            for child in await self._tree.children(parent):
                 if child.job_id in seen or child.compensates is not None:
                     continue
                 seen.add(child.job_id)
-                tree.add(child.job_id, parent)
+                descendants.add(child.job_id, parent)
                 if parent in before and await self._is_retry(child.job_id):
                     continue  # another retry of the same job, which goes on
                 if child.place is JobPlace.ENDED:
                     waiting.append(child.job_id)
-                elif await tree.is_whole_to(child.job_id):
+                elif await descendants.is_whole_to(child.job_id):
                     await self._cancel(child.job_id, f"cascade:{event.job_id}", f"{event.job_id} was cancelled")
                     await self.keep()
             await self.keep()
@@ -207,14 +207,14 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
             _log.error("tree_too_large", job_id=event.job_id, looked_at=len(seen))
 
     async def _is_retry(self, job_id: JobId) -> bool:
-        request = await self._families.request(job_id) if RETRY_ID.search(job_id) else None
+        request = await self._tree.request(job_id) if RETRY_ID.search(job_id) else None
         return request is not None and request.is_retry
 
     async def _not_after_cancel(self, event: Event, request: JobRequest) -> None:
         """Cancel a new child of a job that is already cancelled."""
         if COMPENSATES in request.labels:
             return
-        place = request.step_of, await self._families.party(request)
+        place = request.step_of, await self._tree.party(request)
         if place not in self._above:
             self._above[place] = await self._cancelled_above(request)
         cancelled = self._above[place]
@@ -230,10 +230,10 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
             if not request.step_of or COMPENSATES in request.labels:
                 break
             job = await self.ledger.job(JobId(request.step_of))
-            above = None if job is None else self._families.request_in(job)
-            if job is None or above is None or not await self._families.is_linked(job, request):
+            above = None if job is None else self._tree.request_in(job)
+            if job is None or above is None or not await self._tree.is_linked(job, request):
                 break
-            last = await self._families.effective_step(job, above, step_of=above.step_of)
+            last = await self._tree.effective_step(job, above, step_of=above.step_of)
             if last.job.state == CANCELLED:
                 return last.job.job_id
             if last.open:
@@ -271,9 +271,9 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
         Needed only after a step with a lower index has ended: no step waits for one of the same or a higher index.
         """
         for step in workflow.at(first.index):
-            standing = await self._workflows.look(workflow, step)
-            if standing is not None and standing.resting:
-                await self._release_step(standing)
+            effective = await self._workflows.look(workflow, step)
+            if effective is not None and effective.resting:
+                await self._release_step(effective)
             await self.keep()
 
     async def _release_step(self, step: EffectiveJob) -> None:
@@ -301,9 +301,9 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
         """Cancel the later steps of a failed one that no worker has."""
         cause = f"step {failed.index} did not succeed"
         for step in workflow.after(failed.index):
-            standing = await self._workflows.look(workflow, step)
-            if standing is not None and standing.waiting:
-                job_id = standing.job.job_id
+            effective = await self._workflows.look(workflow, step)
+            if effective is not None and effective.waiting:
+                job_id = effective.job.job_id
                 cancelled = await self._cancel(job_id, f"doomed:{failed.job_id}", cause)
                 if cancelled and job_id == step.job_id:
                     workflow.drop(step)
@@ -313,7 +313,7 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
     async def _undo_next(self, workflow: Workflow) -> None:
         """Submit the next compensation. Nothing is submitted while one is running."""
         for step in await self._workflows.to_undo(workflow):
-            undoing = await self._families.compensation(step.job_id)
+            undoing = await self._tree.compensation(step.job_id)
             if undoing is None:
                 if await self._undo(step.job_id):
                     workflow.undoing.add(step.job_id)
@@ -330,7 +330,7 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
     async def _undo(self, job_id: JobId) -> bool:
         """Submit the compensation of a job. Returns whether that was possible."""
         job = await self.ledger.job(job_id)
-        request = None if job is None else self._families.request_in(job)
+        request = None if job is None else self._tree.request_in(job)
         if job is None or request is None:
             return False
         made = await submit_under_free_id(self.ledger, self._reconciler, compensation_of(job, request, self.topics))

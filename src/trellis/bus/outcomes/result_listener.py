@@ -167,9 +167,9 @@ class ResultListener:
             await self._handle_report(received, alive)
             return
         worker_id = result.worker_id or received.packet.sender_id
-        word = _reported_attempt(result.job_id, worker_id, result.dispatch)
+        reported = _reported_attempt(result.job_id, worker_id, result.dispatch)
         async with self._room:
-            answer = await self._settle(word, result, forged=worker_id != received.packet.sender_id)
+            answer = await self._settle(reported, result, forged=worker_id != received.packet.sender_id)
         await _reply(received, result.job_id, answer)
 
     async def handle_progress(self, received: ReceivedPacket) -> None:
@@ -179,9 +179,9 @@ class ResultListener:
             await self._handle_report(received, progress)
 
     async def _handle_report(self, received: ReceivedPacket, progress: JobProgress) -> None:
-        word = _reported_attempt(progress.job_id, received.packet.sender_id, progress.dispatch)
+        reported = _reported_attempt(progress.job_id, received.packet.sender_id, progress.dispatch)
         async with self._room:
-            answer = await self._progress(word, progress)
+            answer = await self._progress(reported, progress)
         await _reply(received, progress.job_id, answer)
 
     async def works_on(self, wire_id: str, worker_id: str) -> None:
@@ -190,12 +190,12 @@ class ResultListener:
         It counts as a heartbeat if the attempt was dispatched to this worker, or if the sender is a live worker of the
         topic: any sender can name a wire id.
         """
-        word = _reported_attempt(wire_id, worker_id, None)
+        reported = _reported_attempt(wire_id, worker_id, None)
         async with self._room:
-            hold = None if word is None else await self._looks.put(word.job_id)
+            hold = None if reported is None else await self._looks.put(reported.job_id)
             if hold is None or not await self._may_have(hold, worker_id):
                 return
-            await self._progress(word, JobProgress(job_id=wire_id))
+            await self._progress(reported, JobProgress(job_id=wire_id))
 
     async def _may_have(self, hold: HeldLease, worker_id: str) -> bool:
         """Whether the worker may have the attempt.
@@ -209,8 +209,8 @@ class ResultListener:
 
     # --- results --------------------------------------------------------------------------------------------------
 
-    async def _settle(self, word: _ReportedAttempt | None, result: JobResult, *, forged: bool) -> ReportAnswer:
-        if word is None:
+    async def _settle(self, reported: _ReportedAttempt | None, result: JobResult, *, forged: bool) -> ReportAnswer:
+        if reported is None:
             _log.warning(
                 "unknown_job",
                 job_id=storable_text(result.job_id),
@@ -219,30 +219,30 @@ class ResultListener:
             )
             return UNKNOWN_ATTEMPT
         report = report_of_result(result, result.dispatch.dispatch_id if result.dispatch else "")
-        job = await self.ledger.job(word.job_id) if tracing.is_on() else None
+        job = await self.ledger.job(reported.job_id) if tracing.is_on() else None
         if job is None:
-            return await self._judge(word, report, forged=forged)
-        about = {**tracing.of_job(job), "trellis.epoch": word.epoch, "trellis.status": report.status}
+            return await self._judge(reported, report, forged=forged)
+        about = {**tracing.of_job(job), "trellis.epoch": reported.epoch, "trellis.status": report.status}
         with tracing.carried(job.trace, f"job.result {job.type}", about, kind=tracing.CONSUMER) as span:
-            answer = await self._judge(word, report, forged=forged)
+            answer = await self._judge(reported, report, forged=forged)
             span.note({"trellis.answer": answer.message})
         return answer
 
-    async def _judge(self, word: _ReportedAttempt, report: WorkerReport, *, forged: bool) -> ReportAnswer:
-        hold = await self._looks.put(word.job_id)
-        if hold is None or hold.lease.epoch != word.epoch:
-            return await self._refuse(word, report, None)
+    async def _judge(self, reported: _ReportedAttempt, report: WorkerReport, *, forged: bool) -> ReportAnswer:
+        hold = await self._looks.put(reported.job_id)
+        if hold is None or hold.lease.epoch != reported.epoch:
+            return await self._refuse(reported, report, None)
         attempt = await self.attempts.of(hold)
         objection = ReportRefusal.FOREIGN if forged else ReportRefusal.STALE
         if attempt is not None and not forged:
-            objection = attempt.objection(word.worker_id, word.dispatch)
+            objection = attempt.objection(reported.worker_id, reported.dispatch)
         if objection is not None:
-            return await self._refuse(word, report, objection)
+            return await self._refuse(reported, report, objection)
         return await self._apply_verdict(
-            word, hold, replace(report, dispatch=_finished_dispatch(attempt, word.worker_id))
+            reported, hold, replace(report, dispatch=_finished_dispatch(attempt, reported.worker_id))
         )
 
-    async def _apply_verdict(self, word: _ReportedAttempt, hold: HeldLease, report: WorkerReport) -> ReportAnswer:
+    async def _apply_verdict(self, reported: _ReportedAttempt, hold: HeldLease, report: WorkerReport) -> ReportAnswer:
         topic = self.topics.of(hold.type)
         meant = verdict_on(report, topic, hold, await self._given_back(hold, report))
         if meant is ReportVerdict.CANCEL:
@@ -259,11 +259,11 @@ class ResultListener:
             )
             made = await self._turn(Actor(role=Role.SCHEDULER, name=self.name), (step,))
         else:
-            steps = (*_start(hold, word, {"seen_by": "result"}), await self._end(hold, meant, report))
-            made = await self._turn(Actor(role=Role.WORKER, name=word.worker_id), steps)
+            steps = (*_start(hold, reported, {"seen_by": "result"}), await self._end(hold, meant, report))
+            made = await self._turn(Actor(role=Role.WORKER, name=reported.worker_id), steps)
         if not made:
-            return await self._on_refused_step(word, hold, report)
-        self._has_settled(word)
+            return await self._on_refused_step(reported, hold, report)
+        self._has_settled(reported)
         status = Status.SCHEDULED if meant in REQUEUING_VERDICTS else _STATUS_OF_VERDICT[meant]
         return ReportAnswer(status=status, message=ACCEPTED)
 
@@ -273,16 +273,16 @@ class ResultListener:
             return 0
         return give_backs(await self.ledger.events(hold.lease.job_id))
 
-    async def _on_refused_step(self, word: _ReportedAttempt, hold: HeldLease, report: WorkerReport) -> ReportAnswer:
+    async def _on_refused_step(self, reported: _ReportedAttempt, hold: HeldLease, report: WorkerReport) -> ReportAnswer:
         """Handle a refused transition: the attempt changed since it was read.
 
         If it was started or a cancel was requested meanwhile, which each happen once, the report is judged again.
         Otherwise the attempt is over.
         """
-        now = await self._looks.put(word.job_id)
+        now = await self._looks.put(reported.job_id)
         if now is not None and now.lease == hold.lease and (now.state, now.cancel) != (hold.state, hold.cancel):
-            return await self._judge(word, report, forged=False)
-        return await self._refuse(word, report, None, tried=True)
+            return await self._judge(reported, report, forged=False)
+        return await self._refuse(reported, report, None, tried=True)
 
     async def _end(self, hold: HeldLease, meant: ReportVerdict, report: WorkerReport) -> Advance:
         if meant is ReportVerdict.SUCCEED:
@@ -325,13 +325,13 @@ class ResultListener:
         outcomes = (await self.ledger.turn(Turn(actor=actor, advances=steps))).outcomes
         return all(isinstance(outcome, StepApplied) and not outcome.repeated for outcome in outcomes)
 
-    def _has_settled(self, word: _ReportedAttempt) -> None:
-        self.workers.settled(word.wire_id)
+    def _has_settled(self, reported: _ReportedAttempt) -> None:
+        self.workers.settled(reported.wire_id)
         if self.wake is not None:
             self.wake()
 
     async def _refuse(
-        self, word: _ReportedAttempt, report: WorkerReport, why: ReportRefusal | None, *, tried: bool = False
+        self, reported: _ReportedAttempt, report: WorkerReport, why: ReportRefusal | None, *, tried: bool = False
     ) -> ReportAnswer:
         """Refuse a report. Nothing changes, and the job's readers can see the report.
 
@@ -339,120 +339,126 @@ class ResultListener:
 
         `tried` means that this report itself may have made the transition, if the ledger had to repeat its call.
         """
-        job = await self.ledger.job(word.job_id)
+        job = await self.ledger.job(reported.job_id)
         if job is None or job.lifecycle != BUS_JOB.name:
-            _log.warning("unknown_job", job_id=word.job_id, worker_id=word.worker_id, said=report.status)
+            _log.warning("unknown_job", job_id=reported.job_id, worker_id=reported.worker_id, said=report.status)
             return UNKNOWN_ATTEMPT
-        events = await self.ledger.events(word.job_id)
+        events = await self.ledger.events(reported.job_id)
         ended = job.place is JobPlace.ENDED
-        kind = why or refusal_of_stale(events, word.epoch, report, ended=ended)
+        kind = why or refusal_of_stale(events, reported.epoch, report, ended=ended)
         status = Status[job.state]
-        before = report_that_ended(events, word.epoch)
+        before = report_that_ended(events, reported.epoch)
         again = kind is ReportRefusal.DUPLICATE and before == report
         if why is None:
-            self._has_settled(word)
+            self._has_settled(reported)
         if not (again and tried):
-            await self._annotate_refusal(word, report, kind, job.state, ended=ended)
+            await self._annotate_refusal(reported, report, kind, job.state, ended=ended)
         return ReportAnswer(status=status, message=ACCEPTED) if again else refuse_report(status, kind.value)
 
     async def _annotate_refusal(
-        self, word: _ReportedAttempt, report: WorkerReport, kind: ReportRefusal, state: str, *, ended: bool
+        self, reported: _ReportedAttempt, report: WorkerReport, kind: ReportRefusal, state: str, *, ended: bool
     ) -> None:
         _log.warning(
             "late_result" if ended else "result_refused",
-            job_id=word.job_id,
-            epoch=word.epoch,
+            job_id=reported.job_id,
+            epoch=reported.epoch,
             kind=kind.value,
             state=state,
             said=report.status,
-            worker_id=word.worker_id,
+            worker_id=reported.worker_id,
         )
-        once = (word.wire_id, word.worker_id, kind.value, report.status)
+        once = (reported.wire_id, reported.worker_id, kind.value, report.status)
         if self._remarked.get(once):
             return
         refusal = {
             "kind": kind.value,
             "status": report.status,
             "state": state,
-            "worker_id": word.worker_id,
-            "epoch": word.epoch,
+            "worker_id": reported.worker_id,
+            "epoch": reported.epoch,
             "execution_ms": report.execution_ms,
             "error_code": report.error_code,
             "error_message": report.error_message,
             "result_ptr": report.result_ptr,
         }
         by = Actor(role=Role.RECONCILER, name=self.name)
-        await self.ledger.annotate(by, word.job_id, RESULT_REFUSED_SIGNAL, json.dumps(refusal).encode())
+        await self.ledger.annotate(by, reported.job_id, RESULT_REFUSED_SIGNAL, json.dumps(refusal).encode())
         self._remarked[once] = True
 
     # --- progress -------------------------------------------------------------------------------------------------
 
-    async def _progress(self, word: _ReportedAttempt | None, progress: JobProgress) -> ReportAnswer:
-        if word is None:
+    async def _progress(self, reported: _ReportedAttempt | None, progress: JobProgress) -> ReportAnswer:
+        if reported is None:
             return UNKNOWN_ATTEMPT
-        hold = await self._looks.put(word.job_id)
-        attempt = None if hold is None or hold.lease.epoch != word.epoch else await self.attempts.of(hold)
+        hold = await self._looks.put(reported.job_id)
+        attempt = None if hold is None or hold.lease.epoch != reported.epoch else await self.attempts.of(hold)
         if hold is None or attempt is None:
-            return await self._answer_not_now(word)
-        objection = attempt.objection(word.worker_id, word.dispatch)
+            return await self._answer_not_now(reported)
+        objection = attempt.objection(reported.worker_id, reported.dispatch)
         if objection is not None:
-            _log.info("progress_refused", job_id=word.job_id, kind=objection.value, worker_id=word.worker_id)
+            _log.info("progress_refused", job_id=reported.job_id, kind=objection.value, worker_id=reported.worker_id)
             return refuse_report(Status[hold.state], objection.value)
         if hold.cancel:
             await self.stopping.tell(hold, attempt)
         asks = progress.step_id == START_STEP
         if hold.state == "DISPATCHED" and (asks or progress.status in {Status.RUNNING, Status.UNSPECIFIED}):
-            return await self._begin(word, hold, attempt, progress.message if asks else None)
+            return await self._begin(reported, hold, attempt, progress.message if asks else None)
         if asks:
-            return _may_go_on(attempt, word, progress.message)
-        return await self._keep(word, hold, attempt, progress)
+            return _may_go_on(attempt, reported, progress.message)
+        return await self._keep(reported, hold, attempt, progress)
 
     async def _begin(
-        self, word: _ReportedAttempt, hold: HeldLease, attempt: DispatchedAttempt, token: str | None
+        self, reported: _ReportedAttempt, hold: HeldLease, attempt: DispatchedAttempt, token: str | None
     ) -> ReportAnswer:
         """Record the start that a report implies or, with a token, requests.
 
         Of concurrent requests exactly one starts.
         """
         data = {"seen_by": "progress"} if token is None else {"token": storable_text(token)}
-        actor = Actor(role=Role.WORKER, name=word.worker_id)
-        outcome = (await self.ledger.turn(Turn(actor=actor, advances=_start(hold, word, data)))).outcomes[0]
+        actor = Actor(role=Role.WORKER, name=reported.worker_id)
+        outcome = (await self.ledger.turn(Turn(actor=actor, advances=_start(hold, reported, data)))).outcomes[0]
         if isinstance(outcome, LeaseLost):
-            return await self._answer_not_now(word)
+            return await self._answer_not_now(reported)
         if outcome.repeated:
             started = await self.attempts.read(hold) or attempt
         else:
-            started = self.attempts.began(hold, attempt, word.worker_id, data.get("token", ""))
-        return _may_go_on(started, word, started.token if token is None else token)
+            started = self.attempts.began(hold, attempt, reported.worker_id, data.get("token", ""))
+        return _may_go_on(started, reported, started.token if token is None else token)
 
     async def _keep(
-        self, word: _ReportedAttempt, hold: HeldLease, attempt: DispatchedAttempt, progress: JobProgress
+        self, reported: _ReportedAttempt, hold: HeldLease, attempt: DispatchedAttempt, progress: JobProgress
     ) -> ReportAnswer:
         """Renew the lease, up to the maximum length of an attempt. Frequent heartbeats are not written."""
         going = ReportAnswer(status=Status[hold.state], message=STOP if hold.cancel else ACCEPTED)
         topic, now = self.topics.of(hold.type), self.clock.monotonic()
-        last = self._beaten.get(word.wire_id)
+        last = self._beaten.get(reported.wire_id)
         if last is not None and now < last + min(HEARTBEAT_EVERY_S, topic.lease_s / 3):
             return going
         longest_s = attempt.may_take_s(topic)
         if (await self.ledger.now() - attempt.dispatched_at).total_seconds() > longest_s:
             # Not STOP: no cancel was requested, and the job continues with its next attempt.
             return refuse_report(going.status, f"an attempt may take {longest_s:g} s")
-        self._beaten[word.wire_id] = now
+        self._beaten[reported.wire_id] = now
         renewed = await self._renewals.put(hold.lease)
         if isinstance(renewed, LeaseLost):
-            return await self._answer_not_now(word)
+            return await self._answer_not_now(reported)
         if progress.step_id or progress.percent or progress.message:
-            await self.ledger.signal(hold.lease, [("job_heartbeat", _progress_signal(word, progress))])
+            await self.ledger.signal(hold.lease, [("job_heartbeat", _progress_signal(reported, progress))])
         return going
 
-    async def _answer_not_now(self, word: _ReportedAttempt) -> ReportAnswer:
+    async def _answer_not_now(self, reported: _ReportedAttempt) -> ReportAnswer:
         """The answer about an attempt that is no longer current."""
-        job = await self.ledger.job(word.job_id)
+        job = await self.ledger.job(reported.job_id)
         if job is None or job.lifecycle != BUS_JOB.name:
             return UNKNOWN_ATTEMPT
-        self._has_settled(word)
-        _log.info("progress_refused", job_id=word.job_id, epoch=word.epoch, state=job.state, worker_id=word.worker_id)
+        self._has_settled(reported)
+        _log.info(
+            "progress_refused",
+            job_id=reported.job_id,
+            epoch=reported.epoch,
+            state=job.state,
+            worker_id=reported.worker_id,
+        )
         why = ReportRefusal.LATE if job.place is JobPlace.ENDED else ReportRefusal.STALE
         return refuse_report(Status[job.state], why.value)
 
@@ -491,29 +497,29 @@ def _finished_dispatch(attempt: DispatchedAttempt | None, worker_id: str) -> Dis
     return None if attempt is None else replace(attempt.dispatch, worker_id=attempt.assigned or worker_id)
 
 
-def _start(hold: HeldLease, word: _ReportedAttempt, details: dict[str, str]) -> tuple[Advance, ...]:
+def _start(hold: HeldLease, reported: _ReportedAttempt, details: dict[str, str]) -> tuple[Advance, ...]:
     """The start of an attempt that was not reported as started, in its worker's name."""
     if hold.state != "DISPATCHED":
         return ()
-    data = {"status": Status.RUNNING.name, "worker_id": word.worker_id, **details}
-    if word.dispatch is not None and word.dispatch.dispatch_id:
-        data["dispatch_id"] = word.dispatch.dispatch_id
+    data = {"status": Status.RUNNING.name, "worker_id": reported.worker_id, **details}
+    if reported.dispatch is not None and reported.dispatch.dispatch_id:
+        data["dispatch_id"] = reported.dispatch.dispatch_id
     return (Advance(hold.lease, "DISPATCHED", Trigger.START, data=json.dumps(data).encode()),)
 
 
-def _may_go_on(attempt: DispatchedAttempt, word: _ReportedAttempt, token: str) -> ReportAnswer:
+def _may_go_on(attempt: DispatchedAttempt, reported: _ReportedAttempt, token: str) -> ReportAnswer:
     """Whether the attempt was started by this very request: its worker and token must match. Tokens are unique."""
-    if attempt.starter == word.worker_id and attempt.token == storable_text(token):
+    if attempt.starter == reported.worker_id and attempt.token == storable_text(token):
         return ReportAnswer(status=Status.RUNNING, message=ACCEPTED)
     return refuse_report(Status.RUNNING, "started already")
 
 
-def _progress_signal(word: _ReportedAttempt, progress: JobProgress) -> bytes:
+def _progress_signal(reported: _ReportedAttempt, progress: JobProgress) -> bytes:
     data = {
         "percent": min(100, max(0, progress.percent)),
         "step_id": storable_text(progress.step_id),
         "message": storable_text(progress.message),
-        "worker_id": word.worker_id,
+        "worker_id": reported.worker_id,
     }
     return json.dumps(data).encode()
 

@@ -45,9 +45,9 @@ async def _no_op() -> None:
 
 @dataclass(kw_only=True)
 class WorkflowReader:
-    """Reads workflows. The cache is part of `families`."""
+    """Reads workflows. The cache is part of `tree`."""
 
-    families: JobTree
+    tree: JobTree
     between: Callable[[], Awaitable[None]] = _no_op
     """Called from time to time during long reads."""
 
@@ -59,9 +59,9 @@ class WorkflowReader:
         first = await self._first_unsettled(workflow)
         if first is None:
             return WorkflowFrontier(failed=workflow.failed)
-        step, standing = first
-        state = step_state(step, standing)
-        if not standing.failed:
+        step, effective = first
+        state = step_state(step, effective)
+        if not effective.failed:
             return WorkflowFrontier(failed=workflow.failed, open=state)
         return WorkflowFrontier(
             failed=state if workflow.failed is None or state.index < workflow.failed.index else workflow.failed
@@ -80,32 +80,32 @@ class WorkflowReader:
 
     async def look(self, workflow: Workflow, step: WorkflowStep) -> EffectiveJob | None:
         """The state of an unsettled step; None when it is now settled or given up."""
-        standing = await self._look(workflow, step)
-        if standing is not None and standing.failed:
-            workflow.give_up(step, step_state(step, standing))
+        effective = await self._look(workflow, step)
+        if effective is not None and effective.failed:
+            workflow.give_up(step, step_state(step, effective))
             return None
-        return standing
+        return effective
 
     async def first_open(self, workflow: Workflow) -> StepState | None:
         while (first := await self._first_unsettled(workflow)) is not None:
-            step, standing = first
-            if not standing.failed:
-                return step_state(step, standing)
-            workflow.give_up(step, step_state(step, standing))
+            step, effective = first
+            if not effective.failed:
+                return step_state(step, effective)
+            workflow.give_up(step, step_state(step, effective))
         return None
 
     async def again(self, key: WorkflowKey, request: JobRequest) -> None:
         """Record that a job with this request retries a step or compensation of this workflow."""
-        workflow = self.families.remembered.get(key)
+        workflow = self.tree.remembered.get(key)
         if workflow is None:
             return
         undone = request.labels.get(COMPENSATES)
         if undone is not None:
             workflow.undo_again(JobId(undone))
             return
-        first = (await self.families.incarnations(request.job_id, request))[-1]
-        if await self.families.request(first) is None:
-            self.families.remembered.drop(key[0])  # the step can no longer be identified
+        first = (await self.tree.incarnations(request.job_id, request))[-1]
+        if await self.tree.request(first) is None:
+            self.tree.remembered.drop(key[0])  # the step can no longer be identified
         workflow.take_up(WorkflowStep(request.step_index, JobId(first)))
 
     async def to_undo(self, workflow: Workflow) -> list[UndoableStep]:
@@ -115,9 +115,9 @@ class WorkflowReader:
         """
         while workflow.undoable:
             job_id = workflow.undoable[-1]
-            request, events = await self.families.request(job_id), await self.families.ledger.events(job_id)
+            request, events = await self.tree.request(job_id), await self.tree.ledger.events(job_id)
             success = next((event for event in events if event.type == "job_succeeded"), None)
-            if await self.families.compensation(job_id) is not None:
+            if await self.tree.compensation(job_id) is not None:
                 workflow.undoing.add(job_id)
             if request is not None and success is not None:
                 insort(workflow.to_undo, UndoableStep(request.step_index, success.ts.timestamp(), job_id))
@@ -130,11 +130,11 @@ class WorkflowReader:
     async def workflow(self, key: WorkflowKey) -> Workflow:
         """A workflow, with every step that is in the ledger now."""
         parent, named = key[0], key[1:]
-        family = self.families.remembered.of(parent)
+        family = self.tree.remembered.of(parent)
         try:
             await self._complete(parent, family)
         finally:
-            self.families.remembered.measured(parent, family)
+            self.tree.remembered.measured(parent, family)
         return family.workflows.setdefault(named, Workflow())
 
     async def _complete(self, parent: str, family: ChildJobs) -> None:
@@ -147,7 +147,7 @@ class WorkflowReader:
         since, mark, there = family.mark, family.mark, None
         fits = more = True
         while more:
-            page = await self.families.ledger.children(JobId(parent), since=since, limit=PAGE)
+            page = await self.tree.ledger.children(JobId(parent), since=since, limit=PAGE)
             there = set[int]() if page.anew else there
             if there is not None:
                 there.update(page.numbers)
@@ -167,9 +167,9 @@ class WorkflowReader:
         room = CHILDREN_MAX - len(family.known)
         for start in range(0, min(len(new), room), CONCURRENCY):
             group = new[start : min(start + CONCURRENCY, room)]
-            jobs = await gather_all(self.families.ledger.job(job_id) for _, job_id in group)
+            jobs = await gather_all(self.tree.ledger.job(job_id) for _, job_id in group)
             steps = [self._step_in(job) for job in jobs]
-            parties = await gather_all(self.families.party_in(child.job) for child in steps if child is not None)
+            parties = await gather_all(self.tree.party_in(child.job) for child in steps if child is not None)
             for child, party in zip([child for child in steps if child is not None], parties, strict=True):
                 self._take_in(family, child, party)
             family.known.update(group)
@@ -178,7 +178,7 @@ class WorkflowReader:
 
     def _step_in(self, job: Job | None) -> EffectiveJob | None:
         """A child as a step of a workflow; None if it is not one."""
-        request = None if job is None else self.families.request_in(job, anew=True)
+        request = None if job is None else self.tree.request_in(job, anew=True)
         if job is None or request is None or not request.workflow_id:
             return None
         return None if request.is_retry or COMPENSATES in request.labels else EffectiveJob(job=job, request=request)
@@ -202,21 +202,21 @@ class WorkflowReader:
     async def _first_unsettled(self, workflow: Workflow) -> tuple[WorkflowStep, EffectiveJob] | None:
         while workflow.unsettled:
             step = workflow.unsettled[0]
-            standing = await self._look(workflow, step)
-            if standing is not None:
-                return step, standing
+            effective = await self._look(workflow, step)
+            if effective is not None:
+                return step, effective
             await self.between()
         return None
 
     async def _look(self, workflow: Workflow, step: WorkflowStep) -> EffectiveJob | None:
         """The state of a step; None when it is now settled or gone."""
-        job = await self.families.ledger.job(step.job_id)
-        request = None if job is None else self.families.request_in(job)
+        job = await self.tree.ledger.job(step.job_id)
+        request = None if job is None else self.tree.request_in(job)
         if job is None or request is None:
             workflow.drop(step)
             return None
-        standing = await self.families.effective_step(job, request, step_of=request.step_of)
-        return None if workflow.settle(step, standing) else standing
+        effective = await self.tree.effective_step(job, request, step_of=request.step_of)
+        return None if workflow.settle(step, effective) else effective
 
 
 async def gather_all(reads: Iterable[Awaitable[T]]) -> list[T]:
@@ -281,7 +281,7 @@ class StepOrder:
     Reads each workflow once, and once more after some steps were deferred.
     """
 
-    families: JobTree
+    tree: JobTree
     _workflows: WorkflowReader = field(init=False)
     _fronts: dict[WorkflowKey, WorkflowFrontier] = field(default_factory=dict[WorkflowKey, WorkflowFrontier])
     _aside: dict[WorkflowKey, list[tuple[Job, JobRequest]]] = field(
@@ -289,19 +289,19 @@ class StepOrder:
     )
 
     def __post_init__(self) -> None:
-        self._workflows = WorkflowReader(families=self.families)
+        self._workflows = WorkflowReader(tree=self.tree)
 
     async def of(self, request: JobRequest) -> StepTurn:
         if not is_ordered_step(request):
             return None
-        key = await self.families.key_of(request)
+        key = await self.tree.key_of(request)
         if key not in self._fronts:
             self._fronts[key] = await self._workflows.front(key)
         return turn_of(self._fronts[key], request.step_index)
 
     async def put_aside(self, job: Job, request: JobRequest) -> None:
         """Record that the job was deferred because it is not its turn."""
-        self._aside.setdefault(await self.families.key_of(request), []).append((job, request))
+        self._aside.setdefault(await self.tree.key_of(request), []).append((job, request))
 
     async def missed(self) -> list[Job]:
         """The deferred jobs whose turn had come before they were deferred. The reconciler did not find them waiting."""

@@ -318,31 +318,31 @@ class BusIntake:
     async def on_cancel(self, received: ReceivedPacket) -> None:
         """Handle a client's cancel request. Cancels that the control plane sends to workers are ignored."""
         packet = received.packet
-        wish = packet.body
-        if not isinstance(wish, JobCancel) or packet.sender_id == self.bus.sender_id:
+        cancel = packet.body
+        if not isinstance(cancel, JobCancel) or packet.sender_id == self.bus.sender_id:
             return
-        may_come = re.fullmatch(JOB_ID_PATTERN, wish.job_id) and read_wire_id(wish.job_id) is None
+        may_come = re.fullmatch(JOB_ID_PATTERN, cancel.job_id) and read_wire_id(cancel.job_id) is None
         if may_come:
             self._early.keep(packet)  # before the ledger is read: the request may be taken in meanwhile
         if await self._cancel(packet):
             self._early.forget(packet)
         elif not may_come:
-            _log.info("cancel_of_unknown_job", job_id=wish.job_id, sender=packet.sender_id)
+            _log.info("cancel_of_unknown_job", job_id=cancel.job_id, sender=packet.sender_id)
 
     async def _cancel(self, packet: Packet) -> bool:
         """Cancel the job that the packet names, if its sender may; False if there is no such job."""
-        wish = packet.body
-        job = await self.ledger.job(JobId(wish.job_id)) if isinstance(wish, JobCancel) else None
-        if job is None or not isinstance(wish, JobCancel):
+        cancel = packet.body
+        job = await self.ledger.job(JobId(cancel.job_id)) if isinstance(cancel, JobCancel) else None
+        if job is None or not isinstance(cancel, JobCancel):
             return False
         if job.lifecycle != BUS_JOB.name:
-            _log.info("cancel_of_unknown_job", job_id=wish.job_id, sender=packet.sender_id)
+            _log.info("cancel_of_unknown_job", job_id=cancel.job_id, sender=packet.sender_id)
             return True
         if not await self._is_of(job, packet.sender_id):
             reason = "only who submitted a job cancels it over the bus"
             await self._alert(packet, job.job_id, ErrorCode.PERMISSION_DENIED, f"{packet.sender_id}: {reason}")
             return True
-        if not await self._is_meant(job, wish.dispatch):
+        if not await self._is_meant(job, cancel.dispatch):
             _log.info("cancel_of_another_attempt", job_id=job.job_id, sender=packet.sender_id)
             return True
         job = await self._open_form(job)
@@ -352,7 +352,7 @@ class BusIntake:
             CancelMode.SOFT,
             RequestId(f"bus-cancel:{job.job_id}"),
             grace_s=self.cancel_grace_s,
-            cause=wish.reason[:TEXT_CHARS_MAX] or None,
+            cause=cancel.reason[:TEXT_CHARS_MAX] or None,
         )
         return True
 
@@ -360,8 +360,8 @@ class BusIntake:
         """The job or, if it has ended, its current retry: a cancel applies to both."""
         if job.place is not JobPlace.ENDED:
             return job
-        standing = await JobTree(ledger=self.ledger, topics=self.topics).effective_job(job)
-        return job if standing is None else standing.job
+        effective = await JobTree(ledger=self.ledger, topics=self.topics).effective_job(job)
+        return job if effective is None else effective.job
 
     async def _is_of(self, job: Job, sender_id: str) -> bool:
         """Whether this sender submitted the job.

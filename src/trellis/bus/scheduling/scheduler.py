@@ -190,7 +190,7 @@ class Scheduler:
     options: SchedulerOptions = field(default_factory=SchedulerOptions)
     name: str = "bus-scheduler"
     waits_for_events = True
-    _families: JobTree = field(init=False)
+    _tree: JobTree = field(init=False)
     _gone: LruCache[str, int] = field(default_factory=lambda: LruCache(LANES_MAX))
     """By lane: how many jobs were dispatched. Decides when a job goes by age."""
     _behind: frozenset[str] = frozenset()
@@ -201,7 +201,7 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self._alerts = AlertSender(bus=self.bus, limit=AlertLimit(self.clock))
-        self._families = JobTree(ledger=self.ledger, topics=self.topics)
+        self._tree = JobTree(ledger=self.ledger, topics=self.topics)
         self._kernel_actor = replace(self.actor, role=Role.SAFETY_KERNEL)
         self._reconciler = replace(self.actor, role=Role.RECONCILER)
         self._tenants = TenantLimits(ledger=self.ledger, topics=self.topics, name=self.actor.name)
@@ -262,7 +262,7 @@ class Scheduler:
         heads = await self.ledger.peek_ready(BUS_JOB.name, each=self.options.each)
         waiting, until = self._in_order(heads, now), self.clock.monotonic() + self.options.pass_s
         kinds = len({(job.type, job.priority) for job in heads})
-        room = _PassState(StepOrder(families=self._families), crowded=kinds >= HEADS_MAX)
+        room = _PassState(StepOrder(tree=self._tree), crowded=kinds >= HEADS_MAX)
         bus_away = kernel_away = False
         while waiting and not (bus_away or kernel_away) and self.clock.monotonic() < until:
             group, waiting, left = await self._next_group(waiting, room, now)

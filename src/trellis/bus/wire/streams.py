@@ -354,9 +354,9 @@ class DurableSubscription:
             while not (self._gone or link.down.is_set()):
                 self._left = await self._handling.room()
                 self._ended.clear()
-                wish = {"batch": self._left, "expires": int(PULL_S * 1e9)}
+                pull = {"batch": self._left, "expires": int(PULL_S * 1e9)}
                 subject = f"$JS.API.CONSUMER.MSG.NEXT.{place.stream}.{place.consumer}"
-                await link.client.publish(subject, json.dumps(wish).encode(), reply=inbox)
+                await link.client.publish(subject, json.dumps(pull).encode(), reply=inbox)
                 self._settled.set()
                 await _wait_for_any(self._ended, link.down, within_s=PULL_S + PULL_GRACE_S)
         finally:
