@@ -61,7 +61,7 @@ def test_a_proposal_is_shown_as_a_diff_with_its_sources_and_what_hides_is_writte
     assert not set(HIDDEN) & {"\u202e", "\u200b", "\x1b", "\u2028"} & set(page)
     assert r"characters that cannot be seen, written out here: \u202e, \u200b, \x1b, \u2028" in page
     assert "\nsources/note.md\n  | The boiler B-1 is kept at\n  | 94 degrees.\n" in page
-    assert "\nsources/note.md: not found\n  ? It may boil over.\n" in page
+    assert "\nNot found in what the agent read\nsources/note.md\n  ? It may boil over.\n" in page
     assert "it is too hot" in page
     assert f"proposals approve {id_}" in page
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.agents.runtime.stage import FINISH, script
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
 from trellis.agents.definition import SafeOutput
 from trellis.agents.garden import AGENTS, memory_seed, plant
@@ -29,6 +30,7 @@ from trellis.proposals.apply import ApplyEngine, ApplyOptions
 from trellis.runs.orchestrator import RunDriver, RunDriverOptions, StepContext
 from trellis.runs.pipeline import RunSteps
 from trellis.runs.projector import Projector
+from trellis.storage.memory.layout import ReadMode
 from trellis.storage.memory.repository import MemoryRepository, open_memory
 from trellis.storage.memory.updates import Operation, Update
 from trellis.storage.objects.open import open_objects
@@ -125,6 +127,33 @@ async def garden(stand: Stand, tmp_path: Path) -> AsyncGenerator[Garden]:
         )
     yield Garden(stand, objects, memory)
     await objects.close()
+
+
+async def test_what_the_memory_has_is_not_appended_to_it_again(garden: Garden, tmp_path: Path):
+    slug = AGENTS[0]
+    file = tmp_path / "objects" / "agents" / slug / "_agent.md"
+    file.write_text(file.read_text().replace("model: offline", "model: scripted:keeper"))
+
+    async def run_appending(*facts: str) -> dict[str, Any]:
+        drafts = [
+            {"action": "memory-update", "target": "facts.md", "summary": "a fact", "text": fact, "section": section}
+            for fact, _, section in (fact.partition("@") for fact in facts)
+        ]
+        keeper = script([("create-proposal", {k: v for k, v in one.items() if v}) for one in drafts], [FINISH])
+        garden.work = replace(garden.work, models=ModelOptions(scripts={"keeper": keeper}))
+        run_id, _ = await garden.run(slug)
+        return await garden.document(ids.status_key(slug, run_id))
+
+    first = await run_appending("- The lamp is L-1.", "- It is on.@Lamps")
+    assert len(first["proposals_created"]) == 1
+    again = await run_appending("- The lamp is L-1.", "- It is on.@Lamps")
+    assert again["proposals_created"] == []
+    assert [(one["action"], one["status"]) for one in again["already_proposed"]] == [("memory-update", "applied")]
+    other = await run_appending("- The lamp is L-1.@Lamps", "- It is on.@Lamps", "- The shade is green.")
+    assert len(other["proposals_created"]) == 1
+    facts = garden.memory.read(slug, ReadMode.WIDE).content["facts.md"].splitlines()
+    times = [facts.count(line) for line in ("- It is on.", "- The shade is green.", "- The lamp is L-1.")]
+    assert times == [1, 1, 2], "a line in another section is another line"
 
 
 @pytest.mark.requirement("PIPE-6", "PIPE-7", "OBS-2", "OBS-7")

@@ -315,21 +315,15 @@ def _show_change(cli: Cli, content: Mapping[str, Any]) -> None:
 
 
 def _show_sources(cli: Cli, ground: Mapping[str, Any]) -> None:
-    """Print each source with the words quoted from it."""
-    if ground.get("citations"):
-        cli.out.line()
-        cli.out.line("Sources", style="bold")
-    for citation in ground.get("citations") or ():
-        cli.out.line(f"{citation['ref']}", style="cyan")
-        for line in citation["excerpt"].split("\n"):
-            cli.out.line(f"  | {line}")
-    if ground.get("not_found"):
-        cli.out.line()
-        cli.out.line("Quoted by the agent, and not found in what it read", style="bold yellow")
-    for claimed in ground.get("not_found") or ():
-        cli.out.line(f"{claimed['ref']}: not found", style="yellow")
-        for line in claimed["excerpt"].split("\n"):
-            cli.out.line(f"  ? {line}")
+    """Print each source with the words quoted from it, then the words that the agent quoted and no source has."""
+    for name, title, mark in (("citations", "Sources", "|"), ("not_found", "Not found in what the agent read", "?")):
+        if ground.get(name):
+            cli.out.line()
+            cli.out.line(title, style="bold" if name == "citations" else "bold yellow")
+        for quotation in ground.get(name) or ():
+            cli.out.line(f"{quotation['ref']}", style="cyan")
+            for line in quotation["excerpt"].split("\n"):
+                cli.out.line(f"  {mark} {line}")
 
 
 def _unseen(value: Any) -> list[str]:

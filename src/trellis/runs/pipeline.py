@@ -7,6 +7,7 @@ itself. `finalize` only reports the result.
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -30,9 +31,11 @@ from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.proposals import proposal
 from trellis.proposals.apply import ApplyEngine, apply_until_settled
 from trellis.runs.orchestrator import RunStep, StepContext, StepResult
+from trellis.storage.memory import markdown
 from trellis.storage.memory.errors import RepositoryError
 from trellis.storage.memory.layout import DeepPart, ReadMode, TokenCounter, count_tokens
 from trellis.storage.memory.repository import MemoryRepository
+from trellis.storage.memory.updates import Operation
 from trellis.storage.objects.canonical_json import encode, sha256
 from trellis.storage.objects.keys import object_key
 from trellis.storage.objects.store import ObjectStore
@@ -205,7 +208,10 @@ class RunSteps:
             )
             for body in bodies
         ]
-        done = {body["id"]: await proposal.find_applied_equal(self.ledger, body) for body in bodies if _is_done(body)}
+        updates = any(body["action"] == proposal.MEMORY_UPDATE for body in bodies)
+        memory = (await self._memory(context.request.agent_slug, ReadMode.WIDE))["content"] if updates else {}
+        settled = [body for body in bodies if _is_done(body) or _is_remembered(body, memory)]
+        done = {body["id"]: await proposal.find_applied_equal(self.ledger, body) for body in settled}
         new = [one for one in new if one.id not in done]
         answers = await proposal.store_proposals(
             self.ledger, self.orchestrator, new, correlation_id=context.correlation_id
@@ -230,7 +236,7 @@ class RunSteps:
         """One proposal for each draft about a file, and one for all memory updates together."""
         seen = {one["ref"]: one["sha256"] for one in loaded["sources"]}
         made: list[proposal.ProposalContent] = []
-        updates = [draft for draft in drafts if draft.action is SafeOutput.MEMORY_UPDATE]
+        updates = await self._new_updates(slug, [one for one in drafts if one.action is SafeOutput.MEMORY_UPDATE])
         for draft in drafts:
             if draft.action is not SafeOutput.MEMORY_UPDATE:
                 target = _target(draft)
@@ -248,6 +254,14 @@ class RunSteps:
         if updates:
             made.append(_memory_draft(updates, loaded["memory"]["version"]))
         return made
+
+    async def _new_updates(self, slug: str, drafts: Sequence[AgentDraft]) -> Sequence[AgentDraft]:
+        """The memory updates without those whose text the memory has; all of them if it has the text of each."""
+        if not drafts:
+            return ()
+        memory: Mapping[str, str] = (await self._memory(slug, ReadMode.WIDE))["content"]
+        new = [one for one in drafts if not _has_text(memory.get(one.target, ""), _update(one))]
+        return new or drafts
 
     async def _digest(self, slug: str, target: str) -> str | None:
         found = await self.objects.get(object_key("agents", slug, *target.split("/")))
@@ -273,6 +287,25 @@ def _is_done(body: Mapping[str, Any]) -> bool:
     if body["action"] == proposal.MEMORY_UPDATE or body["action"] in ANNOTATION_KINDS:
         return False
     return proposal.changes_nothing(proposal.file_change(body["agent_slug"], body), body["target_hash"])
+
+
+def _is_remembered(body: Mapping[str, Any], memory: Mapping[str, str]) -> bool:
+    """Whether the memory has all that a memory update would append."""
+    if body["action"] != proposal.MEMORY_UPDATE:
+        return False
+    return all(_has_text(memory.get(one["file"] or "", ""), one) for one in body["content"]["updates"])
+
+
+def _has_text(text: str, update: Mapping[str, Any]) -> bool:
+    """Whether a file of the memory, or the section to append to, has the lines that an update would append."""
+    block = (update["content"] or "").strip()
+    if update["operation"] != Operation.APPEND or not block:
+        return False
+    if update["section"]:
+        found = markdown.sections(text, update["section"])
+        lines = "\n".join(text.split("\n")[found[0].line + 1 :]) if len(found) == 1 else ""
+        text = re.split(r"(?m)^#{1,6} ", lines)[0]
+    return f"\n{block}\n" in f"\n{text}\n"
 
 
 def _if_any(name: str, value: Any) -> dict[str, Any]:
@@ -317,8 +350,12 @@ def _grounds(draft: AgentDraft) -> dict[str, Any]:
     return {name: fields[name] for name in ("reasoning", "citations", "flags", "not_found") if name in fields}
 
 
+def _update(draft: AgentDraft) -> dict[str, Any]:
+    return asdict(draft.update())
+
+
 def _memory_draft(drafts: Sequence[AgentDraft], version: int) -> proposal.ProposalContent:
-    updates = [asdict(draft.update()) for draft in drafts]
+    updates = [_update(draft) for draft in drafts]
     summary = "; ".join(dict.fromkeys(draft.summary for draft in drafts))[:1_000]
     content = {
         "summary": summary,
