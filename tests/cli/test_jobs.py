@@ -166,6 +166,8 @@ def test_requeue_needs_the_operators_key(local: Terminal, work, tmp_path):
     missing = local("job", "requeue", failed)
     assert missing.code == 1
     assert "trellis migrate" in missing.err
+    assert local("job", "dead-letter", failed, "--cause", "x").code == 1
+    assert local("job", "cancel", local.submit("a")).code == 0, "a submitter cancels its own job without the key"
     assert local("job", "show", failed, "--json").record["status"] == "failed"
     assert local("migrate").code == 0
     assert local("job", "requeue", failed).code == 0

@@ -1,14 +1,11 @@
 """The command line through a gateway: the same commands, by TRELLIS_GATEWAY or --gateway."""
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.http.conftest import Place, Shell
 from trellis import connect_sync
-from trellis.cli import jobs, over_http
 from trellis.lifecycles import Role
 
 AGENT = "archivist-violin"
@@ -171,15 +168,3 @@ def test_what_is_wrong_with_the_gateway_is_said_with_a_way_out(
     assert "trellis token issue" in shell("agents", code=1)
     monkeypatch.setenv("TRELLIS_TOKEN", place.token(Role.FRONTEND))
     assert "agents.status" in shell("agents", "pause", AGENT, code=1)
-
-
-@pytest.mark.parametrize(
-    "local, remote",
-    [
-        (jobs.cancel, over_http.cancel_job),
-        (jobs.dead_letter, over_http.dead_letter_job),
-        (jobs.requeue, over_http.requeue_job),
-    ],
-)
-def test_both_ways_take_the_same_options(local: Callable[..., Any], remote: Callable[..., Any]):
-    assert list(inspect.signature(local).parameters) == list(inspect.signature(remote).parameters)

@@ -127,7 +127,13 @@ class Cli:
             identity = identify(self.url, self.settings)
             reader = Principal(name=self.person, roles=OWNER_ROLES) if identity is None else identity.principal()
             async with open_local_api(
-                self.settings, self.url, ledger=ledger, reader=reader, permit=self._permit, name=self.person
+                self.settings,
+                self.url,
+                ledger=ledger,
+                reader=reader,
+                permit=self._permit,
+                acting=self._acting,
+                name=self.person,
             ) as api:
                 yield api
 
@@ -141,12 +147,15 @@ class Cli:
         """The caller as an actor, if this rule allows it; raises NotAllowed."""
         return permit(self._principal, rule)
 
+    def _acting(self, *, operator: bool) -> Principal:
+        identity = identify(self.url, self.settings)
+        return principal_for(self.url, name=self.person, operator=operator and identity is None, identity=identity)
+
     @cached_property
     def _principal(self) -> Principal:
         """The caller: from the token, otherwise the local owner, who can read the ledger's key. Raises NotAllowed."""
-        identity = identify(self.url, self.settings)
-        principal = principal_for(self.url, name=self.person, operator=identity is None, identity=identity)
-        return principal if identity is not None else replace(principal, roles=OWNER_ROLES)
+        principal = self._acting(operator=True)
+        return principal if principal.by_token else replace(principal, roles=OWNER_ROLES)
 
     @property
     def person(self) -> str:

@@ -3,47 +3,39 @@
 import json as json_
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.text import Text
 
 from trellis.api.local import LocalApi
-from trellis.app.wiring import new_id
-from trellis.auth.matrices import permit
-from trellis.cli import approvals, values
+from trellis.cli import values
 from trellis.cli.bus_jobs import bus_job_facts, print_context_hint, with_retry
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column, as_record, event_record, state_text
 from trellis.cli.reads import signal_lines, surroundings
-from trellis.client import Trellis, cancelling_roles_of
 from trellis.engine.dead_letters import OPERATOR_REASON_CODES
-from trellis.engine.errors import JobNotFound, Refused, TrellisError
+from trellis.engine.errors import InvalidTransition, JobNotFound, TrellisError
 from trellis.engine.event_data import ArtifactPointer, artifacts_of, last_traceback
 from trellis.engine.jobs import (
-    Actor,
-    CancelMode,
     JobId,
-    Moved,
     Priority,
     ReasonCode,
-    RequestId,
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobPlace
-from trellis.lifecycles import LIFECYCLES, Role, Trigger
+from trellis.lifecycles import LIFECYCLES, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
-from trellis.operations.dead_letters import requeue_answer
-from trellis.operations.explain import JobExplanation, duration, explain, timer_phrase, waits_for
+from trellis.operations.explain import JobExplanation, duration, explain, waits_for
 
 if TYPE_CHECKING:  # the bus and HTTP are imported only when they are used
     from trellis.api.jobs import WholeJob
     from trellis.bus.outcomes.requeue import Successor
-    from trellis.http.shapes import EventShape, JobDocument
+    from trellis.http.shapes import EventShape, JobDocument, JobShape
 
 SECTION = "Jobs"
 PAGE_MAX = 500
@@ -51,6 +43,7 @@ PAYLOAD_CHARS_INLINE = 60
 PAYLOAD_CHARS_SHOWN = 2_000
 
 JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+NoteOption = Annotated[str | None, typer.Option("--note", help="Why, for the record; denying needs ten characters.")]
 
 
 def add_to(program: typer.Typer) -> None:
@@ -63,10 +56,11 @@ def add_to(program: typer.Typer) -> None:
     command(job, "result", gateway=True)(result)
     command(job, "context", gateway=True)(context)
     command(job, "explain")(explain_job)
-    command(job, "cancel", over_http=at_gateway("cancel_job"))(cancel)
-    command(job, "dead-letter", over_http=at_gateway("dead_letter_job"))(dead_letter)
-    command(job, "requeue", over_http=at_gateway("requeue_job"))(requeue)
-    approvals.add_to(job)
+    command(job, "cancel", gateway=True)(cancel)
+    command(job, "dead-letter", gateway=True)(dead_letter)
+    command(job, "requeue", gateway=True)(requeue)
+    command(job, "approve", gateway=True)(approve)
+    command(job, "deny", gateway=True)(deny)
 
 
 # --- reads -----------------------------------------------------------------------------------------------------------
@@ -355,22 +349,18 @@ async def cancel(
     hard: Annotated[bool, typer.Option("--hard", help="End it now; its holder's work is refused.")] = False,  # noqa: FBT002
     grace: Annotated[str | None, typer.Option("--grace", metavar="TIME", help="Soft becomes hard after this.")] = None,
     cause: Annotated[str | None, typer.Option("--cause", help="Why, for the job's event.")] = None,
-) -> int:
+) -> None:
     """End a job that has not ended. A running one is asked to stop, and ended after a grace."""
+    cli.refuse_at_gateway(grace=grace)
     given_s = values.seconds("--grace", grace)
+    of_ledger: dict[str, Any] = {} if given_s is None else {"grace_s": given_s}
+    async with cli.api() as api:
+        job = await api.jobs.cancel(id_, mode="hard" if hard else "soft", reason=cause, **of_ledger)
+    ended = LIFECYCLES[job.lifecycle].is_settled(job.status)
     grace_s = cli.settings.cancel_grace_s if given_s is None else given_s
-    async with cli.connect() as trellis:
-        job = await _get_job(trellis.ledger, id_)
-        roles = cancelling_roles_of(job)
-    if job.place is JobPlace.ENDED:
-        raise await _print_already_ended(cli, job)
-    async with cli.connect(operator=Role.SUBMITTER not in roles) as trellis:
-        mode = CancelMode.HARD if hard else CancelMode.SOFT
-        after = await trellis.cancel(job.job_id, mode, cause=cause, grace_s=grace_s)
-    asked = f"{job.job_id} was asked to stop; it is ended in {duration(grace_s)} if it does not"
-    line = asked if after.cancel_requested else f"{job.job_id} is {after.state}"
-    cli.out.answer({**_short(after), "requested": after.cancel_requested}, line)
-    return 0
+    after = "after a grace" if cli.gateway_url is not None else f"in {duration(grace_s)}"
+    line = f"is {job.status}" if ended else f"was asked to stop; it is ended {after} if it does not"
+    cli.out.answer({**_short(job), "requested": not ended}, f"{job.job_id} {line}")
 
 
 async def dead_letter(
@@ -380,25 +370,15 @@ async def dead_letter(
     reason: Annotated[
         str, typer.Option("--reason", metavar="CODE", help=f"One of {', '.join(OPERATOR_REASON_CODES)}.")
     ] = ReasonCode.POLICY_VIOLATION.value,
-) -> int:
+) -> None:
     """End a job that has not ended with a dead letter, without a retry; its holder's work is refused."""
-    async with cli.connect(operator=True) as trellis:
-        after = await trellis.dead_letter(id_, reason=cause, reason_code=reason)
-    cli.out.answer(_short(after), f"{after.job_id} is {after.state}")
-    return 0
+    async with cli.api() as api:
+        job = await api.jobs.dead_letter(id_, reason=cause, reason_code=reason)
+    cli.out.answer(_short(job), f"{job.job_id} is {job.status}")
 
 
-def _short(job: Job) -> dict[str, Any]:
-    return {"job_id": job.job_id, "lifecycle": job.lifecycle, "status": job.state}
-
-
-async def _print_already_ended(cli: Cli, job: Job) -> Refused:
-    """The error for cancelling an ended job; it tells since when it has ended."""
-    async with cli.open() as ledger:
-        ago = duration((await ledger.now() - job.updated_at).total_seconds())
-        again = await _done_again(cli, ledger, job)
-    when = f"{job.updated_at:%Y-%m-%d %H:%M:%S} UTC, {ago} ago" + (f"; {again.words}" if again else "")
-    return Refused(detail=f"Job {job.job_id} has ended already: it is {job.state} since {when}.")
+def _short(job: "JobShape") -> dict[str, Any]:
+    return {"job_id": job.job_id, "lifecycle": job.lifecycle, "status": job.status}
 
 
 async def _done_again(cli: Cli, ledger: Ledger, job: Job) -> "Successor | None":
@@ -417,42 +397,47 @@ async def requeue(
     cause: Annotated[str | None, typer.Option("--cause", help="Why, for the job's event.")] = None,
 ) -> int:
     """Run a failed or dead-lettered job again, with fresh attempts; a job on a topic as a new, linked one."""
-    async with cli.connect(operator=True) as trellis:
-        found = await trellis.ledger.job(JobId(id_))
-        if found is not None and found.lifecycle == BUS_JOB.name:
-            return await _requeue(cli, trellis, found, cause)
-        (answer,) = await trellis.requeue([id_], cause=cause)
-        job = None if isinstance(answer, Moved) else await trellis.ledger.job(answer.job_id)
-        why = None if job is None else timer_phrase(job, await trellis.ledger.now())
-    return report_requeued(cli, [requeue_answer(answer)], why=f"it {why}" if why else None)
-
-
-async def _requeue(cli: Cli, trellis: Trellis, job: Job, cause: str | None) -> int:
-    from trellis.app.fleet import topics_of  # only these functions need the bus
-    from trellis.bus.outcomes.requeue import requeue_as_new_job
-
-    actor = permit(trellis.principal, "jobs.requeue")
-    gate = Actor(role=Role.GATEWAY, name=actor.name)
-    made = await requeue_as_new_job(
-        trellis.ledger, gate, job, topics_of(cli.settings), RequestId(new_id()), cause=cause
-    )
-    record = {"job_id": made.job_id, "status": BUS_JOB.initial.name, "requeued": True, "reason": ""}
-    cli.out.answer(record, f"{job.job_id} is run again as {made.job_id}")
+    try:
+        async with cli.api() as api:
+            job = await api.jobs.requeue(id_, reason=cause)
+    except InvalidTransition as error:
+        if not cli.out.as_json:
+            raise
+        known = error.data.get("source") or cast("dict[str, Any]", error.data["problem"]).get("status_now")
+        cli.out.record({"job_id": id_, "status": known, "requeued": False, "reason": str(error)})
+        return 1
+    line = f"{id_} is {job.status} again" if job.job_id == id_ else f"{id_} is run again as {job.job_id}"
+    cli.out.answer({"job_id": job.job_id, "status": job.status, "requeued": True, "reason": ""}, line)
     return 0
 
 
-def report_requeued(cli: Cli, answers: Sequence[Mapping[str, Any]], *, why: str | None = None) -> int:
-    """Print which jobs were requeued; returns 1 if one was not. `why` replaces the default reason."""
+async def approve(cli: Cli, id_: JobArgument, note: NoteOption = None) -> None:
+    """Let a job go that the safety kernel held for a person."""
+    async with cli.api() as api:
+        job = await api.jobs.approve(id_, note)
+    record = {"job_id": job.job_id, "status": job.status, "decided": "approve"}
+    cli.out.answer(record, f"{job.job_id} may go; the scheduler hands it out")
+
+
+async def deny(cli: Cli, id_: JobArgument, note: NoteOption = None) -> None:
+    """Refuse a job that the safety kernel held for a person, and say why."""
+    async with cli.api() as api:
+        job = await api.jobs.deny(id_, note or "")
+    record = {"job_id": job.job_id, "status": job.status, "decided": "reject"}
+    cli.out.answer(record, f"{job.job_id} is {job.status}")
+
+
+def report_requeued(cli: Cli, answers: Sequence[Mapping[str, Any]]) -> int:
+    """Print which jobs were requeued; returns 1 if one was not."""
     for answer in answers:
         job_id, state, moved = answer["job_id"], answer["status"], answer["requeued"]
         if cli.out.as_json:
-            reason = "" if moved else why or answer["reason"]
+            reason = "" if moved else answer["reason"]
             cli.out.record({"job_id": job_id, "status": state, "requeued": moved, "reason": reason})
         elif moved:
             cli.out.line(f"{job_id} is {state} again")
         else:
-            told = why or "only failed and dead-lettered jobs are requeued"
-            cli.out.error(f"{job_id} stays {state}: {told}")
+            cli.out.error(f"{job_id} stays {state}: only failed and dead-lettered jobs are requeued")
     return 0 if all(answer["requeued"] for answer in answers) else 1
 
 

@@ -154,9 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code of the process."""
     chosen = list(sys.argv[1:] if arguments is None else arguments)
     if COMPLETING in os.environ:
-        from trellis.cli.completion import prepare
+        from typer.completion import completion_init  # pyright: ignore[reportPrivateImportUsage]
 
-        prepare()
+        completion_init()
     try:
         program = typer.main.get_command(make_program())
         answer = program.main(args=chosen, prog_name=PROGRAM, standalone_mode=False)
