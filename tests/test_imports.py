@@ -7,13 +7,16 @@ import pickle
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grimp
 import pytest
+import typer
 
 import trellis
-from trellis.cli.program import LISTED, commands_of
+from trellis.cli.program import LISTED, ON_THIS_MACHINE, commands_of, make_program
 
 SOURCE = Path(trellis.__file__).parent
 CRYPTOGRAPHY = ("joserfc", "cryptography")
@@ -125,6 +128,24 @@ def test_the_help_says_of_every_command_what_the_command_says():
         for name, command in commands_of(module).items()
     }
     assert there == dict(LISTED)
+
+
+def leaves(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command with its full name."""
+    for name, command in group.commands.items():
+        path = f"{above} {name}".strip()
+        if hasattr(command, "commands"):
+            yield from leaves(command, path)
+        else:
+            yield path, command
+
+
+def test_every_command_works_through_a_gateway_or_says_why_it_acts_on_this_machine():
+    takes = {
+        path: "--gateway" in {option for parameter in command.params for option in parameter.opts}
+        for path, command in leaves(typer.main.get_command(make_program()))
+    }
+    assert {path for path, gateway in takes.items() if not gateway} == set(ON_THIS_MACHINE)
 
 
 def test_no_modules_import_each_other_in_a_circle():

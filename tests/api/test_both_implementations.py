@@ -1,6 +1,7 @@
 """The application in this process and through a gateway: the same calls, with the same parameters and answers."""
 
 import inspect
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -8,13 +9,15 @@ import pytest
 from trellis.api.agents import LocalAgents
 from trellis.api.artifacts import LocalArtifacts
 from trellis.api.dead_letters import LocalDeadLetters
+from trellis.api.feed import LocalFeed
 from trellis.api.jobs import LocalJobs
 from trellis.api.memory import LocalMemory
 from trellis.api.proposals import LocalProposals
 from trellis.api.runs import LocalRuns
 from trellis.api.safety import LocalSafety
+from trellis.api.system import LocalSystem
 from trellis.http.jobs import Jobs
-from trellis.http.resources import Agents, Artifacts, DeadLetters, Memory, Proposals, Runs, Safety
+from trellis.http.resources import Agents, Artifacts, DeadLetters, Feed, Memory, Proposals, Runs, Safety, System
 
 PARTS: list[tuple[type[Any], type[Any]]] = [
     (LocalAgents, Agents),
@@ -24,6 +27,7 @@ PARTS: list[tuple[type[Any], type[Any]]] = [
     (LocalProposals, Proposals),
     (LocalRuns, Runs),
     (LocalSafety, Safety),
+    (LocalSystem, System),
 ]
 OF_SERVICES = {"stage", "propose"}
 """Calls of the NLM backend and of agents; no command makes them."""
@@ -56,6 +60,12 @@ def test_a_part_of_the_application_has_the_same_calls_locally_and_through_a_gate
     local: type[Any], remote: type[Any]
 ):
     assert calls(local) == calls(remote)
+
+
+def test_events_are_read_with_the_same_parameters_locally_and_through_a_gateway():
+    """A ledger answers with rows, which say more."""
+    for name in ("find", "page"):
+        assert signature(getattr(LocalFeed, name)).parameters == signature(getattr(Feed, name)).parameters
 
 
 FOR_ROUTES = {"only", "find", "typed_result", "holds", "successor"}

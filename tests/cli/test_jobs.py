@@ -9,9 +9,8 @@ import pytest
 
 from tests.cli.conftest import Terminal
 from tests.cli.test_explain import NOW, job
-from trellis.cli.jobs import _columns
+from trellis.cli.jobs import _columns, signal_lines
 from trellis.cli.output import as_record
-from trellis.cli.reads import signal_lines
 from trellis.engine.jobs import JobId
 from trellis.engine.records import Signal
 

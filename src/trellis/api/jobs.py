@@ -6,7 +6,7 @@ request of a route, with its idempotency key.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -28,6 +28,7 @@ from trellis.operations.explain import HOLD_PHRASES, duration, timer_phrase
 
 if TYPE_CHECKING:  # `trellis jobs` loads neither HTTP nor the scheduling of the bus
     from trellis.bus.outcomes.requeue import Successor
+    from trellis.http.operation_shapes import JobExplained
     from trellis.http.shapes import JobShape
 
 READ, READ_NLM = "jobs.read", "nlm.read"
@@ -148,6 +149,15 @@ class LocalJobs:
             signals=await ledger.signals(job.job_id, limit=SIGNALS_MAX),
             letter=await letter_of(ledger, job),
         )
+
+    async def explain(self, job_id: str) -> "JobExplained":
+        """Why a job is where it is and what happens next, in sentences."""
+        from trellis.api.explanations import explanation
+        from trellis.http.operation_shapes import JobExplained
+
+        job = await self.find(job_id)
+        told = await explanation(self._context, job, await self.successor(job))
+        return JobExplained(job_id=job.job_id, **{name: list(told) for name, told in asdict(told).items()})
 
     async def holds(self, jobs: Sequence[Job]) -> dict[JobId, str]:
         """What jobs on topics wait for. Their events tell it, so only the first ones of a long list are looked up."""

@@ -16,11 +16,13 @@ if TYPE_CHECKING:  # each part loads what it needs on its first use: `trellis jo
     from trellis.api.agents import LocalAgents
     from trellis.api.artifacts import LocalArtifacts
     from trellis.api.dead_letters import LocalDeadLetters
+    from trellis.api.feed import LocalFeed
     from trellis.api.jobs import LocalJobs
     from trellis.api.memory import LocalMemory
     from trellis.api.proposals import LocalProposals
     from trellis.api.runs import LocalRuns
     from trellis.api.safety import LocalSafety
+    from trellis.api.system import LocalSystem
     from trellis.app.instance import Instance
     from trellis.bus.pointers import Pointers
     from trellis.bus.topics import Topics
@@ -58,6 +60,13 @@ class LocalApi:
         return LocalDeadLetters(self._context)
 
     @property
+    def feed(self) -> "LocalFeed":
+        """The events of all jobs."""
+        from trellis.api.feed import LocalFeed
+
+        return LocalFeed(self._context)
+
+    @property
     def jobs(self) -> "LocalJobs":
         """Jobs of every lifecycle."""
         from trellis.api.jobs import LocalJobs
@@ -91,6 +100,13 @@ class LocalApi:
         from trellis.api.safety import LocalSafety
 
         return LocalSafety(self._context)
+
+    @property
+    def system(self) -> "LocalSystem":
+        """Queues, workers and schedules."""
+        from trellis.api.system import LocalSystem
+
+        return LocalSystem(self._context)
 
 
 @asynccontextmanager

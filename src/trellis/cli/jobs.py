@@ -1,7 +1,7 @@
 """`trellis jobs` and `trellis job …`: list, show, explain, cancel and requeue jobs."""
 
 import json as json_
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -10,35 +10,32 @@ from rich.text import Text
 
 from trellis.api.local import LocalApi
 from trellis.cli import values
-from trellis.cli.bus_jobs import bus_job_facts, print_context_hint, with_retry
+from trellis.cli.bus_jobs import bus_job_facts, print_context_hint
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column, as_record, event_record, state_text
-from trellis.cli.reads import signal_lines, surroundings
 from trellis.engine.dead_letters import OPERATOR_REASON_CODES
-from trellis.engine.errors import InvalidTransition, JobNotFound, TrellisError
+from trellis.engine.errors import InvalidTransition
 from trellis.engine.event_data import ArtifactPointer, artifacts_of, last_traceback
 from trellis.engine.jobs import (
     JobId,
     Priority,
     ReasonCode,
 )
-from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event, Job, JobPlace
-from trellis.lifecycles import LIFECYCLES, Trigger
+from trellis.engine.records import Event, Job, JobPlace, Signal
+from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
-from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.lifecycles.run import RUN
-from trellis.operations.explain import JobExplanation, duration, explain, waits_for
+from trellis.operations.explain import duration, waits_for
 
 if TYPE_CHECKING:  # the bus and HTTP are imported only when they are used
     from trellis.api.jobs import WholeJob
-    from trellis.bus.outcomes.requeue import Successor
     from trellis.http.shapes import EventShape, JobDocument, JobShape
 
 SECTION = "Jobs"
 PAGE_MAX = 500
+KINDS = {"job_heartbeat": "progress", "job_lease_renewed": "renewed"}
+"""Short names of signals that are not log lines."""
 PAYLOAD_CHARS_INLINE = 60
 PAYLOAD_CHARS_SHOWN = 2_000
 
@@ -55,7 +52,7 @@ def add_to(program: typer.Typer) -> None:
     command(job, "show", gateway=True)(show)
     command(job, "result", gateway=True)(result)
     command(job, "context", gateway=True)(context)
-    command(job, "explain")(explain_job)
+    command(job, "explain", gateway=True)(explain_job)
     command(job, "cancel", gateway=True)(cancel)
     command(job, "dead-letter", gateway=True)(dead_letter)
     command(job, "requeue", gateway=True)(requeue)
@@ -207,6 +204,26 @@ def print_whole(cli: Cli, whole: "WholeJob", now: datetime) -> None:
                 cli.out.prose(line, style="dim")
 
 
+def signal_lines(signal: Signal) -> Iterator[str]:
+    """A log line or progress signal in readable form; a traceback on separate lines."""
+    said: Any = json_.loads(signal.data) if signal.data else None
+    if not isinstance(said, dict) or "event" not in said:
+        told = "" if said is None else f" {json_.dumps(said, ensure_ascii=False)}"
+        yield f"{signal.ts:%H:%M:%S} {KINDS.get(signal.type, signal.type):<8}{told}".rstrip()
+        return
+    line = cast("dict[str, Any]", said)
+    fields: dict[str, Any] = {**line.get("fields", {}), **({"dropped": line["dropped"]} if "dropped" in line else {})}
+    traceback = str(fields.pop("traceback", ""))
+    told = "".join(f" {name}={_value(value)}" for name, value in fields.items())
+    yield f"{signal.ts:%H:%M:%S} {line.get('level', ''):<8} {line['event']}{told}"
+    yield from (f"    {one}" for one in traceback.splitlines())
+
+
+def _value(value: Any) -> str:
+    plain = isinstance(value, str) and value != "" and not any(c.isspace() or c in '="' for c in value)
+    return value if plain else json_.dumps(value, ensure_ascii=False)
+
+
 def _print_failure(cli: Cli, events: Sequence[Event]) -> None:
     """Print the traceback of the last failure, as the attempt recorded it."""
     if (failure := last_traceback(events)) is not None:
@@ -282,22 +299,10 @@ async def context(cli: Cli, id_: JobArgument) -> None:
 
 async def explain_job(cli: Cli, id_: JobArgument) -> None:
     """Say in sentences why a job is where it is and what happens next."""
-    async with cli.open() as ledger:
-        job = await _get_job(ledger, id_)
-        events = tuple(await ledger.events(job.job_id))
-        told = explain(job, events, await surroundings(ledger, job))
-        again = await _done_again(cli, ledger, job)
-        if again is not None:
-            told = with_retry(told, again)
-        if job.lifecycle == RUN.name:
-            from trellis.operations.run_waits import with_wait  # only runs need this
-            from trellis.runs.waits import open_wait
-
-            if (wait := await open_wait(ledger, job)) is not None:
-                told = with_wait(told, wait, await ledger.followers(), await ledger.now())
-    told = await _with_agent(cli, job, told)
+    async with cli.api() as api:
+        told = await api.jobs.explain(id_)
     if cli.out.as_json:
-        cli.out.record({"job_id": job.job_id, **as_record(told)})
+        cli.out.record(told.model_dump())
         return
     for title, sentences in (("", told.where), ("Why", told.why), ("Next", told.next)):
         if sentences and title:
@@ -309,35 +314,6 @@ async def explain_job(cli: Cli, id_: JobArgument) -> None:
         order, _, meaning = what.partition("\t")
         cli.out.line(f"  {order}", style="cyan")
         cli.out.line(f"      {meaning}")
-
-
-async def _with_agent(cli: Cli, job: Job, told: JobExplanation) -> JobExplanation:
-    """The explanation, extended if the job's agent is stopped; unchanged for jobs without an agent."""
-    slug = _agent_of(job)
-    if slug is None:
-        return told
-    from trellis.cli.instances import open_for_command  # only jobs of agents need this
-    from trellis.operations.stopped_agents import stopped_agent, with_stopped_agent
-
-    try:
-        async with open_for_command(cli) as instance:
-            stopped = await stopped_agent(instance.catalog, instance.ledger, slug)
-    except TrellisError as error:
-        cli.out.note(f"whether agent {slug} may run is not known: {error}")
-        return told
-    return told if stopped is None else with_stopped_agent(told, stopped)
-
-
-def _agent_of(job: Job) -> str | None:
-    """The agent of a run or queue job that has not ended or may be requeued."""
-    if job.lifecycle not in {RUN.name, QUEUE_JOB.name} or (job.place is JobPlace.ENDED and not _may_be_requeued(job)):
-        return None
-    payload: dict[str, Any] = json_.loads(job.payload or b"{}")
-    return payload.get("agent_slug")
-
-
-def _may_be_requeued(job: Job) -> bool:
-    return LIFECYCLES[job.lifecycle].pull(job.state, Trigger.REQUEUE) is not None
 
 
 # --- changes ---------------------------------------------------------------------------------------------------------
@@ -379,16 +355,6 @@ async def dead_letter(
 
 def _short(job: "JobShape") -> dict[str, Any]:
     return {"job_id": job.job_id, "lifecycle": job.lifecycle, "status": job.status}
-
-
-async def _done_again(cli: Cli, ledger: Ledger, job: Job) -> "Successor | None":
-    """The job that retries a failed job on a topic; None for other jobs."""
-    if job.lifecycle != BUS_JOB.name or job.place is not JobPlace.ENDED:
-        return None
-    from trellis.app.fleet import topics_of  # only these functions need the bus
-    from trellis.bus.outcomes.requeue import find_successor
-
-    return await find_successor(ledger, job, topics_of(cli.settings))
 
 
 async def requeue(
@@ -439,10 +405,3 @@ def report_requeued(cli: Cli, answers: Sequence[Mapping[str, Any]]) -> int:
         else:
             cli.out.error(f"{job_id} stays {state}: only failed and dead-lettered jobs are requeued")
     return 0 if all(answer["requeued"] for answer in answers) else 1
-
-
-async def _get_job(ledger: Ledger, job_id: str) -> Job:
-    job = await ledger.job(JobId(job_id))
-    if job is None:
-        raise JobNotFound(job_id=job_id)
-    return job

@@ -67,6 +67,22 @@ Only the module of the requested command is imported, which halves a command's s
 none. A test compares the headings and lines with the commands.
 """
 
+ON_THIS_MACHINE: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("init", "demo"), "makes an instance in a folder"),
+        **dict.fromkeys(("up", "worker"), "is a process that works on the ledger or the bus"),
+        **dict.fromkeys(("migrate", "verify", "sweep", "doctor", "rebuild"), "operates the ledger and its stores"),
+        **dict.fromkeys(("followers list", "followers leave-behind"), "operates the ledger and its stores"),
+        **dict.fromkeys(
+            ("token issue", "token key", "token issuer"), "reads or makes a key that stays on this machine"
+        ),
+        "agents create": "writes an agent's file into the object store",
+        "policy check": "reads a file of this machine",
+        **dict.fromkeys(("version", "lifecycles", "completion"), "prints what this program knows"),
+    }
+)
+"""Commands that take no --gateway, each with the reason. Every other command works through a gateway too."""
+
 
 def commands_of(module: str) -> Mapping[str, Any]:
     """The commands that a module defines, by name."""

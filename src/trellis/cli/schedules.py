@@ -8,10 +8,8 @@ from rich.text import Text
 
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
-from trellis.cli.instances import open_for_command
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn
-from trellis.runs.timetable import Schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +25,7 @@ class _ScheduleRow:
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    command(program, "schedules", section="Agents")(schedules)
+    command(program, "schedules", section="Agents", gateway=True)(schedules)
 
 
 async def schedules(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
@@ -37,9 +35,8 @@ async def schedules(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
     began no run it says why: the agent was not active, its queue was full, or the instant was missed by more than an hour.
     """
     wanted = values.limit(limit, LIMIT_MAX)
-    async with open_for_command(cli) as instance:
-        now = await instance.ledger.now()
-        found = [_row(schedule, now) for schedule in (await instance.layer.schedules())[:wanted]]
+    async with cli.api() as api:
+        found = [_ScheduleRow(**one.model_dump()) for one in (await api.system.schedules()).items[:wanted]]
     columns = [
         ListingColumn[_ScheduleRow](title="AGENT", cell=lambda row: row.agent),
         ListingColumn[_ScheduleRow](title="CRON", cell=lambda row: row.cron or ""),
@@ -49,19 +46,6 @@ async def schedules(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
     ]
     cli.out.listing(
         found, columns, empty="No schedules. An agent declares one as `triggers.cron`; `trellis up` keeps it."
-    )
-
-
-def _row(schedule: Schedule, now: datetime) -> _ScheduleRow:
-    last = schedule.last
-    return _ScheduleRow(
-        agent=schedule.agent_slug,
-        cron=schedule.cron,
-        registered_at=schedule.registered_at,
-        next_at=schedule.next(now),
-        last_at=last.instant if last else None,
-        last_run=last.run_id if last else None,
-        skipped=last.skipped if last else None,
     )
 
 

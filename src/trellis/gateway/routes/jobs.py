@@ -1,4 +1,4 @@
-"""Jobs of every kind: submit, read, cancel, requeue; and the workers that run them.
+"""Jobs of every kind: submit, read, explain, cancel, requeue and dead-letter them, and decide about held ones.
 
 Implements DJ-5, DJ-11, DJ-12, DJ-13, D9, D19, D43, JQ-11. Runs, proposals and inbox entries are jobs of the ledger too,
 but have routes and rules of their own: here they are not found.
@@ -18,7 +18,6 @@ from trellis.bus.documents import SIGNALS_READ_MAX
 from trellis.bus.documents import document as bus_document
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.requests import JobRequest
-from trellis.documents.run_documents import timestamp
 from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch
 from trellis.engine.event_data import artifacts_of
@@ -31,11 +30,12 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Job, JobFilter, JobPlace, WorkerRecord
+from trellis.engine.records import Job, JobFilter, JobPlace
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires, within_job_agent
 from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
 from trellis.gateway.nlm import list_nlm_jobs, nlm_job_events, show_nlm_job
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
+from trellis.http.operation_shapes import JobExplained
 from trellis.http.shapes import BusJob, EventShape, JobDocument, JobShape, JobWhole, QueueJob
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS, Problem
@@ -47,7 +47,6 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.job_documents import (
     event_document,
     job_document,
-    json_value,
     whole_document,
 )
 from trellis.proposals.proposal import NOTE_CHARS_MAX
@@ -113,15 +112,6 @@ class Approval(pydantic.BaseModel):
     decision: Literal["approve", "reject"]
     note: str | None = pydantic.Field(None, max_length=NOTE_CHARS_MAX)
     policy_hash: str | None = pydantic.Field(None, min_length=1, max_length=200)
-
-
-class WorkerShape(pydantic.BaseModel):
-    """A worker process as the ledger last saw it."""
-
-    name: str
-    seen_at: str
-    held: int
-    info: Any
 
 
 @router.post("/jobs", status_code=202, response_model=JobShape, responses=PROBLEMS)
@@ -327,6 +317,17 @@ async def events(
     return page_document(told, str(found[limit - 1].version) if more else None)
 
 
+@router.get("/jobs/{job_id}/explanation", responses=PROBLEMS)
+async def explanation(
+    job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
+) -> JobExplained:
+    """Why a job is where it is and what happens next, in sentences; `you_can` lists commands that help.
+
+    A caller that may read only its own jobs is not told about workers and other jobs.
+    """
+    return await _jobs(instance, caller).explain(job_id)
+
+
 @router.post("/jobs/{job_id}/cancel", responses=PROBLEMS)
 async def cancel(
     job_id: JobIdPath,
@@ -402,16 +403,3 @@ async def approval(
     instance.wake_bus()
     mark_replayed(response, replayed=done.replayed)
     return done.answer
-
-
-@router.get("/workers", response_model=Page[WorkerShape], responses=PROBLEMS)
-async def workers(instance: InstanceOf, _: Annotated[Caller, requires("system.read")]) -> dict[str, Any]:
-    """Worker processes that were seen lately, and how much each holds."""
-    return page_document([_worker(seen) for seen in await instance.ledger.workers()], None)
-
-
-# --- inside ----------------------------------------------------------------------------------------------------------
-
-
-def _worker(seen: WorkerRecord) -> dict[str, Any]:
-    return {"name": seen.name, "seen_at": timestamp(seen.seen_at), "held": seen.held, "info": json_value(seen.info)}
