@@ -25,7 +25,7 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "demo": ("demo", "Begin", "Run an agent from trigger to proposals that wait for your decision."),
         "run": ("runs", "Agents", "Begin a run of an agent."),
         "schedules": (
-            "schedules",
+            "agents",
             "Agents",
             "List the agents that run by themselves, with the next and the last time.",
         ),
