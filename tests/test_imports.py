@@ -5,16 +5,18 @@ import importlib
 import inspect
 import pickle
 import pkgutil
-import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import grimp
 import pytest
+import typer
 
 import trellis
-from trellis.cli import over_http
-from trellis.cli.program import LISTED, commands_of
+from trellis.cli.program import LISTED, ON_THIS_MACHINE, commands_of, make_program
 
 SOURCE = Path(trellis.__file__).parent
 CRYPTOGRAPHY = ("joserfc", "cryptography")
@@ -128,14 +130,32 @@ def test_the_help_says_of_every_command_what_the_command_says():
     assert there == dict(LISTED)
 
 
-def test_every_command_for_a_gateway_is_there():
-    named = [
-        name
-        for file in (SOURCE / "cli").glob("*.py")
-        for name in re.findall(r'at_gateway\("(\w+)"\)', file.read_text())
-    ]
-    assert named
-    assert [name for name in named if not inspect.iscoroutinefunction(getattr(over_http, name, None))] == []
+def leaves(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command with its full name."""
+    for name, command in group.commands.items():
+        path = f"{above} {name}".strip()
+        if hasattr(command, "commands"):
+            yield from leaves(command, path)
+        else:
+            yield path, command
+
+
+def test_every_command_works_through_a_gateway_or_says_why_it_acts_on_this_machine():
+    takes = {
+        path: "--gateway" in {option for parameter in command.params for option in parameter.opts}
+        for path, command in leaves(typer.main.get_command(make_program()))
+    }
+    assert {path for path, gateway in takes.items() if not gateway} == set(ON_THIS_MACHINE)
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Imports inside functions count: a circle of any length would be named here."""
+    graph = grimp.build_graph("trellis", exclude_type_checking_imports=True, cache_dir=None)
+    imports = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+    assert len(imports) > 100
+    while leaves := {module for module, needs in imports.items() if not needs}:
+        imports = {module: needs - leaves for module, needs in imports.items() if module not in leaves}
+    assert sorted(imports) == [], "these import each other, or import modules that do"
 
 
 @pytest.mark.prove

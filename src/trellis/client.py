@@ -19,7 +19,6 @@ from trellis.auth.ownership import (
     acting_or_gateway,
     admitted_submission,
     canceller,
-    cancelling_roles,
     owner_name,
     permit_on_job,
     scoped_key,
@@ -126,11 +125,6 @@ class JobHandle:
         Raises InvalidTransition if the job has ended.
         """
         return await self._trellis.cancel(self.id, mode, cause=cause, grace_s=grace_s)
-
-
-def cancelling_roles_of(job: Job) -> tuple[Role, ...]:
-    """Returns the roles that may cancel this job. Roles limited to their own jobs come first."""
-    return cancelling_roles(job.lifecycle)
 
 
 class Trellis:

@@ -53,7 +53,7 @@ COMMAND_ACTS: dict[str, tuple[str, ...]] = {
     "rebuild": ("objects.rebuilt",),
     "migrate": ("ledger.migrated",),
 }
-ROUTE_ACTS = {"PATCH /agents/{slug}/status": "agent.status.changed"}
+ROUTE_ACTS = {"PATCH /agents/{slug}/status": "agent.status.changed", "PATCH /queues/{type}": "type.resumed"}
 METHOD_ACTS = {
     "pause": "type.paused",
     "resume": "type.resumed",

@@ -15,7 +15,7 @@ from trellis.artifacts.content import JobType
 from trellis.artifacts.registry import ArtifactRegistry
 from trellis.artifacts.rows import project_id
 from trellis.auth.tokens import issue
-from trellis.cli.artifact_output import show_page
+from trellis.cli.artifacts import show_page
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Output
 from trellis.engine.jobs import CancelMode, RequestId

@@ -16,9 +16,9 @@ from trellis.app.wiring import new_id
 from trellis.bus.outcomes.reconciler import OutcomeReconciler
 from trellis.bus.pointers import make_pointers
 from trellis.bus.topics import Topics
-from trellis.cli.bus_wait import LOOK_S, EndedBusJob, last_retry
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, Output
+from trellis.cli.submit import RETRY_LOOK_S, EndedJob, last_retry
 from trellis.engine.jobs import Actor, Advance, JobId, Move, Moved, RequestId, Turn
 from trellis.engine.ledger import Ledger
 from trellis.engine.restoration import GIVEN_BACK_PREFIX
@@ -424,17 +424,17 @@ async def test_a_retry_that_is_not_made_yet_is_waited_for_as_long_as_there_is_ti
     cli = Cli(ledger=None, data=None, out=Output(as_json=False))
     asked = list[str]()
 
-    async def look(job_id: str, left_s: float) -> EndedBusJob:
+    async def look(job_id: str, left_s: float) -> EndedJob:
         asked.append(job_id)
         if job_id == "a.r1":
-            return EndedBusJob(state="SUCCEEDED")
-        return EndedBusJob(state="FAILED", error="E", due=len(asked) < 3, retry=None if len(asked) < 3 else "a.r1")
+            return EndedJob(state="SUCCEEDED")
+        return EndedJob(state="FAILED", error="E", due=len(asked) < 3, retry=None if len(asked) < 3 else "a.r1")
 
     job_id, left_s = await last_retry(cli, look, "a", 10.0, Hurried())
-    assert (job_id, round(left_s, 3)) == ("a.r1", round(10.0 - 2 * LOOK_S, 3))
+    assert (job_id, round(left_s, 3)) == ("a.r1", round(10.0 - 2 * RETRY_LOOK_S, 3))
     assert asked == ["a", "a", "a", "a.r1"]
     asked.clear()
-    assert (await last_retry(cli, look, "a", 1.5 * LOOK_S, Hurried()))[0] == "a"
+    assert (await last_retry(cli, look, "a", 1.5 * RETRY_LOOK_S, Hurried()))[0] == "a"
     assert "a is FAILED (E); it is about to be done again" in capsys.readouterr().err
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from tests.cli.conftest import Terminal
 from tests.cli.test_explain import NOW, job
-from trellis.cli.jobs import _columns
+from trellis.cli.jobs import _columns, signal_lines
 from trellis.cli.output import as_record
-from trellis.cli.reads import signal_lines
 from trellis.engine.jobs import JobId
 from trellis.engine.records import Signal
 
@@ -166,6 +165,8 @@ def test_requeue_needs_the_operators_key(local: Terminal, work, tmp_path):
     missing = local("job", "requeue", failed)
     assert missing.code == 1
     assert "trellis migrate" in missing.err
+    assert local("job", "dead-letter", failed, "--cause", "x").code == 1
+    assert local("job", "cancel", local.submit("a")).code == 0, "a submitter cancels its own job without the key"
     assert local("job", "show", failed, "--json").record["status"] == "failed"
     assert local("migrate").code == 0
     assert local("job", "requeue", failed).code == 0

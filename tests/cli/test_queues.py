@@ -1,16 +1,16 @@
 """`trellis queues`, `trellis dlq`, `trellis events`, `trellis workers`."""
 
 import json
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from tests.cli.conftest import Terminal
 from trellis import cli
-from trellis.cli.workers import _columns
+from trellis.cli.workers import COLUMNS
 from trellis.engine.admin_acts import this_node
-from trellis.engine.records import WorkerRecord
+from trellis.http.operation_shapes import WorkerShape
 
 
 def test_queues_count_what_waits(trellis: Terminal):
@@ -175,17 +175,15 @@ def test_events_that_cannot_be_meant_are_refused(local: Terminal, arguments, cod
 
 
 def test_workers_are_told_apart_by_whether_they_live_left_or_fell_silent():
-    now = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    def seen(state: Literal["alive", "silent", "drained"], **about: object) -> WorkerShape:
+        info = {"types": ["double"], "concurrency": 4, **about}
+        return WorkerShape(name="w", seen_at="2026-03-01T12:00:00.000Z", silent_s=300, state=state, held=1, info=info)
 
-    def seen(silent_s: float, **about: object) -> WorkerRecord:
-        info = json.dumps({"types": ["double"], "concurrency": 4, **about}).encode()
-        return WorkerRecord(name="w", seen_at=now - timedelta(seconds=silent_s), held=1, info=info)
-
-    columns = {column.title: column.cell for column in _columns(now)}
-    states = [str(columns["STATUS"](one)) for one in (seen(5), seen(300), seen(300, drained=True))]
+    columns = {column.title: column.cell for column in COLUMNS}
+    states = [str(columns["STATUS"](one)) for one in (seen("alive"), seen("silent"), seen("drained"))]
     assert states == ["alive", "silent for 5m", "drained 5m ago"]
-    assert (columns["ROOM"](seen(5)), columns["TYPES"](seen(5))) == ("4", "double")
-    assert columns["TYPES"](seen(5, alone="j-1")) == "double; runs j-1 alone"
+    assert (columns["ROOM"](seen("alive")), columns["TYPES"](seen("alive"))) == ("4", "double")
+    assert columns["TYPES"](seen("alive", alone="j-1")) == "double; runs j-1 alone"
 
 
 def test_a_position_that_the_feed_never_gave_is_refused(trellis: Terminal):

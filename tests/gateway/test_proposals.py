@@ -6,8 +6,8 @@ import pytest
 
 from tests.gateway.conftest import VIOLIN, Gateway
 from tests.gateway.world import LOGICIAN, everything, make_world, proposal
+from trellis.api import proposals as application
 from trellis.engine.jobs import Actor, Claim, ClaimId, JobId, Turn, TypeClaim
-from trellis.gateway.routes import proposals as routes
 from trellis.http.calls import ATTEMPT_S_DEFAULT
 from trellis.lifecycles import Role
 from trellis.proposals import proposal as proposals
@@ -148,8 +148,8 @@ async def test_what_changed_meanwhile_fails_and_is_applied_again_when_it_fits(ga
 async def test_what_another_engine_is_at_for_long_is_answered_as_it_stands(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ):
-    assert routes.APPLY_PATIENCE_S < ATTEMPT_S_DEFAULT
-    monkeypatch.setattr(routes, "APPLY_PATIENCE_S", 0.0)
+    assert application.APPLY_PATIENCE_S < ATTEMPT_S_DEFAULT
+    monkeypatch.setattr(application, "APPLY_PATIENCE_S", 0.0)
     id_, client = await proposal(gateway, approved=True), gateway.client("owner")
     other = Actor(role=Role.APPLY_ENGINE, name="another engine")
     claim = Claim(claim_id=ClaimId("c-1"), types=(TypeClaim(type=proposals.TYPE),), lifecycle="proposal")

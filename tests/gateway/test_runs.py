@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.artifacts.desk import BACKEND, ORCHESTRATOR, call_again, complete, draft
 from tests.gateway.conftest import VIOLIN, Gateway
+from trellis.api.runs import READ
 from trellis.artifacts.content import JobType
+from trellis.auth import matrices, ownership
+from trellis.auth.matrices import RULES, Grant
 from trellis.documents import ids
 from trellis.documents.lookup import find_published
 from trellis.documents.publisher import DocumentPublisher
@@ -100,6 +104,23 @@ async def test_a_run_that_is_gone_is_shown_to_those_alone_who_could_read_it_befo
     published = await find_published(gateway.instance.objects, run_id)
     assert published is not None
     assert (published.agent_slug, published.submitter) == (VIOLIN, "owner")
+
+
+@pytest.mark.requirement("D61", "D62")
+async def test_whoever_may_read_its_own_runs_alone_is_refused_another_although_its_agent_is_known(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+):
+    """No role has such a right today; the cache of agents must not be the reason why one would reach all runs."""
+    limited = replace(RULES[READ], grants={**RULES[READ].grants, Role.SUBMITTER: Grant.OWN})
+    for module in (matrices, ownership):
+        monkeypatch.setattr(module, "RULES", {**RULES, READ: limited})
+    run_id = await ended(gateway)
+    place, owner, stranger = f"/runs/{run_id}/status", gateway.client("owner"), gateway.client("submitter", name="eve")
+    for removed in (False, True):
+        if removed:
+            await retain(gateway)
+        assert (await owner.get(place)).status_code == 200
+        assert (await stranger.get(place)).status_code == 403
 
 
 @pytest.mark.requirement("D61")

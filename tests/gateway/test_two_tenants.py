@@ -45,6 +45,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("GET", "/dlq"): REFUSED,
     ("POST", "/dlq/requeue"): REFUSED,
     ("GET", "/dlq/{job_id}"): REFUSED,
+    ("GET", "/events"): NOTHING,
     ("GET", "/events/stream"): NOTHING,
     ("POST", "/events/tickets"): OWN,
     ("GET", "/inbox/entries"): REFUSED,
@@ -58,6 +59,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("GET", "/jobs/{job_id}/context"): REFUSED,
     ("GET", "/jobs/{job_id}/context/{epoch}"): REFUSED,
     ("GET", "/jobs/{job_id}/events"): REFUSED,
+    ("GET", "/jobs/{job_id}/explanation"): REFUSED,
     ("POST", "/jobs/{job_id}/requeue"): REFUSED,
     ("POST", "/jobs/{job_id}/dead-letter"): REFUSED,
     ("GET", "/jobs/{job_id}/result"): REFUSED,
@@ -85,6 +87,9 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("GET", "/system/health"): OPEN,
     ("GET", "/metrics"): REFUSED,
     ("GET", "/workers"): REFUSED,
+    ("GET", "/queues"): REFUSED,
+    ("PATCH", "/queues/{type}"): REFUSED,
+    ("GET", "/schedules"): REFUSED,
 }
 """What a caller that is bound to another tenant gets of each route, at most: its roles may give it less."""
 

@@ -1,14 +1,14 @@
 """The command line through a gateway: the same commands, by TRELLIS_GATEWAY or --gateway."""
 
-import inspect
-from collections.abc import Callable
+import asyncio
 from typing import Any
 
 import pytest
 
 from tests.http.conftest import Place, Shell
 from trellis import connect_sync
-from trellis.cli import jobs, over_http
+from trellis.engine.jobs import Actor
+from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 
 AGENT = "archivist-violin"
@@ -142,6 +142,41 @@ def test_runs_and_proposals_are_told_in_the_same_words_through_a_gateway_and_fro
     assert {name for name in local if remote[name] != local[name]} <= only_local, "status.json may be a moment behind"
 
 
+@pytest.mark.requirement("OBS-5", "DJ-13", "D35")
+def test_queues_workers_schedules_events_and_explanations_are_told_through_a_gateway_as_on_a_ledger(
+    shell: Shell, place: Place
+):
+    job_id = shell("submit", "watched", "--correlation", "press-9").strip()
+    assert shell("queues", "pause", "watched", "--reason", "a rest").strip() == "watched is paused"
+    assert "did you mean watched?" in shell("queues", "pause", "wotched", code=1)
+    assert shell.records("queues", "pause", "wotched", "--force") == [{"type": "wotched", "paused": True}]
+    depths = [one for one in both(shell, place, "queues") if one[0]["type"] == "watched"]
+    assert [(remote["paused"], remote["ready"], local["ready"]) for remote, local in depths] == [(True, 1, 1)]
+    for words in (("job", "explain", job_id), ("schedules",)):
+        assert all(remote == local for remote, local in both(shell, place, *words)), words
+    assert "trellis queues resume watched" in shell("job", "explain", job_id)
+    assert shell("queues", "resume", "watched").strip() == "watched is handed out again"
+
+    async def seen() -> None:
+        ledger = await open_ledger(place.ledger)
+        await ledger.heartbeat_worker(Actor(role=Role.WORKER, name="w-1"), b'{"types": ["watched"], "concurrency": 2}')
+        await ledger.close()
+
+    asyncio.run(seen())
+    for told in both(shell, place, "workers")[0]:
+        assert (told["name"], told["state"], told["info"]["types"]) == ("w-1", "alive", ["watched"])
+    assert "watched" in shell("workers")
+    lists = (job_id,), ("--correlation", "press-9"), ("--type", "job_queued", "--lifecycle", "leased-job"), ()
+    for words in lists:
+        pairs = both(shell, place, "events", *words, "--limit", "1000")
+        assert job_id in {remote["job_id"] for remote, _ in pairs}, words
+        for remote, local in pairs:
+            same(remote, local)
+            same(remote["payload"], local["payload"])
+    assert shell("events", job_id) == shell("events", job_id, "--ledger", place.ledger)
+    assert "no job 'nobody'" in shell("events", "nobody", code=1)
+
+
 @pytest.mark.requirement("D38")
 def test_attempts_are_stored_from_0_told_so_by_the_gateway_and_counted_from_1_for_people(
     shell: Shell, place: Place, address: str
@@ -169,15 +204,3 @@ def test_commands_report_a_gateway_error_with_a_remedy(shell: Shell, monkeypatch
     assert "trellis token issue" in shell("agents", code=1)
     monkeypatch.setenv("TRELLIS_TOKEN", place.token(Role.FRONTEND))
     assert "agents.status" in shell("agents", "pause", AGENT, code=1)
-
-
-@pytest.mark.parametrize(
-    "local, remote",
-    [
-        (jobs.cancel, over_http.cancel_job),
-        (jobs.dead_letter, over_http.dead_letter_job),
-        (jobs.requeue, over_http.requeue_job),
-    ],
-)
-def test_both_ways_take_the_same_options(local: Callable[..., Any], remote: Callable[..., Any]):
-    assert list(inspect.signature(local).parameters) == list(inspect.signature(remote).parameters)

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from trellis.auth.matrices import permit
 from trellis.auth.principals import Principal
@@ -13,9 +13,18 @@ from trellis.engine.ledger import Ledger
 if TYPE_CHECKING:  # loads the whole platform, so it is imported only when an instance is opened
     from trellis.app.instance import Instance
     from trellis.bus.pointers import Pointers
+    from trellis.bus.topics import Topics
 
 
 LIMIT_DEFAULT = 50
+
+
+class ActingPrincipal(Protocol):
+    """Returns the caller as a principal for a change; raises NotAllowed."""
+
+    def __call__(self, *, operator: bool) -> Principal:
+        """The caller, as an operator if asked. On a local SQLite ledger an operator can read the ledger's key."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,14 +33,22 @@ class ApiContext:
 
     ledger: Ledger
     """The ledger, restricted to what the caller may read."""
+    changes: Ledger
+    """The same ledger without that restriction, for changes. A rule is asked before each of them."""
     reader: Principal
     """The caller, for the checks of what it may read. On a local ledger, whoever can open the file reads it."""
+    acting: ActingPrincipal
+    """The caller, for rules about a single job: a submitter may cancel its own job and needs no operator's key."""
     permit: Callable[[str], Actor]
     """The caller as an actor, if the rule of this name allows it; raises NotAllowed."""
     instance: "Callable[[], Awaitable[Instance]]"
     """The whole instance, opened on the first call. Raises if a store is missing."""
     pointers: "Callable[[], Awaitable[Pointers]]"
     """Reads what jobs on topics point to. It needs less than an instance."""
+    topics: "Callable[[], Topics]"
+    """The configuration of topics, pools and tenants. Raises BusConfigInvalid."""
+    cancel_grace_s: float
+    """How long a job may continue after a soft cancel, unless the call says otherwise."""
 
     def check_read(self, rule: str) -> None:
         """Raise NotAllowed unless the rule of this name lets the caller read."""

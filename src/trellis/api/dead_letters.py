@@ -4,17 +4,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
-from trellis.app.wiring import new_id
+from trellis.api.requests import Changed, IdempotentRequest, single_request
 from trellis.engine.errors import JobNotFound
 from trellis.engine.event_data import last_traceback
-from trellis.engine.jobs import JobId, ReasonCode, RequestId
+from trellis.engine.jobs import JobId, Moved, ReasonCode
 from trellis.engine.records import DeadLetter, JobFilter
 from trellis.http.pages import read_pages
 from trellis.http.shapes import DeadLetterShape, Page, Requeued
 from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.operations.dead_letters import DeadLetterNotFound, dead_letters, letter_of, requeue_answer
+from trellis.operations.dead_letters import DeadLetterNotFound, dead_letters, letter_of, requeue_answer, requeue_dead
 from trellis.operations.doctor import without_cancelled
 from trellis.storage.objects.canonical_json import timestamp
+
+WHOLE = "of the dead letters"
+"""The subject of a bulk requeue, for the message of a refusal."""
 
 
 class LocalDeadLetters:
@@ -60,10 +63,28 @@ class LocalDeadLetters:
         self, job_ids: Sequence[str], *, reason: str | None = None, idempotency_key: str | None = None
     ) -> Requeued:
         """Run these jobs again; an operator's act. Each is answered for."""
-        actor, request_id = self._context.permit("jobs.requeue"), RequestId(idempotency_key or new_id())
-        chosen = [JobId(job_id) for job_id in job_ids]
-        answers = await self._context.ledger.requeue(actor, chosen, request_id, limit=len(chosen), cause=reason)
-        return Requeued(items=[requeue_answer(answer) for answer in answers])
+        request = single_request(idempotency_key)
+        return (await self.requeue_once(request, job_ids=job_ids, limit=len(job_ids), reason=reason)).answer
+
+    async def requeue_once(
+        self,
+        request: IdempotentRequest,
+        *,
+        job_ids: Sequence[str] = (),
+        where: JobFilter | None = None,
+        limit: int,
+        reason: str | None,
+    ) -> Changed[Requeued]:
+        """`requeue` for a route: the named jobs, or with `where` those that a filter finds, the oldest first."""
+        actor, ledger = self._context.permit("jobs.requeue"), self._context.changes
+        key, replayed = request.change(WHOLE, keeps_refusals=True), await request.changed_before(ledger)
+        if where is not None:
+            answers = await requeue_dead(ledger, actor, where, request.request_id, limit=limit, cause=reason, key=key)
+        else:
+            chosen = [JobId(job_id) for job_id in job_ids]
+            answers = await ledger.requeue(actor, chosen, request.request_id, limit=limit, cause=reason, key=key)
+        replayed = replayed or any(isinstance(answer, Moved) and answer.repeated for answer in answers)
+        return Changed(answer=Requeued(items=[requeue_answer(answer) for answer in answers]), replayed=replayed)
 
     async def count_failed(self, *, type_: str | None, correlation_id: str | None, limit: int) -> int:
         """How many jobs of the job queue failed and wait for an operator without a dead letter; at most `limit`."""

@@ -1,25 +1,35 @@
-"""Jobs of every lifecycle: list and read them (DJ-13, D62).
+"""Jobs of every lifecycle: read, cancel, requeue and dead-letter them, and decide about held ones.
 
-Answers are rows of the ledger. The gateway makes the documents of its interface of them; commands print more of them.
+Implements DJ-11 to DJ-13, DJ-18, D9, D19, D39, D43, D45, D62. Reads answer with rows of the ledger: the gateway makes
+the documents of its interface of them, and commands print more of them. A change whose name ends in `_once` takes the
+request of a route, with its idempotency key.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from trellis.api.approvals import LocalApprovals
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
+from trellis.api.requests import Changed, IdempotentRequest, single_request
 from trellis.auth.matrices import permit
-from trellis.auth.ownership import may_see, permit_on_job, sees_all
+from trellis.auth.ownership import acting_or_gateway, canceller, cancelling_roles, may_see, permit_on_job, sees_all
 from trellis.bus.documents import context_pointer, hold_of, result_pointer
 from trellis.bus.pointers import PointerPart
-from trellis.engine.errors import JobNotFound, Refused
-from trellis.engine.jobs import JobId
+from trellis.engine.dead_letters import dead_letter, operator_reason_code
+from trellis.engine.errors import InvalidTransition, JobNotFound, Refused
+from trellis.engine.jobs import Actor, CancelMode, JobId, Moved, NotMoved, ReasonCode
 from trellis.engine.records import DeadLetter, Event, Job, JobFilter, JobPlace, Signal
+from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.operations.dead_letters import letter_of
-from trellis.operations.explain import HOLD_PHRASES
+from trellis.operations.explain import HOLD_PHRASES, duration, timer_phrase
+
+if TYPE_CHECKING:  # `trellis jobs` loads neither HTTP nor the scheduling of the bus
+    from trellis.bus.outcomes.job_tree import Successor
+    from trellis.http.operation_shapes import JobExplained
+    from trellis.http.shapes import JobShape
 
 READ, READ_NLM = "jobs.read", "nlm.read"
 SIGNALS_MAX = 20
@@ -35,6 +45,14 @@ class JobContentMissing(Refused):
     """{detail}"""
 
     code = "NOT_FOUND"
+
+
+class JobHasEnded(InvalidTransition):
+    """Job {job_id} has ended already: it is {source} since {since}."""
+
+
+class NotRequeued(InvalidTransition):
+    """Job {job_id} stays {source}: {reason}."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,11 +75,11 @@ class WholeJob:
     letter: DeadLetter | None
 
 
-class LocalJobs(LocalApprovals):
+class LocalJobs:
     """Jobs on a ledger, with the calls of `client.jobs`."""
 
     def __init__(self, context: ApiContext, *, among: Collection[str] | None = None) -> None:
-        super().__init__(context)
+        self._context = context
         self._among = among
 
     def only(self, lifecycles: Collection[str]) -> "LocalJobs":
@@ -111,9 +129,10 @@ class LocalJobs(LocalApprovals):
 
     async def find(self, job_id: str, rule: str = READ) -> Job:
         """One job; raises NotAllowed before JobNotFound. NLM jobs are for operators even in a shared ledger (D42)."""
-        job = await self._context.ledger.job(JobId(job_id))
+        ledger = self._context.ledger if rule == READ else self._context.changes
+        job = await ledger.job(JobId(job_id))
         job = job if job is not None and self._is_among(job) else None
-        await permit_on_job(self._context.reader, rule, self._context.ledger, job)
+        await permit_on_job(self._context.reader, rule, ledger, job)
         if job is None:
             raise JobNotFound(job_id=job_id)
         if job.lifecycle == NLM_JOB.name and rule == READ:
@@ -130,6 +149,15 @@ class LocalJobs(LocalApprovals):
             signals=await ledger.signals(job.job_id, limit=SIGNALS_MAX),
             letter=await letter_of(ledger, job),
         )
+
+    async def explain(self, job_id: str) -> "JobExplained":
+        """Why a job is where it is and what happens next, in sentences."""
+        from trellis.api.explanations import explanation
+        from trellis.http.operation_shapes import JobExplained
+
+        job = await self.find(job_id)
+        told = await explanation(self._context, job, await self.successor(job))
+        return JobExplained(job_id=job.job_id, **{name: list(told) for name, told in asdict(told).items()})
 
     async def holds(self, jobs: Sequence[Job]) -> dict[JobId, str]:
         """What jobs on topics wait for. Their events tell it, so only the first ones of a long list are looked up."""
@@ -171,3 +199,192 @@ class LocalJobs(LocalApprovals):
         if not pointers.may_be_kept_here(pointer, part=PointerPart.CONTEXT):
             permit(self._context.reader, "jobs.approve")
         return await pointers.read(pointer, part=PointerPart.CONTEXT)
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    async def cancel(
+        self,
+        job_id: str,
+        *,
+        mode: str = "soft",
+        reason: str | None = None,
+        idempotency_key: str | None = None,
+        grace_s: float | None = None,
+    ) -> "JobShape":
+        """End a job: soft asks its holder to stop, hard ends it now. Raises JobHasEnded, NotAllowed.
+
+        `grace_s` is how long the job may continue after a soft cancel. Default: from the settings.
+        """
+        request, chosen = single_request(idempotency_key), CancelMode(mode)
+        return (await self.cancel_once(job_id, request, mode=chosen, reason=reason, grace_s=grace_s)).answer
+
+    async def cancel_once(
+        self,
+        job_id: str,
+        request: IdempotentRequest,
+        *,
+        mode: CancelMode,
+        reason: str | None,
+        grace_s: float | None = None,
+    ) -> "Changed[JobShape]":
+        """`cancel` for a route."""
+        job, ledger = await self.find(job_id, "jobs.cancel"), self._context.changes
+        by_operator = Role.SUBMITTER not in cancelling_roles(job.lifecycle)
+        actor = await canceller(self._context.acting(operator=by_operator), ledger, job)
+        answer = await ledger.cancel(
+            actor,
+            job.job_id,
+            mode,
+            request.request_id,
+            grace_s=self._context.cancel_grace_s if grace_s is None else grace_s,
+            cause=reason,
+            key=request.change(job.job_id),
+        )
+        if isinstance(answer, NotMoved):
+            raise await self._not_cancelled(job_id, answer, actor)
+        status = answer.target if isinstance(answer, Moved) else answer.state
+        return Changed(answer=_shape(job, status, answer.version), replayed=answer.repeated)
+
+    async def _not_cancelled(self, job_id: str, answer: NotMoved, actor: Actor) -> InvalidTransition:
+        """The error for a job that cannot be cancelled. It tells since when the job has ended, and what followed."""
+        job = await self.find(job_id, "jobs.cancel")
+        if job.place is not JobPlace.ENDED:
+            return _refused(answer, actor)
+        ago = duration((await self._context.now() - job.updated_at).total_seconds())
+        again = await self.successor(job)
+        since = f"{job.updated_at:%Y-%m-%d %H:%M:%S} UTC, {ago} ago" + (f"; {again.words}" if again else "")
+        return JobHasEnded(
+            job_id=job.job_id, source=job.state, target=answer.target, actor=actor.role.value, since=since
+        )
+
+    async def successor(self, job: Job) -> "Successor | None":
+        """The job that retries an ended job on a topic; None for other jobs."""
+        if job.lifecycle != BUS_JOB.name or job.place is not JobPlace.ENDED:
+            return None
+        from trellis.bus.outcomes.job_tree import find_successor
+
+        return await find_successor(self._context.ledger, job, self._context.topics())
+
+    async def requeue(
+        self, job_id: str, *, reason: str | None = None, idempotency_key: str | None = None
+    ) -> "JobShape":
+        """Run a failed or dead-lettered job again; a job on a topic as a new, linked one. Raises NotRequeued."""
+        return (await self.requeue_once(job_id, single_request(idempotency_key), reason=reason)).answer
+
+    async def requeue_once(self, job_id: str, request: IdempotentRequest, *, reason: str | None) -> "Changed[JobShape]":
+        """`requeue` for a route."""
+        actor, ledger = self._context.permit("jobs.requeue"), self._context.changes
+        job = await self.find(job_id, "jobs.requeue")
+        if job.lifecycle == BUS_JOB.name:
+            from trellis.bus.outcomes.job_tree import requeue_as_new_job
+
+            await request.take(ledger, job.job_id)
+            submitter, topics = acting_or_gateway(actor, job.lifecycle), self._context.topics()
+            made = await requeue_as_new_job(ledger, submitter, job, topics, request.request_id, cause=reason)
+            shape = _shape(job, BUS_JOB.initial.name, 1).model_copy(update={"job_id": made.job_id})
+            return Changed(answer=shape, replayed=not made.created)
+        (answer,) = await ledger.requeue(
+            actor, [job.job_id], request.request_id, limit=1, cause=reason, key=request.change(job.job_id)
+        )
+        if isinstance(answer, NotMoved):
+            raise _not_requeued(answer, actor, job, await self._context.now())
+        return Changed(answer=_shape(job, answer.target, answer.version), replayed=answer.repeated)
+
+    async def dead_letter(
+        self,
+        job_id: str,
+        *,
+        reason: str,
+        reason_code: str = ReasonCode.POLICY_VIOLATION.value,
+        idempotency_key: str | None = None,
+    ) -> "JobShape":
+        """End a job that has not ended with a dead letter, without a retry. Raises InvalidTransition, OptionInvalid."""
+        request = single_request(idempotency_key)
+        return (await self.dead_letter_once(job_id, request, reason=reason, reason_code=reason_code)).answer
+
+    async def dead_letter_once(
+        self, job_id: str, request: IdempotentRequest, *, reason: str, reason_code: str
+    ) -> "Changed[JobShape]":
+        """`dead_letter` for a route."""
+        actor, ledger = self._context.permit("jobs.dead-letter"), self._context.changes
+        job, code = await self.find(job_id, "jobs.dead-letter"), operator_reason_code(reason_code)
+        await request.changed_before(ledger)
+        key = request.change(job.job_id)
+        answer = await dead_letter(
+            ledger, actor, job.job_id, request.request_id, reason_code=code, reason=reason, key=key
+        )
+        if isinstance(answer, NotMoved):
+            raise _refused(answer, actor)
+        return Changed(answer=_shape(job, answer.target, answer.version), replayed=answer.repeated)
+
+    # --- jobs that the safety kernel held ------------------------------------------------------------------------------
+
+    async def approve(
+        self,
+        job_id: str,
+        note: str | None = None,
+        *,
+        policy_hash: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> "JobShape":
+        """Let a held job go; with `policy_hash` only while it is held under that policy. Raises NotHeld."""
+        request = single_request(idempotency_key)
+        return (await self.decide_once(job_id, request, approve=True, note=note, policy_hash=policy_hash)).answer
+
+    async def deny(
+        self, job_id: str, note: str, *, policy_hash: str | None = None, idempotency_key: str | None = None
+    ) -> "JobShape":
+        """Refuse a held job, and say why; it is then DENIED. Raises NotHeld, NoteTooShort."""
+        request = single_request(idempotency_key)
+        return (await self.decide_once(job_id, request, approve=False, note=note, policy_hash=policy_hash)).answer
+
+    async def decide_once(
+        self,
+        job_id: str,
+        request: IdempotentRequest,
+        *,
+        approve: bool,
+        note: str | None,
+        policy_hash: str | None,
+    ) -> "Changed[JobShape]":
+        """`approve` and `deny` for a route. Takes the id of the job, or its id in the inbox; raises JobNotFound."""
+        from trellis.bus import approvals
+
+        actor, ledger, id_ = self._context.permit("jobs.approve"), self._context.ledger, JobId(job_id)
+        if await ledger.job(id_) is None:  # perhaps an inbox id; a job may have such an id itself
+            id_ = approvals.job_id_of_inbox_id(job_id) or id_
+        job = await approvals.get_bus_job(ledger, id_)
+        await request.changed_before(self._context.changes)
+        answer = await approvals.decide(
+            self._context.changes,
+            actor,
+            job.job_id,
+            approve=approve,
+            note=note,
+            request_id=request.request_id,
+            policy_hash=policy_hash,
+            key=request.change(job.job_id),
+        )
+        return Changed(answer=_shape(job, answer.target, answer.version), replayed=answer.repeated)
+
+
+def _shape(job: Job, status: str, version: int) -> "JobShape":
+    """The job as a change left it."""
+    from trellis.http.shapes import JobShape
+
+    return JobShape(job_id=job.job_id, lifecycle=job.lifecycle, status=status, type=job.type, version=version)
+
+
+def _refused(answer: NotMoved, actor: Actor) -> InvalidTransition:
+    return InvalidTransition(
+        job_id=answer.job_id, source=answer.state, target=answer.target, actor=actor.role.value, reason=answer.reason
+    )
+
+
+def _not_requeued(answer: NotMoved, actor: Actor, job: Job, now: datetime) -> NotRequeued:
+    """The error for a job that cannot be requeued. It tells when the job goes on by itself."""
+    alone = timer_phrase(job, now)
+    reason = f"it {alone}" if alone else "only failed and dead-lettered jobs are requeued"
+    return NotRequeued(
+        job_id=answer.job_id, source=answer.state, target=answer.target, actor=actor.role.value, reason=reason
+    )

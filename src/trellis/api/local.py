@@ -5,8 +5,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from trellis.api.context import ApiContext
+from trellis.api.context import ActingPrincipal, ApiContext
 from trellis.app.settings import Settings
+from trellis.auth.own_reads import OwnReads
 from trellis.auth.principals import Principal
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
@@ -15,13 +16,16 @@ if TYPE_CHECKING:  # each part loads what it needs on its first use: `trellis jo
     from trellis.api.agents import LocalAgents
     from trellis.api.artifacts import LocalArtifacts
     from trellis.api.dead_letters import LocalDeadLetters
+    from trellis.api.feed import LocalFeed
     from trellis.api.jobs import LocalJobs
     from trellis.api.memory import LocalMemory
     from trellis.api.proposals import LocalProposals
     from trellis.api.runs import LocalRuns
     from trellis.api.safety import LocalSafety
+    from trellis.api.system import LocalSystem
     from trellis.app.instance import Instance
     from trellis.bus.pointers import Pointers
+    from trellis.bus.topics import Topics
 
 
 class LocalApi:
@@ -54,6 +58,13 @@ class LocalApi:
         from trellis.api.dead_letters import LocalDeadLetters
 
         return LocalDeadLetters(self._context)
+
+    @property
+    def feed(self) -> "LocalFeed":
+        """The events of all jobs."""
+        from trellis.api.feed import LocalFeed
+
+        return LocalFeed(self._context)
 
     @property
     def jobs(self) -> "LocalJobs":
@@ -90,12 +101,26 @@ class LocalApi:
 
         return LocalSafety(self._context)
 
+    @property
+    def system(self) -> "LocalSystem":
+        """Queues, workers and schedules."""
+        from trellis.api.system import LocalSystem
+
+        return LocalSystem(self._context)
+
 
 @asynccontextmanager
 async def open_local_api(
-    settings: Settings, url: str, *, ledger: Ledger, reader: Principal, permit: Callable[[str], Actor], name: str
+    settings: Settings,
+    url: str,
+    *,
+    ledger: Ledger,
+    reader: Principal,
+    permit: Callable[[str], Actor],
+    acting: ActingPrincipal,
+    name: str,
 ) -> AsyncGenerator[LocalApi]:
-    """The application on the open `ledger` of this URL, for one caller. `permit` decides what it may change.
+    """The application on the open `ledger` of this URL, for one caller. `permit` and `acting` decide what it may change.
 
     `name` is the name of this process, for what the instance itself records.
     """
@@ -114,4 +139,21 @@ async def open_local_api(
 
             return await stack.enter_async_context(open_pointers(settings, url))
 
-        yield LocalApi(ApiContext(ledger=ledger, reader=reader, permit=permit, instance=instance, pointers=pointers))
+        def topics() -> "Topics":
+            from trellis.app.fleet import topics_of
+
+            return topics_of(settings)
+
+        yield LocalApi(
+            ApiContext(
+                ledger=ledger,
+                changes=ledger.ledger if isinstance(ledger, OwnReads) else ledger,
+                reader=reader,
+                acting=acting,
+                permit=permit,
+                instance=instance,
+                pointers=pointers,
+                topics=topics,
+                cancel_grace_s=settings.cancel_grace_s,
+            )
+        )

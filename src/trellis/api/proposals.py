@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
-from trellis.app.wiring import SystemClock, new_id
+from trellis.api.requests import Changed, IdempotentRequest, single_request
+from trellis.app.wiring import SystemClock
 from trellis.bus import approvals
 from trellis.documents.errors import ProposalDecided, ProposalNotFound
-from trellis.engine.errors import InvalidTransition
-from trellis.engine.jobs import Actor, JobId, NotMoved, RequestId
+from trellis.engine.errors import InvalidTransition, Refused
+from trellis.engine.jobs import Actor, JobId, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter
 from trellis.http.pages import read_pages
@@ -27,6 +28,16 @@ APPLY_PATIENCE_S = 5.0
 HELD_FIRST, PROPOSALS_NEXT = "held:", "proposals:"
 """Cursor prefixes: among held jobs, or at the first proposal. A cursor without a prefix is one of proposals."""
 OPEN = frozenset({"approved", "auto_approved", APPLYING})
+
+
+class ProposalHasOtherVersion(Refused):
+    """{proposal} has version {version} and not {expected}: look at it again."""
+
+    code = "PRECONDITION_FAILED"
+
+
+class ProposalNotApproved(InvalidTransition):
+    """{job_id} is {source}; only an approved proposal is applied."""
 
 
 class LocalProposals:
@@ -85,46 +96,80 @@ class LocalProposals:
         idempotency_key: str | None = None,
     ) -> ProposalShape:
         """Approve a proposal, which is then applied, or let a held job go."""
-        return await self._decide(proposal_id, version, idempotency_key, approve=True, note=note)
+        request = single_request(idempotency_key)
+        return (await self.decide_once(proposal_id, request, approve=True, note=note, version=version)).answer
 
     async def reject(
         self, proposal_id: str, note: str, *, version: int | None = None, idempotency_key: str | None = None
     ) -> ProposalShape:
         """Reject a proposal, or a held job, and say why."""
-        return await self._decide(proposal_id, version, idempotency_key, approve=False, note=note)
+        request = single_request(idempotency_key)
+        return (await self.decide_once(proposal_id, request, approve=False, note=note, version=version)).answer
 
     async def apply(self, proposal_id: str, *, idempotency_key: str | None = None) -> ProposalShape:
-        """Have an approved proposal applied now, or once more if it failed. An approved job goes by itself."""
-        document, proposal = await proposal_document(self._context.ledger, proposal_id), JobId(proposal_id)
-        state = document["status"]
-        if approvals.job_id_of_inbox_id(proposal_id) is not None and state == "approved":
-            return ProposalShape.model_validate(document)
-        self._context.permit("proposals.apply")
-        engine = (await self._context.instance()).apply_engine()
-        if state == FAILED:
-            await engine.apply_again(proposal, RequestId(idempotency_key or new_id()))
-        elif state in OPEN:
-            await apply_until_settled(engine, SystemClock(), proposal, APPLY_PATIENCE_S)
-        return await self.get(proposal_id)
+        """Have an approved proposal applied now, or once more if it failed. Raises ProposalNotApproved.
 
-    async def _decide(
-        self, proposal_id: str, version: int | None, key: str | None, *, approve: bool, note: str | None
-    ) -> ProposalShape:
-        ledger, request_id = self._context.ledger, RequestId(key or new_id())
-        if (held := approvals.job_id_of_inbox_id(proposal_id)) is not None:
-            actor = self._context.permit("jobs.approve")
-            await approvals.decide(
-                ledger, actor, held, approve=approve, note=note, request_id=request_id, version=version
-            )
-            return await self.get(proposal_id)
-        actor = self._context.permit("proposals.decide")
-        proposal = (await proposals.get_proposal_job(ledger, proposal_id)).job_id
-        answer = await proposals.decide_proposal(
-            ledger, actor, proposal, approve=approve, note=note, request_id=request_id, version=version
+        An approved job goes by itself.
+        """
+        return (await self.apply_once(proposal_id, single_request(idempotency_key))).answer
+
+    async def decide_once(
+        self, proposal_id: str, request: IdempotentRequest, *, approve: bool, note: str | None, version: int | None
+    ) -> Changed[ProposalShape]:
+        """`approve` and `reject` for a route. Raises ProposalHasOtherVersion, InvalidTransition, NotHeld, NoteTooShort.
+
+        The answer is the proposal right after the decision, also when it has been applied since.
+        """
+        held = approvals.job_id_of_inbox_id(proposal_id)
+        actor = self._context.permit("proposals.decide" if held is None else "jobs.approve")
+        document, ledger = await proposal_document(self._context.ledger, proposal_id), self._context.changes
+        job_id = held or JobId(document["id"])
+        await request.changed_before(ledger)
+        replayed = request.key is not None and await request.moved(ledger, job_id)
+        decide = approvals.decide if held is not None else proposals.decide_proposal
+        stale = version is not None and document["version"] != version
+        if stale and not replayed:
+            raise _other_version(document, version)
+        answer = await decide(
+            ledger,
+            actor,
+            job_id,
+            approve=approve,
+            note=note,
+            request_id=request.request_id,
+            version=version,
+            key=request.change(job_id),
         )
         if isinstance(answer, NotMoved):
-            raise refused_decision(answer, actor, await proposal_document(ledger, proposal_id))
-        return await self.get(proposal_id)
+            now = await proposal_document(self._context.ledger, proposal_id)
+            stale = version is not None and now["version"] != version
+            raise _other_version(now, version) if stale else refused_decision(answer, actor, now)
+        decided = await proposal_document(self._context.ledger, proposal_id, version=answer.version)
+        return Changed(answer=ProposalShape.model_validate(decided), replayed=replayed or answer.repeated)
+
+    async def apply_once(self, proposal_id: str, request: IdempotentRequest) -> Changed[ProposalShape]:
+        """`apply` for a route. The answer is the proposal as it is now."""
+        document = await proposal_document(self._context.ledger, proposal_id)
+        proposal, state, ledger = JobId(proposal_id), document["status"], self._context.changes
+        if approvals.job_id_of_inbox_id(proposal_id) is not None and state == "approved":
+            return Changed(answer=ProposalShape.model_validate(document), replayed=False)
+        actor = self._context.permit("proposals.apply")
+        # The step that begins to apply a failed proposal again stores the key. Otherwise the engine's own steps follow.
+        await (request.changed_before(ledger) if state == FAILED else request.take(ledger, proposal))
+        replayed = request.key is not None and await request.moved(ledger, proposal)
+        engine = (await self._context.instance()).apply_engine()
+        if state == FAILED and not replayed:
+            await engine.apply_again(proposal, request.request_id, key=request.change(proposal))
+        elif state in OPEN:
+            await apply_until_settled(engine, SystemClock(), proposal, APPLY_PATIENCE_S)
+        elif state != "applied" and not replayed:
+            raise ProposalNotApproved(job_id=proposal_id, source=state, target=APPLYING, actor=actor.role.value)
+        now = await proposal_document(self._context.ledger, proposal_id)
+        return Changed(answer=ProposalShape.model_validate(now), replayed=replayed)
+
+
+def _other_version(document: dict[str, Any], expected: int | None) -> ProposalHasOtherVersion:
+    return ProposalHasOtherVersion(proposal=document["id"], version=document["version"], expected=expected)
 
 
 def refused_decision(answer: NotMoved, actor: Actor, document: Mapping[str, Any]) -> InvalidTransition:

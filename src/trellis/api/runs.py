@@ -13,16 +13,17 @@ from functools import partial
 from typing import Any, TypeVar
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
+from trellis.api.requests import Changed, IdempotentRequest, single_request
 from trellis.app.instance import Instance
-from trellis.app.wiring import SystemClock, new_id, process_name
+from trellis.app.wiring import SystemClock, process_name
 from trellis.auth.matrices import permit
-from trellis.auth.ownership import owns
+from trellis.auth.ownership import owns, permit_on_job
 from trellis.documents import ids, run_documents
 from trellis.documents.errors import ManifestMissing, RunNotFound
 from trellis.documents.lookup import find_published, find_run, listed_runs
 from trellis.documents.run_documents import RunFacts, RunRequest
-from trellis.engine.errors import LedgerError, Refused
-from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId, Subscription
+from trellis.engine.errors import InvalidTransition, LedgerError
+from trellis.engine.jobs import Actor, CancelMode, JobId, Subscription
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, JobPlace
 from trellis.http.pages import read_pages
@@ -46,6 +47,10 @@ DRIVER_LOOK_S = 0.5
 """How often a process checks whether another process still executes runs, in seconds."""
 
 ResultT = TypeVar("ResultT")
+
+
+class RunHasEnded(InvalidTransition):
+    """Run {job_id} has ended already: it is {source}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +156,22 @@ class LocalRuns:
     async def cancel(
         self, run_id: str, *, mode: str = "soft", reason: str | None = None, idempotency_key: str | None = None
     ) -> Stopped:
-        """End a run: soft asks it to stop, hard ends it now. Raises Refused once it has ended."""
-        self._context.permit("runs.cancel")
-        layer, found = (await self._context.instance()).layer, await find_run(self._context.ledger, run_id)
-        before = (await layer.run_state(found)).status
-        if before in ENDED:
-            raise Refused(detail=f"Run {found} has ended already: it is {before}.")
-        request_id = RequestId(idempotency_key or new_id())
-        state = await layer.cancel(found, mode=CancelMode(mode), request_id=request_id, cause=reason)
-        if state == "completed":
-            raise Refused(detail=f"Run {found} was faster: it is completed.")
-        return Stopped(run_id=found, status=state)
+        """End a run: soft asks it to stop, hard ends it now. Raises RunHasEnded."""
+        request, chosen = single_request(idempotency_key), CancelMode(mode)
+        return (await self.cancel_once(run_id, request, mode=chosen, reason=reason)).answer
+
+    async def cancel_once(
+        self, run_id: str, request: IdempotentRequest, *, mode: CancelMode, reason: str | None
+    ) -> Changed[Stopped]:
+        """`cancel` for a route."""
+        actor, ledger = self._context.permit("runs.cancel"), self._context.changes
+        found = await find_run(ledger, run_id)
+        replayed = await request.changed_before(ledger) or await request.moved(ledger, found)
+        layer, key = (await self._context.instance()).layer, request.change(found)
+        state = await layer.cancel(found, mode=mode, request_id=request.request_id, cause=reason, key=key)
+        if state in ENDED and not await request.moved(ledger, found):
+            raise RunHasEnded(job_id=found, source=state, target="failed", actor=actor.role.value)
+        return Changed(answer=Stopped(run_id=found, status=state), replayed=replayed)
 
     async def execute_until(self, work: Awaitable[ResultT], left_to: Callable[[str], None]) -> ResultT:
         """Execute runs in this process until `work` is done; the result of `work`. Only a ledger offers this.
@@ -213,6 +223,7 @@ class LocalRuns:
         with contextlib.suppress(RunNotFound):
             job = await ledger.job(await find_run(ledger, run_id))
             if job is not None and job.payload is not None:
+                await permit_on_job(reader, READ, ledger, job)
                 return ReadableRun(job.job_id, RunRequest.read(job.payload).agent_slug)
         published = await find_published((await self._context.instance()).objects, run_id)
         if published is None:

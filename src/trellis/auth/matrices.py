@@ -127,6 +127,7 @@ COLUMNS: tuple[MatrixColumn, ...] = (
     *_columns("NLM-7", {"nlm.query": "ask the NLM backend"}),
     *_columns("BUS-4", {"safety.explain": "ask what the safety policy says", "safety.simulate": "try a safety policy"}),
     *_columns("OBS-5", {"system.read": "see how the system is"}),
+    *_columns("D35", {"queues.pause": "pause or resume a job type"}),
     *_columns("AUTH-7", {"rules.read": "read lifecycles and this table"}),
 )
 
@@ -161,7 +162,7 @@ ROWS: Mapping[Role, MatrixRow] = MappingProxyType(
             "jobs.read jobs.update jobs.cancel jobs.requeue jobs.dead-letter jobs.approve artifacts.read "
             "artifacts.registry "
             "artifacts.cleanup runs.read runs.cancel agents.read agents.status proposals.read inbox.read events.read "
-            "dead-letters.read nlm.process nlm.read safety.explain safety.simulate system.read rules.read"
+            "dead-letters.read nlm.process nlm.read safety.explain safety.simulate system.read queues.pause rules.read"
         ),
         Role.MEMORY: _row("artifacts.read rules.read"),
         Role.APPLY_ENGINE: _row(

@@ -1,8 +1,8 @@
 """Jobs on topics in the command line: build a request, and describe a job's state."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
 
 import typer
 from rich.text import Text
@@ -23,10 +23,7 @@ from trellis.cli.invocation import Cli
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.records import Event, Job, Signal
 from trellis.lifecycles.bus_job import BUS_JOB
-from trellis.operations.explain import JobExplanation, approval_of
-
-if TYPE_CHECKING:  # imported only for failed jobs
-    from trellis.bus.outcomes.job_tree import Successor
+from trellis.operations.explain import approval_of
 
 TopicOption = Annotated[str | None, typer.Option("--topic", help="The topic, instead of TYPE: a job for the bus.")]
 LabelOption = Annotated[
@@ -149,16 +146,6 @@ def _pairs(texts: list[str] | None) -> dict[str, str] | None:
             raise OptionInvalid(option="--label", value=text, expected="write NAME=TEXT")
         found[name] = value
     return found
-
-
-def with_retry(told: JobExplanation, again: "Successor") -> JobExplanation:
-    """The explanation of a failed job, with the job that retries it as the next step while that one may succeed."""
-    sentence = f"{again.words[0].upper()}{again.words[1:]}."
-    look = () if again.last is None else (f"trellis job explain {again.last.job_id}\tsee how that stands",)
-    if again.in_vain:
-        return replace(told, why=(*told.why, sentence), you_can=(*look, *told.you_can))
-    beside = tuple(line for line in told.you_can if "job requeue" not in line)
-    return replace(told, next=(sentence,), you_can=(*look, *beside))
 
 
 def print_context_hint(cli: Cli, told: Mapping[str, Any]) -> None:

@@ -68,12 +68,10 @@ def command(
     section: str | None = None,
     json: bool = True,
     gateway: bool = False,
-    over_http: Callable[..., Any] | None = None,
 ) -> Callable[[FunctionT], FunctionT]:
     """Register `function(cli, …)`, sync or async, as a command; its return value is the exit code.
 
-    `gateway` says that the function asks `cli.api()`, so that it also works with `--gateway`. `over_http` takes the same
-    parameters and is called instead when the settings or `--gateway` name a gateway.
+    `gateway` says that the function asks `cli.api()`, so that it also works with `--gateway`.
     """
 
     def register(function: FunctionT) -> FunctionT:
@@ -81,7 +79,7 @@ def command(
         shared = {
             "ledger": LedgerOption,
             "data": DataOption,
-            **({"gateway": GatewayOption} if gateway or over_http else {}),
+            **({"gateway": GatewayOption} if gateway else {}),
             **({"json": JsonOption} if json else {}),
             "debug": DebugOption,
         }
@@ -93,7 +91,7 @@ def command(
         keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
 
         def invoke(ctx: typer.Context, **given: Any) -> None:
-            _invoke(function, over_http, ctx, given)
+            _invoke(function, ctx, given)
 
         invoke.__doc__ = function.__doc__
         invoke.__signature__ = inspect.Signature([context, *keyword, *added])  # pyright: ignore[reportFunctionMemberAccess]
@@ -103,24 +101,11 @@ def command(
     return register
 
 
-def at_gateway(name: str) -> Callable[..., Any]:
-    """The command of this name in `over_http`. That module is slow to import, so it is loaded on the first call."""
-
-    def call(cli: "Cli", **given: Any) -> Any:
-        from trellis.cli import over_http
-
-        return getattr(over_http, name)(cli, **given)
-
-    return call
-
-
 def _default(option: str) -> Any:
     return False if option in {"json", "debug"} else None
 
 
-def _invoke(
-    function: Callable[..., Any], over_http: Callable[..., Any] | None, ctx: typer.Context, given: dict[str, Any]
-) -> None:
+def _invoke(function: Callable[..., Any], ctx: typer.Context, given: dict[str, Any]) -> None:
     from trellis.cli.invocation import Cli
     from trellis.cli.output import Output
 
@@ -130,8 +115,7 @@ def _invoke(
     gateway = given.pop("gateway", None)
     cli = Cli(ledger=ledger, data=data, gateway=gateway, out=Output(as_json=given.pop("json", False)))
     try:
-        chosen = function if over_http is None or cli.gateway_url is None else over_http
-        code = chosen(cli, **given)
+        code = function(cli, **given)
         if inspect.iscoroutine(code):
             import asyncio
 

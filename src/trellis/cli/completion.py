@@ -35,8 +35,3 @@ def completion(cli: Cli, shell: Annotated[Shell, typer.Argument(help="Your shell
         prog_name=PROGRAM, complete_var=COMPLETING, shell=shell.value
     )
     cli.out.line(made)
-
-
-def prepare() -> None:
-    """Enable completion in the program; called when a completing shell runs it."""
-    shells.completion_init()  # pyright: ignore[reportPrivateImportUsage]

@@ -1,9 +1,10 @@
 """`trellis events`: the events of one job or of all."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,19 +12,27 @@ from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, Output, as_record, table
-from trellis.engine.errors import InputError, JobNotFound
+from trellis.engine.errors import InputError
 from trellis.engine.jobs import JobId
-from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event
+from trellis.http.pages import EVENTS_MAX
+from trellis.lifecycles import Role
 from trellis.operations.explain import event_note
 
+if TYPE_CHECKING:  # HTTP is imported only when it is used
+    from trellis.api.local import LocalApi
+    from trellis.http.client import GatewayClient
+    from trellis.http.operation_shapes import EventListed
+
 FOLLOW_PAUSE_S = 0.25
+GATEWAY_PAUSE_S = 1.0
+"""How often new events are asked for through a gateway, which limits the requests of a caller."""
 PAGE_MAX = 500
 
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    command(program, "events", section="Jobs")(events)
+    command(program, "events", section="Jobs", gateway=True)(events)
 
 
 async def events(
@@ -51,52 +60,81 @@ async def events(
         raise InputError(detail="The feed is of all jobs: leave out JOB, --type and --correlation.")
     if moment is not None and not looked_up:
         raise InputError(detail="--since goes with --type or --correlation; the feed goes on with --after.")
-    async with cli.open() as ledger:
+    async with cli.api() as api:
         if job is not None:
-            print_events(cli.out, await _of_job(ledger, job), EVENT_COLUMNS)
+            print_events(cli.out, await _found(cli, api, LIMIT_MAX, job_id=job), EVENT_COLUMNS)
         elif looked_up:
-            found = await ledger.find_events(type_=event_type, correlation_id=correlation, since=moment, limit=wanted)
-            print_events(cli.out, [event for event in found if kind in {None, event.lifecycle}], FEED_COLUMNS)
+            where = {"type_": event_type, "correlation_id": correlation, "since": moment, "lifecycle": kind}
+            print_events(cli.out, await _found(cli, api, wanted, **where), FEED_COLUMNS)
         elif follow:
-            await _follow(cli, ledger, after, kind)
+            await _follow(cli, api, after, kind)
         else:
-            await _feed(cli, ledger, after, kind, wanted)
+            await _feed(cli, api, after, kind, wanted)
 
 
-async def _of_job(ledger: Ledger, job_id: str) -> list[Event]:
-    found = await ledger.events(JobId(job_id))
-    if not found:
-        raise JobNotFound(job_id=job_id)
+async def _found(cli: Cli, api: "GatewayClient | LocalApi", limit: int, **where: Any) -> list[Event]:
+    found = event_rows((await api.feed.find(limit=limit, **where)).items)
+    if cli.gateway_url is not None and len(found) == EVENTS_MAX < limit:
+        cli.out.note(f"a gateway tells {EVENTS_MAX} events at most; there may be more")
     return found
 
 
-async def _feed(cli: Cli, ledger: Ledger, after: str | None, lifecycle: str | None, wanted: int) -> None:
-    found: list[Event] = []
-    position = after
+async def _feed(
+    cli: Cli, api: "GatewayClient | LocalApi", after: str | None, lifecycle: str | None, wanted: int
+) -> None:
+    found, position = list[Event](), after
     while len(found) < wanted:
-        page = await ledger.feed(position, limit=min(PAGE_MAX, wanted - len(found)), lifecycle=lifecycle)
-        position = page.position
-        if not page.events:
+        page = await api.feed.page(position, lifecycle=lifecycle, limit=min(PAGE_MAX, wanted - len(found)))
+        if page.position == position:
             break
-        found += page.events
+        position = page.position
+        found += event_rows(page.items)
     print_events(cli.out, found, FEED_COLUMNS)
     if found:
         cli.out.note(f"go on from here: --after {position}")
 
 
-async def _follow(cli: Cli, ledger: Ledger, after: str | None, lifecycle: str | None) -> None:
-    position = after or await ledger.feed_end()
+async def _follow(cli: Cli, api: "GatewayClient | LocalApi", after: str | None, lifecycle: str | None) -> None:
+    position = after or (await api.feed.page("latest")).position
+    pause_s = FOLLOW_PAUSE_S if cli.gateway_url is None else GATEWAY_PAUSE_S
     cli.out.note("following; Ctrl-C ends it")
     while True:
-        page = await ledger.feed(position, limit=PAGE_MAX, lifecycle=lifecycle)
-        position = page.position
-        for event in page.events:
+        page = await api.feed.page(position, lifecycle=lifecycle, limit=PAGE_MAX)
+        for event in event_rows(page.items):
             if cli.out.as_json:
                 cli.out.record(as_record(event))
             else:
                 cli.out.line(_line(event))
-        if not page.events:
-            await asyncio.sleep(FOLLOW_PAUSE_S)
+        position = page.position
+        if not page.items:
+            await asyncio.sleep(pause_s)
+
+
+def event_rows(items: "Sequence[Event | EventListed]") -> list[Event]:
+    """Events as the ledger has them, also those that a gateway told."""
+    return [one if isinstance(one, Event) else _event_row(one) for one in items]
+
+
+def _event_row(told: "EventListed") -> Event:
+    step = told.payload
+    return Event(
+        id=told.id,
+        job_id=JobId(told.job_id),
+        lifecycle=told.lifecycle,
+        type=told.type,
+        ts=datetime.fromisoformat(told.ts),
+        role=Role(step["role"]),
+        actor=told.actor,
+        correlation_id=told.correlation_id,
+        cause=told.cause,
+        source=step["from"],
+        target=step["to"],
+        generation=step["generation"],
+        attempt=step["attempt"],
+        epoch=step["epoch"],
+        version=told.version,
+        data=None if step["data"] is None else json.dumps(step["data"]).encode(),
+    )
 
 
 def _line(event: Event) -> str:

@@ -34,6 +34,7 @@ from trellis.worker.app import App
 
 if TYPE_CHECKING:  # HTTP and the application are imported only when they are used
     from trellis.api.local import LocalApi
+    from trellis.app.instance import Instance
     from trellis.http.client import GatewayClient
 
 LEDGER_FILE = "trellis.db"
@@ -127,7 +128,13 @@ class Cli:
             identity = identify(self.url, self.settings)
             reader = Principal(name=self.person, roles=OWNER_ROLES) if identity is None else identity.principal()
             async with open_local_api(
-                self.settings, self.url, ledger=ledger, reader=reader, permit=self._permit, name=self.person
+                self.settings,
+                self.url,
+                ledger=ledger,
+                reader=reader,
+                permit=self._permit,
+                acting=self._acting,
+                name=self.person,
             ) as api:
                 yield api
 
@@ -141,12 +148,15 @@ class Cli:
         """The caller as an actor, if this rule allows it; raises NotAllowed."""
         return permit(self._principal, rule)
 
+    def _acting(self, *, operator: bool) -> Principal:
+        identity = identify(self.url, self.settings)
+        return principal_for(self.url, name=self.person, operator=operator and identity is None, identity=identity)
+
     @cached_property
     def _principal(self) -> Principal:
         """The caller: from the token, otherwise the local owner, who can read the ledger's key. Raises NotAllowed."""
-        identity = identify(self.url, self.settings)
-        principal = principal_for(self.url, name=self.person, operator=identity is None, identity=identity)
-        return principal if identity is not None else replace(principal, roles=OWNER_ROLES)
+        principal = self._acting(operator=True)
+        return principal if principal.by_token else replace(principal, roles=OWNER_ROLES)
 
     @property
     def person(self) -> str:
@@ -203,6 +213,26 @@ class Cli:
         refuse_missing(self.url, unused_gateway=None if self._is_named else self.settings.gateway)
         async with connect(self.url, app=app, name=self.person, operator=operator) as trellis:
             yield trellis
+
+    @asynccontextmanager
+    async def instance(self) -> "AsyncGenerator[Instance]":
+        """The whole instance in this process. Reading needs no token, but a token that is given must be valid."""
+        from trellis.app.instance import open_instance
+
+        refuse_missing(self.url)
+        identify(self.url, self.settings)
+        async with open_instance(self.settings, self.url, name=self.person) as instance:
+            yield instance
+
+    def owner(self, action: str) -> Principal:
+        """The local owner as a principal, with the restrictions of the token. Raises NotAllowed."""
+        principal = self._acting(operator=True)
+        principal.acting(Role.OWNER, Role.CONTROL_PLANE, action=action)
+        return principal
+
+    def operator(self, action: str) -> Actor:
+        """The local operator, proven by read access to the ledger's key or by a token. Raises NotAllowed."""
+        return self._acting(operator=True).acting(Role.CONTROL_PLANE, action=action)
 
 
 def readable(ledger: Ledger, principal: Principal) -> Ledger:

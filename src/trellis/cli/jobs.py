@@ -1,56 +1,46 @@
 """`trellis jobs` and `trellis job …`: list, show, explain, cancel and requeue jobs."""
 
 import json as json_
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.text import Text
 
 from trellis.api.local import LocalApi
-from trellis.app.wiring import new_id
-from trellis.auth.matrices import permit
-from trellis.cli import approvals, values
-from trellis.cli.bus_jobs import bus_job_facts, print_context_hint, with_retry
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, at_gateway, command, group
+from trellis.cli import values
+from trellis.cli.bus_jobs import bus_job_facts, print_context_hint
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column, as_record, event_record, state_text
-from trellis.cli.reads import signal_lines, surroundings
-from trellis.client import Trellis, cancelling_roles_of
 from trellis.engine.dead_letters import OPERATOR_REASON_CODES
-from trellis.engine.errors import JobNotFound, Refused, TrellisError
+from trellis.engine.errors import InvalidTransition
 from trellis.engine.event_data import ArtifactPointer, artifacts_of, last_traceback
 from trellis.engine.jobs import (
-    Actor,
-    CancelMode,
     JobId,
-    Moved,
     Priority,
     ReasonCode,
-    RequestId,
 )
-from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event, Job, JobPlace
-from trellis.lifecycles import LIFECYCLES, Role, Trigger
+from trellis.engine.records import Event, Job, JobPlace, Signal
+from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
-from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.lifecycles.run import RUN
-from trellis.operations.dead_letters import requeue_answer
-from trellis.operations.explain import JobExplanation, duration, explain, timer_phrase, waits_for
+from trellis.operations.explain import duration, waits_for
 
 if TYPE_CHECKING:  # the bus and HTTP are imported only when they are used
     from trellis.api.jobs import WholeJob
-    from trellis.bus.outcomes.job_tree import Successor
-    from trellis.http.shapes import EventShape, JobDocument
+    from trellis.http.shapes import EventShape, JobDocument, JobShape
 
 SECTION = "Jobs"
 PAGE_MAX = 500
+KINDS = {"job_heartbeat": "progress", "job_lease_renewed": "renewed"}
+"""Short names of signals that are not log lines."""
 PAYLOAD_CHARS_INLINE = 60
 PAYLOAD_CHARS_SHOWN = 2_000
 
 JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+NoteOption = Annotated[str | None, typer.Option("--note", help="Why, for the record; denying needs ten characters.")]
 
 
 def add_to(program: typer.Typer) -> None:
@@ -62,11 +52,12 @@ def add_to(program: typer.Typer) -> None:
     command(job, "show", gateway=True)(show)
     command(job, "result", gateway=True)(result)
     command(job, "context", gateway=True)(context)
-    command(job, "explain")(explain_job)
-    command(job, "cancel", over_http=at_gateway("cancel_job"))(cancel)
-    command(job, "dead-letter", over_http=at_gateway("dead_letter_job"))(dead_letter)
-    command(job, "requeue", over_http=at_gateway("requeue_job"))(requeue)
-    approvals.add_to(job)
+    command(job, "explain", gateway=True)(explain_job)
+    command(job, "cancel", gateway=True)(cancel)
+    command(job, "dead-letter", gateway=True)(dead_letter)
+    command(job, "requeue", gateway=True)(requeue)
+    command(job, "approve", gateway=True)(approve)
+    command(job, "deny", gateway=True)(deny)
 
 
 # --- reads -----------------------------------------------------------------------------------------------------------
@@ -213,6 +204,26 @@ def print_whole(cli: Cli, whole: "WholeJob", now: datetime) -> None:
                 cli.out.prose(line, style="dim")
 
 
+def signal_lines(signal: Signal) -> Iterator[str]:
+    """A log line or progress signal in readable form; a traceback on separate lines."""
+    said: Any = json_.loads(signal.data) if signal.data else None
+    if not isinstance(said, dict) or "event" not in said:
+        told = "" if said is None else f" {json_.dumps(said, ensure_ascii=False)}"
+        yield f"{signal.ts:%H:%M:%S} {KINDS.get(signal.type, signal.type):<8}{told}".rstrip()
+        return
+    line = cast("dict[str, Any]", said)
+    fields: dict[str, Any] = {**line.get("fields", {}), **({"dropped": line["dropped"]} if "dropped" in line else {})}
+    traceback = str(fields.pop("traceback", ""))
+    told = "".join(f" {name}={_value(value)}" for name, value in fields.items())
+    yield f"{signal.ts:%H:%M:%S} {line.get('level', ''):<8} {line['event']}{told}"
+    yield from (f"    {one}" for one in traceback.splitlines())
+
+
+def _value(value: Any) -> str:
+    plain = isinstance(value, str) and value != "" and not any(c.isspace() or c in '="' for c in value)
+    return value if plain else json_.dumps(value, ensure_ascii=False)
+
+
 def _print_failure(cli: Cli, events: Sequence[Event]) -> None:
     """Print the traceback of the last failure, as the attempt recorded it."""
     if (failure := last_traceback(events)) is not None:
@@ -288,22 +299,10 @@ async def context(cli: Cli, id_: JobArgument) -> None:
 
 async def explain_job(cli: Cli, id_: JobArgument) -> None:
     """Say in sentences why a job is where it is and what happens next."""
-    async with cli.open() as ledger:
-        job = await _get_job(ledger, id_)
-        events = tuple(await ledger.events(job.job_id))
-        told = explain(job, events, await surroundings(ledger, job))
-        again = await _done_again(cli, ledger, job)
-        if again is not None:
-            told = with_retry(told, again)
-        if job.lifecycle == RUN.name:
-            from trellis.operations.agent_waits import with_wait  # only runs need this
-            from trellis.runs.waits import open_wait
-
-            if (wait := await open_wait(ledger, job)) is not None:
-                told = with_wait(told, wait, await ledger.followers(), await ledger.now())
-    told = await _with_agent(cli, job, told)
+    async with cli.api() as api:
+        told = await api.jobs.explain(id_)
     if cli.out.as_json:
-        cli.out.record({"job_id": job.job_id, **as_record(told)})
+        cli.out.record(told.model_dump())
         return
     for title, sentences in (("", told.where), ("Why", told.why), ("Next", told.next)):
         if sentences and title:
@@ -317,35 +316,6 @@ async def explain_job(cli: Cli, id_: JobArgument) -> None:
         cli.out.line(f"      {meaning}")
 
 
-async def _with_agent(cli: Cli, job: Job, told: JobExplanation) -> JobExplanation:
-    """The explanation, extended if the job's agent is stopped; unchanged for jobs without an agent."""
-    slug = _agent_of(job)
-    if slug is None:
-        return told
-    from trellis.cli.instances import open_for_command  # only jobs of agents need this
-    from trellis.operations.agent_waits import stopped_agent, with_stopped_agent
-
-    try:
-        async with open_for_command(cli) as instance:
-            stopped = await stopped_agent(instance.catalog, instance.ledger, slug)
-    except TrellisError as error:
-        cli.out.note(f"whether agent {slug} may run is not known: {error}")
-        return told
-    return told if stopped is None else with_stopped_agent(told, stopped)
-
-
-def _agent_of(job: Job) -> str | None:
-    """The agent of a run or queue job that has not ended or may be requeued."""
-    if job.lifecycle not in {RUN.name, QUEUE_JOB.name} or (job.place is JobPlace.ENDED and not _may_be_requeued(job)):
-        return None
-    payload: dict[str, Any] = json_.loads(job.payload or b"{}")
-    return payload.get("agent_slug")
-
-
-def _may_be_requeued(job: Job) -> bool:
-    return LIFECYCLES[job.lifecycle].pull(job.state, Trigger.REQUEUE) is not None
-
-
 # --- changes ---------------------------------------------------------------------------------------------------------
 
 
@@ -355,22 +325,18 @@ async def cancel(
     hard: Annotated[bool, typer.Option("--hard", help="End it now; its holder's work is refused.")] = False,  # noqa: FBT002
     grace: Annotated[str | None, typer.Option("--grace", metavar="TIME", help="Soft becomes hard after this.")] = None,
     cause: Annotated[str | None, typer.Option("--cause", help="Why, for the job's event.")] = None,
-) -> int:
+) -> None:
     """End a job that has not ended. A running one is asked to stop, and ended after a grace."""
+    cli.refuse_at_gateway(grace=grace)
     given_s = values.seconds("--grace", grace)
+    of_ledger: dict[str, Any] = {} if given_s is None else {"grace_s": given_s}
+    async with cli.api() as api:
+        job = await api.jobs.cancel(id_, mode="hard" if hard else "soft", reason=cause, **of_ledger)
+    ended = LIFECYCLES[job.lifecycle].is_settled(job.status)
     grace_s = cli.settings.cancel_grace_s if given_s is None else given_s
-    async with cli.connect() as trellis:
-        job = await _get_job(trellis.ledger, id_)
-        roles = cancelling_roles_of(job)
-    if job.place is JobPlace.ENDED:
-        raise await _print_already_ended(cli, job)
-    async with cli.connect(operator=Role.SUBMITTER not in roles) as trellis:
-        mode = CancelMode.HARD if hard else CancelMode.SOFT
-        after = await trellis.cancel(job.job_id, mode, cause=cause, grace_s=grace_s)
-    asked = f"{job.job_id} was asked to stop; it is ended in {duration(grace_s)} if it does not"
-    line = asked if after.cancel_requested else f"{job.job_id} is {after.state}"
-    cli.out.answer({**_short(after), "requested": after.cancel_requested}, line)
-    return 0
+    after = "after a grace" if cli.gateway_url is not None else f"in {duration(grace_s)}"
+    line = f"is {job.status}" if ended else f"was asked to stop; it is ended {after} if it does not"
+    cli.out.answer({**_short(job), "requested": not ended}, f"{job.job_id} {line}")
 
 
 async def dead_letter(
@@ -380,35 +346,15 @@ async def dead_letter(
     reason: Annotated[
         str, typer.Option("--reason", metavar="CODE", help=f"One of {', '.join(OPERATOR_REASON_CODES)}.")
     ] = ReasonCode.POLICY_VIOLATION.value,
-) -> int:
+) -> None:
     """End a job that has not ended with a dead letter, without a retry; its holder's work is refused."""
-    async with cli.connect(operator=True) as trellis:
-        after = await trellis.dead_letter(id_, reason=cause, reason_code=reason)
-    cli.out.answer(_short(after), f"{after.job_id} is {after.state}")
-    return 0
+    async with cli.api() as api:
+        job = await api.jobs.dead_letter(id_, reason=cause, reason_code=reason)
+    cli.out.answer(_short(job), f"{job.job_id} is {job.status}")
 
 
-def _short(job: Job) -> dict[str, Any]:
-    return {"job_id": job.job_id, "lifecycle": job.lifecycle, "status": job.state}
-
-
-async def _print_already_ended(cli: Cli, job: Job) -> Refused:
-    """The error for cancelling an ended job; it tells since when it has ended."""
-    async with cli.open() as ledger:
-        ago = duration((await ledger.now() - job.updated_at).total_seconds())
-        again = await _done_again(cli, ledger, job)
-    when = f"{job.updated_at:%Y-%m-%d %H:%M:%S} UTC, {ago} ago" + (f"; {again.words}" if again else "")
-    return Refused(detail=f"Job {job.job_id} has ended already: it is {job.state} since {when}.")
-
-
-async def _done_again(cli: Cli, ledger: Ledger, job: Job) -> "Successor | None":
-    """The job that retries a failed job on a topic; None for other jobs."""
-    if job.lifecycle != BUS_JOB.name or job.place is not JobPlace.ENDED:
-        return None
-    from trellis.app.fleet import topics_of  # only these functions need the bus
-    from trellis.bus.outcomes.job_tree import find_successor
-
-    return await find_successor(ledger, job, topics_of(cli.settings))
+def _short(job: "JobShape") -> dict[str, Any]:
+    return {"job_id": job.job_id, "lifecycle": job.lifecycle, "status": job.status}
 
 
 async def requeue(
@@ -417,47 +363,45 @@ async def requeue(
     cause: Annotated[str | None, typer.Option("--cause", help="Why, for the job's event.")] = None,
 ) -> int:
     """Run a failed or dead-lettered job again, with fresh attempts; a job on a topic as a new, linked one."""
-    async with cli.connect(operator=True) as trellis:
-        found = await trellis.ledger.job(JobId(id_))
-        if found is not None and found.lifecycle == BUS_JOB.name:
-            return await _requeue(cli, trellis, found, cause)
-        (answer,) = await trellis.requeue([id_], cause=cause)
-        job = None if isinstance(answer, Moved) else await trellis.ledger.job(answer.job_id)
-        why = None if job is None else timer_phrase(job, await trellis.ledger.now())
-    return report_requeued(cli, [requeue_answer(answer)], why=f"it {why}" if why else None)
-
-
-async def _requeue(cli: Cli, trellis: Trellis, job: Job, cause: str | None) -> int:
-    from trellis.app.fleet import topics_of  # only these functions need the bus
-    from trellis.bus.outcomes.job_tree import requeue_as_new_job
-
-    actor = permit(trellis.principal, "jobs.requeue")
-    gate = Actor(role=Role.GATEWAY, name=actor.name)
-    made = await requeue_as_new_job(
-        trellis.ledger, gate, job, topics_of(cli.settings), RequestId(new_id()), cause=cause
-    )
-    record = {"job_id": made.job_id, "status": BUS_JOB.initial.name, "requeued": True, "reason": ""}
-    cli.out.answer(record, f"{job.job_id} is run again as {made.job_id}")
+    try:
+        async with cli.api() as api:
+            job = await api.jobs.requeue(id_, reason=cause)
+    except InvalidTransition as error:
+        if not cli.out.as_json:
+            raise
+        known = error.data.get("source") or cast("dict[str, Any]", error.data["problem"]).get("status_now")
+        cli.out.record({"job_id": id_, "status": known, "requeued": False, "reason": str(error)})
+        return 1
+    line = f"{id_} is {job.status} again" if job.job_id == id_ else f"{id_} is run again as {job.job_id}"
+    cli.out.answer({"job_id": job.job_id, "status": job.status, "requeued": True, "reason": ""}, line)
     return 0
 
 
-def report_requeued(cli: Cli, answers: Sequence[Mapping[str, Any]], *, why: str | None = None) -> int:
-    """Print which jobs were requeued; returns 1 if one was not. `why` replaces the default reason."""
+async def approve(cli: Cli, id_: JobArgument, note: NoteOption = None) -> None:
+    """Let a job go that the safety kernel held for a person."""
+    async with cli.api() as api:
+        job = await api.jobs.approve(id_, note)
+    record = {"job_id": job.job_id, "status": job.status, "decided": "approve"}
+    cli.out.answer(record, f"{job.job_id} may go; the scheduler hands it out")
+
+
+async def deny(cli: Cli, id_: JobArgument, note: NoteOption = None) -> None:
+    """Refuse a job that the safety kernel held for a person, and say why."""
+    async with cli.api() as api:
+        job = await api.jobs.deny(id_, note or "")
+    record = {"job_id": job.job_id, "status": job.status, "decided": "reject"}
+    cli.out.answer(record, f"{job.job_id} is {job.status}")
+
+
+def report_requeued(cli: Cli, answers: Sequence[Mapping[str, Any]]) -> int:
+    """Print which jobs were requeued; returns 1 if one was not."""
     for answer in answers:
         job_id, state, moved = answer["job_id"], answer["status"], answer["requeued"]
         if cli.out.as_json:
-            reason = "" if moved else why or answer["reason"]
+            reason = "" if moved else answer["reason"]
             cli.out.record({"job_id": job_id, "status": state, "requeued": moved, "reason": reason})
         elif moved:
             cli.out.line(f"{job_id} is {state} again")
         else:
-            told = why or "only failed and dead-lettered jobs are requeued"
-            cli.out.error(f"{job_id} stays {state}: {told}")
+            cli.out.error(f"{job_id} stays {state}: only failed and dead-lettered jobs are requeued")
     return 0 if all(answer["requeued"] for answer in answers) else 1
-
-
-async def _get_job(ledger: Ledger, job_id: str) -> Job:
-    job = await ledger.job(JobId(job_id))
-    if job is None:
-        raise JobNotFound(job_id=job_id)
-    return job

@@ -285,7 +285,12 @@ def state_text(lifecycle: str, state: str) -> Text:
 
 def age(moment: datetime, now: datetime) -> str:
     """The age in the largest fitting unit, such as `5m`."""
-    seconds = max(0, int((now - moment).total_seconds()))
+    return brief((now - moment).total_seconds())
+
+
+def brief(seconds: float) -> str:
+    """A duration in the largest fitting unit, such as `5m`."""
+    seconds = max(0, int(seconds))
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= size:
             return f"{seconds // size}{unit}"

@@ -25,7 +25,7 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "demo": ("demo", "Begin", "Run an agent from trigger to proposals that wait for your decision."),
         "run": ("runs", "Agents", "Begin a run of an agent."),
         "schedules": (
-            "schedules",
+            "agents",
             "Agents",
             "List the agents that run by themselves, with the next and the last time.",
         ),
@@ -67,6 +67,22 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 Only the module of the requested command is imported, which halves a command's start time; the program's help imports
 none. A test compares the headings and lines with the commands.
 """
+
+ON_THIS_MACHINE: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("init", "demo"), "makes an instance in a folder"),
+        **dict.fromkeys(("up", "worker"), "is a process that works on the ledger or the bus"),
+        **dict.fromkeys(("migrate", "verify", "sweep", "doctor", "rebuild"), "operates the ledger and its stores"),
+        **dict.fromkeys(("followers list", "followers leave-behind"), "operates the ledger and its stores"),
+        **dict.fromkeys(
+            ("token issue", "token key", "token issuer"), "reads or makes a key that stays on this machine"
+        ),
+        "agents create": "writes an agent's file into the object store",
+        "policy check": "reads a file of this machine",
+        **dict.fromkeys(("version", "lifecycles", "completion"), "prints what this program knows"),
+    }
+)
+"""Commands that take no --gateway, each with the reason. Every other command works through a gateway too."""
 
 
 def commands_of(module: str) -> Mapping[str, Any]:
@@ -155,9 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code of the process."""
     chosen = list(sys.argv[1:] if arguments is None else arguments)
     if COMPLETING in os.environ:
-        from trellis.cli.completion import prepare
+        from typer.completion import completion_init  # pyright: ignore[reportPrivateImportUsage]
 
-        prepare()
+        completion_init()
     try:
         program = typer.main.get_command(make_program())
         answer = program.main(args=chosen, prog_name=PROGRAM, standalone_mode=False)

@@ -14,7 +14,6 @@ import typer
 
 from trellis.artifacts.content import JobType
 from trellis.auth.ownership import scoped_key
-from trellis.cli.instances import open_for_command, person
 from trellis.cli.invocation import Cli
 from trellis.engine.errors import IdempotencyMismatch, InputError, OptionInvalid
 from trellis.engine.jobs import Actor, Mismatch, Submitted
@@ -102,8 +101,8 @@ async def submit_queue_job(cli: Cli, asked: Mapping[str, Any], key: str | None) 
     """Validate the request as a gateway does, and submit it; raises an InputError, NotAllowed, IdempotencyMismatch."""
     from trellis.worker.kinds import make_job_from_json  # agents and memory: only queue jobs need it
 
-    principal = person(cli, "submit a job of the job queue")
-    async with open_for_command(cli) as instance:
+    principal = cli.owner("submit a job of the job queue")
+    async with cli.instance() as instance:
         job = await make_job_from_json(asked, instance.job_factory(principal))
         if key is not None:
             said = json.dumps(asked, sort_keys=True, ensure_ascii=False).encode()

@@ -9,11 +9,8 @@ from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, ReasonOption, command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn
-from trellis.engine.errors import Refused
-from trellis.engine.ledger import Ledger
-from trellis.engine.records import JobFilter, QueueDepth
-from trellis.operations.explain import duration, served_types
-from trellis.worker.app import checked_type
+from trellis.http.operation_shapes import QueueShape
+from trellis.operations.explain import duration
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Also when nothing of the type was seen yet.")]
 TypeArgument = Annotated[str, typer.Argument(metavar="TYPE", help="The job type.")]
@@ -24,16 +21,16 @@ def add_to(program: typer.Typer) -> None:
     queues = group(
         program, "queues", section="Queues", help_="Depth of each job type; pause and resume one.", lists=True
     )
-    command(queues, "list")(list_queues)
-    command(queues, "pause")(pause)
-    command(queues, "resume")(resume)
+    command(queues, "list", gateway=True)(list_queues)
+    command(queues, "pause", gateway=True)(pause)
+    command(queues, "resume", gateway=True)(resume)
 
 
 async def list_queues(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
     """How many jobs of each type wait, rest, are parked and are held."""
     wanted = values.limit(limit, LIMIT_MAX)
-    async with cli.open() as ledger:
-        found = await ledger.queues()
+    async with cli.api() as api:
+        found = (await api.system.queues()).items
     cli.out.listing(found[:wanted], COLUMNS, empty="No job waits and none is held.")
 
 
@@ -58,31 +55,13 @@ async def resume(
 
 
 async def _set(cli: Cli, type_: str, *, paused: bool, force: bool, reason: str | None) -> None:
-    async with cli.connect(operator=True) as trellis:
-        if not force:
-            await _refuse_unknown(trellis.ledger, checked_type(type_))
-        await (trellis.pause if paused else trellis.resume)(checked_type(type_), reason=reason)
-    if cli.out.as_json:
-        cli.out.record({"type": type_, "paused": paused})
-    else:
-        cli.out.line(f"{type_} is {'paused' if paused else 'handed out again'}")
+    async with cli.api() as api:
+        done = await (api.system.pause if paused else api.system.resume)(type_, reason=reason, force=force)
+    line = f"{done.type} is {'paused' if done.paused else 'handed out again'}"
+    cli.out.answer({"type": done.type, "paused": done.paused}, line)
 
 
-async def _refuse_unknown(ledger: Ledger, type_: str) -> None:
-    """Raise for an unknown type: pausing a mistyped name would leave the intended one running."""
-    known = {queue.type for queue in await ledger.queues()}
-    known |= {served for worker in await ledger.workers() for served in served_types(worker)}
-    if type_ in known or (await ledger.jobs(JobFilter(type=type_), limit=1)).jobs:
-        return
-    near = values.nearest(type_, known)
-    hint = f"did you mean {near}?" if near else "`trellis queues` lists those that are."
-    raise Refused(
-        detail=f"Type {type_!r} is not known here: nothing of it was submitted and no worker serves it; {hint}"
-        " --force does it all the same, before its first job."
-    )
-
-
-def _oldest(queue: QueueDepth) -> str:
+def _oldest(queue: QueueShape) -> str:
     return "" if queue.oldest_ready_s is None else duration(queue.oldest_ready_s)
 
 
@@ -90,21 +69,21 @@ def _count(value: int) -> Text:
     return Text(str(value), style="" if value else "dim")
 
 
-def _status(queue: QueueDepth) -> Text:
+def _status(queue: QueueShape) -> Text:
     return Text("paused", "bold red") if queue.paused else Text("open", "dim")
 
 
-def _rate(queue: QueueDepth) -> str:
+def _rate(queue: QueueShape) -> str:
     return "" if queue.rate_limit is None else f"{queue.rate_limit:g}/s"
 
 
 COLUMNS = (
-    ListingColumn[QueueDepth](title="TYPE", cell=lambda queue: queue.type, gives_way=True),
-    ListingColumn[QueueDepth](title="READY", cell=lambda queue: _count(queue.ready), right=True),
-    ListingColumn[QueueDepth](title="OLDEST", cell=_oldest, right=True),
-    ListingColumn[QueueDepth](title="RESTING", cell=lambda queue: _count(queue.resting), right=True),
-    ListingColumn[QueueDepth](title="PARKED", cell=lambda queue: _count(queue.parked), right=True),
-    ListingColumn[QueueDepth](title="HELD", cell=lambda queue: _count(queue.held), right=True),
-    ListingColumn[QueueDepth](title="STATUS", cell=_status),
-    ListingColumn[QueueDepth](title="RATE LIMIT", cell=_rate),
+    ListingColumn[QueueShape](title="TYPE", cell=lambda queue: queue.type, gives_way=True),
+    ListingColumn[QueueShape](title="READY", cell=lambda queue: _count(queue.ready), right=True),
+    ListingColumn[QueueShape](title="OLDEST", cell=_oldest, right=True),
+    ListingColumn[QueueShape](title="RESTING", cell=lambda queue: _count(queue.resting), right=True),
+    ListingColumn[QueueShape](title="PARKED", cell=lambda queue: _count(queue.parked), right=True),
+    ListingColumn[QueueShape](title="HELD", cell=lambda queue: _count(queue.held), right=True),
+    ListingColumn[QueueShape](title="STATUS", cell=_status),
+    ListingColumn[QueueShape](title="RATE LIMIT", cell=_rate),
 )

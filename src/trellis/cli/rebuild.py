@@ -11,7 +11,6 @@ import typer
 
 from trellis.app.wiring import make_development_key
 from trellis.cli.commands import ReasonOption, command
-from trellis.cli.instances import operator
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import ListingColumn, counting
 from trellis.documents import ids
@@ -60,7 +59,7 @@ async def rebuild(
 
 async def _from_ledger(cli: Cli, objects: ObjectStore, reason: str | None) -> int:
     refuse_missing(cli.url)
-    actor, alone = operator(cli, "rebuild"), frozenset(cli.settings.audit_objects)
+    actor, alone = cli.operator("rebuild"), frozenset(cli.settings.audit_objects)
     ledger = await open_ledger(cli.url)
     try:
         with counting(cli.out) as progress:
@@ -95,7 +94,7 @@ async def _from_objects(cli: Cli, objects: ObjectStore, reason: str | None) -> i
     from trellis.bus.outcomes.publisher import SUBSCRIBER_NAME as TELLS_CLIENTS  # only this direction needs it
 
     _make_missing(cli)
-    actor, alone = operator(cli, "rebuild"), frozenset(cli.settings.audit_objects)
+    actor, alone = cli.operator("rebuild"), frozenset(cli.settings.audit_objects)
     ledger = await open_ledger(cli.url)
     try:
         with counting(cli.out) as progress:

@@ -1,13 +1,16 @@
 """`trellis submit`: submits one job of any kind, and prints its id or result."""
 
 import json as json_
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Annotated, Any
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
 from trellis.app.wiring import SystemClock
+from trellis.bus.documents import report_of
 from trellis.bus.requests import TopicSubmitOptions
 from trellis.cli import values
 from trellis.cli.applications import load_app
@@ -25,12 +28,20 @@ from trellis.cli.queue_jobs import (
     warn_undriven,
 )
 from trellis.client import JobHandle, Trellis
-from trellis.engine.jobs import JobId
+from trellis.engine.clock import Clock
 from trellis.engine.ledger import Ledger
+from trellis.lifecycles import LIFECYCLES
+from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.explain import SERVICE_SLOW_S, duration, is_alive, served_types
 from trellis.worker.requests import SubmitSettings
 
+if TYPE_CHECKING:  # HTTP is imported only when it is used
+    from trellis.http.client import GatewayClient
+
 SECTION = "Jobs"
+RETRY_LOOK_S = 0.2
+"""How often to look for a retry that is about to be created, in seconds."""
 
 TypeArgument = Annotated[
     str | None, typer.Argument(metavar="TYPE", help="The job type, such as index.document; none with --topic.")
@@ -161,9 +172,7 @@ async def _submit(
         if here:
             return await _on_ledger(cli, type_, body, given, app, wait_s)
         asked = {"type": type_, "payload": body, **{name: given[name] for name in given if name != "idempotency_key"}}
-    from trellis.cli.over_http import submit_there  # loads the documents of a gateway
-
-    return await submit_there(cli, asked, key, wait_s)
+    return await _through_gateway(cli, asked, key, wait_s)
 
 
 async def _on_ledger(
@@ -171,9 +180,7 @@ async def _on_ledger(
 ) -> int:
     async with cli.connect(app=load_app(app) if app else None) as trellis:
         handle = await trellis.submit(type_, payload, returns=Any, **SubmitSettings(**given))
-        if wait_s is None:
-            return await _submitted(cli, trellis, handle, type_)
-        return await _waited(cli, handle, wait_s)
+        return await _finish_here(cli, trellis, handle, wait_s, type_)
 
 
 async def _on_topic(
@@ -188,51 +195,34 @@ async def _on_topic(
             correlation_id=given.get("correlation_id"),
             **TopicSubmitOptions(**asked),
         )
-        if wait_s is None:
-            return await _submitted(cli, trellis, handle, None)
-        return await _waited_for_work(cli, trellis, handle, wait_s)
-
-
-async def _waited_for_work(cli: Cli, trellis: Trellis, handle: JobHandle, wait_s: float) -> int:
-    """Wait for the work including its retries, which are separate jobs. The outcome is that of the last one."""
-    from trellis.cli.bus_wait import last_retry, look_in_ledger  # imports the gateway's documents
-
-    last, left_s = await last_retry(cli, look_in_ledger(cli, trellis), handle.id, wait_s, SystemClock())
-    if last != handle.id:
-        handle = JobHandle(trellis, JobId(last), type_=handle.type, created=handle.created, returns=Any)
-    return await _waited(cli, handle, left_s, of_s=wait_s)
+        return await _finish_here(cli, trellis, handle, wait_s)
 
 
 async def _for_agent(cli: Cli, asked: dict[str, Any], key: str | None, wait_s: float | None) -> int:
     answer = await submit_queue_job(cli, asked, key)
     async with cli.connect() as trellis:
         handle = JobHandle(trellis, answer.job_id, type_=None, created=answer.created, returns=Any)
-        if wait_s is not None:
-            return await _waited_for_queue(cli, trellis, handle, wait_s)
-        return await _submitted(cli, trellis, handle, None)
+        return await _finish_here(cli, trellis, handle, wait_s)
 
 
-async def _waited_for_queue(cli: Cli, trellis: Trellis, handle: JobHandle, wait_s: float) -> int:
-    """Wait for a queue job. Warns early if no orchestrator accepts it, which normally takes a moment."""
-    soon_s = min(wait_s, SERVICE_SLOW_S)
-    with suppress(TimeoutError):
-        await trellis.wait(handle.id, soon_s)
-    warn_undriven(cli, (await trellis.job(handle.id)).state)
-    return await _waited(cli, handle, wait_s - soon_s, of_s=wait_s, done=print_how_to_read)
+async def _through_gateway(cli: Cli, asked: Mapping[str, Any], key: str | None, wait_s: float | None) -> int:
+    """Submit one job, written as `POST /jobs` takes it."""
+    body = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in asked.items()}
+    async with cli.client() as client:
+        job = await client.jobs.submit_asked(body, idempotency_key=key)
+        made = SubmittedJob(job_id=job.job_id, lifecycle=job.lifecycle, status=job.status, created=job.created)
+        return await _finish(cli, GatewayWatch(client), made, wait_s)
 
 
-async def _submitted(cli: Cli, trellis: Trellis, handle: JobHandle, type_: str | None) -> int:
-    if cli.out.as_json:
-        job = await trellis.job(handle.id)
-        short = {"job_id": job.job_id, "lifecycle": job.lifecycle, "status": job.state}
-        cli.out.record({**short, "created": handle.created})
-    else:
-        cli.out.line(handle.id)
-    if not handle.created:
-        cli.out.note("this job was there already: nothing new was written")
-    elif type_ is not None and cli.out.console.is_terminal:
+async def _finish_here(
+    cli: Cli, trellis: Trellis, handle: JobHandle, wait_s: float | None, type_: str | None = None
+) -> int:
+    job = await handle.status()
+    made = SubmittedJob(job_id=job.job_id, lifecycle=job.lifecycle, status=job.state, created=handle.created)
+    code = await _finish(cli, LedgerWatch(cli, trellis), made, wait_s)
+    if wait_s is None and handle.created and type_ is not None and cli.out.console.is_terminal:
         await _warn_if_unserved(cli, trellis.ledger, type_)
-    return 0
+    return code
 
 
 async def _warn_if_unserved(cli: Cli, ledger: Ledger, type_: str) -> None:
@@ -244,23 +234,160 @@ async def _warn_if_unserved(cli: Cli, ledger: Ledger, type_: str) -> None:
         cli.out.note(f"no living worker serves {type_}{hint}")
 
 
-async def _waited(
-    cli: Cli,
-    handle: JobHandle,
-    wait_s: float,
-    *,
-    of_s: float | None = None,
-    done: Callable[[Cli, Any], None] | None = None,
-) -> int:
-    """Wait `wait_s` for the end, print the result, and call `done`. `of_s` is the total wait to report."""
+# --- the end of a submitted job ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubmittedJob:
+    """A job that was submitted, here or through a gateway."""
+
+    job_id: str
+    lifecycle: str
+    status: str
+    created: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndedJob:
+    """An ended job; of a job on a topic, also its retry, which is a separate job."""
+
+    state: str
+    result: Any = None
+    failure: str | None = None
+    """Why the job did not succeed, as a sentence; None if it succeeded."""
+    error: str = ""
+    """The error that the worker of a job on a topic reported."""
+    retry: str | None = None
+    """The last job that retries it."""
+    due: bool = False
+    """Whether a retry is about to be created."""
+
+
+LookForEnd = Callable[[str, float], Awaitable[EndedJob]]
+"""Waits up to a number of seconds for the end of a job; raises TimeoutError."""
+
+
+class JobWatch(Protocol):
+    """Looks at jobs, in a ledger or through a gateway."""
+
+    async def state(self, job_id: str) -> str:
+        """The state of a job."""
+        ...
+
+    async def ended(self, job_id: str, left_s: float) -> EndedJob:
+        """The job once it has ended; raises TimeoutError after so many seconds."""
+        ...
+
+
+class LedgerWatch:
+    """Looks at jobs in the ledger."""
+
+    def __init__(self, cli: Cli, trellis: Trellis) -> None:
+        self._cli, self._trellis = cli, trellis
+
+    async def state(self, job_id: str) -> str:
+        """The state of a job."""
+        return (await self._trellis.job(job_id)).state
+
+    async def ended(self, job_id: str, left_s: float) -> EndedJob:
+        """The job once it has ended; raises TimeoutError."""
+        job = await self._trellis.wait(job_id, left_s)
+        if LIFECYCLES[job.lifecycle].by_name[job.state].success:
+            body = await self._trellis.ledger.result(job.job_id)
+            return EndedJob(state=job.state, result=None if body is None else json_.loads(body))
+        failure = str(await self._trellis.why(job))
+        if job.lifecycle != BUS_JOB.name:
+            return EndedJob(state=job.state, failure=failure)
+        from trellis.app.fleet import topics_of  # only jobs on topics need the bus
+        from trellis.bus.outcomes.job_tree import find_successor
+
+        report = report_of(job, await self._trellis.ledger.events(job.job_id))
+        error = _error_text(report.get("error_code"), report.get("error_message"))
+        again = await find_successor(self._trellis.ledger, job, topics_of(self._cli.settings))
+        last = None if again is None or again.last is None else again.last.job_id
+        due = again is not None and again.due
+        return EndedJob(state=job.state, failure=failure, error=error, retry=last, due=due)
+
+
+class GatewayWatch:
+    """Looks at jobs through a gateway."""
+
+    def __init__(self, client: "GatewayClient") -> None:
+        self._jobs = client.jobs
+
+    async def state(self, job_id: str) -> str:
+        """The state of a job."""
+        return (await self._jobs.get(job_id)).status
+
+    async def ended(self, job_id: str, left_s: float) -> EndedJob:
+        """The job once it has ended; raises TimeoutError."""
+        from trellis.http.shapes import BusJob
+
+        job = await self._jobs.wait(job_id, left_s)
+        if LIFECYCLES[job.lifecycle].by_name[job.status].success:
+            return EndedJob(state=job.status, result=job.result)
+        on_topic = isinstance(job, BusJob)
+        error = _error_text(job.error_code, job.error_message) if on_topic else getattr(job, "error", None) or ""
+        failure = f"job {job_id} ended as {job.status}" + (f": {error}" if error else "")
+        retry = job.retry if on_topic else None
+        if retry is None:
+            return EndedJob(state=job.status, failure=failure, error=error)
+        return EndedJob(state=job.status, failure=failure, error=error, retry=retry.job_id, due=retry.due)
+
+
+def _error_text(code: str | None, message: str | None) -> str:
+    return ": ".join(filter(None, (code, message)))
+
+
+async def _finish(cli: Cli, watch: JobWatch, job: SubmittedJob, wait_s: float | None) -> int:
+    """Print the job's id; or wait for its end, and print its result."""
+    if wait_s is None:
+        short = {"job_id": job.job_id, "lifecycle": job.lifecycle, "status": job.status, "created": job.created}
+        cli.out.answer(short, job.job_id)
+        if not job.created:
+            cli.out.note("this job was there already: nothing new was written")
+        return 0
+    job_id, left_s, of_queue = job.job_id, wait_s, job.lifecycle == QUEUE_JOB.name
+    if job.lifecycle == BUS_JOB.name:
+        job_id, left_s = await last_retry(cli, watch.ended, job_id, wait_s, SystemClock())
+    if of_queue:  # an orchestrator accepts a queue job within a moment
+        soon_s = min(wait_s, SERVICE_SLOW_S)
+        with suppress(TimeoutError):
+            await watch.ended(job_id, soon_s)
+        warn_undriven(cli, await watch.state(job_id))
+        left_s -= soon_s
     try:
-        result = await handle.result(timeout_s=wait_s)
+        ended = await watch.ended(job_id, left_s)
     except TimeoutError:
-        told = duration(wait_s if of_s is None else of_s)
-        cli.out.error(f"job {handle.id} has not ended after {told}", f"trellis job explain {handle.id}")
+        cli.out.error(f"job {job_id} has not ended after {duration(wait_s)}", f"trellis job explain {job_id}")
         return 1
-    record = {"job_id": handle.id, "created": handle.created, "result": result}
-    cli.out.answer(record, json_.dumps(result, indent=2, ensure_ascii=False))
-    if done is not None:
-        done(cli, result)
+    if ended.failure is not None:
+        cli.out.error(ended.failure, f"trellis job show {job_id}")
+        return 1
+    record = {"job_id": job_id, "created": job.created, "result": ended.result}
+    cli.out.answer(record, json_.dumps(ended.result, indent=2, ensure_ascii=False))
+    if of_queue:
+        print_how_to_read(cli, ended.result)
     return 0
+
+
+async def last_retry(cli: Cli, look: LookForEnd, job_id: str, wait_s: float, clock: Clock) -> tuple[str, float]:
+    """The last job of the work on a topic when it ended or the time was over, and the seconds that are left."""
+    until = clock.monotonic() + wait_s
+    while (left_s := until - clock.monotonic()) > 0:
+        try:
+            ended = await look(job_id, left_s)
+        except TimeoutError:
+            break
+        how = f"{job_id} is {ended.state}" + (f" ({ended.error})" if ended.error else "")
+        if ended.retry is not None:
+            cli.out.note(f"{how}; it is done again as {ended.retry}, which is waited for")
+            job_id = ended.retry
+        elif not ended.due:
+            break
+        elif until - clock.monotonic() <= RETRY_LOOK_S:
+            cli.out.note(f"{how}; it is about to be done again")
+            break
+        else:
+            await clock.sleep(RETRY_LOOK_S)
+    return job_id, max(0.0, until - clock.monotonic())

@@ -12,7 +12,6 @@ from trellis.app.wiring import token_key
 from trellis.auth.tokens import TTL_S_DEFAULT, issue, make_private_jwk, roles_of
 from trellis.cli import values
 from trellis.cli.commands import ReasonOption, command, group
-from trellis.cli.instances import operator
 from trellis.cli.invocation import Cli, refuse_missing
 from trellis.engine.admin_acts import TOKEN_ISSUED, NewAct
 from trellis.engine.errors import KeyUnusable, OptionInvalid
@@ -129,7 +128,7 @@ async def home_issuer(
     """
     if (issuer is None) != (replaces is None):
         raise OptionInvalid(option="--replaces", value=replaces, expected="give the new issuer and the one it replaces")
-    actor = None if issuer is None else operator(cli, "replace the issuer")
+    actor = None if issuer is None else cli.operator("replace the issuer")
     refuse_missing(cli.url)
     ledger = await open_ledger(cli.url)
     try:

@@ -46,7 +46,7 @@ class _GatewayLocation:
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    command(program, "wait", section="Workers", over_http=wait)(wait)
+    command(program, "wait", section="Workers", gateway=True)(wait)
 
 
 async def wait(

@@ -6,7 +6,6 @@ import importlib
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from datetime import datetime
 from typing import Annotated, Any, cast
 
 import typer
@@ -18,14 +17,13 @@ from trellis.cli.applications import load_app
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli, refuse_missing
 from trellis.cli.metrics_export import process_observed
-from trellis.cli.output import ListingColumn, age, as_record
+from trellis.cli.output import ListingColumn, brief
 from trellis.cli.telemetry import configure_tracing, log_only
 from trellis.cli.up_process import print_health
 from trellis.engine.errors import OptionInvalid
-from trellis.engine.records import WorkerRecord
+from trellis.http.operation_shapes import WorkerShape
 from trellis.http_server.health import ProcessHealth
 from trellis.lifecycles import Role
-from trellis.operations.explain import WorkerPresence, runs_alone, served_types, worker_info, worker_presence
 from trellis.worker.app import App
 from trellis.worker.options import WorkerOptions
 from trellis.worker.worker import ExitCode
@@ -53,7 +51,7 @@ HeartbeatOption = Annotated[
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
     command(program, "worker", section=SECTION, json=False)(worker)
-    command(program, "workers", section=SECTION)(list_workers)
+    command(program, "workers", section=SECTION, gateway=True)(list_workers)
 
 
 def worker(
@@ -164,39 +162,35 @@ def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def list_workers(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
     """List worker processes seen lately: alive, silent since when, or drained."""
     wanted = values.limit(limit, LIMIT_MAX)
-    async with cli.open() as ledger:
-        now = await ledger.now()
-        found = sorted(await ledger.workers(), key=lambda seen: seen.seen_at, reverse=True)
-    if cli.out.as_json:
-        for seen in found[:wanted]:
-            cli.out.record({**as_record(seen), "state": worker_presence(seen, now).value})
-    else:
-        cli.out.listing(found[:wanted], _columns(now), empty="No worker was seen.")
+    async with cli.api() as api:
+        found = (await api.system.workers()).items
+    cli.out.listing(found[:wanted], COLUMNS, empty="No worker was seen.")
 
 
-STYLES = {WorkerPresence.ALIVE: "green", WorkerPresence.SILENT: "red", WorkerPresence.DRAINED: "dim"}
+STYLES = {"alive": "green", "silent": "red", "drained": "dim"}
 
 
-def _columns(now: datetime) -> list[ListingColumn[WorkerRecord]]:
-    return [
-        ListingColumn(title="WORKER", cell=lambda seen: seen.name),
-        ListingColumn(title="STATUS", cell=lambda seen: _state(seen, now)),
-        ListingColumn(title="HELD", cell=lambda seen: str(seen.held), right=True),
-        ListingColumn(title="ROOM", cell=lambda seen: str(worker_info(seen).get("concurrency", "")), right=True),
-        ListingColumn(title="TYPES", cell=_types, wraps=True),
-    ]
+def _info(seen: WorkerShape) -> dict[str, Any]:
+    info: Any = seen.info
+    return cast("dict[str, Any]", info) if isinstance(info, dict) else {}
 
 
-def _state(seen: WorkerRecord, now: datetime) -> Text:
-    state = worker_presence(seen, now)
-    told = {
-        WorkerPresence.ALIVE: "alive",
-        WorkerPresence.SILENT: f"silent for {age(seen.seen_at, now)}",
-        WorkerPresence.DRAINED: f"drained {age(seen.seen_at, now)} ago",
-    }[state]
-    return Text(told, style=STYLES[state])
+def _state(seen: WorkerShape) -> Text:
+    for_ = brief(seen.silent_s)
+    told = {"alive": "alive", "silent": f"silent for {for_}", "drained": f"drained {for_} ago"}[seen.state]
+    return Text(told, style=STYLES[seen.state])
 
 
-def _types(seen: WorkerRecord) -> str:
-    alone = runs_alone(seen)
-    return ", ".join(served_types(seen)) + (f"; runs {alone} alone" if alone else "")
+def _types(seen: WorkerShape) -> str:
+    info = _info(seen)
+    alone = info.get("alone")
+    return ", ".join(map(str, info.get("types", ()))) + (f"; runs {alone} alone" if alone else "")
+
+
+COLUMNS = (
+    ListingColumn[WorkerShape](title="WORKER", cell=lambda seen: seen.name),
+    ListingColumn[WorkerShape](title="STATUS", cell=_state),
+    ListingColumn[WorkerShape](title="HELD", cell=lambda seen: str(seen.held), right=True),
+    ListingColumn[WorkerShape](title="ROOM", cell=lambda seen: str(_info(seen).get("concurrency", "")), right=True),
+    ListingColumn[WorkerShape](title="TYPES", cell=_types, wraps=True),
+)

@@ -21,7 +21,6 @@ from trellis.gateway.event_stream import StreamServices, Tickets
 from trellis.gateway.hub import EventHub, StreamOptions
 from trellis.gateway.routes import (
     agents,
-    approvals,
     artifacts,
     dead_letters,
     inbox,
@@ -50,7 +49,6 @@ Errors are `application/problem+json` with a `code` and the `correlation_id` tha
 ROUTES = (
     runs,
     jobs,
-    approvals,
     agents,
     artifacts,
     nlm,

@@ -167,9 +167,20 @@ def api_for(instance: Instance, caller: Caller) -> LocalApi:
     async def pointers() -> Pointers:
         return instance.pointers
 
+    def acting(*, operator: bool) -> Principal:  # noqa: ARG001 - the token says who is an operator
+        return caller.principal
+
     return LocalApi(
         ApiContext(
-            ledger=instance.ledger, reader=caller.principal, permit=caller.permit, instance=opened, pointers=pointers
+            ledger=instance.ledger,
+            changes=instance.ledger,
+            reader=caller.principal,
+            acting=acting,
+            permit=caller.permit,
+            instance=opened,
+            pointers=pointers,
+            topics=lambda: instance.topics,
+            cancel_grace_s=instance.settings.cancel_grace_s,
         )
     )
 

@@ -2,17 +2,15 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
 
+from trellis.api.requests import IdempotentRequest
 from trellis.app.wiring import new_id
 from trellis.auth.principals import Principal
 from trellis.auth.tokens import Identity
-from trellis.engine.errors import IdempotencyMismatch
-from trellis.engine.jobs import JobId, Mismatch, RequestId, RequestKey
-from trellis.engine.ledger import Ledger
+from trellis.engine.jobs import RequestId
 from trellis.engine.records import IdempotencyKey
 from trellis.gateway.callers import KeyHeader, authenticate
 from trellis.http.shapes import REPLAYED
@@ -29,69 +27,6 @@ from trellis.http_server.bodies import in_thread_if_large
 HEADER = REPLAYED
 FINGERPRINT_CHARS = 16
 REQUEST = "http"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IdempotentRequest:
-    """A request with its idempotency key. Without a key (None) a repeated request takes effect again."""
-
-    key: IdempotencyKey | None
-    given: str | None
-    """The key as the caller sent it, for messages."""
-    fingerprint: bytes
-    """Digest of the path, the caller's name and the body."""
-    request_id: RequestId
-    """The id under which the ledger records the request when it changes a job."""
-
-    async def earlier(self, ledger: Ledger) -> JobId | None:
-        """The job that an earlier request with this key created; raises IdempotencyMismatch."""
-        if self.key is None:
-            return None
-        found = await ledger.find_by_idempotency_key(self.key.scope, self.key.key, self.key.fingerprint)
-        if isinstance(found, Mismatch):
-            raise self.mismatch(found.job_id)
-        return None if found is None else found.job_id
-
-    def change(self, about: str, *, keeps_refusals: bool = False) -> RequestKey | None:
-        """The key for the ledger's verbs that change jobs. `about` is the job, or a word for many jobs."""
-        if self.key is None or self.given is None:
-            return None
-        return RequestKey(
-            scope=self.key.scope,
-            key=self.key.key,
-            fingerprint=self.fingerprint,
-            about=about,
-            given=self.given,
-            keeps_refusals=keeps_refusals,
-        )
-
-    async def changed_before(self, ledger: Ledger) -> bool:
-        """Whether an earlier request with this key has a stored answer; raises IdempotencyMismatch.
-
-        A route that checks more before it calls the ledger asks this first, so that another request under the key is
-        refused for the key. The transaction of the change decides between concurrent requests.
-        """
-        key = self.change("")
-        found = None if key is None else await ledger.find_request(key)
-        return found is not None and found.answer is not None
-
-    async def take(self, ledger: Ledger, about: str) -> bytes | None:
-        """Store the key before an effect that is more than one call of the ledger; raises IdempotencyMismatch.
-
-        Returns the stored answer, if there is one. Without it the request goes on where an earlier one stopped.
-        """
-        key = self.change(about)
-        found = None if key is None else await ledger.take_request_key(key)
-        return None if found is None else found.answer
-
-    async def moved(self, ledger: Ledger, job_id: JobId) -> bool:
-        """Whether this request has already changed that job."""
-        records = await ledger.recorded(await ledger.events(job_id))
-        return any(record.request == self.request_id for record in records)
-
-    def mismatch(self, job_id: str) -> IdempotencyMismatch:
-        """The error for a key that was used for another request; `job_id` is what that one was about."""
-        return IdempotencyMismatch(key=self.given, job_id=job_id)
 
 
 async def idempotent_request(

@@ -18,7 +18,19 @@ from trellis.engine.errors import OptionInvalid
 from trellis.http.address import PLAIN, checked_url
 from trellis.http.calls import CallOptions, GatewayCalls, GatewayRequest
 from trellis.http.jobs import Jobs
-from trellis.http.resources import Agents, Artifacts, DeadLetters, Inbox, Logic, Memory, Proposals, Runs, Safety
+from trellis.http.resources import (
+    Agents,
+    Artifacts,
+    DeadLetters,
+    Feed,
+    Inbox,
+    Logic,
+    Memory,
+    Proposals,
+    Runs,
+    Safety,
+    System,
+)
 from trellis.http.shapes import Health, LiveEvent
 from trellis.http.streams import follow, position
 
@@ -41,6 +53,8 @@ class GatewayClient:
         self.logic = Logic(calls)
         self.inbox = Inbox(calls)
         self.safety = Safety(calls)
+        self.system = System(calls)
+        self.feed = Feed(calls)
 
     def events(
         self,

@@ -7,6 +7,7 @@ from typing import Any, TypedDict, Unpack
 
 from trellis.bus.requests import TopicSubmitOptions
 from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
+from trellis.http.operation_shapes import JobExplained
 from trellis.http.shapes import REPLAYED, AnyJob, EventShape, JobDocument, JobShape, JobSubmitted, JobWhole, Page
 from trellis.http.streams import changes, follow, wait_for_last
 from trellis.lifecycles import LIFECYCLES
@@ -144,6 +145,10 @@ class Jobs:
     async def events(self, job_id: str, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[EventShape]:
         """What happened to it, oldest first."""
         return await listed(self._calls, EventShape, path_of("jobs", job_id, "events"), limit, cursor)
+
+    async def explain(self, job_id: str) -> JobExplained:
+        """Why it is where it is and what happens next, in sentences."""
+        return await self._calls.get(JobExplained, path_of("jobs", job_id, "explanation"))
 
     async def wait(self, job_id: str, timeout_s: float | None = None) -> JobWhole:
         """The job once it has ended, however it did; raises TimeoutError."""

@@ -7,6 +7,8 @@ from trellis.http.shapes import Page
 
 ItemT = TypeVar("ItemT")
 
+EVENTS_MAX = 1_000
+"""Events of one answer, at most."""
 PAGE_MAX = 200
 """Items of one page, at most. A longer list is read page by page."""
 

@@ -3,11 +3,14 @@
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, Literal, TypedDict, Unpack
 
 from trellis.bus.topics import HELD_ACTION
 from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
 from trellis.http.errors import NotFound
+from trellis.http.operation_shapes import EventPage, QueuePaused, QueueShape, ScheduleShape, WorkerShape
+from trellis.http.pages import EVENTS_MAX
 from trellis.http.shapes import (
     REPLAYED,
     AgentChanged,
@@ -453,6 +456,69 @@ class Runs:
 def has_ended(run: RunStatus) -> bool:
     """Whether the run has ended."""
     return run.status in ENDED
+
+
+class System:
+    """What the instance does now: `client.system`."""
+
+    def __init__(self, calls: GatewayCalls) -> None:
+        self._calls = calls
+
+    async def queues(self) -> Page[QueueShape]:
+        """How many jobs of each type wait and are held, by type."""
+        return await self._calls.get(Page[QueueShape], "/queues")
+
+    async def pause(self, type_: str, *, reason: str | None = None, force: bool = False) -> QueuePaused:
+        """Stop handing out a type; what is held goes on. An operator's act. Raises Conflict for an unknown type."""
+        return await self._set(type_, {"paused": True, "reason": reason, "force": force})
+
+    async def resume(self, type_: str, *, reason: str | None = None, force: bool = False) -> QueuePaused:
+        """Hand out a type again. An operator's act."""
+        return await self._set(type_, {"paused": False, "reason": reason, "force": force})
+
+    async def _set(self, type_: str, body: Mapping[str, Any]) -> QueuePaused:
+        ask = GatewayRequest(method="PATCH", path=path_of("queues", type_), body=body)
+        return await self._calls.asked(QueuePaused, ask)
+
+    async def workers(self) -> Page[WorkerShape]:
+        """Worker processes that were seen lately, the last one first, and how much each holds."""
+        return await self._calls.get(Page[WorkerShape], "/workers")
+
+    async def schedules(self) -> Page[ScheduleShape]:
+        """The agents that run on a schedule, by name, with the next and the last time."""
+        return await self._calls.get(Page[ScheduleShape], "/schedules")
+
+
+class Feed:
+    """Events of all jobs: `client.feed`. `client.events` follows them as they happen, with less in each."""
+
+    def __init__(self, calls: GatewayCalls) -> None:
+        self._calls = calls
+
+    async def find(
+        self,
+        *,
+        job_id: str | None = None,
+        type_: str | None = None,
+        correlation_id: str | None = None,
+        since: datetime | None = None,
+        lifecycle: str | None = None,
+        limit: int = LIMIT_DEFAULT,
+    ) -> EventPage:
+        """The events of one job, or those of a type or a correlation id, oldest first; at most EVENTS_MAX."""
+        filters = {"job_id": job_id, "type": type_, "correlation_id": correlation_id, "lifecycle": lifecycle}
+        moment, size = None if since is None else since.isoformat(), min(limit, EVENTS_MAX)
+        return await self._calls.get(EventPage, "/events", since=moment, limit=size, **filters)
+
+    async def page(
+        self, after: str | None = None, *, lifecycle: str | None = None, limit: int = LIMIT_DEFAULT
+    ) -> EventPage:
+        """The events after a position of the feed, at most EVENTS_MAX; go on from `position`.
+
+        Without a position it begins with the first event; `latest` is the present end.
+        """
+        size = min(limit, EVENTS_MAX)
+        return await self._calls.get(EventPage, "/events", after=after, lifecycle=lifecycle, limit=size)
 
 
 class Safety:

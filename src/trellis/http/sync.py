@@ -15,7 +15,19 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from trellis.http.client import GatewayClient
 from trellis.http.jobs import Jobs
-from trellis.http.resources import Agents, Artifacts, DeadLetters, Inbox, Logic, Memory, Proposals, Runs, Safety
+from trellis.http.resources import (
+    Agents,
+    Artifacts,
+    DeadLetters,
+    Feed,
+    Inbox,
+    Logic,
+    Memory,
+    Proposals,
+    Runs,
+    Safety,
+    System,
+)
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
@@ -160,6 +172,7 @@ class SyncJobs(BlockingTwin):
     context = BlockingMethod(Jobs.context)
     list = BlockingMethod(Jobs.list)
     events = BlockingMethod(Jobs.events)
+    explain = BlockingMethod(Jobs.explain)
     wait = BlockingMethod(Jobs.wait)
     watch = BlockingIterator(Jobs.watch)
     cancel = BlockingMethod(Jobs.cancel)
@@ -207,6 +220,23 @@ class SyncSafety(BlockingTwin):
     simulate = BlockingMethod(Safety.simulate)
 
 
+class SyncSystem(BlockingTwin):
+    """`client.system`"""
+
+    queues = BlockingMethod(System.queues)
+    pause = BlockingMethod(System.pause)
+    resume = BlockingMethod(System.resume)
+    workers = BlockingMethod(System.workers)
+    schedules = BlockingMethod(System.schedules)
+
+
+class SyncFeed(BlockingTwin):
+    """`client.feed`"""
+
+    find = BlockingMethod(Feed.find)
+    page = BlockingMethod(Feed.page)
+
+
 class SyncGatewayClient(BlockingTwin):
     """One gateway, for scripts. Made by `connect_sync(gateway=…)`; for one thread at a time."""
 
@@ -222,6 +252,8 @@ class SyncGatewayClient(BlockingTwin):
         self.logic = SyncLogic(inner.logic, thread)
         self.inbox = SyncInbox(inner.inbox, thread)
         self.safety = SyncSafety(inner.safety, thread)
+        self.system = SyncSystem(inner.system, thread)
+        self.feed = SyncFeed(inner.feed, thread)
 
     events = BlockingIterator(GatewayClient.events)
     position = BlockingMethod(GatewayClient.position)

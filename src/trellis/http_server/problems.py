@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from trellis.engine.errors import TrellisError
+from trellis.engine.errors import InvalidTransition, TrellisError
 from trellis.engine.logs import log_of
 
 # Every error response is application/problem+json (RFC 9457, D27), with one shape that also covers crashes.
@@ -108,7 +108,9 @@ def problem_of_error(error: TrellisError) -> Problem:
     status = STATUS_OF_CODE[code]
     headers = {"Retry-After": "1"} if status in {429, 502, 504} else {}
     told = error.shown if status >= HTTPStatus.INTERNAL_SERVER_ERROR else None
-    return Problem(code, told or str(error), headers=headers)
+    status_now = error.data.get("source") if isinstance(error, InvalidTransition) else None
+    extra = {} if status_now is None else {"status_now": status_now}
+    return Problem(code, told or str(error), headers=headers, **extra)
 
 
 async def _problem(request: Request, problem: Problem) -> Response:

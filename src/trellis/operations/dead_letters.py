@@ -13,6 +13,7 @@ from trellis.engine.errors import OptionInvalid, Refused
 from trellis.engine.jobs import Actor, JobId, Moved, NotMoved, ReasonCode, RequestId, RequestKey, Stage
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import DeadLetter, Event, Job, JobFilter
+from trellis.engine.request_keys import REQUEUE_ANSWERS
 from trellis.lifecycles import LIFECYCLES, Phase
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
@@ -235,7 +236,10 @@ async def _requeue_queue(
     dead = replace(where, lifecycle=QUEUE_JOB.name, state=QUEUE_DEAD)
     if where.reason_code is None:
         return await ledger.requeue(actor, dead, again, limit=limit, cause=cause, key=key)
-    # A repeated request is answered for the jobs it took before. The filter is then ignored.
+    stored = None if key is None else await ledger.find_request(key)
+    if stored is not None and stored.answer is not None:
+        return REQUEUE_ANSWERS.decode(stored.answer)
+    # A repeated request without a stored answer is answered for the jobs it took before. The filter is then ignored.
     before = await ledger.requeue(actor, replace(dead, reason_code=None), again, limit=0, cause=cause)
     if before:
         return before

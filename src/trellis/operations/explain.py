@@ -154,7 +154,8 @@ class JobSurroundings:
 
     now: datetime
     queue: QueueDepth | None = None
-    workers: tuple[WorkerRecord, ...] = ()
+    workers: tuple[WorkerRecord, ...] | None = ()
+    """The worker processes; None if whoever asks may not know them."""
     key_holders: tuple[JobId, ...] = ()
     """The jobs that hold the slots of this job's concurrency key."""
     letter: DeadLetter | None = None
@@ -386,7 +387,7 @@ def _taker(job: Job) -> str | None:
 
 
 def _serving(job: Job, around: JobSurroundings) -> list[WorkerRecord]:
-    return [worker for worker in around.workers if serves(worker, job.type) and is_alive(worker, around.now)]
+    return [worker for worker in around.workers or () if serves(worker, job.type) and is_alive(worker, around.now)]
 
 
 def _lease(job: Job, until: datetime, now: datetime) -> str:
@@ -474,12 +475,16 @@ def _why_not_taken(job: Job, around: JobSurroundings) -> Iterator[str]:
     if (taker := _taker(job)) is not None:
         yield f"The {taker} of a `trellis up` takes it when it has room."
         if (waited := _waited_long(job, around.now)) is not None:
-            alive = {worker.name: worker_info(worker) for worker in around.workers if is_alive(worker, around.now)}
+            alive = {
+                worker.name: worker_info(worker) for worker in around.workers or () if is_alive(worker, around.now)
+            }
             beside = not_sent_phrase(job, alive)
             yield f"None did for {waited}: {beside}no `trellis up` with role {taker} runs on this ledger, or all are busy."
         return
     alive = _serving(job, around)
-    if not alive:
+    if around.workers is None:
+        yield f"A worker that serves {job.type!r} takes it when it has room."
+    elif not alive:
         yield f"No worker that serves {job.type!r} has been seen in the last {WORKER_SILENT_S:.0f} s."
     else:
         names = ", ".join(worker.name for worker in alive[:3]) + (" and others" if len(alive) > 3 else "")

@@ -2,7 +2,8 @@
 
 import json
 from dataclasses import replace
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import pytest
 
@@ -20,8 +21,10 @@ from trellis.engine.jobs import (
     Move,
     Moved,
     NewJob,
+    NotMoved,
     ReasonCode,
     RequestId,
+    RequestKey,
     Stage,
 )
 from trellis.engine.ledger import Ledger
@@ -97,6 +100,31 @@ async def test_dead_letters_of_both_lifecycles_are_paged_filtered_and_requeued_t
     ]
     left = await dead_letters(rig.ledger, JobFilter(), limit=10)
     assert [one.job_id for one in left.letters] == ["dead-3"]
+
+
+@pytest.mark.requirement("DJ-12", "DJ-21")
+async def test_a_repeated_requeue_by_reason_tells_the_refusals_of_the_first_one_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    """Another operator requeues one of the jobs after this request has selected it."""
+    for name in ("queue-1", "queue-2"):
+        await dead_queued(rig, name)
+    requeue, others = rig.ledger.requeue, [JobId("queue-1")]
+
+    async def after_another(*args: Any, **how: Any) -> list[Moved | NotMoved]:
+        if others and how.get("key") is not None:
+            await requeue(OPERATOR, [others.pop()], RequestId("another"), limit=1, cause=None)
+        return await requeue(*args, **how)
+
+    where = JobFilter(lifecycle="queue-job", reason_code=ReasonCode.DEPENDENCY_UNAVAILABLE)
+    key = RequestKey(scope="s", key="k", fingerprint=b"f", about="all", given="k", keeps_refusals=True)
+    asked = partial(requeue_dead, rig.ledger, OPERATOR, where, RequestId("bulk"), limit=10, cause=None, key=key)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.ledger, "requeue", after_another)
+        first = await asked()
+    told = {"queue-1": NotMoved, "queue-2": Moved}
+    assert {one.job_id: type(one) for one in first} == told
+    assert {one.job_id: type(one) for one in await asked()} == told
 
 
 async def test_a_job_that_was_submitted_first_and_died_last_is_on_one_page(rig: Rig):

@@ -1,11 +1,11 @@
 """Dead letters: list and read them, and requeue their jobs, one or many at once (DJ-12, D9)."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
-from trellis.engine.jobs import JobId, Moved, ReasonCode
+from trellis.engine.jobs import ReasonCode
 from trellis.engine.records import JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
 from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
@@ -13,13 +13,10 @@ from trellis.gateway.pages import LIMIT_DEFAULT, LIMIT_MAX, Cursor, Limit, Page
 from trellis.http.shapes import DeadLetterShape, Requeued
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS
-from trellis.operations.dead_letters import requeue_answer, requeue_dead
 
 WithLetters = Literal["leased-job", "queue-job"]
 """The lifecycles whose jobs can become dead letters."""
 REQUEUE_MAX = LIMIT_MAX
-WHOLE = "of the dead letters"
-"""The subject of a bulk requeue, for the message of a refusal."""
 
 router = APIRouter(tags=["dead letters"], route_class=StrictRoute)
 
@@ -92,23 +89,24 @@ async def one(
     return await api_for(instance, caller).dead_letters.get(job_id)
 
 
-@router.post("/dlq/requeue", response_model=Requeued, responses=PROBLEMS)
+@router.post("/dlq/requeue", responses=PROBLEMS)
 async def requeue(
     body: DeadLetterRequeue,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.requeue")],
     asked: IdempotentRequestOf,
     response: Response,
-) -> dict[str, Any]:
-    """Run dead-lettered jobs again; an operator's act. Those of one lifecycle are looked at in one transaction, each is answered for."""
-    ledger, actor, many, why = instance.ledger, caller.actor, body.limit, body.reason
-    key, replayed = asked.change(WHOLE, keeps_refusals=True), await asked.changed_before(ledger)
-    if body.filter is not None:
-        where = body.filter.to_filter()
-        answers = await requeue_dead(ledger, actor, where, asked.request_id, limit=many, cause=why, key=key)
-    else:
-        chosen = [JobId(job_id) for job_id in body.job_ids or ()]
-        answers = await ledger.requeue(actor, chosen, asked.request_id, limit=many, cause=why, key=key)
-    replayed = replayed or any(isinstance(answer, Moved) and answer.repeated for answer in answers)
-    mark_replayed(response, replayed=replayed)
-    return {"items": [requeue_answer(answer) for answer in answers]}
+) -> Requeued:
+    """Run dead-lettered jobs again; only an operator may. Each job has an answer of its own.
+
+    The jobs of one lifecycle are requeued in one transaction.
+    """
+    done = await api_for(instance, caller).dead_letters.requeue_once(
+        asked,
+        job_ids=body.job_ids or (),
+        where=None if body.filter is None else body.filter.to_filter(),
+        limit=body.limit,
+        reason=body.reason,
+    )
+    mark_replayed(response, replayed=done.replayed)
+    return done.answer

@@ -1,4 +1,4 @@
-"""Jobs of every kind: submit, read, cancel, requeue; and the workers that run them.
+"""Jobs of every kind: submit, read, explain, cancel, requeue and dead-letter them, and decide about held ones.
 
 Implements DJ-5, DJ-11, DJ-12, DJ-13, D9, D19, D43, JQ-11. Runs, proposals and inbox entries are jobs of the ledger too,
 but have routes and rules of their own: here they are not found.
@@ -13,33 +13,29 @@ from fastapi import APIRouter, Path, Query, Response
 from trellis.api.jobs import LocalJobs
 from trellis.app.instance import Instance
 from trellis.artifacts.payloads import Snapshot
-from trellis.auth.ownership import acting_or_gateway, canceller, within_scope
+from trellis.auth.ownership import acting_or_gateway, within_scope
 from trellis.bus.documents import SIGNALS_READ_MAX
 from trellis.bus.documents import document as bus_document
 from trellis.bus.errors import BusRequestInvalid
-from trellis.bus.outcomes.job_tree import find_successor, requeue_as_new_job
 from trellis.bus.requests import JobRequest
 from trellis.engine import tracing
-from trellis.engine.dead_letters import dead_letter, operator_reason_code
-from trellis.engine.errors import IdempotencyMismatch, InvalidTransition
+from trellis.engine.errors import IdempotencyMismatch
 from trellis.engine.event_data import artifacts_of
 from trellis.engine.jobs import (
     CancelMode,
-    CancelRequested,
     JobId,
     Mismatch,
-    Moved,
     NewJob,
-    NotMoved,
     ReasonCode,
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Job, JobFilter, JobPlace, WorkerRecord
+from trellis.engine.records import Job, JobFilter, JobPlace
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires, within_job_agent
 from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
 from trellis.gateway.nlm import list_nlm_jobs, nlm_job_events, show_nlm_job
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
+from trellis.http.operation_shapes import JobExplained
 from trellis.http.shapes import BusJob, EventShape, JobDocument, JobShape, JobWhole, QueueJob
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS, Problem
@@ -51,15 +47,14 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.job_documents import (
     event_document,
     job_document,
-    json_value,
-    short_document,
     whole_document,
 )
+from trellis.proposals.proposal import NOTE_CHARS_MAX
 from trellis.research.context import snapshot_key
 from trellis.research.errors import RequestUnreadable
 from trellis.research.queue_job import QueueRequest, snapshot_digest
 from trellis.research.queue_job import document as queue_document
-from trellis.storage.objects.canonical_json import sha256, timestamp
+from trellis.storage.objects.canonical_json import sha256
 from trellis.worker.kinds import JobRequestBody, make_job
 
 WORK = (LEASED_JOB.name, QUEUE_JOB.name, BUS_JOB.name, NLM_JOB.name)
@@ -105,13 +100,17 @@ class JobDeadLetter(pydantic.BaseModel):
     reason: str = pydantic.Field(min_length=1, max_length=500)
 
 
-class WorkerShape(pydantic.BaseModel):
-    """A worker process as the ledger last saw it."""
+class Approval(pydantic.BaseModel):
+    """What a person decides; rejecting says why, in ten characters or more. With `policy_hash` only about a hold under that policy."""
 
-    name: str
-    seen_at: str
-    held: int
-    info: Any
+    model_config = pydantic.ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"decision": "approve", "note": "the backup is from today"}]},
+    )
+
+    decision: Literal["approve", "reject"]
+    note: str | None = pydantic.Field(None, max_length=NOTE_CHARS_MAX)
+    policy_hash: str | None = pydantic.Field(None, min_length=1, max_length=200)
 
 
 @router.post("/jobs", status_code=202, response_model=JobShape, responses=PROBLEMS)
@@ -212,16 +211,17 @@ async def one(
     """One job, with its payload, its progress and its result; a job of the job queue or on a topic as its document says (000, 1.3; 004)."""
     if await instance.ledger.job(JobId(job_id)) is None and (there := await show_nlm_job(instance, caller, job_id)):
         return there
-    job = await _jobs(instance, caller).find(job_id)
+    jobs = _jobs(instance, caller)
+    job = await jobs.find(job_id)
     whole = whole_document(job, await instance.ledger.result(job.job_id))
     if job.lifecycle == LEASED_JOB.name and job.place is JobPlace.ENDED:
         whole["artifacts"] = [asdict(one) for one in artifacts_of(await instance.ledger.events(job.job_id))]
     if job.lifecycle == BUS_JOB.name:
-        return {**whole, **await _bus_job(instance, job)}
+        return {**whole, **await _bus_job(instance, jobs, job)}
     return whole if job.lifecycle != QUEUE_JOB.name else {**whole, **await _queue_job(instance, job)}
 
 
-async def _bus_job(instance: Instance, job: Job) -> dict[str, Any]:
+async def _bus_job(instance: Instance, jobs: LocalJobs, job: Job) -> dict[str, Any]:
     """The fields of the JobRequest and of its outcome; none if the stored request is not in our format."""
     try:
         request = JobRequest.read(job.payload or b"")
@@ -229,12 +229,12 @@ async def _bus_job(instance: Instance, job: Job) -> dict[str, Any]:
         return {}
     events = await instance.ledger.events(job.job_id)
     signals = await instance.ledger.signals(job.job_id, limit=SIGNALS_READ_MAX)
-    return {**bus_document(job, request, events, signals), "retry": await _retry(instance, job)}
+    return {**bus_document(job, request, events, signals), "retry": await _retry(jobs, job)}
 
 
-async def _retry(instance: Instance, job: Job) -> dict[str, Any] | None:
+async def _retry(jobs: LocalJobs, job: Job) -> dict[str, Any] | None:
     """The job that retries a failed, timed out or denied job; None if there is none."""
-    again = await find_successor(instance.ledger, job, instance.topics) if job.place is JobPlace.ENDED else None
+    again = await jobs.successor(job)
     if again is None:
         return None
     job_id, status = (None, None) if again.last is None else (again.last.job_id, again.last.state)
@@ -316,7 +316,18 @@ async def events(
     return page_document(told, str(found[limit - 1].version) if more else None)
 
 
-@router.post("/jobs/{job_id}/cancel", response_model=JobShape, responses=PROBLEMS)
+@router.get("/jobs/{job_id}/explanation", responses=PROBLEMS)
+async def explanation(
+    job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
+) -> JobExplained:
+    """Why a job is where it is and what happens next, in sentences; `you_can` lists commands that help.
+
+    A caller that may read only its own jobs is not told about workers and other jobs.
+    """
+    return await _jobs(instance, caller).explain(job_id)
+
+
+@router.post("/jobs/{job_id}/cancel", responses=PROBLEMS)
 async def cancel(
     job_id: JobIdPath,
     instance: InstanceOf,
@@ -324,30 +335,18 @@ async def cancel(
     asked: IdempotentRequestOf,
     response: Response,
     body: JobCancelRequest | None = None,
-) -> dict[str, Any]:
-    """End a job. What has ended stays as it is: 409 with its state, and with the job that does it again if there is one. A soft cancel leaves a running job running for a while."""
+) -> JobShape:
+    """End a job. A soft cancel leaves a running job running for a grace period.
+
+    A job that has ended stays as it is: 409 with its status, and with the job that retries it if there is one.
+    """
     stop = body or JobCancelRequest(mode=CancelMode.SOFT, reason=None)
-    job = await _jobs(instance, caller).find(job_id, "jobs.cancel")
-    actor = await canceller(caller.principal, instance.ledger, job)
-    answer = await instance.ledger.cancel(
-        actor,
-        job.job_id,
-        stop.mode,
-        asked.request_id,
-        grace_s=instance.settings.cancel_grace_s,
-        cause=stop.reason,
-        key=asked.change(job.job_id),
-    )
-    if isinstance(answer, CancelRequested):
-        mark_replayed(response, replayed=answer.repeated)
-        return short_document(job, answer.state, answer.version)
-    if isinstance(answer, NotMoved) and job.lifecycle == BUS_JOB.name:
-        again = await find_successor(instance.ledger, job, instance.topics)
-        answer = answer if again is None else replace(answer, reason=again.words)
-    return _after(job, answer, actor.role.value, response)
+    done = await _jobs(instance, caller).cancel_once(job_id, asked, mode=stop.mode, reason=stop.reason)
+    mark_replayed(response, replayed=done.replayed)
+    return done.answer
 
 
-@router.post("/jobs/{job_id}/requeue", response_model=JobShape, responses=PROBLEMS)
+@router.post("/jobs/{job_id}/requeue", responses=PROBLEMS)
 async def requeue(
     job_id: JobIdPath,
     instance: InstanceOf,
@@ -355,25 +354,18 @@ async def requeue(
     asked: IdempotentRequestOf,
     response: Response,
     body: JobRequeue | None = None,
-) -> dict[str, Any]:
+) -> JobShape:
     """Run a failed or dead-lettered job again, in its next generation; a job on a topic as a new, linked one. Only an operator may."""
-    job = await api_for(instance, caller).jobs.find(job_id, "jobs.requeue")
     cause = None if body is None else body.reason
-    if job.lifecycle == BUS_JOB.name:
-        await asked.take(instance.ledger, job.job_id)
-        actor = acting_or_gateway(caller.actor, job.lifecycle)
-        made = await requeue_as_new_job(instance.ledger, actor, job, instance.topics, asked.request_id, cause=cause)
+    done = await api_for(instance, caller).jobs.requeue_once(job_id, asked, reason=cause)
+    mark_replayed(response, replayed=done.replayed)
+    if done.answer.lifecycle == BUS_JOB.name:
         instance.wake_bus()
-        mark_replayed(response, replayed=not made.created)
-        response.headers["Location"] = f"/jobs/{made.job_id}"
-        return {**short_document(job, BUS_JOB.initial.name, 1), "job_id": made.job_id}
-    (answer,) = await instance.ledger.requeue(
-        caller.actor, [job.job_id], asked.request_id, limit=1, cause=cause, key=asked.change(job.job_id)
-    )
-    return _after(job, answer, caller.actor.role.value, response)
+        response.headers["Location"] = f"/jobs/{done.answer.job_id}"
+    return done.answer
 
 
-@router.post("/jobs/{job_id}/dead-letter", response_model=JobShape, responses=PROBLEMS)
+@router.post("/jobs/{job_id}/dead-letter", responses=PROBLEMS)
 async def bury(
     job_id: JobIdPath,
     body: JobDeadLetter,
@@ -381,41 +373,32 @@ async def bury(
     caller: Annotated[Caller, requires("jobs.dead-letter")],
     asked: IdempotentRequestOf,
     response: Response,
-) -> dict[str, Any]:
-    """End a job that has not ended with a dead letter, without a retry. An operator's act."""
-    job = await _jobs(instance, caller).find(job_id, "jobs.dead-letter")
-    code = operator_reason_code(body.reason_code)
-    await asked.changed_before(instance.ledger)
-    answer = await dead_letter(
-        instance.ledger,
-        caller.actor,
-        job.job_id,
-        asked.request_id,
-        reason_code=code,
-        reason=body.reason,
-        key=asked.change(job.job_id),
+) -> JobShape:
+    """End a job that has not ended with a dead letter, without a retry. Only an operator may."""
+    done = await _jobs(instance, caller).dead_letter_once(
+        job_id, asked, reason=body.reason, reason_code=body.reason_code
     )
-    return _after(job, answer, caller.actor.role.value, response)
+    mark_replayed(response, replayed=done.replayed)
+    return done.answer
 
 
-@router.get("/workers", response_model=Page[WorkerShape], responses=PROBLEMS)
-async def workers(instance: InstanceOf, _: Annotated[Caller, requires("system.read")]) -> dict[str, Any]:
-    """Worker processes that were seen lately, and how much each holds."""
-    return page_document([_worker(seen) for seen in await instance.ledger.workers()], None)
+@router.post("/jobs/{job_id}/approval", responses=PROBLEMS)
+async def approval(
+    job_id: JobIdPath,
+    body: Approval,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("jobs.approve")],
+    asked: IdempotentRequestOf,
+    response: Response,
+) -> JobShape:
+    """Let a held job go, or deny it. 409 when it does not wait for a person, or is held under another policy.
 
-
-# --- inside ----------------------------------------------------------------------------------------------------------
-
-
-def _after(job: Job, answer: Moved | NotMoved, role: str, response: Response) -> dict[str, Any]:
-    """The job as the transition left it; raises InvalidTransition."""
-    if isinstance(answer, NotMoved):
-        raise InvalidTransition(
-            job_id=answer.job_id, source=answer.state, target=answer.target, actor=role, reason=answer.reason
-        )
-    mark_replayed(response, replayed=answer.repeated)
-    return short_document(job, answer.target, answer.version)
-
-
-def _worker(seen: WorkerRecord) -> dict[str, Any]:
-    return {"name": seen.name, "seen_at": timestamp(seen.seen_at), "held": seen.held, "info": json_value(seen.info)}
+    An approval is good for this job under the policy that held it: when the policy changes before the job goes, the job
+    is held again.
+    """
+    done = await api_for(instance, caller).jobs.decide_once(
+        job_id, asked, approve=body.decision == "approve", note=body.note, policy_hash=body.policy_hash
+    )
+    instance.wake_bus()
+    mark_replayed(response, replayed=done.replayed)
+    return done.answer

@@ -1,24 +1,19 @@
 """Proposals: list and read them, decide about them, and apply them (RUN-4, D22, AUTH-6)."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.responses import JSONResponse
 
-from trellis.api.proposals import APPLY_PATIENCE_S, OPEN, proposal_document, refused_decision
-from trellis.app.instance import Instance
-from trellis.app.wiring import SystemClock
-from trellis.bus import approvals
-from trellis.engine.jobs import JobId, Moved, NotMoved
+from trellis.api.proposals import OPEN, ProposalHasOtherVersion, proposal_document
+from trellis.bus.topics import HELD_ACTION
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
-from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
+from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, etag, expected, is_known
 from trellis.http.shapes import ProposalDiff, ProposalShape
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS, Problem
-from trellis.proposals import proposal as proposals
-from trellis.proposals.apply import FAILED, apply_until_settled
 from trellis.proposals.proposal import NOTE_CHARS_MAX
 
 APPLY_RETRY_S = 1
@@ -96,7 +91,6 @@ async def difference(
 
 @router.patch(
     "/proposals/{proposal_id}",
-    response_model=ProposalShape,
     responses={**PROBLEMS, 412: {**PROBLEMS[409], "description": "It is not the version that was seen any more."}},
 )
 async def decide(
@@ -107,108 +101,42 @@ async def decide(
     asked: IdempotentRequestOf,
     response: Response,
     if_match: Annotated[str | None, Header(description="Decide only about this version.")] = None,
-) -> dict[str, Any]:
-    """Approve or reject a proposal, or a held job. With If-Match it is about what was seen, or refused.
+) -> ProposalShape:
+    """Approve or reject a proposal, or a held job. With If-Match only the version that the caller has seen, else 412.
 
-    The answer is the proposal right after this decision, also when the decision comes again and it has been applied since.
+    The answer is the proposal right after this decision, also when the request is repeated after it has been applied.
     """
-    version, held = expected(if_match), approvals.job_id_of_inbox_id(proposal_id)
-    if held is not None:
-        decided = await _decide_held(instance, caller, held, body, asked, version)
-        instance.wake_bus()
-        mark_replayed(response, replayed=decided.repeated)
-        response.headers["ETag"] = etag(decided.version)
-        return await proposal_document(instance.ledger, proposal_id, version=decided.version)
-    proposal = (await proposals.get_proposal_job(instance.ledger, proposal_id)).job_id
-    await asked.changed_before(instance.ledger)
-    replayed = asked.key is not None and await asked.moved(instance.ledger, proposal)
-    answer = await proposals.decide_proposal(
-        instance.ledger,
-        caller.actor,
-        proposal,
-        approve=body.decision == "approve",
-        note=body.note,
-        request_id=asked.request_id,
-        version=version,
-        key=asked.change(proposal),
-    )
-    if isinstance(answer, NotMoved):
-        document = await proposal_document(instance.ledger, proposal_id)
-        if version is not None and document["version"] != version:
-            raise _other_version(document, version)
-        raise refused_decision(answer, caller.actor, document)
-    mark_replayed(response, replayed=replayed)
-    response.headers["ETag"] = etag(answer.version)
-    return await proposal_document(instance.ledger, proposal_id, version=answer.version)
+    try:
+        done = await api_for(instance, caller).proposals.decide_once(
+            proposal_id, asked, approve=body.decision == "approve", note=body.note, version=expected(if_match)
+        )
+    except ProposalHasOtherVersion as error:
+        raise Problem(error.code, str(error), headers={"ETag": etag(int(str(error.data["version"])))}) from error
+    instance.wake_bus()
+    mark_replayed(response, replayed=done.replayed)
+    response.headers["ETag"] = etag(done.answer.version)
+    return done.answer
 
 
 @router.post(
     "/proposals/{proposal_id}/apply",
-    response_model=ProposalShape,
     responses={**PROBLEMS, 200: {"description": "As it stands; with `Retry-After` while it is not applied yet."}},
 )
 async def apply(
     proposal_id: ProposalId,
     instance: InstanceOf,
-    _: Annotated[Caller, requires("proposals.apply")],
+    caller: Annotated[Caller, requires("proposals.apply")],
     asked: IdempotentRequestOf,
     response: Response,
-) -> dict[str, Any]:
-    """Have an approved proposal applied now, or once more if it failed; it is applied once, however often this is asked. An approved job
-    goes by itself: there the answer is its current status.
+) -> ProposalShape:
+    """Have an approved proposal applied now, or once more if it failed. It is applied once, however often this is asked.
 
-    The answer is its current status. If somebody else is at it for longer than a few seconds, that is `applying`: ask again after `Retry-After`.
+    The answer is its current status. While another process applies it for longer than a few seconds, that is
+    `applying`: ask again after `Retry-After`. An approved job goes by itself: there the answer is its current status.
     """
-    state, proposal = (await proposal_document(instance.ledger, proposal_id))["status"], JobId(proposal_id)
-    if approvals.job_id_of_inbox_id(proposal_id) is not None and state == "approved":
-        return await proposal_document(instance.ledger, proposal_id)
-    # The step that begins to apply a failed proposal again stores the key. Otherwise the engine's own steps follow.
-    await (asked.changed_before(instance.ledger) if state == FAILED else asked.take(instance.ledger, proposal))
-    replayed = asked.key is not None and await asked.moved(instance.ledger, proposal)
-    engine = instance.apply_engine()
-    if state == FAILED and not replayed:
-        await engine.apply_again(proposal, asked.request_id, key=asked.change(proposal))
-    elif state in OPEN:
-        await apply_until_settled(engine, SystemClock(), proposal, APPLY_PATIENCE_S)
-    elif state != "applied" and not replayed:
-        detail = f"{proposal_id} is {state}; only an approved proposal is applied."
-        raise Problem("INVALID_TRANSITION", detail, status_now=state)
-    document = await proposal_document(instance.ledger, proposal_id)
-    mark_replayed(response, replayed=replayed)
-    response.headers["ETag"] = etag(document["version"])
-    if document["status"] in OPEN:
+    done = await api_for(instance, caller).proposals.apply_once(proposal_id, asked)
+    mark_replayed(response, replayed=done.replayed)
+    response.headers["ETag"] = etag(done.answer.version)
+    if done.answer.status in OPEN and done.answer.action != HELD_ACTION:
         response.headers["Retry-After"] = str(APPLY_RETRY_S)
-    return document
-
-
-# --- inside ----------------------------------------------------------------------------------------------------------
-
-
-async def _decide_held(
-    instance: Instance,
-    caller: Caller,
-    job_id: JobId,
-    body: ProposalDecision,
-    asked: IdempotentRequest,
-    version: int | None,
-) -> Moved:
-    """Decide about a held job; raises Problem, NotHeld, NoteTooShort."""
-    document = await proposal_document(instance.ledger, approvals.inbox_id(job_id))
-    await asked.changed_before(instance.ledger)
-    if version is not None and document["version"] != version and not await asked.moved(instance.ledger, job_id):
-        raise _other_version(document, version)
-    return await approvals.decide(
-        instance.ledger,
-        caller.permit("jobs.approve"),
-        job_id,
-        approve=body.decision == "approve",
-        note=body.note,
-        request_id=asked.request_id,
-        version=version,
-        key=asked.change(job_id),
-    )
-
-
-def _other_version(document: dict[str, Any], version: int) -> Problem:
-    detail = f"{document['id']} has version {document['version']} and not {version}: look at it again."
-    return Problem("PRECONDITION_FAILED", detail, headers={"ETag": etag(document["version"])})
+    return done.answer

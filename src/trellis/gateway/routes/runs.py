@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from trellis.api.runs import ENDED, READ, ReadableRun, manifest_file, step_files
-from trellis.documents.lookup import find_run
+from trellis.auth.ownership import sees_all
 from trellis.engine.jobs import CORRELATION_PATTERN, CancelMode, JobId
 from trellis.engine.recent_entries import LruCache
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
@@ -100,9 +100,11 @@ async def _readable_run(
 ) -> ReadableRun:
     """The run, if the caller may read it.
 
-    A poll queries the ledger once: the agent of a run never changes, and the rest is published.
+    The agent of a run never changes, and the rest is published, so a poll by a caller that may read every run asks the
+    ledger once. Whoever may read only some runs is checked every time.
     """
-    if (known := JobId(run_id)) in slugs:
+    known = JobId(run_id)
+    if known in slugs and sees_all(caller.principal, READ):
         return ReadableRun(known, slugs[known])
     found = await api_for(instance, caller).runs.find(run_id)
     slugs[found.run_id] = found.agent_slug
@@ -146,23 +148,17 @@ async def manifest(run: Annotated[ReadableRun, Depends(_readable_run)], instance
     return await manifest_file(instance, run)
 
 
-@router.post("/runs/{run_id}/cancel", response_model=Stopped, responses=PROBLEMS)
+@router.post("/runs/{run_id}/cancel", responses=PROBLEMS)
 async def cancel(
     run_id: RunId,
     instance: InstanceOf,
-    _: Annotated[Caller, requires("runs.cancel")],
+    caller: Annotated[Caller, requires("runs.cancel")],
     asked: IdempotentRequestOf,
     response: Response,
     body: RunCancelRequest | None = None,
-) -> dict[str, Any]:
-    """Ask for the end of a run. What has ended stays as it is: 409 with its state."""
+) -> Stopped:
+    """End a run: soft asks it to stop, hard ends it now. A run that has ended stays as it is: 409 with its status."""
     stop = body or RunCancelRequest(mode=CancelMode.SOFT, reason=None)
-    found = await find_run(instance.ledger, run_id)
-    replayed = await asked.changed_before(instance.ledger) or await asked.moved(instance.ledger, found)
-    state = await instance.layer.cancel(
-        found, mode=stop.mode, request_id=asked.request_id, cause=stop.reason, key=asked.change(found)
-    )
-    if state in ENDED and not await asked.moved(instance.ledger, found):
-        raise Problem("INVALID_TRANSITION", f"Run {found} has ended: it is {state}.", status_now=state)
-    mark_replayed(response, replayed=replayed)
-    return {"run_id": found, "status": state}
+    done = await api_for(instance, caller).runs.cancel_once(run_id, asked, mode=stop.mode, reason=stop.reason)
+    mark_replayed(response, replayed=done.replayed)
+    return done.answer

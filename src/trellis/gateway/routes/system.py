@@ -1,16 +1,29 @@
-"""Liveness and health of this gateway, for load balancers, without a token; and its metrics, with one."""
+"""What an instance does: liveness and health, which need no token, and its metrics, queues, workers, schedules and events."""
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+import pydantic
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from trellis.engine.metrics import MEDIA_TYPE
-from trellis.gateway.callers import Caller, requires
+from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
+from trellis.gateway.pages import LIMIT_DEFAULT, Page
+from trellis.http.operation_shapes import (
+    EventListed,
+    EventPage,
+    QueuePaused,
+    QueueShape,
+    ScheduleShape,
+    WorkerShape,
+)
+from trellis.http.pages import EVENTS_MAX
 from trellis.http.shapes import Health, Live
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.health import INSTANCE_HEADER, ProcessHealth
-from trellis.http_server.problems import PROBLEMS
+from trellis.http_server.problems import PROBLEMS, Problem
+from trellis.lifecycles import LIFECYCLES
+from trellis.operations.job_documents import event_document
 
 router = APIRouter(tags=["system"], route_class=StrictRoute)
 
@@ -58,3 +71,91 @@ async def _readiness(request: Request, response: Response) -> dict[str, Any]:
     response.headers[INSTANCE_HEADER] = request.app.state.instance_name
     response.status_code = 200 if found.is_ready else 503
     return {"status": "ok" if found.is_ready else "degraded", "checks": dict(found.checks)}
+
+
+# --- queues, workers and schedules -------------------------------------------------------------------------------------
+
+
+class QueueChange(pydantic.BaseModel):
+    """Whether a job type is handed out. `force` also takes a type of which nothing was seen yet."""
+
+    # Resuming a type that is not paused changes nothing, so the example can be tried.
+    model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"paused": False}]})
+
+    paused: bool
+    reason: str | None = pydantic.Field(None, max_length=500)
+    force: bool = False
+
+
+@router.get("/queues", responses=PROBLEMS)
+async def queues(instance: InstanceOf, caller: Annotated[Caller, requires("system.read")]) -> Page[QueueShape]:
+    """How many jobs of each type are ready, scheduled for later, blocked by a concurrency key, and held by workers."""
+    return await api_for(instance, caller).system.queues()
+
+
+@router.patch("/queues/{type}", responses=PROBLEMS)
+async def change_queue(
+    type: Annotated[str, Path(max_length=200, examples=["index.document"])],  # noqa: A002 - the word of the interface
+    body: QueueChange,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("queues.pause")],
+) -> QueuePaused:
+    """Pause a job type, so that no more of its jobs are handed out, or resume it. Jobs that are held go on.
+
+    Only an operator may. 409 for a type of which nothing was submitted and that no worker serves, unless `force` is true.
+    """
+    system = api_for(instance, caller).system
+    set_ = system.pause if body.paused else system.resume
+    return await set_(type, reason=body.reason, force=body.force)
+
+
+@router.get("/workers", responses=PROBLEMS)
+async def workers(instance: InstanceOf, caller: Annotated[Caller, requires("system.read")]) -> Page[WorkerShape]:
+    """Worker processes that were seen lately, the last one first, and how much each holds."""
+    return await api_for(instance, caller).system.workers()
+
+
+@router.get("/schedules", responses=PROBLEMS)
+async def schedules(instance: InstanceOf, caller: Annotated[Caller, requires("agents.read")]) -> Page[ScheduleShape]:
+    """The agents that run on a schedule, by name, with the next and the last time."""
+    return await api_for(instance, caller).system.schedules()
+
+
+@router.get("/events", responses=PROBLEMS)
+async def events(
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("events.read")],
+    *,
+    job_id: Annotated[str | None, Query(max_length=200, description="Only events of this job.")] = None,
+    type: Annotated[str | None, Query(max_length=100, description="Only this event type.")] = None,  # noqa: A002 - as above
+    correlation_id: Annotated[str | None, Query(max_length=200)] = None,
+    since: Annotated[pydantic.AwareDatetime | None, Query(description="Only with `type` or `correlation_id`.")] = None,
+    lifecycle: Annotated[str | None, Query(max_length=50, description="Only jobs of this lifecycle.")] = None,
+    after: Annotated[
+        str | None, Query(max_length=200, description="The `position` of the page before; `latest` is the present end.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=EVENTS_MAX, description="How many events at most.")] = LIMIT_DEFAULT,
+) -> EventPage:
+    """Events, oldest first. With `job_id`, `type` or `correlation_id` they are looked up; otherwise the feed is read.
+
+    The feed has every event once, in order: go on with `after`. A caller gets events of what it may read: whoever may
+    read only its own jobs gets the events of those. `GET /events/stream` sends events as they happen.
+    """
+    if lifecycle is not None and lifecycle not in LIFECYCLES:
+        known = ", ".join(LIFECYCLES)
+        raise Problem("VALIDATION_FAILED", f"There is no lifecycle {lifecycle!r}; choose one of {known}.")
+    feed = api_for(instance, caller).feed
+    if job_id is None and type is None and correlation_id is None:
+        if since is not None:
+            raise Problem("VALIDATION_FAILED", "since goes with type or correlation_id; the feed goes on with after.")
+        found = await feed.page(after, lifecycle=lifecycle, limit=limit)
+    else:
+        if after is not None:
+            raise Problem(
+                "VALIDATION_FAILED", "after is a position of the feed; leave job_id, type and correlation_id out."
+            )
+        found = await feed.find(
+            job_id=job_id, type_=type, correlation_id=correlation_id, since=since, lifecycle=lifecycle, limit=limit
+        )
+    items = [EventListed(**event_document(one, None), lifecycle=one.lifecycle) for one in found.items]
+    return EventPage(items=items, position=found.position)

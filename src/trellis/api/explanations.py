@@ -1,0 +1,95 @@
+"""Explains a job to a caller: why it is where it is, what happens next, and what can be done about it."""
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trellis.agents.errors import AgentNotFound
+from trellis.api.context import ApiContext
+from trellis.auth.ownership import sees_all
+from trellis.engine.errors import TrellisError
+from trellis.engine.jobs import JobId
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Job, JobFilter, JobPlace
+from trellis.lifecycles import LIFECYCLES, Trigger
+from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.lifecycles.run import RUN
+from trellis.operations.agent_waits import stopped_agent, with_stopped_agent, with_wait
+from trellis.operations.dead_letters import letter_of
+from trellis.operations.explain import JobExplanation, JobSurroundings, explain
+from trellis.runs.waits import open_wait
+
+if TYPE_CHECKING:  # the bus is imported only for jobs on topics
+    from trellis.bus.outcomes.job_tree import Successor
+
+HOLDERS_PAGE = 100
+HOLDERS_MAX = 5
+
+
+async def explanation(context: ApiContext, job: Job, again: "Successor | None") -> JobExplanation:
+    """The explanation of a job that the caller may read. `again` is the job that retries it."""
+    ledger = context.ledger
+    told = explain(job, tuple(await ledger.events(job.job_id)), await _surroundings(context, job))
+    if again is not None:
+        told = _with_retry(told, again)
+    if job.lifecycle == RUN.name and (wait := await open_wait(ledger, job)) is not None:
+        told = with_wait(told, wait, await ledger.followers(), await ledger.now())
+    slug = _agent_of(job)
+    return told if slug is None else await _with_agent(context, told, slug)
+
+
+async def _surroundings(context: ApiContext, job: Job) -> JobSurroundings:
+    """What `explain` needs to know in addition to the job.
+
+    Queues, workers and other jobs are left out for a caller that may read only its own jobs.
+    """
+    ledger, letter = context.ledger, await letter_of(context.ledger, job)
+    if not sees_all(context.reader, "jobs.read"):
+        return JobSurroundings(now=await ledger.now(), workers=None, letter=letter)
+    queues = [queue for queue in await ledger.queues() if queue.type == job.type and queue.lifecycle == job.lifecycle]
+    return JobSurroundings(
+        now=await ledger.now(),
+        queue=queues[0] if queues else None,
+        workers=tuple(await ledger.workers()),
+        key_holders=await _holders(ledger, job),
+        letter=letter,
+    )
+
+
+async def _holders(ledger: Ledger, job: Job) -> tuple[JobId, ...]:
+    if job.place is not JobPlace.BLOCKED or job.concurrency_key is None:
+        return ()
+    page = await ledger.jobs(JobFilter(concurrency_key=job.concurrency_key), limit=HOLDERS_PAGE)
+    held = [other.job_id for other in page.jobs if other.place in {JobPlace.LEASED, JobPlace.READY}]
+    return tuple(held[:HOLDERS_MAX])
+
+
+def _with_retry(told: JobExplanation, again: "Successor") -> JobExplanation:
+    """The explanation of a failed job, with the job that retries it as the next step while that one may succeed."""
+    sentence = f"{again.words[0].upper()}{again.words[1:]}."
+    look = () if again.last is None else (f"trellis job explain {again.last.job_id}\tsee how that stands",)
+    if again.in_vain:
+        return replace(told, why=(*told.why, sentence), you_can=(*look, *told.you_can))
+    beside = tuple(line for line in told.you_can if "job requeue" not in line)
+    return replace(told, next=(sentence,), you_can=(*look, *beside))
+
+
+async def _with_agent(context: ApiContext, told: JobExplanation, slug: str) -> JobExplanation:
+    """The explanation, extended if the job's agent is stopped."""
+    try:
+        instance = await context.instance()
+        stopped = await stopped_agent(instance.catalog, instance.ledger, slug)
+    except AgentNotFound:
+        return told
+    except TrellisError as error:
+        return replace(told, why=(*told.why, f"Whether agent {slug} may run is not known: {error}"))
+    return told if stopped is None else with_stopped_agent(told, stopped)
+
+
+def _agent_of(job: Job) -> str | None:
+    """The agent of a run or queue job that has not ended or may be requeued."""
+    may_go_on = job.place is not JobPlace.ENDED or LIFECYCLES[job.lifecycle].pull(job.state, Trigger.REQUEUE)
+    if job.lifecycle not in {RUN.name, QUEUE_JOB.name} or not may_go_on:
+        return None
+    payload: dict[str, Any] = json.loads(job.payload or b"{}")
+    return payload.get("agent_slug")

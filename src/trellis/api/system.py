@@ -1,0 +1,100 @@
+"""What an instance does now: its queues, its workers and its schedules (OBS-5, D35)."""
+
+import json
+from datetime import datetime
+
+from trellis.api.context import ApiContext
+from trellis.engine.errors import Refused
+from trellis.engine.records import JobFilter, WorkerRecord
+from trellis.engine.text import nearest
+from trellis.http.operation_shapes import QueuePaused, QueueShape, ScheduleShape, WorkerShape
+from trellis.http.shapes import Page
+from trellis.operations.explain import served_types, worker_presence
+from trellis.runs.timetable import Schedule
+from trellis.storage.objects.canonical_json import timestamp
+from trellis.worker.app import checked_type
+
+READ, PAUSE = "system.read", "queues.pause"
+
+
+class LocalSystem:
+    """The state of an instance on its ledger and stores, with the calls of `client.system`."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+
+    async def queues(self) -> Page[QueueShape]:
+        """How many jobs of each type wait and are held, by type."""
+        self._context.check_read(READ)
+        found = await self._context.ledger.queues()
+        return Page[QueueShape](items=[QueueShape.model_validate(one) for one in found], next_cursor=None)
+
+    async def pause(self, type_: str, *, reason: str | None = None, force: bool = False) -> QueuePaused:
+        """Stop handing out a type; what is held goes on. An operator's act.
+
+        A type of which nothing was seen yet is refused unless `force` is given: it is probably misspelt.
+        """
+        return await self._set(type_, paused=True, reason=reason, force=force)
+
+    async def resume(self, type_: str, *, reason: str | None = None, force: bool = False) -> QueuePaused:
+        """Hand out a type again. An operator's act."""
+        return await self._set(type_, paused=False, reason=reason, force=force)
+
+    async def _set(self, type_: str, *, paused: bool, reason: str | None, force: bool) -> QueuePaused:
+        actor, chosen = self._context.permit(PAUSE), checked_type(type_)
+        if not force:
+            await self._refuse_unknown(chosen)
+        await self._context.changes.pause(actor, chosen, paused=paused, cause=reason)
+        return QueuePaused(type=chosen, paused=paused)
+
+    async def _refuse_unknown(self, type_: str) -> None:
+        """Raise Refused for an unknown type: pausing a misspelt name would leave the intended one running."""
+        ledger = self._context.changes
+        known = {queue.type for queue in await ledger.queues()}
+        known |= {served for worker in await ledger.workers() for served in served_types(worker)}
+        if type_ in known or (await ledger.jobs(JobFilter(type=type_), limit=1)).jobs:
+            return
+        near = nearest(type_, known)
+        hint = f"did you mean {near}?" if near else "`trellis queues` lists those that are."
+        raise Refused(
+            detail=f"Type {type_!r} is not known here: nothing of it was submitted and no worker serves it; {hint}"
+            " --force does it all the same, before its first job."
+        )
+
+    async def workers(self) -> Page[WorkerShape]:
+        """Worker processes that were seen lately, the last one first, and how much each holds."""
+        self._context.check_read(READ)
+        now, found = await self._context.now(), await self._context.ledger.workers()
+        newest_first = sorted(found, key=lambda seen: seen.seen_at, reverse=True)
+        return Page[WorkerShape](items=[_worker(one, now) for one in newest_first], next_cursor=None)
+
+    async def schedules(self) -> Page[ScheduleShape]:
+        """The agents that run on a schedule, by name, with the next and the last time."""
+        self._context.check_read("agents.read")
+        instance, now = await self._context.instance(), await self._context.now()
+        found = await instance.layer.schedules()
+        return Page[ScheduleShape](items=[_schedule(one, now) for one in found], next_cursor=None)
+
+
+def _worker(seen: WorkerRecord, now: datetime) -> WorkerShape:
+    return WorkerShape(
+        name=seen.name,
+        seen_at=timestamp(seen.seen_at),
+        silent_s=max(0.0, (now - seen.seen_at).total_seconds()),
+        state=worker_presence(seen, now).value,
+        held=seen.held,
+        info=None if seen.info is None else json.loads(seen.info),
+    )
+
+
+def _schedule(schedule: Schedule, now: datetime) -> ScheduleShape:
+    last = schedule.last
+    return ScheduleShape(
+        agent=schedule.agent_slug,
+        cron=schedule.cron,
+        registered_at=schedule.registered_at,
+        next_at=schedule.next(now),
+        last_at=last.instant if last else None,
+        last_run=last.run_id if last else None,
+        skipped=last.skipped if last else None,
+    )

@@ -1,0 +1,77 @@
+"""Documents about an instance at work: events, explanations, queues, workers and schedules."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+import pydantic
+
+from trellis.http.shapes import EventShape
+
+
+class EventListed(EventShape):
+    """One transition of a job, with the lifecycle of the job."""
+
+    lifecycle: str
+
+
+class EventPage(pydantic.BaseModel):
+    """Events, oldest first. `position` is where the feed goes on; null for events that were looked up."""
+
+    items: list[EventListed]
+    position: str | None
+
+
+class JobExplained(pydantic.BaseModel):
+    """Why a job is where it is, in sentences. An entry of `you_can` is a command, a tab, and what the command does."""
+
+    job_id: str
+    where: list[str]
+    why: list[str]
+    next: list[str]
+    you_can: list[str]
+
+
+class QueueShape(pydantic.BaseModel):
+    """How many jobs of one type are in each place; `rate_limit` is in claims per second."""
+
+    model_config = pydantic.ConfigDict(from_attributes=True)
+
+    type: str
+    lifecycle: str
+    ready: int
+    resting: int
+    parked: int
+    held: int
+    paused: bool
+    oldest_ready_s: float | None
+    rate_limit: float | None
+
+
+class QueuePaused(pydantic.BaseModel):
+    """Whether the jobs of a type are handed out."""
+
+    type: str
+    paused: bool
+
+
+class WorkerShape(pydantic.BaseModel):
+    """A worker process as the ledger last saw it. `info` is what the worker reported about itself."""
+
+    name: str
+    seen_at: str
+    silent_s: float
+    state: Literal["alive", "silent", "drained"]
+    held: int
+    info: Any
+
+
+class ScheduleShape(pydantic.BaseModel):
+    """When an agent runs by itself. `skipped` says why the last instant began no run."""
+
+    agent: str
+    cron: str | None
+    registered_at: datetime
+    next_at: datetime | None
+    last_at: datetime | None
+    last_run: str | None
+    skipped: str | None
