@@ -21,6 +21,17 @@ def test_queues_count_what_waits(trellis: Terminal):
     assert trellis("queues").out.split()[:2] == ["TYPE", "READY"]
 
 
+@pytest.mark.requirement("OBS-5")
+def test_metrics_print_the_ledgers_gauges_or_one_of_the_files_that_are_made_from_them(trellis: Terminal):
+    trellis.submit("a")
+    assert 'trellis_queue_ready{lifecycle="leased-job",type="a"} 1.0\n' in trellis("metrics").out
+    assert json.loads(trellis("metrics", "--grafana").out)["title"] == "Trellis"
+    assert trellis("metrics", "--rules").out.startswith("groups:\n- name: trellis\n")
+    assert trellis("metrics", "--reference").out.startswith("# Metrics\n")
+    refused = trellis("metrics", "--rules", "--grafana")
+    assert (refused.code, "only one of" in refused.err) == (2, True)
+
+
 @pytest.mark.requirement("OBS-1", "D35")
 def test_a_paused_type_is_not_handed_out_until_it_is_resumed(
     trellis: Terminal, work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -152,6 +152,10 @@ def test_queues_workers_schedules_events_and_explanations_are_told_through_a_gat
     assert shell.records("queues", "pause", "wotched", "--force") == [{"type": "wotched", "paused": True}]
     depths = [one for one in both(shell, place, "queues") if one[0]["type"] == "watched"]
     assert [(remote["paused"], remote["ready"], local["ready"]) for remote, local in depths] == [(True, 1, 1)]
+    shown = 'trellis_queue_ready{lifecycle="leased-job",type="watched"} 1.0\n'
+    assert shown in shell("metrics")
+    assert shown in shell("metrics", "--ledger", place.ledger)
+    assert "trellis_http_request_seconds_count" in shell("metrics"), "what the gateway counted"
     for words in (("job", "explain", job_id), ("schedules",)):
         assert all(remote == local for remote, local in both(shell, place, *words)), words
     assert "trellis queues resume watched" in shell("job", "explain", job_id)

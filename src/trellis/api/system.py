@@ -5,11 +5,13 @@ from datetime import datetime
 
 from trellis.api.context import ApiContext
 from trellis.engine.errors import Refused
+from trellis.engine.metrics import exposition
 from trellis.engine.records import JobFilter, WorkerRecord
 from trellis.engine.text import nearest
 from trellis.http.operation_shapes import QueuePaused, QueueShape, ScheduleShape, WorkerShape
 from trellis.http.shapes import Page
 from trellis.operations.explain import served_types, worker_presence
+from trellis.operations.metrics import ledger_gauges
 from trellis.runs.timetable import Schedule
 from trellis.storage.objects.canonical_json import timestamp
 from trellis.worker.app import checked_type
@@ -67,6 +69,11 @@ class LocalSystem:
         now, found = await self._context.now(), await self._context.ledger.workers()
         newest_first = sorted(found, key=lambda seen: seen.seen_at, reverse=True)
         return Page[WorkerShape](items=[_worker(one, now) for one in newest_first], next_cursor=None)
+
+    async def metrics(self) -> str:
+        """Queues, workers and followers in Prometheus' text format. A gateway adds what its process has counted."""
+        self._context.check_read(READ)
+        return exposition(await ledger_gauges(self._context.ledger)).decode()
 
     async def schedules(self) -> Page[ScheduleShape]:
         """The agents that run on a schedule, by name, with the next and the last time."""

@@ -16,7 +16,7 @@ RulesOption = Annotated[bool, typer.Option("--rules", help="Print the Prometheus
 
 def add_to(program: typer.Typer) -> None:
     """Put this command into the program."""
-    command(program, "metrics", section="Ledger")(metrics)
+    command(program, "metrics", section="Ledger", gateway=True)(metrics)
 
 
 async def metrics(
@@ -27,8 +27,8 @@ async def metrics(
 ) -> None:
     """Print the ledger's metrics in Prometheus' text format: queues, ages, workers, followers.
 
-    Counters belong to the process that counts: read them at `/metrics` of the gateway, or of every role and worker at the address in
-    TRELLIS_HEALTH_ADDRESS.
+    With --gateway, what the gateway's process has counted, too. Counters of every other role and worker are at `/metrics` of their
+    address in TRELLIS_HEALTH_ADDRESS.
     """
     if grafana + rules + reference > 1:
         raise OptionInvalid(option="--grafana", value=True, expected="only one of --grafana, --rules and --reference")
@@ -38,9 +38,5 @@ async def metrics(
         made = dashboards.reference() if reference else dashboards.alerting_rules_text()
         typer.echo(json.dumps(dashboards.grafana_dashboard(), indent=2) + "\n" if grafana else made, nl=False)
         return
-    from trellis.engine.metrics import exposition
-    from trellis.operations.metrics import ledger_gauges
-
-    async with cli.open() as ledger:
-        samples = await ledger_gauges(ledger)
-    typer.echo(exposition(samples).decode(), nl=False)
+    async with cli.api() as api:
+        typer.echo(await api.system.metrics(), nl=False)

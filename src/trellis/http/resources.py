@@ -484,6 +484,10 @@ class System:
         """Worker processes that were seen lately, the last one first, and how much each holds."""
         return await self._calls.get(Page[WorkerShape], "/workers")
 
+    async def metrics(self) -> str:
+        """Queues, workers and followers in Prometheus' text format, and what the gateway's process has counted."""
+        return (await self._calls.ask(GatewayRequest(method="GET", path="/metrics"))).body.decode()
+
     async def schedules(self) -> Page[ScheduleShape]:
         """The agents that run on a schedule, by name, with the next and the last time."""
         return await self._calls.get(Page[ScheduleShape], "/schedules")

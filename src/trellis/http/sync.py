@@ -227,6 +227,7 @@ class SyncSystem(BlockingTwin):
     pause = BlockingMethod(System.pause)
     resume = BlockingMethod(System.resume)
     workers = BlockingMethod(System.workers)
+    metrics = BlockingMethod(System.metrics)
     schedules = BlockingMethod(System.schedules)
 
 
