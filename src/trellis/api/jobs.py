@@ -317,7 +317,7 @@ class LocalJobs:
             raise _refused(answer, actor)
         return Changed(answer=_shape(job, answer.target, answer.version), replayed=answer.repeated)
 
-    # --- jobs that the safety kernel held ------------------------------------------------------------------------------
+    # --- jobs that the safety kernel held ----------------------------------------------------------------------------
 
     async def approve(
         self,

@@ -15,7 +15,6 @@ from trellis.cli.output import ListingColumn, Output, as_record, table
 from trellis.engine.errors import InputError
 from trellis.engine.jobs import JobId
 from trellis.engine.records import Event
-from trellis.http.pages import EVENTS_MAX
 from trellis.lifecycles import Role
 from trellis.operations.explain import event_note
 
@@ -74,7 +73,11 @@ async def events(
 
 async def _found(cli: Cli, api: "GatewayClient | LocalApi", limit: int, **where: Any) -> list[Event]:
     found = event_rows((await api.feed.find(limit=limit, **where)).items)
-    if cli.gateway_url is not None and len(found) == EVENTS_MAX < limit:
+    if cli.gateway_url is None:
+        return found
+    from trellis.http.pages import EVENTS_MAX  # loads the documents of a gateway
+
+    if len(found) == EVENTS_MAX < limit:
         cli.out.note(f"a gateway tells {EVENTS_MAX} events at most; there may be more")
     return found
 
