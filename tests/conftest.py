@@ -1,6 +1,7 @@
 """Fixtures that every test can use. A server is started once per test process, and only if a test asks for it."""
 
 import asyncio
+import contextlib
 import gc
 import importlib
 import os
@@ -61,9 +62,9 @@ TEMPLATE_MIGRATION = (
 def pytest_configure(config: pytest.Config) -> None:
     """The process that hands out the tests keeps the folder; its workers find it in their environment."""
     if not hasattr(config, "workerinput") and not config.option.collectonly:
-        sharing = sharing_clusters()
-        sharing.__enter__()
-        config.add_cleanup(lambda: sharing.__exit__(None, None, None))
+        sharing = contextlib.ExitStack()
+        sharing.enter_context(sharing_clusters())
+        config.add_cleanup(sharing.close)
 
 
 def pytest_collection_finish() -> None:
