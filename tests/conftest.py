@@ -1,6 +1,7 @@
 """Fixtures that every test can use. A server is started once per test process, and only if a test asks for it."""
 
 import asyncio
+import contextlib
 import gc
 import importlib
 import os
@@ -16,7 +17,13 @@ import pytest
 from tests.pace import Pace, keeping_pace
 from tests.servers.known_schema import remember_schema
 from tests.servers.known_types import remember_types
-from tests.servers.postgres import PostgresBinaries, PostgresServer, available_servers, running_postgres
+from tests.servers.postgres import (
+    PostgresBinaries,
+    PostgresServer,
+    available_servers,
+    running_postgres,
+    sharing_clusters,
+)
 
 # A suite that was started in the background has Ctrl-C switched off, and so would have every process it starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -50,6 +57,14 @@ TEMPLATE = "trellis_template"
 TEMPLATE_MIGRATION = (
     "trellis.ledgers.postgres.migrate:migrate"  # async (url) -> None; makes the schema in an empty database
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that hands out the tests keeps the folder; its workers find it in their environment."""
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        sharing = contextlib.ExitStack()
+        sharing.enter_context(sharing_clusters())
+        config.add_cleanup(sharing.close)
 
 
 def pytest_collection_finish() -> None:

@@ -163,7 +163,10 @@ def cancelling_roles(lifecycle: str) -> tuple[Role, ...]:
 
 
 async def canceller(principal: Principal, ledger: Ledger, job: Job) -> Actor:
-    """The principal in the role under which the ledger accepts its cancel of this job. Raises NotAllowed (D43)."""
+    """Who may cancel this job: the principal, in the role under which the ledger accepts its cancel (D43).
+
+    Raises NotAllowed.
+    """
     roles = cancelling_roles(job.lifecycle)
     own = await is_own(principal, "jobs.cancel", ledger, job)
     if not principal.roles.intersection(roles):

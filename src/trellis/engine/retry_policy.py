@@ -85,7 +85,7 @@ class RetryPolicy:
         return min(self.max_s, self.base_s * self.factor ** min(attempt, 64))
 
     def delay_s(self, attempt: int, draw: float) -> float:
-        """The wait after attempt `attempt`; `draw` is uniform in [0, 1)."""
+        """The retry backoff: the wait after attempt `attempt`; `draw` is uniform in [0, 1)."""
         nominal = self.nominal_s(attempt)
         return nominal * (1.0 - self.jitter) + nominal * self.jitter * draw
 

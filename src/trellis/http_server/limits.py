@@ -1,4 +1,4 @@
-"""Limits of an HTTP server: requests per caller, recorded refusals per caller, and log lines caused by clients."""
+"""Rate limits of an HTTP server: requests per caller, recorded refusals per caller, and log lines caused by clients."""
 
 from collections import OrderedDict
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Verifies citations: whether an excerpt is in a source, and at which position."""
+"""The citation check: whether the excerpt of a citation is in its source, and at which position."""
 
 
 # ruff: noqa: RUF001 - quotes and dashes that look alike are the subject
@@ -135,7 +135,10 @@ _OUTER = " \"'…"
 
 
 def verify(answer: NlmAnswer, sources: tuple[NlmSource, ...]) -> NlmAnswer:
-    """The answer with only the citations found in its sources. `confident` stays only if nothing had to be dropped."""
+    """The citation check: the answer with only the citations found in its sources.
+
+    `confident` stays only if nothing had to be dropped.
+    """
     places = {source.ref: _SourceText(source) for source in sources}
     kept: list[Citation] = []
     dropped: list[str] = []

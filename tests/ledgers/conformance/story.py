@@ -190,7 +190,7 @@ class Story:
                 await self._opening_step("running", Trigger.COMPLETE)
 
     async def _opening_claim(
-        self, *, lifecycle: str = "leased-job", by: Role = Role.WORKER, start: int = 1, **options: int
+        self, *, lifecycle: str = "leased-job", by: Role = Role.WORKER, start: int = 1, **options: Any
     ) -> JobId:
         job_id = JobId(self._named(f"job-{self._number()}"))
         job = NewJob(job_id=job_id, type=self.types[0], lifecycle=lifecycle, **options)

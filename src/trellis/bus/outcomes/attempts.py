@@ -5,7 +5,7 @@ job's current one. Any other report is refused and recorded with the reason:
 
 | kind | meaning |
 |---|---|
-| late | the job ended otherwise before the report arrived |
+| late | a late result: the job ended otherwise before the report arrived |
 | stale | the attempt was revoked, or another dispatch was named; the job continues |
 | duplicate | this worker reported the same about this attempt before |
 | contradictory | this worker reported something else about this attempt before |

@@ -60,7 +60,7 @@ class DecisionExplanation:
 
 
 def decide(policy: SafetyPolicy, request: JobRequest) -> SafetyDecision:
-    """The decision of the first rule that matches; denied when none does."""
+    """The safety decision on a job request: that of the first rule that matches; denied when none does."""
     return explain(policy, request).decision
 
 

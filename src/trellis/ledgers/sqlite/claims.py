@@ -1,4 +1,4 @@
-"""Claiming: selects ready jobs by priority and limits, and grants their leases."""
+"""Claiming: selects ready jobs by priority, rate limit and other limits, and grants their leases."""
 
 import heapq
 import json

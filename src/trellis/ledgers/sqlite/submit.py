@@ -1,4 +1,7 @@
-"""Submitting to an SQLite ledger: in its own transaction or in the caller's, with the options of the job's type."""
+"""Submitting to an SQLite ledger: in its own transaction or in the caller's, with the options of the job's type.
+
+An idempotency key makes a unique job: a second submit with the same key returns the first job.
+"""
 
 import json
 from collections.abc import Sequence

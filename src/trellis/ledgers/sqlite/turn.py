@@ -1,4 +1,8 @@
-"""A lease holder's turn on SQLite: steps, heartbeats, checkpoints, journal entries and signals."""
+"""A lease holder's turn on SQLite: steps, heartbeats, checkpoints, journal entries and signals.
+
+Every call is fenced by the lease's epoch: a late result, of a holder that lost its lease, is answered `LeaseLost` and
+changes nothing.
+"""
 
 from collections.abc import Sequence
 from typing import LiteralString
@@ -58,7 +62,7 @@ class _HolderQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/holder.s
 
 
 def renew(tx: Transaction, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
-    """Renew each lease for its own length from now. An expired lease that was not revoked is renewed, too."""
+    """Lease renewal: each lease lasts its own length from now. An expired one that was not revoked is renewed, too."""
     answers: list[Renewed | LeaseLost] = []
     for lease in leases:
         values = {"now": tx.now, "job": lease.key, "epoch": lease.epoch}

@@ -1,6 +1,6 @@
 -- Submit. `submit_plain` takes jobs without keys of any kind, set-wise. `submit_keyed` takes jobs one by one, with
 -- idempotency keys, given ids, concurrency keys and compensations. `submit_job` is for SQL callers inside their own
--- transaction.
+-- transaction. An idempotency key makes a unique job: a second submit with the same key returns the first job.
 
 create or replace function _refuse_reserved(p_job_id text) returns void language plpgsql set search_path from current as $$
 begin

@@ -74,7 +74,7 @@ begin
   return picked;
 end $$;
 
--- The whole tokens of a rate-limited type, refilled to now. Its row stays locked until the claim commits.
+-- The rate limit of a type: its whole tokens, refilled to now. Its row stays locked until the claim commits.
 create or replace function _refill(p_type int, p_now timestamptz) returns int language plpgsql set search_path from current as $$
 declare whole int;
 begin

@@ -1,4 +1,5 @@
--- A holder's turn: complete jobs, start prefetched ones, make the rarer steps, claim more. One transaction.
+-- A holder's turn: complete jobs, start prefetched ones, make the rarer steps, claim more. One transaction. Every step
+-- is fenced by the lease's epoch: a late result, of a holder that lost its lease, changes nothing.
 
 -- The finalized artifacts of a job, including those in a state that follows finalization.
 create or replace function _final_artifacts(p_parent text) returns table (id bigint, job_id text) language sql stable

@@ -1,4 +1,5 @@
--- A holder's calls between steps: renew, checkpoint, journal, signal, all fenced by the epoch. And remarks by others.
+-- A holder's calls between steps: lease renewal, checkpoint, journal, signal, all fenced by the epoch. And remarks by
+-- others.
 
 create or replace function renew(p_actor int, p_ids bigint[], p_epochs int[])
 returns table (id bigint, epoch int, cancel boolean) language plpgsql security definer set search_path from current
