@@ -277,7 +277,7 @@ def test_a_command_on_a_ledger_says_that_it_does_not_go_through_the_gateway(
 ):
     monkeypatch.setenv("TRELLIS_GATEWAY", "http://127.0.0.1:1")
     monkeypatch.setenv("TRELLIS_LEDGER", f"sqlite:///{tmp_path / 'typo.db'}")
-    answer = local.bare("events", "some-job")
+    answer = local.bare("followers")
     assert answer.code == 1
     assert "does not go through the gateway http://127.0.0.1:1" in answer.err
 

@@ -139,7 +139,7 @@ def show_page(cli: Cli, document: dict[str, Any]) -> None:
     for line in _PAGES[ArtifactType(document["type"])](content):
         cli.out.prose(line)
     cli.out.line()
-    if DROPPED.intersection(document["tags"]):
+    if DROPPED.intersection(document.get("tags", ())):
         cli.out.prose("What the provider said or quoted, and no source shows, was left out.", style="yellow")
     cli.out.prose(f"{counted(len(document['sources']), 'quotation')} of its sources: --json shows them", style="dim")
 
