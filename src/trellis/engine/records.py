@@ -41,8 +41,14 @@ class Job:
     place: JobPlace
     priority: Priority
     generation: int
+    """How often the job was requeued, from 0."""
     attempt: int
+    """How many attempts of this generation are over, from 0, `spared` ones included.
+
+    People are shown the number of the present attempt, `attempts_spent + 1` of `attempts_allowed`, as `ctx.attempt` is.
+    """
     max_attempts: int
+    """How many attempts this generation may have, the first and `spared` ones included."""
     version: int
     epoch: Epoch
     deaths: int
@@ -123,6 +129,7 @@ class Event:
     target: str
     generation: int
     attempt: int
+    """How many attempts of this generation were over after this transition, from 0, as `Job.attempt`."""
     epoch: Epoch
     version: int
     data: bytes | None = None

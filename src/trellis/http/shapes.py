@@ -447,6 +447,11 @@ class CleanedUpShape(pydantic.BaseModel):
 
 # --- jobs and their events ---
 
+ATTEMPT_MEANING = (
+    "How many attempts were over before the present one, from 0: the retries already made. "
+    "The command line, the console and `ctx.attempt` show the number of the present attempt, which is one more."
+)
+
 
 class JobShape(pydantic.BaseModel):
     """A job of any lifecycle; `status` is a state in that lifecycle's words."""
@@ -469,8 +474,10 @@ class JobDocument(JobShape):
 
     priority: Literal["critical", "interactive", "batch"]
     generation: int
-    attempt: int
-    max_attempts: int
+    attempt: int = pydantic.Field(description=ATTEMPT_MEANING)
+    max_attempts: int = pydantic.Field(
+        description="How many attempts the job may have in all. A queue job counts retries here: it has one attempt more."
+    )
     created_at: str
     updated_at: str
     due_at: str | None
@@ -584,7 +591,7 @@ class BusDispatch(pydantic.BaseModel):
     """The last handing-out: to a worker alone, or with an empty `worker_id` to whoever listens at the subject."""
 
     dispatch_id: str
-    attempt: int
+    attempt: int = pydantic.Field(description="The number of the attempt that was handed out, from 1.")
     epoch: int
     worker_id: str
     subject: str
@@ -731,7 +738,10 @@ class EventShape(pydantic.BaseModel):
     actor: str
     correlation_id: str
     cause: str | None
-    payload: dict[str, Any]
+    payload: dict[str, Any] = pydantic.Field(
+        description="`from` and `to`, `role`, `generation`, `attempt` (from 0, as in the job), `epoch`, `trace_id`, and "
+        "`data`: what the transition recorded."
+    )
     version: int
 
 
