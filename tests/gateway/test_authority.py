@@ -250,6 +250,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("POST", "/inbox/submit"): lambda *_: {"json": ENTRY},
     ("POST", "/artifacts"): lambda world, _: {"json": {"job_id": world.waiting, **draft().model_dump(mode="json")}},
     ("GET", "/artifacts/{artifact_id}"): lambda world, _: {"artifact_id": world.artifact},
+    ("GET", "/artifacts/{artifact_id}/content"): lambda world, _: {"artifact_id": world.artifact},
     ("POST", "/artifacts/{artifact_id}/discard"): lambda world, _: {"artifact_id": world.staged},
     ("GET", "/lifecycles/{name}"): lambda *_: {"name": "run"},
 }

@@ -69,7 +69,9 @@ async def test_no_text_for_users_cites_our_own_decisions(gateway: Gateway):
 @pytest.mark.requirement("D38")
 async def test_the_page_describes_the_fields_of_an_answer_and_says_from_where_attempts_count(gateway: Gateway):
     page = unescape((await gateway.anonymous().get("/docs")).text)
-    (shown,) = re.findall(r"<details><summary><code><span class=method>GET</span> /jobs/{job_id}</code>.*?</details>", page)
+    (shown,) = re.findall(
+        r"<details><summary><code><span class=method>GET</span> /jobs/{job_id}</code>.*?</details>", page
+    )
     assert re.search(r"<code>attempt</code><td>integer<td>How many attempts were over .* from 0", shown)
     assert "<code>max_attempts</code>" in shown
     (listed,) = re.findall(r"<details><summary><code><span class=method>GET</span> /jobs</code>.*?</details>", page)

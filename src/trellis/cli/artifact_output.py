@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -11,6 +12,7 @@ from trellis.artifacts.content import ArtifactType
 from trellis.cli.invocation import Cli
 from trellis.engine.errors import InputError, OptionInvalid
 from trellis.operations.explain import counted
+from trellis.storage.objects.canonical_json import sha256
 
 
 def print_discarded(cli: Cli, artifact_id: str) -> None:
@@ -19,6 +21,23 @@ def print_discarded(cli: Cli, artifact_id: str) -> None:
         cli.out.record({"artifact_id": artifact_id, "status": "discarded"})
     else:
         cli.out.line(f"{artifact_id} discarded")
+
+
+def write_download(cli: Cli, artifact_id: str, body: bytes, output: Path | None) -> None:
+    """Write the bytes of an artifact to a file or to standard output, and report their SHA-256."""
+    if output is not None:
+        try:
+            output.write_bytes(body)
+        except OSError as error:
+            raise OptionInvalid(option="output", reason=f"{output} cannot be written ({error.strerror})") from None
+    digest = sha256(body)
+    if cli.out.as_json:
+        file = None if output is None else str(output)
+        cli.out.record({"artifact_id": artifact_id, "sha256": digest, "size": len(body), "file": file})
+        return
+    if output is None:
+        cli.out.raw(body)
+    cli.out.note(f"sha256 {digest}, {len(body)} bytes" + (f", in {output}" if output else ""))
 
 
 def print_cleanup(cli: Cli, ids: Sequence[str], *, days: int, dry_run: bool, more: bool) -> None:

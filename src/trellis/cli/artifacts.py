@@ -1,13 +1,22 @@
 """`trellis artifacts`: list and show the artifacts of queue jobs, and remove old ones."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.cli import values
-from trellis.cli.artifact_output import artifact_type, check_days, confirm, print_cleanup, print_discarded, show_page
+from trellis.cli.artifact_output import (
+    artifact_type,
+    check_days,
+    confirm,
+    print_cleanup,
+    print_discarded,
+    show_page,
+    write_download,
+)
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column
@@ -22,6 +31,7 @@ def add_to(program: typer.Typer) -> None:
     )
     command(made, "list", gateway=True)(list_artifacts)
     command(made, "show", gateway=True)(show_artifact)
+    command(made, "download", gateway=True)(download)
     command(made, "discard", gateway=True)(discard)
     command(made, "cleanup", gateway=True)(clean_up)
 
@@ -59,6 +69,22 @@ async def show_artifact(
     async with cli.api() as api:
         found = await api.artifacts.get(id_)
     show_page(cli, found.model_dump(mode="json"))
+
+
+async def download(
+    cli: Cli,
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The artifact's id, art-….")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file, not to standard output.")
+    ] = None,
+) -> None:
+    """The stored bytes of an artifact, unchanged; their SHA-256, on standard error, is the one in its job's result.
+
+    With --json the SHA-256 and the size are printed instead of the bytes.
+    """
+    async with cli.api() as api:
+        body = await api.artifacts.content(id_)
+    write_download(cli, id_, body, output)
 
 
 async def discard(

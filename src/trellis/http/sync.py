@@ -143,6 +143,7 @@ class SyncArtifacts(BlockingTwin):
 
     list = BlockingMethod(Artifacts.list)
     get = BlockingMethod(Artifacts.get)
+    content = BlockingMethod(Artifacts.content)
     stage = BlockingMethod(Artifacts.stage)
     discard = BlockingMethod(Artifacts.discard)
     cleanup = BlockingMethod(Artifacts.cleanup)
