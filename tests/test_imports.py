@@ -15,6 +15,7 @@ import pytest
 import trellis
 from trellis.cli import over_http
 from trellis.cli.program import LISTED, commands_of
+from trellis.engine import errors
 
 SOURCE = Path(trellis.__file__).parent
 CRYPTOGRAPHY = ("joserfc", "cryptography")
@@ -84,6 +85,18 @@ def test_every_name_is_what_type_checkers_are_told():
     assert sorted(declared()) == sorted(trellis.__all__)
     for name, module in declared().items():
         assert getattr(trellis, name) is getattr(importlib.import_module(module), name)
+
+
+def test_every_error_and_record_that_the_python_reference_names_for_callers_is_in_the_package_itself():
+    page = (SOURCE.parent.parent / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    local = page[: page.index("## Callers over HTTP")]
+    words = set(re.findall(r"\w+", local))
+    named = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and name in words}
+    records = set(re.findall(r"^### (\w+)$", local[local.index("## Records") :], re.MULTILINE))
+    assert len(named) > 5
+    assert len(records) > 5
+    assert (named | records) - set(trellis.__all__) == set()
+    assert not {"IdempotencyMismatch", "PayloadInvalid"} - set(trellis.__all__), "submits raise them"
 
 
 def test_type_checkers_are_not_told_that_every_name_is_there():

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import trellis
 from trellis.engine import errors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,11 +30,12 @@ stands under [Tests](#tests), which is in `trellis.testing`, under [Callers over
 common [errors](#errors). The words are defined in the
 [glossary](../glossary.md); the [tutorial](../tutorial.md) shows them at work.
 """
-OPTION, DEFAULT, MEANING = "Option", "Default", "Meaning"
+OPTION, FIELD, DEFAULT, MEANING = "Option", "Field", "Default", "Meaning"
 
 OVER_HTTP = ("runs", "agents", "proposals", "artifacts", "jobs", "dead_letters", "memory", "logic", "inbox")
 
-# Chapter -> what is in it: module:name. `fields` lists the fields of a class, whose own methods are of no concern to users.
+# Chapter -> what is in it: module:name. `fields` lists the fields of a class, whose own methods are of no concern to users;
+# `record` lists its properties too.
 CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Applications": (
         ("class", "trellis.worker.app", "App"),
@@ -54,6 +56,16 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("fields", "trellis.bus.submit_options", "TopicSubmitOptions"),
         ("class", "trellis.client", "JobHandle"),
         ("fields", "trellis.engine.jobs", "Priority"),
+    ),
+    "Records": (
+        ("record", "trellis.engine.records", "Job"),
+        ("record", "trellis.engine.records", "Event"),
+        ("record", "trellis.engine.records", "FeedPage"),
+        ("record", "trellis.engine.records", "Signal"),
+        ("record", "trellis.engine.records", "DeadLetter"),
+        ("record", "trellis.engine.records", "JobFilter"),
+        ("record", "trellis.engine.jobs", "Moved"),
+        ("record", "trellis.engine.jobs", "NotMoved"),
     ),
     "Callers over HTTP": (
         ("function", "trellis.app.wiring", "connect_sync"),
@@ -107,8 +119,9 @@ def _entry(kind: str, module: ModuleType, name: str) -> Iterator[str]:
         return
     assert isinstance(node, ast.ClassDef)
     yield f"{_doc(node)}\n"
+    if kind in {"fields", "record"}:
+        yield from _table(node, getattr(module, name), OPTION if kind == "fields" else FIELD)
     if kind == "fields":
-        yield from _table(node, getattr(module, name))
         return
     members = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
     for made in (one for one in members if one.name == "__init__" and name not in WITHOUT_CONSTRUCTOR):
@@ -132,7 +145,7 @@ def _member(node: ast.FunctionDef | ast.AsyncFunctionDef, module: ModuleType) ->
         yield f"- **`{_signature(node, module)}`** — {_inline(_doc(node), escape=False)}"
 
 
-def _table(node: ast.ClassDef, owner: type[Any]) -> Iterator[str]:
+def _table(node: ast.ClassDef, owner: type[Any], title: str) -> Iterator[str]:
     """The fields of a class with the text that stands under each."""
     said = _field_docs(node)
     defaults = {one.name: one for one in fields(owner)} if hasattr(owner, "__dataclass_fields__") else {}
@@ -145,7 +158,7 @@ def _table(node: ast.ClassDef, owner: type[Any]) -> Iterator[str]:
     if not any(doc for _, doc in said.values()) and not defaults:
         yield ", ".join(f"`{name}`" for name in said) + "\n"
         return
-    yield f"| {OPTION} | {DEFAULT} | {MEANING} |\n|---|---|---|"
+    yield f"| {title} | {DEFAULT} | {MEANING} |\n|---|---|---|"
     for name, (annotation, doc) in said.items():
         yield f"| `{name}: {_inline(annotation)}` | {_default(defaults.get(name))} | {_inline(doc)} |"
     yield ""
@@ -171,15 +184,17 @@ def _errors() -> str:
     """The tree as drawn at the top of its file, then every message."""
     tree = (errors.__doc__ or "").partition("\n\n")[2].strip()
     rows = [
-        f"| `{name}` | {kind.code} | {(kind.__doc__ or '').strip()} |"
+        f"| `{name}` | {'`trellis`' if name in trellis.__all__ else ''} | {kind.code} | {(kind.__doc__ or '').strip()} |"
         for name, kind in vars(errors).items()
         if inspect.isclass(kind) and issubclass(kind, errors.TrellisError)
     ]
     head = (
-        "## Errors\n\nAll are in `trellis.engine.errors`; those that handlers raise and callers meet are in `trellis` too."
-        " The message is the docstring; what stands in braces is also in `error.data`.\n"
+        "## Errors\n\nAll are in `trellis.engine.errors`; those that handlers raise and callers meet are in `trellis` too,"
+        " as the table says. The message is the docstring; what stands in braces is also in `error.data`.\n"
     )
-    return "\n".join([head, f"```text\n{tree}\n```\n", "| Error | Code | Message |\n|---|---|---|", *rows, ""])
+    return "\n".join(
+        [head, f"```text\n{tree}\n```\n", "| Error | Also in | Code | Message |\n|---|---|---|---|", *rows, ""]
+    )
 
 
 # --- reading the source ----------------------------------------------------------------------------------------------

@@ -366,7 +366,11 @@ class Trellis:
     async def requeue(
         self, jobs: Sequence[str] | JobFilter, *, limit: int = 100, cause: str | None = None
     ) -> list[Moved | NotMoved]:
-        """Requeue failed and dead-lettered jobs: each starts its next generation. An operator's action."""
+        """Requeue failed and dead-lettered jobs: each starts its next generation. An operator's action.
+
+        Returns one answer for each job, oldest job first: Moved, or NotMoved with the reason if its state allows no
+        requeue. Raises JobNotFound if one of the ids is unknown; then no job is requeued.
+        """
         actor = self._permitted("jobs.requeue")
         chosen = jobs if isinstance(jobs, JobFilter) else [JobId(job_id) for job_id in jobs]
         return await self.ledger.requeue(actor, chosen, self._request_id(), limit=limit, cause=cause)

@@ -72,7 +72,7 @@ def render(described: Schema) -> str:
         _TOKENS,
         f"<pre>{escape(_ENVIRONMENT)}</pre>",
         '<p><a href="/openapi.json">/openapi.json</a> says the same for programs.</p>',
-        f"<p>Most routes may also give one of these answers, a problem document (<code>application/problem+json</code>):</p>"
+        "<p>Most routes may also give one of these answers, a problem document (<code>application/problem+json</code>):</p>",
         f"<table><tr><th>Answer<th>When{''.join(_answer(code, text) for code, text in shared)}</table>",
         f"<p>{contents}</p>",
         *(f'<h2 id="{escape(name)}">{escape(name)}</h2>{"".join(made)}' for name, made in sections.items()),
