@@ -64,6 +64,8 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("record", "trellis.engine.records", "Signal"),
         ("record", "trellis.engine.records", "DeadLetter"),
         ("record", "trellis.engine.records", "JobFilter"),
+        ("fields", "trellis.engine.jobs", "ReasonCode"),
+        ("fields", "trellis.engine.jobs", "CancelMode"),
         ("record", "trellis.engine.jobs", "Moved"),
         ("record", "trellis.engine.jobs", "NotMoved"),
     ),
@@ -159,9 +161,14 @@ def _table(node: ast.ClassDef, owner: type[Any], title: str) -> Iterator[str]:
         yield ", ".join(f"`{name}`" for name in said) + "\n"
         return
     yield f"| {title} | {DEFAULT} | {MEANING} |\n|---|---|---|"
+    plain = {name: kind for name, (kind, doc) in said.items() if title == FIELD and not doc}
     for name, (annotation, doc) in said.items():
+        if name in plain:
+            continue
         yield f"| `{name}: {_inline(annotation)}` | {_default(defaults.get(name))} | {_inline(doc)} |"
     yield ""
+    if plain:
+        yield "Besides: " + ", ".join(f"`{name}: {kind}`" for name, kind in plain.items()) + ".\n"
 
 
 def _default(field: Any) -> str:

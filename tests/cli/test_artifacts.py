@@ -88,7 +88,7 @@ def test_a_download_is_the_stored_bytes_with_the_hash_that_the_jobs_result_names
     assert (tmp_path / "copy.json").read_bytes() == stored
     assert (told["sha256"], told["size"]) == (hashlib.sha256(stored).hexdigest(), len(stored))
     refused = local("artifacts", "download", made, "-o", str(tmp_path / "nowhere" / "copy.json"))
-    assert (refused.code, "cannot be written (No such file or directory)" in refused.err) == (2, True)
+    assert (refused.code, "it cannot be written (No such file or directory)" in refused.err) == (2, True)
     assert local("artifacts", "download", "art-unknown").code == 1
 
 

@@ -124,3 +124,13 @@ def test_a_long_command_says_in_a_log_how_far_it_is():
             report("jobs put back", 1_000 * second)
     assert text.getvalue().splitlines() == ["10,000 jobs put back", "20,000 jobs put back"]
     assert EVERY_S == 10.0
+
+
+def test_a_command_that_does_not_go_through_the_gateway_says_that_a_local_ledger_answers(
+    local: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TRELLIS_GATEWAY", "http://127.0.0.1:9")
+    monkeypatch.setenv("TRELLIS_LEDGER", local.url)
+    note = f"from the local ledger {local.url.removeprefix('sqlite:///')}: this command does not go through the gateway"
+    assert note in local.bare("verify").err
+    assert "from the local ledger" not in local("verify").err, "the ledger was named"

@@ -218,6 +218,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("POST", "/jobs"): lambda *_: {"json": {"type": "work"}},
     ("GET", "/jobs/{job_id}"): lambda _, job: {"job_id": job},
     ("GET", "/jobs/{job_id}/events"): lambda _, job: {"job_id": job},
+    ("GET", "/jobs/{job_id}/signals"): lambda _, job: {"job_id": job},
     ("GET", "/jobs/{job_id}/result"): lambda _, job: {"job_id": job, "expect": 404},
     ("GET", "/jobs/{job_id}/context"): lambda _, job: {"job_id": job, "expect": 404},
     ("GET", "/jobs/{job_id}/context/{epoch}"): lambda world, _: {"job_id": world.waiting, "epoch": 1, "expect": 404},
@@ -258,6 +259,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
 ABOUT_A_JOB = {
     ("GET", "/jobs/{job_id}"),
     ("GET", "/jobs/{job_id}/events"),
+    ("GET", "/jobs/{job_id}/signals"),
     ("GET", "/jobs/{job_id}/result"),
     ("GET", "/jobs/{job_id}/context"),
     ("POST", "/jobs/{job_id}/cancel"),

@@ -61,6 +61,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("GET", "/jobs/{job_id}/events"): REFUSED,
     ("POST", "/jobs/{job_id}/requeue"): REFUSED,
     ("POST", "/jobs/{job_id}/dead-letter"): REFUSED,
+    ("GET", "/jobs/{job_id}/signals"): REFUSED,
     ("GET", "/jobs/{job_id}/result"): REFUSED,
     ("POST", "/jobs/{job_id}/result"): OPEN,
     ("GET", "/lifecycles"): RULE,

@@ -131,6 +131,11 @@ class LocalJobs(LocalApprovals):
             letter=await letter_of(ledger, job),
         )
 
+    async def signals(self, job_id: str) -> Sequence[Signal]:
+        """The last log lines and signs of progress of a job, oldest first, as long as they are retained."""
+        job = await self.find(job_id)
+        return await self._context.ledger.signals(job.job_id, limit=SIGNALS_MAX)
+
     async def holds(self, jobs: Sequence[Job]) -> dict[JobId, str]:
         """What jobs on topics wait for. Their events tell it, so only the first ones of a long list are looked up."""
         places = {JobPlace.SCHEDULED, JobPlace.READY}

@@ -29,7 +29,8 @@ def write_download(cli: Cli, artifact_id: str, body: bytes, output: Path | None)
         try:
             output.write_bytes(body)
         except OSError as error:
-            raise OptionInvalid(option="output", reason=f"{output} cannot be written ({error.strerror})") from None
+            expected = f"it cannot be written ({error.strerror}); name a file in a folder that you may write"
+            raise OptionInvalid(option="--output", value=str(output), expected=expected) from None
     digest = sha256(body)
     if cli.out.as_json:
         file = None if output is None else str(output)

@@ -81,6 +81,14 @@ class Cli:
         """Whether an option names the ledger."""
         return self.ledger is not None or self.data is not None
 
+    def _check_place(self) -> None:
+        """Refuse a ledger that does not exist, and say so if a file answers although a gateway is configured."""
+        unused = None if self._is_named else self.settings.gateway
+        refuse_missing(self.url, unused_gateway=unused)
+        path = sqlite_path(self.url)
+        if unused is not None and path is not None:
+            self.out.note(f"from the local ledger {path}: this command does not go through the gateway {unused}")
+
     @property
     def gateway_url(self) -> str | None:
         """The gateway URL: from `--gateway`, else from the settings unless a ledger is named.
@@ -169,7 +177,7 @@ class Cli:
 
         Reading needs no token. A token that is given must be valid, and allows the same reads as over HTTP.
         """
-        refuse_missing(self.url, unused_gateway=None if self._is_named else self.settings.gateway)
+        self._check_place()
         identity = identify(self.url, self.settings)
         ledger = await open_ledger(self.url)
         try:
@@ -200,7 +208,7 @@ class Cli:
     @asynccontextmanager
     async def connect(self, *, operator: bool = False, app: App | None = None) -> AsyncGenerator[Trellis]:
         """The ledger, for changes in the caller's name."""
-        refuse_missing(self.url, unused_gateway=None if self._is_named else self.settings.gateway)
+        self._check_place()
         async with connect(self.url, app=app, name=self.person, operator=operator) as trellis:
             yield trellis
 

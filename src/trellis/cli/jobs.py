@@ -17,11 +17,11 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOptio
 from trellis.cli.events import EVENT_COLUMNS, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column, as_record, event_record, state_text
-from trellis.cli.reads import signal_lines, surroundings
+from trellis.cli.reads import gateway_signals, read_signal, signal_lines, surroundings
 from trellis.client import Trellis, cancelling_roles_of
 from trellis.engine.dead_letters import OPERATOR_REASON_CODES
 from trellis.engine.errors import JobNotFound, Refused, TrellisError
-from trellis.engine.event_data import ArtifactPointer, artifacts_of, last_traceback
+from trellis.engine.event_data import ArtifactPointer, artifacts_of, last_traceback, traceback_in
 from trellis.engine.jobs import (
     Actor,
     CancelMode,
@@ -32,7 +32,7 @@ from trellis.engine.jobs import (
     RequestId,
 )
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event, Job, JobPlace
+from trellis.engine.records import Job, JobPlace, Signal
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
@@ -163,9 +163,11 @@ async def show(cli: Cli, id_: JobArgument) -> None:
             print_whole(cli, await api.jobs.get(id_), await api.now())
             return
         job, events = await api.jobs.get(id_), (await api.jobs.events(id_, limit=LIMIT_MAX)).items
+        signals = await gateway_signals(api, id_)
     record = as_record(job)
     if cli.out.as_json:
-        cli.out.record({**record, "events": [as_record(event) for event in events]})
+        told = {"events": [as_record(event) for event in events], "signals": [as_record(one) for one in signals]}
+        cli.out.record({**record, **told})
         return
     known = [(name, value) for name, value in record.items() if value is not None]
     cli.out.facts((name, one if isinstance(one, str) else json_.dumps(one, ensure_ascii=False)) for name, one in known)
@@ -178,6 +180,8 @@ async def show(cli: Cli, id_: JobArgument) -> None:
         ListingColumn(title="CAUSE", cell=lambda event: event.cause or "", gives_way=True),
     ]
     cli.out.listing(events, columns, empty="")
+    _print_failure(cli, traceback_in([event.payload.get("data") for event in events]))
+    _print_signals(cli, [read_signal(id_, one) for one in signals])
     print_context_hint(cli, record)
 
 
@@ -205,17 +209,21 @@ def print_whole(cli: Cli, whole: "WholeJob", now: datetime) -> None:
     cli.out.facts(facts)
     cli.out.line()
     print_events(cli.out, events, EVENT_COLUMNS)
-    _print_failure(cli, events)
-    if whole.signals:
+    _print_failure(cli, last_traceback(events))
+    _print_signals(cli, whole.signals)
+
+
+def _print_signals(cli: Cli, signals: Sequence[Signal]) -> None:
+    """Print the last log lines and signs of progress."""
+    if signals:
         cli.out.line()
-        for signal in whole.signals:
-            for line in signal_lines(signal):
-                cli.out.prose(line, style="dim")
+    for line in (line for signal in signals for line in signal_lines(signal)):
+        cli.out.prose(line, style="dim")
 
 
-def _print_failure(cli: Cli, events: Sequence[Event]) -> None:
+def _print_failure(cli: Cli, failure: str | None) -> None:
     """Print the traceback of the last failure, as the attempt recorded it."""
-    if (failure := last_traceback(events)) is not None:
+    if failure is not None:
         cli.out.line("\nLast failure", style="bold")
         for line in failure.rstrip().splitlines():
             cli.out.prose(line, style="dim")

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from trellis.app.wiring import SystemClock
 from trellis.cli.bus_wait import error_text_of, last_retry, look_at_gateway
+from trellis.cli.commands import LIMIT_MAX
 from trellis.cli.invocation import Cli
 from trellis.cli.queue_jobs import print_how_to_read, warn_undriven
 from trellis.http.shapes import (
     BusJob,
     JobShape,
     JobSubmitted,
+    JobWhole,
+    QueueJob,
 )
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -60,11 +63,7 @@ async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wa
         cli.out.error(f"job {job_id} has not ended after {duration(wait_s)}", f"trellis job show {job_id}")
         return 1
     if not LIFECYCLES[ended.lifecycle].by_name[ended.status].success:
-        why = (
-            error_text_of(ended.error_code, ended.error_message)
-            if isinstance(ended, BusJob)
-            else getattr(ended, "error", "")
-        )
+        why = await _why(client, ended)
         told = f"job {job_id} ended as {ended.status}" + (f": {why}" if why else "")
         cli.out.error(told, f"trellis job show {job_id}")
         return 1
@@ -75,6 +74,16 @@ async def _after_submit(cli: Cli, client: "GatewayClient", job: JobSubmitted, wa
     if of_queue:
         print_how_to_read(cli, ended.result)
     return 0
+
+
+async def _why(client: "GatewayClient", ended: JobWhole) -> str | None:
+    """Why a job did not succeed: from its document, else the cause of its last event."""
+    if isinstance(ended, BusJob):
+        return error_text_of(ended.error_code, ended.error_message)
+    if isinstance(ended, QueueJob):
+        return ended.error
+    events = await client.jobs.events(ended.job_id, limit=LIMIT_MAX)
+    return events.items[-1].cause if events.items and events.next_cursor is None else None
 
 
 async def cancel_job(

@@ -1,14 +1,19 @@
 """Ledger reads that several commands share."""
 
 import json
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, cast
 
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter, JobPlace, Signal
 from trellis.operations.dead_letters import letter_of
 from trellis.operations.explain import JobSurroundings
+
+if TYPE_CHECKING:  # HTTP is imported only when it is used
+    from trellis.http.client import GatewayClient
+    from trellis.http.shapes import SignalShape
 
 HOLDERS_PAGE = 100
 HOLDERS_MAX = 5
@@ -34,6 +39,22 @@ async def _holders(ledger: Ledger, job: Job) -> tuple[JobId, ...]:
     page = await ledger.jobs(JobFilter(concurrency_key=job.concurrency_key), limit=HOLDERS_PAGE)
     held = [other.job_id for other in page.jobs if other.place in {JobPlace.LEASED, JobPlace.READY}]
     return tuple(held[:HOLDERS_MAX])
+
+
+async def gateway_signals(client: "GatewayClient", job_id: str) -> "Sequence[SignalShape]":
+    """The log lines of a job through a gateway; none of a job of the NLM backend, or from an older gateway."""
+    from trellis.http.errors import NotFound  # HTTP is imported only when it is used
+
+    try:
+        return await client.jobs.signals(job_id)
+    except NotFound:
+        return []
+
+
+def read_signal(job_id: str, signal: "SignalShape") -> Signal:
+    """A log line of a gateway's document, as the ledger has it."""
+    data, at = json.dumps(signal.data).encode(), datetime.fromisoformat(signal.ts)
+    return Signal(job_id=JobId(job_id), type=signal.type, ts=at, data=None if signal.data is None else data)
 
 
 def signal_lines(signal: Signal) -> Iterator[str]:

@@ -7,7 +7,18 @@ from typing import Any, TypedDict, Unpack
 
 from trellis.bus.submit_options import TopicSubmitOptions
 from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
-from trellis.http.shapes import REPLAYED, AnyJob, EventShape, JobDocument, JobShape, JobSubmitted, JobWhole, Page
+from trellis.http.shapes import (
+    REPLAYED,
+    AnyJob,
+    EventShape,
+    JobDocument,
+    JobShape,
+    JobSubmitted,
+    JobWhole,
+    Page,
+    SignalShape,
+    SignalsShape,
+)
 from trellis.http.streams import changes, follow, wait_for_last
 from trellis.lifecycles import LIFECYCLES
 
@@ -144,6 +155,10 @@ class Jobs:
     async def events(self, job_id: str, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[EventShape]:
         """What happened to it, oldest first."""
         return await listed(self._calls, EventShape, path_of("jobs", job_id, "events"), limit, cursor)
+
+    async def signals(self, job_id: str) -> Sequence[SignalShape]:
+        """The last log lines and signs of progress of a job, oldest first, as long as they are retained."""
+        return (await self._calls.get(SignalsShape, path_of("jobs", job_id, "signals"))).items
 
     async def wait(self, job_id: str, timeout_s: float | None = None) -> JobWhole:
         """The job once it has ended, however it did; raises TimeoutError."""

@@ -745,6 +745,20 @@ class EventShape(pydantic.BaseModel):
     version: int
 
 
+class SignalShape(pydantic.BaseModel):
+    """A log line of a handler (`job_log`), or a sign of progress. It is no transition and is kept for a limited time."""
+
+    ts: str
+    type: str
+    data: Any
+
+
+class SignalsShape(pydantic.BaseModel):
+    """The last log lines and signs of progress of a job, oldest first."""
+
+    items: list[SignalShape]
+
+
 # --- safety policy ---
 
 

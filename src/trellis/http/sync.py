@@ -161,6 +161,7 @@ class SyncJobs(BlockingTwin):
     context = BlockingMethod(Jobs.context)
     list = BlockingMethod(Jobs.list)
     events = BlockingMethod(Jobs.events)
+    signals = BlockingMethod(Jobs.signals)
     wait = BlockingMethod(Jobs.wait)
     watch = BlockingIterator(Jobs.watch)
     cancel = BlockingMethod(Jobs.cancel)
