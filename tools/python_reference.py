@@ -142,19 +142,17 @@ WITHOUT_CONSTRUCTOR = {"Context", "SyncContext", "Item", "Trellis", "JobHandle",
 def _member(node: ast.FunctionDef | ast.AsyncFunctionDef, module: ModuleType) -> Iterator[str]:
     if any(isinstance(one, ast.Name) and one.id == "property" for one in node.decorator_list):
         kind = f": {ast.unparse(node.returns)}" if node.returns else ""
-        yield f"- **`{node.name}`**`{kind}` — {_inline(_doc(node), escape=False)}"
+        yield f"- **`{node.name}`**`{kind}` — {inline(_doc(node), escape=False)}"
     else:
-        yield f"- **`{_signature(node, module)}`** — {_inline(_doc(node), escape=False)}"
+        yield f"- **`{_signature(node, module)}`** — {inline(_doc(node), escape=False)}"
 
 
 def _table(node: ast.ClassDef, owner: type[Any], title: str) -> Iterator[str]:
     """The fields of a class with the text that stands under each."""
-    said = _field_docs(node)
+    said = field_docs(node)
     defaults = {one.name: one for one in fields(owner)} if hasattr(owner, "__dataclass_fields__") else {}
     if node.name == "JobOptions":
-        settings = _nodes(importlib.import_module("trellis.worker.app"))["JobSettings"]
-        assert isinstance(settings, ast.ClassDef)
-        key = _field_docs(settings)["concurrency_key"]
+        key = field_docs(class_of(importlib.import_module("trellis.worker.app"), "JobSettings"))["concurrency_key"]
         said = {**said, "concurrency_key": key}
         defaults = {**defaults, "concurrency_key": defaults["compensation"]}
     if not any(doc for _, doc in said.values()) and not defaults:
@@ -165,7 +163,7 @@ def _table(node: ast.ClassDef, owner: type[Any], title: str) -> Iterator[str]:
     for name, (annotation, doc) in said.items():
         if name in plain:
             continue
-        yield f"| `{name}: {_inline(annotation)}` | {_default(defaults.get(name))} | {_inline(doc)} |"
+        yield f"| `{name}: {inline(annotation)}` | {_default(defaults.get(name))} | {inline(doc)} |"
     yield ""
     if plain:
         yield "Besides: " + ", ".join(f"`{name}: {kind}`" for name, kind in plain.items()) + ".\n"
@@ -207,6 +205,13 @@ def _errors() -> str:
 # --- reading the source ----------------------------------------------------------------------------------------------
 
 
+def class_of(module: ModuleType, name: str) -> ast.ClassDef:
+    """The source of a class."""
+    node = _nodes(module)[name]
+    assert isinstance(node, ast.ClassDef)
+    return node
+
+
 def _nodes(module: ModuleType) -> dict[str, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
     tree = ast.parse(inspect.getsource(module))
     kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -219,13 +224,13 @@ def _doc(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return doc
 
 
-def _inline(doc: str, *, escape: bool = True) -> str:
+def inline(doc: str, *, escape: bool = True) -> str:
     """On one line; in a table a bar would end the cell."""
     line = " ".join(doc.split())
     return line.replace("|", "\\|") if escape else line
 
 
-def _field_docs(node: ast.ClassDef) -> dict[str, tuple[str, str]]:
+def field_docs(node: ast.ClassDef) -> dict[str, tuple[str, str]]:
     """Name -> annotation and the string that follows the field."""
     found: dict[str, tuple[str, str]] = {}
     for one, after in zip(node.body, [*node.body[1:], None], strict=True):

@@ -138,6 +138,7 @@ def test_a_resting_job_says_what_it_waits_for(event: str, says: str):
 
 def test_a_ready_job_with_a_worker_will_be_taken():
     text = story(job(), queue=replace(QUEUE, ready=7, rate_limit=2.5), workers=(worker(),))
+    assert "ready: a worker may take it as soon as the rate of its type (2.5 a second) allows it." in text
     assert "w-1 serves this type and will take it" in text
     assert "7 jobs of this type are ready" in text
     assert "At most 2.5 jobs of this type are handed out a second" in text

@@ -41,6 +41,20 @@ def test_a_table_is_for_people_and_is_whole_in_a_pipe(trellis: Terminal):
     assert row == row.rstrip()
 
 
+def test_a_ready_job_of_a_type_with_a_rate_waits_for_it(local: Terminal):
+    async def limit() -> None:
+        ledger = await open_ledger(local.url)
+        await ledger.limit_rate(Actor(role=Role.CONTROL_PLANE, name="op"), "metered", 2.0, burst=1)
+        await ledger.close()
+
+    local.submit("metered")
+    local.submit("free")
+    asyncio.run(limit())
+    free, metered = local("jobs").out.splitlines()[1:]
+    assert metered.endswith("the rate of its type (2 a second)")
+    assert "rate" not in free
+
+
 def test_no_job_is_said_beside_the_answer(trellis: Terminal):
     answer = trellis("jobs")
     assert (answer.code, answer.out) == (0, "")

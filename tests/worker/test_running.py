@@ -373,6 +373,25 @@ async def test_a_snoozed_job_comes_back_later_and_keeps_its_attempts(stand: Stan
     assert (await stand.events(job)).count("job_snoozed") == 5
 
 
+@pytest.mark.parametrize("rate, seconds", [(2.0, 5.5), (1.0, 11.0)])
+async def test_a_rate_is_reached_also_where_a_poll_leaves_a_part_of_a_claim_over(
+    stand: Stand, rate: float, seconds: float
+):
+    app, started = App(), list[float]()
+
+    @app.job("metered", rate=rate)
+    async def handler(ctx: Context) -> None:
+        started.append(stand.clock.monotonic())
+
+    for _ in range(12):
+        await stand.submit("metered")
+    began = stand.clock.monotonic()
+    async with stand.running(app):
+        await stand.until(lambda: len(started) == 12, step_s=0.1)
+    assert started[-1] - began <= seconds, "12 jobs, of which up to two are claimed at once at the start"
+    assert started[-1] - began >= (12 - 2) / rate - 0.2
+
+
 async def test_a_journal_takes_any_callable_returns_json_and_refuses_a_name_used_twice(stand: Stand):
     app = App()
     calls: list[int] = []

@@ -17,9 +17,10 @@ from trellis.engine.errors import JobNotFound, Refused
 from trellis.engine.jobs import JobId
 from trellis.engine.records import DeadLetter, Event, Job, JobFilter, JobPlace, Signal
 from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.operations.dead_letters import letter_of
-from trellis.operations.explain import HOLD_PHRASES
+from trellis.operations.explain import HOLD_PHRASES, rate_phrase
 
 READ, READ_NLM = "jobs.read", "nlm.read"
 SIGNALS_MAX = 20
@@ -137,12 +138,21 @@ class LocalJobs(LocalApprovals):
         return await self._context.ledger.signals(job.job_id, limit=SIGNALS_MAX)
 
     async def holds(self, jobs: Sequence[Job]) -> dict[JobId, str]:
-        """What jobs on topics wait for. Their events tell it, so only the first ones of a long list are looked up."""
+        """What jobs on topics wait for, and ready jobs whose type has a rate limit. The events of jobs on topics tell it, so only the first ones of a long list are looked up."""
         places = {JobPlace.SCHEDULED, JobPlace.READY}
         waiting = [job for job in jobs if job.lifecycle == BUS_JOB.name and job.place in places][:HOLDS_READ_MAX]
         events = await self._context.ledger.events_of([job.job_id for job in waiting]) if waiting else {}
         holds = {job.job_id: hold_of(job, events.get(job.job_id, [])) for job in waiting}
-        return {job_id: HOLD_PHRASES.get(hold.kind, hold.kind) for job_id, hold in holds.items() if hold is not None}
+        found = {job_id: HOLD_PHRASES.get(hold.kind, hold.kind) for job_id, hold in holds.items() if hold is not None}
+        return {**found, **await self._rates(jobs)}
+
+    async def _rates(self, jobs: Sequence[Job]) -> dict[JobId, str]:
+        """The ready jobs whose type has a rate limit; none for a reader who sees its own jobs only."""
+        ready = [job for job in jobs if job.place is JobPlace.READY and job.lifecycle == LEASED_JOB.name]
+        if not ready or not sees_all(self._context.reader, READ):
+            return {}
+        rates = {queue.type: rate_phrase(queue) for queue in await self._context.ledger.queues()}
+        return {job.job_id: rate for job in ready if (rate := rates.get(job.type)) is not None}
 
     async def result(self, job_id: str) -> bytes:
         """The result of a job; raises JobContentMissing."""

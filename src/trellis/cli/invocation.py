@@ -51,13 +51,15 @@ class Cli:
     data: Path | None
     gateway: str | None = None
     out: Output
+    warns: bool = True
+    """Whether unknown variables are reported when the settings are read; the doctor lists them as findings."""
 
     @cached_property
     def settings(self) -> Settings:
         """The effective settings; raises SettingsInvalid."""
         warnings: list[str] = []
         settings = read_settings(os.environ, Path.cwd(), warn=warnings.append)
-        for text in warnings:
+        for text in warnings if self.warns else ():
             self._warn(settings, text)
         return settings
 
@@ -105,7 +107,9 @@ class Cli:
 
     def client(self) -> "AbstractAsyncContextManager[GatewayClient]":
         """A client of that gateway with the token of the settings."""
-        return connect(gateway=self.gateway_url or "")
+        from trellis.http.calls import CallOptions
+
+        return connect(gateway=self.gateway_url or "", options=CallOptions(on_retry=self.out.note))
 
     def refuse_at_gateway(self, **options: Any) -> None:
         """Raise OptionInvalid for an option that only a ledger supports, if the command goes through a gateway."""

@@ -314,7 +314,15 @@ def _readiness(job: Job, around: JobSurroundings) -> str:
         return f"ready: the {taker} may take it now"
     if not _serving(job, around):
         return "waiting for a worker: none that serves its type is alive"
-    return "ready: a worker may take it now" + (" and will run it alone" if job.runs_alone else "")
+    alone = " and will run it alone" if job.runs_alone else ""
+    if around.queue is not None and (rate := rate_phrase(around.queue)) is not None:
+        return f"ready: a worker may take it as soon as {rate} allows it{alone}"
+    return f"ready: a worker may take it now{alone}"
+
+
+def rate_phrase(queue: QueueDepth) -> str | None:
+    """Names the rate limit of a type that is not paused; None without one."""
+    return None if queue.paused or queue.rate_limit is None else f"the rate of its type ({queue.rate_limit:g} a second)"
 
 
 def _rest(job: Job, last: Event | None, now: datetime) -> str:
