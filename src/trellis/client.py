@@ -293,9 +293,8 @@ class Trellis:
         if _state(job).dead_letter:
             letter = await letter_of(self.ledger, job)
             code = letter.reason_code.value if letter else "unknown"
-            return JobDeadLettered(
-                job_id=job.job_id, reason_code=code, reason=letter.last_error if letter else reason, letter=letter
-            )
+            told = (letter.last_error if letter else reason).removeprefix(f"{code}: ")
+            return JobDeadLettered(job_id=job.job_id, reason_code=code, reason=told, letter=letter)
         kind = JobCancelled if events and events[-1].type == "job_cancelled" else JobFailed
         return kind(job_id=job.job_id, reason=reason)
 

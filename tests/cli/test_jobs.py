@@ -1,5 +1,6 @@
 """`trellis jobs` and `trellis job …`."""
 
+import asyncio
 import json
 import re
 from dataclasses import replace
@@ -12,8 +13,10 @@ from tests.cli.test_explain import NOW, job
 from trellis.cli.jobs import _columns
 from trellis.cli.output import as_record
 from trellis.cli.reads import signal_lines
-from trellis.engine.jobs import JobId
+from trellis.engine.jobs import Actor, JobId
 from trellis.engine.records import Signal
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
 
 
 def test_listings_filter_and_page(trellis: Terminal, work):

@@ -75,12 +75,13 @@ def test_a_failed_job_says_why_with_traceback_and_log_lines_through_a_gateway_as
 ):
     app = App(testing=True)
 
-    @app.job("oven", max_attempts=1)
+    @app.job("oven")
     async def bake(ctx: Context) -> None:
         ctx.logger.info("baking", loaves=3)
         raise ValueError("the oven is cold")
 
-    job_id = shell("submit", "oven", "--key", "o").strip()
+    asked = ("submit", "oven", "--key", "o", "--max-attempts", "1")
+    job_id = shell(*asked).strip()
     asyncio.run(work(place.ledger, app))
     shown = shell("dlq", "show", job_id)
     assert "Last failure\nTraceback" in shown
@@ -91,7 +92,7 @@ def test_a_failed_job_says_why_with_traceback_and_log_lines_through_a_gateway_as
     assert "the oven is cold" in remote["traceback"]
     ((remote, local),) = both(shell, place, "job", "show", job_id)
     assert [one["data"]["event"] for one in remote["signals"]] == ["baking"]
-    told = shell("submit", "oven", "--key", "o", "--wait", "5s", code=1)
+    told = shell(*asked, "--wait", "5s", code=1)
     assert f"job {job_id} ended as dead_lettered: " in told
     assert "the oven is cold" in told
 

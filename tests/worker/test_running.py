@@ -392,6 +392,19 @@ async def test_a_rate_is_reached_also_where_a_poll_leaves_a_part_of_a_claim_over
     assert started[-1] - began >= (12 - 2) / rate - 0.2
 
 
+async def test_why_a_job_was_dead_lettered_names_its_reason_code_once(stand: Stand):
+    app = App()
+
+    @app.job("index")
+    async def handler(ctx: Context, doc: Document) -> None: ...
+
+    job = await stand.submit("index", {"tilte": "a"})
+    await stand.run_until_idle(app)
+    with pytest.raises(JobDeadLettered) as dead:
+        await job.result(timeout_s=0)
+    assert str(dead.value).startswith(f"Job {job.id} was dead-lettered (validation_failed): title: ")
+
+
 async def test_a_journal_takes_any_callable_returns_json_and_refuses_a_name_used_twice(stand: Stand):
     app = App()
     calls: list[int] = []

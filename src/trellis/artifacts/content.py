@@ -37,7 +37,7 @@ def problems_of(error: pydantic.ValidationError) -> str:
 
 
 def _plain_message(message: str) -> str:
-    return message.removeprefix("Value error, ")
+    return message.removeprefix("Value error, ").replace("Extra inputs are not permitted", "there is no such field")
 
 
 class StoredInvalid(InputError):

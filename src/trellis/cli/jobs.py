@@ -39,6 +39,7 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.operations.dead_letters import requeue_answer
 from trellis.operations.explain import JobExplanation, duration, explain, timer_phrase, waits_for
+from trellis.worker.requests import KEY_NAMESPACE
 
 if TYPE_CHECKING:  # the bus and HTTP are imported only when they are used
     from trellis.api.jobs import WholeJob
@@ -88,7 +89,7 @@ async def list_jobs(  # noqa: PLR0917 - the options of one command
     where: dict[str, Any] = {"lifecycle": chosen_lifecycle, "type_": type_, "status": chosen_state}
     if key is not None:
         cli.refuse_at_gateway(concurrency_key=key)
-        where["concurrency_key"] = key if ":" in key else f"user:{key}"
+        where["concurrency_key"] = key if ":" in key else f"{KEY_NAMESPACE}{key}"
     wanted = values.limit(limit, LIMIT_MAX)
     async with cli.api(lifecycle=chosen_lifecycle) as api:
         now, found = await cli.ledger_time(api), list["Job | JobDocument"]()
@@ -149,7 +150,7 @@ def _waits_for(job: Job, now: datetime) -> str:
                 return f"{who}, for {duration(left)}"
             return f"its time, in {duration(left)}" if left > 0 else "the sweep"
         case JobPlace.BLOCKED:
-            return f"key {job.concurrency_key}"
+            return f"key {(job.concurrency_key or '').removeprefix(KEY_NAMESPACE)}"
         case JobPlace.LEASED if job.cancel_requested:
             return "its holder to stop"
         case _:
@@ -246,7 +247,7 @@ def _facts(job: Job, now: datetime) -> list[tuple[str, str | Text]]:
         ),
         ("changed", f"{job.updated_at:%Y-%m-%d %H:%M:%S} UTC, {duration((now - job.updated_at).total_seconds())} ago"),
         ("correlation", job.correlation_id if job.correlation_id != job.job_id else ""),
-        ("key", job.concurrency_key or ""),
+        ("key", (job.concurrency_key or "").removeprefix(KEY_NAMESPACE)),
         ("parent", job.parent_id or ""),
         ("compensates", job.compensates or ""),
         ("deadline", f"{job.deadline_at:%Y-%m-%d %H:%M:%S} UTC" if job.deadline_at else ""),
