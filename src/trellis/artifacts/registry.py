@@ -253,7 +253,9 @@ class ArtifactRegistry:
         Raises ArtifactLost.
         """
         row = await self.row(artifact_id)
-        return await stored_bytes(self.ledger, self.objects, row) if row and row.state == FINALIZED else None
+        if row is None or row.state != FINALIZED:
+            return None
+        return await stored_bytes(self.ledger, self.objects, row)
 
     def fields(self, row: ArtifactRow) -> dict[str, Any]:
         """Returns the fields of an artifact that listings show."""
