@@ -17,7 +17,6 @@ from trellis.http.shapes import (
     JobWhole,
     Page,
     SignalShape,
-    SignalsShape,
 )
 from trellis.http.streams import changes, follow, wait_for_last
 from trellis.lifecycles import LIFECYCLES
@@ -158,7 +157,7 @@ class Jobs:
 
     async def signals(self, job_id: str) -> Sequence[SignalShape]:
         """The last log lines and signs of progress of a job, oldest first, as long as they are retained."""
-        return (await self._calls.get(SignalsShape, path_of("jobs", job_id, "signals"))).items
+        return (await self._calls.get(Page[SignalShape], path_of("jobs", job_id, "signals"))).items
 
     async def wait(self, job_id: str, timeout_s: float | None = None) -> JobWhole:
         """The job once it has ended, however it did; raises TimeoutError."""

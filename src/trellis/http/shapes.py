@@ -447,11 +447,6 @@ class CleanedUpShape(pydantic.BaseModel):
 
 # --- jobs and their events ---
 
-ATTEMPT_MEANING = (
-    "How many attempts were over before the present one, from 0: the retries already made. "
-    "The command line, the console and `ctx.attempt` show the number of the present attempt, which is one more."
-)
-
 
 class JobShape(pydantic.BaseModel):
     """A job of any lifecycle; `status` is a state in that lifecycle's words."""
@@ -474,7 +469,10 @@ class JobDocument(JobShape):
 
     priority: Literal["critical", "interactive", "batch"]
     generation: int
-    attempt: int = pydantic.Field(description=ATTEMPT_MEANING)
+    attempt: int = pydantic.Field(
+        description="How many attempts were over before the present one, from 0: the retries already made. "
+        "The command line, the console and `ctx.attempt` show the number of the present attempt, which is one more."
+    )
     max_attempts: int = pydantic.Field(
         description="How many attempts the job may have in all. A queue job counts retries here: it has one attempt more."
     )
@@ -751,12 +749,6 @@ class SignalShape(pydantic.BaseModel):
     ts: str
     type: str
     data: Any
-
-
-class SignalsShape(pydantic.BaseModel):
-    """The last log lines and signs of progress of a job, oldest first."""
-
-    items: list[SignalShape]
 
 
 # --- safety policy ---

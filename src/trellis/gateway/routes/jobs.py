@@ -41,7 +41,7 @@ from trellis.gateway.callers import Caller, InstanceOf, api_for, requires, withi
 from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
 from trellis.gateway.nlm import list_nlm_jobs, nlm_job_events, show_nlm_job
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
-from trellis.http.shapes import BusJob, EventShape, JobDocument, JobShape, JobWhole, QueueJob, SignalsShape
+from trellis.http.shapes import BusJob, EventShape, JobDocument, JobShape, JobWhole, QueueJob, SignalShape
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles import LIFECYCLES
@@ -319,12 +319,12 @@ async def events(
     return page_document(told, str(found[limit - 1].version) if more else None)
 
 
-@router.get("/jobs/{job_id}/signals", response_model=SignalsShape, responses=PROBLEMS)
+@router.get("/jobs/{job_id}/signals", response_model=Page[SignalShape], responses=PROBLEMS)
 async def signals(
     job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
 ) -> dict[str, Any]:
     """The last log lines and signs of progress of a job, oldest first; at most 20, as long as they are retained."""
-    return {"items": [signal_document(one) for one in await _jobs(instance, caller).signals(job_id)]}
+    return page_document([signal_document(one) for one in await _jobs(instance, caller).signals(job_id)], None)
 
 
 @router.post("/jobs/{job_id}/cancel", response_model=JobShape, responses=PROBLEMS)
