@@ -123,7 +123,7 @@ def test_a_listing_says_since_when_jobs_are_there_and_what_they_wait_for(trellis
     parked = trellis.submit("a", "--concurrency-key", "t1")
     rows = {line.split()[0]: line for line in trellis("jobs").out.splitlines()[1:]}
     assert "its time, in " in rows[delayed]
-    assert rows[parked].endswith("key user:t1")
+    assert rows[parked].endswith("key t1")
     assert re.fullmatch(r"\d+s", rows[first].split()[-1])
 
 
