@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pickle
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import typer
 
 import trellis
 from trellis.cli.program import LISTED, ON_THIS_MACHINE, commands_of, make_program
+from trellis.engine import errors
 
 SOURCE = Path(trellis.__file__).parent
 CRYPTOGRAPHY = ("joserfc", "cryptography")
@@ -86,6 +88,18 @@ def test_every_name_is_what_type_checkers_are_told():
     assert sorted(declared()) == sorted(trellis.__all__)
     for name, module in declared().items():
         assert getattr(trellis, name) is getattr(importlib.import_module(module), name)
+
+
+def test_every_error_and_record_that_the_python_reference_names_for_callers_is_in_the_package_itself():
+    page = (SOURCE.parent.parent / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    local = page[: page.index("## Callers over HTTP")]
+    words = set(re.findall(r"\w+", local))
+    named = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and name in words}
+    records = set(re.findall(r"^### (\w+)$", local[local.index("## Records") :], re.MULTILINE))
+    assert len(named) > 5
+    assert len(records) > 5
+    assert (named | records) - set(trellis.__all__) == set()
+    assert not {"IdempotencyMismatch", "PayloadInvalid"} - set(trellis.__all__), "submits raise them"
 
 
 def test_type_checkers_are_not_told_that_every_name_is_there():

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import trellis
 from trellis.engine import errors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,11 +30,12 @@ stands under [Tests](#tests), which is in `trellis.testing`, under [Callers over
 common [errors](#errors). The words are defined in the
 [glossary](../glossary.md); the [tutorial](../tutorial.md) shows them at work.
 """
-OPTION, DEFAULT, MEANING = "Option", "Default", "Meaning"
+OPTION, FIELD, DEFAULT, MEANING = "Option", "Field", "Default", "Meaning"
 
 OVER_HTTP = ("runs", "agents", "proposals", "artifacts", "jobs", "dead_letters", "memory", "logic", "inbox")
 
-# Chapter -> what is in it: module:name. `fields` lists the fields of a class, whose own methods are of no concern to users.
+# Chapter -> what is in it: module:name. `fields` lists the fields of a class, whose own methods are of no concern to users;
+# `record` lists its properties too.
 CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Applications": (
         ("class", "trellis.worker.app", "App"),
@@ -54,6 +56,18 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("fields", "trellis.bus.requests", "TopicSubmitOptions"),
         ("class", "trellis.client", "JobHandle"),
         ("fields", "trellis.engine.jobs", "Priority"),
+    ),
+    "Records": (
+        ("record", "trellis.engine.records", "Job"),
+        ("record", "trellis.engine.records", "Event"),
+        ("record", "trellis.engine.records", "FeedPage"),
+        ("record", "trellis.engine.records", "Signal"),
+        ("record", "trellis.engine.records", "DeadLetter"),
+        ("record", "trellis.engine.records", "JobFilter"),
+        ("fields", "trellis.engine.jobs", "ReasonCode"),
+        ("fields", "trellis.engine.jobs", "CancelMode"),
+        ("record", "trellis.engine.jobs", "Moved"),
+        ("record", "trellis.engine.jobs", "NotMoved"),
     ),
     "Callers over HTTP": (
         ("function", "trellis.app.wiring", "connect_sync"),
@@ -107,8 +121,9 @@ def _entry(kind: str, module: ModuleType, name: str) -> Iterator[str]:
         return
     assert isinstance(node, ast.ClassDef)
     yield f"{_doc(node)}\n"
+    if kind in {"fields", "record"}:
+        yield from _table(node, getattr(module, name), OPTION if kind == "fields" else FIELD)
     if kind == "fields":
-        yield from _table(node, getattr(module, name))
         return
     bases = [_nodes(module)[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in _nodes(module)]
     written = [one for owner in (node, *bases) if isinstance(owner, ast.ClassDef) for one in owner.body]
@@ -129,28 +144,31 @@ WITHOUT_CONSTRUCTOR = {"Context", "SyncContext", "Item", "Trellis", "JobHandle",
 def _member(node: ast.FunctionDef | ast.AsyncFunctionDef, module: ModuleType) -> Iterator[str]:
     if any(isinstance(one, ast.Name) and one.id == "property" for one in node.decorator_list):
         kind = f": {ast.unparse(node.returns)}" if node.returns else ""
-        yield f"- **`{node.name}`**`{kind}` — {_inline(_doc(node), escape=False)}"
+        yield f"- **`{node.name}`**`{kind}` — {inline(_doc(node), escape=False)}"
     else:
-        yield f"- **`{_signature(node, module)}`** — {_inline(_doc(node), escape=False)}"
+        yield f"- **`{_signature(node, module)}`** — {inline(_doc(node), escape=False)}"
 
 
-def _table(node: ast.ClassDef, owner: type[Any]) -> Iterator[str]:
+def _table(node: ast.ClassDef, owner: type[Any], title: str) -> Iterator[str]:
     """The fields of a class with the text that stands under each."""
-    said = _field_docs(node)
+    said = field_docs(node)
     defaults = {one.name: one for one in fields(owner)} if hasattr(owner, "__dataclass_fields__") else {}
     if node.name == "JobOptions":
-        settings = _nodes(importlib.import_module("trellis.worker.app"))["JobSettings"]
-        assert isinstance(settings, ast.ClassDef)
-        key = _field_docs(settings)["concurrency_key"]
+        key = field_docs(class_of(importlib.import_module("trellis.worker.app"), "JobSettings"))["concurrency_key"]
         said = {**said, "concurrency_key": key}
         defaults = {**defaults, "concurrency_key": defaults["compensation"]}
     if not any(doc for _, doc in said.values()) and not defaults:
         yield ", ".join(f"`{name}`" for name in said) + "\n"
         return
-    yield f"| {OPTION} | {DEFAULT} | {MEANING} |\n|---|---|---|"
+    yield f"| {title} | {DEFAULT} | {MEANING} |\n|---|---|---|"
+    plain = {name: kind for name, (kind, doc) in said.items() if title == FIELD and not doc}
     for name, (annotation, doc) in said.items():
-        yield f"| `{name}: {_inline(annotation)}` | {_default(defaults.get(name))} | {_inline(doc)} |"
+        if name in plain:
+            continue
+        yield f"| `{name}: {inline(annotation)}` | {_default(defaults.get(name))} | {inline(doc)} |"
     yield ""
+    if plain:
+        yield "Besides: " + ", ".join(f"`{name}: {kind}`" for name, kind in plain.items()) + ".\n"
 
 
 def _default(field: Any) -> str:
@@ -173,18 +191,27 @@ def _errors() -> str:
     """The tree as drawn at the top of its file, then every message."""
     tree = (errors.__doc__ or "").partition("\n\n")[2].strip()
     rows = [
-        f"| `{name}` | {kind.code} | {(kind.__doc__ or '').strip()} |"
+        f"| `{name}` | {'`trellis`' if name in trellis.__all__ else ''} | {kind.code} | {(kind.__doc__ or '').strip()} |"
         for name, kind in vars(errors).items()
         if inspect.isclass(kind) and issubclass(kind, errors.TrellisError)
     ]
     head = (
-        "## Errors\n\nAll are in `trellis.engine.errors`; those that handlers raise and callers meet are in `trellis` too."
-        " The message is the docstring; what stands in braces is also in `error.data`.\n"
+        "## Errors\n\nAll are in `trellis.engine.errors`; those that handlers raise and callers meet are in `trellis` too,"
+        " as the table says. The message is the docstring; what stands in braces is also in `error.data`.\n"
     )
-    return "\n".join([head, f"```text\n{tree}\n```\n", "| Error | Code | Message |\n|---|---|---|", *rows, ""])
+    return "\n".join(
+        [head, f"```text\n{tree}\n```\n", "| Error | Also in | Code | Message |\n|---|---|---|---|", *rows, ""]
+    )
 
 
 # --- reading the source ----------------------------------------------------------------------------------------------
+
+
+def class_of(module: ModuleType, name: str) -> ast.ClassDef:
+    """The source of a class."""
+    node = _nodes(module)[name]
+    assert isinstance(node, ast.ClassDef)
+    return node
 
 
 def _nodes(module: ModuleType) -> dict[str, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -199,13 +226,13 @@ def _doc(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return doc
 
 
-def _inline(doc: str, *, escape: bool = True) -> str:
+def inline(doc: str, *, escape: bool = True) -> str:
     """On one line; in a table a bar would end the cell."""
     line = " ".join(doc.split())
     return line.replace("|", "\\|") if escape else line
 
 
-def _field_docs(node: ast.ClassDef) -> dict[str, tuple[str, str]]:
+def field_docs(node: ast.ClassDef) -> dict[str, tuple[str, str]]:
     """Name -> annotation and the string that follows the field."""
     found: dict[str, tuple[str, str]] = {}
     for one, after in zip(node.body, [*node.body[1:], None], strict=True):

@@ -287,9 +287,8 @@ class Trellis:
         if _state(job).dead_letter:
             letter = await letter_of(self.ledger, job)
             code = letter.reason_code.value if letter else "unknown"
-            return JobDeadLettered(
-                job_id=job.job_id, reason_code=code, reason=letter.last_error if letter else reason, letter=letter
-            )
+            told = (letter.last_error if letter else reason).removeprefix(f"{code}: ")
+            return JobDeadLettered(job_id=job.job_id, reason_code=code, reason=told, letter=letter)
         kind = JobCancelled if events and events[-1].type == "job_cancelled" else JobFailed
         return kind(job_id=job.job_id, reason=reason)
 
@@ -360,7 +359,11 @@ class Trellis:
     async def requeue(
         self, jobs: Sequence[str] | JobFilter, *, limit: int = 100, cause: str | None = None
     ) -> list[Moved | NotMoved]:
-        """Requeue failed and dead-lettered jobs: each starts its next generation. An operator's action."""
+        """Requeue failed and dead-lettered jobs: each starts its next generation. An operator's action.
+
+        Returns one answer for each job, oldest job first: Moved, or NotMoved with the reason if its state allows no
+        requeue. Raises JobNotFound if one of the ids is unknown; then no job is requeued.
+        """
         actor = self._permitted("jobs.requeue")
         chosen = jobs if isinstance(jobs, JobFilter) else [JobId(job_id) for job_id in jobs]
         return await self.ledger.requeue(actor, chosen, self._request_id(), limit=limit, cause=cause)

@@ -106,6 +106,7 @@ COMMANDS_WITHOUT = {
     ),
     **dict.fromkeys(["lifecycles", "completion", "agents list", "runs list", "runs show"], "reads"),
     **dict.fromkeys(["proposals list", "proposals show", "artifacts list", "artifacts show"], "reads"),
+    "artifacts download": "reads, and writes a file of its caller's own",
     **dict.fromkeys(["memory list", "memory read", "memory history", "job show", "job result"], "reads"),
     **dict.fromkeys(["job context", "job explain", "policy check", "policy explain", "policy simulate"], "reads"),
     **dict.fromkeys(["queues list", "dlq list", "dlq show", "followers list"], "reads"),

@@ -1,6 +1,7 @@
 """`trellis artifacts`: an operator looks at what queue jobs left behind, and removes what is old for good."""
 
 import asyncio
+import hashlib
 import time
 from pathlib import Path
 
@@ -74,6 +75,21 @@ def test_an_operator_discards_a_staged_artifact_and_no_final_one(local: Terminal
     assert local("job", "show", given_up, "--json").record["status"] == "discarded"
     refused = local("artifacts", "discard", final)
     assert (refused.code, "it is final" in refused.err) == (1, True)
+
+
+@pytest.mark.requirement("ART-6")
+def test_a_download_is_the_stored_bytes_with_the_hash_that_the_jobs_result_names(local: Terminal, tmp_path: Path):
+    (made,) = finalize(local, 1, days_ago=0)
+    (stored,) = [path.read_bytes() for path in (tmp_path / "objects").rglob(f"*{made}*") if path.is_file()]
+    printed = local("artifacts", "download", made)
+    assert (printed.code, printed.out.encode()) == (0, stored)
+    assert printed.err == f"sha256 {hashlib.sha256(stored).hexdigest()}, {len(stored)} bytes\n"
+    told = local("artifacts", "download", made, "-o", str(tmp_path / "copy.json"), "--json").record
+    assert (tmp_path / "copy.json").read_bytes() == stored
+    assert (told["sha256"], told["size"]) == (hashlib.sha256(stored).hexdigest(), len(stored))
+    refused = local("artifacts", "download", made, "-o", str(tmp_path / "nowhere" / "copy.json"))
+    assert (refused.code, "it cannot be written (No such file or directory)" in refused.err) == (2, True)
+    assert local("artifacts", "download", "art-unknown").code == 1
 
 
 def folder_of(terminal: Terminal) -> Path:

@@ -138,6 +138,7 @@ def test_a_resting_job_says_what_it_waits_for(event: str, says: str):
 
 def test_a_ready_job_with_a_worker_will_be_taken():
     text = story(job(), queue=replace(QUEUE, ready=7, rate_limit=2.5), workers=(worker(),))
+    assert "ready: a worker may take it as soon as the rate of its type (2.5 a second) allows it." in text
     assert "w-1 serves this type and will take it" in text
     assert "7 jobs of this type are ready" in text
     assert "At most 2.5 jobs of this type are handed out a second" in text
@@ -305,13 +306,17 @@ def test_a_timer_state_says_where_its_timer_leads():
     resting = job(
         lifecycle="queue-job", state="RETRY_BACKOFF", place=JobPlace.SCHEDULED, due_at=NOW + timedelta(seconds=30)
     )
-    assert "the sweep moves it to QUEUED" in story(resting)
-    assert "the sweep moves it to FAILED" in story(replace(resting, attempt=4))
+    assert "This is attempt 1 of 5" in story(resting)
+    assert "the sweep moves it to QUEUED for attempt 2." in story(resting), "attempts count from 1 in every sentence"
+    assert "the sweep moves it to FAILED (its attempts are used up" in story(replace(resting, attempt=4))
+    assert "attempt <" not in story(resting)
 
 
 def test_a_state_that_survives_its_holder_says_so():
     text = story(held(lifecycle="run", state="running"))
     assert "it stays running and may be claimed again" in text
+    assert "An error that its holder does not retry makes it failed." in text
+    assert "for attempt" not in text, "a run has no second attempt"
 
 
 @pytest.mark.parametrize("name", LIFECYCLES)

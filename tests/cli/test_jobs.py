@@ -1,5 +1,6 @@
 """`trellis jobs` and `trellis job …`."""
 
+import asyncio
 import json
 import re
 from dataclasses import replace
@@ -11,8 +12,10 @@ from tests.cli.conftest import Terminal
 from tests.cli.test_explain import NOW, job
 from trellis.cli.jobs import _columns, signal_lines
 from trellis.cli.output import as_record
-from trellis.engine.jobs import JobId
+from trellis.engine.jobs import Actor, JobId
 from trellis.engine.records import Signal
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
 
 
 def test_listings_filter_and_page(trellis: Terminal, work):
@@ -38,6 +41,20 @@ def test_a_table_is_for_people_and_is_whole_in_a_pipe(trellis: Terminal):
     assert row.split()[:4] == [job_id, "a.type.with.a.long.name." + "x" * 100, "queued", "1/5"]
     assert "\x1b" not in row
     assert row == row.rstrip()
+
+
+def test_a_ready_job_of_a_type_with_a_rate_waits_for_it(local: Terminal):
+    async def limit() -> None:
+        ledger = await open_ledger(local.url)
+        await ledger.limit_rate(Actor(role=Role.CONTROL_PLANE, name="op"), "metered", 2.0, burst=1)
+        await ledger.close()
+
+    local.submit("metered")
+    local.submit("free")
+    asyncio.run(limit())
+    free, metered = local("jobs").out.splitlines()[1:]
+    assert metered.endswith("the rate of its type (2 a second)")
+    assert "rate" not in free
 
 
 def test_no_job_is_said_beside_the_answer(trellis: Terminal):
@@ -105,7 +122,7 @@ def test_a_listing_says_since_when_jobs_are_there_and_what_they_wait_for(trellis
     parked = trellis.submit("a", "--concurrency-key", "t1")
     rows = {line.split()[0]: line for line in trellis("jobs").out.splitlines()[1:]}
     assert "its time, in " in rows[delayed]
-    assert rows[parked].endswith("key user:t1")
+    assert rows[parked].endswith("key t1")
     assert re.fullmatch(r"\d+s", rows[first].split()[-1])
 
 

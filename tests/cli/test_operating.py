@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from tests.cli.conftest import Terminal
-from trellis.cli import main
+from trellis.cli import ledgers, main
 from trellis.cli.output import EVERY_S, Output, counting
 from trellis.cli.up_process import ROLES
 
@@ -124,3 +124,29 @@ def test_a_long_command_says_in_a_log_how_far_it_is():
             report("jobs put back", 1_000 * second)
     assert text.getvalue().splitlines() == ["10,000 jobs put back", "20,000 jobs put back"]
     assert EVERY_S == 10.0
+
+
+def test_a_command_that_does_not_go_through_the_gateway_says_that_a_local_ledger_answers(
+    local: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TRELLIS_GATEWAY", "http://127.0.0.1:9")
+    monkeypatch.setenv("TRELLIS_LEDGER", local.url)
+    note = f"from the local ledger {local.url.removeprefix('sqlite:///')}: this command does not go through the gateway"
+    assert note in local.bare("verify").err
+    assert "from the local ledger" not in local("verify").err, "the ledger was named"
+
+
+def test_the_doctor_asks_the_configured_gateway_and_misses_no_ledger_beside_it(
+    local: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(ledgers, "GATEWAY_S", 0.2)
+    monkeypatch.setenv("TRELLIS_GATEWAY", "http://127.0.0.1:9")
+    monkeypatch.setenv("TRELLIS_LEDGER", f"sqlite:///{tmp_path / 'none.db'}")
+    monkeypatch.setenv("TRELLIS_XYZZY", "1")
+    asked = local.bare("doctor", "--json")
+    found = {one["check"]: one for one in asked.records}
+    assert (asked.code, found["gateway"]["severity"], found["ledger"]["severity"]) == (1, "error", "ok")
+    assert "http://127.0.0.1:9" in found["gateway"]["detail"]
+    assert "there is none at" in found["ledger"]["detail"]
+    assert "XYZZY" not in asked.err, "an unknown variable is a finding, and is told once"
+    assert "TRELLIS_XYZZY" in found["settings"]["detail"]

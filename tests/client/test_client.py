@@ -25,7 +25,7 @@ from trellis.engine.errors import (
     PermanentError,
     UnknownJobType,
 )
-from trellis.engine.jobs import SUBMIT_MAX, Moved
+from trellis.engine.jobs import SUBMIT_MAX, Moved, NotMoved
 from trellis.engine.records import JobFilter
 from trellis.lifecycles import Role
 from trellis.testing import Sandbox, sandbox
@@ -180,8 +180,13 @@ async def test_only_a_succeeded_job_with_a_known_compensation_is_undone(box: San
 async def test_operators_requeue_pause_and_resume(box: Sandbox):
     job = await box.submit("broken")
     await box.run_until_idle()
+    with pytest.raises(JobNotFound, match="'nobody'"):
+        await box.trellis.requeue([job.id, "nobody"])
+    assert (await job.status()).generation == 0, "one unknown id: no job is requeued"
     (moved,) = await box.trellis.requeue([job.id], cause="fixed")
     assert isinstance(moved, Moved)
+    (refused,) = await box.trellis.requeue([job.id])
+    assert isinstance(refused, NotMoved)
     assert (await job.status()).generation == 1
     await box.trellis.pause("broken")
     await box.run_until_idle()

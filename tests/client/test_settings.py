@@ -67,6 +67,9 @@ def test_a_variable_that_names_no_setting_is_a_warning_that_names_the_nearest_on
     settings = read_settings({"TRELLIS_LEGDER": "x", "TRELLIS_CONCURRENCY": "9"}, tmp_path, warn=warnings.append)
     assert settings.model_dump() == Settings.model_validate({"concurrency": 9}).model_dump()
     assert warnings == ["there is no setting TRELLIS_LEGDER; did you mean TRELLIS_LEDGER? It is ignored."]
+    read_settings({"TRELLIS_XYZZY": "x"}, tmp_path, warn=warnings.append)
+    listed = "`trellis doctor --settings` lists those there are."
+    assert warnings[1] == f"there is no setting TRELLIS_XYZZY; {listed} It is ignored.", "not the names of all settings"
 
 
 @pytest.mark.requirement("D64")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.documents import LINK, ROOT, run
-from tools import python_reference
+from tools import python_reference, settings_reference
 from trellis import __all__ as public
 from trellis.cli.reference import reference
 
@@ -75,6 +75,12 @@ def test_the_reference_of_the_python_api_is_what_the_docstrings_say():
     assert PYTHON.read_text(encoding="utf-8") == python_reference.reference(), (
         "run: .venv/bin/python -m tools.python_reference"
     )
+
+
+def test_the_reference_of_the_settings_has_every_setting_with_its_meaning():
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
+    assert page == settings_reference.reference(), "run: .venv/bin/python -m tools.settings_reference"
+    assert [line for line in page.splitlines() if line.endswith("|  |")] == [], "a setting that says nothing"
 
 
 def test_the_reference_of_the_python_api_has_every_public_name_and_every_option():

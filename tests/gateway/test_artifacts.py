@@ -1,6 +1,7 @@
 """Artifacts over HTTP: staged once by the NLM backend, read when final, changed by nobody, removed by an operator's cleanup."""
 
 import asyncio
+import hashlib
 import json
 from typing import Any
 
@@ -55,6 +56,7 @@ async def test_an_artifact_is_staged_once_then_final_with_its_job_and_then_read_
     for role in ("nlm-backend", "owner", "control-plane", "orchestrator", "frontend"):
         one = gateway.client(role)
         assert (await one.get(f"/artifacts/{staged['artifact_id']}")).status_code == 404
+        assert (await one.get(f"/artifacts/{staged['artifact_id']}/content")).status_code == 404
         assert (await one.get("/artifacts")).json()["items"] == []
         assert (await one.get(f"/jobs/{staged['artifact_id']}")).status_code in {403, 404}
     artifacts = gateway.instance.artifacts
@@ -63,6 +65,9 @@ async def test_an_artifact_is_staged_once_then_final_with_its_job_and_then_read_
     assert document == await artifacts.read(staged["artifact_id"])
     assert (document["finalized"], document["version"]) == (True, 1)
     assert (document["content"], document["sources"]) == (CONTENTS[JobType.RESEARCH][1], SOURCES)
+    content = await reader.get(f"/artifacts/{staged['artifact_id']}/content")
+    assert content.content == stored, "the bytes whose hash the job's result names"
+    assert (hashlib.sha256(content.content).hexdigest(), len(content.content)) == (staged["sha256"], staged["size"])
     (listed,) = (await reader.get("/artifacts", params={"job_id": lease.job_id})).json()["items"]
     assert listed == {name: value for name, value in document.items() if name not in {"content", "sources"}}
     later = await client.post("/artifacts", json=body(lease))

@@ -220,6 +220,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("GET", "/jobs/{job_id}/events"): lambda _, job: {"job_id": job},
     ("GET", "/jobs/{job_id}/explanation"): lambda _, job: {"job_id": job},
     ("PATCH", "/queues/{type}"): lambda *_: {"type": "work", "json": {"paused": False}},
+    ("GET", "/jobs/{job_id}/signals"): lambda _, job: {"job_id": job},
     ("GET", "/jobs/{job_id}/result"): lambda _, job: {"job_id": job, "expect": 404},
     ("GET", "/jobs/{job_id}/context"): lambda _, job: {"job_id": job, "expect": 404},
     ("GET", "/jobs/{job_id}/context/{epoch}"): lambda world, _: {"job_id": world.waiting, "epoch": 1, "expect": 404},
@@ -252,6 +253,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("POST", "/inbox/submit"): lambda *_: {"json": ENTRY},
     ("POST", "/artifacts"): lambda world, _: {"json": {"job_id": world.waiting, **draft().model_dump(mode="json")}},
     ("GET", "/artifacts/{artifact_id}"): lambda world, _: {"artifact_id": world.artifact},
+    ("GET", "/artifacts/{artifact_id}/content"): lambda world, _: {"artifact_id": world.artifact},
     ("POST", "/artifacts/{artifact_id}/discard"): lambda world, _: {"artifact_id": world.staged},
     ("GET", "/lifecycles/{name}"): lambda *_: {"name": "run"},
 }
@@ -260,6 +262,7 @@ ABOUT_A_JOB = {
     ("GET", "/jobs/{job_id}"),
     ("GET", "/jobs/{job_id}/events"),
     ("GET", "/jobs/{job_id}/explanation"),
+    ("GET", "/jobs/{job_id}/signals"),
     ("GET", "/jobs/{job_id}/result"),
     ("GET", "/jobs/{job_id}/context"),
     ("POST", "/jobs/{job_id}/cancel"),

@@ -8,6 +8,8 @@ import shlex
 from html import unescape
 from html.parser import HTMLParser
 
+import pytest
+
 from tests.gateway.conftest import VIOLIN, Gateway
 from trellis.gateway.docs_page import curl, render
 
@@ -62,6 +64,19 @@ async def test_no_text_for_users_cites_our_own_decisions(gateway: Gateway):
     """Whoever calls the gateway has never seen our list of requirements and decisions."""
     described = json.dumps(gateway.app.openapi()["paths"]) + json.dumps(gateway.app.openapi()["components"])
     assert re.findall(r"\b(?:D\d{1,2}|(?:DJ|JQ|RUN|PIPE|AUTH|OBS|BUS|NLM)-\d+)\b", described) == []
+
+
+@pytest.mark.requirement("D38")
+async def test_the_page_describes_the_fields_of_an_answer_and_says_from_where_attempts_count(gateway: Gateway):
+    page = unescape((await gateway.anonymous().get("/docs")).text)
+    (shown,) = re.findall(
+        r"<details><summary><code><span class=method>GET</span> /jobs/{job_id}</code>.*?</details>", page
+    )
+    assert re.search(r"<code>attempt</code><td>integer<td>How many attempts were over .* from 0", shown)
+    assert "<code>max_attempts</code>" in shown
+    (listed,) = re.findall(r"<details><summary><code><span class=method>GET</span> /jobs</code>.*?</details>", page)
+    assert "<code>items[].attempt</code><td>integer<td>How many attempts were over" in listed
+    assert page.count("<code>429</code>") == 1, "an answer that every route may give is described once"
 
 
 async def test_a_command_of_the_page_has_the_query_that_its_route_needs(gateway: Gateway):

@@ -332,6 +332,18 @@ async def test_a_job_is_known_by_its_external_id_alone(gateway: Gateway):
     assert [one["id"] for one in events] == [f"{job_id}-{version}" for version in (1, 2, 3)]
 
 
+@pytest.mark.requirement("D43")
+async def test_a_cancel_of_an_unknown_job_is_not_found_for_whoever_reads_all_jobs_and_refused_for_others(
+    gateway: Gateway,
+):
+    for role, status, code in (("owner", 404, "NOT_FOUND"), ("submitter", 403, "FORBIDDEN")):
+        answers = [await gateway.client(role).get("/jobs/nope"), await gateway.client(role).post("/jobs/nope/cancel")]
+        assert [(one.status_code, one.json()["code"]) for one in answers] == [(status, code)] * 2
+    foreign = await gateway.client("owner", name="another").post("/jobs", json={"type": "work"})
+    refused = await gateway.client("owner").post(f"/jobs/{foreign.json()['job_id']}/cancel")
+    assert (refused.status_code, "for its own only" in refused.json()["detail"]) == (403, True)
+
+
 async def test_a_requeue_of_an_unknown_job_requeues_none(gateway: Gateway):
     dead = await dead_job(gateway)
     before = await everything(gateway)

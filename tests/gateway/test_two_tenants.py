@@ -38,6 +38,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("POST", "/artifacts/cleanup"): REFUSED,
     ("POST", "/artifacts/{artifact_id}/discard"): REFUSED,
     ("GET", "/artifacts/{artifact_id}"): REFUSED,
+    ("GET", "/artifacts/{artifact_id}/content"): REFUSED,
     ("GET", "/authority"): RULE,
     ("GET", "/proposals/{proposal_id}/diff"): REFUSED,
     ("GET", "/system/live"): OPEN,
@@ -62,6 +63,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("GET", "/jobs/{job_id}/explanation"): REFUSED,
     ("POST", "/jobs/{job_id}/requeue"): REFUSED,
     ("POST", "/jobs/{job_id}/dead-letter"): REFUSED,
+    ("GET", "/jobs/{job_id}/signals"): REFUSED,
     ("GET", "/jobs/{job_id}/result"): REFUSED,
     ("POST", "/jobs/{job_id}/result"): OPEN,
     ("GET", "/lifecycles"): RULE,
@@ -350,7 +352,8 @@ async def test_a_token_for_one_job_reads_memory_and_artifacts_of_its_agent_alone
     client = gateway.client(Role.NLM_BACKEND, job_id=world.waiting)
     other = (await call_nlm(gateway.instance.ledger, queue_job("of-another", agent_slug=OTHER))).job_id
     stranger = gateway.client(Role.NLM_BACKEND, job_id=other)
-    for path in (f"/memory/{VIOLIN}/read", f"/memory/{VIOLIN}/history", f"/artifacts/{world.artifact}"):
+    artifact = f"/artifacts/{world.artifact}"
+    for path in (f"/memory/{VIOLIN}/read", f"/memory/{VIOLIN}/history", artifact, f"{artifact}/content"):
         assert (await client.get(path)).status_code == 200, path
         assert (await stranger.get(path)).status_code == 403, path
     assert len((await client.get("/artifacts")).json()["items"]) == 1

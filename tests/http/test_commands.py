@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from tests.http.conftest import Place, Shell
-from trellis import connect_sync
+from trellis import App, Context, connect_sync
 from trellis.engine.jobs import Actor
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
+from trellis.testing import run_until_idle
 
 AGENT = "archivist-violin"
 
@@ -60,6 +61,41 @@ def both(shell: Shell, place: Place, *arguments: str) -> list[tuple[dict[str, An
     return list(pairs)
 
 
+async def work(url: str, app: App) -> None:
+    ledger = await open_ledger(url)
+    try:
+        await run_until_idle(app, ledger)
+    finally:
+        await ledger.close()
+
+
+def test_a_failed_job_says_why_with_traceback_and_log_lines_through_a_gateway_as_on_a_ledger(
+    shell: Shell, place: Place
+):
+    app = App(testing=True)
+
+    @app.job("oven")
+    async def bake(ctx: Context) -> None:
+        ctx.logger.info("baking", loaves=3)
+        raise ValueError("the oven is cold")
+
+    asked = ("submit", "oven", "--key", "o", "--max-attempts", "1")
+    job_id = shell(*asked).strip()
+    asyncio.run(work(place.ledger, app))
+    shown = shell("dlq", "show", job_id)
+    assert "Last failure\nTraceback" in shown
+    assert "ValueError: the oven is cold" in shown
+    assert "info     baking loaves=3" in shown
+    ((remote, local),) = both(shell, place, "dlq", "show", job_id)
+    assert remote == local
+    assert "the oven is cold" in remote["traceback"]
+    ((remote, local),) = both(shell, place, "job", "show", job_id)
+    assert [one["data"]["event"] for one in remote["signals"]] == ["baking"]
+    told = shell(*asked, "--wait", "5s", code=1)
+    assert f"job {job_id} ended as dead_lettered: " in told
+    assert "the oven is cold" in told
+
+
 AGO = re.compile(r"[0-9.]+ (ms|s|min) ago")
 TIMES = frozenset({"ts", "created_at", "updated_at", "due_at", "deadline_at", "lease_expires_at", "events", "payload"})
 """The ledger tells times to the microsecond, and is asked for the rest apart."""
@@ -103,7 +139,7 @@ def test_dead_letters_are_listed_shown_and_requeued_through_a_gateway_as_on_a_le
     assert all(remote == local for remote, local in pairs)
     assert shell("dlq", "--correlation", "two", "--ids") == f"{dead[1]}\n"
     ((remote, local),) = both(shell, place, "dlq", "show", dead[0])
-    assert {**remote, "traceback": None} == local, "a traceback is not told over HTTP"
+    assert remote == local
     assert "policy_violation" in shell("dlq", "show", dead[0])
     chosen = ("dlq", "requeue", "--type", "letters")
     assert shell(*chosen, "--dry-run") == "3 jobs would be requeued\n"

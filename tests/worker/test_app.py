@@ -9,11 +9,18 @@ import pydantic
 import pytest
 from typing_extensions import TypedDict
 
-from trellis.engine.errors import OptionInvalid, PayloadInvalid, PayloadTooLarge, UnknownJobType, UnknownLifecycle
+from trellis.engine.errors import (
+    OptionInvalid,
+    PayloadInvalid,
+    PayloadTooLarge,
+    ResultInvalid,
+    UnknownJobType,
+    UnknownLifecycle,
+)
 from trellis.engine.jobs import PAYLOAD_BYTES_MAX, Priority, ReasonCode
 from trellis.worker.app import App, HandlerKind
 from trellis.worker.context import Context, Item
-from trellis.worker.payloads import Undo, UnreadablePayload
+from trellis.worker.payloads import Undo, UnreadablePayload, codec_for
 from trellis.worker.requests import fingerprint, new_job
 
 
@@ -328,3 +335,15 @@ def test_the_type_decides_what_the_caller_leaves_open():
     assert (job.priority, job.max_attempts, job.deadline_s) == (Priority.INTERACTIVE, 2, 30)
     assert job.concurrency_key == "user:a"
     assert made(app, payload=Document("a"), priority="critical").priority is Priority.CRITICAL
+
+
+def test_a_misspelt_required_field_is_named_beside_the_missing_one():
+    with pytest.raises(PayloadInvalid, match=r"title: .*; titel: there is no such field \(did you mean title\?\)$"):
+        codec_of(Document).payload_bytes({"titel": "a"})
+
+
+def test_a_result_that_does_not_fit_names_the_types_and_not_the_library():
+    async def handler(ctx: Context) -> Document: ...
+
+    with pytest.raises(ResultInvalid, match=r"^The result of 't' does not fit: pages: expected int, got str$"):
+        codec_for("t", handler, batch=False).result_bytes(Document(title="a", pages="many"))  # type: ignore[arg-type]

@@ -6,7 +6,9 @@ import json
 import random
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -369,6 +371,63 @@ async def test_a_snoozed_job_comes_back_later_and_keeps_its_attempts(stand: Stan
     assert calls == [(1, 2)] * 6 + [(2, 2)]
     assert (await job.status()).state == "succeeded"
     assert (await stand.events(job)).count("job_snoozed") == 5
+
+
+@pytest.mark.parametrize("rate, seconds", [(2.0, 5.5), (1.0, 11.0)])
+async def test_a_rate_is_reached_also_where_a_poll_leaves_a_part_of_a_claim_over(
+    stand: Stand, rate: float, seconds: float
+):
+    app, started = App(), list[float]()
+
+    @app.job("metered", rate=rate)
+    async def handler(ctx: Context) -> None:
+        started.append(stand.clock.monotonic())
+
+    for _ in range(12):
+        await stand.submit("metered")
+    began = stand.clock.monotonic()
+    async with stand.running(app):
+        await stand.until(lambda: len(started) == 12, step_s=0.1)
+    assert started[-1] - began <= seconds, "12 jobs, of which up to two are claimed at once at the start"
+    assert started[-1] - began >= (12 - 2) / rate - 0.2
+
+
+async def test_why_a_job_was_dead_lettered_names_its_reason_code_once(stand: Stand):
+    app = App()
+
+    @app.job("index")
+    async def handler(ctx: Context, doc: Document) -> None: ...
+
+    job = await stand.submit("index", {"tilte": "a"})
+    await stand.run_until_idle(app)
+    with pytest.raises(JobDeadLettered) as dead:
+        await job.result(timeout_s=0)
+    assert str(dead.value).startswith(f"Job {job.id} was dead-lettered (validation_failed): title: ")
+
+
+async def test_a_journal_takes_any_callable_returns_json_and_refuses_a_name_used_twice(stand: Stand):
+    app = App()
+    calls: list[int] = []
+
+    def read(page: int) -> dict[str, Any]:
+        calls.append(page)
+        if len(calls) == 1:
+            raise TransientError("the first call fails")
+        return {"page": page, "at": datetime(2026, 1, 2, tzinfo=UTC)}
+
+    @app.job("t", retry=NOW)
+    async def handler(ctx: Context) -> list[Any]:
+        with suppress(TransientError):
+            await ctx.journal("page-0", lambda: read(0))
+        pages = [await ctx.journal(f"page-{page}", lambda page=page: read(page)) for page in range(2)]
+        assert pages == [{"page": page, "at": "2026-01-02T00:00:00Z"} for page in range(2)]
+        return [await ctx.journal("page-1", lambda: read(9)), *pages]
+
+    job = await stand.submit("t")
+    await stand.run_until_idle(app)
+    with pytest.raises(JobFailed, match=r"the step 'page-1' twice in one attempt: give each step its own name"):
+        await job.result(timeout_s=0)
+    assert calls == [0, 0, 1], "a call that raised may be made again; the name used twice calls nothing"
 
 
 @pytest.mark.requirement("DJ-21")

@@ -56,7 +56,7 @@ class FrontMatterProblem:
 
     def __str__(self) -> str:
         place = f"line {self.line}" + (f", field {self.field}" if self.field else "")
-        hint = f"; did you mean {self.suggestion!r}?" if self.suggestion else ""
+        hint = f" (did you mean {self.suggestion!r}?)" if self.suggestion else ""
         return f"{place}: {self.wrong}; expected {self.expected}{hint}"
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.artifacts.content import ArtifactType
-from trellis.artifacts.registry import CLEANUP_MAX
+from trellis.artifacts.registry import CLEANUP_MAX, ArtifactRegistry
 from trellis.artifacts.rows import ArtifactNotFound
 from trellis.http.pages import read_pages
 from trellis.http.shapes import Artifact, ArtifactListed, CleanedUpShape, Page
@@ -54,15 +54,29 @@ class LocalArtifacts:
 
         Raises ArtifactNotFound, and NotAllowed for what the caller does not reach, whether it exists or not.
         """
+        document = await (await self._registry_for(artifact_id)).read(artifact_id)
+        if document is None:
+            raise ArtifactNotFound(artifact=artifact_id)
+        return document
+
+    async def content(self, artifact_id: str) -> bytes:
+        """The stored bytes of a finalized artifact: their SHA-256 is the one in the result of its job.
+
+        Raises ArtifactNotFound, and NotAllowed for what the caller does not reach, whether it exists or not.
+        """
+        body = await (await self._registry_for(artifact_id)).content(artifact_id)
+        if body is None:
+            raise ArtifactNotFound(artifact=artifact_id)
+        return body
+
+    async def _registry_for(self, artifact_id: str) -> ArtifactRegistry:
+        """The registry, if the caller may read this artifact; raises NotAllowed."""
         self._context.check_read(READ)
         registry = (await self._context.instance()).artifacts
         row = await registry.row(artifact_id)
         agent = None if row is None else row.agent_slug
         await check_reach(self._context.ledger, self._context.reader, READ, agent)
-        document = await registry.read(artifact_id)
-        if document is None:
-            raise ArtifactNotFound(artifact=artifact_id)
-        return document
+        return registry
 
     async def discard(self, artifact_id: str, *, reason: str | None = None) -> ArtifactListed:
         """Discard a staged artifact that no job waits for, as an operator."""

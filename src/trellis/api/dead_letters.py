@@ -56,7 +56,7 @@ class LocalDeadLetters:
         return _letter(letter)
 
     async def traceback(self, job_id: str) -> str | None:
-        """The traceback of the job's last failure, which is not told over HTTP."""
+        """The traceback of the job's last failure. Over HTTP it is in the data of the job's events."""
         return last_traceback(await self._context.ledger.events(JobId(job_id)))
 
     async def requeue(

@@ -22,9 +22,10 @@ from trellis.engine.jobs import Actor, CancelMode, JobId, Moved, NotMoved, Reaso
 from trellis.engine.records import DeadLetter, Event, Job, JobFilter, JobPlace, Signal
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.operations.dead_letters import letter_of
-from trellis.operations.explain import HOLD_PHRASES, duration, timer_phrase
+from trellis.operations.explain import HOLD_PHRASES, duration, rate_phrase, timer_phrase
 
 if TYPE_CHECKING:  # `trellis jobs` loads neither HTTP nor the scheduling of the bus
     from trellis.bus.outcomes.job_tree import Successor
@@ -159,13 +160,27 @@ class LocalJobs:
         told = await explanation(self._context, job, await self.successor(job))
         return JobExplained(job_id=job.job_id, **{name: list(told) for name, told in asdict(told).items()})
 
+    async def signals(self, job_id: str) -> Sequence[Signal]:
+        """The last log lines and signs of progress of a job, oldest first, as long as they are retained."""
+        job = await self.find(job_id)
+        return await self._context.ledger.signals(job.job_id, limit=SIGNALS_MAX)
+
     async def holds(self, jobs: Sequence[Job]) -> dict[JobId, str]:
-        """What jobs on topics wait for. Their events tell it, so only the first ones of a long list are looked up."""
+        """What jobs on topics wait for, and ready jobs whose type has a rate limit. The events of jobs on topics tell it, so only the first ones of a long list are looked up."""
         places = {JobPlace.SCHEDULED, JobPlace.READY}
         waiting = [job for job in jobs if job.lifecycle == BUS_JOB.name and job.place in places][:HOLDS_READ_MAX]
         events = await self._context.ledger.events_of([job.job_id for job in waiting]) if waiting else {}
         holds = {job.job_id: hold_of(job, events.get(job.job_id, [])) for job in waiting}
-        return {job_id: HOLD_PHRASES.get(hold.kind, hold.kind) for job_id, hold in holds.items() if hold is not None}
+        found = {job_id: HOLD_PHRASES.get(hold.kind, hold.kind) for job_id, hold in holds.items() if hold is not None}
+        return {**found, **await self._rates(jobs)}
+
+    async def _rates(self, jobs: Sequence[Job]) -> dict[JobId, str]:
+        """The ready jobs whose type has a rate limit; none for a reader who sees its own jobs only."""
+        ready = [job for job in jobs if job.place is JobPlace.READY and job.lifecycle == LEASED_JOB.name]
+        if not ready or not sees_all(self._context.reader, READ):
+            return {}
+        rates = {queue.type: rate_phrase(queue) for queue in await self._context.ledger.queues()}
+        return {job.job_id: rate for job in ready if (rate := rates.get(job.type)) is not None}
 
     async def result(self, job_id: str) -> bytes:
         """The result of a job; raises JobContentMissing."""

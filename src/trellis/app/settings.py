@@ -87,8 +87,11 @@ class Settings(pydantic.BaseModel):
     nlm: str = "extractive"
     """The provider that answers grounded questions: `extractive`, `openai`, or the name of a plug-in."""
     nlm_base_url: str | None = None
+    """For `TRELLIS_NLM=openai`: the address of a server with the chat completions API, such as `https://host/v1`."""
     nlm_model: str | None = None
+    """For `TRELLIS_NLM=openai`: the model's name at that server."""
     nlm_key: pydantic.SecretStr | None = None
+    """For `TRELLIS_NLM=openai`: the key that is sent to that server."""
     nlm_backend: str | None = None
     """`http://host:port` of the NLM backend that queue jobs are given to; by default the one in the same process."""
     nlm_host: str = pydantic.Field(HOST_DEFAULT, min_length=1, max_length=253)
@@ -156,6 +159,7 @@ class Settings(pydantic.BaseModel):
     model_base_url: str | None = None
     """The server behind agents' `openai:` models."""
     model_key: pydantic.SecretStr | None = None
+    """The key that is sent to that server."""
     runs: int = pydantic.Field(10, ge=1, le=1_000)
     """Runs that may be running at the same time, over all processes."""
     upstream_wait_s: float = pydantic.Field(86_400.0, gt=0, le=30 * 86_400)
@@ -200,7 +204,9 @@ class Settings(pydantic.BaseModel):
     metrics: bool = True
     """Whether this process counts what it does. `/metrics` then shows only what the ledger knows."""
     log_level: str = pydantic.Field("info", pattern="^(debug|info|warning|error)$")
+    """What services and workers log: `debug`, `info`, `warning` or `error`, and everything above it."""
     log_format: str = pydantic.Field("text", pattern="^(text|json)$")
+    """`text` for people, or `json` for one JSON object a line."""
 
     orchestrator: str = pydantic.Field(BUILTIN, min_length=1, max_length=2_000)
     """What drives runs. Only `builtin`, the orchestrators of this instance, is available in this version."""
@@ -427,7 +433,7 @@ def _unknown(key: str, written: Callable[[str], str]) -> str:
     """Says that no setting has this name, and suggests the nearest."""
     known = list(Settings.model_fields)
     near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {written(near[0])}?" if near else f"known: {', '.join(written(k) for k in known)}"
+    hint = f"did you mean {written(near[0])}?" if near else "`trellis doctor --settings` lists those there are."
     return f"there is no setting {written(key)}; {hint}"
 
 

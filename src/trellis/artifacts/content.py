@@ -33,8 +33,12 @@ STORABLE = pydantic.AfterValidator(_check_storable)
 def problems_of(error: pydantic.ValidationError) -> str:
     """Describes validation errors in one line, without the values."""
     found = error.errors(include_url=False, include_input=False, include_context=False)[:PROBLEMS_MAX]
-    problems = [("/".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in found]
+    problems = [("/".join(map(str, one["loc"])), _plain_message(one["msg"])) for one in found]
     return "; ".join(f"{place or 'all of it'}: {message}" for place, message in problems)
+
+
+def _plain_message(message: str) -> str:
+    return message.removeprefix("Value error, ").replace("Extra inputs are not permitted", "there is no such field")
 
 
 class StoredInvalid(InputError):

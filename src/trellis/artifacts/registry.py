@@ -251,11 +251,21 @@ class ArtifactRegistry:
 
     async def read(self, artifact_id: str) -> dict[str, Any] | None:
         """Returns the document of schema 3.1; None if no finalized artifact has this id. Raises ArtifactLost."""
+        row, body = await self.row(artifact_id), await self.content(artifact_id)
+        if row is None or body is None:
+            return None
+        told = await asyncio.to_thread(json.loads, body)
+        return {**self.fields(row), "content": told["content"], "sources": told["sources"]}
+
+    async def content(self, artifact_id: str) -> bytes | None:
+        """Returns the stored bytes, which have the recorded SHA-256; None if no finalized artifact has this id.
+
+        Raises ArtifactLost.
+        """
         row = await self.row(artifact_id)
         if row is None or row.state != FINALIZED:
             return None
-        document = await asyncio.to_thread(json.loads, await stored_bytes(self.ledger, self.objects, row))
-        return {**self.fields(row), "content": document["content"], "sources": document["sources"]}
+        return await stored_bytes(self.ledger, self.objects, row)
 
     def fields(self, row: ArtifactRow) -> dict[str, Any]:
         """Returns the fields of an artifact that listings show."""

@@ -95,9 +95,10 @@ async def permit_on_job(
 ) -> Actor:
     """The principal in a role that may do this to the job. Raises NotAllowed.
 
-    A principal limited to its own jobs gets the same refusal for a missing job as for another owner's.
+    A principal limited to its own jobs gets the same refusal for a missing job as for another owner's. One that may
+    read all jobs knows which exist: for a missing job it is not refused, and the caller reports that there is none.
     """
-    if sees_all(principal, rule):
+    if sees_all(principal, rule) or (job is None and sees_all(principal, "jobs.read")):
         return permit(principal, rule, among=among)
     own = job is not None and await is_own(principal, rule, ledger, job)
     return permit(principal, rule, own=own, among=among)

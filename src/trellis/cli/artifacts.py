@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column
 from trellis.engine.errors import InputError, OptionInvalid
 from trellis.operations.explain import counted
+from trellis.storage.objects.canonical_json import sha256
 
 TypeOption = Annotated[str | None, typer.Option("--type", help="Only this type, such as BRIEF.")]
 DROPPED = frozenset({"ungrounded-dropped", "citations-dropped"})
@@ -28,6 +30,7 @@ def add_to(program: typer.Typer) -> None:
     )
     command(made, "list", gateway=True)(list_artifacts)
     command(made, "show", gateway=True)(show_artifact)
+    command(made, "download", gateway=True)(download)
     command(made, "discard", gateway=True)(discard)
     command(made, "cleanup", gateway=True)(clean_up)
 
@@ -65,6 +68,22 @@ async def show_artifact(
     async with cli.api() as api:
         found = await api.artifacts.get(id_)
     show_page(cli, found.model_dump(mode="json"))
+
+
+async def download(
+    cli: Cli,
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The artifact's id, art-….")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file, not to standard output.")
+    ] = None,
+) -> None:
+    """The stored bytes of an artifact, unchanged; their SHA-256, on standard error, is the one in its job's result.
+
+    With --json the SHA-256 and the size are printed instead of the bytes.
+    """
+    async with cli.api() as api:
+        body = await api.artifacts.content(id_)
+    write_download(cli, id_, body, output)
 
 
 async def discard(
@@ -110,6 +129,24 @@ def print_discarded(cli: Cli, artifact_id: str) -> None:
         cli.out.record({"artifact_id": artifact_id, "status": "discarded"})
     else:
         cli.out.line(f"{artifact_id} discarded")
+
+
+def write_download(cli: Cli, artifact_id: str, body: bytes, output: Path | None) -> None:
+    """Write the bytes of an artifact to a file or to standard output, and report their SHA-256."""
+    if output is not None:
+        try:
+            output.write_bytes(body)
+        except OSError as error:
+            expected = f"it cannot be written ({error.strerror}); name a file in a folder that you may write"
+            raise OptionInvalid(option="--output", value=str(output), expected=expected) from None
+    digest = sha256(body)
+    if cli.out.as_json:
+        file = None if output is None else str(output)
+        cli.out.record({"artifact_id": artifact_id, "sha256": digest, "size": len(body), "file": file})
+        return
+    if output is None:
+        cli.out.raw(body)
+    cli.out.note(f"sha256 {digest}, {len(body)} bytes" + (f", in {output}" if output else ""))
 
 
 def print_cleanup(cli: Cli, ids: Sequence[str], *, days: int, dry_run: bool, more: bool) -> None:

@@ -15,6 +15,7 @@ from trellis.cli.invocation import Cli
 from trellis.cli.jobs import report_requeued, show
 from trellis.cli.output import ListingColumn, age_column
 from trellis.engine.errors import InputError, OptionInvalid
+from trellis.engine.event_data import traceback_in
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.dead_letters import WITH_LETTERS
@@ -88,6 +89,9 @@ async def show_letter(cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID",
         letter = (await api.dead_letters.get(id_)).model_dump()
         if isinstance(api, LocalApi):
             letter["traceback"] = await api.dead_letters.traceback(id_)
+        else:
+            events = (await api.jobs.events(id_, limit=LIMIT_MAX)).items
+            letter["traceback"] = traceback_in([event.payload.get("data") for event in events])
     if cli.out.as_json:
         cli.out.record(letter)
         return

@@ -52,13 +52,15 @@ class Cli:
     data: Path | None
     gateway: str | None = None
     out: Output
+    warns: bool = True
+    """Whether unknown variables are reported when the settings are read; the doctor lists them as findings."""
 
     @cached_property
     def settings(self) -> Settings:
         """The effective settings; raises SettingsInvalid."""
         warnings: list[str] = []
         settings = read_settings(os.environ, Path.cwd(), warn=warnings.append)
-        for text in warnings:
+        for text in warnings if self.warns else ():
             self._warn(settings, text)
         return settings
 
@@ -82,6 +84,14 @@ class Cli:
         """Whether an option names the ledger."""
         return self.ledger is not None or self.data is not None
 
+    def _check_place(self) -> None:
+        """Refuse a ledger that does not exist, and say so if a file answers although a gateway is configured."""
+        unused = None if self._is_named else self.settings.gateway
+        refuse_missing(self.url, unused_gateway=unused)
+        path = sqlite_path(self.url)
+        if unused is not None and path is not None:
+            self.out.note(f"from the local ledger {path}: this command does not go through the gateway {unused}")
+
     @property
     def gateway_url(self) -> str | None:
         """The gateway URL: from `--gateway`, else from the settings unless a ledger is named.
@@ -98,7 +108,9 @@ class Cli:
 
     def client(self) -> "AbstractAsyncContextManager[GatewayClient]":
         """A client of that gateway with the token of the settings."""
-        return connect(gateway=self.gateway_url or "")
+        from trellis.http.calls import CallOptions
+
+        return connect(gateway=self.gateway_url or "", options=CallOptions(on_retry=self.out.note))
 
     def refuse_at_gateway(self, **options: Any) -> None:
         """Raise OptionInvalid for an option that only a ledger supports, if the command goes through a gateway."""
@@ -179,7 +191,7 @@ class Cli:
 
         Reading needs no token. A token that is given must be valid, and allows the same reads as over HTTP.
         """
-        refuse_missing(self.url, unused_gateway=None if self._is_named else self.settings.gateway)
+        self._check_place()
         identity = identify(self.url, self.settings)
         ledger = await open_ledger(self.url)
         try:
@@ -210,7 +222,7 @@ class Cli:
     @asynccontextmanager
     async def connect(self, *, operator: bool = False, app: App | None = None) -> AsyncGenerator[Trellis]:
         """The ledger, for changes in the caller's name."""
-        refuse_missing(self.url, unused_gateway=None if self._is_named else self.settings.gateway)
+        self._check_place()
         async with connect(self.url, app=app, name=self.person, operator=operator) as trellis:
             yield trellis
 

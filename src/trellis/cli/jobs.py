@@ -17,20 +17,22 @@ from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column, as_record, event_record, state_text
 from trellis.engine.dead_letters import OPERATOR_REASON_CODES
 from trellis.engine.errors import InvalidTransition
-from trellis.engine.event_data import ArtifactPointer, artifacts_of, last_traceback
+from trellis.engine.event_data import ArtifactPointer, artifacts_of, last_traceback, traceback_in
 from trellis.engine.jobs import (
     JobId,
     Priority,
     ReasonCode,
 )
-from trellis.engine.records import Event, Job, JobPlace, Signal
+from trellis.engine.records import Job, JobPlace, Signal
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.operations.explain import duration, waits_for
+from trellis.worker.requests import KEY_NAMESPACE
 
 if TYPE_CHECKING:  # the bus and HTTP are imported only when they are used
     from trellis.api.jobs import WholeJob
-    from trellis.http.shapes import EventShape, JobDocument, JobShape
+    from trellis.http.client import GatewayClient
+    from trellis.http.shapes import EventShape, JobDocument, JobShape, SignalShape
 
 SECTION = "Jobs"
 PAGE_MAX = 500
@@ -79,7 +81,7 @@ async def list_jobs(  # noqa: PLR0917 - the options of one command
     where: dict[str, Any] = {"lifecycle": chosen_lifecycle, "type_": type_, "status": chosen_state}
     if key is not None:
         cli.refuse_at_gateway(concurrency_key=key)
-        where["concurrency_key"] = key if ":" in key else f"user:{key}"
+        where["concurrency_key"] = key if ":" in key else f"{KEY_NAMESPACE}{key}"
     wanted = values.limit(limit, LIMIT_MAX)
     async with cli.api(lifecycle=chosen_lifecycle) as api:
         now, found = await cli.ledger_time(api), list["Job | JobDocument"]()
@@ -140,7 +142,7 @@ def _waits_for(job: Job, now: datetime) -> str:
                 return f"{who}, for {duration(left)}"
             return f"its time, in {duration(left)}" if left > 0 else "the sweep"
         case JobPlace.BLOCKED:
-            return f"key {job.concurrency_key}"
+            return f"key {(job.concurrency_key or '').removeprefix(KEY_NAMESPACE)}"
         case JobPlace.LEASED if job.cancel_requested:
             return "its holder to stop"
         case _:
@@ -154,9 +156,11 @@ async def show(cli: Cli, id_: JobArgument) -> None:
             print_whole(cli, await api.jobs.get(id_), await api.now())
             return
         job, events = await api.jobs.get(id_), (await api.jobs.events(id_, limit=LIMIT_MAX)).items
+        signals = await gateway_signals(api, id_)
     record = as_record(job)
     if cli.out.as_json:
-        cli.out.record({**record, "events": [as_record(event) for event in events]})
+        told = {"events": [as_record(event) for event in events], "signals": [as_record(one) for one in signals]}
+        cli.out.record({**record, **told})
         return
     known = [(name, value) for name, value in record.items() if value is not None]
     cli.out.facts((name, one if isinstance(one, str) else json_.dumps(one, ensure_ascii=False)) for name, one in known)
@@ -169,6 +173,8 @@ async def show(cli: Cli, id_: JobArgument) -> None:
         ListingColumn(title="CAUSE", cell=lambda event: event.cause or "", gives_way=True),
     ]
     cli.out.listing(events, columns, empty="")
+    _print_failure(cli, traceback_in([event.payload.get("data") for event in events]))
+    _print_signals(cli, [read_signal(id_, one) for one in signals])
     print_context_hint(cli, record)
 
 
@@ -196,12 +202,32 @@ def print_whole(cli: Cli, whole: "WholeJob", now: datetime) -> None:
     cli.out.facts(facts)
     cli.out.line()
     print_events(cli.out, events, EVENT_COLUMNS)
-    _print_failure(cli, events)
-    if whole.signals:
+    _print_failure(cli, last_traceback(events))
+    _print_signals(cli, whole.signals)
+
+
+def _print_signals(cli: Cli, signals: Sequence[Signal]) -> None:
+    """Print the last log lines and signs of progress."""
+    if signals:
         cli.out.line()
-        for signal in whole.signals:
-            for line in signal_lines(signal):
-                cli.out.prose(line, style="dim")
+    for line in (line for signal in signals for line in signal_lines(signal)):
+        cli.out.prose(line, style="dim")
+
+
+async def gateway_signals(client: "GatewayClient", job_id: str) -> "Sequence[SignalShape]":
+    """The log lines of a job through a gateway; none of a job of the NLM backend, or from an older gateway."""
+    from trellis.http.errors import NotFound  # HTTP is imported only when it is used
+
+    try:
+        return await client.jobs.signals(job_id)
+    except NotFound:
+        return []
+
+
+def read_signal(job_id: str, signal: "SignalShape") -> Signal:
+    """A log line of a gateway's document, as the ledger has it."""
+    data, at = json_.dumps(signal.data).encode(), datetime.fromisoformat(signal.ts)
+    return Signal(job_id=JobId(job_id), type=signal.type, ts=at, data=None if signal.data is None else data)
 
 
 def signal_lines(signal: Signal) -> Iterator[str]:
@@ -224,9 +250,9 @@ def _value(value: Any) -> str:
     return value if plain else json_.dumps(value, ensure_ascii=False)
 
 
-def _print_failure(cli: Cli, events: Sequence[Event]) -> None:
+def _print_failure(cli: Cli, failure: str | None) -> None:
     """Print the traceback of the last failure, as the attempt recorded it."""
-    if (failure := last_traceback(events)) is not None:
+    if failure is not None:
         cli.out.line("\nLast failure", style="bold")
         for line in failure.rstrip().splitlines():
             cli.out.prose(line, style="dim")
@@ -249,7 +275,7 @@ def _facts(job: Job, now: datetime) -> list[tuple[str, str | Text]]:
         ),
         ("changed", f"{job.updated_at:%Y-%m-%d %H:%M:%S} UTC, {duration((now - job.updated_at).total_seconds())} ago"),
         ("correlation", job.correlation_id if job.correlation_id != job.job_id else ""),
-        ("key", job.concurrency_key or ""),
+        ("key", (job.concurrency_key or "").removeprefix(KEY_NAMESPACE)),
         ("parent", job.parent_id or ""),
         ("compensates", job.compensates or ""),
         ("deadline", f"{job.deadline_at:%Y-%m-%d %H:%M:%S} UTC" if job.deadline_at else ""),

@@ -2,10 +2,12 @@
 
 import os
 import platform
+import random
 import sys
 import time
 import tomllib
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -17,13 +19,21 @@ import typer
 from rich.text import Text
 
 from trellis.app.settings import FILE_NAME, PREFIX, Settings, unknown_variables
-from trellis.app.wiring import development_key_path, identify, make_development_key, outgoing_tls, principal_for
+from trellis.app.wiring import (
+    SystemClock,
+    development_key_path,
+    identify,
+    make_development_key,
+    new_id,
+    outgoing_tls,
+    principal_for,
+)
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, ReasonOption, command, group
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import ListingColumn, as_record, counting
 from trellis.cli.problems import remedy_for, without_password
-from trellis.engine.errors import NotAllowed, Refused, SettingsInvalid, TrellisError
+from trellis.engine.errors import LedgerMissing, NotAllowed, Refused, SettingsInvalid, TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.private_files import is_open_to_others
@@ -50,6 +60,8 @@ from trellis.operations.explain import counted, duration
 
 SECTION = "Ledger"
 LETTERS_COUNTED = 100
+GATEWAY_S = 5.0
+"""How long the doctor waits for a gateway."""
 PACKAGE = "trellis-engine"
 NLM_DEGRADED = "degraded"
 NO_NLM = "until then queue jobs are tried again, and fail when their tries are over"
@@ -220,6 +232,7 @@ async def doctor(
 
     Exit 1 if anything is an error; warnings alone exit 0.
     """
+    cli = replace(cli, warns=False)
     found = [python_finding(sys.version_info[:3])]
     settings: Settings | None = None
     try:
@@ -234,7 +247,9 @@ async def doctor(
     url = None
     if settings is not None or cli.ledger is not None or cli.data is not None:
         url = cli.url
-        found += await _ledger_findings(url)
+        gateway = await _gateway(cli) if settings is not None else []
+        found += gateway
+        found += await _ledger_findings(url, beside_gateway=bool(gateway))
         if settings is not None:
             found += _token(url, settings)
             found += _exposed(url, settings)
@@ -260,11 +275,47 @@ def _show_settings(cli: Cli, settings: Settings | None) -> None:
     cli.out.facts((name, f"{'auto' if value is None else value}  ({source})") for name, value, source in rows)
 
 
-async def _ledger_findings(url: str) -> list[Finding]:
-    """Findings of the ledger, or why it cannot be opened. A missing ledger is not created."""
+async def _gateway(cli: Cli) -> list[Finding]:
+    """Whether the gateway that commands use answers, and what it says about itself; nothing if they use a ledger."""
+    check = "gateway"
+    try:
+        url = cli.gateway_url
+        if url is None:
+            return []
+        from trellis.http.calls import CallOptions  # only this check needs HTTP
+        from trellis.http.client import open_client
+
+        async with open_client(
+            url,
+            token=lambda: None,
+            clock=SystemClock(),
+            rng=random.Random(),  # noqa: S311 - spreads retries, nothing secret
+            new_id=new_id,
+            ca_file=cli.settings.gateway_ca_file,
+            options=CallOptions(timeout_s=GATEWAY_S),
+        ) as client:
+            said = (await client.health()).status
+    except TrellisError as error:
+        return [error_finding(check, str(error), remedy_for(error, in_doctor=True))]
+    if said == "ok":
+        return [Finding(check=check, severity=FindingSeverity.OK, detail=f"{url} answers")]
+    remedy = f"curl {url}/system/health says which part"
+    return [Finding(check=check, severity=FindingSeverity.WARNING, detail=f"{url} answers: {said}", remedy=remedy)]
+
+
+async def _ledger_findings(url: str, *, beside_gateway: bool) -> list[Finding]:
+    """Findings of the ledger, or why it cannot be opened. A missing ledger is not created.
+
+    Where a gateway is configured, no ledger is needed: its absence is no error.
+    """
     try:
         refuse_missing(url)
         ledger = await open_ledger(url)
+    except LedgerMissing as error:
+        if not beside_gateway:
+            return [_failed("ledger", error, url)]
+        detail = f"there is none at {error.data['path']}: commands that go through the gateway need none"
+        return [Finding(check="ledger", severity=FindingSeverity.OK, detail=detail)]
     except TrellisError as error:
         return [_failed("ledger", error, url)]
     try:

@@ -112,16 +112,22 @@ class Output:
     def content(self, job_id: str, name: str, body: bytes) -> None:
         """Print bytes: unchanged to a file or pipe, escaped on a terminal, with --json in a record under `name`."""
         if not self.as_json:
-            if self.console.is_terminal:
-                self.line(body.decode("utf-8", "replace"))
-            else:
-                sys.stdout.buffer.write(body)
+            self.raw(body)
+            if not self.console.is_terminal:
                 self.line()
             return
         try:
             self.record({"job_id": job_id, name: json.loads(body)})
         except ValueError:
             self.record({"job_id": job_id, name: body.decode("utf-8", "replace")})
+
+    def raw(self, body: bytes) -> None:
+        """Print bytes: unchanged to a file or pipe, escaped on a terminal."""
+        if self.console.is_terminal:
+            self.line(body.decode("utf-8", "replace"))
+        else:
+            sys.stdout.buffer.write(body)
+            sys.stdout.buffer.flush()
 
     def diff(self, text: str) -> None:
         """Print a unified diff, coloured on a terminal."""

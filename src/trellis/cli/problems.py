@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from trellis.app.settings import PREFIX
 from trellis.engine.errors import (
+    ExtraMissing,
     IdempotencyMismatch,
     InputError,
     JobNotFound,
@@ -26,6 +27,8 @@ from trellis.engine.errors import (
 )
 from trellis.http.errors import GatewayUnavailable, TokenNotTaken
 
+NOT_JSON = "it is not JSON"
+"""How the detail of PayloadInvalid begins if the text of a payload cannot be parsed."""
 REFUSED = 1
 USAGE = 2
 INTERRUPTED = 130
@@ -45,7 +48,6 @@ _REMEDIES: tuple[tuple[type[TrellisError], str], ...] = (
         KeyUnusable,
         "`trellis migrate` makes the key of an SQLite ledger; TRELLIS_TOKEN_KEY_FILE or TRELLIS_TOKEN_JWKS_FILE names another.",
     ),
-    (PayloadInvalid, "Give JSON as text, @file or - (standard input): {example}"),
     (SettingsInvalid, "Correct the setting or take it away."),
     (LedgerTooOld, "Install the newer version, or point --ledger at a server that has it."),
     (LedgerReadOnly, "Check the owner and mode of the file and its folder, or the rights of the database role."),
@@ -68,6 +70,9 @@ def exit_code(error: TrellisError) -> int:
 
 def message_for_person(error: TrellisError) -> str:
     """The message with command line options in place of API parameters."""
+    if isinstance(error, IdempotencyMismatch) and error.data.get("key") == error.data.get("job_id"):
+        taken = f"Job {error.data['job_id']} was submitted before with another request"
+        return f"{taken}; choose another --id, or send the same request."
     key = error.data.get("idempotency_key") if isinstance(error, GatewayUnavailable) else None
     if key is None:
         return str(error)
@@ -81,10 +86,21 @@ def remedy_for(error: TrellisError, *, in_doctor: bool = False) -> str:
         return ""
     ways = [next((text for kind, text in _REMEDIES if isinstance(error, kind)), "")]
     if isinstance(error, PayloadInvalid):
-        ways = [ways[0].format(example=_example(str(error.data.get("type"))))]
+        ways = [_payload_remedy(str(error.data.get("type")), str(error.data.get("detail")))]
+    if isinstance(error, ExtraMissing):
+        return ""
     if not in_doctor:
         ways += [text for kind, text in _DOCTOR_KNOWS if isinstance(error, kind)]
     return " ".join(way for way in ways if way)
+
+
+def _payload_remedy(type_: str, detail: str) -> str:
+    """How a payload is given if it was no JSON; an example of its fields for a type of the job queue."""
+    from trellis.artifacts.content import JobType  # imported only for an error message
+
+    if detail.startswith(NOT_JSON):
+        return f"Give JSON as text, @file or - (standard input): {_example(type_)}"
+    return f"For example: {_example(type_)}" if type_ in {kind.value for kind in JobType} else ""
 
 
 def _example(type_: str) -> str:

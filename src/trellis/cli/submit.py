@@ -15,7 +15,7 @@ from trellis.bus.requests import TopicSubmitOptions
 from trellis.cli import values
 from trellis.cli.applications import load_app
 from trellis.cli.bus_jobs import ContextOption, LabelOption, RequestOption, TenantOption, TopicOption, TopicOptions
-from trellis.cli.commands import command
+from trellis.cli.commands import LIMIT_MAX, command
 from trellis.cli.invocation import Cli
 from trellis.cli.queue_jobs import (
     AgentOption,
@@ -38,6 +38,7 @@ from trellis.worker.requests import SubmitSettings
 
 if TYPE_CHECKING:  # HTTP is imported only when it is used
     from trellis.http.client import GatewayClient
+    from trellis.http.shapes import JobWhole
 
 SECTION = "Jobs"
 RETRY_LOOK_S = 0.2
@@ -327,12 +328,22 @@ class GatewayWatch:
         if LIFECYCLES[job.lifecycle].by_name[job.status].success:
             return EndedJob(state=job.status, result=job.result)
         on_topic = isinstance(job, BusJob)
-        error = _error_text(job.error_code, job.error_message) if on_topic else getattr(job, "error", None) or ""
-        failure = f"job {job_id} ended as {job.status}" + (f": {error}" if error else "")
+        error = _error_text(job.error_code, job.error_message) if on_topic else ""
+        why = error if on_topic else await self._why(job)
+        failure = f"job {job_id} ended as {job.status}" + (f": {why}" if why else "")
         retry = job.retry if on_topic else None
         if retry is None:
             return EndedJob(state=job.status, failure=failure, error=error)
         return EndedJob(state=job.status, failure=failure, error=error, retry=retry.job_id, due=retry.due)
+
+    async def _why(self, job: "JobWhole") -> str | None:
+        """Why a job did not succeed: from its document, else the cause of its last event."""
+        from trellis.http.shapes import QueueJob
+
+        if isinstance(job, QueueJob):
+            return job.error
+        events = await self._jobs.events(job.job_id, limit=LIMIT_MAX)
+        return events.items[-1].cause if events.items and events.next_cursor is None else None
 
 
 def _error_text(code: str | None, message: str | None) -> str:

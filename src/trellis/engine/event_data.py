@@ -78,8 +78,13 @@ def artifacts_of(events: Sequence[Event]) -> tuple[ArtifactPointer, ...]:
 
 def last_traceback(events: Sequence[Event]) -> str | None:
     """The Python traceback of the handler's last failure; None if it never failed."""
-    for event in reversed(events):
-        error = data_of(event).get("error")
+    return traceback_in([data_of(event) for event in events])
+
+
+def traceback_in(data: Sequence[Any]) -> str | None:
+    """The last Python traceback in the data of these events, oldest first."""
+    for one in reversed(data):
+        error = cast("dict[str, Any]", one).get("error") if isinstance(one, dict) else None
         told = cast("dict[str, Any]", error).get("traceback") if isinstance(error, dict) else None
         if isinstance(told, str) and told:
             return told

@@ -38,14 +38,24 @@ class Job:
     lifecycle: str
     type: str
     state: str
+    """The job's state in the words of its lifecycle. HTTP and the command line call it `status`."""
     place: JobPlace
+    """`ready`, `resting` (until a time, or for a person or role), `parked` (behind its key), `held` or `ended`."""
     priority: Priority
     generation: int
+    """How often the job was requeued, from 0."""
     attempt: int
+    """How many attempts of this generation are over, from 0, `spared` ones included.
+
+    People are shown the number of the present attempt, `attempts_spent + 1` of `attempts_allowed`, as `ctx.attempt` is.
+    """
     max_attempts: int
+    """How many attempts this generation may have, the first and `spared` ones included."""
     version: int
+    """The number of its events."""
     epoch: Epoch
     deaths: int
+    """How many workers died while they ran it."""
     created_at: datetime
     updated_at: datetime
     spared: int = 0
@@ -59,6 +69,7 @@ class Job:
     """For a scheduled job: when its timer is due or it becomes ready."""
     deadline_at: datetime | None = None
     owner: str | None = None
+    """The worker that holds it."""
     lease_expires_at: datetime | None = None
     cancel_requested: bool = False
     """Whether a cancel was requested of its holder, and the job is still held."""
@@ -76,7 +87,9 @@ class Job:
     parent_id: JobId | None = None
     compensates: JobId | None = None
     payload: bytes | None = None
+    """The stored JSON; None in listings."""
     progress: bytes | None = None
+    """The last progress that its handler reported, as JSON."""
 
     @property
     def runs_alone(self) -> bool:
@@ -120,9 +133,12 @@ class Event:
     correlation_id: str
     cause: str | None
     source: str | None
+    """The state before; None when the job was submitted."""
     target: str
+    """The state after."""
     generation: int
     attempt: int
+    """How many attempts of this generation were over after this transition, from 0, as `Job.attempt`."""
     epoch: Epoch
     version: int
     data: bytes | None = None
@@ -332,6 +348,7 @@ class Signal:
     type: str
     ts: datetime
     data: bytes | None
+    """The progress or the log line, as JSON."""
 
 
 SWEEP_QUIET_S = 5.0

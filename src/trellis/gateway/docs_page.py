@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
@@ -57,11 +58,12 @@ def install(app: FastAPI) -> None:
 def render(described: Schema) -> str:
     """The HTML page for this OpenAPI description."""
     sections: dict[str, list[str]] = {}
+    shared = _shared_answers(described)
     for path, operations in described["paths"].items():
         for method in (one for one in METHODS if one in operations):
             operation = _part(operations, method)
             heading = next(iter(_several(operation, "tags")), "other")
-            sections.setdefault(heading, []).append("".join(_operation(described, path, method, operation)))
+            sections.setdefault(heading, []).append("".join(_operation(described, path, method, operation, shared)))
     info = described["info"]
     contents = " · ".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in sections)
     parts = [
@@ -70,6 +72,8 @@ def render(described: Schema) -> str:
         _TOKENS,
         f"<pre>{escape(_ENVIRONMENT)}</pre>",
         '<p><a href="/openapi.json">/openapi.json</a> says the same for programs.</p>',
+        "<p>Most routes may also give one of these answers, a problem document (<code>application/problem+json</code>):</p>",
+        f"<table><tr><th>Answer<th>When{''.join(_answer(code, text) for code, text in shared)}</table>",
         f"<p>{contents}</p>",
         *(f'<h2 id="{escape(name)}">{escape(name)}</h2>{"".join(made)}' for name, made in sections.items()),
     ]
@@ -87,7 +91,24 @@ _TOKENS = (
 _ENVIRONMENT = "export TRELLIS_GATEWAY=$(trellis wait)\nexport TRELLIS_TOKEN=$(trellis token issue --role owner)"
 
 
-def _operation(described: Schema, path: str, method: str, operation: Schema) -> Iterator[str]:
+def _shared_answers(described: Schema) -> tuple[tuple[str, str], ...]:
+    """The errors that most routes may answer with: the page lists them once."""
+    operations = [one[method] for one in described["paths"].values() for method in METHODS if method in one]
+    counted = Counter(answer for operation in operations for answer in _answers(operation) if answer[0] >= "400")
+    return tuple(answer for answer, times in counted.items() if times > len(operations) / 2)
+
+
+def _answers(operation: Schema) -> list[tuple[str, str]]:
+    return [(code, str(one.get("description", ""))) for code, one in _part(operation, "responses").items()]
+
+
+def _answer(code: str, text: str) -> str:
+    return f"<tr><td><code>{escape(code)}</code><td>{_inline(text)}"
+
+
+def _operation(
+    described: Schema, path: str, method: str, operation: Schema, shared: Sequence[tuple[str, str]]
+) -> Iterator[str]:
     text = str(operation.get("description") or operation.get("summary") or "")
     first, _, rest = text.partition("\n")
     yield f"<details><summary><code><span class=method>{method.upper()}</span> {escape(path)}</code> "
@@ -98,11 +119,28 @@ def _operation(described: Schema, path: str, method: str, operation: Schema) -> 
     if fields:
         yield f"<table><tr><th>Field<th>In<th>Type<th>About{''.join(fields)}</table>"
     yield f"<pre>{escape(curl(described, path, method, operation))}</pre>"
-    answers = "".join(
-        f"<tr><td><code>{escape(code)}</code><td>{_inline(str(one.get('description', '')))}"
-        for code, one in _part(operation, "responses").items()
-    )
-    yield f"<table><tr><th>Answer<th>When{answers}</table></details>"
+    answers = "".join(_answer(code, text) for code, text in _answers(operation) if (code, text) not in shared)
+    yield f"<table><tr><th>Answer<th>When{answers}</table>"
+    yield from _answer_fields(described, operation)
+    yield "</details>"
+
+
+def _answer_fields(described: Schema, operation: Schema) -> Iterator[str]:
+    """The fields of a successful answer; of a listing, the fields of its items too."""
+    for code, one in _part(operation, "responses").items():
+        schema = _part(_part(_part(one, "content"), "application/json"), "schema")
+        rows = dict.fromkeys(_field_rows(described, schema)) if code < "300" else {}
+        if rows:
+            yield f"<table><tr><th>Field of the {escape(code)} answer<th>Type<th>About{''.join(rows)}</table>"
+
+
+def _field_rows(described: Schema, schema: Schema, under: str = "") -> Iterator[str]:
+    for one in _choices(described, schema):
+        for name, field in _part(one, "properties").items():
+            about, kind = _inline(str(field.get("description") or "")), escape(_type(described, field))
+            yield f"<tr><td><code>{escape(under + name)}</code><td>{kind}<td>{about}"
+            if not under and name == "items" and field.get("type") == "array":
+                yield from _field_rows(described, _part(field, "items"), "items[].")
 
 
 def curl(described: Schema, path: str, method: str, operation: Schema) -> str:

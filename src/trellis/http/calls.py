@@ -66,6 +66,8 @@ class CallOptions:
     """A stream that says nothing so long, not even that it lives, is opened anew."""
     plain_http: bool = False
     """Whether a token may go unencrypted (`http://`) to another machine."""
+    on_retry: Callable[[str], None] | None = None
+    """Called with a sentence when the first attempt of a call fails and the call goes on trying."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,6 +203,9 @@ class GatewayCalls:
             tries.attempts += 1
             if self.clock.monotonic() + pause_s - tries.began >= tries.timeout_s:
                 raise self._given_up(ask, tries, self.clock.monotonic() - tries.began)
+            if tries.attempts == 1 and self.options.on_retry is not None:
+                reason = f"the gateway at {self.url} does not answer ({tries.reason})"
+                self.options.on_retry(f"{reason}; trying for {tries.timeout_s:g} s")
             await self.clock.sleep(pause_s)
 
     async def _attempt(self, ask: GatewayRequest, content: bytes | None, headers: Mapping[str, str]) -> GatewayResponse:

@@ -8,7 +8,17 @@ from typing import Any, TypedDict, Unpack
 from trellis.bus.requests import TopicSubmitOptions
 from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
 from trellis.http.operation_shapes import JobExplained
-from trellis.http.shapes import REPLAYED, AnyJob, EventShape, JobDocument, JobShape, JobSubmitted, JobWhole, Page
+from trellis.http.shapes import (
+    REPLAYED,
+    AnyJob,
+    EventShape,
+    JobDocument,
+    JobShape,
+    JobSubmitted,
+    JobWhole,
+    Page,
+    SignalShape,
+)
 from trellis.http.streams import changes, follow, wait_for_last
 from trellis.lifecycles import LIFECYCLES
 
@@ -149,6 +159,10 @@ class Jobs:
     async def explain(self, job_id: str) -> JobExplained:
         """Why it is where it is and what happens next, in sentences."""
         return await self._calls.get(JobExplained, path_of("jobs", job_id, "explanation"))
+
+    async def signals(self, job_id: str) -> Sequence[SignalShape]:
+        """The last log lines and signs of progress of a job, oldest first, as long as they are retained."""
+        return (await self._calls.get(Page[SignalShape], path_of("jobs", job_id, "signals"))).items
 
     async def wait(self, job_id: str, timeout_s: float | None = None) -> JobWhole:
         """The job once it has ended, however it did; raises TimeoutError."""

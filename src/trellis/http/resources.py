@@ -98,6 +98,11 @@ class Artifacts:
         """One finalized artifact."""
         return await self._calls.get(Artifact, path_of("artifacts", artifact_id))
 
+    async def content(self, artifact_id: str) -> bytes:
+        """The stored bytes of a finalized artifact: their SHA-256 is the one in the result of its job."""
+        ask = GatewayRequest(method="GET", path=path_of("artifacts", artifact_id, "content"))
+        return (await self._calls.ask(ask)).body
+
     async def stage(
         self,
         job_id: str,

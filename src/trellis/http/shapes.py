@@ -469,8 +469,13 @@ class JobDocument(JobShape):
 
     priority: Literal["critical", "interactive", "batch"]
     generation: int
-    attempt: int
-    max_attempts: int
+    attempt: int = pydantic.Field(
+        description="How many attempts were over before the present one, from 0: the retries already made. "
+        "The command line, the console and `ctx.attempt` show the number of the present attempt, which is one more."
+    )
+    max_attempts: int = pydantic.Field(
+        description="How many attempts the job may have in all. A queue job counts retries here: it has one attempt more."
+    )
     created_at: str
     updated_at: str
     due_at: str | None
@@ -584,7 +589,7 @@ class BusDispatch(pydantic.BaseModel):
     """The last handing-out: to a worker alone, or with an empty `worker_id` to whoever listens at the subject."""
 
     dispatch_id: str
-    attempt: int
+    attempt: int = pydantic.Field(description="The number of the attempt that was handed out, from 1.")
     epoch: int
     worker_id: str
     subject: str
@@ -731,8 +736,19 @@ class EventShape(pydantic.BaseModel):
     actor: str
     correlation_id: str
     cause: str | None
-    payload: dict[str, Any]
+    payload: dict[str, Any] = pydantic.Field(
+        description="`from` and `to`, `role`, `generation`, `attempt` (from 0, as in the job), `epoch`, `trace_id`, and "
+        "`data`: what the transition recorded."
+    )
     version: int
+
+
+class SignalShape(pydantic.BaseModel):
+    """A log line of a handler (`job_log`), or a sign of progress. It is no transition and is kept for a limited time."""
+
+    ts: str
+    type: str
+    data: Any
 
 
 # --- safety policy ---

@@ -155,6 +155,7 @@ class SyncArtifacts(BlockingTwin):
 
     list = BlockingMethod(Artifacts.list)
     get = BlockingMethod(Artifacts.get)
+    content = BlockingMethod(Artifacts.content)
     stage = BlockingMethod(Artifacts.stage)
     discard = BlockingMethod(Artifacts.discard)
     cleanup = BlockingMethod(Artifacts.cleanup)
@@ -173,6 +174,7 @@ class SyncJobs(BlockingTwin):
     list = BlockingMethod(Jobs.list)
     events = BlockingMethod(Jobs.events)
     explain = BlockingMethod(Jobs.explain)
+    signals = BlockingMethod(Jobs.signals)
     wait = BlockingMethod(Jobs.wait)
     watch = BlockingIterator(Jobs.watch)
     cancel = BlockingMethod(Jobs.cancel)

@@ -315,7 +315,15 @@ def _readiness(job: Job, around: JobSurroundings) -> str:
         return f"ready: the {taker} may take it now"
     if not _serving(job, around):
         return "waiting for a worker: none that serves its type is alive"
-    return "ready: a worker may take it now" + (" and will run it alone" if job.runs_alone else "")
+    alone = " and will run it alone" if job.runs_alone else ""
+    if around.queue is not None and (rate := rate_phrase(around.queue)) is not None:
+        return f"ready: a worker may take it as soon as {rate} allows it{alone}"
+    return f"ready: a worker may take it now{alone}"
+
+
+def rate_phrase(queue: QueueDepth) -> str | None:
+    """Names the rate limit of a type that is not paused; None without one."""
+    return None if queue.paused or queue.rate_limit is None else f"the rate of its type ({queue.rate_limit:g} a second)"
 
 
 def _rest(job: Job, last: Event | None, now: datetime) -> str:
@@ -534,7 +542,7 @@ def _when_rested(job: Job, lifecycle: Lifecycle, state: State, now: datetime) ->
         if chosen and waits_for(job):
             window_s = (job.due_at - job.updated_at).total_seconds()
             yield f"A person is given {duration(window_s)} in all to look at it."
-        then = f"the sweep moves it to {chosen.target} ({chosen.when})" if chosen else "it becomes ready"
+        then = f"the sweep moves it to {chosen.target}{_timer_reason(job, chosen)}" if chosen else "it becomes ready"
         yield f"When its time comes{_until(job.due_at, now)}, {then}."
         if not chosen:
             return
@@ -545,6 +553,15 @@ def _when_rested(job: Job, lifecycle: Lifecycle, state: State, now: datetime) ->
         yield f"{transition.trigger} by {_actors(transition)} moves it to {transition.target} ({transition.when})."
 
 
+def _timer_reason(job: Job, moved: Transition) -> str:
+    """Says why a timer moves the job there. Attempts are counted from 1, as everywhere in an explanation."""
+    if moved.opens is Progress.ATTEMPT:
+        return f" for attempt {job.attempts_spent + 2}"
+    if moved.trigger == Trigger.EXHAUST:
+        return " (its attempts are used up, its error is permanent, or its deadline has passed)"
+    return f" ({moved.when})"
+
+
 def _while_held(job: Job, lifecycle: Lifecycle, state: State, now: datetime) -> Iterator[str]:
     onward = [t for t in lifecycle.transitions if t.source == state.name and t.fenced and t.trigger != state.on_error]
     done = next((t for t in onward if lifecycle.by_name[t.target].success), None) or (onward[0] if onward else None)
@@ -552,7 +569,9 @@ def _while_held(job: Job, lifecycle: Lifecycle, state: State, now: datetime) -> 
         yield f"When its holder is done it goes to {done.target}."
     left = job.attempt + 1 < job.max_attempts
     error = lifecycle.pull(state.name, state.on_error) if state.on_error else None
-    if error is not None and left:
+    if error is not None and error.trigger == Trigger.FAIL:
+        yield f"An error that its holder does not retry makes it {error.target}."
+    elif error is not None and left:
         yield f"A retryable error sends it to {error.target} for attempt {job.attempts_spent + 2}."
     elif error is not None:
         yield "This is its last attempt: an error ends it."

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from trellis.engine.event_data import cause_of
-from trellis.engine.records import Event, Job
+from trellis.engine.records import Event, Job, Signal
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.research.queue_job import retries_of
 from trellis.storage.objects.canonical_json import timestamp
@@ -78,6 +78,11 @@ def event_document(event: Event, trace_id: str | None) -> dict[str, Any]:
         },
         "version": event.version,
     }
+
+
+def signal_document(signal: Signal) -> dict[str, Any]:
+    """A log line or sign of progress of a job."""
+    return {"ts": timestamp(signal.ts), "type": signal.type, "data": json_value(signal.data)}
 
 
 def json_value(body: bytes | None) -> Any:

@@ -8,13 +8,14 @@ import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable
+from inspect import isawaitable
 from typing import Any, Generic, Protocol, TypeVar, Unpack, cast
 
 import pydantic_core
 
 from trellis.engine import tracing
 from trellis.engine.clock import Clock, sleep_or_stop
-from trellis.engine.errors import IdempotencyMismatch, LeaseConflictError
+from trellis.engine.errors import IdempotencyMismatch, LeaseConflictError, PermanentError
 from trellis.engine.event_data import ArtifactPointer, add_artifact
 from trellis.engine.jobs import Actor, Epoch, JobId, LeaseLost, Mismatch, NewJob
 from trellis.engine.ledger import Ledger
@@ -97,7 +98,7 @@ class AttemptContext:
 class Context(AttemptContext):
     """One attempt of one job, for an async handler."""
 
-    __slots__ = ("_checkpoint", "_held", "_journal", "_worker")
+    __slots__ = ("_checkpoint", "_held", "_journal", "_steps", "_worker")
 
     def __init__(self, held: HeldJob, worker: WorkerServices) -> None:
         super().__init__(held, worker.clock)
@@ -105,6 +106,8 @@ class Context(AttemptContext):
         self._worker = worker
         self._checkpoint: bytes | None = held.claimed.checkpoint
         self._journal: dict[str, bytes] | None = None
+        self._steps: set[str] = set()
+        """The names that this attempt has journaled."""
 
     @property
     def job_id(self) -> JobId:
@@ -194,17 +197,36 @@ class Context(AttemptContext):
         self._refuse_if_lost()
         add_artifact(self._held.artifacts, ArtifactPointer(pointer=pointer, name=name, sha256=sha256, size=size))
 
-    async def journal(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Run `call` and store its result. A later attempt gets the first durable result without calling again."""
-        if self._journal is None:
-            self._journal = await self._worker.ledger.read_journal(self.job_id)
-        body = self._journal.get(name)
-        if body is None:
-            made = within_payload_limit(pydantic_core.to_json(await call()))
-            body = self._fenced(await self._worker.ledger.journal(self._held.lease, name, made))
-            self._journal[name] = body
+    async def journal(self, name: str, call: Callable[[], Awaitable[Any] | Any]) -> Any:
+        """Run `call` once and store its result as JSON. A later attempt gets the stored result without calling again.
+
+        Each step needs its own name: in a loop, put the item into the name. Raises PermanentError for a name that this
+        attempt has journaled already. `call` takes no arguments and may be async. The JSON value comes back, in the
+        first attempt too: a dict for a dataclass, text for a datetime. A call that raises stores nothing.
+        """
+        if name in self._steps:
+            raise PermanentError(
+                f"ctx.journal has the step {name!r} twice in one attempt: give each step its own name, such as {name}-2"
+            )
+        self._steps.add(name)
+        body: bytes | None = None
+        try:
+            body = await self._journaled(name, call)
+        finally:
+            if body is None:
+                self._steps.discard(name)
         # The first caller also gets the stored value, so that a replaying attempt sees the same one.
         return json.loads(body)
+
+    async def _journaled(self, name: str, call: Callable[[], Awaitable[Any] | Any]) -> bytes:
+        """The stored result of a step; runs the step if there is none."""
+        if self._journal is None:
+            self._journal = await self._worker.ledger.read_journal(self.job_id)
+        if name not in self._journal:
+            made = call()
+            body = within_payload_limit(pydantic_core.to_json(await made if isawaitable(made) else made))
+            self._journal[name] = self._fenced(await self._worker.ledger.journal(self._held.lease, name, body))
+        return self._journal[name]
 
     async def submit(self, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]) -> JobId:
         """Submit a child job. It inherits parent, correlation id and trace.
@@ -252,7 +274,7 @@ class SyncContext:
         self._wait(self._context.checkpoint(value))
 
     def journal(self, name: str, call: Callable[[], Any]) -> Any:
-        """Run `call` on a thread and store its result. A later attempt gets the first durable result."""
+        """Run `call` on a thread and store its result as JSON. A later attempt gets the stored result."""
 
         async def called() -> Any:
             return await asyncio.to_thread(call)

@@ -5,7 +5,8 @@ submit) or before the handler runs (in the worker).
 """
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -22,6 +23,8 @@ ResultT = TypeVar("ResultT")
 
 NULL = b"null"
 PROBLEMS_SHOWN = 5
+_UNFIT = re.compile(r"Expected `([^`]+)`.*?\[(?:field_name='([^']*)', )?input_value=.*?, input_type=(\w+)\]", re.DOTALL)
+"""A value that does not have the declared type, in the message of pydantic's serializer."""
 _EXTRA = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
 
 
@@ -82,7 +85,10 @@ class Codec:
             return self._payload.validate_python(payload, extra="forbid")
         except pydantic.ValidationError as error:
             problems = error.errors(include_url=False, include_input=False, include_context=False)
-        value = self._payload.validate_python(payload)
+        try:
+            value = self._payload.validate_python(payload)
+        except pydantic.ValidationError as error:
+            raise PayloadInvalid(type=self._type, detail=_explain(error) + _misspelt(problems)) from error
         unknown = [problem["loc"] for problem in problems if problem["type"] in _EXTRA]
         messages = [
             _no_such_field(loc, owners[-1])
@@ -185,6 +191,17 @@ def _decides_extra_fields(owners: list[Any]) -> bool:
     return any("extra" in config for config in configs if config)
 
 
+def _misspelt(problems: Sequence[Any]) -> str:
+    """Names each unknown field that is spelt like a missing one of the same object."""
+    missing = [problem["loc"] for problem in problems if problem["type"].startswith("missing")]
+    told = ""
+    for loc in (problem["loc"] for problem in problems if problem["type"] in _EXTRA):
+        near = nearest(str(loc[-1]), [str(other[-1]) for other in missing if other[:-1] == loc[:-1]])
+        if near:
+            told += f"; {'.'.join(map(str, loc))}: there is no such field (did you mean {near}?)"
+    return told
+
+
 def _no_such_field(loc: tuple[int | str, ...], owner: Any) -> str:
     kind = cast("type[Any]", type(owner))
     known: list[str] = list(getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", ()))
@@ -200,7 +217,11 @@ def _item_payload(hint: Any) -> Any:
 
 def _explain(error: Exception) -> str:
     if not isinstance(error, pydantic.ValidationError):
-        return str(error).strip()
+        unfit = [
+            f"{field or 'the value'}: expected {expected}, got {kind}"
+            for expected, field, kind in _UNFIT.findall(str(error))
+        ]
+        return "; ".join(unfit[:PROBLEMS_SHOWN]) or str(error).strip()
     problems = error.errors(include_url=False, include_input=False, include_context=False)
     lines = [f"{'.'.join(str(part) for part in p['loc']) or 'payload'}: {p['msg']}" for p in problems[:PROBLEMS_SHOWN]]
     more = len(problems) - len(lines)

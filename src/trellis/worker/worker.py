@@ -113,7 +113,8 @@ class Worker:
         await self.ledger.declare_types(self.actor, [spec.declared for spec in self.app])
         for spec in self.app:
             if spec.options.rate is not None:
-                burst = max(1, math.ceil(spec.options.rate * self.options.poll_s))
+                # One more than a poll's worth, so that the part of a claim that a poll leaves over is not lost.
+                burst = math.ceil(spec.options.rate * self.options.poll_s) + 1
                 await self.ledger.limit_rate(self.actor, spec.type, spec.options.rate, burst, cause=DECLARED)
         services = self._services() if listening else self._own_services()
         self._seen = listening

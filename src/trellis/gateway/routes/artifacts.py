@@ -129,6 +129,17 @@ async def one(
     return Response(await asyncio.to_thread(encode, document), media_type="application/json")
 
 
+@router.get("/artifacts/{artifact_id}/content", responses={200: {"content": {"application/json": {}}}, **PROBLEMS})
+async def content(
+    artifact_id: Annotated[str, Path(max_length=200, examples=[EXAMPLE_ARTIFACT])],
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("artifacts.read")],
+) -> Response:
+    """The stored bytes of a finalized artifact, unchanged: their SHA-256 and size are those in the result of its job."""
+    body = await api_for(instance, caller).artifacts.content(artifact_id)
+    return Response(body, media_type="application/json", headers={"X-Content-Type-Options": "nosniff"})
+
+
 @router.post("/artifacts/{artifact_id}/discard", responses=PROBLEMS)
 async def discard(
     artifact_id: Annotated[str, Path(max_length=200, examples=[EXAMPLE_ARTIFACT])],

@@ -36,7 +36,7 @@ from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, 
 from trellis.gateway.nlm import list_nlm_jobs, nlm_job_events, show_nlm_job
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.operation_shapes import JobExplained
-from trellis.http.shapes import BusJob, EventShape, JobDocument, JobShape, JobWhole, QueueJob
+from trellis.http.shapes import BusJob, EventShape, JobDocument, JobShape, JobWhole, QueueJob, SignalShape
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles import LIFECYCLES
@@ -47,6 +47,7 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.job_documents import (
     event_document,
     job_document,
+    signal_document,
     whole_document,
 )
 from trellis.proposals.proposal import NOTE_CHARS_MAX
@@ -325,6 +326,14 @@ async def explanation(
     A caller that may read only its own jobs is not told about workers and other jobs.
     """
     return await _jobs(instance, caller).explain(job_id)
+
+
+@router.get("/jobs/{job_id}/signals", response_model=Page[SignalShape], responses=PROBLEMS)
+async def signals(
+    job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
+) -> dict[str, Any]:
+    """The last log lines and signs of progress of a job, oldest first; at most 20, as long as they are retained."""
+    return page_document([signal_document(one) for one in await _jobs(instance, caller).signals(job_id)], None)
 
 
 @router.post("/jobs/{job_id}/cancel", responses=PROBLEMS)
