@@ -19,7 +19,6 @@ from pydantic_ai.messages import (
     ModelMessagesTypeAdapter,
     ModelResponse,
     ModelResponsePart,
-    RetryPromptPart,
     TextPart,
     ThinkingPart,
     ToolCallPart,
@@ -325,7 +324,7 @@ def _steps_advice(limit: int) -> str:
 
 def _last_invalid_call(messages: list[ModelMessage]) -> str:
     """The call of `finish` that the last message refuses to the model: a valid one would have ended the run."""
-    answers = [part for part in messages[-1].parts if isinstance(part, ToolReturnPart | RetryPromptPart)]
+    answers = [part for part in messages[-1].parts if isinstance(part, ToolReturnPart)]
     refused: list[object] = [part.content for part in answers if part.tool_name == FINISH]
     text = "".join(f"; its call of {FINISH} was invalid: {_validation_text(one)}" for one in refused[-1:])
     return " ".join(text.split())[:PROVIDER_MESSAGE_CHARS_MAX]

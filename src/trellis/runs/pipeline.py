@@ -209,7 +209,9 @@ class RunSteps:
             for body in bodies
         ]
         updates = any(body["action"] == proposal.MEMORY_UPDATE for body in bodies)
-        memory = (await self._memory(context.request.agent_slug, ReadMode.WIDE))["content"] if updates else {}
+        memory: dict[str, str] = {}
+        if updates:
+            memory = (await self._memory(context.request.agent_slug, ReadMode.WIDE))["content"]
         settled = [body for body in bodies if _is_done(body) or _is_remembered(body, memory)]
         done = {body["id"]: await proposal.find_applied_equal(self.ledger, body) for body in settled}
         new = [one for one in new if one.id not in done]
