@@ -303,8 +303,8 @@ MEDIUM: dict[str, Mutant] = {
 LOW: dict[str, Mutant] = {
     "L-bytes-on-a-terminal": Mutant(
         file="cli/output.py",
-        old="            if self.console.is_terminal:\n                self.line(",
-        new="            if self.console.is_terminal:\n                self.console.file.write(",
+        old="        if self.console.is_terminal:\n            self.line(",
+        new="        if self.console.is_terminal:\n            self.console.file.write(",
         tests=(f"{OUTPUT}::test_bytes_of_a_stranger_are_harmless_on_a_terminal_and_as_they_are_in_a_pipe",),
     ),
     "L-unseen": Mutant(

@@ -209,11 +209,12 @@ class Context(AttemptContext):
                 f"ctx.journal has the step {name!r} twice in one attempt: give each step its own name, such as {name}-2"
             )
         self._steps.add(name)
-        body: bytes | None = None
+        stored = False
         try:
             body = await self._journaled(name, call)
+            stored = True
         finally:
-            if body is None:
+            if not stored:
                 self._steps.discard(name)
         # The first caller also gets the stored value, so that a replaying attempt sees the same one.
         return json.loads(body)
