@@ -10,7 +10,7 @@ from obstore.store import S3Store
 from tests.artifacts.desk import desk_in
 from tests.servers.seaweedfs import ACCESS_KEY, BUCKET, REGION, SECRET_KEY, SeaweedServer
 from tests.storage.conftest import CREDENTIALS, s3_url, seaweedfs
-from trellis.storage.objects.open import object_url
+from trellis.storage.objects.address import object_url
 from trellis.storage.objects.store import KeyInvalid
 
 __all__ = ["s3_url", "seaweedfs"]

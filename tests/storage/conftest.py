@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.servers.seaweedfs import ACCESS_KEY, SECRET_KEY, SeaweedServer, running_seaweedfs
-from trellis.storage.objects.open import S3Credentials, open_objects
+from trellis.storage.objects.address import S3Credentials
+from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
 
 CREDENTIALS = S3Credentials(access_key_id=ACCESS_KEY, secret_access_key=SECRET_KEY)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trellis.storage.objects.open import S3Address, S3Credentials, open_objects, read_address, s3_credentials
+from trellis.storage.objects.address import S3Address, S3Credentials, read_address, s3_credentials
+from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import StoreUrlInvalid
 
 

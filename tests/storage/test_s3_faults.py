@@ -13,7 +13,8 @@ from tests.servers.seaweedfs import SeaweedServer
 from tests.storage.conftest import CREDENTIALS
 from tests.storage.proxy import Fault, Kind, Proxy, proxied
 from tests.storage.test_store import CLASHING, fill, keys_of
-from trellis.storage.objects.open import S3Credentials, open_objects, read_address
+from trellis.storage.objects.address import S3Credentials, read_address
+from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.s3 import READ_TRIES
 from trellis.storage.objects.store import (
     CREATE,

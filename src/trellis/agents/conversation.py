@@ -41,8 +41,15 @@ from trellis.agents.errors import (
     TokensExceeded,
     ToolCallsExceeded,
 )
-from trellis.agents.models import ModelOptions
-from trellis.agents.run_io import JournalOnce, RefusalCode, RunLimits, TokenUsage, ToolRefusal, canonical_json
+from trellis.agents.run_io import (
+    JournalOnce,
+    ModelOptions,
+    RefusalCode,
+    RunLimits,
+    TokenUsage,
+    ToolRefusal,
+    canonical_json,
+)
 from trellis.agents.tools import DESCRIPTIONS, Reply, Toolbox
 from trellis.engine import tracing
 from trellis.engine.text import storable

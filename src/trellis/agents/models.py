@@ -5,13 +5,13 @@ and key come from settings and appear in no message. `scripted:<name>` is a func
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trellis.agents.errors import ModelSettingInvalid, ModelUnknown
+from trellis.agents.run_io import ModelOptions
 from trellis.engine.extras import Extra, extra_needed
 
 if TYPE_CHECKING:
@@ -26,21 +26,6 @@ SCRIPTED = "scripted"
 KNOWN = f"{OFFLINE}, or {OPENAI}:<model>"
 BASE_URL_SETTING, KEY_SETTING = "TRELLIS_MODEL_BASE_URL", "TRELLIS_MODEL_KEY"
 BASE_URL_EXAMPLE = "http://127.0.0.1:11434/v1"
-REQUEST_TIMEOUT_S = 110.0
-"""Below the step's own limit, so that a silent server is named as the cause."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelOptions:
-    """Settings of models. The key is left out of every representation."""
-
-    base_url: str | None = None
-    key: str | None = field(default=None, repr=False)
-    scripts: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
-    """Functions `(messages, info) -> ModelResponse` by name, for `scripted:`."""
-    request_timeout_s: float = REQUEST_TIMEOUT_S
-    process: str | None = None
-    """The process that executes runs with these settings, for messages."""
 
 
 def model_problem(name: str) -> str | None:

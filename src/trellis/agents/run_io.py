@@ -30,6 +30,23 @@ class JournalOnce(Protocol):
         ...
 
 
+REQUEST_TIMEOUT_S = 110.0
+"""Below the step's own limit, so that a silent server is named as the cause."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOptions:
+    """Settings of models. The key is left out of every representation."""
+
+    base_url: str | None = None
+    key: str | None = field(default=None, repr=False)
+    scripts: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
+    """Functions `(messages, info) -> ModelResponse` by name, for `scripted:`."""
+    request_timeout_s: float = REQUEST_TIMEOUT_S
+    process: str | None = None
+    """The process that executes runs with these settings, for messages."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeepMemoryPage:
     """A page of Layer 2, newest first. `more` is the cursor of the next page, None at the end."""

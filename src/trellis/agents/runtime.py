@@ -14,8 +14,8 @@ import importlib
 from collections.abc import Callable
 
 from trellis.agents.definition import AgentDefinition
-from trellis.agents.models import ModelOptions, check_model, open_model
-from trellis.agents.run_io import AgentContext, AgentOutput, JournalOnce, RunLimits, ToolServices
+from trellis.agents.models import check_model, open_model
+from trellis.agents.run_io import AgentContext, AgentOutput, JournalOnce, ModelOptions, RunLimits, ToolServices
 from trellis.agents.tools import Toolbox
 
 

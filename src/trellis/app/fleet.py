@@ -21,7 +21,8 @@ from trellis.bus.wire import BusOptions, open_bus
 from trellis.engine.clock import Clock
 from trellis.engine.errors import SettingsInvalid
 from trellis.nlm.open import DEFAULT as DEFAULT_NLM
-from trellis.storage.objects.open import open_objects, s3_credentials
+from trellis.storage.objects.address import s3_credentials
+from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
 
 OBJECTS_FOLDER = "objects"

@@ -11,8 +11,7 @@ from typing import Any
 
 from trellis.agents.catalog import Catalog, agent_key
 from trellis.agents.garden import AGENTS, memory_seed, plant
-from trellis.agents.models import ModelOptions
-from trellis.agents.run_io import RunLimits
+from trellis.agents.run_io import ModelOptions, RunLimits
 from trellis.app.fleet import (
     StorageLocations,
     gateway_address,
@@ -71,7 +70,8 @@ from trellis.storage.memory.bare_repository import check_belonging, repository_i
 from trellis.storage.memory.layout import AlreadyApplied, Committed, TokenCounter, count_tokens, open_tokenizer
 from trellis.storage.memory.repository import MemoryRepository, open_memory
 from trellis.storage.memory.updates import Operation, Update
-from trellis.storage.objects.open import open_objects, s3_credentials
+from trellis.storage.objects.address import s3_credentials
+from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
 from trellis.worker.kinds import JobFactory, make_job_from_json
 

@@ -16,9 +16,9 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.storage.objects.address import object_url
 from trellis.storage.objects.canonical_json import encode, sha256, timestamp
 from trellis.storage.objects.keys import object_key
-from trellis.storage.objects.open import object_url
 from trellis.storage.objects.store import StoreError
 
 # Errors about artifacts.

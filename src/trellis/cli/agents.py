@@ -11,7 +11,8 @@ from rich.text import Text
 
 from trellis.agents.creation import NewAgent, source_name
 from trellis.agents.errors import ModelSettingInvalid, SourceRefused
-from trellis.agents.models import OFFLINE, ModelOptions, check_model
+from trellis.agents.models import OFFLINE, check_model
+from trellis.agents.run_io import ModelOptions
 from trellis.auth.ownership import owner_name
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, ReasonOption, command, group

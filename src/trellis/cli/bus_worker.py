@@ -22,7 +22,8 @@ from trellis.cli.up_process import print_health
 from trellis.engine.clock import Clock
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.http_server.health import ProcessHealth
-from trellis.storage.objects.open import open_objects, s3_credentials
+from trellis.storage.objects.address import s3_credentials
+from trellis.storage.objects.open import open_objects
 from trellis.worker.app import App
 from trellis.worker.on_bus.worker import BusWorker
 from trellis.worker.options import BusWorkerOptions, as_worker_id, checked_worker_id

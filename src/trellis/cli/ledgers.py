@@ -367,7 +367,7 @@ def _token(url: str, settings: Settings) -> list[Finding]:
 def _exposed(url: str, settings: Settings) -> list[Finding]:
     """Files that other users of this machine can read. Files of earlier versions keep their umask mode."""
     from trellis.app.instance import storage_locations  # imports the whole platform, only for the doctor
-    from trellis.storage.objects.open import read_address
+    from trellis.storage.objects.address import read_address
 
     try:
         where = storage_locations(settings, url)
@@ -387,7 +387,8 @@ async def _aside(url: str, settings: Settings) -> list[Finding]:
     """Documents that the projector could not publish. A missing store is not created."""
     from trellis.app.instance import storage_locations  # imports the whole platform, only for the doctor
     from trellis.documents import ids
-    from trellis.storage.objects.open import open_objects, read_address, s3_credentials
+    from trellis.storage.objects.address import read_address, s3_credentials
+    from trellis.storage.objects.open import open_objects
 
     try:
         where = storage_locations(settings.model_copy(update={"memory": settings.memory or Path()}), url).objects

@@ -25,7 +25,8 @@ from trellis.runs.rebuild import (
     rebuild_ledger,
     rebuild_objects,
 )
-from trellis.storage.objects.open import open_objects, s3_credentials
+from trellis.storage.objects.address import s3_credentials
+from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
 
 SIDES = ("ledger", "objects")

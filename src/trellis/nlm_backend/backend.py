@@ -43,7 +43,8 @@ from trellis.nlm_backend.limits import LimitedProvider, ProviderLimits
 from trellis.nlm_backend.metrics import Metrics
 from trellis.nlm_backend.orders import type_of
 from trellis.runs.projector import Projector
-from trellis.storage.objects.open import open_objects, s3_credentials
+from trellis.storage.objects.address import s3_credentials
+from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
 
 _log = log_of("trellis.nlm_backend")

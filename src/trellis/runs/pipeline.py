@@ -15,8 +15,7 @@ from typing import Any
 from trellis.agents.catalog import Catalog, agent_key
 from trellis.agents.definition import AgentDefinition, AgentMalformed, SafeOutput, read_definition
 from trellis.agents.errors import AgentRunError
-from trellis.agents.models import ModelOptions
-from trellis.agents.run_io import AgentContext, AgentOutput, DeepMemoryPage, RunLimits, ToolServices
+from trellis.agents.run_io import AgentContext, AgentOutput, DeepMemoryPage, ModelOptions, RunLimits, ToolServices
 from trellis.agents.run_io import ProposalDraft as AgentDraft
 from trellis.agents.runtime import run_agent
 from trellis.agents.sources import ANNOTATION_KINDS, AgentSource, Annotation, read_annotations

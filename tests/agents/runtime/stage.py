@@ -7,8 +7,7 @@ from typing import Any
 
 from tests.agents.files import agent_file
 from trellis.agents.definition import AgentDefinition, read_definition
-from trellis.agents.models import ModelOptions
-from trellis.agents.run_io import AgentContext, AgentOutput, DeepMemoryPage, RunLimits, ToolServices
+from trellis.agents.run_io import AgentContext, AgentOutput, DeepMemoryPage, ModelOptions, RunLimits, ToolServices
 from trellis.agents.runtime import run_agent
 from trellis.agents.sources import AgentSource, Annotation
 from trellis.nlm.extractive import ExtractiveProvider

@@ -12,7 +12,8 @@ import pytest
 from tests.agents.runtime.stage import SOURCES, Stage, agent, propose
 from tests.nlm.endpoint import Endpoint, running_endpoint
 from trellis.agents.errors import ModelGarbage, ModelRefused, ModelSettingInvalid, ModelUnavailable, ModelUnknown
-from trellis.agents.models import ModelOptions, check_model
+from trellis.agents.models import check_model
+from trellis.agents.run_io import ModelOptions
 
 KEY = "sk-very-secret-0123456789"
 

@@ -30,8 +30,8 @@ from obstore.exceptions import (
 )
 from obstore.store import S3Store
 
+from trellis.storage.objects.address import S3Address, S3Credentials
 from trellis.storage.objects.keys import KEY_BYTES_MAX, checked_key, checked_page, is_key, object_key
-from trellis.storage.objects.open import S3Address, S3Credentials
 from trellis.storage.objects.probe import PROBE_FOLDER, prove_conditional_writes
 from trellis.storage.objects.store import (
     OVERWRITE,
