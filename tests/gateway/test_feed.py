@@ -72,6 +72,15 @@ async def test_events_tell_nobody_of_what_it_may_not_read(gateway: Gateway):
     assert (await eve.get("/events", params={"job_id": mine})).json().get("items", []) == []
 
 
+@pytest.mark.requirement("D62")
+async def test_events_of_one_job_do_not_tell_whether_anothers_job_exists(gateway: Gateway):
+    ada, eve = gateway.client("submitter", name="ada"), gateway.client("submitter", name="eve")
+    mine = await submitted(ada)
+    answers = [await eve.get("/events", params={"job_id": job_id}) for job_id in (mine, "nobody")]
+    assert [answer.status_code for answer in answers] == [403, 403]
+    assert (await ada.get("/events", params={"job_id": mine})).status_code == 200
+
+
 @pytest.mark.requirement("D35", "OBS-1")
 async def test_a_type_is_paused_by_an_operator_alone_with_a_record_of_it(gateway: Gateway):
     operator = gateway.client("control-plane", name="olha")

@@ -69,6 +69,14 @@ async def work(url: str, app: App) -> None:
         await ledger.close()
 
 
+def test_a_key_that_belongs_to_another_request_is_refused_through_a_gateway_without_a_traceback(shell: Shell):
+    shell("submit", "keyed", "1", "--key", "k7")
+    told = shell("submit", "keyed", "2", "--key", "k7", code=1)
+    assert told.startswith("error: ")
+    assert "k7" in told
+    assert "Traceback" not in told
+
+
 def test_a_failed_job_says_why_with_traceback_and_log_lines_through_a_gateway_as_on_a_ledger(
     shell: Shell, place: Place
 ):

@@ -392,6 +392,20 @@ async def test_a_rate_is_reached_also_where_a_poll_leaves_a_part_of_a_claim_over
     assert started[-1] - began >= (12 - 2) / rate - 0.2
 
 
+async def test_a_slow_rate_hands_out_one_job_at_a_time(stand: Stand):
+    app, started = App(), list[float]()
+
+    @app.job("quota", rate=0.05)
+    async def handler(ctx: Context) -> None:
+        started.append(stand.clock.monotonic())
+
+    for _ in range(3):
+        await stand.submit("quota")
+    async with stand.running(app):
+        await stand.until(lambda: len(started) == 2, step_s=1.0)
+    assert started[1] - started[0] >= 19.0
+
+
 async def test_why_a_job_was_dead_lettered_names_its_reason_code_once(stand: Stand):
     app = App()
 

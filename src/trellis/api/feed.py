@@ -60,6 +60,7 @@ class LocalFeed:
         self._context.check_read(FOLLOW)
         ledger, readable = self._context.ledger, self._readable(lifecycle)
         if job_id is not None:
+            await self._reach.check(FOLLOW, JobId(job_id))
             events = await ledger.events(JobId(job_id))
             if not events or events[0].lifecycle not in self._readable(None):
                 raise JobNotFound(job_id=job_id)

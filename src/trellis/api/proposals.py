@@ -125,7 +125,7 @@ class LocalProposals:
         document, ledger = await proposal_document(self._context.ledger, proposal_id), self._context.changes
         job_id = held or JobId(document["id"])
         await request.changed_before(ledger)
-        replayed = request.key is not None and await request.moved(ledger, job_id)
+        replayed = await request.moved(ledger, job_id)
         decide = approvals.decide if held is not None else proposals.decide_proposal
         stale = version is not None and document["version"] != version
         if stale and not replayed:

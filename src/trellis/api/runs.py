@@ -45,6 +45,8 @@ WATCHER = "run-watch"
 WATCHER_LEASE_S = 10.0
 DRIVER_LOOK_S = 0.5
 """How often a process checks whether another process still executes runs, in seconds."""
+ACCEPTED_S = 10.0
+"""A run that waits longer than this for acceptance shows that no process executes runs, in seconds."""
 
 ResultT = TypeVar("ResultT")
 
@@ -274,9 +276,13 @@ def _nothing() -> None:
 async def _driver_elsewhere(ledger: Ledger) -> str | None:
     """The process that executes runs of this ledger now; None if there is none.
 
-    It is known by the projector, which runs need, and which the ledger has only once.
+    It is known by the projector, which runs need, and which the ledger has only once; unless a run has waited for
+    acceptance for long, which an orchestrator gives at once.
     """
     now = await ledger.now()
+    waiting = await ledger.jobs(JobFilter(lifecycle=RUN.name, state="requested"), limit=1, oldest_first=True)
+    if any((now - run.created_at).total_seconds() > ACCEPTED_S for run in waiting.jobs):
+        return None
     alive = (seen.actor for seen in await ledger.followers() if seen.name == PROJECTOR and seen.until > now)
     return next(alive, None)
 

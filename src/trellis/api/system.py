@@ -1,6 +1,5 @@
 """What an instance does now: its queues, its workers and its schedules (OBS-5, D35)."""
 
-import json
 from datetime import datetime
 
 from trellis.api.context import ApiContext
@@ -11,6 +10,7 @@ from trellis.engine.text import nearest
 from trellis.http.operation_shapes import QueuePaused, QueueShape, ScheduleShape, WorkerShape
 from trellis.http.shapes import Page
 from trellis.operations.explain import served_types, worker_presence
+from trellis.operations.job_documents import json_value
 from trellis.operations.metrics import ledger_gauges
 from trellis.runs.timetable import Schedule
 from trellis.storage.objects.canonical_json import timestamp
@@ -90,7 +90,7 @@ def _worker(seen: WorkerRecord, now: datetime) -> WorkerShape:
         silent_s=max(0.0, (now - seen.seen_at).total_seconds()),
         state=worker_presence(seen, now).value,
         held=seen.held,
-        info=None if seen.info is None else json.loads(seen.info),
+        info=json_value(seen.info),
     )
 
 

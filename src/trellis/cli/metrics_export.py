@@ -93,9 +93,9 @@ async def _send_until(stop: asyncio.Event, health: ProcessHealth, export: _Expor
     last = False
     while not last:
         last = await sleep_or_stop(SystemClock(), stop, export.interval_s)
-        data = otlp_metrics(await health.samples(), export.resource, began_ns=began, now_ns=time.time_ns())
         now = asyncio.get_running_loop().time()
         try:
+            data = otlp_metrics(await health.samples(), export.resource, began_ns=began, now_ns=time.time_ns())
             result = await asyncio.to_thread(export.send, data)
         except Exception as error:  # noqa: BLE001 - the exporter may raise anything, and the process goes on
             failures.failed(error, now=now)
@@ -145,13 +145,12 @@ def _point(metric: Metric, sample: Sample, began_ns: int, now_ns: int) -> Any:
     }
     if metric.kind is not MetricKind.HISTOGRAM:
         return NumberDataPoint(value=sample.value, **common)
-    bounds = metric.buckets
+    unknown: dict[str, Any] = {"min": None, "max": None}
     return HistogramDataPoint(
         count=sum(sample.counts),
         sum=sample.value,
         bucket_counts=sample.counts,
-        explicit_bounds=bounds,
-        min=0.0,
-        max=bounds[-1],
+        explicit_bounds=metric.buckets,
         **common,
+        **unknown,
     )

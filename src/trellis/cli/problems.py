@@ -70,7 +70,7 @@ def exit_code(error: TrellisError) -> int:
 
 def message_for_person(error: TrellisError) -> str:
     """The message with command line options in place of API parameters."""
-    if isinstance(error, IdempotencyMismatch) and error.data.get("key") == error.data.get("job_id"):
+    if isinstance(error, IdempotencyMismatch) and error.data.get("key") == error.data.get("job_id", ""):
         taken = f"Job {error.data['job_id']} was submitted before with another request"
         return f"{taken}; choose another --id, or send the same request."
     key = error.data.get("idempotency_key") if isinstance(error, GatewayUnavailable) else None

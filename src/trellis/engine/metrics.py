@@ -19,6 +19,9 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from trellis.engine.errors import TrellisError
+from trellis.engine.logs import log_of
+
+_log = log_of("trellis.metrics")
 
 LABEL_SETS_MAX = 1_000
 """Most label sets of one metric. What exceeds it is counted under `OTHER`, so that job types cannot fill the memory."""
@@ -74,7 +77,7 @@ SUBMITTED = _counter("jobs_submitted", "Jobs that this process created.", "type"
 CLAIMED = _counter("claims", "Jobs that this process claimed.", "type")
 SETTLED = _counter("jobs_settled", "Held jobs that this process let go, by the step it made.", "type", "step")
 RETRIES = _counter("retries", "Attempts that ended in an error and will be retried.", "type")
-FAILURES = _counter("failures", "Jobs that ended as failed or dead.", "type")
+FAILURES = _counter("failures", "Jobs that a holder ended as failed or dead; cancelled ones are none.", "type")
 DEAD_LETTERS = _counter("dead_letters", "Dead letters that a holder wrote, by reason code.", "type", "reason")
 CLAIM_CONFLICTS = _counter("claim_conflicts", "Steps refused because another process holds the job by now.")
 RENEWALS = _counter("lease_renewals", "Leases that were renewed.")
@@ -223,7 +226,10 @@ def _measured_call(
             raise
         process_metrics.observe(seconds, time.perf_counter() - began, verb)
         if counted is not None:
-            counted(self, args, answer)
+            try:
+                counted(self, args, answer)
+            except Exception:  # noqa: BLE001 - the call is done and committed: a wrong count must not undo its answer
+                _log.exception("not_counted", verb=verb)
         return answer
 
     return measured_call

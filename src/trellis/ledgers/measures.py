@@ -37,6 +37,8 @@ from trellis.lifecycles import LIFECYCLES, Phase, Trigger
 
 NOT_MEASURED = frozenset({"close", "wait_for_work", "wait_for_events", "hints"})
 """Verbs that wait by design: their time says nothing."""
+CANCELS = frozenset({Trigger.CANCEL, "stop"})
+"""Steps with which a holder ends a job because somebody cancelled it: no failure (D19)."""
 UNKNOWN_TYPE = "unknown"
 """The type of a job that this process holds without having claimed it, as after a restart."""
 SWEPT_KINDS = ("amnesty", "expired", "exhausted", "due", "deadlines", "cancelled", "promoted")
@@ -122,7 +124,7 @@ def _count_settled(alike: tuple[Any, ...], n: int, now: float) -> None:
         process_metrics.count(RETRIES, n, type_)
     if death is not None:
         process_metrics.count(DEAD_LETTERS, n, type_, death.reason_code)
-    if target.phase is Phase.ENDED and not target.success:
+    if target.phase is Phase.ENDED and not target.success and trigger not in CANCELS:
         process_metrics.count(FAILURES, n, type_)
 
 

@@ -15,7 +15,6 @@ from trellis.engine.metrics import (
     ProcessMetrics,
     Sample,
     exposition,
-    process_metrics,
 )
 from trellis.engine.records import QueueDepth
 from trellis.lifecycles.nlm_job import NLM_JOB
@@ -82,5 +81,8 @@ class Metrics:
         ]
 
     def text(self, depth: ExecutionDepth, circuit: str) -> bytes:
-        """The metrics of the process and of this backend, in Prometheus' text format."""
-        return exposition([*process_metrics.samples(), *self.samples(depth, circuit)])
+        """The metrics of this backend in Prometheus' text format.
+
+        Those of its process name job types of everybody, and this address asks for no token.
+        """
+        return exposition(self.samples(depth, circuit))

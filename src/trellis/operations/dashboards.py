@@ -61,6 +61,12 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
 PER_PROCESS = frozenset({m.LISTENERS, m.SOURCES_DOWN, m.NLM_CIRCUIT_OPEN})
 """Gauges that each process has for itself. The others are read from the ledger, and equal on every process."""
 
+DEAD = (
+    f"((sum(increase({m.DEAD_LETTERS.sample}[1h])) or vector(0)) + "
+    f'(sum(increase({m.SWEPT.sample}{{kind=~"exhausted|deadlines"}}[1h])) or vector(0)))'
+)
+"""Dead letters of the last hour: those that holders wrote, and those of jobs whose holder died or was too late."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlertingRule:
@@ -85,10 +91,7 @@ RULES: tuple[AlertingRule, ...] = (
     ),
     AlertingRule(
         name="TrellisDeadLetterRate",
-        expr=(
-            f"sum(increase({m.DEAD_LETTERS.sample}[1h])) > 0.01 * "
-            f"clamp_min(sum(increase({m.SETTLED.sample}[1h])), 1) and sum(increase({m.DEAD_LETTERS.sample}[1h])) >= 3"
-        ),
+        expr=f"{DEAD} > 0.01 * clamp_min(sum(increase({m.SETTLED.sample}[1h])), 1) and {DEAD} >= 3",
         for_="5m",
         severity="critical",
         summary="More than 1 % of the settled jobs became dead letters in the last hour",

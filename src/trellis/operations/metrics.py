@@ -12,12 +12,13 @@ from trellis.engine.metrics import (
     WORKERS,
     Sample,
 )
+from trellis.operations.explain import is_alive
 
 
 async def ledger_gauges(ledger: Ledger) -> list[Sample]:
     """The gauges of everything that the ledger knows. Its cost does not depend on how many jobs have ended."""
     now = await ledger.now()
-    samples: list[Sample] = [Sample(WORKERS, (), len(await ledger.workers()))]
+    samples: list[Sample] = [Sample(WORKERS, (), sum(is_alive(worker, now) for worker in await ledger.workers()))]
     for queue in await ledger.queues():
         labels = (queue.type, queue.lifecycle)
         samples += [
@@ -29,6 +30,8 @@ async def ledger_gauges(ledger: Ledger) -> list[Sample]:
             Sample(PAUSED, labels, int(queue.paused)),
         ]
     for follower in await ledger.followers():
+        if not follower.waits:
+            continue  # an operator has released it: nobody waits for it to come back
         behind = 0.0 if follower.unread_since is None else (now - follower.unread_since).total_seconds()
         samples.append(Sample(FEED_LAG, (follower.name,), max(0.0, behind)))
     return samples

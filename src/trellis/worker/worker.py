@@ -39,6 +39,8 @@ TICK_S_MAX = 0.5
 TICK_S_MIN = 0.02
 SIGNALS_INTERVAL_S = 1.0
 LEAVE_S_MAX = 1.0
+LEFT_OVER_MIN = 0.1
+"""A rate of so many claims a poll, or more, would lose a noticeable part of them between polls."""
 
 _log = log_of("trellis.worker")
 
@@ -113,8 +115,10 @@ class Worker:
         await self.ledger.declare_types(self.actor, [spec.declared for spec in self.app])
         for spec in self.app:
             if spec.options.rate is not None:
-                # One more than a poll's worth, so that the part of a claim that a poll leaves over is not lost.
-                burst = math.ceil(spec.options.rate * self.options.poll_s) + 1
+                # One more than a poll's worth, so that the part of a claim that a poll leaves over is not lost. A slow
+                # rate loses next to nothing, and stays strict: one claim at a time.
+                each_poll = spec.options.rate * self.options.poll_s
+                burst = math.ceil(each_poll) + (each_poll >= LEFT_OVER_MIN)
                 await self.ledger.limit_rate(self.actor, spec.type, spec.options.rate, burst, cause=DECLARED)
         services = self._services() if listening else self._own_services()
         self._seen = listening

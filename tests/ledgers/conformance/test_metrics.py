@@ -7,7 +7,7 @@ import pytest
 
 from tests.ledgers.conformance.rig import LENGTH_S, WORKER, Rig
 from trellis.engine.errors import TrellisError
-from trellis.engine.jobs import DeadLetterReason, JobId, ReasonCode, Stage
+from trellis.engine.jobs import CancelMode, DeadLetterReason, JobId, ReasonCode, Stage
 from trellis.engine.metrics import HELD_SECONDS, LEDGER_SECONDS, Metric, process_metrics
 from trellis.lifecycles import Trigger
 
@@ -68,6 +68,15 @@ async def test_a_repeated_submit_is_no_new_job_and_a_refused_call_is_counted_by_
         with pytest.raises(TrellisError):
             await rig.move(JobId("nobody"), "succeeded", by=WORKER)
     assert counts == {("jobs_submitted", "metered-twice"): 1, ("ledger_errors", "move", "NOT_FOUND"): 1}
+
+
+async def test_a_job_that_stops_because_somebody_cancelled_it_is_no_failure(rig: Rig):
+    held = await rig.running(type="stopped")
+    await rig.cancel(held.lease.job_id, CancelMode.SOFT)
+    with counted() as counts:
+        await rig.pull(held, "stop")
+    assert await rig.state(held.lease.job_id) == "cancelled"
+    assert counts == {("jobs_settled", "stopped", "stop"): 1, ("job_duration_seconds", "stopped"): 1}
 
 
 async def test_metrics_that_are_switched_off_count_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch):
