@@ -1,4 +1,4 @@
-"""Long lists of the application in this process, read page by page."""
+"""The application in this process: long lists read page by page, and repeated decisions."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -11,6 +11,7 @@ from tests.bus.safety.holding import held
 from tests.gateway.conftest import Gateway, gateway, make_gateway, planted
 from tests.gateway.world import proposal
 from trellis.api.local import LocalApi, open_local_api
+from trellis.api.proposals import ProposalHasOtherVersion
 from trellis.auth.matrices import permit
 from trellis.auth.principals import Principal
 from trellis.bus.approvals import inbox_id
@@ -56,3 +57,15 @@ async def test_held_jobs_and_proposals_are_one_list_however_its_pages_are_cut(
         pending = await api.proposals.list(status="pending", limit=100)
         assert [one.id for one in pending.items] == [one for one in whole if one != decided]
         assert [one.id for one in (await api.proposals.list(status="approved")).items] == [decided]
+
+
+@pytest.mark.requirement("D9")
+async def test_a_repeated_decision_about_a_version_is_answered_as_the_first_one(gateway: Gateway):
+    waiting = await proposal(gateway)
+    async with api_of(gateway) as api:
+        seen = (await api.proposals.get(waiting)).version
+        first = await api.proposals.reject(waiting, "not today, thank you", version=seen, idempotency_key="once")
+        again = await api.proposals.reject(waiting, "not today, thank you", version=seen, idempotency_key="once")
+        assert (first, first.status) == (again, "rejected")
+        with pytest.raises(ProposalHasOtherVersion):
+            await api.proposals.reject(waiting, "not today, thank you", version=seen, idempotency_key="another")

@@ -72,6 +72,17 @@ async def test_events_tell_nobody_of_what_it_may_not_read(gateway: Gateway):
     assert (await eve.get("/events", params={"job_id": mine})).json().get("items", []) == []
 
 
+@pytest.mark.requirement("D62", "DJ-13")
+async def test_own_events_are_found_behind_those_of_others(gateway: Gateway):
+    ada, eve = gateway.client("submitter", name="ada"), gateway.client("submitter", name="eve")
+    for _ in range(6):
+        await submitted(eve)
+    mine = [await submitted(ada) for _ in range(3)]
+    for limit, expected in ((2, mine[:2]), (3, mine), (50, mine)):
+        answer = await ada.get("/events", params={"type": "job_queued", "limit": limit})
+        assert [event["job_id"] for event in answer.json()["items"]] == expected
+
+
 @pytest.mark.requirement("D62")
 async def test_events_of_one_job_do_not_tell_whether_anothers_job_exists(gateway: Gateway):
     ada, eve = gateway.client("submitter", name="ada"), gateway.client("submitter", name="eve")

@@ -194,8 +194,8 @@ class JournalledModel(WrapperModel):
     ) -> ModelResponse:
         """The journaled answer to this request; made now if there is none."""
         if self.number >= self._steps_max:
-            told = self._so_far() + _last_invalid_call(messages)
-            raise StepsExceeded(limit=self._steps_max, advice=_steps_advice(self._steps_max), so_far=told)
+            so_far = self._so_far() + _last_invalid_call(messages)
+            raise StepsExceeded(limit=self._steps_max, advice=_steps_advice(self._steps_max), so_far=so_far)
         self.number += 1
         entry = ENTRY.format(number=self.number)
         form = request_form(self.model_name, messages, model_settings, model_request_parameters)

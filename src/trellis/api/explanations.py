@@ -29,13 +29,13 @@ HOLDERS_MAX = 5
 async def explanation(context: ApiContext, job: Job, again: "Successor | None") -> JobExplanation:
     """The explanation of a job that the caller may read. `again` is the job that retries it."""
     ledger = context.ledger
-    told = explain(job, tuple(await ledger.events(job.job_id)), await _surroundings(context, job))
+    explained = explain(job, tuple(await ledger.events(job.job_id)), await _surroundings(context, job))
     if again is not None:
-        told = _with_retry(told, again)
+        explained = _with_retry(explained, again)
     if job.lifecycle == RUN.name and (wait := await open_wait(ledger, job)) is not None:
-        told = with_wait(told, wait, await ledger.followers(), await ledger.now())
+        explained = with_wait(explained, wait, await ledger.followers(), await ledger.now())
     slug = _agent_of(job)
-    return told if slug is None else await _with_agent(context, told, slug)
+    return explained if slug is None else await _with_agent(context, explained, slug)
 
 
 async def _surroundings(context: ApiContext, job: Job) -> JobSurroundings:
@@ -64,26 +64,26 @@ async def _holders(ledger: Ledger, job: Job) -> tuple[JobId, ...]:
     return tuple(held[:HOLDERS_MAX])
 
 
-def _with_retry(told: JobExplanation, again: "Successor") -> JobExplanation:
+def _with_retry(explained: JobExplanation, again: "Successor") -> JobExplanation:
     """The explanation of a failed job, with the job that retries it as the next step while that one may succeed."""
     sentence = f"{again.words[0].upper()}{again.words[1:]}."
     look = () if again.last is None else (f"trellis job explain {again.last.job_id}\tsee how that stands",)
     if again.in_vain:
-        return replace(told, why=(*told.why, sentence), you_can=(*look, *told.you_can))
-    beside = tuple(line for line in told.you_can if "job requeue" not in line)
-    return replace(told, next=(sentence,), you_can=(*look, *beside))
+        return replace(explained, why=(*explained.why, sentence), you_can=(*look, *explained.you_can))
+    beside = tuple(line for line in explained.you_can if "job requeue" not in line)
+    return replace(explained, next=(sentence,), you_can=(*look, *beside))
 
 
-async def _with_agent(context: ApiContext, told: JobExplanation, slug: str) -> JobExplanation:
+async def _with_agent(context: ApiContext, explained: JobExplanation, slug: str) -> JobExplanation:
     """The explanation, extended if the job's agent is stopped."""
     try:
         instance = await context.instance()
         stopped = await stopped_agent(instance.catalog, instance.ledger, slug)
     except AgentNotFound:
-        return told
+        return explained
     except TrellisError as error:
-        return replace(told, why=(*told.why, f"Whether agent {slug} may run is not known: {error}"))
-    return told if stopped is None else with_stopped_agent(told, stopped)
+        return replace(explained, why=(*explained.why, f"Whether agent {slug} may run is not known: {error}"))
+    return explained if stopped is None else with_stopped_agent(explained, stopped)
 
 
 def _agent_of(job: Job) -> str | None:

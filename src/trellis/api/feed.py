@@ -27,6 +27,10 @@ RULE_OF_LIFECYCLE = {
     NLM_JOB.name: "nlm.read",
 }
 """The rule for reading the objects of a lifecycle; for all others it is `jobs.read`."""
+LOOK_EVENTS = 1_000
+"""How many events each further look at the ledger reads."""
+LOOKED_AT_MAX = 20_000
+"""How many events of everybody are looked at for one answer."""
 LATEST = "latest"
 """The position after the last event."""
 
@@ -65,9 +69,37 @@ class LocalFeed:
             if not events or events[0].lifecycle not in self._readable(None):
                 raise JobNotFound(job_id=job_id)
         else:
-            events = await ledger.find_events(type_=type_, correlation_id=correlation_id, since=since, limit=limit)
+            return EventRows(items=await self._found(type_, correlation_id, since, readable, limit), position=None)
         shown = await self._reach.events(FOLLOW, [one for one in events if one.lifecycle in readable])
         return EventRows(items=shown[:limit], position=None)
+
+    async def _found(
+        self,
+        type_: str | None,
+        correlation_id: str | None,
+        since: datetime | None,
+        readable: frozenset[str],
+        limit: int,
+    ) -> list[Event]:
+        """The first `limit` events of a type or correlation that the caller may read, among `LOOKED_AT_MAX` of all.
+
+        The next look begins with the time of the last event, and passes over the events of that time that it has.
+        """
+        shown: dict[str, Event] = {}
+        looked_at: set[str] = set()
+        size = limit
+        while len(shown) < limit and len(looked_at) < LOOKED_AT_MAX:
+            events = await self._context.changes.find_events(
+                type_=type_, correlation_id=correlation_id, since=since, limit=size
+            )
+            new = [one for one in events if one.id not in looked_at]
+            looked_at.update(one.id for one in new)
+            may_read = await self._reach.events(FOLLOW, [one for one in new if one.lifecycle in readable])
+            shown |= {one.id: one for one in may_read}
+            if len(events) < size or not new:
+                break
+            since, size = events[-1].ts, LOOK_EVENTS
+        return list(shown.values())[:limit]
 
     async def page(
         self, after: str | None = None, *, lifecycle: str | None = None, limit: int = LIMIT_DEFAULT

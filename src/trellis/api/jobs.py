@@ -157,8 +157,9 @@ class LocalJobs:
         from trellis.http.operation_shapes import JobExplained
 
         job = await self.find(job_id)
-        told = await explanation(self._context, job, await self.successor(job))
-        return JobExplained(job_id=job.job_id, **{name: list(told) for name, told in asdict(told).items()})
+        explained = await explanation(self._context, job, await self.successor(job))
+        sentences = {part: list(each) for part, each in asdict(explained).items()}
+        return JobExplained(job_id=job.job_id, **sentences)
 
     async def signals(self, job_id: str) -> Sequence[Signal]:
         """The last log lines and signs of progress of a job, oldest first, as long as they are retained."""
@@ -166,7 +167,10 @@ class LocalJobs:
         return await self._context.ledger.signals(job.job_id, limit=SIGNALS_MAX)
 
     async def holds(self, jobs: Sequence[Job]) -> dict[JobId, str]:
-        """What jobs on topics wait for, and ready jobs whose type has a rate limit. The events of jobs on topics tell it, so only the first ones of a long list are looked up."""
+        """What jobs on topics wait for, and which ready jobs wait for the rate of their type.
+
+        Events tell what a job on a topic waits for, so only the first ones of a long list are looked up.
+        """
         places = {JobPlace.SCHEDULED, JobPlace.READY}
         waiting = [job for job in jobs if job.lifecycle == BUS_JOB.name and job.place in places][:HOLDS_READ_MAX]
         events = await self._context.ledger.events_of([job.job_id for job in waiting]) if waiting else {}

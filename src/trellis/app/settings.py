@@ -202,7 +202,7 @@ class Settings(pydantic.BaseModel):
     """`host:port` where every role and worker serves `/system/live`, `/system/ready` and `/metrics`. Port 0 chooses a
     free port."""
     metrics: bool = True
-    """Whether this process counts what it does. `/metrics` then shows only what the ledger knows."""
+    """Whether this process counts what it does. If not, `/metrics` shows only what the ledger knows."""
     log_level: str = pydantic.Field("info", pattern="^(debug|info|warning|error)$")
     """What services and workers log: `debug`, `info`, `warning` or `error`, and everything above it."""
     log_format: str = pydantic.Field("text", pattern="^(text|json)$")

@@ -254,8 +254,8 @@ class ArtifactRegistry:
         row, body = await self.row(artifact_id), await self.content(artifact_id)
         if row is None or body is None:
             return None
-        told = await asyncio.to_thread(json.loads, body)
-        return {**self.fields(row), "content": told["content"], "sources": told["sources"]}
+        document = await asyncio.to_thread(json.loads, body)
+        return {**self.fields(row), "content": document["content"], "sources": document["sources"]}
 
     async def content(self, artifact_id: str) -> bytes | None:
         """Returns the stored bytes, which have the recorded SHA-256; None if no finalized artifact has this id.

@@ -326,17 +326,17 @@ async def context(cli: Cli, id_: JobArgument) -> None:
 async def explain_job(cli: Cli, id_: JobArgument) -> None:
     """Say in sentences why a job is where it is and what happens next."""
     async with cli.api() as api:
-        told = await api.jobs.explain(id_)
+        explained = await api.jobs.explain(id_)
     if cli.out.as_json:
-        cli.out.record(told.model_dump())
+        cli.out.record(explained.model_dump())
         return
-    for title, sentences in (("", told.where), ("Why", told.why), ("Next", told.next)):
+    for title, sentences in (("", explained.where), ("Why", explained.why), ("Next", explained.next)):
         if sentences and title:
             cli.out.line(f"\n{title}", style="bold")
         for sentence in sentences:
             cli.out.prose(sentence)
     cli.out.line("\nYou can", style="bold")
-    for what in told.you_can:
+    for what in explained.you_can:
         order, _, meaning = what.partition("\t")
         cli.out.line(f"  {order}", style="cyan")
         cli.out.line(f"      {meaning}")

@@ -71,7 +71,7 @@ async def run(
     """Begin a run of an agent.
 
     Without an option it is left to `trellis up`. --wait waits for its end; --watch needs no `trellis up`: this process executes the
-    run itself, with its own environment (model, keys), after the runs that wait already. While a `trellis up` on the same ledger
+    run itself, with its own environment (model, keys), beside the runs that wait already. While a `trellis up` on the same ledger
     executes runs, --watch leaves the run to it and says so: then the environment of `trellis up` counts. A second --watch waits for
     the first. Through a gateway it only follows the run. Both options print the proposals and exit with 1 when the run failed.
     """

@@ -81,10 +81,10 @@ FAILURES = _counter("failures", "Jobs that a holder ended as failed or dead; can
 DEAD_LETTERS = _counter("dead_letters", "Dead letters that a holder wrote, by reason code.", "type", "reason")
 CLAIM_CONFLICTS = _counter("claim_conflicts", "Steps refused because another process holds the job by now.")
 RENEWALS = _counter("lease_renewals", "Leases that were renewed.")
-RENEWALS_LOST = _counter("lease_renewals_refused", "Renewals refused because the lease was lost.")
+RENEWALS_REFUSED = _counter("lease_renewals_refused", "Renewals refused because the lease was lost.")
 LEASE_EXPIRIES = _counter("lease_expiries", "Leases that the sweep of this process ended because nobody renewed them.")
 SWEPT = _counter("swept", "What the sweep of this process did, by kind.", "kind")
-RETAINED = _counter("removed", "Records that retention removed, by kind.", "kind")
+REMOVED = _counter("removed", "Records that retention removed, by kind.", "kind")
 HELD_SECONDS = _seconds("job_duration", "Time from claim or start to settle.", "type", buckets=WORK_BUCKETS_S)
 LEDGER_SECONDS = _seconds("ledger_call", "Time of one call of the ledger.", "verb")
 LEDGER_ERRORS = _counter("ledger_errors", "Calls of the ledger that failed, by error code.", "verb", "code")
@@ -233,11 +233,6 @@ def _measured_call(
         return answer
 
     return measured_call
-
-
-def gauges(metric: Metric, values: Mapping[tuple[str, ...], float]) -> Iterator[Sample]:
-    """Samples of a gauge, by label set."""
-    return (Sample(metric, labels, value) for labels, value in values.items())
 
 
 def exposition(samples: Iterable[Sample]) -> bytes:

@@ -21,9 +21,9 @@ from trellis.engine.metrics import (
     LEASE_EXPIRIES,
     LEDGER_ERRORS,
     LEDGER_SECONDS,
+    REMOVED,
     RENEWALS,
-    RENEWALS_LOST,
-    RETAINED,
+    RENEWALS_REFUSED,
     RETRIES,
     SETTLED,
     SUBMITTED,
@@ -139,7 +139,7 @@ def _count_submit(ledger: Any, args: Sequence[Any], answer: Sequence[Any]) -> No
 def _count_renewals(ledger: Any, args: Sequence[Any], answer: Sequence[Any]) -> None:  # noqa: ARG001 - as all counters
     renewed = sum(isinstance(one, Renewed) for one in answer)
     process_metrics.count(RENEWALS, renewed)
-    process_metrics.count(RENEWALS_LOST, len(answer) - renewed)
+    process_metrics.count(RENEWALS_REFUSED, len(answer) - renewed)
 
 
 def _count_sweep(ledger: Any, args: Any, answer: SweepReport) -> None:  # noqa: ARG001 - as all counters
@@ -150,7 +150,7 @@ def _count_sweep(ledger: Any, args: Any, answer: SweepReport) -> None:  # noqa: 
 
 def _count_retention(ledger: Any, args: Any, answer: RetentionReport) -> None:  # noqa: ARG001 - as all counters
     for kind in REMOVED_KINDS:
-        process_metrics.count(RETAINED, getattr(answer, kind), kind)
+        process_metrics.count(REMOVED, getattr(answer, kind), kind)
 
 
 _COUNTED: dict[str, Counted] = {

@@ -30,11 +30,11 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     ),
     "Leases and sweeps": (
         m.RENEWALS,
-        m.RENEWALS_LOST,
+        m.RENEWALS_REFUSED,
         m.LEASE_EXPIRIES,
         m.CLAIM_CONFLICTS,
         m.SWEPT,
-        m.RETAINED,
+        m.REMOVED,
     ),
     "Feed and gateway": (m.FEED_LAG, m.LISTENERS, m.HTTP_SECONDS),
     "NLM backend": (

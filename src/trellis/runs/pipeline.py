@@ -31,7 +31,7 @@ from trellis.proposals import proposal
 from trellis.proposals.apply import ApplyEngine, apply_until_settled
 from trellis.runs.orchestrator import RunStep, StepContext, StepResult
 from trellis.storage.memory import markdown
-from trellis.storage.memory.errors import RepositoryError
+from trellis.storage.memory.errors import MemoryOverLimit, RepositoryError
 from trellis.storage.memory.layout import DeepPart, ReadMode, TokenCounter, count_tokens
 from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.memory.updates import Operation
@@ -208,9 +208,7 @@ class RunSteps:
             for body in bodies
         ]
         updates = any(body["action"] == proposal.MEMORY_UPDATE for body in bodies)
-        memory: dict[str, str] = {}
-        if updates:
-            memory = (await self._memory(context.request.agent_slug, ReadMode.WIDE))["content"]
+        memory = await self._remembered(context.request.agent_slug) if updates else {}
         settled = [body for body in bodies if _is_done(body) or _is_remembered(body, memory)]
         done = {body["id"]: await proposal.find_applied_equal(self.ledger, body) for body in settled}
         new = [one for one in new if one.id not in done]
@@ -260,9 +258,18 @@ class RunSteps:
         """The memory updates without those whose text the memory has; all of them if it has the text of each."""
         if not drafts:
             return ()
-        memory: Mapping[str, str] = (await self._memory(slug, ReadMode.WIDE))["content"]
+        memory = await self._remembered(slug)
         new = [one for one in drafts if not _has_text(memory.get(one.target, ""), _update(one))]
         return new or drafts
+
+    async def _remembered(self, slug: str) -> Mapping[str, str]:
+        """The files of the agent's memory, so that nothing is added twice; none if one of them is over its limit."""
+        try:
+            return (await self._memory(slug, ReadMode.WIDE))["content"]
+        except StepHopeless as error:
+            if isinstance(error.__cause__, MemoryOverLimit):
+                return {}
+            raise
 
     async def _digest(self, slug: str, target: str) -> str | None:
         found = await self.objects.get(object_key("agents", slug, *target.split("/")))

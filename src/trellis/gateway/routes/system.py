@@ -61,8 +61,8 @@ async def health(request: Request, response: Response) -> dict[str, Any]:
 )
 async def metrics(request: Request, _: Annotated[Caller, requires("system.read")]) -> Response:
     """The metrics of this gateway, and of the ledger behind it, in Prometheus' text format."""
-    asked: ProcessHealth = request.app.state.health
-    return Response(await asked.metrics(), media_type=MEDIA_TYPE)
+    health: ProcessHealth = request.app.state.health
+    return Response(await health.metrics(), media_type=MEDIA_TYPE)
 
 
 async def _readiness(request: Request, response: Response) -> dict[str, Any]:
