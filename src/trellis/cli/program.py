@@ -49,6 +49,8 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "verify": ("ledgers", "Ledger", "Check every job's history against its lifecycle and its row."),
         "sweep": ("ledgers", "Ledger", "Sweep once, now."),
         "doctor": ("ledgers", "Ledger", "Check this installation and its ledger, and print what is wrong and..."),
+        "backup": ("backup", "Ledger", "Save an embedded instance into one file while it runs."),
+        "restore": ("backup", "Ledger", "Make the instance of a backup again, in this folder or in the folder..."),
         "rebuild": ("rebuild", "Ledger", "Make again what was lost, from the side that is left."),
         "metrics": ("metrics", "Ledger", "Print the ledger's metrics in Prometheus' text format: queues, ages,..."),
         "followers": ("ledgers", "Ledger", "Who follows what happens, and how far it is behind."),
@@ -72,7 +74,10 @@ ON_THIS_MACHINE: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("init", "demo"), "makes an instance in a folder"),
         **dict.fromkeys(("up", "worker"), "is a process that works on the ledger or the bus"),
-        **dict.fromkeys(("migrate", "verify", "sweep", "doctor", "rebuild"), "operates the ledger and its stores"),
+        **dict.fromkeys(
+            ("migrate", "verify", "sweep", "doctor", "rebuild", "backup", "restore"),
+            "operates the ledger and its stores",
+        ),
         **dict.fromkeys(("followers list", "followers leave-behind"), "operates the ledger and its stores"),
         **dict.fromkeys(
             ("token issue", "token key", "token issuer"), "reads or makes a key that stays on this machine"

@@ -1,0 +1,369 @@
+"""`trellis backup` and `trellis restore`: an instance is saved while it runs, and made again elsewhere."""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Answer, Terminal
+from trellis import connect
+from trellis.app.instance import open_instance
+from trellis.app.settings import Settings
+from trellis.engine.jobs import Actor, JobId, NewJob
+from trellis.ledgers import open_ledger
+from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S
+from trellis.lifecycles import Role
+from trellis.storage.linked_tree import link_tree
+
+VIOLIN = "archivist-violin"
+ALTERATIONS = 40
+
+
+@pytest.fixture
+def instance(local: Terminal) -> Terminal:
+    """An instance with agents, a run that ended, jobs, objects and memory."""
+
+    async def plant() -> None:
+        async with open_instance(Settings.model_validate({}), local.url) as instance:
+            await instance.plant()
+
+    asyncio.run(plant())
+    local.submit("greet", '"world"', "--id", "first", "--key", "once")
+    local.submit("greet", '"later"', "--id", "second", "--delay", "1h")
+    assert local("run", VIOLIN, "--watch").code == 0
+    return local
+
+
+@pytest.fixture
+def small(local: Terminal, tmp_path: Path) -> Terminal:
+    """An instance with a job and some objects."""
+    local.submit("greet", '"world"', "--id", "first", "--key", "once")
+    for number in range(20):
+        file = tmp_path / "objects" / f"folder{number % 3}" / f"{number}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"number": number, "text": "x" * 37 * number}))
+    return local
+
+
+class Restored:
+    """The command line on a folder into which a backup was restored."""
+
+    def __init__(self, terminal: Terminal, folder: Path) -> None:
+        self.folder = folder
+        self._terminal = terminal
+
+    def __call__(self, *arguments: str) -> Answer:
+        return self._terminal(*arguments, ledger=f"sqlite:///{self.folder / 'trellis.db'}")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The files below a folder, without the locks of stores."""
+    found = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()}
+    return {name: file.read_bytes() for name, file in found.items() if ".trellis/" not in name and ".lock" not in name}
+
+
+def without_acts(found: dict[str, bytes]) -> dict[str, bytes]:
+    """Objects without the audit records of administrative acts, of which backup and restore make one each."""
+    return {name: body for name, body in found.items() if b'"instance.' not in body}
+
+
+def history(terminal: Callable[..., Answer]) -> tuple[list[dict[str, object]], ...]:
+    """What the ledger says about its jobs: rows, events, dead letters."""
+    return tuple(terminal(*words, "--json").records for words in (("jobs",), ("events",), ("dlq",)))
+
+
+def test_backup_restored_elsewhere_is_the_same_instance_and_goes_on(instance: Terminal, tmp_path: Path):
+    file, keys, folder = tmp_path / "b.tar", tmp_path / "keys", tmp_path / "elsewhere"
+    saved = instance("backup", str(file), "--keys", str(keys), "--reason", "before the move", "--json").record
+    before, objects, memory = history(instance), files(tmp_path / "objects"), files(tmp_path / "memory.git")
+    restored = Restored(instance, folder)
+    answer = restored("restore", str(file), "--keys", str(keys), "--digest", saved["digest"], "--json")
+    assert answer.code == 0, answer.err
+    assert (answer.record["jobs"], answer.record["files"]) == (len(before[0]), saved["files"])
+    assert history(restored) == before
+    assert without_acts(files(folder / "objects")) == without_acts(objects)
+    assert files(folder / "memory.git") == memory
+    assert restored("verify").code == 0
+    assert (folder / "trellis.db.key").read_bytes() == (tmp_path / "ledger.db.key").read_bytes()
+    assert restored("submit", "greet", '"world"', "--id", "first", "--key", "once").out.strip() == "first"
+    assert restored("run", VIOLIN, "--watch").code == 0, "work goes on"
+    assert not list(tmp_path.rglob(".trellis-backup-*")), "nothing is left behind"
+
+
+def test_backup_and_restore_are_recorded_with_who_and_why(small: Terminal, tmp_path: Path):
+    file, folder = tmp_path / "b.tar", tmp_path / "elsewhere"
+    assert small("backup", str(file), "--reason", "weekly").code == 0
+    assert Restored(small, folder)("restore", str(file), "--reason", "a lost disk").code == 0
+
+    async def acts(url: str) -> list[tuple[str, str | None]]:
+        ledger = await open_ledger(url)
+        try:
+            return [(act.event, act.cause) for act in await ledger.acts() if act.event.startswith("instance.")]
+        finally:
+            await ledger.close()
+
+    assert asyncio.run(acts(small.url)) == [("instance.backed_up", "weekly")]
+    assert asyncio.run(acts(f"sqlite:///{folder / 'trellis.db'}")) == [("instance.restored", "a lost disk")]
+
+
+def test_every_altered_or_truncated_backup_is_refused_with_the_place_named(small: Terminal, tmp_path: Path):
+    good, bad, folder = tmp_path / "b.tar", tmp_path / "bad.tar", tmp_path / "elsewhere"
+    assert small("backup", str(good)).code == 0
+    body = good.read_bytes()
+    randomness = random.Random(7)
+    restored = Restored(small, folder)
+    for number in range(ALTERATIONS):
+        bad.write_bytes(_altered(body, number, randomness))
+        answer = restored("restore", str(bad), "--check")
+        assert answer.code == 1, number
+        assert "damaged at" in answer.err, (number, answer.err)
+    assert restored("restore", str(bad)).code == 1
+    assert not folder.exists() or not any(folder.iterdir()), "nothing is restored from a damaged backup"
+    assert restored("restore", str(good), "--check").code == 0
+
+
+def _altered(body: bytes, number: int, randomness: random.Random) -> bytes:
+    at = randomness.randrange(len(body))
+    match number % 5:
+        case 0:
+            return body[:at] + bytes([body[at] ^ 1 << randomness.randrange(8)]) + body[at + 1 :]
+        case 1:
+            return body[:at]
+        case 2:
+            return body[: at // 512 * 512] + body[at // 512 * 512 + 512 :]
+        case 3:
+            return body + b"x"
+        case _:
+            return body[: at // 512 * 512] + bytes(512) + body[at // 512 * 512 :]
+
+
+def test_damaged_file_of_a_backup_is_named(small: Terminal, tmp_path: Path):
+    good, bad = tmp_path / "b.tar", tmp_path / "bad.tar"
+    assert small("backup", str(good)).code == 0
+    with tarfile.open(good) as archive:
+        members = [member for member in archive.getmembers() if member.name.startswith("objects/") and member.size]
+    chosen = members[len(members) // 2]
+    body = bytearray(good.read_bytes())
+    body[chosen.offset_data] ^= 1
+    bad.write_bytes(body)
+    answer = small("restore", str(bad), "--check")
+    assert (answer.code, chosen.name in answer.err) == (1, True), answer.err
+
+
+def test_exchanged_backup_is_refused_by_its_digest(small: Terminal, tmp_path: Path):
+    first, second = tmp_path / "1.tar", tmp_path / "2.tar"
+    digest = small("backup", str(first), "--json").record["digest"]
+    small.submit("greet", '"more"')
+    assert small("backup", str(second)).code == 0
+    assert small("restore", str(first), "--check", "--digest", digest).code == 0
+    answer = small("restore", str(second), "--check", "--digest", digest)
+    assert (answer.code, "its digest" in answer.err) == (1, True)
+
+
+def test_restore_refuses_a_place_that_is_in_use_and_backup_a_name(small: Terminal, tmp_path: Path):
+    file = tmp_path / "b.tar"
+    assert small("backup", str(file)).code == 0
+    before = files(tmp_path / "objects")
+    refused = small("restore", str(file))
+    assert (refused.code, "exists already" in refused.err) == (1, True)
+    assert files(tmp_path / "objects") == before
+    again = small("backup", str(file))
+    assert (again.code, "choose another name" in again.err) == (1, True)
+
+
+def test_backup_names_what_it_cannot_save(local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    local.submit("greet", '"world"')
+    monkeypatch.setenv("TRELLIS_OBJECTS", "s3://bucket/here")
+    answer = local("backup", str(tmp_path / "b.tar"))
+    assert (answer.code, "docs/how-to/back-up.md" in answer.err) == (2, True), answer.err
+    assert not (tmp_path / "b.tar").exists()
+
+
+@contextlib.contextmanager
+def writing(url: str, folder: Path) -> Generator[list[int]]:
+    """A second writer: for each number it writes an object first, and then submits the job that names it."""
+    stop, written, begun = threading.Event(), list[int](), threading.Event()
+
+    async def write() -> None:
+        ledger = await open_ledger(url)
+        try:
+            while not stop.is_set():
+                number = len(written)
+                scratch = folder / f".trellis-{number}"
+                scratch.write_text(str(number))
+                scratch.rename(folder / f"{number}.json")
+                job = NewJob(job_id=JobId(f"w-{number}"), type="noted")
+                await ledger.submit(Actor(role=Role.SUBMITTER, name="writer"), [job])
+                written.append(number)
+                begun.set()
+        finally:
+            await ledger.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(write()))
+    thread.start()
+    assert begun.wait(30)
+    try:
+        yield written
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_backup_under_load_has_every_object_that_its_ledger_names(local: Terminal, tmp_path: Path):
+    local.submit("greet", '"world"')
+    folder = tmp_path / "objects" / "noted"
+    folder.mkdir(parents=True)
+    with writing(local.url, folder) as written:
+        for number in range(3):
+            began = len(written)
+            assert local("backup", str(tmp_path / f"{number}.tar")).code == 0
+            assert len(written) > began, "the writer went on meanwhile"
+    for number in range(3):
+        restored = Restored(local, tmp_path / f"elsewhere{number}")
+        assert restored("restore", str(tmp_path / f"{number}.tar")).code == 0
+        jobs = {job["job_id"] for job in restored("jobs", "--type", "noted", "--limit", "1000", "--json").records}
+        there = {f"w-{file.stem}" for file in (restored.folder / "objects" / "noted").glob("*.json")}
+        assert jobs <= there, "an object is there before the job that names it"
+        assert len(there - jobs) <= 1, "at most one is on its way, as after a crash"
+
+
+def test_linked_tree_follows_replaced_added_and_removed_files(tmp_path: Path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "a" / "b").mkdir(parents=True)
+    for name in ("a/kept", "a/replaced", "a/b/removed"):
+        (source / name).write_text(name)
+    assert link_tree(source, target) == 3
+    assert link_tree(source, target) == 0
+    (source / "new").write_text("2")
+    (source / "new").rename(source / "a" / "replaced")
+    (source / "a" / "b" / "removed").unlink()
+    (source / "a" / "b").rmdir()
+    (source / "c").write_text("3")
+    assert link_tree(source, target) == 3
+    assert files(target) == files(source)
+    (source / "c").unlink()
+    assert (target / "c").read_text() == "3", "what is kept stays"
+
+
+def test_backup_is_readable_by_its_owner_alone_and_by_any_tar_program(instance: Terminal, tmp_path: Path):
+    file = tmp_path / "b.tar"
+    assert instance("backup", str(file)).code == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(file) as archive:
+        names = archive.getnames()
+        about = archive.extractfile("backup.json")
+        assert about is not None
+        assert json.load(about)["format"] == 1
+    assert names[-2:] == ["manifest.jsonl", "seal.json"]
+    assert {"trellis.db", "memory.git/HEAD"} <= {*names}
+
+
+def test_backup_that_cannot_be_read_or_written_is_refused_with_the_reason(small: Terminal, tmp_path: Path):
+    missing = small("restore", str(tmp_path / "missing.tar"), "--check")
+    assert (missing.code, "No such file" in missing.err) == (1, True), missing.err
+    nowhere = small("backup", str(tmp_path / "no" / "folder" / "b.tar"))
+    assert (nowhere.code, "No such file" in nowhere.err) == (1, True), nowhere.err
+    assert not list(tmp_path.rglob(".trellis-backup-*")), "nothing is left behind"
+
+
+APP = """
+from trellis import App, Context
+
+app = App()
+
+@app.job("count", lease_s=30)
+async def count(ctx: Context, payload: int) -> int:
+    ctx.progress(0.5)
+    return payload
+"""
+BACKUPS = 5
+
+
+@contextlib.contextmanager
+def processes(folder: Path, *commands: tuple[str, ...]) -> Generator[None]:
+    """Trellis processes in a folder, killed at the end."""
+    environment = {**os.environ, "TRELLIS_PORT": "0", "TRELLIS_NLM_PORT": "0"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "trellis", *words], cwd=folder, env=environment, stdout=subprocess.DEVNULL
+        )
+        for words in commands
+    ]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+async def submit_until(url: str, stop: threading.Event, submitted: list[int]) -> None:
+    """Submit jobs one after another, and begin runs, until told to stop."""
+    async with connect(url) as trellis:
+        while not stop.is_set():
+            number = len(submitted)
+            await trellis.submit_many("count", range(number, number + 20))
+            submitted += range(number, number + 20)
+            await asyncio.sleep(0.02)
+
+
+async def all_ended(url: str) -> None:
+    """Wait until no job is left to run."""
+    ledger = await open_ledger(url)
+    try:
+        async with asyncio.timeout(120):
+            while any(  # noqa: ASYNC110 - another process changes what is looked at
+                queue.ready + queue.resting + queue.parked + queue.held
+                for queue in await ledger.queues()
+                if queue.type in {"count", "agent-run"}
+            ):
+                await asyncio.sleep(0.2)
+    finally:
+        await ledger.close()
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(900)
+def test_backups_of_a_busy_instance_restore_to_instances_that_finish_the_work(instance: Terminal, tmp_path: Path):
+    (tmp_path / "app.py").write_text(APP)
+    stop, submitted = threading.Event(), list[int]()
+    up, worker = ("up", "--ledger", instance.url), ("worker", "app:app", "--ledger", instance.url)
+    with processes(tmp_path, up, worker):
+        load = threading.Thread(target=lambda: asyncio.run(submit_until(instance.url, stop, submitted)))
+        load.start()
+        held = list[float]()
+        for number in range(BACKUPS):
+            assert instance("run", VIOLIN).code == 0
+            began = len(submitted)
+            while len(submitted) < began + 200:
+                stop.wait(0.05)
+            taken = instance("backup", str(tmp_path / f"{number}.tar"), "--json")
+            assert taken.code == 0, taken.err
+            held.append(taken.record["held_ms"])
+        stop.set()
+        load.join()
+    assert max(held) < BUSY_TIMEOUT_S * 1000 / 2, "no writer gave up"
+    for number in range(BACKUPS):
+        folder = tmp_path / f"elsewhere{number}"
+        restored = Restored(instance, folder)
+        done = restored("restore", str(tmp_path / f"{number}.tar"))
+        assert done.code == 0, done.err
+        (folder / "app.py").write_text(APP)
+        with processes(folder, ("up", "--data", "."), ("worker", "app:app", "--data", ".")):
+            asyncio.run(all_ended(f"sqlite:///{folder / 'trellis.db'}"))
+        assert restored("verify").code == 0
+        jobs = restored("jobs", "--limit", "100000", "--json").records
+        counted = [job for job in jobs if job["type"] == "count"]
+        assert {job["status"] for job in counted} == {"succeeded"}
+        runs = restored("runs", "--limit", "1000", "--json").records
+        assert len(runs) >= number + 1
+        assert {run["status"] for run in runs} <= {"completed", "archived"}
