@@ -33,7 +33,7 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, ReasonOp
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import ListingColumn, as_record, counting
 from trellis.cli.problems import remedy_for, without_password
-from trellis.engine.errors import LedgerMissing, NotAllowed, Refused, SettingsInvalid, TrellisError
+from trellis.engine.errors import LedgerMissing, NotAllowed, OptionInvalid, Refused, SettingsInvalid, TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.private_files import is_open_to_others
@@ -81,11 +81,22 @@ def add_to(program: typer.Typer) -> None:
     command(program, "version", section="Reference")(version)
 
 
-async def migrate(cli: Cli, reason: ReasonOption = None) -> None:
+async def migrate(
+    cli: Cli,
+    reason: ReasonOption = None,
+    plan: Annotated[  # noqa: FBT002 - a flag
+        bool,
+        typer.Option("--plan", help="Print what would be changed and locked, and change nothing. PostgreSQL only."),
+    ] = False,
+) -> None:
     """Make the ledger, or bring it to this program's schema.
 
-    Run it before a new version starts. On SQLite it also makes the operator's key beside the file, which requeue and pause ask for.
+    Run it before a new version starts; processes of the version before go on. On SQLite it also makes the operator's key beside the file, which requeue and
+    pause ask for.
     """
+    if plan:
+        await _print_plan(cli)
+        return
     file = sqlite_path(cli.url)
     wanted = [] if file is None else [file, development_key_path(cli.url)]
     missing = [path for path in wanted if not path.exists()]
@@ -103,6 +114,27 @@ async def migrate(cli: Cli, reason: ReasonOption = None) -> None:
     cli.out.line(f"{address} is ready")
     if key is not None:
         cli.out.note(f"whoever can read {key} may administer this ledger: requeue, pause, issue tokens")
+
+
+async def _print_plan(cli: Cli) -> None:
+    if sqlite_path(cli.url) is not None:
+        expected = "a ledger on PostgreSQL; an SQLite file is migrated in one transaction, whenever it is opened"
+        raise OptionInvalid(option="--plan", value=cli.url, expected=expected)
+    from trellis.ledgers.postgres.migrate import plan_migration  # only PostgreSQL has a plan
+
+    found = await plan_migration(cli.url)
+    if cli.out.as_json:
+        cli.out.record(as_record(found))
+        return
+    if not found.pending:
+        cli.out.line(f"version {found.version}: nothing to migrate")
+        return
+    cli.out.line(f"version {found.version_before} → {found.version}")
+    for one in found.pending:
+        read = ", ".join(f"{table} ({rows:,} rows)" for table, rows in one.scans.items())
+        cli.out.line(f"  {one.name}" + (f": reads {read}, about {one.estimated_s:.1f} s" if read else ""))
+    if found.locks:
+        cli.out.note(f"other sessions wait meanwhile for: {', '.join(found.locks)}")
 
 
 # --- verify ----------------------------------------------------------------------------------------------------------

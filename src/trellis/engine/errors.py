@@ -29,6 +29,7 @@ TrellisError
 │   ├── PoolerUnfit
 │   ├── LedgerMissing
 │   ├── LedgerNotMigrated
+│   │   └── LedgerNewer
 │   ├── LedgerReadOnly
 │   ├── LedgerFull
 │   ├── LedgerUnavailable
@@ -204,6 +205,10 @@ class LedgerMissing(LedgerError):
 
 class LedgerNotMigrated(LedgerError):
     """The ledger has schema version {found} and this program needs {needed}; run `trellis migrate --ledger {url}`."""
+
+
+class LedgerNewer(LedgerNotMigrated):
+    """The ledger has schema version {found}, for programs of version {oldest} or later; this one is of {version}. Install a newer program."""
 
 
 class LedgerReadOnly(LedgerError):

@@ -1,17 +1,30 @@
 """Making and renewing the schema, and what an operator sees when something is wrong with the database."""
 
+import json
 from collections.abc import Callable
 
 import asyncpg
 import pytest
 
+from tests.ledgers.postgres.used_by_older import USED_BY_OLDER, surface
 from tests.servers.postgres import PostgresServer
-from trellis.engine.errors import LedgerNotMigrated, LedgerTooOld, LedgerUnavailable, LedgerUrlInvalid
+from trellis.engine.errors import LedgerNewer, LedgerNotMigrated, LedgerTooOld, LedgerUnavailable, LedgerUrlInvalid
+from trellis.engine.jobs import Actor, JobId, NewJob, Submitted
 from trellis.engine.records import RetentionOptions
 from trellis.ledgers.postgres.connection import ServerVersion, check_server
 from trellis.ledgers.postgres.ledger import PostgresLedger
-from trellis.ledgers.postgres.migrate import _script, migrate, schema_version, sql_files
-from trellis.lifecycles import LIFECYCLES
+from trellis.ledgers.postgres.migrate import (
+    OLDEST_PROGRAM,
+    TABLES,
+    _script,
+    migrate,
+    plan_migration,
+    schema_version,
+    sql_files,
+)
+from trellis.lifecycles import LIFECYCLES, Role
+
+SUBMITTER = Actor(role=Role.SUBMITTER, name="submitter")
 
 
 async def test_migrating_twice_changes_nothing(new_postgres_database: Callable[..., str]):
@@ -41,15 +54,78 @@ async def test_a_database_without_the_schema_says_what_to_run(new_postgres_datab
         await PostgresLedger.open(new_postgres_database())
 
 
-async def test_a_newer_schema_is_refused(new_postgres_database: Callable[..., str], postgres_template: str):
-    url = new_postgres_database(template=postgres_template)
+async def _set_meta(url: str, **values: int) -> None:
     connection = await asyncpg.connect(url)
-    await connection.execute("UPDATE trellis.meta SET value = '99' WHERE name = 'schema_version'")
+    for name, value in values.items():
+        await connection.execute("UPDATE trellis.meta SET value = $2 WHERE name = $1", name, str(value))
     await connection.close()
-    with pytest.raises(LedgerNotMigrated):
-        await PostgresLedger.open(url)
-    with pytest.raises(LedgerNotMigrated):
-        await migrate(url)
+
+
+async def test_a_newer_schema_that_this_program_cannot_use_is_refused(postgres_url: str):
+    await _set_meta(postgres_url, schema_version=99, oldest_program=98)
+    with pytest.raises(LedgerNewer, match="version 99, for programs of version 98 or later"):
+        await PostgresLedger.open(postgres_url)
+    with pytest.raises(LedgerNewer):
+        await migrate(postgres_url)
+
+
+async def test_a_newer_schema_that_allows_this_program_is_used_and_not_migrated_back(postgres_url: str):
+    await _set_meta(postgres_url, schema_version=schema_version() + 1, oldest_program=schema_version())
+    ledger = await PostgresLedger.open(postgres_url)
+    try:
+        (submitted,) = await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("j"), type="t")])
+    finally:
+        await ledger.close()
+    assert submitted == Submitted(job_id=JobId("j"), created=True)
+    with pytest.raises(LedgerNewer):
+        await migrate(postgres_url)
+
+
+async def test_plan_of_a_migration_names_what_is_read_and_locked(postgres_url: str):
+    nothing = await plan_migration(postgres_url)
+    assert (nothing.pending, nothing.locks) == ((), ())
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute("UPDATE trellis.meta SET value = '6' WHERE name = 'schema_version'")
+    await connection.execute("UPDATE pg_class SET reltuples = 3e6 WHERE oid = 'trellis.feed'::regclass")
+    await connection.close()
+    plan = await plan_migration(postgres_url)
+    assert (plan.version_before, plan.version, len(plan.pending)) == (6, schema_version(), schema_version() - 6)
+    by_name = {one.name: one for one in plan.pending}
+    assert by_name["0008_read_before_removed.sql"].scans == {"feed": 3_000_000}
+    assert round(by_name["0008_read_before_removed.sql"].estimated_s, 3) == 3.0
+    assert plan.locks == TABLES
+
+
+async def test_migration_behind_a_long_transaction_gives_up_and_names_it(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    """It waits in short tries: other sessions would otherwise wait behind it for as long as the transaction takes."""
+    monkeypatch.setattr("trellis.ledgers.postgres.migrate.TABLE_LOCK_S", 0.05)
+    monkeypatch.setattr("trellis.ledgers.postgres.migrate.TABLE_LOCK_PAUSE_S", 0.01)
+    monkeypatch.setattr("trellis.ledgers.postgres.migrate.TABLE_LOCK_TRIES", 2)
+    await _set_meta(postgres_url, schema_version=schema_version() - 1)
+    reader = await asyncpg.connect(postgres_url, server_settings={"application_name": "a-long-report"})
+    try:
+        async with reader.transaction():
+            await reader.execute("SELECT 1 FROM trellis.job")
+            with pytest.raises(LedgerUnavailable, match=f"{reader.get_server_pid()} .*a-long-report"):
+                await migrate(postgres_url)
+    finally:
+        await reader.close()
+    assert (await migrate(postgres_url)).version_before == schema_version() - 1
+
+
+async def test_what_older_programs_use_is_unchanged(postgres_url: str):
+    """A change here breaks processes of the older version that run while the ledger is migrated.
+
+    Keep what they use (a function of the old arguments beside the new one), or raise OLDEST_PROGRAM to this version and
+    write the file again with `python -m tests.ledgers.postgres.used_by_older`.
+    """
+    recorded = json.loads(USED_BY_OLDER.read_text())
+    assert recorded["version"] == OLDEST_PROGRAM
+    found = await surface(postgres_url)
+    lost = {kind: sorted({*recorded[kind]} - {*found[kind]}) for kind in ("functions", "columns")}
+    assert lost == {"functions": [], "columns": []}
 
 
 async def test_a_database_that_is_not_there_is_named(postgres_server: PostgresServer):

@@ -14,7 +14,6 @@ from trellis.auth.principals import check_held_limit, require, require_home_issu
 from trellis.engine.admin_acts import AdminAct, NewAct, checked_act, reason, this_node
 from trellis.engine.batches import Batcher, SingleFlight
 from trellis.engine.errors import (
-    LedgerNotMigrated,
     LedgerUnavailable,
     NotAllowed,
     OptionInvalid,
@@ -56,7 +55,7 @@ from trellis.ledgers.postgres import moves, request_keys, restore, rows, submit
 from trellis.ledgers.postgres import turn as turns
 from trellis.ledgers.postgres.connection import APPLICATION_NAME, PostgresConnection, PostgresRow, check_url
 from trellis.ledgers.postgres.lanes import LaneOptions, PostgresLane
-from trellis.ledgers.postgres.migrate import schema_version, stored_version
+from trellis.ledgers.postgres.migrate import check_version
 from trellis.ledgers.postgres.notifier import PostgresNotifier
 from trellis.ledgers.postgres.reads import PostgresReads, lifecycle_named
 from trellis.ledgers.refusals import check_annotation, check_declared, check_signals
@@ -534,9 +533,7 @@ def _check_claimer(actor: Actor, claim: Claim) -> None:
 
 async def _check(connection: PostgresConnection, url: str) -> str:
     """The prefix that the database adds to names of this login. Raises LedgerNotMigrated."""
-    found = await stored_version(connection)
-    if found != schema_version():
-        raise LedgerNotMigrated(found=found, needed=schema_version(), url=url)
+    await check_version(connection, url)
     return await connection.fetchval("select trellis.name_prefix()")
 
 

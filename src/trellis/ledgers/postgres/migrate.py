@@ -5,7 +5,10 @@ Everything belongs to `trellis_owner`, which cannot log in. The application's ro
 database can refuse what the functions do not allow.
 """
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -15,7 +18,7 @@ from trellis.auth.matrices import RULES
 from trellis.auth.principals import ACTIONS, ADMINISTRATION
 from trellis.engine.admin_acts import GRANTED, NewAct
 from trellis.engine.decide import Fact, decision_rows
-from trellis.engine.errors import LedgerNotMigrated, LedgerReadOnly, LedgerUnavailable
+from trellis.engine.errors import LedgerNewer, LedgerNotMigrated, LedgerReadOnly, LedgerUnavailable
 from trellis.engine.jobs import DERIVING_ROLES, RESERVED_ID_PATTERN
 from trellis.engine.request_keys import KEY_S_MIN
 from trellis.engine.retry_policy import SHARED_DEATHS_MAX, UNBEGUN_LOSSES_MAX
@@ -28,17 +31,56 @@ from trellis.lifecycles.lifecycle import ROLES
 
 OWNER_ROLE = "trellis_owner"
 APP_ROLE = "trellis_app"
+OLDEST_PROGRAM = 22
+"""The oldest schema version whose programs can use a ledger of this version, beside this program's.
+
+A change that breaks them raises it to the version of that change: dropping what they read, or changing the arguments or
+answers of a function that they call. New tables, columns and functions do not break them. A test compares what they use
+with `tests/ledgers/postgres/used_by_older.json`.
+"""
 MIGRATION_LOCK_S = 60
 """How long a migration waits for another one to end."""
+TABLES = ("actor", "job", "ready", "resting", "parked", "lease", "ended", "event")
+"""The tables that a migration locks, in the verbs' locking order: concurrent calls wait for it, without deadlock."""
+TABLE_LOCK_S = 2.0
+"""How long a migration waits for its tables at a time. Whoever comes meanwhile waits behind it."""
+TABLE_LOCK_TRIES = 30
+TABLE_LOCK_PAUSE_S = 1.0
+SCAN_S_PER_ROW = 1e-6
+_SCANS = re.compile(r"create\s+(?:unique\s+)?index\s+\w+\s+on\s+(\w+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Migrated:
-    """The result of a migration."""
+    """The result of a migration. `held_s` is how long other sessions had to wait for its tables."""
 
     version_before: int
     version: int
     applied: tuple[str, ...]
+    held_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PendingMigration:
+    """A migration that was not applied yet. `scans` are the tables that it reads whole, with their estimated rows."""
+
+    name: str
+    scans: Mapping[str, int]
+
+    @property
+    def estimated_s(self) -> float:
+        """About how long it takes: indexes were built at 1.0 to 1.7 million rows a second, small ones in no time."""
+        return sum(self.scans.values()) * SCAN_S_PER_ROW
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MigrationPlan:
+    """What a migration would do. While it does it, other sessions wait for the tables `locks`."""
+
+    version_before: int
+    version: int
+    pending: tuple[PendingMigration, ...]
+    locks: tuple[str, ...]
 
 
 def sql_files(folder: Literal["migrations", "functions"]) -> Iterable[tuple[str, LiteralString]]:
@@ -87,11 +129,10 @@ async def _migrate(
     await connection.execute("set local search_path = trellis, pg_temp")
     before = await stored_version(connection)
     if before > schema_version():
-        raise LedgerNotMigrated(found=before, needed=schema_version(), url="<a newer program's ledger>")
+        raise LedgerNewer(found=before, oldest=before, version=schema_version())
     if 0 < before < schema_version():
-        # In the verbs' locking order: concurrent calls wait for the migration, without deadlock.
-        tables = "actor, job, ready, resting, parked, lease, ended, event"
-        await connection.execute(f"lock table {tables} in access exclusive mode")
+        await _lock_tables(connection)
+    held_since = time.monotonic()
     applied: list[str] = []
     for name, text in list(sql_files("migrations"))[before:]:
         await connection.execute(text)
@@ -103,8 +144,10 @@ async def _migrate(
         await connection.execute(_script("test_clock"))
     await connection.execute("select _fold_contract(); select _ensure_partitions()")
     await connection.execute(
-        "insert into meta (name, value) values ('schema_version', $1) on conflict (name) do update set value = excluded.value",
+        "insert into meta (name, value) values ('schema_version', $1), ('oldest_program', $2)"
+        " on conflict (name) do update set value = excluded.value",
         str(schema_version()),
+        str(OLDEST_PROGRAM),
     )
     granted = await _grant(connection, grants)
     await connection.execute(_script("grants"))
@@ -114,7 +157,60 @@ async def _migrate(
     for db_role, role in granted:
         act = NewAct(event=GRANTED, subject=db_role, target=role.value, cause=author.cause)
         await _record(connection, author, act)
-    return Migrated(version_before=before, version=schema_version(), applied=tuple(applied))
+    held_s = time.monotonic() - held_since
+    return Migrated(version_before=before, version=schema_version(), applied=tuple(applied), held_s=held_s)
+
+
+async def _lock_tables(connection: PostgresConnection) -> None:
+    """Lock the tables, in short tries: behind a long transaction every other session would wait with the migration."""
+    for _ in range(TABLE_LOCK_TRIES):
+        try:
+            async with connection.transaction():
+                await connection.execute(f"set local lock_timeout = {int(TABLE_LOCK_S * 1000)}")
+                await connection.execute(f"lock table {', '.join(TABLES)} in access exclusive mode")
+                await connection.execute("set local lock_timeout = 0")
+                return
+        except LockNotAvailable:
+            await asyncio.sleep(TABLE_LOCK_PAUSE_S)
+    raise LedgerUnavailable(reason=f"its tables are in use: {await _sessions_using(connection)}")
+
+
+async def _sessions_using(connection: PostgresConnection) -> str:
+    """The sessions that hold a lock on one of the tables longest, for an operator to end."""
+    rows = await connection.fetch(
+        "select a.pid, a.usename, a.application_name, extract(epoch from clock_timestamp() - a.xact_start)::int as held_s"
+        " from pg_locks l join pg_stat_activity a using (pid) join pg_class c on c.oid = l.relation"
+        " where l.granted and c.relname = any($1) and c.relnamespace = 'trellis'::regnamespace and a.pid <> pg_backend_pid()"
+        " group by 1, 2, 3, 4 order by held_s desc nulls last limit 5",
+        list(TABLES),
+    )
+    sessions = ", ".join(f"{r['pid']} ({r['usename']}, {r['application_name']}, since {r['held_s']} s)" for r in rows)
+    return f"end the session {sessions} with pg_terminate_backend, or migrate later" if sessions else "migrate later"
+
+
+async def plan_migration(url: str) -> MigrationPlan:
+    """What `migrate` would do to the schema now. Changes nothing. Raises LedgerNewer."""
+    connection = await connect(url)
+    try:
+        before = await stored_version(connection)
+        if before > schema_version():
+            raise LedgerNewer(found=before, oldest=before, version=schema_version())
+        files_left = list(sql_files("migrations"))[before:]
+        scanned = {name: {str(table) for table in _SCANS.findall(text)} for name, text in files_left}
+        rows = await connection.fetch(
+            "select relname, greatest(reltuples, 0)::bigint as n from pg_class"
+            " where relnamespace = to_regnamespace('trellis') and relname = any($1)",
+            sorted({table for tables in scanned.values() for table in tables}),
+        )
+    finally:
+        await connection.close()
+    sizes = {row["relname"]: row["n"] for row in rows}
+    pending = tuple(
+        PendingMigration(name=name, scans={table: sizes[table] for table in sorted(tables) if sizes.get(table)})
+        for name, tables in scanned.items()
+    )
+    locks = TABLES if pending and before else ()
+    return MigrationPlan(version_before=before, version=schema_version(), pending=pending, locks=locks)
 
 
 async def _grant(connection: PostgresConnection, grants: Sequence[tuple[str, Role]]) -> list[tuple[str, Role]]:
@@ -159,6 +255,17 @@ async def stored_version(connection: PostgresConnection) -> int:
     if await connection.fetchval("select to_regclass('trellis.meta')") is None:
         return 0
     return int(await connection.fetchval("select value from trellis.meta where name = 'schema_version'") or 0)
+
+
+async def check_version(connection: PostgresConnection, url: str) -> None:
+    """Raise LedgerNotMigrated unless this program can use the ledger: of its own version, or newer and compatible."""
+    found, needed = await stored_version(connection), schema_version()
+    if found < needed:
+        raise LedgerNotMigrated(found=found, needed=needed, url=url)
+    if found > needed:
+        oldest = await connection.fetchval("select value from trellis.meta where name = 'oldest_program'")
+        if oldest is None or int(oldest) > needed:
+            raise LedgerNewer(found=found, oldest=oldest or found, version=needed)
 
 
 def _constants() -> LiteralString:

@@ -1,0 +1,42 @@
+"""What programs use of a PostgreSQL ledger: the functions that they may call and the columns that they may read.
+
+`python -m tests.ledgers.postgres.used_by_older URL` writes it for the ledger at this URL, as `used_by_older.json`.
+"""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import asyncpg
+
+from trellis.ledgers.postgres.migrate import APP_ROLE, OLDEST_PROGRAM
+
+USED_BY_OLDER = Path(__file__).with_name("used_by_older.json")
+FUNCTIONS = """
+select p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ') -> ' || pg_get_function_result(p.oid)
+from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+where n.nspname = 'trellis' and p.prokind = 'f' and has_function_privilege($1, p.oid, 'execute')
+"""
+COLUMNS = """
+select c.relname || '.' || a.attname || ' ' || format_type(a.atttypid, a.atttypmod)
+from pg_class c join pg_namespace n on n.oid = c.relnamespace join pg_attribute a on a.attrelid = c.oid
+where n.nspname = 'trellis' and c.relkind in ('r', 'p', 'v') and not c.relispartition and a.attnum > 0
+  and not a.attisdropped and has_column_privilege($1, c.oid, a.attnum, 'select')
+"""
+
+
+async def surface(url: str) -> dict[str, list[str]]:
+    """Functions with arguments and answers, and columns with types, in order."""
+    connection = await asyncpg.connect(url)
+    try:
+        functions = await connection.fetch(FUNCTIONS, APP_ROLE)
+        columns = await connection.fetch(COLUMNS, APP_ROLE)
+    finally:
+        await connection.close()
+    return {"functions": sorted(row[0] for row in functions), "columns": sorted(row[0] for row in columns)}
+
+
+if __name__ == "__main__":
+    found = {"version": OLDEST_PROGRAM, **asyncio.run(surface(sys.argv[1]))}
+    USED_BY_OLDER.write_text(json.dumps(found, indent=1) + "\n")
