@@ -371,7 +371,7 @@ async def test_only_the_apply_engine_commits_to_memory(gateway: Gateway):
         if grant is N:
             for act in (
                 ApplyEngine.run_once,
-                partial(ApplyEngine.apply_again, proposal=proposal, request_id=RequestId("1")),
+                partial(ApplyEngine.apply_now, proposal=proposal, request_id=RequestId("1")),
             ):
                 with pytest.raises(NotAllowed, match=r"rule memory\.commit "):
                     await act(replace(engine, actor=Actor(role=role, name=f"a {role}")))

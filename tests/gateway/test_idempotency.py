@@ -241,6 +241,19 @@ async def test_a_decision_under_a_key_is_answered_as_the_first_time_also_when_it
     assert (again.headers["ETag"], again.headers[HEADER]) == (first.headers["ETag"], "true")
 
 
+@pytest.mark.requirement("D27")
+async def test_apply_under_a_key_begins_once_and_the_key_is_stored_with_that_step(gateway: Gateway):
+    client, proposals = gateway.client("owner"), [await proposal(gateway, approved=True) for _ in range(2)]
+    first = await client.post(f"/proposals/{proposals[0]}/apply", headers=keyed("press"))
+    again = await client.post(f"/proposals/{proposals[0]}/apply", headers=keyed("press"))
+    assert (first.json()["status"], first.headers.get(HEADER)) == ("applied", None)
+    assert (again.json(), again.headers.get(HEADER)) == (first.json(), "true")
+    other = await client.post(f"/proposals/{proposals[1]}/apply", headers=keyed("press"))
+    assert (other.status_code, other.json()["code"]) == (422, "IDEMPOTENCY_MISMATCH")
+    events = await gateway.instance.ledger.events(JobId(proposals[0]))
+    assert [event.type for event in events].count("proposal.applying") == 1
+
+
 async def test_a_key_that_is_none_is_refused(gateway: Gateway):
     client = gateway.client("owner")
     for key in ("", "x" * 201, "ключ", "a\tb"):

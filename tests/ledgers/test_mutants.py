@@ -98,18 +98,22 @@ class ForgetsClaims(Mutant):
 class ForgetsKeys(Mutant):
     """Idempotency keys are not looked at."""
 
-    async def submit(self, actor, jobs):
-        return await self.real.submit(actor, [dataclasses.replace(job, idempotency_key=None) for job in jobs])
+    async def submit(self, actor, jobs, **options):
+        return await self.real.submit(
+            actor, [dataclasses.replace(job, idempotency_key=None) for job in jobs], **options
+        )
 
 
 class IgnoresFingerprints(Mutant):
-    async def submit(self, actor, jobs):
-        return await self.real.submit(actor, [dataclasses.replace(job, fingerprint=b"") for job in jobs])
+    async def submit(self, actor, jobs, **options):
+        return await self.real.submit(actor, [dataclasses.replace(job, fingerprint=b"") for job in jobs], **options)
 
 
 class IgnoresConcurrencyKeys(Mutant):
-    async def submit(self, actor, jobs: list[NewJob]):
-        return await self.real.submit(actor, [dataclasses.replace(job, concurrency_key=None) for job in jobs])
+    async def submit(self, actor, jobs: list[NewJob], **options):
+        return await self.real.submit(
+            actor, [dataclasses.replace(job, concurrency_key=None) for job in jobs], **options
+        )
 
 
 class NeverElects(Mutant):

@@ -60,7 +60,7 @@ from trellis.engine.records import (
     UnpairedArtifact,
     WorkerRecord,
 )
-from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, StoredRequest
+from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SUBMIT_ANSWERS, StoredRequest
 from trellis.ledgers.measures import measured
 from trellis.ledgers.refusals import (
     check_annotation,
@@ -154,7 +154,13 @@ class SqliteLedger:
 
     # --- write ---------------------------------------------------------------------------------------------------
 
-    async def submit(self, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
+    async def submit(
+        self, actor: Actor, jobs: Sequence[NewJob], *, key: RequestKey | None = None
+    ) -> list[Submitted | Mismatch]:
+        if key is not None and jobs:
+            return await self._writer.run(
+                lambda tx: request_keys.answer_once(tx, key, SUBMIT_ANSWERS, lambda: submit.submit(tx, actor, jobs))
+            )
         return await self._writer.share(
             SharedCall(actor, jobs, lambda tx, all_jobs: submit.submit(tx, actor, all_jobs))
         )
@@ -209,12 +215,6 @@ class SqliteLedger:
             return request_keys.answer_once(tx, key, REQUEUE_ANSWERS, change)
 
         return await self._writer.run(work)
-
-    async def take_request_key(self, key: RequestKey) -> StoredRequest | None:
-        return await self._writer.run(lambda tx: request_keys.take(tx, key))
-
-    async def store_request_answer(self, key: RequestKey, answer: bytes) -> None:
-        await self._writer.run(lambda tx: request_keys.store_answer(tx, key, answer))
 
     async def save_checkpoint(self, lease: Lease, body: bytes) -> StepApplied | LeaseLost:
         return await self._writer.run(lambda tx: holder.save_checkpoint(tx, lease, body))

@@ -62,9 +62,20 @@ class _MoveQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/moves.sql"
 
 
 def move(tx: Transaction, actor: Actor, request: Move) -> Moved | NotMoved:
-    """Make one declared, unfenced step."""
-    if request.key is not None:
-        request_keys.take(tx, request.key)
+    """Make one declared, unfenced step, and store the request's key with it."""
+    if request.key is None:
+        return _move(tx, actor, request)
+    before = request_keys.take(tx, request.key)
+    if before is not None and before.answer is not None:
+        row = find_job_row(tx, request.job_id)
+        return _not_moved(row, request.job_id, request.target, refusals.REQUEST_IS_ANSWERED)
+    answer = _move(tx, actor, request)
+    if request.key.answer is not None and isinstance(answer, Moved):
+        request_keys.store_answer(tx, request.key, request.key.answer)
+    return answer
+
+
+def _move(tx: Transaction, actor: Actor, request: Move) -> Moved | NotMoved:
     row = find_job_row(tx, request.job_id)
     before = _made_before(tx, row, request.job_id, request.request_id)
     if before is not None:
