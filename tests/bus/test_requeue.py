@@ -127,7 +127,7 @@ async def test_a_job_whose_labels_leave_no_room_for_ours_is_refused_and_not_made
 
 
 @pytest.mark.requirement("D30", "D38")
-async def test_how_often_a_job_may_be_done_is_settled_when_it_is_handed_out(rig_of: Opens):
+async def test_maximum_attempts_of_a_bus_job_are_fixed_at_dispatch(rig_of: Opens):
     async with rig_of(topics={TOPIC: {"max_attempts": 1, "lease_s": 3}}) as rig:
         parts, worker = parts_of(rig), await rig.worker("w1", TOPIC)
         for name in ("failed", "lost"):

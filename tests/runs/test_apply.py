@@ -440,7 +440,7 @@ def test_proposal_for_a_forbidden_target_is_refused(action: str, target: str):
 
 
 @pytest.mark.requirement("D22")
-async def test_a_ledger_that_is_away_for_a_moment_leaves_the_proposal_to_the_next_engine(
+async def test_short_ledger_outage_leaves_the_proposal_to_the_next_engine(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ):
     proposal = await workshop.approved("propose-note", "notes/idea.md", edit("an idea", "create"))

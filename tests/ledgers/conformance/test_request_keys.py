@@ -67,7 +67,7 @@ CHANGES: dict[str, tuple[Change, Callable[[Rig], Awaitable[JobId]]]] = {
 
 @pytest.mark.requirement("D27", "DJ-11", "DJ-12")
 @pytest.mark.parametrize("verb", CHANGES)
-async def test_of_different_requests_with_one_key_at_the_same_moment_one_is_made(rig: Rig, verb: str):
+async def test_concurrent_different_requests_with_one_key_have_one_effect(rig: Rig, verb: str):
     change, prepare = CHANGES[verb]
     jobs = [await prepare(rig) for _ in range(6)]
     before = [(await rig.job(job_id)).version for job_id in jobs]

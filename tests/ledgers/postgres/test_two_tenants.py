@@ -418,7 +418,7 @@ async def test_a_login_cannot_take_the_id_of_a_job_that_it_does_not_submit(tenan
 
 
 @pytest.mark.requirement("D62")
-async def test_requeue_says_nothing_of_anothers_job(tenants: Tenants):
+async def test_requeue_of_a_foreign_job_reveals_nothing(tenants: Tenants):
     job_id = await tenants.submit()
     me = await tenants.rival.fetchval("SELECT trellis.register_actor('x', $1::smallint)", SUBMITTER)
     assert await tenants.rival.fetch("SELECT * FROM trellis.requeue($1, array[$2], 'r', 'x')", me, job_id) == []

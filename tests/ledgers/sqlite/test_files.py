@@ -100,7 +100,7 @@ def test_a_file_on_a_device_that_is_read_only_is_refused(device: Path):
         asyncio.run(open_ledger(f"sqlite:///{path}"))
 
 
-async def test_a_full_disk_is_said_and_forgotten_when_there_is_room(tmp_path: Path):
+async def test_full_disk_is_reported_until_there_is_space(tmp_path: Path):
     """SQLite's own page limit stands in for the device: it fails with the same code in the same places."""
     ledger = await SqliteLedger.open(f"sqlite:///{tmp_path}/ledger.db", clock=lambda: 1.8e9)
     await submit(ledger, 5)
@@ -116,7 +116,7 @@ async def test_a_full_disk_is_said_and_forgotten_when_there_is_room(tmp_path: Pa
 
 
 @pytest.mark.quiet
-async def test_a_full_device_is_said_and_forgotten_when_there_is_room(device: Path):
+async def test_full_device_is_reported_until_there_is_space(device: Path):
     ledger = await SqliteLedger.open(f"sqlite:///{device}/ledger.db", clock=lambda: 1.8e9)
     with pytest.raises(LedgerFull):
         await submit_until_full(ledger)

@@ -90,7 +90,7 @@ async def test_a_refused_call_takes_nothing_of_its_neighbours_with_it(ledger: Sq
     assert len(await claim(ledger, 10)) == 3
 
 
-async def test_a_call_that_fails_half_way_leaves_nothing(ledger: SqliteLedger):
+async def test_call_that_fails_midway_writes_nothing(ledger: SqliteLedger):
     """The last of its jobs compensates a job that is not there: the first ones, and the names they brought, go too."""
     lost = [new_job(type="brand-new"), new_job(compensates=JobId("nobody"))]
     answers = await gathered(ledger, submit(ledger), ledger.submit(SUBMITTER, lost), submit(ledger, type="brand-new"))
