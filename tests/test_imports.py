@@ -102,7 +102,7 @@ def test_every_error_and_record_that_the_python_reference_names_for_callers_is_i
     assert not {"IdempotencyMismatch", "PayloadInvalid"} - set(trellis.__all__), "submits raise them"
 
 
-def test_type_checkers_are_not_told_that_every_name_is_there():
+def test_package_getattr_is_hidden_from_type_checkers():
     """A `__getattr__` that they can see makes a misspelt import right."""
     tree = ast.parse((SOURCE / "__init__.py").read_text())
     assert "__getattr__" not in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -114,7 +114,7 @@ def test_the_names_are_listed_and_a_star_takes_all_of_them():
     loaded(f"{listed}; {taken}; import inspect; assert dict(inspect.getmembers(trellis))['App'] is App")
 
 
-def test_a_name_that_is_not_there_is_told_as_python_tells_it():
+def test_missing_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="module 'trellis' has no attribute 'Conect'"):
         trellis.Conect  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'Conect' from 'trellis'"):
@@ -135,7 +135,7 @@ def test_lazily_imported_names_can_be_pickled_and_inspected():
 # --- the command line ------------------------------------------------------------------------------------------------
 
 
-def test_the_help_says_of_every_command_what_the_command_says():
+def test_top_level_help_repeats_the_help_of_each_command():
     there = {
         name: (module, command.rich_help_panel, command.get_short_help_str(limit=72))
         for module in {module for module, _, _ in LISTED.values()}

@@ -124,7 +124,7 @@ def test_quiet_tests_run_beside_each_other_alone(suite, tmp_path: Path, monkeypa
     result.assert_outcomes(passed=40)
 
 
-def test_no_quiet_test_begins_before_every_process_has_done_its_busy_ones(suite, tmp_path: Path, monkeypatch):
+def test_quiet_tests_start_after_all_other_tests(suite, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("RUNNING", str(tmp_path))
     suite(TURNS, "-n", "2").assert_outcomes(passed=24)
     assert (tmp_path / "order").read_text().split() == ["busy"] * 12 + ["quiet"] * 12

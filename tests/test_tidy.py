@@ -181,7 +181,7 @@ def test_functions_are_short():
     report(long, f"Functions of more than {FUNCTION_LINES_MAX} lines decide and apply at once; take them apart:")
 
 
-def test_a_class_name_means_one_thing_in_the_package():
+def test_class_names_are_unique_in_the_package():
     places: dict[str, list[str]] = {}
     for path in python_files(PACKAGE):
         for match in CLASS_DEFINED.finditer(text_of(path) or ""):

@@ -127,9 +127,7 @@ async def test_finding_agents_costs_one_question_each_however_much_they_publishe
     assert watched.lists == 3 + 1 + 1  # the folders, the file, the end
 
 
-async def test_more_folders_than_are_looked_at_make_a_listing_that_says_so(
-    objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
-):
+async def test_agent_listing_reports_when_it_left_folders_out(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("trellis.agents.catalog.FOLDERS_MAX", 2)
     for slug in ("a", "b", "c"):
         await put_agent(objects, slug)
@@ -208,7 +206,7 @@ async def test_a_file_that_never_holds_still_is_given_up(watched: Watched):
     assert next(edits) == WRITE_TRIES_MAX
 
 
-async def test_of_many_that_pause_an_agent_one_changes_it(objects: ObjectStore):
+async def test_concurrent_pauses_change_an_agent_once(objects: ObjectStore):
     await put_agent(objects, "gardener")
     asked = (Catalog(objects).change_status("gardener", AgentStatus.PAUSED, at=NOW) for _ in range(16))
     answers = await asyncio.gather(*asked)
@@ -304,7 +302,7 @@ async def test_the_same_files_give_the_same_bytes_whoever_makes_the_index(object
     assert first.to_bytes() == second.to_bytes()
 
 
-async def test_many_that_make_the_index_at_once_agree(objects: ObjectStore):
+async def test_concurrent_index_builds_agree(objects: ObjectStore):
     for number in range(12):
         await put_agent(objects, f"agent-{number}")
     made = await asyncio.gather(*(Catalog(objects).index() for _ in range(12)))

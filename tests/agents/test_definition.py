@@ -209,7 +209,7 @@ def test_a_required_field_that_is_missing_is_named(field: str):
         ("context.mode", "{mode: deep}", "one of basic, wide", None),
     ],
 )
-def test_a_field_that_does_not_fit_is_told_with_line_field_and_what_is_expected(
+def test_invalid_field_is_reported_with_its_line_name_and_expected_value(
     field: str, value: str, expected: str, suggestion: str | None
 ):
     name = field.partition(".")[0]
@@ -232,7 +232,7 @@ def test_a_misspelt_required_field_is_one_problem_with_a_suggestion(misspelt: st
     assert problem.line == line_of(data, misspelt)
 
 
-def test_a_field_that_nobody_knows_is_a_problem():
+def test_unknown_field_of_an_agent_file_is_a_problem():
     (problem,) = bad(agent_file(colour="green")).problems
     assert (problem.field, problem.suggestion) == ("colour", None)
     assert "safe_outputs" in problem.expected
@@ -246,7 +246,7 @@ def test_a_field_that_comes_twice_is_a_problem_in_its_second_line():
     assert f"first in line {first}" in problem.wrong
 
 
-def test_front_matter_that_goes_wrong_between_its_fields_is_told():
+def test_syntax_error_between_fields_of_front_matter_is_reported():
     data = agent_file(model="offline\n...")
     (problem,) = bad(data).problems
     assert problem.line == line_of(data, "tools:")
@@ -291,7 +291,7 @@ def test_a_field_that_cannot_be_read_does_not_hide_the_others():
     assert all(found[field].line == line_of(data, f"{field}:") for field in found)
 
 
-def test_a_tab_is_named_with_its_line_and_does_not_hide_the_rest():
+def test_tab_is_reported_with_its_line_beside_the_other_problems():
     data = agent_file(status="activ").replace(b"model: ", b"model:\t")
     tab, status = bad(data).problems
     assert (tab.line, tab.expected) == (line_of(data, "model:"), "spaces")

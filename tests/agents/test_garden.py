@@ -67,7 +67,7 @@ async def test_planting_again_changes_nothing_and_keeps_what_the_owner_changed(o
     assert kept.body == b"mine"
 
 
-async def test_many_that_plant_at_once_make_each_object_once(objects: ObjectStore):
+async def test_concurrent_garden_setup_creates_each_object_once(objects: ObjectStore):
     planted = await asyncio.gather(*(plant(objects) for _ in range(6)))
     created = [key for one in planted for key in one.created]
     assert sorted(created) == sorted(key for slug in AGENTS for key in objects_of(slug))

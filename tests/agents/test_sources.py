@@ -112,7 +112,7 @@ async def test_a_source_that_is_removed_meanwhile_is_named(tmp_path: Path):
     assert [(one.ref, one.reason) for one in read.left_out] == [("sources/gone.md", OmissionReason.GONE)]
 
 
-async def test_another_counter_of_tokens_can_be_given(objects: ObjectStore):
+async def test_source_reading_accepts_another_token_counter(objects: ObjectStore):
     await put(objects, **{"a.md": "one two three", "b.md": "four"})
     read = await read_sources(
         objects, "gardener", ContextOptions(), counter=lambda text: len(text.split()), tokens_max=3

@@ -226,7 +226,7 @@ WISHES = st.lists(st.sampled_from(ACTS), min_size=2, max_size=6)
 
 
 @pytest.mark.requirement("D15", "ART-3", "ART-7", "JQ-5")
-def test_a_live_blob_is_never_taken_whatever_happens_in_whatever_order(bench: Bench):
+def test_collector_never_deletes_a_live_blob_in_any_order_of_events(bench: Bench):
     ended: set[str] = set()
 
     @lives(25)

@@ -23,7 +23,7 @@ RESEARCH, BRIEF, PREPROCESSED = (CONTENTS[kind] for kind in JobType)
 
 
 @pytest.mark.requirement("ART-2", "JQ-13")
-def test_each_kind_of_job_yields_one_type_and_its_content_is_kept_as_it_came():
+def test_each_job_type_yields_one_artifact_type_with_unchanged_content():
     assert {kind: type_ for kind, (type_, _) in CONTENTS.items()} == dict(ARTIFACT_TYPE_OF_JOB_TYPE)
     for type_, content in CONTENTS.values():
         assert checked_content(type_, content, REFS) == content

@@ -186,7 +186,7 @@ async def test_artifact_staged_while_its_attempt_ends_is_discarded_at_once(desk:
 
 
 @pytest.mark.requirement("JQ-13", "ART-2")
-async def test_only_a_job_that_waits_for_an_artifact_gets_one_and_only_of_its_type(desk: Desk):
+async def test_artifact_is_staged_only_for_a_waiting_job_and_of_its_type(desk: Desk):
     lease = await desk.waiting(JobType.BRIEF)
     with pytest.raises(TypeNotYielded, match="BRIEF and yields a BRIEF, not a RESEARCH_BRIEF"):
         await desk.stage(lease, draft(JobType.RESEARCH))
@@ -247,7 +247,7 @@ async def test_a_finalized_artifact_cannot_be_changed_in_the_registry_or_in_the_
 
 
 @pytest.mark.requirement("ART-3")
-async def test_bytes_that_are_not_the_recorded_ones_are_given_to_nobody(desk: Desk):
+async def test_artifact_bytes_with_a_wrong_hash_are_not_returned(desk: Desk):
     staged = await desk.finalized()
     for key in (staged.row.key, staged.row.staged_key):
         await desk.objects.put(key, b'{"content": {}, "sources": []}')

@@ -65,7 +65,7 @@ def test_a_run_that_failed_for_its_readers_is_no_figure(stores: Stores):
 
 
 @pytest.mark.prove
-def test_each_guard_can_be_taken_away_and_jobs_still_end(stores: Stores):
+def test_benchmark_jobs_end_with_each_guard_removed(stores: Stores):
     for guard in GUARDS[1:-1]:
         database = stores.database("ledger")
         guard.remove(database)

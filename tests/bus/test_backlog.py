@@ -92,7 +92,7 @@ async def test_jobs_that_a_worker_has_do_not_wait(rig: Rig, monkeypatch: pytest.
     assert await door.submit(job("b")) == ["b"]
 
 
-async def test_while_there_is_much_room_a_count_is_good_for_longer(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+async def test_backlog_count_is_reused_longer_while_far_below_the_limit(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     door = Door(rig, limited(80), monkeypatch)
     for n in range(10):
         assert await door.submit(job(f"j{n}"))
@@ -105,7 +105,7 @@ async def test_while_there_is_much_room_a_count_is_good_for_longer(rig: Rig, mon
     assert door.counts == 3
 
 
-async def test_where_counting_takes_long_it_is_done_less_often(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+async def test_slow_backlog_count_is_repeated_less_often(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     door = Door(rig, limited(8), monkeypatch)
     door.takes_s = 0.2
     for n in range(3):
@@ -117,9 +117,7 @@ async def test_where_counting_takes_long_it_is_done_less_often(rig: Rig, monkeyp
     assert door.counts == 2
 
 
-async def test_those_who_wait_for_a_count_that_fails_do_not_each_wait_for_their_own(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-):
+async def test_waiters_of_a_failed_backlog_count_do_not_recount_one_by_one(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     door = Door(rig, limited(5), monkeypatch)
     asked, counts, away = rig.ledger.queues, 0, True
 
@@ -142,7 +140,7 @@ async def test_those_who_wait_for_a_count_that_fails_do_not_each_wait_for_their_
     assert counts == 2
 
 
-async def test_two_doors_go_over_the_number_by_what_they_let_in_between_two_counts(
+async def test_two_processes_exceed_the_backlog_limit_by_at_most_one_interval(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
     one, two = Door(rig, limited(10), monkeypatch), Door(rig, limited(10), monkeypatch)

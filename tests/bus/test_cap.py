@@ -330,7 +330,7 @@ def test_a_packet_beyond_the_limit_is_neither_read_nor_sent():
         encode(packet_of(request), PLAIN)
 
 
-def test_a_refused_request_still_says_who_asked_for_what():
+def test_refused_request_still_names_its_principal_and_topic():
     data = changed(packet_of(BODIES["request"], "client-1"), _request(topic="no topic"))
     with pytest.raises(PacketRefused) as refused:
         decode(data, PLAIN, SUBMIT)
@@ -347,7 +347,7 @@ def test_a_client_cannot_set_labels_of_the_control_plane_but_an_order_has_them()
         decode(data, PLAIN, SUBMIT)
 
 
-def test_a_submission_is_a_request_whatever_it_says_of_a_dispatch():
+def test_submitted_packet_is_a_request_even_with_dispatch_fields():
     data = encode(packet_of(BODIES["order"]), PLAIN)
     assert isinstance(decode(data, PLAIN, SUBMIT).body, JobRequest)
     assert isinstance(decode(data, PLAIN, "job.code.review").body, JobOrder)
@@ -408,7 +408,7 @@ def test_a_heartbeat_with_negative_counts_is_refused():
         decode(changed(packet_of(BODIES["heartbeat"]), change), PLAIN)
 
 
-def test_a_status_that_nobody_knows_is_refused():
+def test_unknown_status_in_a_packet_is_refused():
     data = changed(packet_of(BODIES["result"]), lambda message: setattr(message.job_result, "status", 77))
     with pytest.raises(PacketRefused) as refused:
         decode(data, PLAIN)
@@ -424,7 +424,7 @@ def test_an_alert_of_the_old_shape_is_understood():
     assert alert == BusAlert(message="help", code=ErrorCode.UNSPECIFIED, severity=AlertSeverity.CRITICAL)
 
 
-def test_a_role_that_nobody_knows_is_no_role():
+def test_unknown_role_in_a_packet_is_ignored():
     data = changed(packet_of(BODIES["handshake"]), lambda message: setattr(message.handshake, "role", 42))
     body = decode(data, PLAIN).body
     assert isinstance(body, Handshake)

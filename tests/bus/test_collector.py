@@ -248,7 +248,7 @@ class Meanwhile:
 
 
 @pytest.mark.parametrize("slow", ["sets aside", "brings back"])
-async def test_two_that_move_the_same_both_ways_at_once_lose_nothing(rig: Rig, store: Store, slow: str):
+async def test_concurrent_set_aside_and_restore_of_an_object_lose_nothing(rig: Rig, store: Store, slow: str):
     pointer, now = await store.put(b"context"), await rig.ledger.now()
     name = pointer.partition("://")[2]
     one, other = store.collector("one"), store.collector("other")

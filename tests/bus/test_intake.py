@@ -199,7 +199,7 @@ async def test_other_packets_on_the_subject_are_dropped(rig: Rig, client: Client
 
 
 @pytest.mark.requirement("BUS-10")
-async def test_while_the_ledger_is_away_a_request_is_neither_accepted_nor_refused(rig: Rig, client: Client):
+async def test_bus_request_is_neither_accepted_nor_refused_during_a_ledger_outage(rig: Rig, client: Client):
     class Away:
         """A ledger that does not answer."""
 
@@ -263,7 +263,7 @@ async def test_packets_to_workers_are_not_read_as_requests_of_a_client(rig: Rig,
 
 
 @pytest.mark.requirement("BUS-7", "BUS-12")
-async def test_a_cancel_of_a_job_that_is_done_again_reaches_the_job_that_does_it(rig: Rig, client: Client):
+async def test_cancel_of_a_retried_job_reaches_its_retry(rig: Rig, client: Client):
     parts = parts_of(rig)
     await parts.result(await parts.dispatched(job_id="a", by="<bus>client-1"), "w1", Status.FAILED_RETRYABLE)
     await parts.follow_up()
@@ -314,7 +314,7 @@ def test_a_field_of_the_wrong_shape_is_refused_with_its_shape_in_words(said: dic
 
 
 @pytest.mark.requirement("BUS-1")
-async def test_a_cancel_that_came_first_is_not_lost_when_the_ledger_is_away_for_a_moment(rig: Rig, client: Client):
+async def test_early_cancel_survives_a_short_ledger_outage(rig: Rig, client: Client):
     class NoCancels:
         """The ledger, whose cancels do not answer."""
 

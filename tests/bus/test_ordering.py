@@ -166,7 +166,7 @@ async def test_a_step_whose_last_retry_failed_has_failed(rig_of: Opens):
 
 
 @pytest.mark.requirement("BUS-8")
-async def test_a_step_whose_turn_comes_while_it_is_put_aside_does_not_rest(rig: Rig):
+async def test_step_that_becomes_due_while_deferred_is_not_delayed(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
     (first,) = await steps(rig, 0)
     await rig.run()

@@ -242,7 +242,7 @@ async def test_a_soft_cancel_stops_the_handler_and_then_the_job(rig: Rig):
 
 
 @pytest.mark.requirement("BUS-3")
-async def test_the_control_plane_knows_what_our_worker_says_of_itself(rig: Rig):
+async def test_control_plane_registers_the_handshake_of_our_worker(rig: Rig):
     held = Held()
     async with control_plane(rig), working(rig, held.app):
         job_id = await rig.submit(TOPIC)

@@ -135,9 +135,7 @@ async def test_a_worker_process_serves_topics_until_it_is_told_to_stop(
 
 
 @pytest.mark.requirement("BUS-10")
-async def test_a_worker_says_that_it_waits_until_the_bus_is_there(
-    server: NatsServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_worker_logs_that_it_waits_for_the_bus(server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.kill()
     options, cli = BusOptions(url=server.url, sender_id=WORKER), Cli(ledger=None, data=None, out=Output(as_json=False))
     bus = await open_bus(options, clock=SystemClock(), now=now, new_id=new_id)

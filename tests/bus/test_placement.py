@@ -225,7 +225,7 @@ def test_equal_workers_are_chosen_by_turns_over_the_jobs():
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-3")
-async def test_a_job_that_fits_nobody_is_put_aside_and_goes_when_somebody_fits(rig_of: Opens):
+async def test_job_without_a_matching_worker_is_deferred_until_one_matches(rig_of: Opens):
     async with rig_of(topics={TOPIC: {"pools": ["code"]}}, pools={"code": {}}) as rig:
         plain = await rig.worker("plain", beats={"pool": "code", "max_parallel_jobs": 4})
         job_id = await rig.submit(TOPIC, meta={"requires": ["gpu"]})
@@ -268,7 +268,7 @@ async def test_a_worker_that_named_the_topic_is_preferred_to_the_topic_itself(ri
 
 
 @pytest.mark.requirement("BUS-3")
-async def test_a_worker_that_speaks_and_does_not_hear_keeps_nobody_waiting(rig_of: Opens):
+async def test_worker_that_sends_heartbeats_but_receives_nothing_does_not_block_dispatch(rig_of: Opens):
     async with rig_of(topics={"job.>": {"pools": ["p"]}}, pools={"p": {}}) as rig:
         deaf = await rig.worker("deaf", direct=False, beats={"pool": "p", "max_parallel_jobs": 100})
         good = await rig.worker("good", beats={"pool": "p", "max_parallel_jobs": 10})

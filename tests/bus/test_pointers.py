@@ -174,7 +174,7 @@ async def test_temporary_refusal_of_redis_is_not_blamed_on_the_pointer(refusal: 
     server.close()
 
 
-async def test_a_redis_that_is_down_says_so_when_it_is_asked(objects: ObjectStore, free_port: int):
+async def test_unavailable_redis_is_reported_on_read(objects: ObjectStore, free_port: int):
     made = make_pointers(objects, f"redis://127.0.0.1:{free_port}/0")
     with pytest.raises(PointerUnavailable):
         await made.read("redis://ctx:1")

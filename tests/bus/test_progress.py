@@ -60,7 +60,7 @@ async def test_a_word_that_it_waits_starts_nothing(rig: Rig):
 
 @pytest.mark.on_both
 @pytest.mark.requirement("D29")
-async def test_only_one_question_may_begin_and_it_may_ask_again(rig: Rig):
+async def test_one_start_request_is_granted_and_may_be_repeated(rig: Rig):
     parts = parts_of(rig)
     held = await parts.dispatched()
     assert (await parts.start(held, "w1", "a")).message == "accepted"
@@ -73,7 +73,7 @@ async def test_only_one_question_may_begin_and_it_may_ask_again(rig: Rig):
 
 @pytest.mark.on_both
 @pytest.mark.requirement("D29")
-async def test_of_many_questions_in_many_processes_one_may_begin(rig: Rig):
+async def test_concurrent_start_requests_in_several_processes_grant_one(rig: Rig):
     processes = [parts_of(rig, name=f"p{n}", ledger=await rig.bench.open_another()) for n in range(3)]
     held = await processes[0].dispatched()
     asked = [(processes[number % 3], f"w{number % 2}", f"token-{number}") for number in range(12)]
@@ -83,7 +83,7 @@ async def test_of_many_questions_in_many_processes_one_may_begin(rig: Rig):
     assert await rig.path(held.job_id) == [*BEFORE, "job_started"]
 
 
-async def test_a_job_that_runs_without_having_asked_is_not_begun_by_a_question(rig: Rig):
+async def test_start_request_for_a_job_that_already_runs_is_refused(rig: Rig):
     parts = parts_of(rig)
     held = await parts.dispatched()
     await parts.progress(held, "w1")
@@ -154,7 +154,7 @@ async def test_signs_that_come_often_are_not_all_written(rig: Rig):
 
 
 @pytest.mark.on_both
-async def test_a_sign_of_life_is_answered_with_the_wish_to_stop_and_the_worker_is_told_once(rig: Rig):
+async def test_progress_report_is_answered_with_the_cancel_request_once(rig: Rig):
     parts = parts_of(rig)
     held = await parts.dispatched(worker_id="w1")
     await parts.start(held, "w1")
@@ -170,7 +170,7 @@ async def test_a_sign_of_life_is_answered_with_the_wish_to_stop_and_the_worker_i
     )
 
 
-async def test_a_wish_to_stop_is_told_when_the_bus_is_back(rig: Rig):
+async def test_cancel_request_is_sent_after_a_bus_outage(rig: Rig):
     parts = parts_of(rig)
     held = await parts.dispatched(worker_id="w1")
     await parts.start(held, "w1")

@@ -112,7 +112,7 @@ async def test_a_job_cancelled_in_any_state_ends_once_and_its_worker_is_told(rig
         assert _heard(parts) == {job_id: [Status.CANCELLED]}
 
 
-async def test_a_worker_that_was_not_let_begin_is_told_of_its_own_attempt(rig: Rig):
+async def test_stop_order_after_a_refused_start_names_the_dispatched_attempt(rig: Rig):
     parts = parts_of(rig)
     held = await parts.dispatched(worker_id="w1")
     await parts.cancel(held.job_id, CancelMode.SOFT)
@@ -143,7 +143,7 @@ async def test_a_worker_whose_attempt_expired_is_told_and_the_client_hears_only_
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-10", "BUS-12")
-async def test_while_the_bus_is_down_nothing_is_lost(rig: Rig):
+async def test_publisher_loses_nothing_during_a_bus_outage(rig: Rig):
     parts = parts_of(rig)
     jobs = [await parts.dispatched() for _ in range(5)]
     rig.bus.down = True
@@ -162,7 +162,7 @@ async def test_while_the_bus_is_down_nothing_is_lost(rig: Rig):
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-10", "BUS-12")
-async def test_a_result_that_nobody_could_be_told_is_kept_as_long_as_the_bus_is_down(rig: Rig):
+async def test_unpublished_result_is_kept_until_the_bus_is_back(rig: Rig):
     parts = parts_of(rig)
     held = await parts.dispatched()
     rig.bus.down = True
@@ -292,7 +292,7 @@ async def test_results_must_be_kept_and_words_to_workers_need_not(rig: Rig):
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-12")
-async def test_another_process_goes_on_where_the_first_one_stopped(rig: Rig):
+async def test_publisher_successor_continues_at_the_stored_position(rig: Rig):
     parts = parts_of(rig)
     other = parts_of(rig, name="process-2", ledger=await rig.bench.open_another())
     await parts.result(await parts.dispatched(job_id="a"), "w1")
@@ -306,7 +306,7 @@ async def test_another_process_goes_on_where_the_first_one_stopped(rig: Rig):
 
 
 @pytest.mark.requirement("BUS-12")
-async def test_a_process_that_lost_its_place_stops_and_the_other_tells_the_same(rig: Rig):
+async def test_publisher_that_lost_its_subscription_stops_and_its_successor_publishes_the_same(rig: Rig):
     parts, other = parts_of(rig), parts_of(rig, name="process-2")
     await parts.publisher.run_once()
     await parts.result(await parts.dispatched(job_id="a"), "w1")
@@ -319,7 +319,7 @@ async def test_a_process_that_lost_its_place_stops_and_the_other_tells_the_same(
 
 
 @pytest.mark.requirement("BUS-12")
-async def test_a_crash_before_the_place_is_remembered_tells_the_same_again(rig: Rig):
+async def test_crash_before_the_position_is_stored_publishes_the_event_again(rig: Rig):
     parts = parts_of(rig)
     await parts.result(await parts.dispatched(job_id="a"), "w1")
     ids: list[str | None] = []
@@ -353,7 +353,7 @@ class Forgetful:
         return getattr(self._ledger, name)
 
 
-async def test_an_end_is_told_at_once_by_the_process_that_tells_and_by_no_other(rig: Rig):
+async def test_end_of_a_job_is_published_at_once_by_the_elected_publisher_only(rig: Rig):
     parts, other = parts_of(rig), parts_of(rig, name="other")
     await parts.publisher.run_once()  # the first one follows
     await parts.result(await parts.dispatched(job_id="good"), "w1")

@@ -182,7 +182,7 @@ async def _all_duties(parts: Parts) -> None:
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-5", "BUS-7", "D36")
-async def test_two_that_follow_at_the_same_moment_do_the_same(rig_of: Opens):
+async def test_concurrent_reconcilers_submit_the_same_jobs(rig_of: Opens):
     async with rig_of(topics=TOPICS) as rig:
         parts, ledgers = parts_of(rig), [await rig.bench.open_another() for _ in range(2)]
 
@@ -205,7 +205,7 @@ async def test_two_that_follow_at_the_same_moment_do_the_same(rig_of: Opens):
 
 
 @pytest.mark.requirement("BUS-12", "D14", "D36")
-async def test_after_a_rebuild_nothing_is_told_or_done_again(rig_of: Opens, tmp_path: Path):
+async def test_rebuild_publishes_and_retries_nothing_again(rig_of: Opens, tmp_path: Path):
     async with rig_of(topics=TOPICS) as rig:
         parts = parts_of(rig)
         await _story(parts, parts.settle)

@@ -51,7 +51,7 @@ def test_a_worker_is_lost_after_three_heartbeats_that_did_not_come():
 
 @pytest.mark.requirement("BUS-3")
 @pytest.mark.parametrize("interval_s, learnt_s", [(10.0, 10.0), (2.0, 2.0), (0.1, 2.0)])
-def test_how_often_a_worker_speaks_is_learnt(interval_s: float, learnt_s: float):
+def test_registry_learns_the_heartbeat_interval_of_a_worker(interval_s: float, learnt_s: float):
     known, clock = workers()
     for _ in range(20):
         known.record_heartbeat(beat(), clock.monotonic())
@@ -73,7 +73,7 @@ def test_a_worker_that_speaks_ever_more_seldom_is_waited_for_three_minutes_at_mo
     assert interval_s == 60.0
 
 
-def test_a_lost_worker_that_comes_back_begins_anew():
+def test_lost_worker_that_returns_is_registered_as_new():
     known, clock = workers()
     known.record_heartbeat(beat(max_parallel_jobs=2), clock.monotonic())
     known.assigned("w1", "a@1")
@@ -116,9 +116,7 @@ def test_workers_that_have_been_lost_for_long_are_forgotten():
 
 @pytest.mark.requirement("BUS-3", "D68")
 @pytest.mark.parametrize("said, others", [((3, 2, 2), (2, 3)), ((2, 1), ()), ((), ())])
-def test_a_worker_is_known_by_the_versions_that_it_speaks_instead_of_ours(
-    said: tuple[int, ...], others: tuple[int, ...]
-):
+def test_worker_with_other_protocol_versions_is_registered_with_them(said: tuple[int, ...], others: tuple[int, ...]):
     known, clock = workers()
     known.record_handshake(Handshake(component_id="w1", supported_versions=said), clock.monotonic())
     known.record_heartbeat(beat(), clock.monotonic())
@@ -255,7 +253,7 @@ def test_a_worker_that_appears_after_others_did_in_vain_is_found_and_then_truste
     assert not known.silent(TOPIC)
 
 
-def test_a_worker_whose_own_subject_is_silent_is_not_there_until_it_speaks_again():
+def test_worker_with_a_silent_subject_is_absent_until_its_next_heartbeat():
     known, clock = workers()
     known.record_heartbeat(beat(), clock.monotonic())
     known.mark_silent(direct_subject("w1"), "w1")
@@ -288,7 +286,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> int:
     return 20
 
 
-def test_more_workers_than_can_be_kept_leave_those_alone_that_are_known(few: int, caplog: pytest.LogCaptureFixture):
+def test_worker_limit_keeps_registered_workers(few: int, caplog: pytest.LogCaptureFixture):
     known, clock = workers()
     for number in range(1_000):
         known.record_heartbeat(beat(f"w{number}"), clock.monotonic())

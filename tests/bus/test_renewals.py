@@ -155,7 +155,7 @@ async def test_heartbeat_between_two_jobs_does_not_deny_a_lease(rig_of: Opens):
 
 @pytest.mark.on_both
 @pytest.mark.requirement("D29", "D30")
-async def test_a_job_whose_worker_asked_and_never_heard_the_answer_is_not_kept_alive_by_its_others(rig_of: Opens):
+async def test_lease_of_an_unconfirmed_start_is_not_renewed_by_heartbeats_for_other_jobs(rig_of: Opens):
     async with rig_of(topics=SHORT) as rig:
         parts = parts_of(rig)
         held = await parts.dispatched(worker_id="w1")
@@ -186,7 +186,7 @@ async def test_a_hung_handler_is_bounded_by_the_jobs_deadline(rig_of: Opens):
         assert (last.target, last.cause) == ("TIMEOUT", "deadline passed")
 
 
-async def test_another_process_goes_on_with_the_next_heartbeat_that_it_hears(rig_of: Opens):
+async def test_another_process_renews_leases_from_the_next_heartbeat(rig_of: Opens):
     async with rig_of(topics=SHORT) as rig:
         parts = parts_of(rig)
         held = await parts.dispatched(worker_id="w1")
@@ -205,7 +205,7 @@ async def test_the_holder_of_a_job_that_is_to_stop_is_told_once(rig_of: Opens):
         assert [stop.job_id for stop in parts.stops] == [held.wire_id]
 
 
-async def test_leases_with_much_time_left_are_left_alone(rig_of: Opens):
+async def test_leases_with_enough_time_left_are_not_renewed(rig_of: Opens):
     async with rig_of(topics=SHORT) as rig:
         parts = parts_of(rig)
         await _run(parts)

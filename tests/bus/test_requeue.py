@@ -1,18 +1,22 @@
 """Why an operator had a job run again is kept with the job that does it, and is nobody else's business."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import parts_of
 from tests.bus.rig import TOPIC, Rig
+from tests.dying_ledger import Died, DiesAfter
 from trellis.bus.documents import requeue_cause
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.messages import Status
 from trellis.bus.outcomes.job_tree import find_successor, requeue_as_new_job
 from trellis.bus.requests import REQUEUE_CAUSE, RETRY_OF, JobRequest
 from trellis.bus.topics import Topics
-from trellis.engine.errors import InvalidTransition
-from trellis.engine.jobs import Actor, RequestId
+from trellis.engine.errors import IdempotencyMismatch, InvalidTransition
+from trellis.engine.jobs import Actor, RequestId, RequestKey
 from trellis.lifecycles import Role
 
 OPERATOR = Actor(role=Role.GATEWAY, name="olha")
@@ -92,6 +96,27 @@ async def test_a_job_that_failed_under_fewer_attempts_can_be_run_again_after_the
         await requeue_as_new_job(rig.ledger, OPERATOR, await rig.job("a"), generous, RequestId("other"))
 
 
+@pytest.mark.on_both
+@pytest.mark.parametrize("retryable", [False, True], ids=["new job", "retry that was due"])
+@pytest.mark.requirement("D27", "D39")
+async def test_requeue_whose_process_died_after_the_submit_is_answered_with_the_job_it_made(rig: Rig, retryable: bool):
+    parts, status = parts_of(rig), Status.FAILED_RETRYABLE if retryable else Status.FAILED
+    await parts.result(await parts.dispatched(job_id="a"), "w1", status)
+    key = RequestKey(scope="s", key="k", fingerprint=b"f", about="a", given="press")
+    again = partial(requeue_as_new_job, topics=rig.topics, request_id=RequestId("r"), key=key)
+    dies = DiesAfter(rig.ledger, "submit")
+    with pytest.raises(Died):
+        await again(dies.ledger, OPERATOR, await rig.job("a"))
+    stored = await rig.ledger.find_request(key)
+    assert stored is not None, "the key is stored with the new job"
+    made = await again(rig.ledger, OPERATOR, await rig.job("a"))
+    assert (made.created, sorted(await parts.jobs())) == (False, ["a", made.job_id])
+    with pytest.raises(IdempotencyMismatch):
+        await requeue_as_new_job(
+            rig.ledger, OPERATOR, await rig.job("a"), rig.topics, RequestId("o"), key=replace(key, fingerprint=b"o")
+        )
+
+
 async def test_a_job_whose_labels_leave_no_room_for_ours_is_refused_and_not_made(rig: Rig):
     parts = parts_of(rig)
     full = {f"n{n}": "x" for n in range(1_000)}
@@ -102,7 +127,7 @@ async def test_a_job_whose_labels_leave_no_room_for_ours_is_refused_and_not_made
 
 
 @pytest.mark.requirement("D30", "D38")
-async def test_how_often_a_job_may_be_done_is_settled_when_it_is_handed_out(rig_of: Opens):
+async def test_maximum_attempts_of_a_bus_job_are_fixed_at_dispatch(rig_of: Opens):
     async with rig_of(topics={TOPIC: {"max_attempts": 1, "lease_s": 3}}) as rig:
         parts, worker = parts_of(rig), await rig.worker("w1", TOPIC)
         for name in ("failed", "lost"):

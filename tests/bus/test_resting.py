@@ -31,5 +31,5 @@ def test_a_job_that_waits_for_a_week_is_written_about_some_thousand_times(
 
 @pytest.mark.requirement("BUS-4")
 @pytest.mark.parametrize("asked_s, rests_s", [(None, 5.0), (10.0, 10.0), (float("inf"), 86_400.0), (float("nan"), 0.1)])
-def test_a_throttled_job_rests_as_long_as_the_policy_says_within_reason(asked_s: float | None, rests_s: float):
+def test_throttled_job_is_delayed_as_the_policy_states_within_bounds(asked_s: float | None, rests_s: float):
     assert dispatch_policy.throttle_delay_s(1.0, asked_s) == rests_s

@@ -130,9 +130,7 @@ async def test_an_idempotent_topic_retries_under_the_same_id_until_its_attempts_
         (Status.TIMEOUT, "RATE_LIMITED", "SCHEDULED"),
     ],
 )
-async def test_only_declared_error_codes_are_worth_another_attempt(
-    rig_of: Opens, status: Status, code: str, state: str
-):
+async def test_only_declared_error_codes_are_retried(rig_of: Opens, status: Status, code: str, state: str):
     async with rig_of(topics={TOPIC: {"idempotent": True, "retry": ["RATE_LIMITED"]}}) as rig:
         parts = parts_of(rig)
         held = await parts.dispatched()
@@ -198,7 +196,7 @@ async def test_a_job_that_was_to_stop_is_not_done_again_when_it_fails(rig_of: Op
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-1", "D19")
-async def test_a_wish_to_stop_that_comes_while_a_failure_is_written_is_heard(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+async def test_cancel_request_during_the_write_of_a_failure_is_obeyed(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     parts, turn = parts_of(rig), rig.ledger.turn
     held = await parts.dispatched(job_id="a")
     await parts.start(held, "w1")
@@ -236,7 +234,7 @@ async def test_job_that_a_worker_did_not_begin_costs_no_attempt_and_keeps_its_id
 
 
 @pytest.mark.requirement("BUS-5", "BUS-7")
-async def test_a_worker_that_begins_nothing_does_not_have_a_job_for_ever(rig_of: Opens):
+async def test_bus_job_given_back_unstarted_too_often_fails(rig_of: Opens):
     async with rig_of(topics={TOPIC: {"backoff_s": 0, "max_attempts": 2}}) as rig:
         parts = parts_of(rig)
         held = await parts.dispatched(job_id="a", worker_id="w1")
@@ -410,7 +408,7 @@ async def test_the_same_result_again_is_accepted_remarked_once_and_changes_nothi
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-6")
-async def test_another_end_for_an_ended_job_is_remarked_with_both_and_changes_nothing(rig: Rig):
+async def test_contradicting_result_of_an_ended_job_is_annotated_and_changes_nothing(rig: Rig):
     parts = parts_of(rig)
     held = await _ended(parts)
     before = await rig.events(held.job_id)
@@ -571,7 +569,7 @@ async def test_remarks_of_one_job_have_a_bound(rig: Rig):
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-6", "D29")
-async def test_of_many_contradicting_reports_in_many_processes_exactly_one_counts(rig: Rig):
+async def test_concurrent_contradicting_results_record_exactly_one(rig: Rig):
     processes = [parts_of(rig, name=f"p{n}", ledger=await rig.bench.open_another()) for n in range(3)]
     held = await processes[0].dispatched()
     words = [
@@ -591,7 +589,7 @@ async def test_of_many_contradicting_reports_in_many_processes_exactly_one_count
         assert answer.message == "accepted" if same else answer.message.startswith("refused"), (worker, status)
 
 
-async def test_results_that_come_together_share_their_look_at_the_ledger(rig: Rig):
+async def test_results_that_arrive_together_share_one_ledger_read(rig: Rig):
     parts = parts_of(rig)
     held = [await parts.dispatched() for _ in range(40)]
     looks = 0

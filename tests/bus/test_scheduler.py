@@ -42,7 +42,7 @@ class Crash(Exception):
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-1", "BUS-3", "D29", "D53")
-async def test_a_job_goes_to_whoever_listens_on_its_topic(rig: Rig):
+async def test_job_is_dispatched_to_a_subscriber_of_its_topic(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
     job_id = await rig.submit(env={"a": "b"}, labels={"team": "x"})
     await rig.run()
@@ -230,7 +230,7 @@ async def test_a_worker_that_is_gone_is_forgotten_and_the_topic_is_tried(rig: Ri
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-10")
-async def test_while_the_bus_is_down_nothing_is_dispatched_and_afterwards_everything_is(rig: Rig):
+async def test_bus_outage_delays_dispatch_until_it_is_over(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
     rig.bus.down = True
     jobs = await rig.submit_many(20)
@@ -284,7 +284,7 @@ async def test_a_job_that_may_have_arrived_and_must_not_be_done_twice_waits_for_
 
 
 @pytest.mark.requirement("BUS-7", "BUS-10")
-async def test_a_job_that_may_have_arrived_and_may_be_done_twice_goes_again_at_once(rig_of: Opens):
+async def test_idempotent_job_with_unknown_delivery_is_dispatched_again_at_once(rig_of: Opens):
     async with rig_of(topics={"job.>": {"idempotent": True, "max_attempts": 1}}) as rig:
         worker = await rig.worker("w1", TOPIC)
         job_id = await rig.submit()
@@ -311,7 +311,7 @@ async def test_a_job_that_has_begun_is_not_given_back(rig: Rig):
 
 
 @pytest.mark.requirement("BUS-4")
-async def test_while_the_kernel_is_away_jobs_wait_as_they_are(rig: Rig):
+async def test_jobs_wait_unchanged_during_a_kernel_outage(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
     rig.kernel.away = True
     jobs = await rig.submit_many(40)
@@ -433,7 +433,7 @@ async def test_a_job_that_needs_a_person_rests_until_one_approves_it_under_the_s
 
 
 @pytest.mark.requirement("D45")
-async def test_a_hold_that_nobody_answers_is_asked_about_again(rig: Rig):
+async def test_expired_hold_is_evaluated_again(rig: Rig):
     rig.kernel.says(DecisionKind.REQUIRE_HUMAN)
     job_id = await rig.submit(budget={"deadline_ms": int(2 * HOLD_S * 1000)})
     await rig.run()
@@ -542,7 +542,7 @@ async def test_a_batch_job_is_not_starved_by_a_stream_of_critical_ones(rig_of: O
 
 
 @pytest.mark.requirement("BUS-3")
-async def test_a_critical_job_does_not_wait_behind_a_long_queue_of_old_ones(rig_of: Opens):
+async def test_critical_job_overtakes_a_long_queue_of_older_jobs(rig_of: Opens):
     async with rig_of(topics={"job.>": {"pools": ["p"]}}, pools={"p": {}}) as rig:
         worker = await rig.worker("w1")
         await rig.submit_many(30, priority="batch")
@@ -557,7 +557,7 @@ async def test_a_critical_job_does_not_wait_behind_a_long_queue_of_old_ones(rig_
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-3")
-async def test_a_critical_job_does_not_wait_until_all_that_came_before_it_are_validated(rig_of: Opens):
+async def test_critical_job_is_validated_before_older_jobs(rig_of: Opens):
     async with rig_of(SchedulerOptions(validate_max=10, newest_max=20)) as rig:
         worker = await rig.worker("w1", TOPIC)
         await rig.submit_many(100, priority="batch")
@@ -600,7 +600,7 @@ async def test_a_tenant_may_have_what_the_configuration_says_now(rig_of: Opens, 
         assert len(worker.orders) == out
 
 
-async def test_a_scheduler_that_may_not_limit_tenants_says_so_once_and_goes_on(
+async def test_scheduler_without_the_right_to_limit_tenants_logs_once_and_continues(
     rig_of: Opens, caplog: pytest.LogCaptureFixture
 ):
     async with rig_of(tenants={"acme": {"held_max": 1}}) as rig:
@@ -693,7 +693,7 @@ async def test_an_urgent_job_does_not_wait_until_a_slow_kernel_has_judged_all_th
 
 
 @pytest.mark.requirement("BUS-3", "BUS-4")
-async def test_a_topic_that_a_pass_had_no_time_for_is_looked_at_before_the_others_come_again(rig: Rig):
+async def test_topic_skipped_by_a_scheduler_pass_is_first_in_the_next_pass(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
     for number in range(60):
         await rig.submit_many(5, f"job.nobody{number}")

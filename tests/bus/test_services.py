@@ -152,7 +152,7 @@ async def test_a_payload_that_json_cannot_hold_is_refused_and_nothing_is_stored(
         await objects.close()
 
 
-async def test_a_client_beside_the_scheduler_says_when_a_new_job_is_there(tmp_path: Path):
+async def test_submit_in_the_same_process_wakes_the_scheduler(tmp_path: Path):
     objects = await open_objects(f"file://{tmp_path / 'objects'}")
     ledger, woken = await open_ledger(":memory:"), list[str]()
 

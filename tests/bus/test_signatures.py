@@ -99,7 +99,7 @@ def test_packet_not_signed_by_its_sender_is_refused_where_signatures_are_require
     assert refused.value.error_code is (ErrorCode.SIGNATURE_MISSING if missing else ErrorCode.SIGNATURE_INVALID)
 
 
-def test_where_signatures_are_not_required_those_who_have_no_key_here_need_none(keys: Maker):
+def test_sender_without_a_known_key_needs_no_signature_unless_required(keys: Maker):
     relaxed = keys(required=False)
     decode(encode(packet_of(JobProgress(job_id="j"), "w-2"), PLAIN), relaxed)
     decode(signed_by_sdk(THEIRS, "w-2"), relaxed)
@@ -109,7 +109,7 @@ def test_where_signatures_are_not_required_those_who_have_no_key_here_need_none(
 
 @pytest.mark.requirement("BUS-2")
 @pytest.mark.parametrize("sender_id", ["w-1", "trellis"])
-def test_leaving_a_signature_out_does_not_help_where_the_senders_key_is_known(keys: Maker, sender_id: str):
+def test_unsigned_packet_of_a_sender_with_a_known_key_is_refused(keys: Maker, sender_id: str):
     stripped = parse_packet(signed_by_sdk(THEIRS if sender_id == "w-1" else OURS, sender_id))
     stripped.ClearField("signature")
     with pytest.raises(PacketRefused, match="must sign") as refused:
@@ -195,7 +195,7 @@ def same_with_another_signature(data: bytes) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def test_a_packet_of_a_stream_may_come_again_from_its_own_place(keys: Maker):
+def test_signed_stream_packet_may_be_redelivered_from_its_own_sequence(keys: Maker):
     made = keys()
     data = own(made)
     for _ in range(2):  # the first time its handler failed

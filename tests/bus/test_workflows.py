@@ -341,7 +341,7 @@ async def test_a_workflow_whose_steps_were_cancelled_is_undone_though_the_failed
     assert "slow.c" in await parts.jobs()
 
 
-async def test_a_workflow_is_read_anew_when_it_cannot_be_told_which_step_is_done_again(rig: Rig):
+async def test_workflow_is_reloaded_when_the_retried_step_is_ambiguous(rig: Rig):
     tree = JobTree(ledger=rig.ledger, topics=rig.topics)
     workflows = WorkflowReader(tree=tree)
     await step(rig, "a", 0)
@@ -379,7 +379,7 @@ async def test_a_step_whose_retry_was_cancelled_may_be_run_again(rig: Rig):
 
 
 @pytest.mark.requirement("BUS-8", "D39")
-async def test_of_several_that_do_a_step_again_one_that_succeeded_stands_for_it(rig: Rig):
+async def test_succeeded_retry_represents_its_workflow_step(rig: Rig):
     parts = parts_of(rig)
     await step(rig, "a", 0)
     await end(parts, "a", Status.FAILED)
@@ -524,7 +524,7 @@ async def test_a_removal_that_is_only_half_seen_is_seen_the_next_time(rig: Rig, 
     assert turn_of(await workflows.front(KEY), 1) is None
 
 
-async def test_a_step_that_is_removed_is_in_nobodys_way(rig: Rig):
+async def test_removed_workflow_step_blocks_no_other_step(rig: Rig):
     tree = JobTree(ledger=rig.ledger, topics=rig.topics)
     workflows = WorkflowReader(tree=tree)
     await step(rig, "a", 0)
@@ -538,7 +538,7 @@ async def test_a_step_that_is_removed_is_in_nobodys_way(rig: Rig):
     assert await workflows.front(KEY) == WorkflowFrontier()
 
 
-async def test_a_look_that_the_ledger_ends_leaves_out_nobody(rig: Rig):
+async def test_workflow_read_interrupted_by_a_ledger_error_misses_no_step(rig: Rig):
     tree = JobTree(ledger=rig.ledger, topics=rig.topics)
     workflows = WorkflowReader(tree=tree)
     for number in range(40):

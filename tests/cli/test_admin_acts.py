@@ -272,7 +272,7 @@ async def _nothing(ctx: Any) -> None: ...
 
 
 @pytest.mark.requirement("OBS-1", "D35")
-async def test_every_request_that_administers_leaves_an_act_and_so_does_one_that_is_refused(url: str, tmp_path: Path):
+async def test_every_administrative_request_records_an_act_also_when_refused(url: str, tmp_path: Path):
     places = {"objects": f"file://{tmp_path / 'store'}", "memory": str(tmp_path / "memory")}
     async with open_instance(Settings.model_validate(places), url) as instance:
         await instance.plant()

@@ -78,7 +78,7 @@ class Killed(BaseException):
 
 @pytest.mark.requirement("OBS-1")
 @pytest.mark.parametrize("writes_done", range(4))
-def test_no_crash_leaves_an_agent_that_nobody_is_recorded_to_have_made(
+def test_crash_never_leaves_an_agent_without_a_recorded_creator(
     local: Terminal, notes: list[str], monkeypatch: pytest.MonkeyPatch, writes_done: int
 ):
     """Killed before each of the writes: two sources, the act, the agent's file. Asking again finishes what is left.

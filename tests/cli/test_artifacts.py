@@ -97,9 +97,7 @@ def folder_of(terminal: Terminal) -> Path:
 
 
 @pytest.mark.requirement("ART-5")
-def test_old_artifacts_are_removed_for_good_by_an_operator_who_says_so(
-    local: Terminal, monkeypatch: pytest.MonkeyPatch
-):
+def test_cleanup_removes_old_artifacts_after_the_operator_confirms(local: Terminal, monkeypatch: pytest.MonkeyPatch):
     assert local("migrate").code == 0
     old, young = finalize(local, 2, days_ago=100), finalize(local, 1, days_ago=10)
     assert [one["artifact_id"] for one in local("artifacts", "--json").records] == [*young, *reversed(old)]

@@ -221,7 +221,7 @@ def test_a_job_that_waits_for_a_person_says_so_and_what_to_type(local: Terminal)
     assert "a person to approve it" in local("jobs").out
 
 
-def test_a_job_that_reached_nobody_says_so_in_its_first_sentence(local: Terminal):
+def test_explain_of_an_undelivered_job_states_it_first(local: Terminal):
     job_id = local.submit("--topic", "job.ecko")
 
     async def act(ledger: Ledger) -> None:

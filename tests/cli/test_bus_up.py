@@ -102,7 +102,7 @@ async def test_a_scheduler_that_can_only_deny_says_so_at_the_start(
 
 
 @pytest.mark.requirement("BUS-10")
-def test_a_bus_that_does_not_answer_keeps_nothing_from_starting_and_jobs_go_when_it_is_there(
+def test_trellis_up_starts_without_the_bus_and_dispatches_when_it_is_back(
     local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "policy.toml").write_text(POLICY)

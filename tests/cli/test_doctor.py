@@ -100,7 +100,7 @@ def test_dead_letters_are_counted_as_far_as_they_were_read():
     assert letters_finding(100, 100).detail == "100 or more wait for a decision"
 
 
-def test_only_errors_are_errors():
+def test_doctor_fails_only_on_errors():
     warning = letters_finding(1, 100)
     assert not has_errors([warning])
     assert has_errors([warning, error_finding("ledger", "gone", "look for it")])
@@ -113,7 +113,7 @@ def follower(*, behind_s: float | None, waits: bool = True, left_s: float = -60.
 
 
 @pytest.mark.requirement("D61")
-def test_a_follower_that_does_not_get_on_is_named_with_what_is_kept_for_it_and_how_to_let_go():
+def test_doctor_names_a_stuck_subscriber_what_is_retained_and_how_to_release_it():
     (finding,) = follower_findings([follower(behind_s=3 * 86_400)], NOW)
     assert (finding.check, finding.severity) == ("follower projector", FindingSeverity.WARNING)
     for told in (

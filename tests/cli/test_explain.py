@@ -131,7 +131,7 @@ def test_a_suspect_is_said_to_run_alone():
         ("job_retry_scheduled", "pausing after an error: attempt 1 may begin in 12 s."),
     ],
 )
-def test_a_resting_job_says_what_it_waits_for(event: str, says: str):
+def test_explain_of_a_scheduled_job_names_what_it_waits_for(event: str, says: str):
     resting = job(place=JobPlace.SCHEDULED, due_at=NOW + timedelta(seconds=12))
     assert f"Job j-1 (mail.send) is queued, {says}" in story(resting, step(event))
 
@@ -153,7 +153,7 @@ def test_a_paused_type_is_the_reason():
     assert "will take it" not in text
 
 
-def test_a_resting_job_says_until_when_and_why():
+def test_explain_of_a_delayed_job_gives_the_time_and_the_reason():
     error = b'{"error": {"message": "TransientError: connection reset"}}'
     retried = step("job_retry_scheduled", cause="short", data=error)
     text = story(job(place=JobPlace.SCHEDULED, attempt=1, due_at=NOW + timedelta(seconds=12)), retried)
@@ -169,7 +169,7 @@ def test_a_parked_job_names_who_is_before_it():
     assert "j-0 holds it" in text
 
 
-def test_a_held_job_says_who_has_it_and_what_each_end_would_mean():
+def test_explain_of_a_held_job_names_its_holder_and_the_possible_ends():
     text = story(held(attempt=1))
     assert "held by w-1" in text
     assert "Its lease (epoch 3) holds for 40 s more" in text
@@ -242,7 +242,7 @@ def test_a_job_that_waits_for_a_role_says_whom():
 QUEUE_JOB = {"lifecycle": "queue-job", "type": "RESEARCH", "place": JobPlace.SCHEDULED, "max_attempts": 4}
 
 
-def test_a_queue_job_that_pauses_says_when_it_goes_on_by_itself_and_why_it_failed():
+def test_explain_of_a_retrying_queue_job_gives_the_retry_time_and_the_error():
     error = b'{"error": {"code": "NLM_UNAVAILABLE", "message": "it did not answer: ConnectError."}}'
     paused = job(**QUEUE_JOB, state="RETRY_BACKOFF", due_at=NOW + timedelta(seconds=12))
     failed = step("job_retry_scheduled", lifecycle="queue-job", target="RETRY_BACKOFF", data=error)

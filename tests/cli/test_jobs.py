@@ -116,7 +116,7 @@ def test_a_captured_traceback_has_lines_of_its_own():
     assert list(signal_lines(progress)) == ['12:00:01 progress {"page": 3}']
 
 
-def test_a_listing_says_since_when_jobs_are_there_and_what_they_wait_for(trellis: Terminal):
+def test_job_listing_shows_age_and_wait_reason(trellis: Terminal):
     delayed = trellis.submit("a", "--delay", "1h")
     first = trellis.submit("a", "--concurrency-key", "t1")
     parked = trellis.submit("a", "--concurrency-key", "t1")

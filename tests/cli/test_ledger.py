@@ -117,7 +117,7 @@ def test_a_server_that_does_not_answer_is_named_without_its_password(local: Term
     assert "geheim" not in answer.err + answer.out + told.out + told.err
 
 
-def test_a_server_that_is_not_there_is_told_in_plain_words(local: Terminal):
+def test_unreachable_database_server_is_reported_in_plain_words(local: Terminal):
     refused = local("jobs", ledger="postgresql://127.0.0.1:1/db")
     assert "nothing listens at 127.0.0.1, port 1" in refused.err
     unknown = local("jobs", ledger="postgresql://no-such-host.invalid/db")
@@ -272,7 +272,7 @@ def test_doctor_says_what_is_wrong_and_what_to_do(trellis: Terminal, work):
     assert {"python", "workers", "dead letters", "type double"} <= {finding["check"] for finding in findings}
 
 
-def test_a_command_on_a_ledger_says_that_it_does_not_go_through_the_gateway(
+def test_command_with_a_ledger_option_notes_that_the_gateway_is_not_used(
     local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("TRELLIS_GATEWAY", "http://127.0.0.1:1")
@@ -318,7 +318,7 @@ async def _followed(url: str, name: str, *, reads: bool) -> None:
 
 
 @pytest.mark.requirement("D61")
-def test_an_operator_sees_who_follows_and_leaves_behind_who_does_not(trellis: Terminal):
+def test_operator_lists_subscribers_and_releases_an_abandoned_one(trellis: Terminal):
     assert "Nobody has followed yet" in trellis("followers").err + trellis("followers").out
     trellis.submit("double", "1")
     asyncio.run(_followed(trellis.url, "bus-publisher", reads=True))

@@ -126,7 +126,7 @@ def test_a_long_command_says_in_a_log_how_far_it_is():
     assert EVERY_S == 10.0
 
 
-def test_a_command_that_does_not_go_through_the_gateway_says_that_a_local_ledger_answers(
+def test_command_without_gateway_support_notes_that_a_local_ledger_is_used(
     local: Terminal, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("TRELLIS_GATEWAY", "http://127.0.0.1:9")

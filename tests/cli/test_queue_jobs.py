@@ -108,7 +108,7 @@ def move(terminal: Terminal, job_id: str, *, due_s: float) -> None:
     asyncio.run(fail())
 
 
-def test_a_queue_job_that_retries_by_itself_is_not_requeued_and_says_when_it_goes_on(planted: Terminal):
+def test_requeue_of_a_retrying_queue_job_is_refused_with_the_retry_time(planted: Terminal):
     job_id = planted.submit(*RESEARCH)
     assert planted("jobs").out.splitlines()[1].endswith("orchestrator")
     move(planted, job_id, due_s=600)
@@ -118,7 +118,7 @@ def test_a_queue_job_that_retries_by_itself_is_not_requeued_and_says_when_it_goe
     assert "1 RETRY_BACKOFF" in planted("doctor").out
 
 
-def test_a_job_of_a_paused_agent_says_who_paused_it_why_and_how_it_goes_on(planted: Terminal):
+def test_explain_of_a_job_of_a_paused_agent_names_who_paused_it_why_and_the_remedy(planted: Terminal):
     job_id = planted.submit(*RESEARCH)
     assert f"Agent {VIOLIN}" not in planted("job", "explain", job_id).out
     assert planted("agents", "pause", VIOLIN, "--reason", "its notes are being sorted").code == 0

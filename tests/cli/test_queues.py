@@ -185,7 +185,7 @@ def test_events_that_cannot_be_meant_are_refused(local: Terminal, arguments, cod
     assert says in answer.err
 
 
-def test_workers_are_told_apart_by_whether_they_live_left_or_fell_silent():
+def test_worker_listing_distinguishes_alive_drained_and_silent_workers():
     def seen(state: Literal["alive", "silent", "drained"], **about: object) -> WorkerShape:
         info = {"types": ["double"], "concurrency": 4, **about}
         return WorkerShape(name="w", seen_at="2026-03-01T12:00:00.000Z", silent_s=300, state=state, held=1, info=info)

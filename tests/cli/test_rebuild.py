@@ -97,7 +97,7 @@ def test_objects_that_differ_are_named_and_left(planted: Terminal, tmp_path: Pat
     assert planted("rebuild", "--from", "ledger").code == 0
 
 
-def test_a_job_that_does_not_come_back_is_named(used: Terminal, tmp_path: Path):
+def test_rebuild_names_each_job_it_could_not_restore(used: Terminal, tmp_path: Path):
     (segment,) = (tmp_path / "objects" / "audit").rglob("*.jsonl")
     line = next(line for line in segment.read_bytes().splitlines() if b"first-1" in line)
     segment.with_name("again.jsonl").write_bytes(line.replace(b'"version":1', b'"version":3'))
@@ -126,7 +126,9 @@ def test_contradictory_rebuild_options_are_refused_with_a_remedy(
 
 
 @pytest.mark.requirement("AUTH-7")
-def test_only_an_operator_may(local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_only_an_operator_may_rebuild_from_the_command_line(
+    local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     token = local("token", "issue", "--role", "submitter").out.strip()
     monkeypatch.setenv("TRELLIS_TOKEN", token)
     answer = local("rebuild", "--from", "ledger")

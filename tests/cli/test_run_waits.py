@@ -61,7 +61,7 @@ def test_explain_and_show_say_what_a_run_waits_for(planted: Terminal):
 
 
 @pytest.mark.requirement("D24")
-def test_runs_of_a_stopped_agent_say_how_to_let_them_go_on(planted: Terminal):
+def test_explain_of_a_run_of_a_stopped_agent_names_the_remedy(planted: Terminal):
     reason = str(AgentStopped(slug=VIOLIN, status="paused"))
     for run_id in asyncio.run(waiting_runs(planted.url, reason, is_bounded=False)):
         told = " ".join(planted("job", "explain", run_id).out.split())
@@ -99,7 +99,7 @@ def test_a_wait_is_told_with_its_length():
     ],
     ids=["idle", "behind", "gone"],
 )
-def test_how_the_projector_gets_on_is_told(until_s: int, unread_s: int | None, words: list[str]):
+def test_explain_of_a_run_shows_the_lag_of_the_projector(until_s: int, unread_s: int | None, words: list[str]):
     seen = SubscriberRecord(
         name="projector",
         actor="p",

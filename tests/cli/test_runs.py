@@ -337,7 +337,7 @@ def test_schedules_are_listed_with_their_next_and_their_last_time(planted: Termi
     assert len(planted("schedules", "--limit", "1", "--json").records) == 1
 
 
-def test_a_run_that_nobody_executes_is_waited_for_as_long_as_is_said(planted: Terminal):
+def test_run_wait_without_an_executor_ends_after_the_given_time(planted: Terminal):
     answer = planted("run", VIOLIN, "--wait", "0.2s")
     (run,) = planted("runs", "--json").records
     assert (answer.code, f"Run {run['run_id']} has not ended in" in answer.err) == (1, True), answer.err
@@ -379,7 +379,7 @@ def test_a_run_without_a_watcher_waits_for_a_service(planted: Terminal):
     assert [(run["status"], run["position"]) for run in (first, second)] == [("queued", 0), ("queued", 1)]
 
 
-def test_an_agent_or_proposal_that_is_not_there_is_said_so(planted: Terminal):
+def test_unknown_agent_or_proposal_is_reported_as_not_found(planted: Terminal):
     missing = planted("run", "nobody").err
     assert "there is no agents/nobody/_agent.md" in missing
     assert "trellis agents" in missing

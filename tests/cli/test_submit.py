@@ -163,7 +163,7 @@ def test_an_application_checks_type_and_payload(local: Terminal, tmp_path: Path,
     assert local("submit", "double", "1", "--app", "checked_shop:app").code == 0
 
 
-def test_a_job_has_the_priority_of_its_handler_unless_somebody_says_another(local: Terminal, tmp_path: Path):
+def test_submitted_job_has_the_priority_of_its_handler_unless_given(local: Terminal, tmp_path: Path):
     (tmp_path / "urgent_shop.py").write_text(APPLICATION.replace('"double"', '"double", priority="critical"'))
     for option, priority in (((), "critical"), (("--priority", "interactive"), "interactive")):
         job_id = local.submit("double", "1", "--app", "urgent_shop:app", *option)

@@ -95,7 +95,7 @@ def test_a_token_that_cannot_be_meant_is_not_issued(local: Terminal, arguments: 
     assert says in answer.err
 
 
-def test_a_bad_token_is_one_clear_error_for_whoever_acts(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+def test_invalid_token_is_one_clear_error_in_every_command(local: Terminal, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TRELLIS_TOKEN", "nonsense")
     (Path.cwd() / "shop.py").write_text("from trellis import App\napp = App()\n@app.job('t')\nasync def t(ctx): ...\n")
     for arguments in (["submit", "t"], ["worker", "shop:app"], ["sweep"], ["queues", "pause", "t"]):
@@ -109,7 +109,7 @@ def test_no_command_takes_a_token_where_others_can_see_it(local: Terminal):
     assert (answer.code, "No such option" in answer.err) == (2, True)
 
 
-def test_doctor_says_what_the_token_is_good_for_and_never_shows_it(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+def test_doctor_reports_the_rights_of_the_token_and_never_prints_it(local: Terminal, monkeypatch: pytest.MonkeyPatch):
     token = local("token", "issue", "--role", "submitter", "--sub", "ada").out.strip()
     monkeypatch.setenv("TRELLIS_TOKEN", token)
     for arguments in (["doctor"], ["doctor", "--json"]):

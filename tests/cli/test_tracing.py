@@ -75,7 +75,7 @@ def ran(**variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.requirement("OBS-6")
-def test_spans_go_where_the_environment_says_and_are_there_when_the_process_has_ended():
+def test_spans_are_exported_to_the_configured_collector_before_the_process_ends():
     with collector() as (url, taken):
         told = ran(OTEL_EXPORTER_OTLP_ENDPOINT=url).stdout
     ((path, body),) = taken

@@ -133,7 +133,7 @@ async def test_an_orchestrator_alone_listens_nowhere(
     await serving
 
 
-def test_a_file_that_a_killed_process_left_behind_deceives_nobody(local: Terminal, tmp_path: Path):
+def test_address_file_of_a_killed_process_is_ignored(local: Terminal, tmp_path: Path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         left = {"gateway": f"http://127.0.0.1:{taken.getsockname()[1]}", "pid": os.getpid(), "instance": "1"}
@@ -157,7 +157,7 @@ class _Impostor(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-def test_another_program_on_the_port_of_a_gateway_that_is_gone_is_not_taken_for_it(
+def test_foreign_program_on_the_gateway_port_is_not_mistaken_for_the_gateway(
     local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     ended = subprocess.Popen(["true"])

@@ -55,7 +55,7 @@ async def test_a_backend_that_cannot_know_its_gateway_does_not_start(tmp_path: P
             pass
 
 
-async def test_only_the_gateway_gets_tokens_whatever_else_may_be_asked(tmp_path: Path):
+async def test_tokens_are_sent_to_the_gateway_only(tmp_path: Path):
     url = f"sqlite:///{tmp_path / 't.db'}"
     make_development_key(url)
     chosen = {"gateway": "http://127.0.0.1:8420", "outgoing": ["http://127.0.0.1:9000"]}
@@ -94,7 +94,7 @@ def test_queue_jobs_are_driven_where_they_can_get_somewhere(
     assert found is None if reason is None else reason in (found or "")
 
 
-def test_a_process_that_cannot_do_queue_jobs_says_why_and_leaves_them_alone(
+def test_process_without_a_signing_key_logs_why_and_claims_no_queue_jobs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """With a key set and nothing to sign with it cannot show who it is."""

@@ -128,7 +128,7 @@ async def test_an_id_that_the_engine_derives_is_refused(box: Sandbox):
     assert (await box.ledger.jobs(JobFilter(), limit=5)).jobs == ()
 
 
-async def test_many_are_submitted_in_chunks_and_all_are_checked_first(box: Sandbox):
+async def test_submit_many_checks_all_jobs_and_submits_in_chunks(box: Sandbox):
     jobs = await box.trellis.submit_many("double", range(SUBMIT_MAX + 3))
     assert len({job.id for job in jobs}) == SUBMIT_MAX + 3
     (depth,) = await box.ledger.queues()
@@ -169,7 +169,7 @@ async def test_a_chain_is_undone_newest_first_and_each_job_once(box: Sandbox):
 
 
 @pytest.mark.requirement("DJ-17")
-async def test_only_a_succeeded_job_with_a_known_compensation_is_undone(box: Sandbox):
+async def test_compensate_requires_a_succeeded_job_with_a_compensation(box: Sandbox):
     waiting = await box.submit("double", 1)
     with pytest.raises(OptionInvalid, match="only succeeded"):
         await box.trellis.compensate(waiting.id)
@@ -207,7 +207,7 @@ async def test_the_feed_yields_every_event_once_and_goes_on_from_a_position(box:
 
 
 @pytest.mark.requirement("D46")
-async def test_a_role_that_may_not_is_told_so_before_the_ledger_is_asked(box: Sandbox):
+async def test_client_refuses_a_forbidden_call_before_the_ledger_is_called(box: Sandbox):
     job = await box.submit("broken")
     submitter, nobody = as_roles(box, Role.SUBMITTER), as_roles(box, Role.PROJECTOR)
     for refused in (submitter.requeue([job.id]), submitter.pause("broken"), nobody.cancel(job.id)):

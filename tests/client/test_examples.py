@@ -7,7 +7,7 @@ from trellis.engine.jobs import CancelMode
 from trellis.testing import sandbox
 
 
-async def test_the_demo_application_does_what_it_says():
+async def test_demo_application_runs_as_documented():
     async with sandbox(app) as box:
         assert await box.run("index.document", Document("trellis", pages=2)) == Indexed(title="trellis", words=200)
         assert await box.run("call.flaky", 2) == "answered at attempt 3"

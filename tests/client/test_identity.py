@@ -143,7 +143,7 @@ BAD: dict[str, tuple[Callable[[], str], str]] = {
 }
 
 
-def test_the_token_that_the_bad_ones_are_made_from_is_good():
+def test_base_token_of_the_invalid_tokens_is_valid():
     said = Identity(name="ada", roles=frozenset({Role.SUBMITTER}), issuer="trellis", expires_at=NOW + 60)
     assert verify(token(), [KEY], now=NOW) == said
     assert verify(token(aud=["garden", "trellis"]), [KEY], now=NOW) == said
@@ -159,7 +159,7 @@ def test_a_bad_token_is_refused_and_says_what_is_wrong(name: str):
     assert len(str(refusal.value)) < 500, "a message repeats no more of a token than it needs"
 
 
-def test_there_are_enough_bad_tokens():
+def test_invalid_token_cases_are_at_least_25():
     assert len(BAD) >= 25
 
 

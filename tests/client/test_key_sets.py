@@ -72,9 +72,7 @@ def test_keys_are_changed_without_a_restart_and_an_old_one_counts_until_it_is_re
     assert (is_taken(old, watched.keys), is_taken(new, watched.keys)) == (False, True)
 
 
-def test_a_file_that_is_being_written_leaves_the_last_good_keys_and_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_half_written_key_set_keeps_the_last_valid_keys_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     watched = Watched(tmp_path / "keys.json", OLD)
     for broken in ('{"keys": [', "", '{"keys": []}', json.dumps({"keys": [OLD]})):
         watched.write(broken)

@@ -27,7 +27,6 @@ REFUSED_READS = MappingProxyType(
 WRITES = MappingProxyType(
     {
         "jobs": "submit turn renew move cancel requeue save_checkpoint journal signal sweep retain restore annotate",
-        "keys of requests": "take_request_key store_request_answer",
         "types and keys": "pause limit_rate declare_types limit_key limit_held",
         "subscriptions": "subscribe ack unsubscribe release_retention",
         "administration": "set_home_issuer record_act restore_acts acts_published heartbeat_worker close",

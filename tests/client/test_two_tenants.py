@@ -156,7 +156,7 @@ async def test_no_verb_reaches_a_job_of_another(stranger: str):
 
 
 @pytest.mark.requirement("D62")
-async def test_a_job_that_is_not_there_looks_like_anothers():
+async def test_missing_job_is_refused_like_a_foreign_job():
     async with world(as_token("iryna"), as_token("mallory")) as one:
         told = set()
         for job_id in (one.job.job_id, "not-there"):

@@ -13,7 +13,7 @@ FIELDS = (
 )
 
 
-def test_the_guide_to_agents_does_what_it_says(tmp_path: Path, environment: dict[str, str]):
+def test_agent_guide_commands_work(tmp_path: Path, environment: dict[str, str]):
     output = run(PAGE, tmp_path, environment)
     assert "The espresso machine M-1 is kept at 94 degrees" in output
     assert "is kept at 88 degrees" in output

@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "how-to" / "run-the-bus.md"
 
 @pytest.mark.prove
 @pytest.mark.requirement("BUS-1", "BUS-9")
-def test_the_guide_to_the_bus_does_what_it_says(tmp_path: Path):
+def test_bus_guide_commands_work(tmp_path: Path):
     printed = run(PAGE, tmp_path, {})
     assert '"status": "SUCCEEDED"' in printed
     assert '"hello"' in printed

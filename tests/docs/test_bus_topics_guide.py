@@ -22,7 +22,7 @@ CODES = (
 
 
 @pytest.mark.prove
-def test_the_guide_to_topics_does_what_it_says(tmp_path: Path):
+def test_topics_guide_commands_work(tmp_path: Path):
     output = run(PAGE, tmp_path, {})
     assert output.count('"status": "SUCCEEDED"') == 2, "the first, and the retry of the second"
 

@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "how-to" / "run-the-nlm-backend.md"
 
 
 @pytest.mark.prove
-def test_the_guide_to_the_backend_does_what_it_says(tmp_path: Path):
+def test_nlm_backend_guide_commands_work(tmp_path: Path):
     assert '"status":"ok"' in run(PAGE, tmp_path, {})
 
 

@@ -28,7 +28,7 @@ RULES = (RequiredRule, MaxCharsRule, MatchesRule, OneOfRule, ResolvesRule)
 
 
 @pytest.mark.prove
-def test_the_guide_to_queue_jobs_does_what_it_says(tmp_path: Path):
+def test_queue_jobs_guide_commands_work(tmp_path: Path):
     output = run(PAGE, tmp_path, {})
     assert [kind for kind in ArtifactType if kind.value not in output] == []
     assert "## Entities" in output

@@ -20,7 +20,7 @@ ASKING = ROOT / "docs" / "how-to" / "submit-queue-jobs.md"
 PYTHON = ROOT / "docs" / "reference" / "python.md"
 
 
-def test_the_readme_does_what_it_says(tmp_path: Path, environment: dict[str, str]):
+def test_readme_commands_work(tmp_path: Path, environment: dict[str, str]):
     output = run(README, tmp_path, environment)
     assert "hello world" in output
     assert "completed" in output
@@ -29,26 +29,26 @@ def test_the_readme_does_what_it_says(tmp_path: Path, environment: dict[str, str
     assert "## Conclusions" in output
 
 
-def test_the_tutorial_does_what_it_says(tmp_path: Path, environment: dict[str, str]):
+def test_tutorial_commands_work(tmp_path: Path, environment: dict[str, str]):
     output = run(TUTORIAL, tmp_path, environment)
     for text in ("validation_failed", "1 passed", "no violation", "scan-2 was asked to stop", "no result, exit code 1"):
         assert text in output, output
     assert "attempt 2 did pages 20 to 60" in output
 
 
-def test_the_guide_to_testing_does_what_it_says(tmp_path: Path):
+def test_testing_guide_commands_work(tmp_path: Path):
     output = run(TESTING, tmp_path, {})
     assert re.findall(r"\d passed", output) == ["3 passed", "1 passed"], output
 
 
 @pytest.mark.prove
-def test_the_operators_guide_does_what_it_says(tmp_path: Path, new_postgres_database: Callable[..., str]):
+def test_operators_guide_commands_work(tmp_path: Path, new_postgres_database: Callable[..., str]):
     output = run(OPERATE, tmp_path, {"DATABASE_URL": new_postgres_database()})
     assert "no violation" in output
     assert "the token of shop gives submitter" in output
 
 
-def test_the_guide_to_the_gateway_does_what_it_says(tmp_path: Path, environment: dict[str, str]):
+def test_gateway_guide_commands_work(tmp_path: Path, environment: dict[str, str]):
     output = run(CALLING, tmp_path, environment)
     assert "completed 4 of 4" in output
     assert "rule jobs.requeue" in output

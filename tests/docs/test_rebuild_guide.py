@@ -10,7 +10,7 @@ PAGE = ROOT / "docs" / "how-to" / "rebuild.md"
 
 
 @pytest.mark.prove
-def test_the_guide_to_rebuilding_does_what_it_says(tmp_path: Path):
+def test_rebuild_guide_commands_work(tmp_path: Path):
     output = run(PAGE, tmp_path, {})
     assert "no violation" in output
     assert "put back" in output

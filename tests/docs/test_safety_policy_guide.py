@@ -13,7 +13,7 @@ PAGE = ROOT / "docs" / "how-to" / "safety-policy.md"
 
 
 @pytest.mark.prove
-def test_the_guide_to_policies_does_what_it_says(tmp_path: Path):
+def test_safety_policy_guide_commands_work(tmp_path: Path):
     said = run(PAGE, tmp_path, {})
     assert "allow_with_constraints by files" in said
     assert "require_human by deletes-need-a-person" in said

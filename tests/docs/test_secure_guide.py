@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "how-to" / "secure.md"
 
 
 @pytest.mark.prove
-def test_the_guide_to_security_does_what_it_says(tmp_path: Path):
+def test_security_guide_commands_work(tmp_path: Path):
     output = run(PAGE, tmp_path, {})
     assert "is owner with it for 10 min" in output
     assert (tmp_path / "token").read_text().count(".") == 2

@@ -35,7 +35,7 @@ async def _sent(batcher: Batcher[int, int], *items: int) -> list["asyncio.Task[i
     return calls
 
 
-async def test_a_lone_call_goes_at_once_and_those_that_come_meanwhile_go_together():
+async def test_batcher_sends_a_single_call_at_once_and_later_calls_together():
     ledger = Ledger()
     batcher = Batcher(ledger.run, lambda _: 1, 10)
     first = await _sent(batcher, 1)
@@ -78,7 +78,7 @@ async def test_batched_call_without_a_waiter_is_not_sent():
     assert ledger.batches == [[1], [3]]
 
 
-async def test_every_caller_learns_that_the_ledger_is_gone_and_the_next_batch_is_sent_all_the_same():
+async def test_failed_batch_raises_for_every_caller_and_the_next_batch_is_sent():
     ledger = Ledger()
     batcher = Batcher(ledger.run, lambda _: 1, 10)
     ledger.down = True

@@ -80,7 +80,7 @@ def test_a_retry_timer_of_a_queue_job(facts: Fact, trigger: str, cause: Cause | 
     assert (made.trigger, made.cause) == (trigger, cause)
 
 
-def test_the_cause_of_a_death_says_how_many_there_were():
+def test_cause_of_a_dead_letter_counts_the_deaths_of_workers():
     made = decide(LEASED_JOB, "running", Occasion.LEASE_LOST, Fact.LAST_DEATH)
     assert made is not None
     assert made.cause_after(3) == "its worker died 3 times while running this job"

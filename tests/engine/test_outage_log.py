@@ -105,7 +105,7 @@ def test_a_loop_that_is_gone_keeps_no_outage_open(caplog: pytest.LogCaptureFixtu
     assert [line.partition(" ")[0] for line in lines(caplog)] == ["ledger_unavailable"] * 2
 
 
-def test_only_what_is_away_is_an_outage():
+def test_only_unavailability_errors_are_logged_as_outage():
     assert outage_log.outage_of(ValueError()) is None
     assert outage_log.outage_of(TrellisError()) is None
     assert outage_log.outage_of(AWAY) is outage_log.LEDGER

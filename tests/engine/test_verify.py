@@ -122,7 +122,7 @@ DAMAGES: list[tuple[str, VerifyRule, Callable[[JobHistory], JobHistory]]] = [
 
 
 @pytest.mark.requirement("DJ-3", "DJ-4", "DJ-12", "D1", "D2", "D6")
-async def test_each_damage_is_found_under_its_rule_and_nothing_before_it(rig: Rig):
+async def test_verify_reports_each_damage_under_its_own_rule(rig: Rig):
     lives = await _lives(rig)
     assert [check_history(history) for history in lives.values()] == [[]] * len(lives)
     for name, rule, damage in DAMAGES:
@@ -195,7 +195,7 @@ async def test_no_more_violations_are_kept_than_the_bound(rig: Rig, monkeypatch:
     assert (report.found, len(report.violations)) == (10, 3)
 
 
-async def test_progress_is_told_on_the_way(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+async def test_verify_reports_progress(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(verify_module, "PROGRESS_EVERY", 4)
     await rig.submit(10)
     told: list[VerifyProgress] = []

@@ -132,7 +132,7 @@ async def run_with_fault(bench: Bench, nursery: Nursery, folder: Path, point: in
 
 @pytest.mark.requirement("DJ-2", "DJ-3", "D2")
 @pytest.mark.parametrize("dies", [False, True], ids=["exchange-lost", "worker-dies"])
-async def test_a_fault_at_any_exchange_leaves_a_job_that_ends_well(
+async def test_job_succeeds_after_a_fault_at_any_exchange(
     bench: Bench, nursery: Nursery, tmp_path: Path, dies: bool, figures
 ):
     points = await golden_run(bench, nursery, tmp_path)

@@ -165,7 +165,7 @@ async def test_twenty_kills_lose_and_double_nothing(
 @pytest.mark.prove
 @pytest.mark.timeout(3600)
 @pytest.mark.requirement("DJ-3", "DJ-4", "D2", "D33", "DJ-8")
-async def test_two_hundred_kills_over_ten_thousand_jobs(
+async def test_ten_thousand_jobs_survive_two_hundred_worker_kills(
     ledger: Ledger, ledger_url: str, tmp_path: Path, nursery: Nursery, figures, pace: Pace
 ):
     with Fleet(nursery, ledger_url, tmp_path, {"lease_s": LEASE_S, "heartbeat_s": HEARTBEAT_S}) as fleet:

@@ -168,7 +168,7 @@ async def test_simulation_of_another_policy_reports_differences_and_changes_no_j
 
 
 @pytest.mark.requirement("BUS-4")
-async def test_a_kernel_that_cannot_be_asked_is_said_to_be_away_and_why(gateway: Gateway, tmp_path: Path):
+async def test_unavailable_kernel_is_reported_with_the_reason(gateway: Gateway, tmp_path: Path):
     vars(gateway.instance)["kernel"] = FileKernel(tmp_path / "none.toml", monotonic=FakeClock().monotonic)
     asked: dict[str, Any] = {"request": {"topic": "job.x"}}
     answer = await gateway.client("owner").post("/safety/explain", json=asked)

@@ -289,7 +289,7 @@ async def test_artifact_that_is_final_or_awaited_cannot_be_discarded(gateway: Ga
 
 
 @pytest.mark.requirement("ART-7", "AUTH-3")
-async def test_a_backend_does_not_find_its_own_staged_artifact_and_is_refused_what_is_anothers(gateway: Gateway):
+async def test_backend_gets_404_for_its_staged_artifact_and_403_for_a_foreign_one(gateway: Gateway):
     lease = await waiting(gateway)
     client = backend(gateway, lease)
     staged = (await client.post("/artifacts", json=body(lease))).json()["artifact_id"]

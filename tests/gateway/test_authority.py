@@ -314,7 +314,7 @@ def test_every_rule_has_an_entrance_or_says_why_it_has_none():
 
 @pytest.mark.requirement("AUTH-2")
 @pytest.mark.parametrize("rule", WITHOUT_ENTRANCE)
-def test_a_rule_without_an_entrance_is_asked_nowhere_and_granted_to_nobody(rule: str):
+def test_authority_rule_without_a_route_is_used_nowhere_and_granted_to_no_role(rule: str):
     assert set(RULES[rule].grants.values()) == {N}
     source = Path(trellis.__file__).parent
     naming = [path.name for path in source.rglob("*.py") if f'"{rule}"' in path.read_text(encoding="utf-8")]
@@ -339,7 +339,7 @@ def test_each_role_that_may_change_the_status_of_jobs_is_named_by_a_lifecycle():
 
 
 @pytest.mark.requirement("AUTH-2", "AUTH-1", "JQ-6")
-async def test_the_ledger_lets_nobody_change_the_status_of_a_job_whose_role_may_not(gateway: Gateway):
+async def test_ledger_refuses_status_changes_by_roles_without_the_right(gateway: Gateway):
     ledger, world = gateway.instance.ledger, await make_world(gateway, "mine")
     (queued,) = await ledger.submit(GATEWAY, [queue_job(new_id())])
     (on_topic,) = await ledger.submit(GATEWAY, [bus_job()])
@@ -371,7 +371,7 @@ async def test_only_the_apply_engine_commits_to_memory(gateway: Gateway):
         if grant is N:
             for act in (
                 ApplyEngine.run_once,
-                partial(ApplyEngine.apply_again, proposal=proposal, request_id=RequestId("1")),
+                partial(ApplyEngine.apply_now, proposal=proposal, request_id=RequestId("1")),
             ):
                 with pytest.raises(NotAllowed, match=r"rule memory\.commit "):
                     await act(replace(engine, actor=Actor(role=role, name=f"a {role}")))

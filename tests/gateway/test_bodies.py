@@ -168,7 +168,7 @@ REFUSED = {
 
 @pytest.mark.requirement("D26")
 @pytest.mark.parametrize("name", [*REFUSED, "no secret"])
-async def test_of_a_callback_that_no_body_makes_good_none_is_read(tmp_path: Path, name: str):
+async def test_body_of_a_callback_refused_by_its_headers_is_not_read(tmp_path: Path, name: str):
     read: list[int] = []
 
     async def body() -> AsyncIterator[bytes]:

@@ -234,7 +234,7 @@ async def test_a_publication_that_was_not_taken_is_a_failed_span_and_the_next_on
     assert first.status.description == str(error)
 
 
-async def test_a_result_of_nobody_begins_no_trace(make_gateway: Callable[..., Gateway], bus_server: NatsServer):
+async def test_result_without_a_job_starts_no_trace(make_gateway: Callable[..., Gateway], bus_server: NatsServer):
     with recorded() as spans:
         async with a_line(make_gateway(), bus_server) as line:
             bus = await opened(bus_server, "w-9")

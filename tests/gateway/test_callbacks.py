@@ -153,7 +153,7 @@ async def test_callback_without_a_valid_signature_has_no_effect_and_leaves_one_r
 
 
 @pytest.mark.requirement("D26")
-async def test_another_body_under_a_used_id_is_refused(callbacks: Callbacks):
+async def test_callback_with_a_used_id_and_another_body_is_refused(callbacks: Callbacks):
     assert (await callbacks.send(callbacks.body())).status_code == 202
     other = await callbacks.send(callbacks.body(artifact_id="art_2"))
     assert (other.status_code, other.json()["code"]) == (409, "DUPLICATE_ENTRY")
@@ -168,7 +168,7 @@ async def test_an_attempt_that_lost_its_lease_changes_nothing(callbacks: Callbac
     assert await callbacks.kept() == []
 
 
-async def test_a_job_that_expects_none_says_how_it_stands(callbacks: Callbacks):
+async def test_callback_for_a_job_that_expects_none_returns_the_job_status(callbacks: Callbacks):
     missing = await callbacks.send(callbacks.body(job_id=OTHER), to=OTHER, key_of=OTHER)
     assert (missing.status_code, missing.json()["code"]) == (404, "NOT_FOUND")
     ledger = callbacks.door.instance.ledger

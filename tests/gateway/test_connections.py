@@ -56,7 +56,7 @@ async def test_a_connection_between_two_requests_gives_way_too():
         assert await kept.read() == b""
 
 
-async def test_slow_headers_give_way_and_are_told_why():
+async def test_connection_with_slow_headers_gives_way_to_complete_requests():
     async with serving(hello, ONE) as running, connected(running, GET[:10]) as slow:
         async with asyncio.timeout(PATIENCE_S):
             while b"hi" not in b"".join(await running.ask(GET)):
@@ -65,7 +65,7 @@ async def test_slow_headers_give_way_and_are_told_why():
         assert b"503 Service Unavailable" in answer or answer == b""
 
 
-async def test_with_a_request_under_way_on_every_connection_the_new_one_is_told_so():
+async def test_new_connection_is_refused_while_all_others_are_busy():
     held = Held(asyncio.Event(), asyncio.Event())
     async with serving(held, ONE) as running:
         asking = asyncio.create_task(running.ask(GET))
@@ -171,7 +171,7 @@ async def test_endless_headers_after_a_body_are_refused():
 # --- the log ---------------------------------------------------------------------------------------------------------
 
 
-async def test_many_requests_that_cannot_be_read_are_two_lines_in_the_log(caplog: pytest.LogCaptureFixture):
+async def test_unreadable_requests_are_logged_at_a_bounded_rate(caplog: pytest.LogCaptureFixture):
     async with serving(hello) as running:
         for _ in range(20):
             problem(await running.ask(b"nonsense\r\n\r\n"))
@@ -248,7 +248,7 @@ def test_more_idle_connections_than_descriptors_keep_nobody_out():
     assert err == ""
 
 
-async def test_when_descriptors_run_out_all_the_same_the_one_in_reserve_turns_clients_away(
+async def test_server_refuses_clients_and_logs_once_when_descriptors_run_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """Somebody else took them all: who comes is closed at once, or accepted later, and the log has one line."""

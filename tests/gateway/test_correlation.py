@@ -55,7 +55,7 @@ async def test_a_status_that_is_changed_through_the_gateway_leaves_one_act(gatew
 
 
 @pytest.mark.requirement("D42")
-async def test_while_the_nlm_backend_is_away_its_jobs_are_502_and_all_others_are_there(gateway: Gateway):
+async def test_nlm_backend_outage_is_502_for_its_jobs_only(gateway: Gateway):
     client = gateway.client(Role.OWNER)
     for path in ("/jobs?lifecycle=nlm-job", "/jobs/some@1", "/jobs/some@1/events"):
         answer = await client.get(path)

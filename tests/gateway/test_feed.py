@@ -53,7 +53,7 @@ async def test_the_feed_is_read_page_by_page_and_goes_on_from_its_end(gateway: G
 
 
 @pytest.mark.requirement("D62", "AUTH-1")
-async def test_events_tell_nobody_of_what_it_may_not_read(gateway: Gateway):
+async def test_event_feed_omits_jobs_the_caller_may_not_read(gateway: Gateway):
     owner, worker = gateway.client("owner"), gateway.client("worker")
     ada, eve = gateway.client("submitter", name="ada"), gateway.client("submitter", name="eve")
     acme = gateway.client("owner", name="ada", tenant="acme")
@@ -84,7 +84,7 @@ async def test_own_events_are_found_behind_those_of_others(gateway: Gateway):
 
 
 @pytest.mark.requirement("D62")
-async def test_events_of_one_job_do_not_tell_whether_anothers_job_exists(gateway: Gateway):
+async def test_events_of_a_foreign_job_are_refused_like_those_of_a_missing_job(gateway: Gateway):
     ada, eve = gateway.client("submitter", name="ada"), gateway.client("submitter", name="eve")
     mine = await submitted(ada)
     answers = [await eve.get("/events", params={"job_id": job_id}) for job_id in (mine, "nobody")]

@@ -113,7 +113,7 @@ def test_the_whole_answer_takes_less_than_a_second():
         StoreUnfit(url="s3://bucket?endpoint=http://db.internal:8333", reason="it answers without an ETag"),
     ],
 )
-def test_a_problem_does_not_say_where_servers_are(error: TrellisError):
+def test_health_problem_hides_server_addresses(error: TrellisError):
     problem = problem_of_error(error)
     assert STATUS_OF_CODE[problem.code] == 502
     assert "db.internal" not in problem.detail

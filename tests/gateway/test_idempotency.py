@@ -67,7 +67,7 @@ async def press(gateway: Gateway, path: str, times: int) -> None:
 
 @pytest.mark.requirement("DJ-5", "D27", "JQ-12")
 @every_route
-async def test_many_at_once_with_one_key_have_one_effect_and_one_answer(gateway: Gateway, path: str):
+async def test_concurrent_requests_with_one_key_have_one_effect_and_one_answer(gateway: Gateway, path: str):
     await press(gateway, path, AT_ONCE if path in {"/jobs", "/inbox/submit"} else FEWER)
 
 
@@ -147,7 +147,7 @@ async def test_an_act_under_a_key_is_done_once_and_answered_as_the_first_time(ga
 
 
 @pytest.mark.requirement("D27", "D19", "D43")
-async def test_a_run_is_cancelled_once_under_a_key_and_a_second_wish_is_told_that_it_ended(gateway: Gateway):
+async def test_run_is_cancelled_once_per_key_and_a_second_cancel_is_409(gateway: Gateway):
     client = gateway.client("owner")
     run_id = (await client.post("/agents/run", json={"agent_slug": VIOLIN})).json()["run_id"]
     first = await client.post(f"/runs/{run_id}/cancel", json={"mode": "hard"}, headers=keyed("press"))
@@ -239,6 +239,19 @@ async def test_a_decision_under_a_key_is_answered_as_the_first_time_also_when_it
     again = await client.patch(f"/proposals/{id_}", json=decision, headers=keyed("press"))
     assert (first.json()["status"], again.content) == ("approved", first.content)
     assert (again.headers["ETag"], again.headers[HEADER]) == (first.headers["ETag"], "true")
+
+
+@pytest.mark.requirement("D27")
+async def test_apply_under_a_key_begins_once_and_the_key_is_stored_with_that_step(gateway: Gateway):
+    client, proposals = gateway.client("owner"), [await proposal(gateway, approved=True) for _ in range(2)]
+    first = await client.post(f"/proposals/{proposals[0]}/apply", headers=keyed("press"))
+    again = await client.post(f"/proposals/{proposals[0]}/apply", headers=keyed("press"))
+    assert (first.json()["status"], first.headers.get(HEADER)) == ("applied", None)
+    assert (again.json(), again.headers.get(HEADER)) == (first.json(), "true")
+    other = await client.post(f"/proposals/{proposals[1]}/apply", headers=keyed("press"))
+    assert (other.status_code, other.json()["code"]) == (422, "IDEMPOTENCY_MISMATCH")
+    events = await gateway.instance.ledger.events(JobId(proposals[0]))
+    assert [event.type for event in events].count("proposal.applying") == 1
 
 
 async def test_a_key_that_is_none_is_refused(gateway: Gateway):

@@ -127,9 +127,7 @@ async def test_entry_whose_proposal_waits_for_a_person_is_refused_as_duplicate(g
 
 
 @pytest.mark.requirement("D51")
-async def test_of_many_equal_proposals_at_once_one_waits_for_a_person(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-):
+async def test_concurrent_equal_proposals_create_one(gateway: Gateway, monkeypatch: pytest.MonkeyPatch):
     """All of them find that nothing equal waits before any of them goes on: at the gate, and when it makes its proposal."""
     looked, refuse_duplicate = asyncio.Barrier(AT_ONCE), ProposalService.refuse_duplicate
 
@@ -229,7 +227,7 @@ async def test_too_many_entries_a_minute_are_refused_and_not_stored(make_gateway
     "source, trigger",
     [("cron", "cron"), ("webhook", "event"), ("agent", "event"), ("ui", "manual"), ("telegram", "manual")],
 )
-async def test_a_run_is_recorded_as_begun_by_what_its_entry_came_from(gateway: Gateway, source: str, trigger: str):
+async def test_run_from_the_inbox_records_the_trigger_of_its_entry(gateway: Gateway, source: str, trigger: str):
     client = gateway.client("owner", "gateway")
     made = (await client.post("/inbox/submit", json=entry("run", VIOLIN, source={"type": source}))).json()
     assert (await client.get(f"/runs/{made['run_id']}/status")).json()["trigger"] == trigger
@@ -249,7 +247,7 @@ async def test_a_run_is_recorded_as_begun_by_what_its_entry_came_from(gateway: G
         ("{manual: false, events: [inbox.item.created]}", "webhook", "processed"),
     ],
 )
-async def test_an_agent_that_nobody_begins_by_hand_is_begun_by_entries_of_its_own_triggers_alone(
+async def test_agent_without_manual_trigger_starts_only_from_entries_of_its_triggers(
     gateway: Gateway, triggers: str, source: str, status: str
 ):
     file = agent_file(slug="nightly", triggers=triggers)

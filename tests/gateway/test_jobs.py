@@ -242,7 +242,7 @@ async def test_dead_letters_of_every_lifecycle_are_in_one_list_page_by_page(gate
         ("INTERNAL_ERROR", "ARTIFACT_WRITE", "infrastructure_failure", "commit"),
     ],
 )
-async def test_the_letter_of_a_dead_queue_job_says_why_and_how_far_it_came(
+async def test_dead_letter_of_a_queue_job_has_its_reason_and_stage(
     gateway: Gateway, code: str, stage: str, reason: str, told: str
 ):
     operator, job_id = gateway.client("control-plane"), await dead_queue_job(gateway, code, stage=stage)
@@ -379,7 +379,7 @@ async def test_a_submit_over_http_takes_what_the_type_declares(gateway: Gateway)
 
 
 @pytest.mark.requirement("DJ-18", "DJ-12")
-async def test_an_operator_dead_letters_a_job_and_nobody_else_does(gateway: Gateway):
+async def test_only_an_operator_may_dead_letter_a_job(gateway: Gateway):
     job_id = await job(gateway)
     asked = {"reason_code": "policy_violation", "reason": "it mails people who opted out"}
     for role in ("owner", "orchestrator", "worker"):
@@ -403,7 +403,7 @@ async def test_an_operator_dead_letters_a_job_and_nobody_else_does(gateway: Gate
 
 
 @pytest.mark.requirement("DJ-15", "D19")
-async def test_who_asked_a_job_to_stop_is_told_also_when_it_succeeded_instead(gateway: Gateway):
+async def test_job_that_succeeded_despite_a_cancel_request_names_the_requester(gateway: Gateway):
     job_id = await job(gateway)
     lease, admin = await claimed(gateway), gateway.client("control-plane", name="olga")
     await admin.post(f"/jobs/{job_id}/cancel", json={"reason": "wrong customer"})

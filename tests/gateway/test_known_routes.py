@@ -41,7 +41,7 @@ def made_ready(app: FastAPI) -> Any:
     return prepared_once(original_route=route, include_context=included.include_context)  # type: ignore[attr-defined]
 
 
-async def test_two_applications_share_a_route_and_answer_for_themselves():
+async def test_two_applications_with_the_same_route_answer_separately():
     router = a_router()
     one, two = an_app(router, "one"), an_app(router, "two")
     assert [await told(one), await told(two)] == ["one", "two"]

@@ -12,7 +12,7 @@ async def reads(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, address: str)
     """How many rows a list has, and how often the ledger was asked for it."""
     ledger = gateway.instance.ledger
     assert isinstance(ledger, SqliteLedger)
-    lane, asked = ledger._reader, list[object]()
+    lane, asked = ledger.reader, list[object]()
     run = lane.run
     with monkeypatch.context() as patch:
         patch.setattr(lane, "run", lambda work: asked.append(work) or run(work))

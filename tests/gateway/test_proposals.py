@@ -46,7 +46,7 @@ async def test_a_proposal_is_read_with_its_version_as_its_etag(gateway: Gateway)
 
 
 @pytest.mark.requirement("D22", "D44")
-async def test_whoever_decides_sees_what_would_change_now(gateway: Gateway):
+async def test_proposal_diff_shows_the_present_change(gateway: Gateway):
     owner = gateway.client("owner")
     note = await proposal(gateway, text="keep the humidity at 45 %")
     key = f"agents/{VIOLIN}/notes/{note}.md"
@@ -73,7 +73,7 @@ async def test_whoever_decides_sees_what_would_change_now(gateway: Gateway):
 
 
 @pytest.mark.requirement("PIPE-11")
-async def test_what_waits_for_a_person_is_not_proposed_twice_over_http(gateway: Gateway):
+async def test_pending_proposal_is_not_created_twice_over_http(gateway: Gateway):
     await make_world(gateway, "mine")
     client, wish = gateway.client("agent-runtime", agent=LOGICIAN), {"summary": "ask first", "text": "1. Ask.\n"}
     path, key = f"/logic/{LOGICIAN}/propose", {"Idempotency-Key": "once"}
@@ -134,7 +134,7 @@ async def test_rejecting_says_why_and_ends_it(gateway: Gateway):
 
 
 @pytest.mark.requirement("D22")
-async def test_what_changed_meanwhile_fails_and_is_applied_again_when_it_fits(gateway: Gateway):
+async def test_proposal_on_a_changed_target_fails_and_is_applied_again_later(gateway: Gateway):
     id_, client = await proposal(gateway, approved=True), gateway.client("owner")
     key = f"agents/{VIOLIN}/notes/{id_}.md"
     await gateway.instance.objects.put(key, b"somebody was faster\n")
@@ -145,7 +145,7 @@ async def test_what_changed_meanwhile_fails_and_is_applied_again_when_it_fits(ga
 
 
 @pytest.mark.requirement("D22")
-async def test_what_another_engine_is_at_for_long_is_answered_as_it_stands(
+async def test_apply_of_a_proposal_held_by_another_engine_returns_its_status(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ):
     assert application.APPLY_PATIENCE_S < ATTEMPT_S_DEFAULT
@@ -241,7 +241,7 @@ REFUSED: list[tuple[str, dict[str, Any], int]] = [
 ]
 
 
-async def test_what_cannot_be_proposed_is_refused_and_nothing_is_stored(gateway: Gateway):
+async def test_invalid_proposal_is_refused_and_not_stored(gateway: Gateway):
     before, client = await everything(gateway), gateway.client("orchestrator")
     for path, wish, status in REFUSED:
         answer = await client.post(path, json=wish)
@@ -249,7 +249,7 @@ async def test_what_cannot_be_proposed_is_refused_and_nothing_is_stored(gateway:
     assert await everything(gateway) == before
 
 
-async def test_nobody_proposes_in_the_name_of_another_agents_run(gateway: Gateway):
+async def test_proposal_for_a_run_of_another_agent_is_refused(gateway: Gateway):
     run_id = (await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)).job_id
     wish = memory_wish(run_id=run_id)
     answer = await gateway.client("orchestrator").post("/memory/architect-guardian/propose", json=wish)

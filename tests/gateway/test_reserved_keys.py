@@ -75,7 +75,7 @@ async def test_a_key_of_one_act_is_refused_for_another_job_also_at_the_same_mome
 @pytest.mark.requirement("D27", "DJ-5")
 @pytest.mark.parametrize("kind", ["jobs", "runs"])
 @pytest.mark.parametrize("ends", ["cancelled", "otherwise"])
-async def test_a_wish_to_cancel_is_answered_alike_though_its_gateway_died_on_the_way(
+async def test_cancel_request_repeated_after_a_gateway_crash_gets_the_same_answer(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, kind: str, ends: str
 ):
     """It dies right after the ledger took the request, or before: then nothing was asked, and the repeated request is the first.
@@ -111,7 +111,7 @@ async def test_a_wish_to_cancel_is_answered_alike_though_its_gateway_died_on_the
 
 
 @pytest.mark.requirement("D27", "DJ-21")
-async def test_a_wish_whose_gateway_died_before_the_ledger_took_it_is_taken_when_it_comes_again(
+async def test_cancel_request_lost_with_its_gateway_takes_effect_when_repeated(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ):
     client, ledger = gateway.client("control-plane"), gateway.instance.ledger
@@ -135,7 +135,7 @@ async def job_of(gateway: Gateway, id_: str) -> Job:
 
 
 @pytest.mark.requirement("D27", "DJ-5")
-async def test_a_repeated_wish_does_not_reach_the_job_that_was_requeued_since(gateway: Gateway):
+async def test_repeated_cancel_request_does_not_affect_the_requeued_job(gateway: Gateway):
     client, ledger = gateway.client("control-plane"), gateway.instance.ledger
     id_ = await held(gateway, "jobs")
     first = await client.post(f"/jobs/{id_}/cancel", json={"mode": "soft"}, headers=keyed("press"))

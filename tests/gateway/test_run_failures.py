@@ -63,7 +63,7 @@ async def test_a_run_is_not_begun_while_the_store_fails_and_nothing_is_stored(ga
 
 
 @pytest.mark.requirement("RUN-7")
-async def test_a_request_that_meets_an_orchestration_layer_that_is_away_says_so(gateway: Gateway):
+async def test_request_during_an_orchestration_outage_is_answered_with_the_reason(gateway: Gateway):
     run_id = await begun(gateway)
     away = await open_ledger(gateway.instance.places.ledger, clock=gateway.clock)
     await away.close()

@@ -56,7 +56,7 @@ async def retain(gateway: Gateway) -> None:
 
 
 @pytest.mark.requirement("PIPE-1", "D12", "D13")
-async def test_a_run_is_begun_by_whoever_may_and_its_status_is_there_with_the_answer(gateway: Gateway):
+async def test_permitted_caller_starts_a_run_and_its_status_is_readable_at_once(gateway: Gateway):
     owner, body = gateway.client("owner"), {"agent_slug": VIOLIN, "params": {"topic": "bows"}}
     for stranger, status in ((gateway.anonymous(), 401), (gateway.client("worker"), 403)):
         assert (await stranger.post("/agents/run", json=body)).status_code == status
@@ -72,7 +72,7 @@ async def test_a_run_is_begun_by_whoever_may_and_its_status_is_there_with_the_an
 
 
 @pytest.mark.requirement("RUN-10", "D61", "RUN-2")
-async def test_what_a_run_published_can_be_read_when_retention_has_removed_the_run(gateway: Gateway):
+async def test_published_run_documents_are_readable_after_retention(gateway: Gateway):
     run_id = await ended(gateway)
     client, places = (
         gateway.client("frontend"),
@@ -107,9 +107,7 @@ async def test_a_run_that_is_gone_is_shown_to_those_alone_who_could_read_it_befo
 
 
 @pytest.mark.requirement("D61", "D62")
-async def test_whoever_may_read_its_own_runs_alone_is_refused_another_although_its_agent_is_known(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-):
+async def test_caller_with_own_runs_only_is_refused_a_foreign_run(gateway: Gateway, monkeypatch: pytest.MonkeyPatch):
     """No role has such a right today; the cache of agents must not be the reason why one would reach all runs."""
     limited = replace(RULES[READ], grants={**RULES[READ].grants, Role.SUBMITTER: Grant.OWN})
     for module in (matrices, ownership):

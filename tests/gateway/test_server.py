@@ -182,7 +182,7 @@ async def test_a_huge_head_is_refused_before_anything_is_done(request_: bytes):
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS where none is spoken
     ],
 )
-async def test_what_is_no_request_gets_a_problem_and_nothing_else(request_: bytes):
+async def test_malformed_http_request_gets_only_a_problem(request_: bytes):
     async with serving(hello) as running:
         told = problem(await running.ask(request_))
         assert (told["status"], told["code"]) == (400, "BAD_REQUEST")
@@ -220,7 +220,7 @@ async def test_large_bodies_and_several_requests_in_one_piece_are_no_huge_head()
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_under_way_is_finished_and_nobody_new_is_let_in():
+async def test_stopping_server_finishes_open_requests_and_accepts_no_new_ones():
     held = Held(asyncio.Event(), asyncio.Event())
     async with serving(held) as running:
         asking = asyncio.create_task(running.ask(GET))

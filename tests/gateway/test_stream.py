@@ -120,12 +120,12 @@ def test_every_event_of_every_lifecycle_has_one_type_and_a_change_of_status_chan
 
 
 @pytest.mark.parametrize("data", [None, b"null", b"[]", b'{"other": 1}'])
-def test_a_step_that_does_not_say_which_is_told_without_a_number(data: bytes | None):
+def test_stream_event_of_a_step_without_a_number_omits_it(data: bytes | None):
     told = to_streamed_event(event("run", "run.step.completed", "running", "running", data), BEGINNING, None)
     assert b'"step":null' in told.frame
 
 
-def test_what_a_name_holds_cannot_make_another_line():
+def test_event_name_with_line_breaks_stays_on_one_stream_line():
     told = to_streamed_event(event("leased-job", "job_queued", None, "queued\nid: 9\n\ndata: {}"), BEGINNING, None)
     assert told.frame.count(b"\n") == 3
 
@@ -166,7 +166,7 @@ async def test_the_header_of_a_reconnect_counts_more_than_the_address(stand: Sta
 NO_POSITIONS = ("abc", "1", "-000000000000001", "9" * 16, "9" * 500, "0" * 17, "0" * 14 + ".1", "%D9%A0" * 16)
 
 
-async def test_what_is_no_position_of_this_feed_is_refused(stand: Stand):
+async def test_invalid_stream_position_is_refused(stand: Stand):
     await stand.jobs(2)
     for position in NO_POSITIONS:
         answer = await stand.heard(f"last_event_id={position}")
@@ -220,7 +220,7 @@ async def test_an_event_of_a_run_waits_for_its_status_document_and_other_events_
 
 
 @pytest.mark.requirement("RUN-10", "D58", "RUN-5")
-async def test_what_is_published_of_a_run_is_told_and_the_rest_follows_without_loss(stand: Stand):
+async def test_stream_shows_run_events_after_publication_without_loss(stand: Stand):
     run_id = await stand.run_requested()
     await stand.ledger.move(ORCHESTRATOR, Move(job_id=run_id, target="queued", request_id=RequestId("1")))
     first = (await stand.heard(ALL)).heard
@@ -318,7 +318,7 @@ async def test_every_role_gets_what_it_may_read_and_nothing_else(stand: Stand):
 
 
 @pytest.mark.requirement("ART-7", "AUTH-2")
-async def test_an_artifact_is_told_when_it_is_final_and_never_before_to_whoever_may_read_it(stand: Stand):
+async def test_stream_shows_an_artifact_when_final_to_those_who_may_read_it(stand: Stand):
     artifacts = ArtifactRegistry(ledger=stand.ledger, objects=stand.objects, cid=project_id("garden"), new_id=new_id)
     lease, given_up = [await call_nlm(stand.ledger, queue_job(new_id())) for _ in range(2)]
     ids_: list[JobId] = []
@@ -336,7 +336,7 @@ async def test_an_artifact_is_told_when_it_is_final_and_never_before_to_whoever_
         assert told == ([("artifact.status.changed", ids_[0], "finalized")] if hears else []), role
 
 
-def test_whoever_may_read_any_kind_may_follow_events():
+def test_caller_that_may_read_any_lifecycle_may_open_a_stream():
     for role in Role:
         best = {grant(role, name) for name in LIFECYCLES if name != "artifact"}  # who reads those alone asks for them
         expected = next(found for found in (Grant.YES, Grant.OWN, Grant.NO) if found in best)

@@ -84,7 +84,7 @@ async def test_a_listener_of_one_agent_is_told_where_to_go_on_also_by_events_of_
 # --- the end -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_sign_of_life_comes_when_nothing_else_does(timed: Stand):
+async def test_idle_stream_sends_keepalive_comments(timed: Stand):
     async with timed.listen() as listener:
         for number in (1, 2):
             await tick(timed, 15)
@@ -144,7 +144,7 @@ class Unwell:
         raise LedgerUnavailable(reason="it is gone")
 
 
-async def test_a_listener_behind_the_ring_is_sent_away_while_the_ledger_does_not_answer(tmp_path: Path):
+async def test_stream_of_a_slow_listener_is_closed_while_the_ledger_is_down(tmp_path: Path):
     async with standing(tmp_path, BEHIND) as stand, stand.listen() as quick, stand.listen() as slow:
         unwell = Unwell(stand.ledger)
         stand.hub.ledger = unwell  # type: ignore[assignment]
@@ -175,7 +175,7 @@ async def test_a_listener_that_takes_nothing_is_dropped_and_can_go_on(tmp_path: 
         assert [data["jobId"] for _, data in again.heard.events] == made
 
 
-async def test_there_is_a_bound_on_streams_and_a_place_is_free_again_at_once(tmp_path: Path):
+async def test_streams_are_limited_and_a_closed_one_frees_its_place(tmp_path: Path):
     options = StreamOptions(listeners_max=3, listeners_per_principal_max=2)
     async with standing(tmp_path, options) as stand, stand.listen(name="anna"):
         async with stand.listen(name="anna"):
@@ -213,14 +213,14 @@ async def test_a_ticket_opens_one_stream_with_the_rights_of_its_token(timed: Sta
     assert b"it has been used" in again.body
 
 
-async def test_of_many_who_show_one_ticket_at_once_one_gets_in(timed: Stand):
+async def test_concurrent_use_of_one_stream_ticket_admits_one(timed: Stand):
     ticket = await new_ticket(timed)
     found = await asyncio.gather(*(timed.tickets.take(ticket) for _ in range(20)), return_exceptions=True)
     assert sum(isinstance(one, Identity) for one in found) == 1
     assert sum(isinstance(one, TicketRefused) for one in found) == 19
 
 
-async def test_a_ticket_is_good_for_half_a_minute_and_leaves_nothing_behind(timed: Stand):
+async def test_stream_ticket_expires_after_half_a_minute_and_is_removed(timed: Stand):
     assert timed.clock is not None
     tickets = [await new_ticket(timed) for _ in range(3)]
     listed = [info.key for info in (await timed.objects.list("tickets/")).items]

@@ -128,7 +128,7 @@ async def test_the_earliest_awaited_version_of_a_document_frees_its_events(tmp_p
     assert shown == [True, True, False]
 
 
-async def test_a_document_that_is_not_there_is_looked_for_ever_more_seldom(tmp_path: Path):
+async def test_missing_document_is_polled_with_increasing_delay(tmp_path: Path):
     clock = FakeClock()
     store, published = published_in(tmp_path, clock)
     late = document(1, at=AT + timedelta(hours=1))

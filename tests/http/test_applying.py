@@ -50,7 +50,7 @@ async def test_client_reports_the_status_of_a_proposal_that_is_applied_for_too_l
     assert clock.monotonic() - began <= 5
 
 
-async def test_a_gateway_that_goes_away_meanwhile_gets_no_more_time_than_was_left():
+async def test_apply_retries_after_a_gateway_outage_only_within_the_remaining_time():
     script, clock = Script(*[standing("applying")] * 3, problem(503, "UPSTREAM_UNAVAILABLE")), FakeClock()
     began = clock.monotonic()
     async with client_on(script, clock, options=CallOptions(timeout_s=5)) as client:

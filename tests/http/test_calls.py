@@ -173,7 +173,7 @@ async def test_a_gateway_that_never_answers_costs_the_calls_time_and_no_more():
         (418, "A_WORD_OF_A_NEWER_GATEWAY", RequestInvalid, TrellisError),
     ],
 )
-async def test_a_refusal_is_an_error_of_its_own_and_is_not_asked_again(
+async def test_refused_request_raises_its_own_error_and_is_not_retried(
     status: int, code: str, kind: type[GatewayRefused], also: type[TrellisError]
 ):
     script = Script(problem(status, code, "say {why}"))
@@ -238,7 +238,7 @@ def test_an_id_cannot_lead_to_another_path(part: str):
         path_of("runs", part, "cancel")
 
 
-def test_an_id_is_one_segment_whatever_it_holds():
+def test_id_is_encoded_as_one_path_segment():
     assert path_of("runs", "a/../b?c#d", "status") == "/runs/a%2F..%2Fb%3Fc%23d/status"
 
 

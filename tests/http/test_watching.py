@@ -66,7 +66,7 @@ async def test_without_a_stream_it_is_looked_at_every_five_seconds_and_what_is_u
 
 
 @pytest.mark.requirement("RUN-5")
-async def test_an_event_leads_to_a_look_until_the_document_has_come_so_far():
+async def test_event_triggers_reads_until_the_document_has_its_version():
     clock = FakeClock()
     hints = b'id: 1\ndata: {"type": "run.status.changed", "runId": "%s", "version": 9}\n\n' % EXAMPLE_RUN.encode()
     gateway = Gateway(clock, [1, 1, 1, 2, 2, 9], hints)

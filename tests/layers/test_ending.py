@@ -32,7 +32,7 @@ async def test_a_run_that_waits_is_cancelled_at_once_and_never_begins(rig: Rig, 
 
 
 @pytest.mark.requirement("D19", "RUN-7")
-async def test_a_running_run_that_is_asked_to_stop_stops_and_the_next_one_begins(rig: Rig):
+async def test_soft_cancelled_run_stops_and_the_next_run_starts(rig: Rig):
     hold, slug = rig.hold("execute-agent"), await rig.agent("gardener")
     run_id, second = await rig.trigger(slug), await rig.trigger(slug)
     await rig.start()
@@ -76,7 +76,7 @@ async def test_a_running_run_is_ended_at_once_and_what_its_driver_still_does_cha
 
 @MODES
 @pytest.mark.requirement("D19", "RUN-2")
-async def test_of_complete_and_cancel_the_first_wins(rig: Rig, mode: CancelMode):
+async def test_first_of_complete_and_cancel_wins(rig: Rig, mode: CancelMode):
     run_id = await rig.trigger(await rig.agent("gardener"))
     await rig.start()
     before = await rig.shows(run_id, "completed")

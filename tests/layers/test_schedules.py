@@ -114,7 +114,7 @@ async def test_a_schedule_that_was_taken_back_fires_no_more(rig: Rig):
 
 
 @pytest.mark.requirement("RUN-9")
-async def test_of_missed_instants_only_the_latest_is_made_up_for(rig: Rig):
+async def test_only_the_latest_missed_schedule_is_run(rig: Rig):
     slug = await rig.agent("gardener")
     await begin_at(rig, 8)
     await rig.start()

@@ -98,18 +98,22 @@ class ForgetsClaims(Mutant):
 class ForgetsKeys(Mutant):
     """Idempotency keys are not looked at."""
 
-    async def submit(self, actor, jobs):
-        return await self.real.submit(actor, [dataclasses.replace(job, idempotency_key=None) for job in jobs])
+    async def submit(self, actor, jobs, **options):
+        return await self.real.submit(
+            actor, [dataclasses.replace(job, idempotency_key=None) for job in jobs], **options
+        )
 
 
 class IgnoresFingerprints(Mutant):
-    async def submit(self, actor, jobs):
-        return await self.real.submit(actor, [dataclasses.replace(job, fingerprint=b"") for job in jobs])
+    async def submit(self, actor, jobs, **options):
+        return await self.real.submit(actor, [dataclasses.replace(job, fingerprint=b"") for job in jobs], **options)
 
 
 class IgnoresConcurrencyKeys(Mutant):
-    async def submit(self, actor, jobs: list[NewJob]):
-        return await self.real.submit(actor, [dataclasses.replace(job, concurrency_key=None) for job in jobs])
+    async def submit(self, actor, jobs: list[NewJob], **options):
+        return await self.real.submit(
+            actor, [dataclasses.replace(job, concurrency_key=None) for job in jobs], **options
+        )
 
 
 class NeverElects(Mutant):
@@ -193,7 +197,7 @@ CAUGHT: list[tuple[type[Mutant], Callable[[Rig], Awaitable[None]]]] = [
     (IgnoresFingerprints, test_submit.test_the_same_key_with_another_request_is_refused),
     (IgnoresConcurrencyKeys, test_keys.test_one_job_of_a_concurrency_key_is_claimed_at_a_time),
     (NeverElects, test_sweep.test_one_sweeper_is_elected_in_each_interval),
-    (HidesCancels, test_renew.test_the_wish_to_stop_comes_back_until_the_holder_settles),
+    (HidesCancels, test_renew.test_renewals_return_the_cancel_request_until_the_holder_settles),
     (LosesFeedEvents, test_feed.test_the_feed_yields_every_event_once_in_order),
     (RequeuesTwice, test_requeue.test_the_same_request_requeues_once),
     (NoFenceOnJournal, test_progress.test_checkpoint_and_journal_are_refused_once_another_holds_the_job),

@@ -36,7 +36,7 @@ def test_the_glossary_defines_each_word_once_in_order():
     assert len(set(terms)) == len(terms)
 
 
-def test_the_glossary_has_every_word_that_means_something_special_in_the_engine():
+def test_glossary_defines_every_special_word_of_the_engine():
     terms = set(glossary())
     wanted = {*NOUNS.split(), *(phase.value for phase in Phase), *LIFECYCLES}
     wanted |= {"concurrency key", "dead letter", "reason code", "claim id", "lease holder"}

@@ -84,7 +84,7 @@ def test_a_step_leaves_the_state_the_job_is_in():
     assert broken(3, source=None) == (ReplayRule.SOURCE, 4)
 
 
-def test_only_declared_pairs_and_roles():
+def test_replay_accepts_only_declared_transitions_and_roles():
     assert broken(2, target="succeeded") == (ReplayRule.DECLARED, 3)
     assert broken(2, target="no_such_state") == (ReplayRule.DECLARED, 3)
     assert broken(2, role=Role.OWNER) == (ReplayRule.DECLARED, 3)

@@ -285,7 +285,7 @@ def test_an_error_in_a_held_state_pulls_what_the_documents_say():
     }
 
 
-def test_refusals_say_what_was_asked_and_who_may():
+def test_transition_refusal_names_the_target_and_the_permitted_roles():
     run = LIFECYCLES["run"]
     assert run.between("running", "completed", Role.WORKER) == Illegal(
         lifecycle="run",

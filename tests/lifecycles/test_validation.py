@@ -53,7 +53,7 @@ def test_a_trigger_that_pulls_two_transitions():
     [(), (replace(SUBMIT, trigger="make"),), (SUBMIT, replace(SUBMIT, trigger="make"))],
     ids=["none", "another trigger", "two ways"],
 )
-def test_anything_but_one_submit(born: tuple[Transition, ...]):
+def test_lifecycle_with_other_than_one_submit_is_invalid(born: tuple[Transition, ...]):
     assert problem(transitions=(*born, *TRANSITIONS[1:])) == "exactly one submit makes a job"
 
 

@@ -99,6 +99,6 @@ BUS_JOBS: dict[str, Mutant] = {
         file="bus/outcomes/attempts.py",
         old="report.error_code in topic.retry",
         new="bool(topic.retry)",
-        tests=("tests/bus/test_result_listener.py::test_only_declared_error_codes_are_worth_another_attempt",),
+        tests=("tests/bus/test_result_listener.py::test_only_declared_error_codes_are_retried",),
     ),
 }

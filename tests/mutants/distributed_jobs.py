@@ -85,7 +85,7 @@ DISTRIBUTED_JOBS: dict[str, Mutant] = {
         file="ledgers/sqlite/queries/holder.sql",
         old="RETURNING cancel_at IS NOT NULL;",
         new="RETURNING 0;",
-        tests=(f"{LEDGER}/test_renew.py::test_the_wish_to_stop_comes_back_until_the_holder_settles[sqlite]",),
+        tests=(f"{LEDGER}/test_renew.py::test_renewals_return_the_cancel_request_until_the_holder_settles[sqlite]",),
     ),
     # A dead letter does not say who held the job last, and until when.
     "DJ-12": Mutant(

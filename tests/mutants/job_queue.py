@@ -107,8 +107,6 @@ JOB_QUEUE: dict[str, Mutant] = {
         file="artifacts/content.py",
         old="JobType.BRIEF: ArtifactType.BRIEF,",
         new="JobType.BRIEF: ArtifactType.RESEARCH_BRIEF,",
-        tests=(
-            "tests/artifacts/test_content.py::test_each_kind_of_job_yields_one_type_and_its_content_is_kept_as_it_came",
-        ),
+        tests=("tests/artifacts/test_content.py::test_each_job_type_yields_one_artifact_type_with_unchanged_content",),
     ),
 }

@@ -31,7 +31,7 @@ POSTGRES: dict[str, Mutant] = {
         tests=(
             (
                 f"{LEDGER}/test_artifacts.py::"
-                "test_a_job_has_one_final_artifact_whichever_way_it_comes_and_none_before_it_completed[postgres]"
+                "test_job_has_exactly_one_finalized_artifact_after_completion_and_none_before[postgres]"
             ),
         ),
     ),
@@ -90,9 +90,9 @@ POSTGRES: dict[str, Mutant] = {
         tests=(
             (
                 f"{LEDGER}/test_submit.py::"
-                "test_with_a_key_and_a_given_id_the_key_is_asked_first_and_both_mean_the_job[postgres]"
+                "test_idempotency_key_is_checked_before_a_given_id_and_both_return_the_job[postgres]"
             ),
-            (f"{LEDGER}/test_submit.py::test_a_free_key_and_a_known_id_mean_the_job_when_the_request_is_the_same"),
+            (f"{LEDGER}/test_submit.py::test_free_idempotency_key_with_a_known_id_returns_the_job_of_the_same_request"),
         ),
     ),
     # A heartbeat does not prolong its lease.
@@ -135,7 +135,7 @@ POSTGRES: dict[str, Mutant] = {
         file=f"{SQL}/60_holder.sql",
         old="returning d.id, d.epoch, d.cancel_at is not null as cancel",
         new="returning d.id, d.epoch, false as cancel",
-        tests=(f"{LEDGER}/test_renew.py::test_the_wish_to_stop_comes_back_until_the_holder_settles[postgres]",),
+        tests=(f"{LEDGER}/test_renew.py::test_renewals_return_the_cancel_request_until_the_holder_settles[postgres]",),
     ),
     # A dead letter does not say who held the job last, and until when.
     "DJ-12 postgres": Mutant(

@@ -18,11 +18,11 @@ LATE = f"{LEDGER}/test_parity.py::test_a_deadline_names_the_stage_it_found"
 TIMEOUT = f"{LEDGER}/test_sweep.py::test_a_passed_deadline_dead_letters_with_timeout"
 TIMER = f"{LEDGER}/test_parity.py::test_a_timer_that_ends_a_job_says_why_and_counts_as_exhausted"
 CANCELLED = f"{LEDGER}/test_parity.py::test_a_soft_cancel_that_is_carried_out_says_why_and_raises_the_epoch"
-ASKED = f"{LEDGER}/test_cancel.py::test_the_event_of_a_cancel_says_who_asked_the_holder_to_stop"
+ASKED = f"{LEDGER}/test_cancel.py::test_cancel_event_names_who_requested_the_soft_cancel"
 REJECTED = f"{LEDGER}/test_advance.py::test_a_rejected_job_leaves_a_complete_dead_letter"
 COMPENSATION = f"{LEDGER}/test_compensation.py"
-ONE_REQUEST = f"{LEDGER}/test_request_keys.py::test_of_different_requests_with_one_key_at_the_same_moment_one_is_made"
-STORIES = f"{LEDGER}/test_differential.py::test_both_ledgers_tell_the_same_stories"
+ONE_REQUEST = f"{LEDGER}/test_request_keys.py::test_concurrent_different_requests_with_one_key_have_one_effect"
+STORIES = f"{LEDGER}/test_differential.py::test_both_ledgers_agree_on_random_stories"
 
 RULES: dict[str, Mutant] = {
     # A key lets one job more be held than its limit says.

@@ -230,7 +230,7 @@ MEDIUM: dict[str, Mutant] = {
         file="http_server/limits.py",
         old="        if key in self._counts:",
         new="        if key not in self._counts and False:",
-        tests=(f"{CONNECTIONS}::test_when_descriptors_run_out_all_the_same_the_one_in_reserve_turns_clients_away",),
+        tests=(f"{CONNECTIONS}::test_server_refuses_clients_and_logs_once_when_descriptors_run_out",),
     ),
     "M6-over-http": Mutant(
         file="auth/ownership.py",
@@ -278,7 +278,7 @@ MEDIUM: dict[str, Mutant] = {
         file="bus/wire/signatures.py",
         old="        return self.required or self._key_of(sender_id) is not None",
         new="        return self.required",
-        tests=(f"{SIGNING}::test_leaving_a_signature_out_does_not_help_where_the_senders_key_is_known",),
+        tests=(f"{SIGNING}::test_unsigned_packet_of_a_sender_with_a_known_key_is_refused",),
     ),
     "M8-redirected": Mutant(
         file="bus/wire/signatures.py",
@@ -347,7 +347,7 @@ LOW: dict[str, Mutant] = {
         file="http_server/limits.py",
         old="            self._counts[key] += 1\n            return",
         new="            self._counts[key] += 1",
-        tests=(f"{CONNECTIONS}::test_many_requests_that_cannot_be_read_are_two_lines_in_the_log",),
+        tests=(f"{CONNECTIONS}::test_unreadable_requests_are_logged_at_a_bounded_rate",),
     ),
     "L-issuer": Mutant(
         file="auth/tokens.py",
@@ -389,7 +389,7 @@ LOW: dict[str, Mutant] = {
         file="proposals/apply.py",
         old="    before = None if there is None else there.body\n    after =",
         new="    before = None\n    after =",
-        tests=("tests/gateway/test_proposals.py::test_whoever_decides_sees_what_would_change_now",),
+        tests=("tests/gateway/test_proposals.py::test_proposal_diff_shows_the_present_change",),
     ),
 }
 

@@ -269,7 +269,7 @@ async def test_a_listed_name_does_not_lead_to_a_metadata_service():
             await client.send("GET", f"http://{NAME}/latest/meta-data/")
 
 
-async def test_only_listed_origins_where_nothing_public_is_wanted():
+async def test_guard_without_public_access_allows_only_listed_origins():
     async with GuardedClient(OutgoingPolicy(origins=("https://hooks.example.test",), public=False)) as client:
         client.check("https://hooks.example.test/x")
         client.check("https://HOOKS.example.test:443/x")

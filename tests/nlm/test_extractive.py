@@ -55,7 +55,7 @@ async def test_extractive_provider_ranks_the_right_source_among_the_first_three(
     assert figure.format(hits=hits, asked=len(asked)) in (extractive.__doc__ or ""), "write the figure in the module"
 
 
-async def test_the_answer_says_what_was_asked(sources):
+async def test_extractive_answer_contains_the_expected_text(sources):
     provider = ExtractiveProvider()
     for one in evaluation(held_out=False, answerable=True):
         answer = await answered(one["text"], sources, provider)

@@ -97,7 +97,7 @@ def test_a_package_can_bring_a_provider(install):
     assert (options.name, options.argument, options.model) == ("garden", "north", "m")
 
 
-def test_an_unknown_provider_is_refused_with_the_known_ones(install):
+def test_unknown_provider_is_refused_with_a_list_of_providers(install):
     install("garden_plugin_listed", "garden = garden_plugin_listed:make")
     with pytest.raises(NlmSettingInvalid, match="extractive, garden, openai, scripted:FILE"):
         open_provider("oracle", clock=FakeClock())

@@ -106,7 +106,7 @@ async def test_sources_without_text_cost_nothing(endpoint, provider):
     assert endpoint.received == []
 
 
-async def test_of_long_sources_the_passages_that_fit_are_sent_and_the_answer_says_so(endpoint, question, sources):
+async def test_long_sources_are_cut_to_fitting_passages_and_the_answer_notes_it(endpoint, question, sources):
     filler = NlmSource("filler.md", "Nothing of interest stands in this long paragraph. " * 2_000)
     options = OpenAiOptions(base_url=endpoint.base_url, model="test", source_chars_max=3_000)
     provider = OpenAiProvider(options)

@@ -179,7 +179,7 @@ async def test_a_deadline_out_of_bounds_is_refused(question, deadline_s):
         )
 
 
-async def test_a_caller_that_goes_away_takes_its_question_with_it(question):
+async def test_cancelled_caller_cancels_its_provider_call(question):
     clock = FakeClock()
     provider = scripted(clock, {"after_s": 30} | GOOD, GOOD)
     asker = RetryingProvider(provider, clock=clock)

@@ -102,7 +102,7 @@ async def test_a_secret_that_is_put_right_before_the_deadline_is_in_time(stand: 
 
 
 @pytest.mark.requirement("NLM-4")
-async def test_the_gateway_says_when_to_come_back(stand: Stand):
+async def test_delivery_waits_for_the_retry_after_of_the_gateway(stand: Stand):
     working = stand.backend()
     stand.gateway.fail("callback", (503, {"retry-after": "17"}), (429, {"retry-after": "1"}))
     await working.post(stand.order("job-a"))

@@ -53,7 +53,7 @@ async def test_only_the_orchestration_layer_and_the_control_plane_give_jobs(stan
     assert await stand.executions() == 1
 
 
-async def test_without_a_good_token_nobody_is_let_in_and_nothing_is_read(stand: Stand):
+async def test_request_without_a_valid_token_is_401_and_its_body_is_not_read(stand: Stand):
     working = stand.backend()
     other = symmetric_key(b"another key, which nobody here trusts at all", issuer="trellis")
     for client in (working.client(), working.client(Role.ORCHESTRATOR, key=other)):
@@ -107,7 +107,7 @@ async def test_unreadable_job_request_is_a_bad_request(stand: Stand, body: bytes
     assert (answer.status_code, answer.json()["code"]) == (400, "BAD_REQUEST")
 
 
-async def test_a_full_queue_sends_away_with_a_time_to_come_back(stand: Stand):
+async def test_full_nlm_queue_is_429_with_retry_after(stand: Stand):
     working = stand.backend()
     object.__setattr__(working.backend.parts.intake, "waiting_max", 2)
     assert [(await working.post(stand.order())).status_code for _ in range(3)] == [202, 202, 503]
@@ -121,7 +121,7 @@ async def test_a_full_queue_sends_away_with_a_time_to_come_back(stand: Stand):
 
 
 @pytest.mark.requirement("NLM-5")
-async def test_many_at_once_through_two_backends_are_one_execution(tmp_path: Path):
+async def test_concurrent_requests_through_two_backends_are_one_execution(tmp_path: Path):
     url = f"sqlite:///{tmp_path / 'nlm.db'}"
     async with standing(url) as stand:
         also = await open_ledger(url, clock=stand.clock)
@@ -226,7 +226,7 @@ async def test_staged_artifact_is_in_the_status_while_its_callback_cannot_be_del
 
 
 @pytest.mark.requirement("D60")
-async def test_why_it_failed_is_told_to_whoever_looks_while_its_callback_cannot_be_delivered(stand: Stand):
+async def test_status_shows_the_error_while_the_callback_is_undeliverable(stand: Stand):
     working, order = stand.backend({"status": 503}), stand.order("job-c")
     stand.gateway.fail("callback", *[503] * 100)
     await working.post(order)
@@ -360,7 +360,7 @@ def test_a_type_names_the_origin_of_a_gateway(origin: str, type_: str):
 
 
 @pytest.mark.requirement("NLM-5")
-async def test_another_request_under_the_same_job_and_epoch_is_refused(stand: Stand):
+async def test_different_nlm_request_for_the_same_job_and_epoch_is_refused(stand: Stand):
     working, order = stand.backend(), stand.order("job-x")
     await working.post(order)
     for changed in (
@@ -419,7 +419,7 @@ async def test_a_zombie_that_finishes_after_a_newer_epoch_began_is_refused_every
 
 
 @pytest.mark.requirement("NLM-5")
-async def test_an_older_execution_that_nobody_cancelled_does_not_run_beside_the_newer_one(stand: Stand):
+async def test_older_execution_does_not_run_beside_a_newer_epoch(stand: Stand):
     """As when a backend died between taking the newer one in and cancelling the older one."""
     working = stand.backend()
     hold = stand.gateway.hold("snapshot")
@@ -481,7 +481,7 @@ def test_the_id_of_an_execution_names_job_epoch_and_number(job_id: str, epoch: i
     assert read_execution_id(execution_id(job_id, epoch, execution)) == (job_id, epoch, execution)
 
 
-async def test_the_correlation_id_goes_all_the_way(stand: Stand):
+async def test_correlation_id_reaches_the_callback(stand: Stand):
     working = stand.backend()
     await working.post(stand.order("job-q"), headers={"x-correlation-id": "corr-17"})
     await working.work()

@@ -74,7 +74,7 @@ def test_a_closed_circuit_is_no_rate_limit_and_a_retry_after_is():
 
 
 @pytest.mark.requirement("NLM-3")
-async def test_a_provider_that_is_down_is_left_alone_and_jobs_are_sent_away_meanwhile(stand: Stand):
+async def test_open_circuit_spares_a_failing_provider_and_refuses_jobs(stand: Stand):
     working = stand.backend(*[{"status": 503}] * 5, EXTRACTIVE, concurrency=1)
     for number in range(7):
         await working.post(stand.order(f"job-{number}"))

@@ -15,7 +15,7 @@ ASKED = {"question": "Who made the violin?", "sources": [{"ref": "label.md", "te
 
 
 @pytest.mark.requirement("NLM-7", "NLM-8")
-async def test_a_question_is_answered_from_the_sources_with_citations_that_stand_there(stand: Stand):
+async def test_question_is_answered_with_verified_citations(stand: Stand):
     answer = await stand.backend().client(Role.AGENT_RUNTIME).post("/query", json=ASKED)
     assert answer.status_code == 200
     said = answer.json()
@@ -64,7 +64,7 @@ async def test_a_provider_that_takes_too_long_is_504_and_one_that_fails_is_502(s
 
 
 @pytest.mark.requirement("NLM-7", "AUTH-2")
-async def test_only_those_who_ask_for_agents_may_ask(stand: Stand):
+async def test_questions_require_a_role_that_acts_for_agents(stand: Stand):
     working = stand.backend()
     for role in Role:
         answer = await working.client(role).post("/query", json=ASKED)

@@ -146,7 +146,7 @@ async def test_a_stage_that_crashes_is_told_and_the_other_jobs_go_on(stand: Stan
 
 
 @pytest.mark.requirement("NLM-3")
-async def test_an_execution_that_is_asked_to_stop_says_so_and_ends(stand: Stand):
+async def test_cancelled_execution_reports_it_and_ends(stand: Stand):
     working = stand.backend({"after_s": 600, "answer": {"answer": "late"}})
     await working.post(stand.order("job-a"))
     await working.begin()

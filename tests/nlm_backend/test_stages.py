@@ -88,7 +88,7 @@ async def test_an_answer_given_twice_in_one_reply_counts_once(stand: Stand):
 
 
 @pytest.mark.requirement("NLM-3")
-async def test_a_provider_that_does_not_answer_is_left_after_its_time(stand: Stand):
+async def test_provider_call_times_out(stand: Stand):
     working = stand.backend({"after_s": 3_600, "answer": {"answer": "late"}})
     await working.post(stand.order("job-s"))
     await working.begin()
@@ -201,7 +201,7 @@ async def test_a_snapshot_of_another_job_is_refused(stand: Stand):
 
 
 @pytest.mark.requirement("NLM-3")
-async def test_a_snapshot_that_does_not_come_in_time_is_a_context_timeout(stand: Stand):
+async def test_slow_snapshot_is_a_context_timeout(stand: Stand):
     working, order = stand.backend(), stand.order("job-c")
     stand.gateway.fail("snapshot", *[503] * 50)
     await working.post(order)
@@ -219,7 +219,7 @@ async def test_a_snapshot_that_comes_at_last_is_used(stand: Stand):
     assert await stand.states("job-c@1") == WAY
 
 
-async def test_a_snapshot_from_a_place_that_nobody_may_point_us_to_is_not_fetched(stand: Stand):
+async def test_snapshot_from_a_forbidden_address_is_not_fetched(stand: Stand):
     working = stand.backend()
     refused = (
         "http://127.0.0.1:1/context",

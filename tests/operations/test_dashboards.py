@@ -66,7 +66,7 @@ def test_rates_are_asked_of_counters_and_quantiles_of_histograms():
             assert all(label in expr for label in metric.labels)
 
 
-def test_every_alert_says_what_to_do_on_a_page_of_its_own():
+def test_every_alert_has_a_runbook():
     for rule in alerting_rules()["groups"][0]["rules"]:
         page = (ROOT / rule["annotations"]["runbook_url"]).read_text()
         assert f"`{rule['alert']}`" in page

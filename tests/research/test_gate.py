@@ -120,7 +120,7 @@ async def test_an_agent_whose_file_cannot_be_read_keeps_no_other_agents_job_from
 
 
 @pytest.mark.requirement("D10")
-async def test_only_a_request_that_cannot_be_read_is_not_accepted(rig: Rig):
+async def test_only_an_unreadable_queue_job_is_not_accepted(rig: Rig):
     asked = new_queue_job(checked_request(run_id=RUN, job_type="RESEARCH", agent_slug=VIOLIN, payload=QUESTION), new_id)
     await rig.instance.ledger.submit(GATEWAY, [replace(asked, payload=b'{"job_type": "RESEARCH"}')])
     (event,) = await _until_refused(rig, asked.job_id)

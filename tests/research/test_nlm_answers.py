@@ -204,7 +204,7 @@ LOOKS = {
 
 
 @pytest.mark.requirement("NLM-6", "D60")
-async def test_a_look_says_how_an_execution_stands(rig: Rig):
+async def test_status_poll_returns_the_state_of_an_execution(rig: Rig):
     async with server([answer for answer, _ in LOOKS.values()]) as (url, heard):
         backend = NlmBackend(url, lambda: "a-token")
         for named, (_, expected) in LOOKS.items():

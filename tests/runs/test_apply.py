@@ -301,7 +301,7 @@ async def test_a_proposal_that_loses_every_engine_waits_for_a_person(
     assert await engine.run_once() == ApplyReport()
     assert await engine.run_once() == ApplyReport()
     assert (await workshop.document(proposal.id))["status"] == "failed"
-    assert await engine.apply_again(proposal.id, RequestId("again")) == "applied"
+    assert await engine.apply_now(proposal.id, RequestId("again")) == "applied"
 
 
 @pytest.mark.requirement("D22")
@@ -312,7 +312,7 @@ async def test_a_proposal_that_was_refused_is_not_tried_again_by_itself(workshop
     await workshop.objects.put(NOTE, BEFORE)
     engine = workshop.engine("second")
     assert await engine.run_once() == ApplyReport()
-    assert await engine.apply_again(proposal.id, RequestId("again")) == "applied"
+    assert await engine.apply_now(proposal.id, RequestId("again")) == "applied"
 
 
 @pytest.mark.requirement("PIPE-11", "D22")
@@ -440,7 +440,7 @@ def test_proposal_for_a_forbidden_target_is_refused(action: str, target: str):
 
 
 @pytest.mark.requirement("D22")
-async def test_a_ledger_that_is_away_for_a_moment_leaves_the_proposal_to_the_next_engine(
+async def test_short_ledger_outage_leaves_the_proposal_to_the_next_engine(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ):
     proposal = await workshop.approved("propose-note", "notes/idea.md", edit("an idea", "create"))

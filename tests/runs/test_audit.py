@@ -58,7 +58,7 @@ async def records_of(stand: Stand, job_id: JobId) -> list[RecordedEvent]:
 
 @pytest.mark.requirement("OBS-1", "D14")
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
-async def test_a_payload_comes_back_to_the_byte_whatever_it_is(stand: Stand, payload: bytes):
+async def test_audit_record_restores_any_payload_byte_for_byte(stand: Stand, payload: bytes):
     job = NewJob(job_id=JobId("j"), type="work", payload=payload)
     await stand.ledger.submit(SUBMITTER, [job])
     (record,) = await records_of(stand, job.job_id)

@@ -218,7 +218,7 @@ async def test_a_type_can_have_records_of_its_own_and_a_changed_choice_records_n
     assert len(alone) == 8
 
 
-def test_a_place_says_where_to_go_on_and_what_was_chosen_there():
+def test_projector_position_round_trips_through_its_text():
     chosen = frozenset({"a.b", "c"})
     for ahead in (None, "0002"):
         for position, alone in ((None, chosen), (None, frozenset[str]()), ("0001", chosen), ("0001", frozenset[str]())):
@@ -334,7 +334,9 @@ async def test_lines_that_only_the_sleeper_had_are_taken_over_by_the_other(press
     await recorded_once(press.stand, press.store)
 
 
-async def test_while_the_store_is_away_no_more_is_read_than_fits(press: Press, monkeypatch: pytest.MonkeyPatch):
+async def test_segment_writer_reads_a_bounded_amount_during_a_store_outage(
+    press: Press, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(audit_log, "EVENTS_MAX", 8)
     projector = press.projector()
     projector.options = ProjectorOptions(batch=4)

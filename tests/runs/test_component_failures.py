@@ -155,7 +155,7 @@ async def test_a_provider_that_comes_back_costs_the_run_nothing_but_time(bench: 
 
 
 @pytest.mark.requirement("PIPE-12", "RUN-6", "D14")
-async def test_a_store_that_does_not_answer_is_asked_again_by_the_step_until_it_does(bench: Bench):
+async def test_step_retries_an_unavailable_store_until_it_answers(bench: Bench):
     store = Failing(bench.objects, f"agents/{VIOLIN}/_agent.md", times=40)
     bench.works_with(objects=store)
     status, begun = await bench.ends()

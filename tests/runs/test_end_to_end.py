@@ -128,7 +128,7 @@ async def garden(stand: Stand, tmp_path: Path) -> AsyncGenerator[Garden]:
     await objects.close()
 
 
-async def test_what_the_memory_has_is_not_appended_to_it_again(garden: Garden, tmp_path: Path):
+async def test_memory_update_already_present_is_not_appended_again(garden: Garden, tmp_path: Path):
     slug = AGENTS[0]
     file = tmp_path / "objects" / "agents" / slug / "_agent.md"
     file.write_text(file.read_text().replace("model: offline", "model: scripted:keeper"))

@@ -113,7 +113,7 @@ async def test_a_run_whose_orchestrator_is_gone_is_taken_up_by_another(stand: St
 
 
 @pytest.mark.requirement("PIPE-3")
-async def test_of_more_requests_than_one_pass_takes_in_the_oldest_come_first(stand: Stand):
+async def test_orchestrator_accepts_the_oldest_requests_first(stand: Stand):
     runs = [await stand.run_of(queued=False) for _ in range(ACCEPT_BATCH_MAX + 30)]
     one = orchestrator(stand)
     one.claiming = False
@@ -122,7 +122,7 @@ async def test_of_more_requests_than_one_pass_takes_in_the_oldest_come_first(sta
 
 
 @pytest.mark.requirement("D4", "D16")
-async def test_renewed_runs_stay_and_lost_ones_are_let_go(stand: Stand):
+async def test_renewal_keeps_held_runs_and_drops_lost_ones(stand: Stand):
     hold, one = Hold(stand), orchestrator(stand)
     run = await stand.run_of()
     await one.run_once()
@@ -253,7 +253,7 @@ async def test_a_drive_is_fenced_from_when_its_lease_was_asked_for_and_not_from_
 
 
 @pytest.mark.requirement("D4")
-async def test_a_wish_does_not_keep_a_drive_that_is_cut(stand: Stand):
+async def test_cancel_request_does_not_keep_a_fenced_driver_running(stand: Stand):
     hold, one = Hold(stand), orchestrator(stand)
     run = await stand.run_of()
     await one.run_once()

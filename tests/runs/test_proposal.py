@@ -40,7 +40,7 @@ async def test_storing_the_same_proposals_again_makes_no_second_one(stand: Stand
     assert (await published(stand, proposal))["status"] == "pending"
 
 
-async def test_another_body_under_the_same_id_is_refused(stand: Stand):
+async def test_proposal_with_a_used_id_and_another_body_is_refused(stand: Stand):
     proposal = await stored(stand, EDIT)
     other = proposals.make_proposal(RUN, "archivist-violin", 2, LOGIC)
     forged = Proposal(id=proposal.id, agent_slug="archivist-violin", run_id=RUN, body=other.body)
@@ -126,7 +126,7 @@ async def test_only_a_person_decides_a_proposal(stand: Stand, role: Role):
     assert (await published(stand, proposal))["status"] == "pending"
 
 
-async def test_a_proposal_that_is_not_there_is_said_so(stand: Stand):
+async def test_unknown_proposal_is_not_found(stand: Stand):
     with pytest.raises(ProposalNotFound, match="prop_nothing"):
         await proposals.decide_proposal(
             stand.ledger, OWNER, JobId("prop_nothing"), approve=True, note=None, request_id=RequestId("r")

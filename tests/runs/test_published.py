@@ -87,7 +87,7 @@ async def test_run_published_by_this_process_notifies_waiters_at_once(desk: Desk
     assert desk.asked.gets == 0
 
 
-async def test_news_that_comes_while_the_store_is_asked_is_not_lost(desk: Desk):
+async def test_event_that_arrives_during_a_store_read_is_not_lost(desk: Desk):
     desk.asked.during = status(4)
     await asyncio.wait_for(desk.published.reached(SLUG, RUN_ID, 4), PATIENCE_S)
 

@@ -288,7 +288,7 @@ async def test_deleted_documents_are_rebuilt_byte_for_byte(press: Press, every: 
 
 
 @pytest.mark.requirement("D14", "D35")
-async def test_records_that_the_projector_has_not_come_to_are_left_to_it(press: Press):
+async def test_rebuild_leaves_unprojected_records_to_the_projector(press: Press):
     await work(press.stand, 1)
     await published(press)
     await wiped(press)
@@ -436,7 +436,7 @@ async def test_a_job_with_a_gap_in_its_record_is_named_and_the_others_come_back(
         ("output/proposal.json", "missing"),
     ],
 )
-async def test_a_run_whose_files_are_not_what_was_recorded_does_not_come_back(lost: Press, file: str, how: str):
+async def test_run_with_changed_files_is_not_rebuilt(lost: Press, file: str, how: str):
     key = next(key for key in await lost.folder() if key.endswith(file))
     await (lost.store.delete(key) if how == "missing" else lost.store.put(key, b"{}"))
     done = await rebuild_ledger(lost.stand.ledger, lost.store, ADMIN)
@@ -498,7 +498,7 @@ async def test_records_of_other_acts_are_passed_over(lost: Press):
     assert (await rebuild_ledger(lost.stand.ledger, lost.store, ADMIN)).refused == 0
 
 
-async def test_a_job_that_only_the_database_refuses_does_not_keep_the_others_away(lost: Press):
+async def test_job_refused_by_the_database_does_not_stop_the_rebuild_of_others(lost: Press):
     (key,) = (key for key in await lost.folder("audit/") if key.endswith(audit_log.SUFFIX))
     found = await lost.store.get(key)
     assert found is not None
@@ -509,7 +509,7 @@ async def test_a_job_that_only_the_database_refuses_does_not_keep_the_others_awa
     assert (done.jobs, done.refused) == (8, 1)
 
 
-async def test_where_a_job_stands_after_a_rebuild(lost: Press):
+async def test_rebuilt_jobs_are_in_their_former_places(lost: Press):
     await rebuild_ledger(lost.stand.ledger, lost.store, ADMIN)
     places = {}
     for name in ("dead", "retried", "waits", "late", "held", "q"):

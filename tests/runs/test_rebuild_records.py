@@ -121,7 +121,7 @@ async def test_a_job_that_retention_had_removed_stays_away_when_a_later_one_has_
 
 
 @pytest.mark.requirement("D14")
-async def test_a_job_that_has_not_ended_was_not_removed_whatever_the_clock_says(press: Press, tmp_path: Path):
+async def test_open_job_is_never_taken_for_removed(press: Press, tmp_path: Path):
     """Its id and key were used before, by jobs that a clock ahead of time says are later."""
     stand = press.stand
     first = await done_with_key(stand)
@@ -135,7 +135,7 @@ async def test_a_job_that_has_not_ended_was_not_removed_whatever_the_clock_says(
     assert (await stand.events(JobId("waiting"))) == [waiting[0].event]
 
 
-async def test_two_jobs_of_one_id_that_both_wait_are_named(press: Press, tmp_path: Path):
+async def test_rebuild_names_two_open_jobs_with_one_id(press: Press, tmp_path: Path):
     stand = press.stand
     first = await done_with_key(stand)
     await put_segment(press, [(await shifted(stand, first, JobId("x"), seconds=seconds))[0] for seconds in (1, 2)])

@@ -69,9 +69,7 @@ async def test_proposal_that_waits_for_a_person_is_not_repeated_by_another_run(e
 
 
 @pytest.mark.requirement("PIPE-11")
-async def test_of_runs_that_propose_the_same_at_once_one_makes_a_proposal(
-    either: Ledger, monkeypatch: pytest.MonkeyPatch
-):
+async def test_concurrent_runs_with_equal_proposals_create_one(either: Ledger, monkeypatch: pytest.MonkeyPatch):
     """All of them find that nothing equal is there before any of them goes on."""
     looked, look = asyncio.Barrier(AT_ONCE), proposals.find_equal
 

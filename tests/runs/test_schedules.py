@@ -323,7 +323,7 @@ async def test_a_run_that_is_in_the_ledger_is_begun_though_its_status_cannot_be_
 
 
 @pytest.mark.requirement("D13")
-async def test_a_run_that_is_in_the_ledger_is_begun_though_the_ledger_is_gone_then(
+async def test_triggered_run_starts_although_the_ledger_fails_after_the_submit(
     clockwork: Clockwork, monkeypatch: pytest.MonkeyPatch
 ):
     await clockwork.agent("one")

@@ -179,7 +179,7 @@ async def test_waiting_for_the_store_spends_none_of_the_retries_of_other_errors(
     assert (drive.result().state, len(tries)) == ("failed", 14)
 
 
-async def test_of_two_that_note_the_same_wait_the_first_is_believed(stand: Stand):
+async def test_first_recorded_start_of_a_wait_is_kept(stand: Stand):
     journal: dict[str, bytes] = {}
 
     async def keep(entry: str, body: bytes) -> bytes:

@@ -126,7 +126,7 @@ def test_every_key_has_names_that_a_file_system_takes(key: str):
 @example("a.b", "a.b/c")
 @example("x" * 236, "x" * 236 + "/y")
 @example("x" * 236, "x" * 237)
-def test_two_keys_never_want_one_name_for_a_file_and_a_folder(one: str, other: str):
+def test_no_two_keys_map_to_one_name_as_file_and_folder(one: str, other: str):
     first, second = file_path(one), file_path(other)
     if one != other:
         assert first != second

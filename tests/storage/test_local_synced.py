@@ -55,9 +55,7 @@ async def test_unsynced_object_is_synced_before_a_conflict_is_reported(tmp_path:
         assert {tmp_path / key, tmp_path / "audit/day"} <= set(syncs.taken())
 
 
-async def test_a_deletion_that_was_not_synced_is_synced_before_the_object_is_said_to_be_gone(
-    tmp_path: Path, syncs: Syncs
-):
+async def test_unsynced_deletion_is_synced_before_the_object_is_reported_missing(tmp_path: Path, syncs: Syncs):
     async with opened(tmp_path) as store:
         await store.put("audit/day/k.json", b"1")
         syncs.failing = "day"

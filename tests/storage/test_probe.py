@@ -77,7 +77,7 @@ class BreaksDown(LocalObjects):
         (Forgets, "is not what is read"),
     ],
 )
-async def test_a_store_that_does_not_keep_conditions_is_refused_and_left_clean(
+async def test_store_without_conditional_writes_is_refused_and_left_clean(
     tmp_path: Path, broken: type[LocalObjects], reason: str
 ):
     store = broken(tmp_path, new_name=random_name, now_ns=lambda: 0)

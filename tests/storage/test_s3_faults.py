@@ -156,7 +156,7 @@ async def test_a_conflict_of_conditional_writes_is_an_answer(
     assert proxy.count("PUT") == 1
 
 
-async def test_when_looking_back_fails_too_the_put_is_unavailable(store: ObjectStore, proxy: Proxy):
+async def test_put_is_unavailable_when_its_check_read_fails_too(store: ObjectStore, proxy: Proxy):
     proxy.faults += [Fault(Kind.STORED_ANSWER, "PUT", "/k", status=500), Fault(Kind.ANSWER, "GET", "/k", times=9)]
     with pytest.raises(StoreUnavailable) as unavailable:
         await store.put("k", b"new", when=CREATE)
@@ -293,7 +293,7 @@ async def test_a_key_that_this_server_cannot_take_is_invalid(direct: ObjectStore
         await direct.put("/".join(["n" * 100] * 10), b"1")
 
 
-async def test_a_server_that_says_later_is_unavailable_and_one_that_says_no_is_not(store: ObjectStore, proxy: Proxy):
+async def test_s3_retryable_errors_are_unavailable_and_refusals_are_not(store: ObjectStore, proxy: Proxy):
     for status, code, expected in (
         (429, "SlowDown", StoreUnavailable),
         (400, "RequestTimeout", StoreUnavailable),
@@ -348,7 +348,7 @@ async def test_a_clock_that_is_wrong_is_not_told_as_wrong_credentials(store: Obj
 
 
 @pytest.mark.parametrize("kind", [Kind.STORED_RESET, Kind.CUT])
-async def test_an_error_does_not_say_where_the_store_is(store: ObjectStore, proxy: Proxy, kind: Kind):
+async def test_store_error_hides_the_address(store: ObjectStore, proxy: Proxy, kind: Kind):
     await store.put("k", b"v" * 1_000)
     proxy.faults.append(Fault(kind, "GET", "/k", times=100))
     with pytest.raises(StoreUnavailable) as unavailable:

@@ -141,7 +141,7 @@ async def test_if_match_puts_only_over_that_version(store: ObjectStore):
 
 
 @pytest.mark.requirement("D14")
-async def test_of_64_that_create_one_key_exactly_one_wins(store: ObjectStore):
+async def test_exactly_one_of_64_concurrent_creates_of_a_key_wins(store: ObjectStore):
     bodies = [f"writer {number}".encode() for number in range(64)]
     answers = await asyncio.gather(*(store.put("race/one.json", body, when=CREATE) for body in bodies))
     won = [body for answer, body in zip(answers, bodies, strict=True) if isinstance(answer, PutStored)]
@@ -152,7 +152,7 @@ async def test_of_64_that_create_one_key_exactly_one_wins(store: ObjectStore):
 
 
 @pytest.mark.requirement("D14")
-async def test_of_16_that_count_by_if_match_no_step_is_lost(store: ObjectStore):
+async def test_concurrent_if_match_counters_lose_no_increment(store: ObjectStore):
     await store.put("count", b"0")
 
     async def step() -> None:
@@ -222,7 +222,7 @@ async def test_a_listing_holds_the_keys_that_begin_with_its_prefix(store: Object
     assert await keys_of(store, prefix, limit=2) == sorted(key for key in CLASHING if key.startswith(prefix))
 
 
-async def test_a_page_goes_on_after_any_key_there_or_not(store: ObjectStore):
+async def test_listing_continues_after_any_key_existing_or_not(store: ObjectStore):
     await fill(store, CLASHING)
     for after in (*CLASHING, "0", "a ", "a/", "aa", "b", "я"):
         if after.endswith("/"):
@@ -231,7 +231,7 @@ async def test_a_page_goes_on_after_any_key_there_or_not(store: ObjectStore):
         assert [info.key for info in page.items] == sorted(key for key in CLASHING if key > after)
 
 
-async def test_more_is_said_exactly_when_there_is_more(store: ObjectStore):
+async def test_listing_reports_more_exactly_when_there_is_more(store: ObjectStore):
     await fill(store, ["p/1", "p/2", "q/3"])
     assert (await store.list("p/", limit=1)).more
     assert not (await store.list("p/", limit=2)).more
@@ -252,7 +252,7 @@ async def test_invalid_store_request_is_refused_before_the_store_is_asked(store:
     assert await keys_of(store) == []
 
 
-async def test_two_prefixes_see_nothing_of_each_other(store: ObjectStore, store_url: str):
+async def test_stores_with_different_prefixes_are_isolated(store: ObjectStore, store_url: str):
     inner_url = store_url.replace("?", "/inner?") if "?" in store_url else store_url + "/inner"
     inner = await open_objects(inner_url, credentials=CREDENTIALS)
     await inner.put("k", b"inner")

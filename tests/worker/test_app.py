@@ -162,7 +162,7 @@ def test_a_worker_checks_every_reference_before_it_claims():
         ),
     ],
 )
-def test_payloads_go_in_and_come_out_as_the_annotation_says(kind: Any, given: Any, body: bytes, read: Any):
+def test_payloads_and_results_follow_the_annotations(kind: Any, given: Any, body: bytes, read: Any):
     app = App()
 
     async def handler(ctx, payload) -> None: ...
@@ -254,7 +254,7 @@ def test_a_type_may_say_itself_what_becomes_of_other_fields(kind: Any, payload: 
 
 
 @pytest.mark.requirement("DJ-18")
-def test_a_stored_payload_that_does_not_fit_says_why():
+def test_invalid_stored_payload_is_reported_with_the_reason():
     app = App()
 
     @app.job("t")

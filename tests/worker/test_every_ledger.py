@@ -62,7 +62,7 @@ def caller(ledger: Ledger, app: App | None) -> Trellis:
 
 
 @pytest.mark.requirement("DJ-10", "DJ-16")
-async def test_two_workers_bring_jobs_of_mixed_fate_to_their_ends(ledger: Ledger, url: str):
+async def test_two_workers_end_all_jobs_of_mixed_outcomes(ledger: Ledger, url: str):
     app = App()
     executions: Counter[str] = Counter()
 

@@ -80,7 +80,7 @@ class Echo:
 
 
 @pytest.mark.requirement("BUS-2")
-async def test_a_typed_payload_goes_in_and_a_pointer_to_the_typed_result_comes_out(rig: Rig):
+async def test_bus_handler_gets_a_typed_payload_and_returns_a_result_pointer(rig: Rig):
     app = App()
 
     @app.job(TOPIC)
@@ -132,7 +132,7 @@ async def test_an_order_for_another_worker_is_left_alone(rig: Rig):
     assert (echo.called, rig.control.starts, rig.control.results) == ([], [], [])
 
 
-async def test_only_orders_of_the_senders_it_is_told_are_taken(rig: Rig):
+async def test_worker_accepts_orders_of_configured_senders_only(rig: Rig):
     echo = Echo()
     stranger = rig.bus.sibling("stranger")
     async with rig.serving(echo.app, orders_from=("trellis",)):
@@ -143,7 +143,7 @@ async def test_only_orders_of_the_senders_it_is_told_are_taken(rig: Rig):
     assert len(echo.called) == 1
 
 
-async def test_only_the_sender_of_the_order_lets_it_begin(rig: Rig):
+async def test_start_is_granted_only_by_the_sender_of_the_order(rig: Rig):
     echo, stranger = Echo(), rig.bus.sibling("stranger")
 
     async def allow(received: ReceivedPacket) -> None:
@@ -243,7 +243,7 @@ async def test_a_yes_that_is_older_than_the_lease_is_asked_for_again(rig: Rig, t
     assert len({said.message for said in rig.control.starts}) == 1
 
 
-async def test_two_orders_ask_with_two_tokens(rig: Rig):
+async def test_each_order_requests_its_start_with_its_own_token(rig: Rig):
     echo = Echo()
     async with rig.serving(echo.app):
         for _ in range(2):
@@ -576,7 +576,7 @@ def paying(rig: Rig) -> App:
 
 
 @pytest.mark.requirement("BUS-2")
-async def test_a_worker_that_stops_while_the_store_is_away_says_that_the_work_is_done(rig: Rig):
+async def test_worker_stopped_during_a_store_outage_still_reports_the_result(rig: Rig):
     async with rig.serving(paying(rig), drain_s=5):
         order = await rig.control.dispatch()
         await rig.until(lambda: bool(rig.kept.failing))
@@ -655,7 +655,7 @@ async def test_a_batch_handler_gets_a_batch_of_one(rig: Rig):
     assert (bad.status, bad.error_message) == (Status.FAILED_FATAL, "empty")
 
 
-async def test_a_scheduler_that_does_not_answer_is_told_and_never_asked(rig: Rig):
+async def test_worker_requests_no_start_for_an_order_that_does_not_ask_for_one(rig: Rig):
     echo = Echo(held=True)
     rig.control.answer = lambda said: None
     async with rig.serving(echo.app) as worker:
@@ -690,7 +690,7 @@ async def test_the_next_attempt_of_another_scheduler_is_another_order(rig: Rig):
             await rig.until(lambda number=number: len(echo.called) == number and not worker.attempts)
 
 
-async def test_the_context_says_what_the_order_says(rig: Rig):
+async def test_bus_context_has_the_fields_of_the_order(rig: Rig):
     echo = Echo()
     async with rig.serving(echo.app):
         env = {"TRACEPARENT": TRACE, "TOOL": "hammer"}

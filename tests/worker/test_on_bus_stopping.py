@@ -68,7 +68,7 @@ async def test_a_cancelled_handler_is_cut_after_its_grace(rig: Rig):
     assert (result.status, result.error_message, slow.cut) == (Status.CANCELLED, "not wanted", ["job-1"])
 
 
-async def test_a_handler_that_hears_of_the_wish_may_stop_by_itself(rig: Rig):
+async def test_handler_may_stop_on_a_cancel_request(rig: Rig):
     app = App()
 
     @app.job(TOPIC)
@@ -97,7 +97,7 @@ async def test_a_thread_cannot_be_cut_and_what_it_finished_unasked_counts(rig: R
         assert (await rig.result(order)).status is status
 
 
-async def test_a_wish_that_comes_with_a_sign_of_life_is_heard(rig: Rig):
+async def test_cancel_request_in_the_answer_to_a_progress_report_is_obeyed(rig: Rig):
     slow = Slow()
     async with rig.serving(slow.app):
         order = await rig.control.dispatch()
@@ -409,7 +409,7 @@ async def test_results_that_nobody_has_when_the_worker_ends_are_counted(rig: Rig
         assert (drained, exit_code(drained)) == (Drained(unsettled=1), ExitCode.UNSETTLED)
 
 
-async def test_a_job_whose_start_is_asked_for_while_the_worker_drains_does_not_begin(rig: Rig):
+async def test_job_does_not_start_while_the_worker_drains(rig: Rig):
     slow = Slow()
     rig.control.answer = lambda said: None
     async with rig.serving(slow.app) as worker:

@@ -82,7 +82,7 @@ def test_a_permanent_error_fails_at_once():
         ({"reason_code": "timeout"}, ReasonCode.TIMEOUT),
     ],
 )
-def test_the_dead_letter_of_a_permanent_error_does_not_speak_of_retries(named: dict[str, str], reason: ReasonCode):
+def test_dead_letter_of_a_permanent_error_does_not_mention_retries(named: dict[str, str], reason: ReasonCode):
     decided = on_error(FIRST, PermanentError("no", **named), ErrorPolicy(dlq_on_fail=True), half)
     assert isinstance(decided, Fail)
     assert decided.death is not None

@@ -139,7 +139,7 @@ async def test_the_elected_sweeper_comes_back_when_the_next_lease_ends_not_an_in
 
 
 @pytest.mark.requirement("D33")
-async def test_of_two_sweepers_one_is_elected(stand: Stand):
+async def test_one_of_two_sweepers_is_elected(stand: Stand):
     await stand.submit("t")
     await stand.claim("t")
     one, other = (Sweeper(ledger=stand.ledger, actor=SWEEPING) for _ in range(2))
@@ -198,7 +198,7 @@ async def test_retention_says_once_for_whom_it_keeps_work_and_what_was_removed_u
     assert "trellis followers" in said[3][0]
 
 
-async def test_retention_that_keeps_for_longer_than_there_are_years_goes_on(stand: Stand):
+async def test_retention_with_an_enormous_age_keeps_running(stand: Stand):
     assert await stand.ledger.subscribe(Actor(role=Role.PROJECTOR, name="p"), "projector", lease_s=5.0) is not None
     await stand.submit("t")
     retention = Retention(ledger=stand.ledger, options=RetentionOptions(ended_s=1e11))

@@ -65,7 +65,7 @@ async def test_a_suspect_runs_alone_and_everything_is_done_in_the_end(stand: Sta
         assert any(record.beside[job.id] for job in ordinary)
 
 
-async def test_many_suspects_are_taken_one_by_one_and_none_is_given_back(stand: Stand):
+async def test_quarantined_jobs_run_one_at_a_time_and_none_is_released(stand: Stand):
     record = Record(stand)
     doubtful = await suspects(stand, 30)
     await stand.run_until_idle(record.app, concurrency=10)
@@ -136,7 +136,7 @@ async def test_after_one_death_all_jobs_run_again_at_once_beside_each_other(stan
     assert {(await job.status()).state for job in jobs} == {"succeeded"}
 
 
-async def test_while_one_worker_runs_a_suspect_alone_the_others_go_on(stand: Stand):
+async def test_other_workers_continue_while_one_runs_a_quarantined_job(stand: Stand):
     running, ends, app = dict[str, int](), asyncio.Event(), App()
 
     @app.job("t")

@@ -97,7 +97,7 @@ async def started(stand: Stand, bench: Bench, count: int) -> list[JobHandle]:
     return jobs
 
 
-async def test_many_outcomes_go_in_a_second_turn_beside_the_first(stand: Stand):
+async def test_many_outcomes_use_a_second_concurrent_turn(stand: Stand):
     gate, bench = Floodgate(stand), Bench()
     async with stand.running(bench.app, concurrency=2 * MANY):
         jobs = await started(stand, bench, MANY + 1)
@@ -147,7 +147,7 @@ async def test_a_third_turn_waits_however_much_has_gathered(stand: Stand):
         await stand.until(lambda: settled(gate) == [1, MANY, MANY])
 
 
-async def test_two_turns_in_flight_ask_for_the_free_slots_once(stand: Stand):
+async def test_concurrent_turns_claim_free_slots_once(stand: Stand):
     gate, bench = Floodgate(stand), Bench()
     async with stand.running(bench.app, concurrency=2 * MANY, prefetch=0):
         await started(stand, bench, MANY)
@@ -232,7 +232,7 @@ async def test_a_suspect_whose_start_is_under_way_when_the_worker_drains_keeps_i
     assert (status.state, status.deaths) == ("succeeded", 2)
 
 
-async def test_when_one_loop_fails_the_other_still_delivers_what_was_done(stand: Stand):
+async def test_failure_of_one_worker_loop_does_not_stop_delivery_of_outcomes(stand: Stand):
     gate, bench = Floodgate(stand), Bench()
     worker = stand.worker(bench.app, concurrency=10)
     await worker.start()

@@ -82,7 +82,7 @@ async def test_a_ledger_that_answers_and_is_the_wrong_one_is_not_waited_for(wron
     assert opener.tried_at == [0.0]
 
 
-async def test_a_host_that_nobody_knows_is_not_waited_for():
+async def test_unknown_host_is_not_retried():
     async def opening() -> Ledger:
         try:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

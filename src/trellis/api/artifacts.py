@@ -3,6 +3,7 @@
 from typing import Any
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
+from trellis.api.requests import Changed, IdempotentRequest, single_request
 from trellis.artifacts.content import ArtifactType
 from trellis.artifacts.registry import CLEANUP_MAX, ArtifactRegistry
 from trellis.artifacts.rows import ArtifactNotFound
@@ -11,6 +12,8 @@ from trellis.http.shapes import Artifact, ArtifactListed, CleanedUpShape, Page
 from trellis.runs.memory_access import check_reach, only_agent
 
 READ = "artifacts.read"
+WHOLE = "of the old artifacts"
+"""The subject of a cleanup, for the message of a refusal."""
 
 
 class LocalArtifacts:
@@ -94,10 +97,18 @@ class LocalArtifacts:
         idempotency_key: str | None = None,  # noqa: ARG002 - in one process nothing is sent twice
     ) -> CleanedUpShape:
         """Remove artifacts that are old enough, as an operator; with `dry_run` only return which those are."""
+        request, most = single_request(), limit or CLEANUP_MAX
+        return (await self.cleanup_once(request, older_than_days=older_than_days, dry_run=dry_run, limit=most)).answer
+
+    async def cleanup_once(
+        self, request: IdempotentRequest, *, older_than_days: int | None, dry_run: bool, limit: int
+    ) -> Changed[CleanedUpShape]:
+        """`cleanup` for a route."""
         actor = self._context.permit("artifacts.cleanup")
         registry = (await self._context.instance()).artifacts
         done = await registry.cleanup(
-            actor, older_than_days=older_than_days, limit=limit or CLEANUP_MAX, dry_run=dry_run
+            actor, older_than_days=older_than_days, limit=limit, dry_run=dry_run, key=request.change(WHOLE)
         )
         items = [ArtifactListed.model_validate(registry.fields(row)) for row in done.rows]
-        return CleanedUpShape(older_than_days=done.older_than_days, dry_run=done.dry_run, items=items, more=done.more)
+        shape = CleanedUpShape(older_than_days=done.older_than_days, dry_run=done.dry_run, items=items, more=done.more)
+        return Changed(answer=shape, replayed=done.replayed)

@@ -297,9 +297,9 @@ class LocalJobs:
         if job.lifecycle == BUS_JOB.name:
             from trellis.bus.outcomes.job_tree import requeue_as_new_job
 
-            await request.take(ledger, job.job_id)
             submitter, topics = acting_or_gateway(actor, job.lifecycle), self._context.topics()
-            made = await requeue_as_new_job(ledger, submitter, job, topics, request.request_id, cause=reason)
+            key = request.change(job.job_id)
+            made = await requeue_as_new_job(ledger, submitter, job, topics, request.request_id, cause=reason, key=key)
             shape = _shape(job, BUS_JOB.initial.name, 1).model_copy(update={"job_id": made.job_id})
             return Changed(answer=shape, replayed=not made.created)
         (answer,) = await ledger.requeue(

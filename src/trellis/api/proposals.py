@@ -28,6 +28,8 @@ APPLY_PATIENCE_S = 5.0
 HELD_FIRST, PROPOSALS_NEXT = "held:", "proposals:"
 """Cursor prefixes: among held jobs, or at the first proposal. A cursor without a prefix is one of proposals."""
 OPEN = frozenset({"approved", "auto_approved", APPLYING})
+APPLICABLE = OPEN - {APPLYING} | {FAILED}
+"""States of a proposal that no engine is applying, from which a person may have it applied."""
 
 
 class ProposalHasOtherVersion(Refused):
@@ -154,15 +156,15 @@ class LocalProposals:
         if approvals.job_id_of_inbox_id(proposal_id) is not None and state == "approved":
             return Changed(answer=ProposalShape.model_validate(document), replayed=False)
         actor = self._context.permit("proposals.apply")
-        # The step that begins to apply a failed proposal again stores the key. Otherwise the engine's own steps follow.
-        await (request.changed_before(ledger) if state == FAILED else request.take(ledger, proposal))
+        await request.changed_before(ledger)
         replayed = request.key is not None and await request.moved(ledger, proposal)
         engine = (await self._context.instance()).apply_engine()
-        if state == FAILED and not replayed:
-            await engine.apply_again(proposal, request.request_id, key=request.change(proposal))
-        elif state in OPEN:
+        # The step with which this request begins to apply the proposal stores its key.
+        if state in APPLICABLE and not replayed:
+            state = await engine.apply_now(proposal, request.request_id, key=request.change(proposal))
+        if state in OPEN:
             await apply_until_settled(engine, SystemClock(), proposal, APPLY_PATIENCE_S)
-        elif state != "applied" and not replayed:
+        elif state not in {"applied", FAILED} and not replayed:
             raise ProposalNotApproved(job_id=proposal_id, source=state, target=APPLYING, actor=actor.role.value)
         now = await proposal_document(self._context.ledger, proposal_id)
         return Changed(answer=ProposalShape.model_validate(now), replayed=replayed)

@@ -68,15 +68,6 @@ class IdempotentRequest:
         found = None if key is None else await ledger.find_request(key)
         return found is not None and found.answer is not None
 
-    async def take(self, ledger: Ledger, about: str) -> bytes | None:
-        """Store the key before an effect that is more than one call of the ledger; raises IdempotencyMismatch.
-
-        Returns the stored answer, if there is one. Without it the request goes on where an earlier one stopped.
-        """
-        key = self.change(about)
-        found = None if key is None else await ledger.take_request_key(key)
-        return None if found is None else found.answer
-
     async def moved(self, ledger: Ledger, job_id: JobId) -> bool:
         """Whether this request has already changed that job."""
         records = await ledger.recorded(await ledger.events(job_id))

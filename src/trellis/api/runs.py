@@ -77,7 +77,7 @@ class LocalRuns:
         idempotency_key: str | None = None,
         correlation_id: str | None = None,
     ) -> RunStarted:
-        """Begin a run of an agent. The same key and request again is the same run, and then it is not `created`."""
+        """Start a run of an agent. The same key and request again is the same run, and then it is not `created`."""
         gateway = Actor(role=Role.GATEWAY, name=self._context.permit("runs.trigger").name)
         layer = replace((await self._context.instance()).layer, gateway=gateway)
         made = await layer.trigger(

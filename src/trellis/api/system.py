@@ -32,14 +32,14 @@ class LocalSystem:
         return Page[QueueShape](items=[QueueShape.model_validate(one) for one in found], next_cursor=None)
 
     async def pause(self, type_: str, *, reason: str | None = None, force: bool = False) -> QueuePaused:
-        """Stop handing out a type; what is held goes on. An operator's act.
+        """Pause a job type: no more of its jobs are claimed. Held jobs continue. An operator's act.
 
         A type of which nothing was seen yet is refused unless `force` is given: it is probably misspelt.
         """
         return await self._set(type_, paused=True, reason=reason, force=force)
 
     async def resume(self, type_: str, *, reason: str | None = None, force: bool = False) -> QueuePaused:
-        """Hand out a type again. An operator's act."""
+        """Resume a job type: its jobs are claimed again. An operator's act."""
         return await self._set(type_, paused=False, reason=reason, force=force)
 
     async def _set(self, type_: str, *, paused: bool, reason: str | None, force: bool) -> QueuePaused:

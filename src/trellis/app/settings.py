@@ -189,7 +189,7 @@ class Settings(pydantic.BaseModel):
     callback_key_file: Path | None = None
     """The secret that signs callbacks. Default: derived from the development key of an SQLite ledger."""
     host: str = pydantic.Field(HOST_DEFAULT, min_length=1, max_length=253)
-    """Where the gateway listens. Any address other than this machine requires a configured key."""
+    """The address on which the gateway listens. Any address other than this machine requires a configured key."""
     port: int = pydantic.Field(PORT_DEFAULT, ge=0, le=65_535)
     """Port 0 chooses a free port."""
     tls_cert_file: Path | None = None

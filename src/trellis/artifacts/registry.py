@@ -33,7 +33,7 @@ from trellis.artifacts.rows import (
 from trellis.auth.matrices import permit_actor
 from trellis.engine import tracing
 from trellis.engine.errors import LeaseConflictError
-from trellis.engine.jobs import Actor, Epoch, JobId, Mismatch, Move, Moved, NewJob, RequestId
+from trellis.engine.jobs import Actor, Epoch, JobId, Mismatch, Move, Moved, NewJob, RequestId, RequestKey
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, IdempotencyKey, Job, JobFilter
 from trellis.lifecycles.artifact import ARTIFACT
@@ -94,6 +94,8 @@ class CleanupReport:
     dry_run: bool
     rows: tuple[ArtifactRow, ...]
     more: bool
+    replayed: bool = False
+    """Whether an earlier request with the same key began it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +112,20 @@ class ArtifactRegistry:
 
     # --- staging -----------------------------------------------------------------------------------------------------
 
-    async def stage(self, actor: Actor, draft: ArtifactDraft, *, job: Job, epoch: int | None = None) -> StagedArtifact:
+    async def stage(
+        self,
+        actor: Actor,
+        draft: ArtifactDraft,
+        *,
+        job: Job,
+        epoch: int | None = None,
+        request: RequestKey | None = None,
+    ) -> StagedArtifact:
         """Stages the artifact of a job's current attempt, once per attempt. Readers see it when the job is complete.
 
         If the job already has an artifact, that one is returned (ART-4): a staged one whatever the draft says, a
-        finalized one if the draft is equal. Raises NotAllowed, ContentInvalid, ArtifactTooLarge, TypeNotYielded,
+        finalized one if the draft is equal. `request` is the key of the request, stored with a new artifact. Raises
+        IdempotencyMismatch, NotAllowed, ContentInvalid, ArtifactTooLarge, TypeNotYielded,
         NothingExpected, ArtifactGone, ArtifactFinal, LeaseConflictError.
         """
         permit_actor(actor, "artifacts.write")
@@ -146,7 +157,7 @@ class ArtifactRegistry:
             trace=job.trace or tracing.here(),
             parent_id=job.job_id,
         )
-        (answer,) = await self.ledger.submit(actor, [new])
+        (answer,) = await self.ledger.submit(actor, [new], key=request)
         if isinstance(answer, Mismatch) or not answer.created:
             return await self._again(actor, answer.job_id, making)
         await self._discard_older(actor, making)
@@ -304,26 +315,59 @@ class ArtifactRegistry:
     # --- cleaning up -------------------------------------------------------------------------------------------------
 
     async def cleanup(
-        self, actor: Actor, *, older_than_days: int | None = None, limit: int = CLEANUP_MAX, dry_run: bool = False
+        self,
+        actor: Actor,
+        *,
+        older_than_days: int | None = None,
+        limit: int = CLEANUP_MAX,
+        dry_run: bool = False,
+        key: RequestKey | None = None,
     ) -> CleanupReport:
         """Removes artifacts that were finalized at least this many days ago, oldest first. Each is one audited event.
 
-        Readers no longer find them. Their bytes are deleted when the projector has recorded the removal. Raises
-        TooYoung, NotAllowed.
+        Readers no longer find them. Their bytes are deleted when the projector has recorded the removal.
+
+        The first removal stores `key` with the list of artifacts to remove. The same request again removes those of the
+        list that are left, and no others. A cleanup that removes nothing stores no key. Raises TooYoung, NotAllowed,
+        IdempotencyMismatch.
         """
         permit_actor(actor, "artifacts.cleanup")
         days = self.keep_days if older_than_days is None else older_than_days
         if days < self.keep_days:
             raise TooYoung(days=self.keep_days, asked=days)
+        stored = None if key is None or dry_run else await self.ledger.find_request(key)
+        if stored is not None and stored.answer is not None:
+            return await self._cleaned_up(actor, stored.answer, replayed=True)
         before = await self.ledger.now() - timedelta(days=days)
-        oldest, taken = await self._finalized_before(before, limit + 1), list[ArtifactRow]()
-        for job in oldest[:limit]:
-            row = await self.row(job.job_id)
-            if row is None or row.state != FINALIZED:
+        oldest = await self._finalized_before(before, limit + 1)
+        found = [await self.row(job.job_id) for job in oldest[:limit]]
+        rows = tuple(row for row in found if row is not None and row.state == FINALIZED)
+        more = len(oldest) > limit
+        if dry_run or not rows:
+            return CleanupReport(older_than_days=days, dry_run=dry_run, rows=rows, more=more)
+        plan = json.dumps({"days": days, "more": more, "artifacts": [row.artifact_id for row in rows]}).encode()
+        if key is not None and not await self._remove(actor, rows[0].artifact_id, days, replace(key, answer=plan)):
+            stored = await self.ledger.find_request(key)  # of the same request at the same moment
+            if stored is not None and stored.answer is not None:
+                return await self._cleaned_up(actor, stored.answer, replayed=True)
+        return await self._cleaned_up(actor, plan, replayed=False)
+
+    async def _cleaned_up(self, actor: Actor, plan: bytes, *, replayed: bool) -> CleanupReport:
+        """Removes what is left of a planned cleanup. Returns those that are removed now."""
+        planned, removed = json.loads(plan), list[ArtifactRow]()
+        for artifact_id in planned["artifacts"]:
+            row = await self.row(artifact_id)
+            if row is None:
                 continue
-            if dry_run or await self._remove(actor, row, days):
-                taken.append(row if dry_run else replace(row, state=REMOVED))
-        return CleanupReport(older_than_days=days, dry_run=dry_run, rows=tuple(taken), more=len(oldest) > limit)
+            if row.state == REMOVED or await self._remove(actor, row.artifact_id, planned["days"]):
+                removed.append(replace(row, state=REMOVED))
+        return CleanupReport(
+            older_than_days=planned["days"],
+            dry_run=False,
+            rows=tuple(removed),
+            more=planned["more"],
+            replayed=replayed,
+        )
 
     async def _finalized_before(self, before: datetime, count: int) -> list[Job]:
         """Returns at most `count` artifacts that were finalized before that time, oldest created first.
@@ -338,12 +382,13 @@ class ArtifactRegistry:
             if cursor is None or len(found) >= count or page.jobs[-1].created_at >= before:
                 return found[:count]
 
-    async def _remove(self, actor: Actor, row: ArtifactRow, days: int) -> bool:
+    async def _remove(self, actor: Actor, artifact_id: JobId, days: int, key: RequestKey | None = None) -> bool:
         move = Move(
-            job_id=row.artifact_id,
+            job_id=artifact_id,
             target=REMOVED,
-            request_id=RequestId(f"clean-up:{row.artifact_id}"),
+            request_id=RequestId(f"clean-up:{artifact_id}"),
             cause=f"finalized more than {days} days ago",
+            key=key,
         )
         return isinstance(await self.ledger.move(actor, move), Moved)
 

@@ -74,18 +74,21 @@ def _about(one: Mapping[str, Any]) -> str:
 async def create(
     cli: Cli,
     agent: Annotated[str, typer.Argument(metavar="NAME", help="Its slug: lower-case letters, digits and hyphens.")],
-    purpose: Annotated[str, typer.Option("--purpose", metavar="TEXT", help="What it is for, in a sentence or two.")],
+    purpose: Annotated[
+        str, typer.Option("--purpose", metavar="TEXT", help="The agent's purpose, in a sentence or two.")
+    ],
     model: Annotated[
         str, typer.Option("--model", metavar="MODEL", help="offline (no key, no network), or openai:<model>.")
     ] = OFFLINE,
     source: Annotated[
-        list[Path] | None, typer.Option("--source", metavar="FILE", help="A text that it reads; again for another.")
+        list[Path] | None,
+        typer.Option("--source", metavar="FILE", help="A text file that the agent reads; may be repeated."),
     ] = None,
     question: Annotated[
         list[str] | None,
-        typer.Option("--question", metavar="TEXT", help="What it asks its sources; again for another."),
+        typer.Option("--question", metavar="TEXT", help="A question for the agent's sources; may be repeated."),
     ] = None,
-    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="What people call it.")] = None,
+    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="The agent's display name.")] = None,
     reason: ReasonOption = None,
 ) -> None:
     """Make an agent: a folder with its definition (`_agent.md`) and copies of its sources.
@@ -163,7 +166,7 @@ async def activate(cli: Cli, agent: AgentArgument, reason: ReasonOption = None) 
 
 
 async def pause(cli: Cli, agent: AgentArgument, reason: ReasonOption = None) -> None:
-    """Let no further run of an agent begin, and no job of it be executed; `resume` ends it."""
+    """Pause an agent: no run of it begins and no job of it is executed until `resume`."""
     async with cli.api() as api:
         _print_changed(cli, await api.agents.pause(agent, reason=reason))
 
@@ -195,7 +198,7 @@ class _ScheduleRow:
 
 
 async def schedules(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
-    """List the agents that run by themselves, with the next and the last time.
+    """List the agents that run on a schedule, with the next and the last time.
 
     An agent's file declares it as `triggers.cron`, in UTC; `trellis up` registers it within half a minute. Where the last instant
     began no run it says why: the agent was not active, its queue was full, or the instant was missed by more than an hour.

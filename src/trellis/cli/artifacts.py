@@ -26,7 +26,11 @@ DROPPED = frozenset({"ungrounded-dropped", "citations-dropped"})
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
     made = group(
-        program, "artifacts", section="Agents", help_="What queue jobs left behind; clean up what is old.", lists=True
+        program,
+        "artifacts",
+        section="Agents",
+        help_="Artifacts of queue jobs: list, show, download, discard, clean up.",
+        lists=True,
     )
     command(made, "list", gateway=True)(list_artifacts)
     command(made, "show", gateway=True)(show_artifact)
@@ -103,7 +107,7 @@ async def clean_up(
     older_than_days: Annotated[
         int | None, typer.Option("--older-than-days", metavar="N", help="Finalized more than N days ago.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which they are.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     limit: LimitOption = CLEANUP_MAX,
 ) -> None:

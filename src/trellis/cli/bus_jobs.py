@@ -27,14 +27,14 @@ from trellis.operations.explain import approval_of
 
 TopicOption = Annotated[str | None, typer.Option("--topic", help="The topic, instead of TYPE: a job for the bus.")]
 LabelOption = Annotated[
-    list[str] | None, typer.Option("--label", metavar="NAME=TEXT", help="A label of it; again for another.")
+    list[str] | None, typer.Option("--label", metavar="NAME=TEXT", help="A label of the job; may be repeated.")
 ]
-TenantOption = Annotated[str | None, typer.Option("--tenant", metavar="ID", help="Whose job on a topic it is.")]
+TenantOption = Annotated[str | None, typer.Option("--tenant", metavar="ID", help="The tenant of a job on a topic.")]
 ContextOption = Annotated[
-    str | None, typer.Option("--context", metavar="POINTER", help="Where its payload is, instead of PAYLOAD.")
+    str | None, typer.Option("--context", metavar="POINTER", help="A pointer to the payload, instead of PAYLOAD.")
 ]
 RequestOption = Annotated[
-    str | None, typer.Option("--request", metavar="JSON", help="More fields of a request for the bus; @file, - too.")
+    str | None, typer.Option("--request", metavar="JSON", help="More fields of the bus request: JSON, @file or -.")
 ]
 
 

@@ -23,13 +23,14 @@ LIMIT_DEFAULT = 50
 LIMIT_MAX = 1_000_000
 
 LedgerOption = Annotated[
-    str | None, typer.Option("--ledger", metavar="URL", help="sqlite:///path or postgresql://…; else the settings'.")
+    str | None,
+    typer.Option("--ledger", metavar="URL", help="sqlite:///path or postgresql://…; default: from the settings."),
 ]
 DataOption = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Use the embedded ledger in this folder.")
 ]
 GatewayOption = Annotated[
-    str | None, typer.Option("--gateway", metavar="URL", help="Go through this gateway (http://…) instead.")
+    str | None, typer.Option("--gateway", metavar="URL", help="Use this gateway (http://…) and no ledger.")
 ]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]

@@ -28,12 +28,12 @@ COUNTED_MAX = 100
 
 TypeOption = Annotated[str | None, typer.Option("--type", help="Only this job type.")]
 ReasonOption = Annotated[
-    str | None, typer.Option("--reason", metavar="CODE", help="Only this reason: exhausted_retries, timeout, …")
+    str | None, typer.Option("--reason", metavar="CODE", help="Only this reason code: exhausted_retries, timeout, …")
 ]
 LifecycleOption = Annotated[
     str | None, typer.Option("--lifecycle", metavar="NAME", help="Only leased-job, or only queue-job.")
 ]
-CorrelationOption = Annotated[str | None, typer.Option("--correlation", help="Only what belongs to this.")]
+CorrelationOption = Annotated[str | None, typer.Option("--correlation", help="Only those with this correlation id.")]
 
 
 def add_to(program: typer.Typer) -> None:
@@ -51,7 +51,9 @@ async def list_letters(
     correlation: CorrelationOption = None,
     lifecycle: LifecycleOption = None,
     limit: LimitOption = LIMIT_DEFAULT,
-    cursor: Annotated[str | None, typer.Option("--cursor", metavar="TEXT", help="Go on after an earlier page.")] = None,
+    cursor: Annotated[
+        str | None, typer.Option("--cursor", metavar="TEXT", help="Continue after an earlier page.")
+    ] = None,
     ids: IdsOption = False,  # noqa: FBT002 - a flag
 ) -> None:
     """List dead letters that nobody requeued, newest first: dead-lettered jobs, and DEAD jobs of the job queue.
@@ -84,7 +86,7 @@ async def list_letters(
 
 
 async def show_letter(cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]) -> None:
-    """One dead letter with all it says, and its job."""
+    """Show one dead letter and its job."""
     async with cli.api() as api:
         letter = (await api.dead_letters.get(id_)).model_dump()
         if isinstance(api, LocalApi):
@@ -118,7 +120,7 @@ async def requeue(
     correlation: CorrelationOption = None,
     lifecycle: LifecycleOption = None,
     all_: Annotated[bool, typer.Option("--all", help="Every dead letter.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be requeued.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     limit: LimitOption = 1_000,
     cause: Annotated[str | None, typer.Option("--cause", help="Why, for the jobs' events.")] = None,

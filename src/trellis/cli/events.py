@@ -36,14 +36,16 @@ def add_to(program: typer.Typer) -> None:
 
 async def events(
     cli: Cli,
-    job: Annotated[str | None, typer.Argument(metavar="JOB", help="Only this job's, all of them.")] = None,
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="Print all events of this job.")] = None,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until stopped, from now on.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new events until stopped.")] = False,
     after: Annotated[str | None, typer.Option("--after", metavar="POSITION", help="Begin after this position.")] = None,
     type_: Annotated[str | None, typer.Option("--type", help="Only this event type, such as job_failed.")] = None,
-    correlation: Annotated[str | None, typer.Option("--correlation", help="Only what belongs to this.")] = None,
+    correlation: Annotated[
+        str | None, typer.Option("--correlation", help="Only those with this correlation id.")
+    ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="With --type: ISO 8601 with zone.")
+        str | None, typer.Option("--since", metavar="TIME", help="With --type: only since then, ISO 8601 with zone.")
     ] = None,
     lifecycle: Annotated[str | None, typer.Option("--lifecycle", metavar="NAME", help="Only this lifecycle.")] = None,
     limit: LimitOption = LIMIT_DEFAULT,

@@ -70,10 +70,12 @@ async def list_jobs(  # noqa: PLR0917 - the options of one command
     state: Annotated[str | None, typer.Option("--status", "--state", help="Only jobs of this status.")] = None,
     type_: Annotated[str | None, typer.Option("--type", help="Only this job type.")] = None,
     lifecycle: Annotated[str | None, typer.Option("--lifecycle", metavar="NAME", help="Only this lifecycle.")] = None,
-    correlation: Annotated[str | None, typer.Option("--correlation", help="Only what belongs to this.")] = None,
+    correlation: Annotated[
+        str | None, typer.Option("--correlation", help="Only those with this correlation id.")
+    ] = None,
     key: Annotated[str | None, typer.Option("--concurrency-key", help="Only jobs of this key.")] = None,
     limit: LimitOption = LIMIT_DEFAULT,
-    cursor: Annotated[str | None, typer.Option("--cursor", help="Go on after an earlier page.")] = None,
+    cursor: Annotated[str | None, typer.Option("--cursor", help="Continue after an earlier page.")] = None,
     ids: IdsOption = False,  # noqa: FBT002 - a flag
 ) -> None:
     """List jobs, newest first. --lifecycle nlm-job lists those of the NLM backend, which has a ledger of its own."""
@@ -150,7 +152,7 @@ def _waits_for(job: Job, now: datetime) -> str:
 
 
 async def show(cli: Cli, id_: JobArgument) -> None:
-    """Everything about one job: row, payload, result, events, last log lines."""
+    """Show one job: row, payload, result, events, last log lines."""
     async with cli.api(job_id=id_) as api:
         if isinstance(api, LocalApi):
             print_whole(cli, await api.jobs.get(id_), await api.now())
@@ -318,13 +320,13 @@ async def result(cli: Cli, id_: JobArgument) -> None:
 
 
 async def context(cli: Cli, id_: JobArgument) -> None:
-    """Print what the worker of a job on a topic is given: what is at its pointer."""
+    """Print the payload that the worker of a job on a topic gets."""
     async with cli.api() as api:
         cli.out.content(id_, "context", await api.jobs.context(id_))
 
 
 async def explain_job(cli: Cli, id_: JobArgument) -> None:
-    """Say in sentences why a job is where it is and what happens next."""
+    """Explain in sentences why a job has its status and what happens next."""
     async with cli.api() as api:
         explained = await api.jobs.explain(id_)
     if cli.out.as_json:
@@ -348,8 +350,10 @@ async def explain_job(cli: Cli, id_: JobArgument) -> None:
 async def cancel(
     cli: Cli,
     id_: JobArgument,
-    hard: Annotated[bool, typer.Option("--hard", help="End it now; its holder's work is refused.")] = False,  # noqa: FBT002
-    grace: Annotated[str | None, typer.Option("--grace", metavar="TIME", help="Soft becomes hard after this.")] = None,
+    hard: Annotated[bool, typer.Option("--hard", help="End the job now; its worker's result is refused.")] = False,  # noqa: FBT002
+    grace: Annotated[
+        str | None, typer.Option("--grace", metavar="TIME", help="Time until a soft cancel becomes a hard one.")
+    ] = None,
     cause: Annotated[str | None, typer.Option("--cause", help="Why, for the job's event.")] = None,
 ) -> None:
     """End a job that has not ended. A running one is asked to stop, and ended after a grace."""

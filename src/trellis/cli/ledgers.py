@@ -73,7 +73,11 @@ def add_to(program: typer.Typer) -> None:
     command(program, "verify", section=SECTION)(verify_ledger)
     command(program, "sweep", section=SECTION)(sweep)
     followers = group(
-        program, "followers", section=SECTION, help_="Who follows what happens, and how far it is behind.", lists=True
+        program,
+        "followers",
+        section=SECTION,
+        help_="Subscribers of the event feed, and how far each is behind.",
+        lists=True,
     )
     command(followers, "list")(list_followers)
     command(followers, "leave-behind")(leave_behind)
@@ -186,7 +190,7 @@ VIOLATION_COLUMNS = (
 
 
 async def sweep(cli: Cli) -> None:
-    """Sweep once, now.
+    """Run the sweeper once.
 
     Expired leases, due timers, deadlines and overdue soft cancels are acted on. Every worker and `trellis up` do this all the time; this is for when none of them runs.
     """
@@ -206,7 +210,7 @@ async def sweep(cli: Cli) -> None:
 
 
 async def list_followers(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
-    """Who publishes, tells and judges what happened, and since when something waits for it.
+    """List the subscribers of the event feed, and how long the oldest unread event of each waits.
 
     Ended work that one of them has not read is kept for it beyond its time, for 90 days at most.
     """
@@ -231,10 +235,12 @@ def _behind(seen: SubscriberRecord, now: datetime) -> Text:
 
 async def leave_behind(
     cli: Cli,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As `trellis followers` shows it.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The subscriber's name, as `trellis followers` shows it.")
+    ],
     reason: ReasonOption = None,
 ) -> None:
-    """Keep nothing more for a follower that nobody runs any more.
+    """Stop keeping events for a subscriber that is no longer run.
 
     What it has not read is removed when its time is over. It goes on where it stopped when it is started again, and is waited for from then on.
     """
@@ -523,7 +529,7 @@ CHECK_COLUMNS = (
 
 
 def version(cli: Cli) -> None:
-    """Print the versions of the program and of what it stands on."""
+    """Print the versions of the program and of its libraries."""
     rows = {
         "trellis": installed_version(PACKAGE),
         "python": platform.python_version(),

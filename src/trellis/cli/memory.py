@@ -20,7 +20,7 @@ WideOption = Annotated[bool, typer.Option("--wide", help="With the facts; withou
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    made = group(program, "memory", section="Agents", help_="What agents remember: list, read, history.", lists=True)
+    made = group(program, "memory", section="Agents", help_="Memory of agents: list, read, history.", lists=True)
     command(made, "list", gateway=True)(list_memories)
     command(made, "read", gateway=True)(read)
     command(made, "history", gateway=True)(history)

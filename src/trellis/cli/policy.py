@@ -25,20 +25,20 @@ LAST_DEFAULT = 100
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A policy (TOML).")]
 FileOption = Annotated[
-    Path | None, typer.Option("--policy", metavar="FILE", help="Ask this policy and not the one in force.")
+    Path | None, typer.Option("--policy", metavar="FILE", help="Use this policy, not the one in force.")
 ]
 
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    made = group(program, "policy", section="Jobs", help_="What the safety policy lets go; check, explain, simulate.")
+    made = group(program, "policy", section="Jobs", help_="The safety policy: check, explain, simulate.")
     command(made, "check")(check)
     command(made, "explain", gateway=True)(explain)
     command(made, "simulate", gateway=True)(simulate)
 
 
 def check(cli: Cli, file: FileArgument) -> None:
-    """Say whether a policy fits, and show its rules in the order in which they are looked at."""
+    """Validate a policy file and list its rules in the order of evaluation."""
     policy = read_policy_file(file)
     if cli.out.as_json:
         cli.out.record({"policy_hash": policy.hash, "rules": [rule.to_dict() for rule in policy.rules]})
@@ -61,19 +61,21 @@ def _conditions(rule: PolicyRule) -> str:
 
 async def explain(
     cli: Cli,
-    topic: Annotated[str | None, typer.Option("--topic", help="The topic of the job that is meant.")] = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="The topic of the job.")] = None,
     *,
-    job: Annotated[str | None, typer.Option("--job", metavar="ID", help="Or a job that is there.")] = None,
-    tenant: Annotated[str, typer.Option("--tenant", help="Whose job it is.")] = "",
-    principal: Annotated[str, typer.Option("--principal", help="Who asks for it.")] = "",
+    job: Annotated[str | None, typer.Option("--job", metavar="ID", help="An existing job, instead of --topic.")] = None,
+    tenant: Annotated[str, typer.Option("--tenant", help="The job's tenant.")] = "",
+    principal: Annotated[str, typer.Option("--principal", help="The principal that submits the job.")] = "",
     actor_type: Annotated[str, typer.Option("--actor-type", help="human or service.")] = "",
-    capability: Annotated[str, typer.Option("--capability", help="What it uses.")] = "",
-    risk_tag: Annotated[list[str] | None, typer.Option("--risk-tag", help="A risk; may be repeated.")] = None,
-    requires: Annotated[list[str] | None, typer.Option("--requires", help="What its worker needs; repeated.")] = None,
-    label: Annotated[list[str] | None, typer.Option("--label", metavar="K=V", help="A label; repeated.")] = None,
+    capability: Annotated[str, typer.Option("--capability", help="The capability that the job uses.")] = "",
+    risk_tag: Annotated[list[str] | None, typer.Option("--risk-tag", help="A risk tag; may be repeated.")] = None,
+    requires: Annotated[
+        list[str] | None, typer.Option("--requires", help="What the job requires of a worker; may be repeated.")
+    ] = None,
+    label: Annotated[list[str] | None, typer.Option("--label", metavar="K=V", help="A label; may be repeated.")] = None,
     priority: Annotated[str | None, typer.Option("--priority", help="critical, interactive or batch.")] = None,
-    adapter: Annotated[str, typer.Option("--adapter", help="Its adapter.")] = "",
-    pack: Annotated[str, typer.Option("--pack", help="Its pack.")] = "",
+    adapter: Annotated[str, typer.Option("--adapter", help="The job's adapter.")] = "",
+    pack: Annotated[str, typer.Option("--pack", help="The job's pack.")] = "",
     policy: FileOption = None,
 ) -> None:
     """Say what the policy decides about a job: which rules were looked at, why each did not fit, which decided."""
@@ -149,7 +151,7 @@ def _show(cli: Cli, told: dict[str, Any]) -> None:
 async def simulate(
     cli: Cli,
     file: FileArgument,
-    last: Annotated[int, typer.Option("--last", metavar="N", help="Over so many of the last jobs.")] = LAST_DEFAULT,
+    last: Annotated[int, typer.Option("--last", metavar="N", help="How many of the last jobs to use.")] = LAST_DEFAULT,
 ) -> None:
     """Say what a policy would have decided about the last jobs on the bus, beside what was decided."""
     if not 1 <= last <= JOBS_MAX:

@@ -17,7 +17,9 @@ ProposalArgument = Annotated[str, typer.Argument(metavar="ID", help="The proposa
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    made = group(program, "proposals", section="Agents", help_="What agents propose; approve or reject it.", lists=True)
+    made = group(
+        program, "proposals", section="Agents", help_="Proposals of agents: list, show, approve, reject.", lists=True
+    )
     command(made, "list", gateway=True)(list_proposals)
     command(made, "show", gateway=True)(show_proposal)
     command(made, "approve", gateway=True)(approve)

@@ -23,12 +23,15 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 KEY_SCOPE = "trellis submit"
 
 AgentOption = Annotated[
-    str | None, typer.Option("--agent", metavar="SLUG", help="Whose RESEARCH, BRIEF or PROPOSAL_PREPROCESS it is.")
+    str | None,
+    typer.Option("--agent", metavar="SLUG", help="The agent of a RESEARCH, BRIEF or PROPOSAL_PREPROCESS job."),
 ]
 EntityOption = Annotated[
-    list[str] | None, typer.Option("--entity", metavar="SLUG", help="An entity it is about; again for another.")
+    list[str] | None, typer.Option("--entity", metavar="SLUG", help="An entity that the job is about; may be repeated.")
 ]
-RunOption = Annotated[str | None, typer.Option("--run", metavar="ID", help="The agent's run that it belongs to.")]
+RunOption = Annotated[
+    str | None, typer.Option("--run", metavar="ID", help="The run of the agent that the job belongs to.")
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from trellis.cli.output import ListingColumn
 from trellis.http.operation_shapes import QueueShape
 from trellis.operations.explain import duration
 
-ForceOption = Annotated[bool, typer.Option("--force", help="Also when nothing of the type was seen yet.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Also if no job of the type was ever seen.")]
 TypeArgument = Annotated[str, typer.Argument(metavar="TYPE", help="The job type.")]
 
 
@@ -27,7 +27,7 @@ def add_to(program: typer.Typer) -> None:
 
 
 async def list_queues(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
-    """How many jobs of each type wait, rest, are parked and are held."""
+    """Count the jobs of each type: ready, scheduled, blocked by a key, and held by workers."""
     wanted = values.limit(limit, LIMIT_MAX)
     async with cli.api() as api:
         found = (await api.system.queues()).items
@@ -40,7 +40,7 @@ async def pause(
     force: ForceOption = False,  # noqa: FBT002 - a flag
     reason: ReasonOption = None,
 ) -> None:
-    """Stop handing out a type; what is held goes on."""
+    """Pause a job type: no more of its jobs are claimed. Held jobs continue."""
     await _set(cli, type_, paused=True, force=force, reason=reason)
 
 
@@ -50,7 +50,7 @@ async def resume(
     force: ForceOption = False,  # noqa: FBT002 - a flag
     reason: ReasonOption = None,
 ) -> None:
-    """Hand out a type again."""
+    """Resume a job type: its jobs are claimed again."""
     await _set(cli, type_, paused=False, force=force, reason=reason)
 
 

@@ -41,11 +41,11 @@ def add_to(program: typer.Typer) -> None:
 async def rebuild(
     cli: Cli,
     side: Annotated[
-        str, typer.Option("--from", metavar="SIDE", help="What is still there and whole: `ledger` or `objects`.")
+        str, typer.Option("--from", metavar="SIDE", help="The side that is intact: `ledger` or `objects`.")
     ],
     reason: ReasonOption = None,
 ) -> int:
-    """Make again what was lost, from the side that is left.
+    """Rebuild a lost ledger or object store from the other one.
 
     --from ledger publishes what the object store lacks: documents and audit records, byte for byte. --from objects puts every job back that the
     audit records know, into a ledger that was lost; a missing SQLite file is made. Stop `trellis up` first. A rebuild that was interrupted goes on when

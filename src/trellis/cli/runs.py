@@ -56,19 +56,19 @@ async def run(
     cli: Cli,
     agent: AgentArgument,
     param: Annotated[
-        list[str] | None, typer.Option("--param", metavar="K=V", help="A parameter of the run; again for another.")
+        list[str] | None, typer.Option("--param", metavar="K=V", help="A parameter of the run; may be repeated.")
     ] = None,
     watch: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--watch", help="Execute it in this process unless `trellis up` runs, and show each step.")
+        bool, typer.Option("--watch", help="Execute the run in this process unless `trellis up` does; show each step.")
     ] = False,
     wait: Annotated[
-        str | None, typer.Option("--wait", metavar="DURATION", help="Wait until `trellis up` has ended it.")
+        str | None, typer.Option("--wait", metavar="DURATION", help="Wait at most this long for the end of the run.")
     ] = None,
     correlation: Annotated[
-        str | None, typer.Option("--correlation", metavar="ID", help="What the run belongs to; its records carry it.")
+        str | None, typer.Option("--correlation", metavar="ID", help="The run's correlation id; its records have it.")
     ] = None,
 ) -> int:
-    """Begin a run of an agent.
+    """Start a run of an agent.
 
     Without an option it is left to `trellis up`. --wait waits for its end; --watch needs no `trellis up`: this process executes the
     run itself, with its own environment (model, keys), beside the runs that wait already. While a `trellis up` on the same ledger
@@ -167,7 +167,9 @@ async def show_run(cli: Cli, id_: RunArgument) -> None:
 async def cancel(
     cli: Cli,
     id_: RunArgument,
-    hard: Annotated[bool, typer.Option("--hard", help="End it now; what its driver still does is refused.")] = False,  # noqa: FBT002 - a flag
+    hard: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--hard", help="End the run now; later writes of its driver are refused.")
+    ] = False,
     reason: Annotated[str | None, typer.Option("--reason", help="Why, for the run's error and event.")] = None,
 ) -> None:
     """End a run that has not ended. A running one is asked to stop, and ended after a grace."""

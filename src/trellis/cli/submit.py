@@ -48,35 +48,39 @@ TypeArgument = Annotated[
     str | None, typer.Argument(metavar="TYPE", help="The job type, such as index.document; none with --topic.")
 ]
 KeyOfRequestOption = Annotated[
-    str | None, typer.Option("--key", help="Idempotency key: the same again is the same job.")
+    str | None, typer.Option("--key", help="Idempotency key: the same key returns the same job.")
 ]
-IdOption = Annotated[str | None, typer.Option("--id", help="Choose the job's id.")]
+IdOption = Annotated[str | None, typer.Option("--id", help="The job's id; default: a new one.")]
 PriorityOption = Annotated[
     str | None,
     typer.Option("--priority", help="critical, interactive or batch; batch unless its handler says otherwise."),
 ]
-DelayOption = Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Not before this long: 30s, 2h.")]
-RunAtOption = Annotated[str | None, typer.Option("--run-at", metavar="TIME", help="Not before: ISO 8601 with zone.")]
-DeadlineOption = Annotated[
-    str | None, typer.Option("--deadline", metavar="TIME", help="Must have ended this long after now.")
+DelayOption = Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Start after this delay: 30s, 2h.")]
+RunAtOption = Annotated[
+    str | None, typer.Option("--run-at", metavar="TIME", help="Start at this time: ISO 8601 with zone.")
 ]
-AttemptsOption = Annotated[int | None, typer.Option("--max-attempts", metavar="N", help="Executions at most.")]
-CorrelationOption = Annotated[str | None, typer.Option("--correlation", help="What the job belongs to.")]
+DeadlineOption = Annotated[
+    str | None, typer.Option("--deadline", metavar="TIME", help="Time from now until the job must have ended.")
+]
+AttemptsOption = Annotated[
+    int | None, typer.Option("--max-attempts", metavar="N", help="Maximum number of executions.")
+]
+CorrelationOption = Annotated[str | None, typer.Option("--correlation", help="The job's correlation id.")]
 ParentOption = Annotated[str | None, typer.Option("--parent", metavar="ID", help="The job that caused this one.")]
 LifecycleOption = Annotated[str | None, typer.Option("--lifecycle", metavar="NAME", help="Default: leased-job.")]
 AppOption = Annotated[
     str | None,
-    typer.Option("--app", metavar="MODULE:APP", help="Check type and payload against it, take its options."),
+    typer.Option("--app", metavar="MODULE:APP", help="Application that checks type and payload and sets options."),
 ]
 PayloadArgument = Annotated[
     str | None, typer.Argument(metavar="PAYLOAD", help="JSON as text, @file, or - for standard input; else null.")
 ]
 WaitOption = Annotated[
-    str | None, typer.Option("--wait", metavar="TIME", help="Wait so long for the end and print the result.")
+    str | None, typer.Option("--wait", metavar="TIME", help="Wait at most this long for the end, and print the result.")
 ]
-KeyOption = Annotated[str | None, typer.Option("--concurrency-key", help="Jobs with the same key take turns.")]
+KeyOption = Annotated[str | None, typer.Option("--concurrency-key", help="Jobs with the same key wait for each other.")]
 KeyLimitOption = Annotated[
-    int | None, typer.Option("--concurrency-limit", metavar="N", help="How many of the key may run at once.")
+    int | None, typer.Option("--concurrency-limit", metavar="N", help="How many jobs of the key may run at once.")
 ]
 
 

@@ -24,7 +24,7 @@ from trellis.operations.explain import duration
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    token = group(program, "token", section="Ledger", help_="Tokens that say who a program is and what it may do.")
+    token = group(program, "token", section="Ledger", help_="Access tokens: issue one, make a key, record an issuer.")
     command(token, "issue")(issue_token)
     command(token, "key")(make_key)
     command(token, "issuer")(home_issuer)
@@ -32,22 +32,22 @@ def add_to(program: typer.Typer) -> None:
 
 async def issue_token(
     cli: Cli,
-    role: Annotated[
-        list[str], typer.Option("--role", metavar="ROLE", help="What its bearer may act as; again for another.")
-    ],
+    role: Annotated[list[str], typer.Option("--role", metavar="ROLE", help="A role of the token; may be repeated.")],
     sub: Annotated[
-        str | None, typer.Option("--sub", metavar="NAME", help="Whom events will name; by default the user's name.")
+        str | None,
+        typer.Option("--sub", metavar="NAME", help="The subject, whom events name; default: your user name."),
     ] = None,
     tenant: Annotated[
         str | None,
-        typer.Option("--tenant", metavar="TENANT", help="Bind it to a tenant: it reaches that tenant's jobs alone."),
+        typer.Option("--tenant", metavar="TENANT", help="Limit the token to the jobs of this tenant."),
     ] = None,
     agent: Annotated[
         str | None,
-        typer.Option("--agent", metavar="SLUG", help="Bind it to an agent; role agent-runtime needs one."),
+        typer.Option("--agent", metavar="SLUG", help="Limit the token to this agent; required for agent-runtime."),
     ] = None,
     ttl: Annotated[
-        str | None, typer.Option("--ttl", metavar="TIME", help="How long it is good for: 1h by default, 24h at most.")
+        str | None,
+        typer.Option("--ttl", metavar="TIME", help="How long the token is valid: 1h by default, 24h at most."),
     ] = None,
     reason: ReasonOption = None,
 ) -> None:
@@ -89,11 +89,9 @@ async def _record(cli: Cli, name: str, gives: list[str], ttl_s: float, reason: s
 
 def make_key(
     cli: Cli,
-    kid: Annotated[
-        str, typer.Argument(metavar="KID", help="What the key is called in a key set; a date is a good name.")
-    ],
+    kid: Annotated[str, typer.Argument(metavar="KID", help="The key's id in a key set; a date is a good one.")],
     out: Annotated[
-        Path, typer.Option("--out", metavar="FILE", help="Where the private key goes; the file must not be there.")
+        Path, typer.Option("--out", metavar="FILE", help="The file for the private key; it must not exist yet.")
     ],
     alg: Annotated[str, typer.Option("--alg", metavar="ALG", help="Ed25519 or ES256.")] = "Ed25519",
 ) -> None:
@@ -117,7 +115,7 @@ async def home_issuer(
         str | None, typer.Argument(metavar="ISSUER", help="The new issuer, as TRELLIS_TOKEN_ISSUER will name it.")
     ] = None,
     replaces: Annotated[
-        str | None, typer.Option("--replaces", metavar="ISSUER", help="The one that is recorded now.")
+        str | None, typer.Option("--replaces", metavar="ISSUER", help="The issuer that is recorded now.")
     ] = None,
     reason: ReasonOption = None,
 ) -> None:

@@ -53,13 +53,15 @@ async def up(
             "--roles", metavar="ROLE,…", help=f"Only these, as a list with commas; all by default: {', '.join(ROLES)}."
         ),
     ] = None,
-    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Where the gateway listens.")] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="HOST", help="The address on which the gateway listens.")
+    ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="0 takes a free one.")
+        int | None, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="The port; 0 chooses a free one.")
     ] = None,
     app: Annotated[
         str | None,
-        typer.Option("--app", metavar="MODULE:APP", help="Serve its topics here, on the local bus."),
+        typer.Option("--app", metavar="MODULE:APP", help="Run this application's topics here, on the local bus."),
     ] = None,
 ) -> None:
     """Serve the gateway and run the services of an instance until stopped.

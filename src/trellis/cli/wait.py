@@ -52,7 +52,7 @@ def add_to(program: typer.Typer) -> None:
 async def wait(
     cli: Cli,
     patience: Annotated[
-        str, typer.Option("--for", metavar="DURATION", help="How long at most; after that exit code 1.")
+        str, typer.Option("--for", metavar="DURATION", help="The longest wait; after it, exit code 1.")
     ] = PATIENCE,
 ) -> None:
     """Wait until the gateway of `trellis up` answers, and print its address.

@@ -35,16 +35,18 @@ BUS_ONLY = ("--pool", "--region", "--capability", "--label", "--heartbeat-s")
 BusOption = Annotated[
     str | None, typer.Option("--bus", metavar="URL", help="Serve topics of this bus (nats://…) instead of a ledger.")
 ]
-PoolOption = Annotated[str | None, typer.Option("--pool", help="On the bus: the pool it belongs to.")]
-RegionOption = Annotated[str | None, typer.Option("--region", help="On the bus: where it stands.")]
+PoolOption = Annotated[str | None, typer.Option("--pool", help="On the bus: the worker's pool.")]
+RegionOption = Annotated[str | None, typer.Option("--region", help="On the bus: the worker's region.")]
 CapabilityOption = Annotated[
-    list[str] | None, typer.Option("--capability", metavar="WORD", help="On the bus: what jobs may require.")
+    list[str] | None,
+    typer.Option("--capability", metavar="WORD", help="On the bus: a capability that jobs may require."),
 ]
 LabelOption = Annotated[
-    list[str] | None, typer.Option("--label", metavar="NAME=VALUE", help="On the bus: what jobs may choose it by.")
+    list[str] | None,
+    typer.Option("--label", metavar="NAME=VALUE", help="On the bus: a label that jobs may select it by."),
 ]
 HeartbeatOption = Annotated[
-    str | None, typer.Option("--heartbeat-s", metavar="TIME", help="On the bus: how often it says it is alive.")
+    str | None, typer.Option("--heartbeat-s", metavar="TIME", help="On the bus: time between heartbeats.")
 ]
 
 
@@ -58,15 +60,18 @@ def worker(
     cli: Cli,
     app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="Where the application is: module:attribute.")],
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", metavar="N", help="Handlers at the same time.")
+        int | None, typer.Option("--concurrency", metavar="N", help="How many handlers run at the same time.")
     ] = None,
-    prefetch: Annotated[int | None, typer.Option("--prefetch", metavar="N", help="Jobs held beyond those.")] = None,
+    prefetch: Annotated[
+        int | None, typer.Option("--prefetch", metavar="N", help="How many more jobs are claimed in advance.")
+    ] = None,
     threads: Annotated[int | None, typer.Option("--threads", metavar="N", help="Threads for sync handlers.")] = None,
     drain_s: Annotated[
-        str | None, typer.Option("--drain-s", metavar="TIME", help="How long running handlers get to end.")
+        str | None,
+        typer.Option("--drain-s", metavar="TIME", help="How long running handlers may continue after a stop."),
     ] = None,
-    no_hints: Annotated[bool, typer.Option("--no-hints", help="Rely on polling alone.")] = False,  # noqa: FBT002
-    name: Annotated[str | None, typer.Option("--name", help="What people see; by default host and process.")] = None,
+    no_hints: Annotated[bool, typer.Option("--no-hints", help="Only poll; do not listen for notifications.")] = False,  # noqa: FBT002
+    name: Annotated[str | None, typer.Option("--name", help="The worker's name; default: host and process id.")] = None,
     *,
     bus: BusOption = None,
     pool: PoolOption = None,

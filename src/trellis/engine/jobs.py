@@ -367,7 +367,7 @@ class Renewed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestKey:
-    """The idempotency key of a request that changes existing jobs (see `request_keys`)."""
+    """The idempotency key of a request that changes the ledger (see `request_keys`)."""
 
     scope: str
     key: str
@@ -378,6 +378,8 @@ class RequestKey:
     """The key as the caller sent it, for messages."""
     keeps_refusals: bool = False
     """Store the answer of a requeue also when no job was requeued. Otherwise the repeated request tries again."""
+    answer: bytes | None = None
+    """For a move: the answer to store with the step, when the request makes more steps after it."""
 
     def part(self, name: str) -> "RequestKey":
         """The key of a further transaction of the same request."""
@@ -403,7 +405,7 @@ class Move:
     data: bytes | None = None
     death: DeadLetterReason | None = None
     key: RequestKey | None = None
-    """The idempotency key of the request, stored with the step."""
+    """The idempotency key of the request, stored with the step. A move whose key has a stored answer is not made."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -85,13 +85,17 @@ class Ledger(Protocol):
 
     # --- write ---------------------------------------------------------------------------------------------------
 
-    async def submit(self, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
+    async def submit(
+        self, actor: Actor, jobs: Sequence[NewJob], *, key: RequestKey | None = None
+    ) -> list[Submitted | Mismatch]:
         """Create jobs in their lifecycle's first state, in one transaction. Returns one answer per job, in order.
 
         A delayed job is scheduled until due. A job with a concurrency key takes a free slot of its key or is parked
         behind it. A known idempotency key (or given id) is answered with the existing job, or with `Mismatch` when the
         fingerprint differs. With both, the key is checked first. A free key with a known id of the same request returns
         the existing job and binds the key to it. Raises QueueFull, also when many submits arrive at once.
+
+        `key` is stored with the jobs, and the same request again gets the same jobs; raises IdempotencyMismatch.
         """
         ...
 
@@ -152,18 +156,6 @@ class Ledger(Protocol):
 
         `key` is stored with the change; raises IdempotencyMismatch.
         """
-        ...
-
-    async def take_request_key(self, key: RequestKey) -> StoredRequest | None:
-        """Store the key of a request whose effect is more than one call of the ledger, before its effect.
-
-        Returns what is stored under the key if the same request took it before; None if this call did. Raises
-        IdempotencyMismatch.
-        """
-        ...
-
-    async def store_request_answer(self, key: RequestKey, answer: bytes) -> None:
-        """Store the answer with a key that `take_request_key` stored. The first answer stays."""
         ...
 
     async def save_checkpoint(self, lease: Lease, body: bytes) -> StepApplied | LeaseLost:

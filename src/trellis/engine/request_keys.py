@@ -1,13 +1,17 @@
-"""Idempotency keys of requests that change existing jobs. Every ledger stores them and follows these rules.
+"""Idempotency keys of requests that change the ledger. Every ledger stores them and follows these rules.
 
-A request that creates a job stores its key with that job (`NewJob.idempotency_key`). A request that cancels, requeues or
-moves jobs has a row of its own, a request key. Invariants:
+The request that creates a job for its caller stores its key with that job (`NewJob.idempotency_key`). A request that
+cancels, requeues or moves jobs, or that submits a job which has a key of its own, has a row of its own, a request key.
+Invariants:
 
-- The row is written in the transaction of the change. Without the change there is no row, and without the row no change.
+- Only `submit`, `move`, `cancel` and `requeue` write a row, in the transaction of their change. Without the change there
+  is no row, and without the row no change. A change that was refused leaves the row with its request.
 - One key belongs to one request. Another one with the same key is refused, also at the same moment.
 - A request with the same fingerprint is repeated: it is carried out again under its request id, which has its effect
   once. If the row has an answer, that answer is returned instead. The ledger stores the answers that no event of a job
-  shows: a cancel that was only requested, and the answer for several jobs.
+  shows: a cancel that was only requested, the ids of submitted jobs, and the answer for several jobs.
+- A request of several transactions stores its whole answer with the first one (`RequestKey.answer`). A repeated request
+  does what that answer says and is not yet done.
 - A row is kept for at least KEY_S_MIN and removed by retention.
 """
 
@@ -17,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Generic, TypeVar
 
 from trellis.engine.errors import IdempotencyMismatch
-from trellis.engine.jobs import CancelRequested, Moved, NotMoved, RequestKey
+from trellis.engine.jobs import CancelRequested, JobId, Mismatch, Moved, NotMoved, RequestKey, Submitted
 
 KEY_S_MIN = 24 * 3600.0
 """How long an idempotency key is kept at least, of a submit as of a change (D27)."""
@@ -32,7 +36,7 @@ class StoredRequest:
     fingerprint: bytes
     about: str
     answer: bytes | None = None
-    """The stored answer; None when the answer follows from the ledger, or the request has not been answered."""
+    """The stored answer; None when the answer follows from the ledger, or the change was refused."""
 
 
 def check_same_request(key: RequestKey, stored: StoredRequest) -> StoredRequest:
@@ -73,5 +77,16 @@ def _decode_requeue(stored: bytes) -> list[Moved | NotMoved]:
     return [replace(answer, repeated=True) if isinstance(answer, Moved) else answer for answer in answers]
 
 
+def _encode_submit(_: RequestKey, answers: list[Submitted | Mismatch]) -> bytes | None:
+    if any(isinstance(answer, Mismatch) for answer in answers):
+        return None
+    return json.dumps([answer.job_id for answer in answers]).encode()
+
+
+def _decode_submit(stored: bytes) -> list[Submitted | Mismatch]:
+    return [Submitted(job_id=JobId(job_id), created=False) for job_id in json.loads(stored)]
+
+
+SUBMIT_ANSWERS = StoredAnswers(encode=_encode_submit, decode=_decode_submit)
 CANCEL_ANSWERS = StoredAnswers(encode=_encode_cancel, decode=_decode_cancel)
 REQUEUE_ANSWERS = StoredAnswers(encode=_encode_requeue, decode=_decode_requeue)

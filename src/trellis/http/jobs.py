@@ -35,9 +35,9 @@ class JobSubmitOptions(TypedDict, total=False):
     deadline_s: float
     """From now to the latest end."""
     max_attempts: int
-    """Executions at most."""
+    """Maximum number of executions."""
     concurrency_key: str
-    """Jobs with the same key take turns. The keys of a tenant are its own, apart from the application's."""
+    """Jobs with the same key wait for each other. The keys of a tenant are its own, apart from the application's."""
     concurrency_limit: int
     """How many of the key may be held at once."""
     correlation_id: str

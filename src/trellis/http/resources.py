@@ -115,7 +115,10 @@ class Artifacts:
         sources: Sequence[Mapping[str, str]] = (),
         idempotency_key: str | None = None,
     ) -> ArtifactStaged:
-        """Stage the artifact of a job that waits for it, as the NLM backend; the one that is there already is the answer."""
+        """Stage the artifact of a job that waits for it, as the NLM backend.
+
+        The one that is there already is the answer.
+        """
         body: dict[str, Any] = {
             "job_id": job_id,
             "epoch": epoch,
@@ -253,7 +256,10 @@ class Memory:
         idempotency_key: str | None = None,
         **backing: Unpack[Backing],
     ) -> MemoryProposed:
-        """Propose changes that belong together, each {file, operation, content, …}; of normal priority they are applied at once."""
+        """Propose changes that belong together, each {file, operation, content, …}.
+
+        Of normal priority they are applied at once.
+        """
         body: dict[str, Any] = {"summary": summary, "updates": [dict(update) for update in updates], **backing}
         if expected_version is not None:
             body["expected_version"] = expected_version
@@ -336,7 +342,10 @@ class Proposals:
         return await self._decide(proposal_id, "reject", note, version, idempotency_key)
 
     async def apply(self, proposal_id: str, *, idempotency_key: str | None = None) -> ProposalShape:
-        """Have an approved proposal applied now. While another engine is at it, ask again for as long as one call may take."""
+        """Have an approved proposal applied now.
+
+        While another engine is at it, ask again for as long as one call may take.
+        """
         calls, key = self._calls, self._calls.key(idempotency_key)
         ends_at = calls.clock.monotonic() + calls.options.timeout_s
         ask = GatewayRequest(method="POST", path=path_of("proposals", proposal_id, "apply"), key=key)
@@ -385,7 +394,7 @@ class Runs:
         idempotency_key: str | None = None,
         correlation_id: str | None = None,
     ) -> RunStarted:
-        """Begin a run of an agent. The same key and request again is the same run, and then it is not `created`.
+        """Start a run of an agent. The same key and request again is the same run, and then it is not `created`.
 
         `correlation_id` is your own name for what the run belongs to; its events, proposals and audit records carry it.
         """
@@ -474,11 +483,14 @@ class System:
         return await self._calls.get(Page[QueueShape], "/queues")
 
     async def pause(self, type_: str, *, reason: str | None = None, force: bool = False) -> QueuePaused:
-        """Stop handing out a type; what is held goes on. An operator's act. Raises Conflict for an unknown type."""
+        """Pause a job type: no more of its jobs are claimed.
+
+        Held jobs continue. An operator's act. Raises Conflict for an unknown type.
+        """
         return await self._set(type_, {"paused": True, "reason": reason, "force": force})
 
     async def resume(self, type_: str, *, reason: str | None = None, force: bool = False) -> QueuePaused:
-        """Hand out a type again. An operator's act."""
+        """Resume a job type: its jobs are claimed again. An operator's act."""
         return await self._set(type_, {"paused": False, "reason": reason, "force": force})
 
     async def _set(self, type_: str, body: Mapping[str, Any]) -> QueuePaused:

@@ -104,6 +104,7 @@ ENGINE_TRIGGERS = {
 """Triggers that no caller may fire, and why: each is part of another job's step."""
 
 KEY_IS_FULL = "its concurrency key is at its limit"
+REQUEST_IS_ANSWERED = "this request has an answer already"
 
 
 def transition_or_refusal(lifecycle: Lifecycle, source: str, target: str, role: Role) -> Transition | str:

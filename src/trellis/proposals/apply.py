@@ -140,10 +140,10 @@ class ApplyEngine:
         """No pause while there may be more."""
         return 0.0 if report.applied or report.failed else self.options.poll_s
 
-    async def apply_again(self, proposal: JobId, request_id: RequestId, *, key: RequestKey | None = None) -> str:
-        """Retry a failed proposal on a person's request. Returns its state afterwards.
+    async def apply_now(self, proposal: JobId, request_id: RequestId, *, key: RequestKey | None = None) -> str:
+        """Apply an approved proposal, or a failed one again, on a person's request. Returns its state afterwards.
 
-        Raises NotAllowed, IdempotencyMismatch.
+        `key` is stored with the step that begins it. Raises NotAllowed, IdempotencyMismatch.
         """
         permit_actor(self.actor, "memory.commit")
         await self._again(proposal, request_id, key=key)

@@ -66,7 +66,7 @@ class SubmitSettings(TypedDict, total=False):
     concurrency_limit: int
     """How many jobs of the concurrency key may be held at once."""
     correlation_id: str | None
-    """What the job belongs to. Default: its own id."""
+    """The job's correlation id. Default: its own id."""
     trace: str | None
     """The caller's trace context (a W3C `traceparent`), which the handler continues. Default: the current one."""
     parent_id: str | None

@@ -117,7 +117,7 @@ async def test_no_server_is_unavailable():
 
 
 @pytest.mark.parametrize("name", ["gpt", "'openai:'", "scripted:none", "offline:x", "claude-sonnet"])
-async def test_a_model_nobody_knows_is_named_before_anything_is_done(name):
+async def test_unknown_model_is_refused_by_name_before_the_run_starts(name):
     stage = Stage(base_url="http://127.0.0.1:9", key=KEY)
     with pytest.raises(ModelUnknown) as caught:
         await stage.run(agent(model=name))

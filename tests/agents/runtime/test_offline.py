@@ -65,7 +65,7 @@ def flat(text: str) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_citations_are_word_for_word_in_the_sources(case):
+async def test_citations_are_verbatim_excerpts_of_the_sources(case):
     stage, definition = CASES[case]()
     output = await stage.run(definition)
     assert output.proposals
@@ -157,7 +157,7 @@ async def test_a_question_of_one_source_is_answered_by_another():
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_once_memory_has_it_nothing_is_proposed_again(case):
+async def test_fact_already_in_memory_is_not_proposed_again(case):
     stage, definition = CASES[case]()
     first = await stage.run(definition)
     updates = [draft.update() for draft in first.proposals if draft.action == "memory-update"]
@@ -199,7 +199,7 @@ async def test_offline_model_works_with_any_tools_and_outputs(tools, outputs):
     assert {draft.action for draft in output.proposals} <= set(outputs.strip("[]").split())
 
 
-async def test_without_sources_and_instructions_there_is_nothing_to_say():
+async def test_agent_without_sources_and_instructions_proposes_nothing():
     output = await Stage(sources={}, memory={}).run(agent(body=""))
     assert output.proposals == ()
     assert output.summary.startswith("Read 0 sources")

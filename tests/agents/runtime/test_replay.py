@@ -69,7 +69,7 @@ async def test_a_crash_at_every_entry_of_one_run_still_ends_it(make_agent):
 
 
 @pytest.mark.parametrize("make_agent", [offline_agent, scripted_agent])
-async def test_two_identical_runs_journal_the_same_bytes(make_agent):
+async def test_identical_runs_journal_the_same_bytes(make_agent):
     first, second = new_stage(), new_stage()
     assert await first.run(make_agent()) == await second.run(make_agent())
     assert first.journal.entries == second.journal.entries
@@ -128,7 +128,7 @@ async def test_ids_of_tool_calls_are_numbered_whatever_the_provider_calls_them()
 
 
 @pytest.mark.requirement("PIPE-11")
-async def test_when_grounded_answers_are_down_the_error_comes_out_and_the_next_try_goes_on_there():
+async def test_failed_grounded_answer_raises_and_the_next_attempt_resumes_there():
     stage = new_stage()
     works = stage.ask
 
@@ -171,7 +171,7 @@ async def test_an_output_survives_its_json(make_agent):
     assert AgentOutput.from_dict(output.to_dict()).to_bytes() == output.to_bytes()
 
 
-def test_another_process_makes_the_same_requests():
+def test_replay_in_another_process_makes_the_same_model_requests():
     """A crash is taken up elsewhere: nothing that is hashed may depend on the process."""
     program = [sys.executable, "-m", "tests.agents.runtime.print_run"]
     printed = [

@@ -51,7 +51,7 @@ async def test_the_provider_is_asked_exactly_once() -> None:
         (GOOD | {"after_s": 9}, NlmTimeout, True),
     ],
 )
-async def test_a_bad_answer_is_an_error_that_says_whether_to_come_again(
+async def test_invalid_answer_raises_an_error_that_states_whether_to_retry(
     step: dict[str, Any], error: type[NlmError], again: bool
 ) -> None:
     provider = scripted(step)
@@ -109,7 +109,7 @@ def test_a_question_is_framed_by_stop_words_alone() -> None:
     assert stems(draft.question) == stems("Дві скрипки.")
 
 
-def test_a_payload_that_does_not_fit_is_refused_before_anything_is_asked() -> None:
+def test_invalid_payload_is_refused_before_the_provider_is_called() -> None:
     with pytest.raises(PayloadInvalid):
         build_prompt(task(JobType.RESEARCH, {"question": "?"}))
 

@@ -31,7 +31,7 @@ async def brief(
 
 
 @pytest.mark.requirement("JQ-13", "NLM-8")
-async def test_a_brief_tells_what_the_sources_say_about_its_entities_and_not_the_vision() -> None:
+async def test_brief_contains_source_statements_about_its_entities_and_not_the_vision() -> None:
     made = await brief()
     body = made.content["body"]
     assert made.type is ArtifactType.BRIEF
@@ -87,7 +87,7 @@ async def test_without_sources_the_vision_is_all_there_is() -> None:
     assert made.sources == ()
 
 
-async def test_a_models_grounded_words_come_first_and_the_others_do_not_come() -> None:
+async def test_brief_begins_with_grounded_sentences_of_the_model_and_drops_the_others() -> None:
     excerpt = "The varnish is\ngolden brown and worn where the hand touches."
     said = "The varnish of TS-02 is golden brown and worn where the hand touches. Napoleon owned it in 1811."
     made = await brief(provider=scripted(says(said, ("sources/02-instruments.md", excerpt))))
@@ -126,7 +126,7 @@ async def test_entity_named_in_the_vision_counts_like_a_requested_entity(
         ("Something about bananas", "Something about bananas", "Something about bananas"),
     ],
 )
-async def test_a_vision_that_names_no_entity_is_told_what_the_sources_say_to_it(
+async def test_brief_of_a_vision_without_entities_contains_matching_source_statements(
     vision: str, title: str, told: str
 ) -> None:
     made = await brief(vision, (), snapshot(GUARDIAN, entities=()))

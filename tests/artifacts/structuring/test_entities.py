@@ -51,7 +51,7 @@ def test_a_slip_of_the_pen_counts_less_than_any_form_of_the_name() -> None:
 @pytest.mark.parametrize(
     "text", ["TS-02", "TS-011", "Олег Граб", "Stainer", "Jacob Steinway", "", "illegal", "Holubets"]
 )
-def test_another_name_is_not_matched(text: str) -> None:
+def test_entity_is_not_matched_in_other_words(text: str) -> None:
     assert KNOWN.matches(text) == []
 
 
@@ -68,6 +68,6 @@ def test_the_longest_name_wins_and_no_word_counts_twice() -> None:
     assert [match.slug for match in known.matches("my cousin in Graz")] == ["cousin"]
 
 
-def test_an_unknown_slug_stands_for_itself_and_comes_in_the_order_asked() -> None:
+def test_unknown_entity_slug_is_used_as_its_name_in_the_requested_order() -> None:
     entities = with_unknown((SnapshotEntity(slug="b", name="B"), SnapshotEntity(slug="a", name="A")), ("x", "a"))
     assert [(entity.slug, entity.name) for entity in entities] == [("x", "x"), ("a", "A"), ("b", "B")]

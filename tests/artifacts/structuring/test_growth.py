@@ -12,7 +12,7 @@ from trellis.artifacts.drafts.material import SourceMaterial
 WORDS = 60_000
 
 
-def test_a_word_of_many_hyphens_is_looked_at_once():
+def test_word_with_many_hyphens_is_scanned_once():
     assert comparison.names_in("a-" * WORDS) == frozenset(), "with the square of its length this takes minutes"
     assert comparison.names_in("TS-03 and a-b, 1-2: x1-y") == {"ts-03", "x1-y"}
 

@@ -133,7 +133,7 @@ def braces(sentence: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(sentence) if name}
 
 
-def test_both_languages_say_the_same_things() -> None:
+def test_sentence_templates_of_both_languages_have_the_same_placeholders() -> None:
     english, ukrainian = (SENTENCES[language] for language in Language)
     assert list(english) == list(ukrainian)
     for what in english:

@@ -44,7 +44,7 @@ def issues(made: ArtifactDraft, field: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.requirement("JQ-13", "NLM-8")
-async def test_a_good_draft_has_nothing_wrong_and_shows_what_it_rests_on() -> None:
+async def test_valid_draft_has_no_problems_and_lists_its_sources() -> None:
     made = await preprocess(GOOD)
     assert made.type is ArtifactType.PREPROCESSED_PROPOSAL
     assert made.content["issues"] == []
@@ -265,7 +265,7 @@ async def test_entities_are_matched_with_a_confidence_that_says_how() -> None:
     assert made.content["enriched"]["resolved"]["entities"] == ["ts-02", "ts-03", "onufriy-petryk"]
 
 
-async def test_a_draft_that_no_source_speaks_of_says_so() -> None:
+async def test_draft_without_a_matching_source_is_reported() -> None:
     draft = {**GOOD, "summary": "Bananas", "text": "Bananas grow on tropical islands.", "reasoning": "They are yellow."}
     made = await preprocess(draft)
     assert [severity for severity, _ in issues(made, "draft")] == ["info"]

@@ -64,7 +64,7 @@ def bodies(brief: ArtifactDraft) -> str:
 @pytest.mark.parametrize(
     "slug, query", [("archivist-violin", OPENED), ("archivist-violin", HUMIDITY), (GUARDIAN, SILENCE)]
 )
-async def test_every_sentence_is_in_the_source_it_is_said_to_come_from(slug: str, query: str) -> None:
+async def test_every_research_sentence_is_in_its_cited_source(slug: str, query: str) -> None:
     made = snapshot(slug)
     brief = await research(query, made)
     assert brief.type is ArtifactType.RESEARCH_BRIEF
@@ -141,7 +141,7 @@ async def test_a_conclusion_is_about_what_was_asked(slug: str, query: str, concl
     assert all(part in line for part, line in zip(concluded, found, strict=True))
 
 
-async def test_a_sentence_stands_in_one_place_only() -> None:
+async def test_each_research_sentence_is_used_once() -> None:
     brief = await research(SILENCE, snapshot(GUARDIAN))
     told = [line for section in brief.content["sections"] for line in lines_of(section["body"])]
     concluded = [match["text"] for line in brief.content["conclusions"] if (match := QUOTED.match(line))]
@@ -249,7 +249,7 @@ async def test_a_ukrainian_answer_about_english_sources_is_kept_with_a_tag() -> 
     assert not any(line.startswith("Джерела на це") for line in brief.content["open_questions"])
 
 
-async def test_the_same_task_gives_the_same_bytes_in_whatever_order_its_sources_come() -> None:
+async def test_research_result_is_independent_of_source_order() -> None:
     made = snapshot()
     turned = made.model_copy(update={"sources": made.sources[::-1]})
     first, again, other = [await research(OPENED, one) for one in (made, made, turned)]

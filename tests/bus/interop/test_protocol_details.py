@@ -240,7 +240,7 @@ async def test_references_and_identity_reach_the_worker_and_references_and_dispa
 
 
 @pytest.mark.requirement("BUS-2")
-async def test_a_request_that_says_two_things_about_for_whom_it_acts_is_refused(plane: Plane):
+async def test_request_with_contradicting_principals_is_refused(plane: Plane):
     client = await plane.client()
     await client.submit("j1", tenant_id="acme", identity=pb.IdentityBinding(tenant_id="other"))
     await plane.told(client, "j1", "FAILED")
@@ -311,7 +311,7 @@ async def test_the_scheduler_introduces_itself(plane: Plane):
 
 
 @pytest.mark.requirement("BUS-4")
-async def test_a_redacted_context_goes_out_in_place_of_the_requests_own(plane: Plane):
+async def test_redacted_context_replaces_the_context_of_the_request(plane: Plane):
     client, worker = await plane.client(), await plane.peer("worker-1")
     await worker.serve()
     plane.kernel.says(DecisionKind.ALLOW, redacted={"context_ptr": "objects://ctx/clean"})

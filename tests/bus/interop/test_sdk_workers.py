@@ -38,7 +38,7 @@ pytestmark = [
 
 
 @pytest.mark.requirement("BUS-1", "BUS-11", "D28", "D29", "D53")
-async def test_a_worker_that_says_nothing_of_itself_is_found_when_it_is_there(plane: Plane):
+async def test_worker_without_a_handshake_gets_jobs_once_it_listens(plane: Plane):
     client = await plane.client()
     await client.submit("j1", labels={"team": "a"})
     await plane.reaches("j1", "SCHEDULED")
@@ -160,7 +160,7 @@ def key_files(tmp_path: Path) -> dict[str, Any]:
     return {"key_file": tmp_path / "own.pem", "keys_dir": tmp_path / "known", "require_signatures": True}
 
 
-async def test_where_both_sides_require_signatures_jobs_run_and_every_packet_is_signed(
+async def test_required_signatures_on_both_sides_sign_every_packet(
     interop_server: NatsServer, tmp_path: Path, key_files: dict[str, Any], redis_url: str
 ):
     trusts: Any = {"public_keys": {OURS: OUR_KEY.public_key()}, "private_key": THEIR_KEY}
@@ -179,7 +179,7 @@ async def test_where_both_sides_require_signatures_jobs_run_and_every_packet_is_
         assert all(verify_packet(sent.packet, keys, log) for sent in plane.tap.sent)
 
 
-async def test_where_signatures_are_required_an_unsigned_word_disturbs_nothing(
+async def test_unsigned_packet_is_ignored_where_signatures_are_required(
     interop_server: NatsServer, tmp_path: Path, key_files: dict[str, Any]
 ):
     async with plane_on(interop_server, tmp_path, **key_files) as plane:

@@ -95,7 +95,7 @@ async def test_a_decision_that_comes_again_is_answered_as_the_first_and_another_
 
 
 @pytest.mark.requirement("D45")
-async def test_of_many_who_decide_at_once_one_does(any_ledger: Ledger):
+async def test_concurrent_decisions_about_a_held_job_have_one_winner(any_ledger: Ledger):
     job_id = await held(any_ledger)
     said = [
         say(
@@ -113,7 +113,7 @@ async def test_of_many_who_decide_at_once_one_does(any_ledger: Ledger):
 
 
 @pytest.mark.requirement("D45")
-async def test_only_what_the_kernel_holds_now_is_decided_about(ledger: Ledger):
+async def test_decision_applies_only_to_a_current_hold(ledger: Ledger):
     free = await scheduled(ledger)
     with pytest.raises(NotHeld, match="the safety kernel has not held it"):
         await say(ledger, free)

@@ -248,7 +248,7 @@ async def test_job_is_dispatched_with_any_constraints_of_the_policy(rig: Rig, co
 
 
 @pytest.mark.requirement("BUS-2")
-async def test_an_env_that_leaves_no_room_for_what_an_order_says_is_refused_and_its_job_is_not_cancelled(rig: Rig):
+async def test_oversized_env_is_refused_and_its_job_is_not_cancelled(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
     rig.kernel.says(DecisionKind.ALLOW_WITH_CONSTRAINTS, constraints={"max_runtime_ms": 5_000})
     full = {f"n{number}": "x" for number in range(CALLER_ENV_MAX)}
@@ -265,7 +265,7 @@ async def test_an_env_that_leaves_no_room_for_what_an_order_says_is_refused_and_
 
 @pytest.mark.on_both
 @pytest.mark.requirement("D45")
-async def test_the_inbox_shows_a_job_whose_hold_is_over_while_nobody_can_be_asked_about_it(rig: Rig):
+async def test_inbox_shows_a_job_with_an_expired_hold_while_the_kernel_is_down(rig: Rig):
     await rig.worker("w1", TOPIC)
     rig.kernel.says(DecisionKind.REQUIRE_HUMAN)
     first, second = await rig.submit(budget={"deadline_ms": 10**9}), await rig.submit(budget={"deadline_ms": 10**9})
@@ -308,7 +308,7 @@ async def test_the_inbox_shows_a_job_whose_hold_is_over_while_it_waits_for_its_t
 
 @pytest.mark.on_both
 @pytest.mark.requirement("D45")
-async def test_the_inbox_does_not_read_all_that_waits_for_a_kernel_that_was_away_for_long(
+async def test_inbox_reads_a_bounded_number_of_jobs_after_a_long_kernel_outage(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
     await rig.worker("w1", TOPIC)
@@ -356,7 +356,7 @@ async def test_an_attempt_is_kept_alive_no_longer_than_the_policy_lets_it_take(r
 
 @pytest.mark.requirement("BUS-4")
 @pytest.mark.parametrize("said", [{"job_id": "other"}, {"topic": "job.harmless"}])
-async def test_a_job_whose_request_is_anothers_is_not_asked_about_and_does_not_go(rig: Rig, said: dict[str, str]):
+async def test_job_with_the_request_of_another_job_is_cancelled_without_evaluation(rig: Rig, said: dict[str, str]):
     worker = await rig.worker("w1", TOPIC)
     body = JobRequest.model_validate({"job_id": "mine", "topic": TOPIC, **said}).body
     forged = NewJob(job_id=JobId("mine"), type=TOPIC, lifecycle="bus-job", payload=body)

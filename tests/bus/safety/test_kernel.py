@@ -55,7 +55,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.requirement("BUS-4")
-async def test_a_file_that_changed_counts_when_two_looks_found_it_the_same_and_nothing_goes_before(file: Path):
+async def test_changed_policy_file_applies_after_two_equal_reads_and_no_job_is_dispatched_before(file: Path):
     clock = FakeClock()
     kernel = FileKernel(file, monotonic=clock.monotonic)
     assert (await kernel.check(request())).kind is DecisionKind.ALLOW
@@ -180,7 +180,7 @@ async def asking(kernel: Any, clock: FakeClock | None = None) -> AsyncGenerator[
 
 
 @pytest.mark.requirement("BUS-4")
-async def test_a_kernel_behind_grpc_says_exactly_what_it_says_itself():
+async def test_kernel_over_grpc_returns_the_same_decisions_as_in_process():
     local = PolicyKernel(RICH)
     async with asking(local) as remote:
         for asked in ASKED:
@@ -207,7 +207,7 @@ async def test_values_for_the_worker_alone_are_not_sent_to_the_safety_kernel():
 
 
 @pytest.mark.requirement("BUS-4")
-async def test_a_question_that_tells_less_than_ours_is_judged_by_what_it_tells():
+async def test_evaluation_without_our_extension_fields_is_decided_on_the_rest():
     """As the SDK asks, without anything of ours."""
     cap = cap_kernel.load_cap_modules()
     async with (
@@ -326,7 +326,7 @@ async def test_refused_job_ids_do_not_open_the_circuit_of_the_safety_kernel():
 
 
 @pytest.mark.requirement("BUS-4")
-async def test_a_job_that_its_kernel_breaks_at_does_not_keep_others_from_being_asked_about():
+async def test_job_that_crashes_the_kernel_does_not_block_other_evaluations():
     """Also when it is the one that tries whether the kernel is back."""
     clock, kernel = FakeClock(), Scripted()
     async with asking(kernel, clock) as remote:
@@ -360,7 +360,7 @@ async def answering(**methods: Any) -> AsyncGenerator[RemoteKernel]:
 
 
 @pytest.mark.requirement("BUS-4")
-async def test_a_server_that_knows_no_question_is_no_kernel_and_one_that_knows_one_is():
+async def test_kernel_without_methods_is_unavailable_and_one_that_fails_refuses_one_job():
     """Of the first, all jobs wait as they are; of the other, one that it breaks at has only itself wait."""
 
     async def breaks(_: bytes, __: Any) -> bytes:

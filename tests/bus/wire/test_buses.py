@@ -57,7 +57,7 @@ async def test_request_on_the_bus_gets_the_answer_of_its_listener(net: Net):
     assert (answer.body.message, answer.sender_id, answer.trace_id) == ("accepted", "trellis", "t-9")
 
 
-async def test_many_who_ask_at_once_get_their_own_answers(net: Net):
+async def test_concurrent_requests_get_their_own_answers(net: Net):
     ours, theirs = await net.bus(), await net.bus("w-1")
     subject = net.subject()
 
@@ -81,7 +81,7 @@ async def test_an_answer_without_a_question_does_nothing(net: Net):
 
 
 @pytest.mark.requirement("D29")
-async def test_asking_where_nobody_listens_is_told_at_once(net: Net):
+async def test_request_without_a_responder_fails_at_once(net: Net):
     bus = await net.bus()
     with pytest.raises(NoResponders, match="Nobody listens"):
         await bus.ask(net.subject(), said("?"), trace_id="t", timeout_s=60)
@@ -111,7 +111,7 @@ async def test_packet_that_needs_a_listener_fails_without_one(net: Net):
 
 
 @pytest.mark.requirement("D29")
-async def test_of_many_publishers_at_once_exactly_those_without_a_listener_are_told(net: Net):
+async def test_concurrent_publishes_fail_exactly_without_a_listener(net: Net):
     bus, there, nowhere = await net.bus(), net.subject(), net.subject()
     heard = Heard()
     await bus.listen(there, heard)
@@ -159,7 +159,7 @@ async def test_handlers_run_at_once_up_to_a_bound(net: Net):
     assert most == HANDLERS_MAX
 
 
-async def test_stopping_waits_for_what_is_under_way_and_nothing_comes_after(net: Net):
+async def test_stop_waits_for_handlers_in_progress_and_delivers_nothing_afterwards(net: Net):
     bus, subject = await net.bus(), net.subject()
     begun, go, ended = asyncio.Event(), asyncio.Event(), []
 

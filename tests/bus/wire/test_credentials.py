@@ -132,7 +132,7 @@ async def test_a_users_seed_alone_opens_a_server_that_knows_its_nkey(tmp_path: P
         await is_in(server.url, file)
 
 
-async def test_a_stranger_is_told_that_the_server_does_not_let_it_in(realm: Realm, tmp_path: Path):
+async def test_client_without_credentials_gets_an_authorization_error(realm: Realm, tmp_path: Path):
     user = Key(USER)
     forged = Key(ACCOUNT).jwt(user, "user", **FREE)
     await is_out(realm.server.url, realm.file(tmp_path, user, jwt=forged))
@@ -169,9 +169,7 @@ async def test_a_file_that_is_replaced_counts_from_the_next_connection_on(tmp_pa
 
 
 @pytest.mark.requirement("BUS-10")
-async def test_a_file_that_is_away_when_a_connection_is_made_is_looked_for_again(
-    plain_server: NatsServer, tmp_path: Path
-):
+async def test_missing_credentials_file_is_read_again_at_the_next_connection(plain_server: NatsServer, tmp_path: Path):
     seed, file = Key(USER).seed, tmp_path / "user.nk"
     file.write_text(seed)
     async with net_at(plain_server.url, creds_file=file) as net:

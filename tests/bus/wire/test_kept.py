@@ -247,7 +247,7 @@ async def test_a_stream_that_never_acknowledges_is_not_waited_for(monkeypatch: p
     [({"max_msg_size": 10}, TooLargeToKeep), ({"max_msgs": 1, "discard": DiscardPolicy.NEW}, NotKept)],
     ids=["small", "full"],
 )
-async def test_a_stream_that_refuses_says_why_and_listeners_hear_it_all_the_same(
+async def test_refused_stream_publish_gives_the_reason_and_still_reaches_listeners(
     settings: dict[str, Any], kind: type[Exception]
 ):
     with running_nats(jetstream=True) as server:

@@ -59,7 +59,7 @@ async def test_redelivery_to_a_durable_listener_comes_after_a_pause():
     await bus.close()
 
 
-async def test_stopping_does_not_wait_for_a_packet_that_rests():
+async def test_stop_does_not_wait_for_a_delayed_packet():
     heard = Heard()
     heard.failures = 1
     bus = bus_at(FakeClock())
@@ -78,7 +78,7 @@ def test_the_pauses_grow_to_a_bound():
     ]
 
 
-async def test_a_listener_that_does_not_keep_up_is_told_to_its_publishers(monkeypatch: pytest.MonkeyPatch):
+async def test_publisher_gets_an_error_when_a_listener_is_too_slow(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local, "WAITING_MAX", 3)
     go, handled = asyncio.Event(), []
 

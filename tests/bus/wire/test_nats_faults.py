@@ -167,7 +167,7 @@ async def test_bus_keeps_reconnecting_whatever_server_answers_at_its_address(ser
         gc.collect()
 
 
-async def test_a_client_that_does_not_come_to_the_end_of_its_closing_is_replaced(plain_server: NatsServer):
+async def test_nats_client_that_hangs_while_closing_is_replaced(plain_server: NatsServer):
     """The server throws it out while it has something to send: what it wanted to say then is not said, and nobody is called."""
     async with net_at(plain_server.url) as net:
         bus = await net.bus()
@@ -262,7 +262,9 @@ async def test_results_and_submissions_survive_the_server(server: NatsServer):
         assert jobs_of(heard) == ["job-1"]
 
 
-async def test_a_packet_under_way_when_the_server_dies_comes_again(server: NatsServer, monkeypatch: pytest.MonkeyPatch):
+async def test_packet_in_flight_when_the_server_dies_is_redelivered(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(nats_durable, "ACK_WAIT_S", 0.5)
     async with net_at(server.url) as net:
         bus, worker, heard = await net.bus(), await net.bus("w-1"), Heard()

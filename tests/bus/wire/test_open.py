@@ -48,7 +48,7 @@ async def test_a_password_opens_the_server_and_is_never_shown(locked_server: Nat
         await heard.until(1)
 
 
-async def test_without_the_password_the_bus_says_why_it_does_not_connect(locked_server: NatsServer):
+async def test_connection_without_the_password_fails_with_the_reason(locked_server: NatsServer):
     async with net_at(locked_server.url.replace("//", "//ann:wrong@")) as net:
         bus = await net.bus()
         assert not bus.connected
@@ -57,7 +57,7 @@ async def test_without_the_password_the_bus_says_why_it_does_not_connect(locked_
         assert "wrong" not in str(error.value)
 
 
-async def test_of_several_servers_one_that_answers_is_used(plain_server: NatsServer):
+async def test_bus_connects_to_the_first_server_that_answers(plain_server: NatsServer):
     async with net_at(f"nats://127.0.0.1:1,{plain_server.url}") as net:
         bus = await net.bus()
         await until(lambda: bus.connected)

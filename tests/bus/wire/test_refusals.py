@@ -62,7 +62,7 @@ async def test_a_bad_packet_is_an_alert_and_the_next_good_one_is_handled(nats_ne
 
 
 @pytest.mark.requirement("BUS-2")
-async def test_a_bad_packet_does_not_come_again_from_the_stream(stream_net: Net):
+async def test_invalid_packet_is_not_redelivered_by_the_stream(stream_net: Net):
     await check_zoo(stream_net, *ZOO["a topic that is none"], durable=True)
 
 
@@ -94,7 +94,7 @@ async def check_zoo(
     assert len(heard.packets) == 1
 
 
-async def test_of_a_flood_of_bad_packets_a_few_are_told(nats_net: Net):
+async def test_alerts_about_invalid_packets_are_rate_limited(nats_net: Net):
     bus, heard, alerts = await nats_net.bus(), Heard(), Heard()
     await bus.listen(RESULT, heard)
     await bus.listen(ALERT, alerts)

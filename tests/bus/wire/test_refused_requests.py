@@ -49,7 +49,7 @@ async def reaches(ledger: Ledger, job_id: str, state: str) -> None:
 
 
 @pytest.mark.requirement("BUS-2", "BUS-12")
-async def test_a_client_whose_request_does_not_fit_gets_a_result_unless_the_id_is_anothers(
+async def test_invalid_request_is_answered_with_a_result_unless_its_id_belongs_to_another_job(
     nats_net: Net, ledger: Ledger
 ):
     bus, results, alerts = await nats_net.bus(), Heard(), Heard()
@@ -87,7 +87,7 @@ async def test_a_client_whose_request_does_not_fit_gets_a_result_unless_the_id_i
 
 
 @pytest.mark.requirement("BUS-11")
-async def test_of_a_flood_of_requests_under_a_used_id_a_few_are_told(nats_net: Net, ledger: Ledger):
+async def test_alerts_about_requests_with_a_used_id_are_rate_limited(nats_net: Net, ledger: Ledger):
     bus, alerts = await nats_net.bus(), Heard()
     room = BacklogLimit(ledger=ledger, clock=FakeClock())
     intake = BusIntake(ledger=ledger, bus=bus, topics=Topics(), room=room, clock=FakeClock())

@@ -29,6 +29,7 @@ from trellis.engine.jobs import (
     NotMoved,
     ReasonCode,
     RequestId,
+    RequestKey,
     Stage,
     StepApplied,
     Submitted,
@@ -137,6 +138,10 @@ class Rig:
 
     async def submit_one(self, **options) -> JobId:
         return (await self.submit(1, **options))[0]
+
+    async def submit_with_key(self, key: RequestKey) -> list[Submitted | Mismatch]:
+        """Submit a new job under the key of a request."""
+        return await self.ledger.submit(SUBMITTER, [self.new_job()], key=key)
 
     async def offer(self, job: NewJob, by: Actor = SUBMITTER) -> Submitted | Mismatch:
         return (await self.ledger.submit(by, [job]))[0]

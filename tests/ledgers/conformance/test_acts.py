@@ -84,7 +84,7 @@ async def test_every_administrative_act_is_recorded_once(rig: Rig):
 
 
 @pytest.mark.requirement("OBS-1", "D35")
-async def test_every_act_says_why_and_one_without_a_reason_says_that_none_was_given(rig: Rig):
+async def test_every_administrative_act_records_its_reason_or_that_none_was_given(rig: Rig):
     ledger = rig.ledger
     await ledger.subscribe(PROJECTOR, "reader", lease_s=60.0)
     await ledger.pause(ADMIN, "work", paused=True, cause="a bad deploy")

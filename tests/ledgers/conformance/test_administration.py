@@ -161,7 +161,7 @@ async def test_a_role_that_may_administer_does(rig: Rig, case: Case, role: Role)
     assert await case.changed(rig)
 
 
-async def test_only_who_may_pause_a_type_may_resume_it(rig: Rig):
+async def test_resume_requires_the_right_to_pause(rig: Rig):
     await rig.submit_one()
     await rig.ledger.pause(ADMIN, "work", paused=True)
     with pytest.raises(NotAllowed):

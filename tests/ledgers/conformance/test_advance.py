@@ -20,7 +20,7 @@ def _step(lifecycle: str, transition: Transition, lease: Lease, **options) -> Ad
 
 @pytest.mark.parametrize("lifecycle", sorted(LIFECYCLES))
 @pytest.mark.requirement("DJ-1", "DJ-3", "DJ-4", "DJ-15", "D1", "D38", "JQ-2", "NLM-2", "RUN-1", "BUS-1")
-async def test_each_step_of_a_holder_is_one_transition_with_its_event(rig: Rig, lifecycle: str):
+async def test_each_advance_is_one_transition_with_one_event(rig: Rig, lifecycle: str):
     for transition in _fenced(lifecycle):
         job_id = await rig.submit_one(lifecycle=lifecycle)
         lease = await rig.drive(job_id, str(transition.source))

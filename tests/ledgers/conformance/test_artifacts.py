@@ -189,7 +189,7 @@ async def test_artifact_cannot_be_finalized_by_a_move(rig: Rig):
 
 @pytest.mark.oldest_server
 @pytest.mark.requirement("JQ-5", "D15")
-async def test_of_many_completions_at_once_one_finalizes(rig: Rig):
+async def test_concurrent_completions_finalize_one_artifact(rig: Rig):
     lease = await rig.writing()
     artifact = await rig.artifact_of(lease.job_id)
     step = Advance(lease, "ARTIFACT_WRITE", Trigger.COMPLETE, finalizes=artifact)
@@ -202,7 +202,7 @@ async def test_of_many_completions_at_once_one_finalizes(rig: Rig):
 
 
 @pytest.mark.requirement("JQ-5", "D15")
-async def test_of_many_jobs_that_name_one_artifact_only_its_own_completes(rig: Rig):
+async def test_only_the_owning_job_completes_with_an_artifact(rig: Rig):
     leases = await _all_writing(rig, AT_ONCE)
     mine = leases[AT_ONCE // 2]
     artifact = await rig.artifact_of(mine.job_id)
@@ -226,7 +226,7 @@ async def _all_writing(rig: Rig, n: int) -> list[Lease]:
 
 
 @pytest.mark.requirement("D15")
-async def test_of_a_discard_and_a_completion_at_once_one_wins(rig: Rig):
+async def test_concurrent_discard_and_completion_have_one_winner(rig: Rig):
     for _ in range(8):
         lease = await rig.writing()
         artifact = await rig.artifact_of(lease.job_id)
@@ -324,7 +324,7 @@ def _renamed(artifact: JobToRestore, name: str) -> JobToRestore:
 
 
 @pytest.mark.requirement("JQ-5", "D14", "D15")
-async def test_both_halves_come_back_in_any_order(rig: Rig):
+async def test_job_and_artifact_are_restored_in_any_order(rig: Rig):
     pair = await _pair(rig)
     for order in (pair, pair[::-1]):
         owner = await rig.lose()
@@ -365,7 +365,7 @@ async def test_verify_finds_a_job_and_an_artifact_that_do_not_belong_together(
 
 
 @pytest.mark.requirement("JQ-5", "ART-7")
-async def test_a_job_has_one_final_artifact_whichever_way_it_comes_and_none_before_it_completed(rig: Rig):
+async def test_job_has_exactly_one_finalized_artifact_after_completion_and_none_before(rig: Rig):
     _, artifact = await _pair(rig)
     await rig.move(artifact.job_id, "removed", by=ADMIN)
     job, artifact = sorted(await everything(rig.ledger), key=lambda one: one.job_id, reverse=True)
@@ -428,7 +428,7 @@ async def test_jobs_are_listed_and_requeued_by_their_parent(rig: Rig):
 
 
 @pytest.mark.requirement("D15")
-async def test_the_same_staging_asked_twice_is_one_artifact(rig: Rig):
+async def test_repeated_staging_creates_one_artifact(rig: Rig):
     lease = await rig.writing()
     asked = NewJob(
         job_id=JobId("art-1"),

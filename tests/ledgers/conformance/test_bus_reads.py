@@ -68,7 +68,7 @@ async def test_a_head_comes_without_a_payload_that_is_large(rig: Rig):
 
 @pytest.mark.oldest_server
 @pytest.mark.requirement("BUS-3", "BUS-4")
-async def test_only_a_scheduled_job_that_waits_for_nothing_else_is_a_head(rig: Rig):
+async def test_peek_ready_returns_only_ready_scheduled_jobs(rig: Rig):
     first = await scheduled(rig, concurrency_key="k")
     await scheduled(rig, concurrency_key="k")
     await rig.submit_one(lifecycle="bus-job")
@@ -113,7 +113,7 @@ async def test_heads_are_asked_for_within_bounds(rig: Rig):
 
 
 @pytest.mark.requirement("BUS-3")
-async def test_two_who_take_the_same_head_take_it_once(rig: Rig):
+async def test_concurrent_claims_of_one_ready_job_have_one_winner(rig: Rig):
     job_id = await scheduled(rig)
     seen = (await rig.ledger.peek_ready("bus-job", each=1))[0]
     first = await rig.move(job_id, "DISPATCHED", by=SCHEDULER, version=seen.version)
@@ -127,7 +127,7 @@ async def test_two_who_take_the_same_head_take_it_once(rig: Rig):
 
 @pytest.mark.oldest_server
 @pytest.mark.requirement("BUS-5")
-async def test_a_hold_says_all_that_its_holder_knows(rig: Rig):
+async def test_held_lease_record_has_every_field_of_the_lease(rig: Rig):
     lease = await dispatched(rig, type="job.a", max_attempts=3, correlation_id="c")
     waiting = await scheduled(rig)
     await rig.advance(10)
@@ -307,7 +307,7 @@ async def test_waiting_jobs_of_a_place_are_read_oldest_first(rig: Rig):
         assert [job.job_id for job in page.jobs] == expected
 
 
-async def test_a_requeue_and_a_look_at_dead_letters_can_be_narrowed_to_a_place(rig: Rig):
+async def test_requeue_and_dead_letter_listing_filter_by_place(rig: Rig):
     await rig.move(await rig.submit_one(), "dead_lettered", by=ADMIN, death=DEATH)
     for place, count in ((JobPlace.READY, 0), (JobPlace.ENDED, 1)):
         where = JobFilter(place=place)

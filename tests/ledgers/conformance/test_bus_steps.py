@@ -92,7 +92,7 @@ async def test_a_validated_job_is_ready_at_once_or_when_its_time_has_come(rig: R
         (Role.CONTROL_PLANE, "job_approved"),
     ],
 )
-async def test_each_role_that_leaves_a_job_scheduled_leaves_its_own_event(rig: Rig, role: Role, event: str):
+async def test_each_role_records_its_own_event_for_a_scheduled_job(rig: Rig, role: Role, event: str):
     job_id = await scheduled(rig)
     moved = await rig.move(job_id, "SCHEDULED", by=actor(role), version=2, delay_s=60.0, data=b'{"why": 1}')
     assert moved == Moved(job_id=job_id, source="SCHEDULED", target="SCHEDULED", version=3)
@@ -102,7 +102,7 @@ async def test_each_role_that_leaves_a_job_scheduled_leaves_its_own_event(rig: R
 
 
 @pytest.mark.requirement("BUS-1", "D37")
-async def test_a_role_that_declares_no_such_step_does_not_leave_one(rig: Rig):
+async def test_role_without_the_transition_cannot_make_it(rig: Rig):
     job_id = await scheduled(rig)
     for by in (GATEWAY, W, RECONCILER):
         assert isinstance(await rig.move(job_id, "SCHEDULED", by=by), NotMoved)
@@ -122,7 +122,7 @@ async def test_a_held_job_waits_for_a_person_and_is_ready_as_soon_as_one_approve
 
 @pytest.mark.requirement("BUS-4")
 @pytest.mark.parametrize("delay_s", [0.0, None])
-async def test_a_deferred_job_is_ready_again_when_its_time_has_come_or_it_is_let_go(rig: Rig, delay_s: float | None):
+async def test_deferred_job_is_ready_when_due_or_released(rig: Rig, delay_s: float | None):
     in_time, let_go = await scheduled(rig), await scheduled(rig)
     for job_id in (in_time, let_go):
         await rig.move(job_id, "SCHEDULED", by=SCHEDULER, delay_s=30.0)
@@ -218,7 +218,7 @@ async def test_a_start_and_its_result_are_two_events_of_one_turn_and_may_be_told
 
 
 @pytest.mark.requirement("D29")
-async def test_steps_of_one_turn_come_in_their_order_whatever_they_carry(rig: Rig):
+async def test_steps_of_one_turn_are_applied_in_order(rig: Rig):
     for first, second in ((None, b"{}"), (b"{}", None), (None, None)):
         lease = await dispatched(rig)
         outcomes = (await report(rig, start(lease, first), complete(lease, second))).outcomes
@@ -270,7 +270,7 @@ async def test_a_start_begins_the_lease_anew(rig: Rig):
 
 
 @pytest.mark.requirement("BUS-5")
-async def test_a_report_after_the_lease_is_good_while_nobody_took_the_job_back(rig: Rig):
+async def test_report_after_lease_expiry_is_accepted_until_the_lease_is_revoked(rig: Rig):
     lease = await dispatched(rig)
     await rig.advance(TOPIC_LEASE_S + 10)
     assert (await report(rig, start(lease), complete(lease))).outcomes == [StepApplied(4), StepApplied(5)]
@@ -332,9 +332,7 @@ async def test_a_job_that_was_asked_to_stop_is_not_started_any_more(rig: Rig, da
 @pytest.mark.oldest_server
 @pytest.mark.requirement("BUS-1")
 @pytest.mark.parametrize("data", [b"{}", None])
-async def test_a_start_that_is_told_together_with_its_end_counts_though_the_job_was_asked_to_stop(
-    rig: Rig, data: bytes | None
-):
+async def test_start_reported_with_its_end_is_recorded_despite_a_cancel_request(rig: Rig, data: bytes | None):
     lease = await dispatched(rig)
     await rig.cancel(lease.job_id, CancelMode.SOFT)
     made = (await report(rig, start(lease, data), complete(lease, data))).outcomes

@@ -163,7 +163,7 @@ async def test_a_soft_cancelled_job_may_still_complete_first(rig: Rig):
 
 
 @pytest.mark.requirement("D19")
-async def test_an_end_that_is_meant_for_a_job_that_goes_on_is_refused_after_a_soft_cancel(rig: Rig):
+async def test_conditional_end_of_a_soft_cancelled_job_is_refused(rig: Rig):
     asked, other = await rig.running(), await rig.running()
     await rig.cancel(asked.lease.job_id, CancelMode.SOFT)
     for trigger in (Trigger.FAIL, Trigger.COMPLETE):
@@ -206,7 +206,7 @@ async def test_a_wish_to_stop_outlives_the_attempt_it_found(rig: Rig, trigger: s
     assert await rig.state(held.lease.job_id) == "cancelled"
 
 
-async def test_a_requeued_job_does_not_remember_an_old_wish_to_stop(rig: Rig):
+async def test_requeued_job_has_no_cancel_request_of_its_former_generation(rig: Rig):
     held = await rig.running()
     await rig.cancel(held.lease.job_id, CancelMode.SOFT, grace_s=60.0)
     await rig.pull(held, Trigger.FAIL)
@@ -293,7 +293,7 @@ ADA = actor(Role.CONTROL_PLANE, "ada")
 @pytest.mark.oldest_server
 @pytest.mark.requirement("D19", "DJ-15")
 @pytest.mark.parametrize("ending", ["grace", "lost"])
-async def test_the_event_of_a_cancel_says_who_asked_the_holder_to_stop(rig: Rig, ending: str):
+async def test_cancel_event_names_who_requested_the_soft_cancel(rig: Rig, ending: str):
     held = await rig.running(max_attempts=9)
     job_id = held.lease.job_id
     await rig.cancel(job_id, CancelMode.SOFT, by=ADA, cause="wrong customer", grace_s=5.0 if ending == "grace" else 1e6)
@@ -303,7 +303,7 @@ async def test_the_event_of_a_cancel_says_who_asked_the_holder_to_stop(rig: Rig,
 
 @pytest.mark.requirement("DJ-15")
 @pytest.mark.parametrize("trigger", ["stop", Trigger.RETRY, Trigger.SNOOZE, Trigger.RELEASE, Trigger.START])
-async def test_the_event_says_who_asked_also_when_the_holder_obeys_or_lets_go(rig: Rig, trigger: str):
+async def test_cancel_event_names_the_requester_also_when_the_holder_stops_or_releases(rig: Rig, trigger: str):
     job_id, starts = await rig.submit_one(), trigger == Trigger.START
     claimed = await rig.claim_one(start=not starts)
     await rig.cancel(job_id, CancelMode.SOFT, by=ADA, cause="wrong customer")
@@ -321,7 +321,7 @@ async def test_the_first_who_asks_is_the_one_who_is_named(rig: Rig):
 
 
 @pytest.mark.requirement("DJ-15")
-async def test_a_hard_cancel_names_its_own_author_whoever_wished_before(rig: Rig):
+async def test_hard_cancel_records_its_own_actor_after_a_soft_cancel_by_another(rig: Rig):
     held = await rig.running()
     await rig.cancel(held.lease.job_id, CancelMode.SOFT, by=ADA, cause="wrong customer")
     await rig.cancel(held.lease.job_id, CancelMode.HARD, by=SUBMITTER, cause="at once")

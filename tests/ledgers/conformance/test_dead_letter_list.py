@@ -141,7 +141,7 @@ async def test_a_job_that_was_submitted_first_and_died_last_is_on_one_page(rig: 
 
 
 @pytest.mark.requirement("DJ-12")
-async def test_the_dead_letter_of_one_job_is_asked_for_by_its_id(rig: Rig):
+async def test_dead_letter_is_read_by_job_id(rig: Rig):
     for job_id in ("other", "dead", "newer"):
         await dead_leased(rig, job_id)
     waiting = await rig.submit_one()

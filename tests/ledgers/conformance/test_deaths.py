@@ -98,7 +98,7 @@ CASES = [
 ]
 
 
-async def test_both_ledgers_know_alike_which_jobs_run_alone(rig: Rig):
+async def test_both_ledgers_quarantine_the_same_jobs(rig: Rig):
     jobs = {
         case: await rig.submit_one(type=f"t{n}", max_deaths=case[1], max_attempts=case[2])
         for n, case in enumerate(CASES)
@@ -268,7 +268,7 @@ async def test_poison_is_dead_lettered_after_its_declared_deaths_and_no_innocent
 @pytest.mark.prove
 @pytest.mark.requirement("DJ-18", "D47", "DJ-8")
 @pytest.mark.parametrize("seed", range(40))
-async def test_many_fleets_with_much_poison(rig: Rig, seed: int):
+async def test_fleets_isolate_many_crashing_jobs(rig: Rig, seed: int):
     rng = random.Random(1_000 + seed)
     fleet = PoisonedFleet(rig, rng, workers=rng.randint(1, 5), slots=rng.randint(1, 10))
     await fleet.submit(poison=rng.randint(1, 12), innocents=rng.randint(5, 60))

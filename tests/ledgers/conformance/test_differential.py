@@ -34,7 +34,7 @@ async def play(server: PostgresServer, path: Path, seeds: Iterable[int], steps: 
 
 
 @pytest.mark.requirement("D1", "D2", "DJ-4", "DJ-12", "DJ-15", "DJ-3")
-async def test_both_ledgers_tell_the_same_stories(clocked_postgres: PostgresServer, tmp_path: Path):
+async def test_both_ledgers_agree_on_random_stories(clocked_postgres: PostgresServer, tmp_path: Path):
     happened = await play(clocked_postgres, tmp_path / "ledger.db", range(SEEDS), STEPS)
     assert HAPPENS - happened.keys() == set()
 
@@ -42,7 +42,7 @@ async def test_both_ledgers_tell_the_same_stories(clocked_postgres: PostgresServ
 @pytest.mark.prove
 @pytest.mark.timeout(1800)
 @pytest.mark.requirement("D1", "D2", "DJ-4", "DJ-12", "DJ-15", "DJ-3")
-async def test_both_ledgers_tell_many_stories_the_same(clocked_postgres: PostgresServer, tmp_path: Path):
+async def test_both_ledgers_agree_on_many_stories(clocked_postgres: PostgresServer, tmp_path: Path):
     first = int(os.environ.get("TRELLIS_STORY_SEED", "1000"))
     for seed in range(first, first + MANY_SEEDS, TOGETHER):
         await play(clocked_postgres, tmp_path / f"{seed}.db", range(seed, seed + TOGETHER), MANY_STEPS)

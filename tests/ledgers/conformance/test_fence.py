@@ -74,7 +74,7 @@ async def test_the_losers_checkpoint_does_not_reach_the_next_holder(rig: Rig):
 
 
 @pytest.mark.requirement("D2")
-async def test_an_expired_lease_that_nobody_revoked_is_still_good(rig: Rig):
+async def test_expired_lease_is_valid_until_it_is_revoked(rig: Rig):
     """Time decides liveness, the epoch decides safety."""
     held, other = await rig.running(), await rig.running()
     await rig.advance(3600.0)

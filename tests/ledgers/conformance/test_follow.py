@@ -55,7 +55,7 @@ async def test_names_are_followed_apart(rig: Rig):
     assert await rig.ledger.subscribe(OTHER, "audit", lease_s=10.0) is not None
 
 
-async def test_of_many_at_once_one_follows(rig: Rig):
+async def test_concurrent_subscribers_of_one_name_elect_one(rig: Rig):
     names = [actor(Role.PROJECTOR, f"projector-{n}") for n in range(16)]
     answers = await asyncio.gather(*(rig.ledger.subscribe(name, "documents", lease_s=10.0) for name in names))
     assert sum(answer is not None for answer in answers) == 1

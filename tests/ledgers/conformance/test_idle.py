@@ -27,8 +27,8 @@ LONG_S = 60.0
 async def read_statements(ledger: Any) -> AsyncIterator[list[str]]:
     """What the ledger's connection for reading is asked, without the begin and the end of transactions."""
     asked: list[str] = []
-    if hasattr(ledger, "_reader"):
-        connection = ledger._reader._connection
+    if hasattr(ledger, "reader"):
+        connection = ledger.reader._connection
 
         def trace(_: object, statement: str, __: object) -> bool:
             if statement not in {"BEGIN", "COMMIT"}:

@@ -47,7 +47,7 @@ async def test_a_key_reaches_over_types(rig: Rig):
     assert claimed_ids(await rig.claim(5, types=("a", "b"))) == [first]
 
 
-async def test_the_owner_of_a_slot_that_nobody_claims_does_not_starve_another_type(rig: Rig):
+async def test_unclaimed_slot_owner_does_not_starve_another_type(rig: Rig):
     """The job that owns the slot may belong to a type without workers; a parked job of a served type must not wait
     for ever behind it when its key has a second slot.
     """

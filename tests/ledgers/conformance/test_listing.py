@@ -89,7 +89,7 @@ async def test_waiting_jobs_of_a_state_are_listed_oldest_first_and_a_head_that_l
 @pytest.mark.parametrize(
     "where", [JobFilter(), JobFilter(lifecycle="run"), JobFilter(state="succeeded"), JobFilter(parent_id=JobId("p"))]
 )
-async def test_only_what_is_in_a_state_that_is_no_end_can_be_read_from_its_oldest(rig: Rig, where: JobFilter):
+async def test_oldest_first_listing_requires_an_open_state(rig: Rig, where: JobFilter):
     with pytest.raises(OptionInvalid, match="oldest_first"):
         await rig.ledger.jobs(where, limit=3, oldest_first=True)
 

@@ -136,7 +136,7 @@ async def test_a_version_is_a_condition(rig: Rig):
 
 
 @pytest.mark.requirement("D22")
-async def test_two_people_decide_at_the_same_time_and_one_wins(rig: Rig):
+async def test_concurrent_moves_of_one_job_have_one_winner(rig: Rig):
     another = await rig.open_another()
     for _ in range(5):
         job_id = await rig.submit_one(lifecycle="proposal")

@@ -111,7 +111,7 @@ async def test_bad_input_is_refused_and_nothing_is_written(rig: Rig, shell: asyn
     assert (await rig.ledger.jobs(JobFilter(), limit=5)).jobs == ()
 
 
-async def test_a_type_nobody_knows_is_refused(rig: Rig, shell: asyncpg.Connection):
+async def test_sql_submit_of_an_unknown_type_is_refused(rig: Rig, shell: asyncpg.Connection):
     """A typing error, or a row that an open transaction would keep from everybody else."""
     with pytest.raises(asyncpg.PostgresError, match="unknown here"):
         await shell.fetchval("SELECT trellis.submit_job('wrok')")
@@ -159,7 +159,7 @@ async def test_an_open_transaction_keeps_nobody_from_working(rig: Rig, shell: as
 
 
 @pytest.mark.requirement("D49")
-async def test_both_doors_mean_the_same_key(rig: Rig, shell: asyncpg.Connection):
+async def test_sql_and_python_submits_share_concurrency_keys(rig: Rig, shell: asyncpg.Connection):
     await _ask(shell, "SELECT trellis.submit_job('work', p_concurrency_key => 'acct')")
     await rig.submit_one(concurrency_key="user:acct")
     await rig.sweep()
@@ -167,7 +167,7 @@ async def test_both_doors_mean_the_same_key(rig: Rig, shell: asyncpg.Connection)
 
 
 @pytest.mark.requirement("DJ-5")
-async def test_both_doors_mean_the_same_idempotency_key(rig: Rig, shell: asyncpg.Connection):
+async def test_sql_and_python_submits_share_idempotency_keys(rig: Rig, shell: asyncpg.Connection):
     await _ask(shell, "SELECT trellis.submit_job('work', p_idempotency_key => 'order-1')")
     await rig.offer(rig.new_job(idempotency_key="order-1", fingerprint=b"mine"))
     assert len((await rig.ledger.jobs(JobFilter(), limit=5)).jobs) == 1

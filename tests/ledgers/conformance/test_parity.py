@@ -99,7 +99,7 @@ async def test_a_start_that_another_role_reports_is_taken_while_nobody_revoked_t
 
 @pytest.mark.requirement("DJ-2", "DJ-14")
 @pytest.mark.parametrize("taker", [WORKER, OTHER_WORKER])
-async def test_a_claim_id_does_not_give_away_the_lease_of_another_claim(rig: Rig, taker: Actor):
+async def test_claim_id_does_not_reveal_the_lease_of_another_claim(rig: Rig, taker: Actor):
     job_id = await rig.submit_one()
     first = await rig.claim_one(claim_id="mine")
     await rig.lose_lease()

@@ -95,7 +95,7 @@ async def test_the_schema_itself_cannot_be_changed(rig: Rig, shell: asyncpg.Conn
 
 
 @pytest.mark.requirement("D55")
-async def test_a_table_of_ones_own_does_not_shadow_the_ledgers(rig: Rig, shell: asyncpg.Connection):
+async def test_table_of_a_login_does_not_shadow_a_ledger_table(rig: Rig, shell: asyncpg.Connection):
     """Functions that run with the owner's rights must not read temporary tables of their caller."""
     await _limit(rig)
     limited = await asyncpg.connect(rig.app_url.replace(LOGIN, LIMITED))
@@ -166,7 +166,7 @@ END $$
 
 
 @pytest.mark.requirement("D55", "DJ-1", "JQ-2", "RUN-1", "NLM-2", "BUS-1")
-async def test_not_even_the_owner_can_record_an_undeclared_step(rig: Rig):
+async def test_database_owner_cannot_record_an_undeclared_transition(rig: Rig):
     """The guard on the events themselves: every state with every state and every role, as the superuser."""
     assert rig.admin_sql is not None
     declared = set()
@@ -197,7 +197,7 @@ async def test_not_even_the_owner_can_record_an_undeclared_step(rig: Rig):
         "version = version + 1, from_state = to_state + 1",
     ],
 )
-async def test_not_even_the_owner_can_break_a_history(rig: Rig, change: str):
+async def test_database_owner_cannot_break_a_history(rig: Rig, change: str):
     assert rig.admin_sql is not None
     held = await rig.running()
     await rig.pull(held, "retry")

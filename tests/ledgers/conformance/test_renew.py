@@ -79,7 +79,7 @@ async def test_the_same_lease_twice_in_one_call_gets_two_answers(rig: Rig):
 
 
 @pytest.mark.requirement("DJ-11", "D19")
-async def test_the_wish_to_stop_comes_back_until_the_holder_settles(rig: Rig):
+async def test_renewals_return_the_cancel_request_until_the_holder_settles(rig: Rig):
     held = await rig.running()
     job_id = held.lease.job_id
     assert await rig.cancel(job_id, CancelMode.SOFT) == CancelRequested(job_id=job_id, state="running", version=3)
@@ -203,7 +203,7 @@ async def _updates(rig: Rig) -> tuple[int, int]:
     return updates, heap_only
 
 
-async def test_of_two_epochs_of_one_job_only_the_living_one_is_answered_well(rig: Rig):
+async def test_renew_of_two_epochs_keeps_only_the_current_one(rig: Rig):
     old = (await rig.running()).lease
     await rig.pass_time(60.0)
     new = (await rig.claim_one()).lease

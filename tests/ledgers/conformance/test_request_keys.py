@@ -1,18 +1,30 @@
-"""Keys of requests that change jobs: stored with the change or not at all, one request each, and kept for a day."""
+"""Keys of requests: stored with the change or not at all, one request each, and kept for a day."""
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
-from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig
+from tests.ledgers.conformance.rig import ADMIN, DEATH, SUBMITTER, Rig
 from trellis.engine import request_keys
-from trellis.engine.errors import IdempotencyMismatch, JobNotFound
-from trellis.engine.jobs import CancelMode, CancelRequested, JobId, Move, Moved, NotMoved, RequestId, RequestKey
+from trellis.engine.errors import IdempotencyMismatch, JobNotFound, QueueFull
+from trellis.engine.jobs import (
+    CancelMode,
+    CancelRequested,
+    JobId,
+    Mismatch,
+    Move,
+    Moved,
+    NotMoved,
+    RequestId,
+    RequestKey,
+    Submitted,
+)
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import RetentionOptions
+from trellis.engine.records import JobFilter, RetentionOptions
 from trellis.engine.request_keys import KEY_S_MIN
 
 Change = Callable[[Ledger, JobId, RequestKey], Awaitable[Any]]
@@ -55,7 +67,7 @@ CHANGES: dict[str, tuple[Change, Callable[[Rig], Awaitable[JobId]]]] = {
 
 @pytest.mark.requirement("D27", "DJ-11", "DJ-12")
 @pytest.mark.parametrize("verb", CHANGES)
-async def test_of_different_requests_with_one_key_at_the_same_moment_one_is_made(rig: Rig, verb: str):
+async def test_concurrent_different_requests_with_one_key_have_one_effect(rig: Rig, verb: str):
     change, prepare = CHANGES[verb]
     jobs = [await prepare(rig) for _ in range(6)]
     before = [(await rig.job(job_id)).version for job_id in jobs]
@@ -147,30 +159,83 @@ async def test_death_between_change_and_answer_leaves_neither_change_nor_idempot
     assert not answer.repeated
 
 
-@pytest.mark.requirement("D27")
-async def test_a_key_taken_beforehand_is_one_requests_own_and_keeps_its_first_answer(rig: Rig):
+@pytest.mark.requirement("D27", "DJ-5")
+async def test_submits_with_one_request_key_create_the_jobs_of_the_first_only(rig: Rig):
     ledgers = [rig.ledger, await rig.open_another()]
-    taken = await asyncio.gather(*(ledgers[n % 2].take_request_key(key()) for n in range(4)))
-    assert sum(one is None for one in taken) == 1
-    for answer in (b"first", b"second"):
-        await rig.ledger.store_request_answer(key(), answer)
-    stored = await ledgers[1].take_request_key(key())
-    assert stored is not None
-    assert (stored.answer, stored.about) == (b"first", "job-7")
-    for ask in (rig.ledger.take_request_key, rig.ledger.find_request):
-        with pytest.raises(IdempotencyMismatch):
+    # Every try has new job ids, as that of a process has which was started after the first one died.
+    answers = await asyncio.gather(
+        *(ledgers[n % 2].submit(SUBMITTER, [rig.new_job(), rig.new_job()], key=key()) for n in range(4))
+    )
+    assert sum(answer[0].created for answer in answers if isinstance(answer[0], Submitted)) == 1
+    assert len({tuple(one.job_id for one in answer) for answer in answers}) == 1
+    for ask in (rig.submit_with_key, rig.ledger.find_request):
+        with pytest.raises(IdempotencyMismatch) as refused:
             await ask(key(b"another"))
+        assert refused.value.data == {"key": "press", "job_id": "job-7"}
+    assert len((await rig.ledger.jobs(JobFilter(), limit=10)).jobs) == 2
+
+
+@pytest.mark.requirement("D27", "DJ-5")
+async def test_submit_that_fails_stores_neither_jobs_nor_request_key(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    full = rig.new_job(concurrency_key="host", waiting_max=0)
+    with pytest.raises(QueueFull):
+        await rig.ledger.submit(SUBMITTER, [rig.new_job(), full], key=key())
+    with monkeypatch.context() as patched:
+        patched.setattr(request_keys, "Mismatch", None)  # it dies when the jobs are written and the answer is not
+        with pytest.raises(TypeError):
+            await rig.submit_with_key(key())
+    assert await rig.ledger.submit(SUBMITTER, [], key=key()) == []
+    assert await rig.ledger.find_request(key(b"any")) is None
+    assert not (await rig.ledger.jobs(JobFilter(), limit=10)).jobs
+    (made,) = await rig.submit_with_key(key())
+    assert isinstance(made, Submitted)
+    assert made.created
+
+
+@pytest.mark.requirement("D27")
+async def test_submit_answered_with_mismatch_keeps_its_request_key_without_an_answer(rig: Rig):
+    first, other = [rig.new_job(idempotency_key="order", fingerprint=one) for one in (b"1", b"2")]
+    await rig.ledger.submit(SUBMITTER, [first])
+    for _ in range(2):
+        (refused,) = await rig.ledger.submit(SUBMITTER, [other], key=key())
+        assert isinstance(refused, Mismatch)
+    stored = await rig.ledger.find_request(key())
+    assert stored is not None
+    assert (stored.answer, stored.about) == (None, "job-7")
+
+
+@pytest.mark.requirement("D27")
+async def test_move_with_an_answer_stores_it_and_is_not_made_again_under_its_key(rig: Rig):
+    jobs = await rig.submit(2)
+    first = await move(rig.ledger, jobs[0], key(answer=b"both jobs"))
+    assert isinstance(first, Moved)
+    stored = await rig.ledger.find_request(key())
+    assert stored is not None
+    assert stored.answer == b"both jobs"
+    again = await move(rig.ledger, jobs[1], key(answer=b"another answer"))
+    assert isinstance(again, NotMoved)
+    assert again.reason == "this request has an answer already"
+    assert (await rig.job(jobs[1])).state == "queued"
+    assert await rig.ledger.find_request(key()) == stored
+
+
+@pytest.mark.requirement("D27")
+def test_only_verbs_that_change_jobs_take_a_request_key():
+    methods = inspect.getmembers(Ledger, inspect.isfunction)
+    takes = {name for name, method in methods if "RequestKey" in str(inspect.signature(method))}
+    assert takes == {"submit", "cancel", "requeue", "find_request"}
+    assert get_type_hints(Move)["key"] == RequestKey | None, "the key of a move is part of the move"
 
 
 @pytest.mark.oldest_server
 @pytest.mark.requirement("D27", "DJ-13")
 async def test_keys_of_changes_are_kept_for_a_day_and_leave_in_batches(rig: Rig):
     for n in range(5):
-        await rig.ledger.take_request_key(key(name=f"k{n}"))
+        await rig.submit_with_key(key(name=f"k{n}"))
     options = RetentionOptions(batch=3)
     await rig.advance(KEY_S_MIN - 60)
     assert (await rig.ledger.retain(options)).keys == 0
-    await rig.ledger.take_request_key(key(name="late"))
+    await rig.submit_with_key(key(name="late"))
     await rig.advance(61)
     reports = [await rig.ledger.retain(options) for _ in range(2)]
     assert [(report.keys, report.more) for report in reports] == [(3, True), (2, False)]

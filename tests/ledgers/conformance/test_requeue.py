@@ -70,7 +70,7 @@ REQUEUEABLE = {
 
 @pytest.mark.requirement("D39", "JQ-4", "JQ-3", "RUN-8")
 @pytest.mark.parametrize("lifecycle", sorted(LIFECYCLES))
-async def test_only_what_failed_can_be_requeued(rig: Rig, lifecycle: str):
+async def test_requeue_requires_a_failed_or_dead_lettered_job(rig: Rig, lifecycle: str):
     for state in LIFECYCLES[lifecycle].states:
         job_id = await rig.submit_one(lifecycle=lifecycle)
         await rig.drive(job_id, state.name)

@@ -55,7 +55,7 @@ async def test_the_role_that_derives_ids_may_use_them_and_a_repeat_is_the_same_j
     assert by_others == [Submitted(job_id=job.job_id, created=False) for job in jobs], "it is there: nothing is made"
 
 
-async def test_ids_that_only_look_alike_are_free(rig: Rig):
+async def test_ids_similar_to_reserved_ids_are_accepted(rig: Rig):
     jobs = [NewJob(job_id=JobId(job_id), type="work", id_is_given=True) for job_id in ORDINARY]
     answers = await rig.ledger.submit(SUBMITTER, jobs)
     assert [isinstance(one, Submitted) and one.created for one in answers] == [True] * len(ORDINARY)

@@ -72,7 +72,7 @@ async def test_every_state_of_every_lifecycle_comes_back_with_the_same_history(r
 
 
 @pytest.mark.requirement("D14")
-async def test_all_that_was_asked_comes_back(rig: Rig):
+async def test_restore_keeps_every_submit_option(rig: Rig):
     original = await rig.submit_one(idempotency_key="k", idempotency_scope="s", fingerprint=b"\x00\xff")
     asked = rig.new_job(
         job_id=JobId("chosen"),
@@ -183,7 +183,7 @@ async def test_more_held_jobs_than_a_key_allows_go_on_as_after_a_lowered_limit(r
 
 
 @pytest.mark.requirement("D14")
-async def test_a_rest_goes_on_until_its_time_and_a_deadline_still_ends_a_job(rig: Rig):
+async def test_restored_job_keeps_its_timer_and_its_deadline(rig: Rig):
     soon, far = await rig.submit_one(delay_s=50.0), await rig.submit_one(delay_s=5_000.0)
     retried = await rig.running()
     await rig.pull(retried, Trigger.RETRY, delay_s=500.0)
@@ -260,7 +260,7 @@ async def test_the_deadline_of_a_requeued_job_is_as_long_as_it_was_at_first(rig:
 
 
 @pytest.mark.requirement("D14")
-async def test_the_journal_comes_back_and_an_interrupted_restore_goes_on(rig: Rig):
+async def test_journal_is_restored_and_an_interrupted_restore_continues(rig: Rig):
     held = await rig.running()
     await rig.ledger.journal(held.lease, "step/01", b"kept")
     await rig.submit(2)
@@ -305,7 +305,7 @@ async def test_a_history_that_cannot_have_been_is_refused_and_nothing_is_written
 
 
 @pytest.mark.requirement("D55")
-async def test_only_who_may_puts_jobs_back(rig: Rig):
+async def test_restore_requires_its_role(rig: Rig):
     await rig.submit_one()
     before = await everything(rig.ledger)
     owner = await rig.lose()
@@ -321,7 +321,7 @@ async def test_only_who_may_puts_jobs_back(rig: Rig):
 
 
 @pytest.mark.requirement("D14")
-async def test_a_soft_cancel_that_nobody_carried_out_does_not_come_back(rig: Rig):
+async def test_pending_soft_cancel_is_not_restored(rig: Rig):
     held = await rig.running()
     await rig.cancel(held.lease.job_id, CancelMode.SOFT)
     await lost_and_restored(rig)

@@ -65,7 +65,7 @@ async def test_job_that_has_not_ended_is_retained(rig: Rig):
         assert await rig.ledger.events(job_id)
 
 
-async def test_ended_work_leaves_in_batches_that_say_whether_there_is_more(rig: Rig):
+async def test_retention_removes_ended_jobs_in_batches_and_reports_more(rig: Rig):
     await _finished(rig, 25)
     await rig.advance(2 * DAY_S)
     removed = await _retain_all(rig, RetentionOptions(ended_s=DAY_S, batch=10))
@@ -215,7 +215,7 @@ async def test_a_limit_that_an_operator_set_outlives_every_job(rig: Rig):
 
 
 @pytest.mark.requirement("D49", "D61")
-async def test_unused_keys_leave_a_batch_at_a_time_whatever_stands_between_them(rig: Rig):
+async def test_retention_removes_unused_keys_in_batches(rig: Rig):
     for number in range(30):
         key = {"concurrency_key": f"user:{number}", "concurrency_limit": 2}
         if number % 3 == 0:
@@ -303,7 +303,7 @@ async def test_a_job_of_which_a_page_ended_in_the_middle_stays(rig: Rig):
 
 
 @pytest.mark.requirement("D61")
-async def test_the_slowest_of_several_followers_counts_and_who_has_no_place_does_not(rig: Rig):
+async def test_retention_keeps_events_for_the_slowest_subscriber_with_a_position(rig: Rig):
     await _finished(rig, 2)
     end = await rig.ledger.feed_end()
     await _following(rig, "fast", end)

@@ -86,7 +86,7 @@ async def test_a_delayed_job_rests_until_it_is_due(rig: Rig, how: str):
     assert await rig.event_types(job_id) == ["job_queued", "job_claimed", "job_started"]
 
 
-async def test_a_wish_for_the_past_means_now(rig: Rig):
+async def test_run_at_in_the_past_means_now(rig: Rig):
     job_id = await rig.submit_one(run_at=await rig.ledger.now() - timedelta(days=1))
     assert claimed_ids(await rig.claim()) == [job_id]
 
@@ -281,7 +281,7 @@ def _both(rig: Rig, job_id: str, key: str | None, fingerprint: bytes = b"x") -> 
 
 
 @pytest.mark.requirement("DJ-5")
-async def test_with_a_key_and_a_given_id_the_key_is_asked_first_and_both_mean_the_job(rig: Rig):
+async def test_idempotency_key_is_checked_before_a_given_id_and_both_return_the_job(rig: Rig):
     there = Submitted(job_id=JobId("one"), created=False)
     assert await rig.offer(_both(rig, "one", "k")) == Submitted(job_id=JobId("one"), created=True)
     assert await rig.offer(_both(rig, "two", "k")) == there, "the key was used for the job one"
@@ -295,7 +295,9 @@ async def test_with_a_key_and_a_given_id_the_key_is_asked_first_and_both_mean_th
 @pytest.mark.requirement("DJ-5")
 @pytest.mark.parametrize("chosen", [False, True], ids=["a made id", "a chosen id"])
 @pytest.mark.parametrize("given", [False, True], ids=["asked as made", "asked as chosen"])
-async def test_a_free_key_and_a_known_id_mean_the_job_when_the_request_is_the_same(rig: Rig, chosen: bool, given: bool):
+async def test_free_idempotency_key_with_a_known_id_returns_the_job_of_the_same_request(
+    rig: Rig, chosen: bool, given: bool
+):
     """What a made id was asked for is in the job itself; a chosen one has a fingerprint."""
 
     def asked(key: str, payload: bytes, id_is_given: bool):
@@ -313,7 +315,7 @@ async def test_a_free_key_and_a_known_id_mean_the_job_when_the_request_is_the_sa
 
 
 @pytest.mark.requirement("DJ-5")
-async def test_a_free_key_of_a_job_that_is_there_means_it_from_then_on_and_changes_no_record(rig: Rig):
+async def test_free_idempotency_key_is_bound_to_an_existing_job_without_changing_it(rig: Rig):
     await rig.offer(_both(rig, "one", "k"))
     events = await rig.ledger.events(JobId("one"))
     before = await rig.ledger.recorded(events)
@@ -374,7 +376,7 @@ async def test_a_submit_that_was_taken_is_answered_also_when_the_queue_is_full_s
 
 
 @pytest.mark.requirement("D25")
-async def test_of_many_at_once_from_several_processes_as_many_are_taken_as_may_wait(rig: Rig):
+async def test_concurrent_submits_respect_the_waiting_limit(rig: Rig):
     views = [rig.ledger, *[await rig.open_another() for _ in range(3)]]
     actors = [actor(Role.SUBMITTER, f"submitter-{number}") for number in range(3)]
     answers = await asyncio.gather(
@@ -432,7 +434,7 @@ async def test_a_payload_of_one_mebibyte_fits(rig: Rig):
     assert (await rig.claim_one()).payload == payload
 
 
-async def test_another_view_sees_a_job_at_once(rig: Rig):
+async def test_submitted_job_is_visible_to_another_connection_at_once(rig: Rig):
     another = await rig.open_another()
     job_id = await rig.submit_one()
     assert await another.job(job_id) == await rig.ledger.job(job_id)

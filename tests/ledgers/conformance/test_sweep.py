@@ -348,7 +348,7 @@ async def test_a_deadline_takes_the_transition_the_lifecycle_declares(rig: Rig, 
     assert (await rig.last_event(job_id)).role is LIFECYCLES[lifecycle].swept_by
 
 
-async def test_a_deadline_a_state_does_not_know_is_left_for_a_later_state(rig: Rig):
+async def test_deadline_is_ignored_in_a_state_that_declares_none_and_applied_later(rig: Rig):
     job_id = await rig.submit_one(lifecycle="run", deadline_s=20.0)
     await rig.pass_time(30)
     assert await rig.state(job_id) == "requested"
@@ -535,7 +535,7 @@ async def test_sweeps_at_the_same_time_act_once(rig: Rig):
 
 
 @pytest.mark.requirement("D33")
-async def test_a_sweep_says_when_the_next_thing_falls_due(rig: Rig):
+async def test_sweep_report_has_the_next_due_time(rig: Rig):
     await rig.submit_one(delay_s=0.25)
     report = await rig.sweep()
     assert report.next_due_s is not None

@@ -37,7 +37,7 @@ def seconds(job: Job) -> float | None:
 
 @WAYS
 @pytest.mark.requirement("D66")
-async def test_options_that_a_submit_leaves_open_come_from_the_job_type(rig: Rig, key: str | None):
+async def test_missing_submit_options_come_from_the_declared_type(rig: Rig, key: str | None):
     await rig.ledger.declare_types(WORKER, [FETCH])
     job = await stored(rig, chosen=0, concurrency_key=key)
     assert (job.priority, job.max_attempts, seconds(job)) == (Priority.CRITICAL, 4, 3600.0)

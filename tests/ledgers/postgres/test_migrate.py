@@ -34,7 +34,7 @@ async def test_migrating_twice_changes_nothing(new_postgres_database: Callable[.
     assert (second.version_before, second.applied) == (schema_version(), ())
 
 
-async def test_the_lifecycles_are_in_the_database_word_for_word(postgres_url: str):
+async def test_lifecycle_tables_in_the_database_equal_the_lifecycles(postgres_url: str):
     connection = await asyncpg.connect(postgres_url)
     try:
         rows = await connection.fetch(

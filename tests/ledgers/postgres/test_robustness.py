@@ -85,7 +85,7 @@ async def test_many_submitters_of_many_keys_do_not_deadlock(rig: Rig):
     assert len(await rig.claim(100)) == 20
 
 
-async def test_a_time_that_means_nothing_does_not_keep_the_sweep_awake(rig: Rig):
+async def test_delay_of_an_unvalidated_bus_job_does_not_wake_the_sweeper(rig: Rig):
     """A bus-job rests in its first state until the scheduler validates it, whatever delay it was given."""
     await rig.submit_one(lifecycle="bus-job", delay_s=1.0)
     await rig.advance(2.0)
@@ -122,7 +122,7 @@ async def test_snoozing_for_years_is_no_overflow(rig: Rig):
     await _sql(rig, "DELETE FROM trellis.job")  # its made-up past would not verify
 
 
-async def test_retention_says_when_there_is_more_of_the_feed(rig: Rig):
+async def test_retention_reports_more_for_the_feed(rig: Rig):
     for _ in range(25):
         await rig.pull(await rig.running(), Trigger.COMPLETE)
     await rig.ledger.feed_end()
@@ -367,7 +367,7 @@ async def test_a_key_given_to_a_job_that_retention_has_just_chosen_never_means_n
 
 
 @pytest.mark.requirement("DJ-5", "D61")
-async def test_a_key_that_was_left_behind_by_its_job_is_nobodys(rig: Rig):
+async def test_idempotency_key_of_a_removed_job_is_free(rig: Rig):
     job_id = await rig.submit_one(idempotency_key="k", fingerprint=b"x")
     await _sql(rig, "UPDATE trellis.idempotency SET id = 1000000 WHERE key = 'k'")
     again = rig.new_job(idempotency_key="k", fingerprint=b"y")

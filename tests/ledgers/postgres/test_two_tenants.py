@@ -209,17 +209,29 @@ async def test_keys_of_two_logins_are_two_keys(tenants: Tenants):
 @pytest.mark.requirement("D62", "D27")
 async def test_request_keys_of_two_logins_and_the_application_are_three_keys(tenants: Tenants):
     key = RequestKey(scope="s", key="k", fingerprint=b"app", about="job", given="k")
-    assert await tenants.ledger.take_request_key(key) is None
+    await tenants.ledger.submit(
+        Actor(role=Role.SUBMITTER, name="app"), [NewJob(job_id=JobId("a"), type="ship")], key=key
+    )
     for login, fingerprint in ((tenants.acme, b"acme"), (tenants.rival, b"rival")):
-        take = "SELECT * FROM trellis.take_request_key('s', 'k', $1, 'job')"
-        assert await login.fetch(take, fingerprint) == []
+        row = ["s", "k", fingerprint.hex(), "job", "k"]
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await login.execute("SELECT trellis._take_request_key($1)", row)
+        await login.execute("SELECT trellis.store_request_answer('s', 'k', $1)", fingerprint)
+        assert await login.fetch("SELECT * FROM trellis.find_request_key('s', 'k')") == []
+        me = await login.fetchval("SELECT trellis.register_actor('x', $1::smallint)", SUBMITTER)
+        cancel = "SELECT outcome FROM trellis.cancel($1, $2, false, 'r', 0, null, $3)"
+        assert await login.fetch(cancel, me, "a", row) == [], "a job of another is not there, and stores no key"
+        assert await login.fetch("SELECT * FROM trellis.find_request_key('s', 'k')") == []
+        assert [one[0] for one in await login.fetch(cancel, me, await submitted(login), row)] == ["moved"]
+        with pytest.raises(asyncpg.PostgresError, match="was used before for another request"):
+            await login.fetch(cancel, me, await submitted(login), ["s", "k", "00", "job", "k"])
         await login.execute("SELECT trellis.store_request_answer('s', 'k', $1)", fingerprint)
         stored = await login.fetchrow("SELECT fingerprint, answer FROM trellis.find_request_key('s', 'k')")
         assert tuple(stored or ()) == (fingerprint, fingerprint)
         assert await login.fetch("SELECT * FROM trellis.request_key") == []
     found = await tenants.ledger.find_request(key)
     assert found is not None
-    assert (found.fingerprint, found.answer) == (b"app", None)
+    assert (found.fingerprint, found.answer) == (b"app", b'["a"]')
 
 
 @pytest.mark.requirement("D62")
@@ -299,7 +311,7 @@ CALLABLE = {
         "feed_places",
         "now",
     },
-    "keys of requests, its own": {"take_request_key", "find_request_key", "store_request_answer"},
+    "keys of requests, its own": {"find_request_key", "store_request_answer"},
     "what a policy asks": {"reads_all", "owns"},
 }
 
@@ -406,7 +418,7 @@ async def test_a_login_cannot_take_the_id_of_a_job_that_it_does_not_submit(tenan
 
 
 @pytest.mark.requirement("D62")
-async def test_requeue_says_nothing_of_anothers_job(tenants: Tenants):
+async def test_requeue_of_a_foreign_job_reveals_nothing(tenants: Tenants):
     job_id = await tenants.submit()
     me = await tenants.rival.fetchval("SELECT trellis.register_actor('x', $1::smallint)", SUBMITTER)
     assert await tenants.rival.fetch("SELECT * FROM trellis.requeue($1, array[$2], 'r', 'x')", me, job_id) == []

@@ -100,23 +100,23 @@ def test_a_file_on_a_device_that_is_read_only_is_refused(device: Path):
         asyncio.run(open_ledger(f"sqlite:///{path}"))
 
 
-async def test_a_full_disk_is_said_and_forgotten_when_there_is_room(tmp_path: Path):
+async def test_full_disk_is_reported_until_there_is_space(tmp_path: Path):
     """SQLite's own page limit stands in for the device: it fails with the same code in the same places."""
     ledger = await SqliteLedger.open(f"sqlite:///{tmp_path}/ledger.db", clock=lambda: 1.8e9)
     await submit(ledger, 5)
-    pages = await ledger._writer.run(lambda tx: tx.db.execute("PRAGMA page_count").fetchall()[0][0])
-    await ledger._writer.run(lambda tx: tx.db.execute(f"PRAGMA max_page_count = {pages + 3}").fetchall())
+    pages = await ledger.writer.run(lambda tx: tx.db.execute("PRAGMA page_count").fetchall()[0][0])
+    await ledger.writer.run(lambda tx: tx.db.execute(f"PRAGMA max_page_count = {pages + 3}").fetchall())
     with pytest.raises(LedgerFull):
         await ledger.submit(SUBMITTER, [new_job(payload=b"x" * 100_000) for _ in range(20)])
     assert await ledger.feed_end() == f"{5:016d}"
-    await ledger._writer.run(lambda tx: tx.db.execute("PRAGMA max_page_count = 1000000").fetchall())
+    await ledger.writer.run(lambda tx: tx.db.execute("PRAGMA max_page_count = 1000000").fetchall())
     assert len(await submit(ledger, 5)) == 5
     assert len(await claim(ledger, 20)) == 10
     await ledger.close()
 
 
 @pytest.mark.quiet
-async def test_a_full_device_is_said_and_forgotten_when_there_is_room(device: Path):
+async def test_full_device_is_reported_until_there_is_space(device: Path):
     ledger = await SqliteLedger.open(f"sqlite:///{device}/ledger.db", clock=lambda: 1.8e9)
     with pytest.raises(LedgerFull):
         await submit_until_full(ledger)
@@ -236,8 +236,8 @@ def test_a_library_that_damages_files_is_refused():
 
 
 async def test_a_writer_that_never_ends_is_waited_for_with_a_bound(ledger: SqliteLedger, shell: Shell):
-    assert ledger._writer._room is not None
-    ledger._writer._room._patience_s = 0.05
+    assert ledger.writer._room is not None
+    ledger.writer._room._patience_s = 0.05
     shell.db.execute("BEGIN IMMEDIATE")
     with pytest.raises(LedgerUnavailable, match="another process has been writing"):
         await submit(ledger)

@@ -20,7 +20,7 @@ class Gate:
         self.ledger, self.entered, self.opened = ledger, threading.Event(), threading.Event()
 
     async def __aenter__(self) -> Self:
-        self._held = asyncio.ensure_future(self.ledger._writer.run(self._wait))
+        self._held = asyncio.ensure_future(self.ledger.writer.run(self._wait))
         await asyncio.get_running_loop().run_in_executor(None, self.entered.wait)
         return self
 
@@ -49,7 +49,7 @@ def commits(ledger: SqliteLedger) -> list[int]:
         seen[0] += 1
         return False
 
-    ledger._writer._connection.set_commit_hook(hook)
+    ledger.writer._connection.set_commit_hook(hook)
     return seen
 
 
@@ -90,7 +90,7 @@ async def test_a_refused_call_takes_nothing_of_its_neighbours_with_it(ledger: Sq
     assert len(await claim(ledger, 10)) == 3
 
 
-async def test_a_call_that_fails_half_way_leaves_nothing(ledger: SqliteLedger):
+async def test_call_that_fails_midway_writes_nothing(ledger: SqliteLedger):
     """The last of its jobs compensates a job that is not there: the first ones, and the names they brought, go too."""
     lost = [new_job(type="brand-new"), new_job(compensates=JobId("nobody"))]
     answers = await gathered(ledger, submit(ledger), ledger.submit(SUBMITTER, lost), submit(ledger, type="brand-new"))
@@ -104,11 +104,11 @@ async def test_an_error_of_our_own_is_its_callers_alone(ledger: SqliteLedger):
         tx.db.execute("INSERT INTO trellis_actor (name) VALUES ('half')")
         raise ZeroDivisionError
 
-    answers = await gathered(ledger, submit(ledger), ledger._writer.run(broken), submit(ledger))
+    answers = await gathered(ledger, submit(ledger), ledger.writer.run(broken), submit(ledger))
     assert [type(answer) for answer in answers] == [list, ZeroDivisionError, list]
     with pytest.raises(ZeroDivisionError):
-        await ledger._writer.run(broken)
-    left = await ledger._reader.run(
+        await ledger.writer.run(broken)
+    left = await ledger.reader.run(
         lambda tx: tx.db.execute("SELECT 1 FROM trellis_actor WHERE name = 'half'").fetchall()
     )
     assert left == []

@@ -399,7 +399,7 @@ def test_without_its_guard_it_would_go_through(furnished: Shell, what: str):
 
 
 @pytest.mark.requirement("D49", "JQ-7")
-def test_while_slots_above_a_lowered_limit_are_taken_the_count_decides(shell: Shell):
+def test_taken_slots_above_a_lowered_key_limit_count_against_it(shell: Shell):
     shell.db.execute("INSERT INTO trellis_concurrency_key (id, name, slots) VALUES (1, 'k', 3)")
     jobs = [parked_job(shell, 1) for _ in range(4)]
     for slot, job in ((1, jobs[0]), (2, jobs[1])):

@@ -61,7 +61,7 @@ async def test_a_repeated_read_is_not_prepared_again(ledger: SqliteLedger):
             await ledger.jobs(where, limit=10)
             await ledger.jobs(JobFilter(lifecycle="leased-job", state="queued"), limit=10, oldest_first=True)
 
-    ledger._reader._connection.authorizer = note
+    ledger.reader._connection.authorizer = note
     await read()
     assert prepared
     prepared.clear()

@@ -22,7 +22,7 @@ async def test_a_job_due_beyond_all_time_is_read_like_any_other(ledger: SqliteLe
     assert (await verify(ledger)).ok
 
 
-def test_moments_go_there_and_back_as_far_as_there_are_any():
+def test_datetimes_round_trip_over_the_whole_range():
     first, last = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
     for at in (first, datetime(2026, 2, 14, 8, 0, 0, 1, tzinfo=UTC), last):
         assert rows.moment(rows.microseconds(at)) == at

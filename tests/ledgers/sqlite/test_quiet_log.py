@@ -56,7 +56,9 @@ async def test_a_log_that_was_long_is_short_again_soon_after_the_load(
     assert wal_bytes(path) <= WAL_BYTES_MAX
 
 
-async def test_a_reader_in_the_way_holds_nobody_up(ledger_of: tuple[SqliteLedger, FakeClock, Path]):
+async def test_long_reader_does_not_block_writers_and_the_log_shrinks_afterwards(
+    ledger_of: tuple[SqliteLedger, FakeClock, Path],
+):
     ledger, clock, path = ledger_of
     reader = apsw.Connection(str(path))
     reader.execute("BEGIN")

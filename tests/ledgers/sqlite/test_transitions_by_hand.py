@@ -39,7 +39,7 @@ def test_exactly_the_declared_steps_pass(shell: Shell, name: str):
 
 @pytest.mark.requirement("D55")
 @pytest.mark.parametrize("name", LIFECYCLES)
-def test_a_step_leaves_the_job_exactly_where_its_event_says(shell: Shell, name: str):
+def test_step_puts_the_job_into_the_state_of_its_event(shell: Shell, name: str):
     lifecycle = LIFECYCLES[name]
     for state in lifecycle.by_name:
         job = shell.job_in(name, state)

@@ -50,7 +50,7 @@ async def test_jobs_of_a_paused_type_do_not_make_the_wait_spin(ledger: SqliteLed
     task.cancel()
 
 
-async def test_a_job_that_rests_wakes_nobody(ledger: SqliteLedger):
+async def test_delayed_job_sends_no_notification(ledger: SqliteLedger):
     assert await claim(ledger) == []
     task = await waiting(ledger)
     await submit(ledger, delay_s=60.0)

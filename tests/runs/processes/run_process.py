@@ -123,8 +123,8 @@ class Wrapped:
 class WatchedLedger(Wrapped):
     """A ledger whose writes are points. Renewals and looks at nothing are none: how many there are is up to time."""
 
-    async def submit(self, actor: Any, jobs: Sequence[NewJob]) -> Any:
-        return await self._watch.around(f"submit {jobs[0].lifecycle}", self._inner.submit(actor, jobs))
+    async def submit(self, actor: Any, jobs: Sequence[NewJob], **options: Any) -> Any:
+        return await self._watch.around(f"submit {jobs[0].lifecycle}", self._inner.submit(actor, jobs, **options))
 
     async def move(self, actor: Any, move: Move) -> Any:
         return await self._watch.around(f"move {move.target}", self._inner.move(actor, move))

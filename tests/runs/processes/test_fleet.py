@@ -174,7 +174,7 @@ async def test_twenty_runs_on_two_processes_that_are_killed(orchestrators: Nurse
 @pytest.mark.prove
 @pytest.mark.timeout(900)
 @pytest.mark.requirement("PIPE-3", "D16")
-async def test_two_hundred_runs_of_twenty_agents_on_four_processes(
+async def test_four_processes_complete_two_hundred_runs_of_twenty_agents(
     orchestrators: Nursery, tmp_path: Path, ledger_url: str, figures
 ):
     figures(

@@ -101,7 +101,7 @@ def test_a_stale_expected_version_is_a_conflict_and_writes_nothing(memory: Memor
     assert applied(memory, append("facts.md", "- b"), proposal_id="p2", version=1).version == 2
 
 
-def test_another_agents_commit_is_no_conflict(memory: MemoryRepository):
+def test_commit_to_another_agents_memory_is_no_conflict(memory: MemoryRepository):
     applied(memory, append("facts.md", "- a"), proposal_id="p1", agent_id="one")
     applied(memory, append("facts.md", "- b"), proposal_id="p2", agent_id="two")
     assert applied(memory, append("facts.md", "- c"), proposal_id="p3", agent_id="one", version=1).version == 2

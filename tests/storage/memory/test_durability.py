@@ -83,7 +83,7 @@ def test_mutant_a_skipped_sync_is_found(memory: MemoryRepository, traced, monkey
     assert not_durable(traced())
 
 
-def test_an_answer_that_rests_on_anothers_move_syncs_it(memory: MemoryRepository, traced):
+def test_answer_that_depends_on_an_unsynced_move_syncs_it(memory: MemoryRepository, traced):
     applied(memory, append("facts.md", "- a"), proposal_id="p1")
     traced().clear()
     apply(memory, append("facts.md", "- a"), proposal_id="p1")

@@ -101,7 +101,7 @@ def test_an_old_version_can_be_shown(memory: MemoryRepository):
             memory.show(AGENT, version)
 
 
-def test_another_token_counter_counts(tmp_path):
+def test_memory_reading_uses_the_given_token_counter(tmp_path):
     memory = open_memory(tmp_path / "m.git", counter=lambda text: len(text.split()))
     applied(memory, replace("snapshot.md", "four words are here"), proposal_id="p1")
     assert memory.read(AGENT).token_count == 4

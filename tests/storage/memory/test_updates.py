@@ -240,7 +240,7 @@ def test_a_file_may_reach_its_limit_and_not_pass_it(file: str, limit: int):
     assert problems({}, replace(file, full + "aa")) == [ProblemCode.OVER_LIMIT]
 
 
-def test_another_token_counter_can_be_given():
+def test_memory_updates_accept_another_token_counter():
     outcome = apply_updates({}, [append("snapshot.md", "a b c")], AT, counter=lambda text: 1_000 * len(text.split()))
     assert isinstance(outcome, RejectedUpdates)
     assert [problem.code for problem in outcome.problems] == [ProblemCode.OVER_LIMIT]

@@ -20,11 +20,12 @@ from trellis.bus.outcomes.linked_jobs import RETRY_ID, derived_ids, is_retry_due
 from trellis.bus.requests import FIRST_PARENT, REQUEUE_CAUSE, RETRY_ATTEMPT, RETRY_OF, JobRequest, new_bus_job
 from trellis.bus.topics import Topics
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition
-from trellis.engine.jobs import ATTEMPTS_MAX, Actor, JobId, Mismatch, RequestId, Submitted
+from trellis.engine.jobs import ATTEMPTS_MAX, Actor, JobId, Mismatch, RequestId, RequestKey, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.recent_entries import LruCache
 from trellis.engine.records import Event, Job, JobFilter, JobPlace
+from trellis.engine.request_keys import SUBMIT_ANSWERS
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
 
@@ -518,13 +519,23 @@ class Successor:
 
 
 async def requeue_as_new_job(
-    ledger: Ledger, actor: Actor, job: Job, topics: Topics, request_id: RequestId, *, cause: str | None = None
+    ledger: Ledger,
+    actor: Actor,
+    job: Job,
+    topics: Topics,
+    request_id: RequestId,
+    *,
+    cause: str | None = None,
+    key: RequestKey | None = None,
 ) -> Submitted:
     """Submit the job again as a new one, with a label for the cause. A repeated request creates one job.
 
-    If a retry is due anyway, it is submitted now, under the id it would have. Raises InvalidTransition,
-    BusRequestInvalid.
+    If a retry is due anyway, it is submitted now, under the id it would have. `key` is stored with the new job. Raises
+    InvalidTransition, BusRequestInvalid, IdempotencyMismatch.
     """
+    stored = None if key is None else await ledger.find_request(key)
+    if stored is not None and stored.answer is not None:
+        return Submitted(job_id=SUBMIT_ANSWERS.decode(stored.answer)[0].job_id, created=False)
     by = Actor(role=Role.RECONCILER, name=actor.name)  # the only role that may use derived job ids
     if job.state not in RETRYABLE_ENDS:
         raise _refused(job, actor, f"only {', '.join(sorted(RETRYABLE_ENDS))} is run again")
@@ -539,13 +550,13 @@ async def requeue_as_new_job(
     job_id = derived_ids(job.job_id, f".q-{digest}")[0]
     again = None if await ledger.job(job_id) is not None else await find_successor(ledger, job, topics)
     if again is not None and again.due:
-        return await _submit_due_retry(ledger, by, again.last or job, topics)
+        return await _submit_due_retry(ledger, by, again.last or job, topics, key)
     if again is not None and not again.in_vain:
         raise _refused(job, actor, again.words)
     changes = {"job_id": job_id, "parent_job_id": job.job_id, "labels": labels}
     made = JobRequest.read(request.model_copy(update=changes | {"meta": _without_idempotency_key(request)}).body)
     new = new_bus_job(made, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.compensates)
-    (answer,) = await ledger.submit(by, [new])
+    (answer,) = await ledger.submit(by, [new], key=key)
     if isinstance(answer, Mismatch):
         raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
     return answer
@@ -560,13 +571,15 @@ async def find_successor(ledger: Ledger, job: Job, topics: Topics) -> Successor 
     return None if last is None and not effective.to_be_retried else Successor(last=last, due=effective.to_be_retried)
 
 
-async def _submit_due_retry(ledger: Ledger, actor: Actor, job: Job, topics: Topics) -> Submitted:
+async def _submit_due_retry(
+    ledger: Ledger, actor: Actor, job: Job, topics: Topics, key: RequestKey | None
+) -> Submitted:
     """Submit the due retry now. The reconciler then finds it: it is the same job."""
     whole, events = await ledger.job(job.job_id), await ledger.events(job.job_id)
     if whole is None or whole.payload is None or not events:
         raise _refused(job, actor, "it was removed meanwhile")
     request = JobRequest.read(whole.payload)
-    made = await submit_under_free_id(ledger, actor, retry_of(whole, request, events[-1], topics))
+    made = await submit_under_free_id(ledger, actor, retry_of(whole, request, events[-1], topics), key=key)
     if made is None:
         raise _refused(job, actor, "the ids of its retry are other jobs")
     return made

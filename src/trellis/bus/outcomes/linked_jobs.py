@@ -27,8 +27,8 @@ from trellis.bus.requests import (
     request_of,
 )
 from trellis.bus.topics import Topic, Topics
-from trellis.engine.errors import InputError, Refused
-from trellis.engine.jobs import Actor, JobId, NewJob, Submitted
+from trellis.engine.errors import IdempotencyMismatch, InputError, Refused
+from trellis.engine.jobs import Actor, JobId, NewJob, RequestKey, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Job
@@ -71,11 +71,18 @@ def is_storable_request(request: JobRequest) -> bool:
     return True
 
 
-async def submit_under_free_id(ledger: Ledger, actor: Actor, candidates: Iterable[NewJob]) -> Submitted | None:
-    """Submit the job under the first of its ids that no other job has. A repeated call returns the same job."""
+async def submit_under_free_id(
+    ledger: Ledger, actor: Actor, candidates: Iterable[NewJob], *, key: RequestKey | None = None
+) -> Submitted | None:
+    """Submit the job under the first of its ids that no other job has. A repeated call returns the same job.
+
+    `key` is stored with the job; raises IdempotencyMismatch.
+    """
     for job in candidates:
         try:
-            answer = (await ledger.submit(actor, [job]))[0]
+            answer = (await ledger.submit(actor, [job], key=key))[0]
+        except IdempotencyMismatch:
+            raise
         except (InputError, Refused) as error:
             _log.error("cannot_follow", job_id=job.job_id, error=str(error))
             return None

@@ -18,7 +18,7 @@ Slug = Annotated[str, Path(max_length=100, examples=["archivist-violin"])]
 
 
 class StatusChange(pydantic.BaseModel):
-    """Let it run (`active`), or let no further run of it begin (`paused`)."""
+    """The new status: `active` lets the agent run, `paused` lets no further run of it begin."""
 
     # The agent of the demo is already active, so trying the example changes nothing.
     model_config = pydantic.ConfigDict(
@@ -36,13 +36,13 @@ async def listing(
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> Page[AgentShape]:
-    """The agents, by name."""
+    """List the agents, by name."""
     return await api_for(instance, caller).agents.list(limit=limit, cursor=cursor)
 
 
 @router.get("/agents/{slug}", responses=PROBLEMS)
 async def one(slug: Slug, instance: InstanceOf, caller: Annotated[Caller, requires("agents.read")]) -> AgentShape:
-    """One agent."""
+    """Get an agent."""
     return await api_for(instance, caller).agents.get(slug)
 
 
@@ -50,7 +50,7 @@ async def one(slug: Slug, instance: InstanceOf, caller: Annotated[Caller, requir
 async def change(
     slug: Slug, body: StatusChange, instance: InstanceOf, caller: Annotated[Caller, requires("agents.status")]
 ) -> AgentShape:
-    """Let an agent run, or no further run begin. Giving it the status that it has changes nothing."""
+    """Activate or pause an agent. A paused agent begins no run. The status that it has already changes nothing."""
     return await api_for(instance, caller).agents.change(
         slug, AgentStatus(body.status), reason=body.reason, correlation_id=caller.correlation_id
     )

@@ -5,7 +5,6 @@ no job waits for. Only the caller that finalizes a staged artifact can see it; f
 """
 
 import asyncio
-import json
 from typing import Annotated, Any
 
 import pydantic
@@ -27,8 +26,6 @@ from trellis.storage.objects.canonical_json import encode
 DAYS_MAX = 36_500
 CLEANUP_DEFAULT = 200
 WRITE = "artifacts.write"
-WHOLE = "of the old artifacts"
-"""The subject of a cleanup, for the message of a refusal."""
 
 router = APIRouter(tags=["artifacts"], route_class=LargeBodyRoute)
 
@@ -57,7 +54,7 @@ class ArtifactAsked(ArtifactDraft):
 
 
 class DiscardAsked(pydantic.BaseModel):
-    """Why an operator gives a staged artifact up."""
+    """Why an operator discards a staged artifact."""
 
     model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"reason": "its job was lost"}]})
 
@@ -65,7 +62,7 @@ class DiscardAsked(pydantic.BaseModel):
 
 
 class CleanupAsked(pydantic.BaseModel):
-    """Which artifacts to remove. Younger ones than the settings keep are never taken."""
+    """Which artifacts to remove. Artifacts younger than the setting `artifact_days` are never removed."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"older_than_days": 90, "dry_run": True}]}
@@ -89,14 +86,15 @@ async def stage(
     asked: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
-    """Stage the artifact of a job that waits for it. The job's artifact that is there already is the answer, whatever is sent."""
+    """Stage the artifact of a job that waits for one. If the job already has an artifact, that artifact is returned."""
     within_scope(caller.principal, WRITE, body.job_id)
     await within_job_agent(instance, caller, WRITE, body.job_id)
     job = await instance.ledger.job(JobId(body.job_id))
     if job is None:
         raise JobNotFound(job_id=body.job_id)
-    await asked.take(instance.ledger, body.job_id)
-    staged = await instance.artifacts.stage(caller.actor, body, job=job, epoch=body.epoch)
+    await asked.changed_before(instance.ledger)
+    key = asked.change(body.job_id)
+    staged = await instance.artifacts.stage(caller.actor, body, job=job, epoch=body.epoch, request=key)
     response.status_code = 201 if staged.created else 200
     response.headers["Location"] = f"/artifacts/{staged.artifact_id}"
     mark_replayed(response, replayed=not staged.created)
@@ -112,7 +110,10 @@ async def listing(
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> Page[ArtifactListed]:
-    """Finalized artifacts, newest first, without their content. A token for one agent or one job sees those of its agent alone."""
+    """List finalized artifacts, newest first, without content.
+
+    A token for one agent or one job lists those of its agent.
+    """
     kind = None if type is None else type.value
     return await api_for(instance, caller).artifacts.page(type_=kind, job_id=job_id, limit=limit, cursor=cursor)
 
@@ -123,7 +124,10 @@ async def one(
     instance: InstanceOf,
     caller: Annotated[Caller, requires("artifacts.read")],
 ) -> Response:
-    """One finalized artifact. One that is not final is not found; what a token does not reach is refused, whether it is there or not."""
+    """Get a finalized artifact.
+
+    An artifact that is not final is 404. One outside the reach of the token is 403, also if it does not exist.
+    """
     document = await api_for(instance, caller).artifacts.document(artifact_id)
     # It was validated when it was staged and never changes, so it is returned as stored, and encoded in a thread.
     return Response(await asyncio.to_thread(encode, document), media_type="application/json")
@@ -135,7 +139,7 @@ async def content(
     instance: InstanceOf,
     caller: Annotated[Caller, requires("artifacts.read")],
 ) -> Response:
-    """The stored bytes of a finalized artifact, unchanged: their SHA-256 and size are those in the result of its job."""
+    """Get the stored bytes of a finalized artifact, unchanged. Their SHA-256 and size are in the result of its job."""
     body = await api_for(instance, caller).artifacts.content(artifact_id)
     return Response(body, media_type="application/json", headers={"X-Content-Type-Options": "nosniff"})
 
@@ -147,7 +151,9 @@ async def discard(
     caller: Annotated[Caller, requires("artifacts.registry")],
     body: DiscardAsked | None = None,
 ) -> ArtifactListed:
-    """Discard a staged artifact that no job waits for; an operator's entry in the registry, audited, which changes no content.
+    """Discard a staged artifact that no job waits for.
+
+    Only an operator may. The act is audited, and no content changes.
 
     A final one is 409, and so is one that its job may still complete with. Asked again it answers the same.
     """
@@ -163,19 +169,13 @@ async def cleanup(
     response: Response,
     body: CleanupAsked | None = None,
 ) -> dict[str, Any]:
-    """Remove artifacts that are old enough, the oldest first; an operator's act, with one audit record for each.
+    """Remove old artifacts, oldest first. Only an operator may. Each removal has an audit record.
 
     Nobody can read them from then on. Their bytes are deleted right after that record is written, and not before.
     """
-    before = await asked.take(instance.ledger, WHOLE)
-    if before is not None:
-        mark_replayed(response, replayed=True)
-        return json.loads(before)
     wish = body or CleanupAsked(older_than_days=None, limit=CLEANUP_DEFAULT)
-    done = await api_for(instance, caller).artifacts.cleanup(
-        older_than_days=wish.older_than_days, limit=wish.limit, dry_run=wish.dry_run
+    done = await api_for(instance, caller).artifacts.cleanup_once(
+        asked, older_than_days=wish.older_than_days, dry_run=wish.dry_run, limit=wish.limit
     )
-    told = done.model_dump()
-    if (key := asked.change(WHOLE)) is not None:
-        await instance.ledger.store_request_answer(key, json.dumps(told).encode())
-    return told
+    mark_replayed(response, replayed=done.replayed)
+    return done.answer.model_dump()

@@ -22,7 +22,7 @@ router = APIRouter(tags=["dead letters"], route_class=StrictRoute)
 
 
 class DeadLetterFilter(pydantic.BaseModel):
-    """Dead letters by what they are about; what is left out means any."""
+    """A filter of dead letters. A field that is left out matches all."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -42,7 +42,7 @@ class DeadLetterFilter(pydantic.BaseModel):
 
 
 class DeadLetterRequeue(pydantic.BaseModel):
-    """Which jobs shall run again: named, or found by a filter, the oldest first. Not both."""
+    """Which jobs to requeue: their ids, or a filter (oldest first). Not both."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid",
@@ -74,7 +74,7 @@ async def listing(
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> Page[DeadLetterShape]:
-    """Dead letters that nobody requeued, newest first, of every lifecycle that has them: dead-lettered leased-jobs and DEAD queue-jobs."""
+    """List dead letters that were not requeued, newest first: of dead-lettered leased-jobs and of DEAD queue-jobs."""
     where = JobFilter(lifecycle=lifecycle, type=type, reason_code=reason_code, correlation_id=correlation_id)
     return await api_for(instance, caller).dead_letters.page(where, limit=limit, cursor=cursor)
 
@@ -85,7 +85,7 @@ async def one(
     instance: InstanceOf,
     caller: Annotated[Caller, requires("dead-letters.read")],
 ) -> DeadLetterShape:
-    """The dead letter of one job."""
+    """Get the dead letter of a job."""
     return await api_for(instance, caller).dead_letters.get(job_id)
 
 
@@ -97,7 +97,7 @@ async def requeue(
     asked: IdempotentRequestOf,
     response: Response,
 ) -> Requeued:
-    """Run dead-lettered jobs again; only an operator may. Each job has an answer of its own.
+    """Requeue dead-lettered jobs. Only an operator may. Each job has its own answer.
 
     The jobs of one lifecycle are requeued in one transaction.
     """

@@ -45,7 +45,7 @@ Action = Literal[
 
 
 class EntrySource(pydantic.BaseModel):
-    """Where it comes from. Who sent it is not said but known.
+    """Where the entry comes from. The sender is known from the token.
 
     `cron`, `webhook` and `agent` count as what began a run only in entries of tokens that also have the role of a component which passes
     such things on (`gateway`; for `cron` and `agent` also `orchestrator`); from anybody else the run is begun by hand.
@@ -57,8 +57,10 @@ class EntrySource(pydantic.BaseModel):
 
 
 class EntryIntent(pydantic.BaseModel):
-    """What is wished: a run of agent `target` with params `payload`; a job as POST /jobs takes it, of type `target`; or a change of
-    the text `target` (`agent/notes/file.md`) with `payload` {summary, change {type, text}}.
+    """What the entry asks for.
+
+    A run of the agent `target` with the parameters `payload`; a job of type `target`, as POST /jobs takes it; or a
+    change of the text `target` (`agent/notes/file.md`) with `payload` {summary, change {type, text}}.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -69,7 +71,7 @@ class EntryIntent(pydantic.BaseModel):
 
 
 class EntryMetadata(pydantic.BaseModel):
-    """What belongs to it, and how long it may wait."""
+    """Metadata of the entry, and how long it may wait."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -79,7 +81,7 @@ class EntryMetadata(pydantic.BaseModel):
 
 
 class EntryAsked(pydantic.BaseModel):
-    """An entry. One with an `id` of its sender's choice needs no Idempotency-Key: the same entry again is the same entry."""
+    """An inbox entry. With an `id` that the sender chose, it needs no Idempotency-Key: the same id is the same entry."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid",
@@ -109,7 +111,7 @@ async def submit(
     asked: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
-    """Put an entry in. It is judged at once, and what it asks for is made once.
+    """Submit an inbox entry. It is checked at once, and its run, job or proposal is created once.
 
     Asked again it tells how the entry stands: one that was `pending` may have been processed, or have expired, since.
     """
@@ -134,7 +136,7 @@ async def submit(
 
 @router.get("/inbox/stats", response_model=InboxStats, responses=PROBLEMS)
 async def stats(instance: InstanceOf, caller: Annotated[Caller, requires("inbox.read")]) -> dict[str, Any]:
-    """How much waits, and what became of what today."""
+    """Count the entries that wait, and today's entries by outcome."""
     found = await instance.inbox(_gateway(caller)).stats()
     return {
         "pending": found.pending,
@@ -152,7 +154,7 @@ async def entries(
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
-    """Entries, newest first."""
+    """List entries, newest first."""
     where = JobFilter(lifecycle=INBOX_ENTRY.name, state=status)
     found = await instance.ledger.jobs(where, limit=limit, cursor=cursor)
     inbox = instance.inbox(_gateway(caller))

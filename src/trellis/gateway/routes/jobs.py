@@ -69,7 +69,7 @@ JobIdPath = Annotated[str, Path(max_length=200, examples=["0b9f3c1e-5d0a-4f5e-9a
 
 
 class JobCancelRequest(pydantic.BaseModel):
-    """How to end it: soft asks its holder to stop and becomes hard after a grace, hard ends it now."""
+    """How to cancel: soft asks the worker to stop and becomes hard after a grace period, hard ends the job now."""
 
     model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"mode": "soft"}]})
 
@@ -78,7 +78,7 @@ class JobCancelRequest(pydantic.BaseModel):
 
 
 class JobRequeue(pydantic.BaseModel):
-    """Why it shall run again."""
+    """Why the job is requeued."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"reason": "the disk has room"}]}
@@ -88,7 +88,7 @@ class JobRequeue(pydantic.BaseModel):
 
 
 class JobDeadLetter(pydantic.BaseModel):
-    """Why nobody shall run it."""
+    """Why the job is dead-lettered."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid",
@@ -102,7 +102,10 @@ class JobDeadLetter(pydantic.BaseModel):
 
 
 class Approval(pydantic.BaseModel):
-    """What a person decides; rejecting says why, in ten characters or more. With `policy_hash` only about a hold under that policy."""
+    """A person's decision. Rejecting needs a note of at least ten characters.
+
+    With `policy_hash`, the decision applies only to a hold under that policy.
+    """
 
     model_config = pydantic.ConfigDict(
         extra="forbid",
@@ -122,7 +125,10 @@ async def submit(
     asked: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
-    """Submit a job; it is in the ledger when this answers. The answer tells the job as it was made."""
+    """Submit a job.
+
+    It is stored in the ledger before the answer is sent. The answer shows the job as it was created.
+    """
     with tracing.span("job.submit", kind=tracing.PRODUCER) as span:
         asked_as = None if asked.key is None else (asked.key.scope, asked.key.key)
         making = replace(instance.job_factory(caller.principal), asked_as=asked_as)
@@ -175,7 +181,9 @@ async def listing(
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
-    """Jobs, newest first. Whoever has a right to its own alone sees its own; a page may then be short and still have a next one.
+    """List jobs, newest first.
+
+    A caller that may read only its own jobs gets those; a page may then be short and have a next one.
 
     With lifecycle=nlm-job, for operators, those of the NLM backend, wherever it keeps them; nobody else finds them here.
     """
@@ -209,7 +217,10 @@ def _state(status: str | None) -> str | None:
 async def one(
     job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
 ) -> dict[str, Any]:
-    """One job, with its payload, its progress and its result; a job of the job queue or on a topic as its document says (000, 1.3; 004)."""
+    """Get a job with its payload, its progress and its result.
+
+    A queue job and a job on a topic have the further fields of their documents.
+    """
     if await instance.ledger.job(JobId(job_id)) is None and (there := await show_nlm_job(instance, caller, job_id)):
         return there
     jobs = _jobs(instance, caller)
@@ -259,7 +270,7 @@ async def context(
     instance: InstanceOf,
     caller: Annotated[Caller, requires("memory.read")],
 ) -> Response:
-    """The context of one attempt of a queue job: memory, entities and sources, as they were when it began."""
+    """Get the context of one attempt of a queue job: memory, entities and sources, as they were when it began."""
     within_scope(caller.principal, "memory.read", job_id)
     job = await instance.ledger.job(JobId(job_id))
     await within_job_agent(instance, caller, "memory.read", job_id)
@@ -279,7 +290,7 @@ async def context(
 
 @router.get("/jobs/{job_id}/result", responses={200: {"content": {"application/octet-stream": {}}}, **PROBLEMS})
 async def result(job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]) -> Response:
-    """The result of a job: of a job on a topic the bytes at its `result_ptr`, of any other its result as JSON."""
+    """Get the result of a job: the bytes at `result_ptr` for a job on a topic, else the result as JSON."""
     body, media_type = await _jobs(instance, caller).typed_result(job_id)
     return Response(body, media_type=media_type, headers={"X-Content-Type-Options": "nosniff"})
 
@@ -288,10 +299,10 @@ async def result(job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Call
 async def payload(
     job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
 ) -> Response:
-    """What the worker of a job on a topic is given: the bytes at its `context_ptr`, or at the redacted one that the safety kernel named.
+    """Get the payload that the worker of a job on a topic gets: the bytes at `context_ptr`, or at the redacted pointer.
 
-    Who asks for a job may write any pointer. A payload that came with the request is for all who may read the job; what is kept under a name
-    that somebody chose may be another's, and is for those alone who decide about held jobs.
+    A payload that came with the request may be read by all who may read the job. A payload at a pointer that the
+    submitter chose may belong to somebody else, so only those who decide about held jobs may read it.
     """
     body = await _jobs(instance, caller).context(job_id)
     return Response(body, media_type="application/octet-stream", headers={"X-Content-Type-Options": "nosniff"})
@@ -305,7 +316,7 @@ async def events(
     limit: Limit = LIMIT_DEFAULT,
     cursor: Annotated[int | None, Query(ge=0, description="The `next_cursor` of the page_document before.")] = None,
 ) -> dict[str, Any]:
-    """What happened to it, oldest first; `payload.from` and `payload.to` are the states."""
+    """List the events of a job, oldest first. `payload.from` and `payload.to` are its states."""
     if await instance.ledger.job(JobId(job_id)) is None:
         there = await nlm_job_events(instance, caller, job_id, limit=limit, cursor=cursor)
         if there is not None:
@@ -321,7 +332,7 @@ async def events(
 async def explanation(
     job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
 ) -> JobExplained:
-    """Why a job is where it is and what happens next, in sentences; `you_can` lists commands that help.
+    """Explain why a job has its status and what happens next. `you_can` lists commands that help.
 
     A caller that may read only its own jobs is not told about workers and other jobs.
     """
@@ -332,7 +343,7 @@ async def explanation(
 async def signals(
     job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
 ) -> dict[str, Any]:
-    """The last log lines and signs of progress of a job, oldest first; at most 20, as long as they are retained."""
+    """List the last log lines and progress signals of a job, oldest first: at most 20, while they are kept."""
     return page_document([signal_document(one) for one in await _jobs(instance, caller).signals(job_id)], None)
 
 
@@ -364,7 +375,10 @@ async def requeue(
     response: Response,
     body: JobRequeue | None = None,
 ) -> JobShape:
-    """Run a failed or dead-lettered job again, in its next generation; a job on a topic as a new, linked one. Only an operator may."""
+    """Run a failed or dead-lettered job again, in its next generation; a job on a topic as a new, linked one.
+
+    Only an operator may.
+    """
     cause = None if body is None else body.reason
     done = await api_for(instance, caller).jobs.requeue_once(job_id, asked, reason=cause)
     mark_replayed(response, replayed=done.replayed)
@@ -400,7 +414,9 @@ async def approval(
     asked: IdempotentRequestOf,
     response: Response,
 ) -> JobShape:
-    """Let a held job go, or deny it. 409 when it does not wait for a person, or is held under another policy.
+    """Approve or deny a job that the safety kernel held.
+
+    409 if the job does not wait for a person, or is held under another policy.
 
     An approval is good for this job under the policy that held it: when the policy changes before the job goes, the job
     is held again.

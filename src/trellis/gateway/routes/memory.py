@@ -70,7 +70,10 @@ class MemoryUpdate(pydantic.BaseModel):
 
 
 class MemoryProposal(pydantic.BaseModel):
-    """Changes of a memory that belong together. Of normal priority they approve themselves, of high a person decides."""
+    """Changes of an agent's memory.
+
+    With normal priority they are approved automatically, with high priority a person decides.
+    """
 
     model_config = pydantic.ConfigDict(
         extra="forbid",
@@ -102,7 +105,7 @@ class MemoryProposal(pydantic.BaseModel):
 
 
 class LogicProposal(pydantic.BaseModel):
-    """Another text of the agent's logic. A person decides, always."""
+    """A new text of the agent's logic. A person always decides."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid",
@@ -125,7 +128,7 @@ async def read(
     caller: Annotated[Caller, requires("memory.read")],
     mode: ReadMode = ReadMode.BASIC,
 ) -> MemoryRead:
-    """Layer 1: snapshot and open loops; wide adds the facts. Layer 2 is never part of it."""
+    """Get Layer 1 of a memory: snapshot and open loops; wide adds the facts. Layer 2 is never part of it."""
     return await api_for(instance, caller).memory.read(agent_id, mode=mode.value)
 
 
@@ -138,7 +141,7 @@ async def deep(
     limit: Annotated[int, Query(ge=1, le=DEEP_LIMIT_MAX)] = DEEP_LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
-    """One part of Layer 2, newest first, whole pieces."""
+    """Get one part of Layer 2 of a memory: whole entries, newest first."""
     await within_reach(instance, caller, "memory.read-deep", agent_id)
     await _there(instance, caller, agent_id)
     view = await asyncio.to_thread(instance.memory.read_deep, agent_id, part, before=cursor, limit=limit)
@@ -154,7 +157,7 @@ async def history(
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> Page[MemoryChange]:
-    """The changes of a memory, newest first; a page may be empty and still have a next one."""
+    """List the changes of a memory, newest first. A page may be empty and have a next one."""
     return await api_for(instance, caller).memory.history_page(agent_id, limit=limit, cursor=cursor)
 
 
@@ -167,7 +170,7 @@ async def propose(
     asked: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
-    """Propose a change of memory. Of normal priority it is approved at once and applied before this answers."""
+    """Propose a change of memory. With normal priority it is approved at once and applied before the answer is sent."""
     await within_reach(instance, caller, "memory.propose", agent_id)
     offering = instance.proposal_service(_gateway(caller))
     made = await _proposal_made_once(
@@ -185,7 +188,7 @@ async def propose_logic(
     asked: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
-    """Propose another logic of the agent; it waits for a person, whatever its priority."""
+    """Propose a new logic of the agent. A person decides, whatever the priority."""
     await within_reach(instance, caller, "memory.propose", agent_id)
     offering = instance.proposal_service(_gateway(caller))
     made = await _proposal_made_once(

@@ -45,7 +45,10 @@ async def listing(
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> Page[ProposalShape]:
-    """Proposals, newest first; before them the jobs that wait for a person, unless another status is meant."""
+    """List proposals, newest first.
+
+    Held jobs that wait for a person come before them, unless `status` asks for another status.
+    """
     return await api_for(instance, caller).proposals.page(
         status=status, limit=limit, cursor=cursor, conflicts=conflicts
     )
@@ -58,7 +61,7 @@ async def pending(
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> Page[ProposalShape]:
-    """What waits for a person: jobs that the safety kernel held, then proposals, each newest first."""
+    """List what waits for a person: jobs that the safety kernel held, then proposals, each newest first."""
     return await api_for(instance, caller).proposals.page(status="pending", limit=limit, cursor=cursor)
 
 
@@ -73,7 +76,7 @@ async def one(
     _: Annotated[Caller, requires("proposals.read")],
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """One proposal with its text, its citations and what became of it."""
+    """Get a proposal with its text, its citations and its outcome."""
     document = await proposal_document(instance.ledger, proposal_id)
     headers = {"ETag": etag(document["version"]), "Cache-Control": "no-cache"}
     if is_known(if_none_match, document["version"]):
@@ -85,7 +88,10 @@ async def one(
 async def difference(
     proposal_id: ProposalId, instance: InstanceOf, caller: Annotated[Caller, requires("proposals.decide")]
 ) -> ProposalDiff:
-    """What applying it would change now, as a unified diff. It shows what is there, so it is for those who decide."""
+    """Show as a unified diff what applying the proposal would change now.
+
+    The diff contains the present text, so only those who decide may read it.
+    """
     return await api_for(instance, caller).proposals.diff(proposal_id)
 
 
@@ -129,7 +135,7 @@ async def apply(
     asked: IdempotentRequestOf,
     response: Response,
 ) -> ProposalShape:
-    """Have an approved proposal applied now, or once more if it failed. It is applied once, however often this is asked.
+    """Apply an approved proposal now, or retry a failed one. It is applied once, however often the request is repeated.
 
     The answer is its current status. While another process applies it for longer than a few seconds, that is
     `applying`: ask again after `Retry-After`. An approved job goes by itself: there the answer is its current status.

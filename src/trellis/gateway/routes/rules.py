@@ -44,7 +44,7 @@ class RuleShape(pydantic.BaseModel):
 
 @router.get("/lifecycles", response_model=Page[LifecycleShape], responses=PROBLEMS)
 async def lifecycles(_: Annotated[Caller, requires("rules.read")]) -> dict[str, Any]:
-    """Every lifecycle."""
+    """List every lifecycle."""
     return page_document([_lifecycle(one) for one in LIFECYCLES.values()], None)
 
 
@@ -52,7 +52,7 @@ async def lifecycles(_: Annotated[Caller, requires("rules.read")]) -> dict[str, 
 async def lifecycle(
     name: Annotated[str, Path(max_length=50, examples=["run"])], _: Annotated[Caller, requires("rules.read")]
 ) -> dict[str, Any]:
-    """One lifecycle."""
+    """Get a lifecycle."""
     found = LIFECYCLES.get(name)
     if found is None:
         raise Problem("NOT_FOUND", f"There is no lifecycle {name!r}; choose one of {', '.join(LIFECYCLES)}.")
@@ -78,7 +78,7 @@ def _lifecycle(one: Lifecycle) -> dict[str, Any]:
 
 @router.get("/authority", response_model=Page[RuleShape], responses=PROBLEMS)
 async def authority(_: Annotated[Caller, requires("rules.read")]) -> dict[str, Any]:
-    """Who may do what."""
+    """The authority matrices: which role may do what."""
     items = [
         {
             "name": rule.name,

@@ -29,7 +29,7 @@ RunId = Annotated[str, Path(max_length=100, examples=[EXAMPLE_RUN], description=
 
 
 class RunStartRequest(pydantic.BaseModel):
-    """Which agent to run, and with what."""
+    """The agent to run and its parameters."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid",
@@ -43,7 +43,7 @@ class RunStartRequest(pydantic.BaseModel):
 
 
 class RunCancelRequest(pydantic.BaseModel):
-    """How to stop it."""
+    """How to cancel the run."""
 
     model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"mode": "soft"}]})
 
@@ -59,7 +59,7 @@ async def begin(
     asked: IdempotentRequestOf,
     response: Response,
 ) -> Begun:
-    """Begin a run of an agent; it is written down when this answers, and its status can be read at `Location`."""
+    """Start a run of an agent. The run is stored before the answer is sent. Read its status at `Location`."""
     begun = await api_for(instance, caller).runs.start(
         body.agent_slug,
         body.params,
@@ -82,7 +82,7 @@ async def listing(
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> Page[RunListed]:
-    """Runs, newest first."""
+    """List runs, newest first."""
     return await api_for(instance, caller).runs.list(
         agent=agent, status=status, archived=archived, limit=limit, cursor=cursor
     )
@@ -122,7 +122,7 @@ async def status(
     instance: InstanceOf,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """status.json as it was published last. Its ETag is the run's version; `Retry-After` says when to look again."""
+    """Get status.json as last published. Its ETag is the run's version; `Retry-After` says when to poll again."""
     document = await instance.published.status(run.agent_slug, run.run_id)
     if document is None:
         raise Problem(
@@ -138,13 +138,13 @@ async def status(
 
 @router.get("/runs/{run_id}/steps", response_model=Page[StepFile], responses=PROBLEMS)
 async def steps(run: Annotated[ReadableRun, Depends(_readable_run)], instance: InstanceOf) -> dict[str, Any]:
-    """The files of the steps that were counted, in order."""
+    """List the step files of a run, in order."""
     return page_document(await step_files(instance, run), None)
 
 
 @router.get("/runs/{run_id}/manifest", response_model=RunManifest, responses=PROBLEMS)
 async def manifest(run: Annotated[ReadableRun, Depends(_readable_run)], instance: InstanceOf) -> dict[str, Any]:
-    """manifest.json of a run that ended."""
+    """Get manifest.json of a run that has ended."""
     return await manifest_file(instance, run)
 
 
@@ -157,7 +157,7 @@ async def cancel(
     response: Response,
     body: RunCancelRequest | None = None,
 ) -> Stopped:
-    """End a run: soft asks it to stop, hard ends it now. A run that has ended stays as it is: 409 with its status."""
+    """Cancel a run: soft asks it to stop, hard ends it now. A run that has ended is 409 with its status."""
     stop = body or RunCancelRequest(mode=CancelMode.SOFT, reason=None)
     done = await api_for(instance, caller).runs.cancel_once(run_id, asked, mode=stop.mode, reason=stop.reason)
     mark_replayed(response, replayed=done.replayed)

@@ -44,7 +44,7 @@ class ExplainAsked(pydantic.BaseModel):
 
 
 class SimulateAsked(pydantic.BaseModel):
-    """The policy that is tried, and what it is tried on: requests, or the last jobs of the bus."""
+    """The policy to simulate, and the requests, or the number of last bus jobs, to simulate it on."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"policy": POLICY_EXAMPLE, "last": 20}]}
@@ -59,7 +59,7 @@ class SimulateAsked(pydantic.BaseModel):
 async def explain(
     body: ExplainAsked, instance: InstanceOf, caller: Annotated[Caller, requires("safety.explain")]
 ) -> ExplanationShape:
-    """The decision about a request: which rules were looked at, why each did not fit, and which decided."""
+    """Explain the decision about a request: which rules were evaluated, why each did not match, and which decided."""
     return await api_for(instance, caller).safety.explain(_plain(body.request), policy=body.policy)
 
 
@@ -67,7 +67,7 @@ async def explain(
 async def simulate(
     body: SimulateAsked, instance: InstanceOf, caller: Annotated[Caller, requires("safety.simulate")]
 ) -> SimulationShape:
-    """What a policy would say, beside what the one in force says about these requests, or said about the last jobs."""
+    """Compare the decisions of a policy with those of the policy in force, for given requests or for the last jobs."""
     requests = None if body.requests is None else [_plain(one) for one in body.requests]
     return await api_for(instance, caller).safety.simulate(body.policy, requests=requests, last=body.last)
 

@@ -32,7 +32,7 @@ StreamsOf = Annotated[StreamServices, Depends(streams_of)]
 
 
 class StreamTicket(pydantic.BaseModel):
-    """For one stream: `GET /events/stream?ticket=…`. It can be used once."""
+    """A ticket for one stream: `GET /events/stream?ticket=…`. It can be used once."""
 
     model_config = pydantic.ConfigDict(
         json_schema_extra={"examples": [{"ticket": f"1771056030.{'0123456789abcdef' * 4}", "expires_in": TTL_S}]}
@@ -159,5 +159,8 @@ async def stream(
 
 @router.post("/events/tickets", status_code=201, response_model=StreamTicket, responses=PROBLEMS)
 async def ticket(streams: StreamsOf, caller: Annotated[Caller, requires(RULE)]) -> dict[str, Any]:
-    """A ticket for a stream by EventSource, which can send no header: your rights, one use, half a minute."""
+    """Get a ticket for a stream by EventSource, which cannot send a header.
+
+    It has your rights, works once and is valid for half a minute.
+    """
     return {"ticket": await streams.tickets.issue(caller.identity), "expires_in": TTL_S}

@@ -30,7 +30,7 @@ router = APIRouter(tags=["system"], route_class=StrictRoute)
 
 @router.get("/system/live", response_model=Live)
 async def live() -> dict[str, Any]:
-    """Whether this process answers; it looks at nothing else, so that a store that is down restarts nobody."""
+    """Liveness: this process answers. No dependency is checked, so that a store that is down causes no restart."""
     return {"status": "ok"}
 
 
@@ -40,7 +40,7 @@ async def live() -> dict[str, Any]:
     responses={503: {"model": Health, "description": "Something that is needed does not answer."}},
 )
 async def ready(request: Request, response: Response) -> dict[str, Any]:
-    """Whether requests can be served: each dependency with its own result, in under a second."""
+    """Readiness: whether requests can be served, with the result of each dependency, in under a second."""
     return await _readiness(request, response)
 
 
@@ -60,7 +60,7 @@ async def health(request: Request, response: Response) -> dict[str, Any]:
     responses={200: {"content": {"text/plain": {}}, "description": "Prometheus' text format."}, **PROBLEMS},
 )
 async def metrics(request: Request, _: Annotated[Caller, requires("system.read")]) -> Response:
-    """The metrics of this gateway, and of the ledger behind it, in Prometheus' text format."""
+    """Get the metrics of this gateway, and of the ledger behind it, in Prometheus' text format."""
     health: ProcessHealth = request.app.state.health
     return Response(await health.metrics(), media_type=MEDIA_TYPE)
 
@@ -77,7 +77,7 @@ async def _readiness(request: Request, response: Response) -> dict[str, Any]:
 
 
 class QueueChange(pydantic.BaseModel):
-    """Whether a job type is handed out. `force` also takes a type of which nothing was seen yet."""
+    """Whether jobs of the type may be claimed. `force` also accepts a type that was never seen."""
 
     # Resuming a type that is not paused changes nothing, so the example can be tried.
     model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"paused": False}]})
@@ -89,7 +89,7 @@ class QueueChange(pydantic.BaseModel):
 
 @router.get("/queues", responses=PROBLEMS)
 async def queues(instance: InstanceOf, caller: Annotated[Caller, requires("system.read")]) -> Page[QueueShape]:
-    """How many jobs of each type are ready, scheduled for later, blocked by a concurrency key, and held by workers."""
+    """Count the jobs of each type that are ready, scheduled for later, blocked by a concurrency key, and held by workers."""
     return await api_for(instance, caller).system.queues()
 
 
@@ -100,7 +100,7 @@ async def change_queue(
     instance: InstanceOf,
     caller: Annotated[Caller, requires("queues.pause")],
 ) -> QueuePaused:
-    """Pause a job type, so that no more of its jobs are handed out, or resume it. Jobs that are held go on.
+    """Pause a job type, so that no more of its jobs are claimed, or resume it. Held jobs continue.
 
     Only an operator may. 409 for a type of which nothing was submitted and that no worker serves, unless `force` is true.
     """
@@ -111,13 +111,13 @@ async def change_queue(
 
 @router.get("/workers", responses=PROBLEMS)
 async def workers(instance: InstanceOf, caller: Annotated[Caller, requires("system.read")]) -> Page[WorkerShape]:
-    """Worker processes that were seen lately, the last one first, and how much each holds."""
+    """List worker processes that were seen lately, the last one first, and how many jobs each holds."""
     return await api_for(instance, caller).system.workers()
 
 
 @router.get("/schedules", responses=PROBLEMS)
 async def schedules(instance: InstanceOf, caller: Annotated[Caller, requires("agents.read")]) -> Page[ScheduleShape]:
-    """The agents that run on a schedule, by name, with the next and the last time."""
+    """List the agents that run on a schedule, by name, with the next and the last time."""
     return await api_for(instance, caller).system.schedules()
 
 
@@ -136,7 +136,7 @@ async def events(
     ] = None,
     limit: Annotated[int, Query(ge=1, le=EVENTS_MAX, description="How many events at most.")] = LIMIT_DEFAULT,
 ) -> EventPage:
-    """Events, oldest first. With `job_id`, `type` or `correlation_id` they are looked up; otherwise the feed is read.
+    """List events, oldest first. With `job_id`, `type` or `correlation_id` they are looked up; otherwise the feed is read.
 
     The feed has every event once, in order: go on with `after`. A caller gets events of what it may read: whoever may
     read only its own jobs gets the events of those. `GET /events/stream` sends events as they happen.

@@ -12,9 +12,11 @@ from typing import TypeVar
 
 from trellis.engine.errors import (
     ConcurrencyKeyMissing,
+    IdempotencyMismatch,
     IdReserved,
     InputError,
     InvalidTransition,
+    JobNotFound,
     LedgerFull,
     LedgerNotMigrated,
     LedgerReadOnly,
@@ -214,15 +216,20 @@ BY_STATE: dict[str, Callable[[str], TrellisError]] = {
 }
 
 
+BY_STATE_AND_DETAIL: dict[str, Callable[[str], TrellisError]] = {
+    "TR005": lambda detail: InvalidTransition(**json.loads(detail)),  # only the database knows the artifact's state
+    "TR006": lambda detail: QueueFull(**json.loads(detail)),
+    "TR007": lambda detail: IdReserved(job_id=detail),
+    "TR008": lambda detail: ConcurrencyKeyMissing(type=detail),
+    "TR010": lambda detail: IdempotencyMismatch(**json.loads(detail)),
+    "TR011": lambda detail: JobNotFound(job_id=detail),
+}
+"""Refusals whose data is in the detail of the database's error."""
+
+
 def to_trellis_error(error: Exception) -> TrellisError:
     """The TrellisError for a refusal by the database."""
     state = str(getattr(error, "sqlstate", ""))
-    if state == "TR006":
-        return QueueFull(**json.loads(str(getattr(error, "detail", "{}"))))
-    if state == "TR007":
-        return IdReserved(job_id=str(getattr(error, "detail", "")))
-    if state == "TR008":
-        return ConcurrencyKeyMissing(type=str(getattr(error, "detail", "")))
-    if state == "TR005":  # only the database can word this refusal: it knows the state of the artifact
-        return InvalidTransition(**json.loads(str(getattr(error, "detail", "{}"))))
+    if state in BY_STATE_AND_DETAIL:
+        return BY_STATE_AND_DETAIL[state](str(getattr(error, "detail", "")))
     return BY_STATE.get(state, lambda message: Refused(detail=message))(str(error))

@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 from trellis.auth.principals import check_held_limit, require, require_home_issuer
@@ -48,7 +49,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.outage_log import Failures
 from trellis.engine.records import JobFilter, JobToRestore, RetentionOptions, RetentionReport, SweepOptions, SweepReport
-from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, StoredRequest
+from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SUBMIT_ANSWERS
 from trellis.engine.text import storable
 from trellis.ledgers.measures import measured
 from trellis.ledgers.postgres import moves, request_keys, restore, rows, submit
@@ -192,7 +193,9 @@ class PostgresLedger(PostgresReads):
 
     # --- write -----------------------------------------------------------------------------------------------------
 
-    async def submit(self, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
+    async def submit(
+        self, actor: Actor, jobs: Sequence[NewJob], *, key: RequestKey | None = None
+    ) -> list[Submitted | Mismatch]:
         if len(jobs) > SUBMIT_MAX:
             raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {SUBMIT_MAX} in one call")
         for job in jobs:
@@ -202,9 +205,22 @@ class PostgresLedger(PostgresReads):
                     role=actor.role, action=f"submit a {job.lifecycle}", reason="the lifecycle does not say so"
                 )
             await self._type(job.type)
-        answers = await self._submits.put((await self._actor(actor), tuple(jobs)))
+        number = await self._actor(actor)
+        if key is not None and jobs:
+            answers = await self._submit_lane.call(
+                "submit", key.given, lambda c, repeat: self._submit_with_key(c, number, jobs, key, repeat=repeat)
+            )
+        else:
+            answers = await self._submits.put((number, tuple(jobs)))
         self._notifier.notify()
         return answers
+
+    async def _submit_with_key(
+        self, connection: PostgresConnection, actor: int, jobs: Sequence[NewJob], key: RequestKey, *, repeat: bool
+    ) -> list[Submitted | Mismatch]:
+        """Submit in the transaction that stores the request's key."""
+        change = partial(submit.submit_keyed, connection, actor, jobs, self._types, repeat=repeat, key=key)
+        return await request_keys.answer_once(connection, key, SUBMIT_ANSWERS, change)
 
     async def _submit_batch(self, calls: Sequence[tuple[int, tuple[NewJob, ...]]]) -> list[list[Submitted | Mismatch]]:
         return await self._submit_lane.call(
@@ -241,7 +257,7 @@ class PostgresLedger(PostgresReads):
         for actor, jobs in plain.items():
             await submit.submit_plain(connection, actor, jobs, self._types, repeat=repeat)
         for actor, jobs in keyed.items():
-            answers = await submit.submit_keyed(connection, actor, jobs, self._types, repeat=repeat)
+            answers = await submit.submit_keyed(connection, actor, jobs, self._types, repeat=repeat) or []
             told.update((id(job), answer) for job, answer in zip(jobs, answers, strict=True))
 
     async def turn(self, turn: Turn) -> TurnResult:
@@ -353,7 +369,7 @@ class PostgresLedger(PostgresReads):
             "cancel",
             request_id,
             lambda c, _: request_keys.answer_once(
-                c, key, CANCEL_ANSWERS, lambda: moves.cancel(c, job_id, asked, actor.role)
+                c, key, CANCEL_ANSWERS, lambda: moves.cancel(c, job_id, asked, actor.role, key)
             ),
         )
         if not isinstance(answer, CancelRequested):
@@ -375,17 +391,11 @@ class PostgresLedger(PostgresReads):
             "requeue",
             request_id,
             lambda c, _: request_keys.answer_once(
-                c, key, REQUEUE_ANSWERS, lambda: moves.requeue(c, asked, jobs, actor.role, limit=limit)
+                c, key, REQUEUE_ANSWERS, lambda: moves.requeue(c, asked, jobs, actor.role, limit=limit, key=key)
             ),
         )
         self._notifier.notify()
         return answers
-
-    async def take_request_key(self, key: RequestKey) -> StoredRequest | None:
-        return await self._admin_lane.call("take_request_key", key.given, lambda c, _: request_keys.take(c, key))
-
-    async def store_request_answer(self, key: RequestKey, answer: bytes) -> None:
-        await self._admin("store_request_answer", request_keys.STORE_ANSWER, key.scope, key.key, answer)
 
     async def sweep(self, actor: Actor, options: SweepOptions) -> SweepReport:
         require(actor, "sweep")

@@ -4,7 +4,18 @@ from collections.abc import Sequence
 from math import isfinite
 
 from trellis.engine.errors import JobNotFound, OptionInvalid
-from trellis.engine.jobs import CancelRequested, Epoch, JobId, JobKey, Lease, Move, Moved, NotMoved, RequestId
+from trellis.engine.jobs import (
+    CancelRequested,
+    Epoch,
+    JobId,
+    JobKey,
+    Lease,
+    Move,
+    Moved,
+    NotMoved,
+    RequestId,
+    RequestKey,
+)
 from trellis.engine.records import JobFilter
 from trellis.engine.text import storable
 from trellis.ledgers import refusals
@@ -16,7 +27,7 @@ from trellis.lifecycles import BY_CODE, Phase, Role, Trigger
 
 # Moves: concurrent moves become the arguments of one function call, and its rows become answers.
 
-MOVES = "select * from moves($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
+MOVES = "select * from moves($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
 
 
 def move_arguments(actor: int, move: Move) -> tuple[object, ...]:
@@ -42,9 +53,11 @@ def move_arguments(actor: int, move: Move) -> tuple[object, ...]:
     )
 
 
-async def run_moves(connection: PostgresConnection, asked: Sequence[tuple[object, ...]]) -> list[PostgresRow]:
-    """The result rows of these moves, in order. Each item holds a move's arguments."""
-    rows = await connection.fetch(MOVES, *map(list, zip(*asked, strict=True)))
+async def run_moves(
+    connection: PostgresConnection, asked: Sequence[tuple[object, ...]], key: RequestKey | None = None
+) -> list[PostgresRow]:
+    """The result rows of these moves, in order. Each item holds a move's arguments. A move with a key comes alone."""
+    rows = await connection.fetch(MOVES, *map(list, zip(*asked, strict=True)), request_keys.key_argument(key))
     return sorted(rows, key=lambda row: row["n"])
 
 
@@ -54,9 +67,11 @@ async def move_with_key(
     """Make one move in the transaction that stores its request key. Raises IdempotencyMismatch, JobNotFound."""
     assert move.key is not None
     async with connection.transaction():
-        await request_keys.take(connection, move.key)
-        (row,) = await run_moves(connection, [asked])
-        return move_answer(move, row, role)
+        (row,) = await run_moves(connection, [asked], move.key)
+        answer = move_answer(move, row, role)
+        if move.key.answer is not None and isinstance(answer, Moved):
+            await request_keys.store_answer(connection, move.key, move.key.answer)
+        return answer
 
 
 def _ms(option: str, seconds: float) -> int:
@@ -78,6 +93,8 @@ def move_answer(move: Move, row: PostgresRow, role: Role) -> Moved | NotMoved:
             reason = refusals.version_refusal(row["version"], move.version)
         case "key":
             reason = refusals.KEY_IS_FULL
+        case "answered":
+            reason = refusals.REQUEST_IS_ANSWERED
         case "unknown" | "undeclared" | "actor" | "fenced" | "engine":
             reason = str(refusals.transition_or_refusal(lifecycle, source, move.target, role))
         case _:
@@ -115,13 +132,16 @@ def moved_answer(job_id: str, row: PostgresRow, trigger: str, role: Role) -> Mov
 
 
 async def cancel(
-    connection: PostgresConnection, job_id: JobId, asked: tuple[object, ...], role: Role
-) -> Moved | NotMoved | CancelRequested:
-    """Cancel one job with the function's arguments. Raises JobNotFound."""
-    rows = await connection.fetch("select * from cancel($1, $2, $3, $4, $5, $6)", *asked)
+    connection: PostgresConnection, job_id: JobId, asked: tuple[object, ...], role: Role, key: RequestKey | None
+) -> Moved | NotMoved | CancelRequested | None:
+    """Cancel one job with the function's arguments; None when an answer is stored with the key. Raises JobNotFound."""
+    argument = request_keys.key_argument(key)
+    rows = await connection.fetch("select * from cancel($1, $2, $3, $4, $5, $6, $7)", *asked, argument)
     if not rows:
         raise JobNotFound(job_id=job_id)
     row = rows[0]
+    if row["outcome"] == "answered":
+        return None
     if row["outcome"] == "requested":
         state = state_name(row["lifecycle"], row["source"])
         return CancelRequested(job_id=job_id, state=state, version=row["version"])
@@ -140,12 +160,18 @@ async def requeue(
     role: Role,
     *,
     limit: int,
-) -> list[Moved | NotMoved]:
-    """The answer for each selected job. Raises JobNotFound."""
+    key: RequestKey | None,
+) -> list[Moved | NotMoved] | None:
+    """The answer for each selected job; None when an answer is stored with the key. Raises JobNotFound."""
     number, request_id, cause = asked
     filtered = isinstance(jobs, JobFilter)
     chosen = await _requeueable(connection, jobs, limit, request_id) if filtered else list(jobs)
-    rows = await connection.fetch("select * from requeue($1, $2, $3, $4)", number, chosen, request_id, cause)
+    argument = request_keys.key_argument(key)
+    rows = await connection.fetch(
+        "select * from requeue($1, $2, $3, $4, $5)", number, chosen, request_id, cause, argument
+    )
+    if rows and rows[0]["outcome"] == "answered":
+        return None
     told = {row["job_id"]: moved_answer(row["job_id"], row, Trigger.REQUEUE, role) for row in rows}
     missing = [job_id for job_id in chosen if job_id not in told]
     if missing:

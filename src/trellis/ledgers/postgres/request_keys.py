@@ -1,4 +1,4 @@
-"""Idempotency keys of changes on PostgreSQL: the key's row and the change in one transaction."""
+"""Idempotency keys of requests on PostgreSQL. The functions of the verbs store them, in the transaction of the change."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -7,7 +7,6 @@ from trellis.engine.request_keys import AnswerT, StoredAnswers, StoredRequest, c
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 
 FIND = "select * from find_request_key($1, $2)"
-TAKE = "select * from take_request_key($1, $2, $3, $4)"
 STORE_ANSWER = "select store_request_answer($1, $2, $3)"
 
 
@@ -16,9 +15,9 @@ def stored_request(key: RequestKey, rows: Sequence[PostgresRow]) -> StoredReques
     return check_same_request(key, StoredRequest(**dict(rows[0]))) if rows else None
 
 
-async def take(connection: PostgresConnection, key: RequestKey) -> StoredRequest | None:
-    """Store a new key, or return what the same request stored. Raises IdempotencyMismatch."""
-    return stored_request(key, await connection.fetch(TAKE, key.scope, key.key, key.fingerprint, key.about))
+def key_argument(key: RequestKey | None) -> list[str] | None:
+    """The argument with which a function stores the key of its request."""
+    return None if key is None else [key.scope, key.key, key.fingerprint.hex(), key.about, key.given]
 
 
 async def store_answer(connection: PostgresConnection, key: RequestKey, answer: bytes) -> None:
@@ -30,16 +29,23 @@ async def answer_once(
     connection: PostgresConnection,
     key: RequestKey | None,
     answers: StoredAnswers[AnswerT],
-    change: Callable[[], Awaitable[AnswerT]],
+    change: Callable[[], Awaitable[AnswerT | None]],
 ) -> AnswerT:
-    """The stored answer of an earlier request with this key, else the answer of `change`, stored if it has to be."""
+    """The answer of `change`, stored with the key if it has to be.
+
+    `change` stores the key. It returns None when the key has an answer, which is then returned.
+    """
     if key is None:
-        return await change()
-    async with connection.transaction():
-        before = await take(connection, key)
-        if before is not None and before.answer is not None:
-            return answers.decode(before.answer)
         answer = await change()
+        assert answer is not None, "only a key has a stored answer"
+        return answer
+    async with connection.transaction():
+        answer = await change()
+        if answer is None:
+            before = stored_request(key, await connection.fetch(FIND, key.scope, key.key))
+            assert before is not None
+            assert before.answer is not None
+            return answers.decode(before.answer)
         kept = answers.encode(key, answer)
         if kept is not None:
             await store_answer(connection, key, kept)

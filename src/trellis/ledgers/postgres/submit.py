@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from trellis.engine.jobs import JobId, Mismatch, NewJob, Submitted, TypeOptions
+from trellis.engine.jobs import JobId, Mismatch, NewJob, RequestKey, Submitted, TypeOptions
 from trellis.ledgers.postgres.connection import PostgresConnection
+from trellis.ledgers.postgres.request_keys import key_argument
 from trellis.lifecycles import LIFECYCLES
 
 SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
-SUBMIT_KEYED = "select outcome, job_id from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24)"
+SUBMIT_KEYED = "select outcome, job_id from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)"
 GIVEN_ID_SCOPE = "job_id"
 CALLER_SCOPE = "key:"
 """The prefix of every caller's scope, so that none collides with the scope of chosen job ids."""
@@ -78,9 +79,15 @@ async def lock_waiting(connection: PostgresConnection, jobs: Sequence[NewJob]) -
 
 
 async def submit_keyed(
-    connection: PostgresConnection, actor: int, jobs: Sequence[NewJob], types: dict[str, int], *, repeat: bool
-) -> list[Submitted | Mismatch]:
-    """Submit jobs with keys, one by one inside one statement."""
+    connection: PostgresConnection,
+    actor: int,
+    jobs: Sequence[NewJob],
+    types: dict[str, int],
+    *,
+    repeat: bool,
+    key: RequestKey | None = None,
+) -> list[Submitted | Mismatch] | None:
+    """Submit jobs with keys, one by one inside one statement; None when an answer is stored with the request's key."""
     keys = [_key(job) for job in jobs]
     rows = await connection.fetch(
         SUBMIT_KEYED,
@@ -108,7 +115,10 @@ async def submit_keyed(
         [job.id_is_given for job in jobs],
         [job.waiting_max for job in jobs],
         [job.chosen for job in jobs],
+        key_argument(key),
     )
+    if rows and rows[0]["outcome"] == "answered":
+        return None
     return [_answer(job, row["outcome"], row["job_id"]) for job, row in zip(jobs, rows, strict=True)]
 
 

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import LiteralString
 
+from trellis.auth.principals import check_held_limit, require_home_issuer
 from trellis.engine.admin_acts import (
     ACTIVITY,
+    ACTS_MAX,
     HELD_LIMIT,
     HOME_ISSUER,
     KEY_LIMIT,
@@ -63,7 +65,7 @@ def record(tx: Transaction, actor: Actor, act: NewAct) -> str:
     return added[0][0] if added else (act.id or "")
 
 
-def put_back(tx: Transaction, lost: Sequence[AdminAct]) -> None:
+def put_back(tx: Transaction, actor: Actor, lost: Sequence[AdminAct]) -> None:  # noqa: ARG001 - the acts name their own
     """Restore acts that this ledger lost. Existing acts stay unchanged."""
     for act in lost:
         who = (ROLE_CODES[act.role], tx.names.actor_id(act.actor, act.node or ""))
@@ -71,14 +73,14 @@ def put_back(tx: Transaction, lost: Sequence[AdminAct]) -> None:
         tx.db.execute(_ActQueries.put_back, (act.id, rows.microseconds(act.at), *who, *about, facts_text(act.facts)))
 
 
-def read(tx: Transaction, after: int, limit: int, *, unpublished: bool) -> list[AdminAct]:
+def read(tx: Transaction, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False) -> list[AdminAct]:
     """The next acts after this number."""
     query = _ActQueries.read_unpublished if unpublished else _ActQueries.read
-    return [_act(row) for row in tx.db.execute(query, (after, limit))]
+    return [_act(row) for row in tx.db.execute(query, (after, min(limit, ACTS_MAX)))]
 
 
-def mark_published(tx: Transaction, numbers: Sequence[int]) -> None:
-    tx.db.executemany(_ActQueries.mark_published, [(number,) for number in numbers])
+def mark_published(tx: Transaction, actor: Actor, published: Sequence[AdminAct]) -> None:  # noqa: ARG001 - not recorded
+    tx.db.executemany(_ActQueries.mark_published, [(act.no,) for act in published])
 
 
 def _act(row: rows.SqliteRow) -> AdminAct:
@@ -145,7 +147,7 @@ def _note(
         record(tx, actor, NewAct(event=event, subject=subject, source=before, target=after, cause=cause))
 
 
-def pause(tx: Transaction, actor: Actor, type_: str, *, paused: bool, cause: str | None) -> None:
+def pause(tx: Transaction, actor: Actor, type_: str, *, paused: bool, cause: str | None = None) -> None:
     before, after = (ACTIVITY[bool(one)] for one in (_control(tx, type_).paused, paused))
     _note(tx, actor, PAUSED if paused else RESUMED, type_, (before, after), cause)
     tx.db.execute(_ControlQueries.pause, (type_, int(paused), tx.names.actor_id(actor.name)))
@@ -153,7 +155,7 @@ def pause(tx: Transaction, actor: Actor, type_: str, *, paused: bool, cause: str
 
 
 def limit_rate(
-    tx: Transaction, actor: Actor, type_: str, per_second: float | None, burst: int, *, cause: str | None
+    tx: Transaction, actor: Actor, type_: str, per_second: float | None, burst: int = 1, *, cause: str | None = None
 ) -> None:
     """Set a token bucket: it starts full with `burst` tokens and refills at `per_second`."""
     if per_second is not None and per_second <= 0:
@@ -168,26 +170,27 @@ def limit_rate(
     tx.woke = True
 
 
-def limit_held(tx: Transaction, actor: Actor, type_: str, limit: int | None, *, cause: str | None) -> None:
+def limit_held(tx: Transaction, actor: Actor, type_: str, limit: int | None, *, cause: str | None = None) -> None:
+    check_held_limit(limit)
     _note(tx, actor, HELD_LIMIT, type_, (_control(tx, type_).held_max, limit), cause)
     tx.db.execute(_ControlQueries.limit_held, (type_, limit, tx.names.actor_id(actor.name)))
     tx.woke = True
 
 
-def subscribe(tx: Transaction, actor: Actor, name: str, lease_s: float, *, reads: bool) -> Subscription | None:
+def subscribe(tx: Transaction, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Subscription | None:
     until = tx.now + int(lease_s * US)
     values = {"name": name, "actor": tx.names.actor_id(actor.name), "now": tx.now, "until": until, "reads": int(reads)}
     rows = tx.db.execute(_ControlQueries.follow, values).fetchall()
     return Subscription(name=name, epoch=Epoch(rows[0][0]), position=rows[0][1]) if rows else None
 
 
-def ack(tx: Transaction, following: Subscription, position: str | None, lease_s: float) -> bool:
+def ack(tx: Transaction, following: Subscription, position: str | None, *, lease_s: float) -> bool:
     until = tx.now + int(lease_s * US)
     values = {"name": following.name, "epoch": following.epoch, "place": position, "until": until}
     return bool(tx.db.execute(_ControlQueries.followed, values).fetchall())
 
 
-def release_retention(tx: Transaction, actor: Actor, name: str, *, cause: str | None) -> bool:
+def release_retention(tx: Transaction, actor: Actor, name: str, *, cause: str | None = None) -> bool:
     found = tx.db.execute(_ControlQueries.is_waited_for, (name,)).fetchall()
     if found and found[0][0]:
         tx.db.execute(_ControlQueries.leave_behind, (name,))
@@ -200,7 +203,10 @@ def home_issuer(tx: Transaction) -> str | None:
     return None if not found else str(found[0][0])
 
 
-def set_home_issuer(tx: Transaction, actor: Actor, issuer: str, replaces: str | None, cause: str | None) -> str:
+def set_home_issuer(
+    tx: Transaction, actor: Actor, issuer: str, *, replaces: str | None = None, cause: str | None = None
+) -> str:
+    require_home_issuer(actor, issuer, replaces)
     before = home_issuer(tx)
     if before not in {None, replaces}:
         return str(before)
@@ -210,7 +216,7 @@ def set_home_issuer(tx: Transaction, actor: Actor, issuer: str, replaces: str | 
     return issuer
 
 
-def limit_key(tx: Transaction, actor: Actor, key: str, limit: int, *, cause: str | None) -> None:
+def limit_key(tx: Transaction, actor: Actor, key: str, limit: int, *, cause: str | None = None) -> None:
     """Set the limit of a concurrency key.
 
     A lower limit takes slots back from jobs that are not held; held jobs finish.

@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime
-from functools import partial
+from functools import partial, wraps
 from itertools import count
 from pathlib import Path
 from shutil import disk_usage
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
-from trellis.auth.principals import check_held_limit, require, require_home_issuer
-from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct, checked_act, this_node
+from trellis.auth.principals import Verb, require
+from trellis.engine.admin_acts import NewAct, checked_act, this_node
 from trellis.engine.errors import LedgerError, LedgerFull, LedgerUnavailable
 from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
@@ -18,76 +20,78 @@ from trellis.engine.jobs import (
     Actor,
     CancelMode,
     CancelRequested,
-    HeldLease,
     JobId,
-    Lease,
-    LeaseLost,
     Mismatch,
-    Move,
     Moved,
     NewJob,
     NotMoved,
-    Renewed,
     RequestId,
     RequestKey,
-    StepApplied,
     Submitted,
     Subscription,
     Turn,
     TurnResult,
-    TypeOptions,
 )
 from trellis.engine.records import (
-    ChildPage,
-    DeadLetter,
-    Event,
-    FeedPage,
     Finding,
-    Job,
     JobFilter,
     JobHistory,
     JobPage,
-    JobToRestore,
-    KeyOverLimit,
-    QueueDepth,
-    RecordedEvent,
-    RetentionOptions,
-    RetentionReport,
-    Signal,
-    SubscriberRecord,
-    SweepOptions,
-    SweepReport,
-    UnpairedArtifact,
-    WorkerRecord,
 )
-from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, StoredRequest
+from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SUBMIT_ANSWERS
 from trellis.ledgers.measures import measured
-from trellis.ledgers.refusals import (
-    check_annotation,
-    check_children,
-    check_declared,
-    check_expiring,
-    check_ids,
-    check_peek_limit,
-)
-from trellis.ledgers.sqlite import control, moves, reads, request_keys, restore, rows, schema, submit, sweep
-from trellis.ledgers.sqlite import control as acts
-from trellis.ledgers.sqlite import reads as recorded
-from trellis.ledgers.sqlite import retention as retain
-from trellis.ledgers.sqlite import submit as type_options
-from trellis.ledgers.sqlite import turn as holder
+from trellis.ledgers.sqlite import control, moves, reads, request_keys, retention, rows, schema
+from trellis.ledgers.sqlite import restore as restores
+from trellis.ledgers.sqlite import submit as submits
+from trellis.ledgers.sqlite import sweep as sweeps
+from trellis.ledgers.sqlite import turn as turns
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, SqliteTarget, connect, parse_url
 from trellis.ledgers.sqlite.lanes import SharedCall, SqliteLane, Transaction, WriterQueue
 from trellis.ledgers.sqlite.notifier import CommitWatch, WorkNotifier
 from trellis.ledgers.sqlite.schema import prepare
 from trellis.ledgers.sqlite.submit import OuterConnection, submit_on
-from trellis.ledgers.sqlite.turn import turn as take_turn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+if TYPE_CHECKING:
+    SqliteMethod: TypeAlias = Callable[Concatenate["SqliteLedger", P], CoroutineType[Any, Any, R]]
 
 ROOM_BYTES_MIN = 2 * PAYLOAD_BYTES_MAX
 """The ledger counts as full with less free disk space than this.
 
 The longest payload is written to the log and then to the file.
 """
+
+
+def _reading(work: Callable[Concatenate[Transaction, P], R]) -> "SqliteMethod[P, R]":
+    """A method that runs this function in a transaction that reads."""
+
+    @wraps(work)
+    async def call(ledger: "SqliteLedger", *args: P.args, **kwargs: P.kwargs) -> R:
+        return await ledger.reader.run(lambda tx: work(tx, *args, **kwargs))
+
+    return call
+
+
+def _writing(work: Callable[Concatenate[Transaction, P], R]) -> "SqliteMethod[P, R]":
+    """A method that runs this function in a transaction that writes."""
+
+    @wraps(work)
+    async def call(ledger: "SqliteLedger", *args: P.args, **kwargs: P.kwargs) -> R:
+        return await ledger.writer.run(lambda tx: work(tx, *args, **kwargs))
+
+    return call
+
+
+def _administering(verb: Verb, work: Callable[Concatenate[Transaction, P], R]) -> "SqliteMethod[P, R]":
+    """A method like that of `_writing`, for the roles that may use the verb. Its first argument is the actor."""
+
+    @wraps(work)
+    async def call(ledger: "SqliteLedger", *args: P.args, **kwargs: P.kwargs) -> R:
+        require(cast("Actor", args[0] if args else kwargs["actor"]), verb)
+        return await ledger.writer.run(lambda tx: work(tx, *args, **kwargs))
+
+    return call
 
 
 @measured
@@ -114,7 +118,7 @@ class SqliteLedger:
         except BaseException:
             connection.close()
             raise
-        self._writer = SqliteLane(
+        self.writer = SqliteLane(
             connection,
             url=self.url,
             name="trellis-writer",
@@ -126,8 +130,8 @@ class SqliteLedger:
             on_events=self._events.notify,
         )
         # A database in memory exists only in its one connection: reads use the writer's lane.
-        self._reader = (
-            self._writer
+        self.reader = (
+            self.writer
             if reading is None
             else SqliteLane(reading, url=self.url, name="trellis-reader", clock=clock, node=node, writes=False)
         )
@@ -146,17 +150,75 @@ class SqliteLedger:
         )
 
     async def close(self) -> None:
-        await self._writer.close()
-        if self._reader is not self._writer:
-            await self._reader.close()
+        await self.writer.close()
+        if self.reader is not self.writer:
+            await self.reader.close()
         if self._watch is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._watch.close)
 
+    # --- verbs that are one function, in the module of their subject ---------------------------------------------
+
+    job = _reading(reads.job)
+    children = _reading(reads.children)
+    peek_ready = _reading(reads.peek_ready)
+    holds = _reading(reads.holds)
+    expiring = _reading(reads.expiring)
+    events = _reading(reads.events)
+    events_of = _reading(reads.events_of)
+    payloads = _reading(reads.payloads)
+    signals = _reading(reads.signals)
+    find_events = _reading(reads.find_events)
+    count_events = _reading(reads.count_events)
+    feed = _reading(reads.feed)
+    recorded = _reading(reads.recorded)
+    feed_end = _reading(reads.feed_end)
+    result = _reading(reads.result)
+    read_journal = _reading(reads.read_journal)
+    dead_letters = _reading(reads.dead_letters)
+    dead_letter = _reading(reads.dead_letter)
+    queues = _reading(reads.queues)
+    declared_types = _reading(submits.every_declared)
+    home_issuer = _reading(control.home_issuer)
+    workers = _reading(reads.workers)
+    followers = _reading(reads.followers)
+    find_by_idempotency_key = _reading(submits.find_by_idempotency_key)
+    find_request = _reading(request_keys.find)
+    keys_over = _reading(reads.keys_over)
+    unpaired = _reading(reads.unpaired)
+    acts = _reading(control.read)
+    renew = _writing(turns.renew)
+    save_checkpoint = _writing(turns.save_checkpoint)
+    journal = _writing(turns.journal)
+    signal = _writing(turns.signal)
+    move = _writing(moves.move)
+    retain = _writing(retention.retain)
+    ack = _writing(control.ack)
+    heartbeat_worker = _writing(control.heartbeat_worker)
+    set_home_issuer = _writing(control.set_home_issuer)
+    sweep = _administering("sweep", sweeps.sweep)
+    pause = _administering("pause", control.pause)
+    limit_rate = _administering("limit_rate", control.limit_rate)
+    declare_types = _administering("declare_types", submits.declare)
+    limit_key = _administering("limit_key", control.limit_key)
+    limit_held = _administering("limit_held", control.limit_held)
+    subscribe = _administering("follow", control.subscribe)
+    release_retention = _administering("leave_behind", control.release_retention)
+    restore_acts = _administering("restore", control.put_back)
+    acts_published = _administering("publish_acts", control.mark_published)
+    restore = _administering("restore", restores.restore)
+    annotate = _administering("remark", turns.annotate)
+
     # --- write ---------------------------------------------------------------------------------------------------
 
-    async def submit(self, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
-        return await self._writer.share(
-            SharedCall(actor, jobs, lambda tx, all_jobs: submit.submit(tx, actor, all_jobs))
+    async def submit(
+        self, actor: Actor, jobs: Sequence[NewJob], *, key: RequestKey | None = None
+    ) -> list[Submitted | Mismatch]:
+        if key is not None and jobs:
+            return await self.writer.run(
+                lambda tx: request_keys.answer_once(tx, key, SUBMIT_ANSWERS, lambda: submits.submit(tx, actor, jobs))
+            )
+        return await self.writer.share(
+            SharedCall(actor, jobs, lambda tx, all_jobs: submits.submit(tx, actor, all_jobs))
         )
 
     async def turn(self, turn: Turn) -> TurnResult:
@@ -164,18 +226,12 @@ class SqliteLedger:
 
         def work(tx: Transaction) -> TurnResult:
             rung = self._notifier.notifications
-            result = take_turn(tx, turn, least_urgent_first=least_urgent)
+            result = turns.turn(tx, turn, least_urgent_first=least_urgent)
             if turn.claim is not None and not result.claimed:
                 self._found_nothing_at = rung
             return result
 
-        return await self._writer.run(work)
-
-    async def renew(self, actor: Actor, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:  # noqa: ARG002 - the epoch decides, not the name
-        return await self._writer.run(lambda tx: holder.renew(tx, leases))
-
-    async def move(self, actor: Actor, move: Move) -> Moved | NotMoved:
-        return await self._writer.run(lambda tx: moves.move(tx, actor, move))
+        return await self.writer.run(work)
 
     async def cancel(
         self,
@@ -192,7 +248,7 @@ class SqliteLedger:
             change = partial(moves.cancel, tx, actor, job_id, mode, request_id, grace_s=grace_s, cause=cause)
             return request_keys.answer_once(tx, key, CANCEL_ANSWERS, change)
 
-        return await self._writer.run(work)
+        return await self.writer.run(work)
 
     async def requeue(
         self,
@@ -208,110 +264,21 @@ class SqliteLedger:
             change = partial(moves.requeue, tx, actor, jobs, request_id, limit=limit, cause=cause)
             return request_keys.answer_once(tx, key, REQUEUE_ANSWERS, change)
 
-        return await self._writer.run(work)
-
-    async def take_request_key(self, key: RequestKey) -> StoredRequest | None:
-        return await self._writer.run(lambda tx: request_keys.take(tx, key))
-
-    async def store_request_answer(self, key: RequestKey, answer: bytes) -> None:
-        await self._writer.run(lambda tx: request_keys.store_answer(tx, key, answer))
-
-    async def save_checkpoint(self, lease: Lease, body: bytes) -> StepApplied | LeaseLost:
-        return await self._writer.run(lambda tx: holder.save_checkpoint(tx, lease, body))
-
-    async def journal(self, lease: Lease, entry: str, body: bytes) -> bytes | LeaseLost:
-        return await self._writer.run(lambda tx: holder.journal(tx, lease, entry, body))
-
-    async def read_journal(self, job_id: JobId) -> dict[str, bytes]:
-        return await self._reader.run(lambda tx: reads.read_journal(tx, job_id))
-
-    async def signal(self, lease: Lease, signals: Sequence[tuple[str, bytes | None]]) -> StepApplied | LeaseLost:
-        return await self._writer.run(lambda tx: holder.signal(tx, lease, signals))
-
-    async def sweep(self, actor: Actor, options: SweepOptions) -> SweepReport:
-        require(actor, "sweep")
-        return await self._writer.run(lambda tx: sweep.sweep(tx, actor, options))
-
-    async def retain(self, options: RetentionOptions) -> RetentionReport:
-        return await self._writer.run(lambda tx: retain.retain(tx, options))
-
-    async def pause(self, actor: Actor, type_: str, *, paused: bool, cause: str | None = None) -> None:
-        require(actor, "pause")
-        await self._writer.run(lambda tx: control.pause(tx, actor, type_, paused=paused, cause=cause))
-
-    async def limit_rate(
-        self, actor: Actor, type_: str, per_second: float | None, burst: int = 1, *, cause: str | None = None
-    ) -> None:
-        require(actor, "limit_rate")
-        await self._writer.run(lambda tx: control.limit_rate(tx, actor, type_, per_second, burst, cause=cause))
-
-    async def declare_types(self, actor: Actor, types: Sequence[TypeOptions], *, only_new: bool = False) -> None:
-        require(actor, "declare_types")
-        check_declared(types)
-        await self._writer.run(lambda tx: type_options.declare(tx, actor, types, only_new=only_new))
-
-    async def limit_key(self, actor: Actor, key: str, limit: int, *, cause: str | None = None) -> None:
-        require(actor, "limit_key")
-        await self._writer.run(lambda tx: control.limit_key(tx, actor, key, limit, cause=cause))
-
-    async def limit_held(self, actor: Actor, type_: str, limit: int | None, *, cause: str | None = None) -> None:
-        require(actor, "limit_held")
-        check_held_limit(limit)
-        await self._writer.run(lambda tx: control.limit_held(tx, actor, type_, limit, cause=cause))
-
-    async def subscribe(self, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Subscription | None:
-        require(actor, "follow")
-        return await self._writer.run(lambda tx: control.subscribe(tx, actor, name, lease_s, reads=reads))
-
-    async def ack(self, following: Subscription, position: str | None, *, lease_s: float) -> bool:
-        return await self._writer.run(lambda tx: control.ack(tx, following, position, lease_s))
-
-    async def release_retention(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
-        require(actor, "leave_behind")
-        return await self._writer.run(lambda tx: control.release_retention(tx, actor, name, cause=cause))
-
-    async def set_home_issuer(
-        self, actor: Actor, issuer: str, *, replaces: str | None = None, cause: str | None = None
-    ) -> str:
-        require_home_issuer(actor, issuer, replaces)
-        return await self._writer.run(lambda tx: control.set_home_issuer(tx, actor, issuer, replaces, cause))
+        return await self.writer.run(work)
 
     async def record_act(self, actor: Actor, act: NewAct) -> str:
         require(actor, "record_act")
         recorded_act = checked_act(act)
-        return await self._writer.run(lambda tx: acts.record(tx, actor, recorded_act))
-
-    async def acts(self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False) -> list[AdminAct]:
-        return await self._reader.run(lambda tx: acts.read(tx, after, min(limit, ACTS_MAX), unpublished=unpublished))
-
-    async def restore_acts(self, actor: Actor, lost: Sequence[AdminAct]) -> None:
-        require(actor, "restore")
-        await self._writer.run(lambda tx: acts.put_back(tx, lost))
-
-    async def acts_published(self, actor: Actor, published: Sequence[AdminAct]) -> None:
-        require(actor, "publish_acts")
-        await self._writer.run(lambda tx: acts.mark_published(tx, [one.no for one in published]))
+        return await self.writer.run(lambda tx: control.record(tx, actor, recorded_act))
 
     async def unsubscribe(self, following: Subscription) -> None:
         await self.ack(following, None, lease_s=0.0)
-
-    async def restore(self, actor: Actor, jobs: Sequence[JobToRestore]) -> list[bool]:
-        require(actor, "restore")
-        return await self._writer.run(lambda tx: restore.restore(tx, jobs))
-
-    async def heartbeat_worker(self, actor: Actor, info: bytes | None) -> None:
-        await self._writer.run(lambda tx: control.heartbeat_worker(tx, actor, info))
-
-    async def annotate(self, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:
-        require(actor, "remark")
-        check_annotation(type_, body)
-        return await self._writer.run(lambda tx: holder.annotate(tx, job_id, type_, body))
 
     def submit_on(
         self, connection: OuterConnection, actor: Actor, jobs: Sequence[NewJob]
     ) -> list[Submitted | Mismatch]:
         """Submit inside the caller's own open transaction, on a connection to this ledger's file."""
-        return submit_on(connection, actor, jobs, self._writer.now())
+        return submit_on(connection, actor, jobs, self.writer.now())
 
     # --- wait ----------------------------------------------------------------------------------------------------
 
@@ -354,97 +321,15 @@ class SqliteLedger:
             self._events.leave(rung)
 
     async def _any_ready(self, types: Sequence[str]) -> bool:
-        return await self._reader.run(lambda tx: reads.any_ready(tx, list(types)))
+        return await self.reader.run(lambda tx: reads.any_ready(tx, list(types)))
 
     # --- read ----------------------------------------------------------------------------------------------------
-
-    async def job(self, job_id: JobId) -> Job | None:
-        return await self._reader.run(lambda tx: reads.job(tx, job_id))
 
     async def jobs(
         self, where: JobFilter, *, limit: int, cursor: str | None = None, oldest_first: bool = False
     ) -> JobPage:
         read = reads.oldest_jobs if oldest_first else reads.jobs
-        return await self._reader.run(lambda tx: read(tx, where, limit=limit, cursor=cursor))
-
-    async def children(self, parent_id: JobId, *, since: str | None, limit: int) -> ChildPage:
-        check_children(limit)
-        return await self._reader.run(lambda tx: reads.children(tx, parent_id, since=since, limit=limit))
-
-    async def peek_ready(self, lifecycle: str, *, each: int) -> list[Job]:
-        check_peek_limit(each)
-        return await self._reader.run(lambda tx: reads.peek_ready(tx, lifecycle, each=each))
-
-    async def holds(self, job_ids: Sequence[JobId]) -> list[HeldLease]:
-        check_ids(job_ids)
-        return await self._reader.run(lambda tx: reads.holds(tx, job_ids))
-
-    async def expiring(self, lifecycle: str, *, within_s: float, limit: int) -> list[HeldLease]:
-        check_expiring(within_s, limit)
-        return await self._reader.run(lambda tx: reads.expiring(tx, lifecycle, within_s=within_s, limit=limit))
-
-    async def events(self, job_id: JobId) -> list[Event]:
-        return await self._reader.run(lambda tx: reads.events(tx, job_id))
-
-    async def events_of(self, job_ids: Sequence[JobId]) -> dict[JobId, list[Event]]:
-        return await self._reader.run(lambda tx: reads.events_of(tx, job_ids))
-
-    async def payloads(self, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
-        return await self._reader.run(lambda tx: reads.payloads(tx, job_ids))
-
-    async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:
-        return await self._reader.run(lambda tx: reads.signals(tx, job_id, limit=limit))
-
-    async def find_events(
-        self, *, type_: str | None, correlation_id: str | None, since: datetime | None, limit: int
-    ) -> list[Event]:
-        return await self._reader.run(
-            lambda tx: reads.find_events(tx, type_=type_, correlation_id=correlation_id, since=since, limit=limit)
-        )
-
-    async def count_events(self, types: Sequence[str], *, since: datetime) -> dict[str, int]:
-        return await self._reader.run(lambda tx: reads.count_events(tx, types, since=since))
-
-    async def feed(
-        self, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None = None
-    ) -> FeedPage:
-        return await self._reader.run(lambda tx: reads.feed(tx, position, limit=limit, lifecycle=lifecycle))
-
-    async def recorded(self, events: Sequence[Event]) -> list[RecordedEvent]:
-        return await self._reader.run(lambda tx: recorded.recorded(tx, events)) if events else []
-
-    async def feed_end(self) -> str:
-        return await self._reader.run(reads.feed_end)
-
-    async def result(self, job_id: JobId) -> bytes | None:
-        return await self._reader.run(lambda tx: reads.result(tx, job_id))
-
-    async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
-        return await self._reader.run(lambda tx: reads.dead_letters(tx, where, limit=limit, cursor=cursor))
-
-    async def dead_letter(self, job_id: JobId) -> DeadLetter | None:
-        return await self._reader.run(lambda tx: reads.dead_letter(tx, job_id))
-
-    async def queues(self) -> list[QueueDepth]:
-        return await self._reader.run(reads.queues)
-
-    async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
-        return await self._reader.run(lambda tx: type_options.every_declared(tx, type_))
-
-    async def home_issuer(self) -> str | None:
-        return await self._reader.run(control.home_issuer)
-
-    async def workers(self) -> list[WorkerRecord]:
-        return await self._reader.run(reads.workers)
-
-    async def followers(self) -> list[SubscriberRecord]:
-        return await self._reader.run(reads.followers)
-
-    async def find_by_idempotency_key(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
-        return await self._reader.run(lambda tx: submit.find_by_idempotency_key(tx, scope, key, fingerprint))
-
-    async def find_request(self, key: RequestKey) -> StoredRequest | None:
-        return await self._reader.run(lambda tx: request_keys.find(tx, key))
+        return await self.reader.run(lambda tx: read(tx, where, limit=limit, cursor=cursor))
 
     async def ping(self) -> None:
         path = self._target.path
@@ -456,22 +341,16 @@ class SqliteLedger:
             raise LedgerFull
 
     async def now(self) -> datetime:
-        return rows.moment(self._writer.now())
+        return rows.moment(self.writer.now())
 
     async def histories(self, *, batch: int = 500) -> AsyncIterator[JobHistory]:
         after = 0
         while True:
-            found, after = await self._reader.run(partial(reads.histories, after=after, limit=batch))
+            found, after = await self.reader.run(partial(reads.histories, after=after, limit=batch))
             if not found:
                 return
             for history in found:
                 yield history
 
-    async def keys_over(self) -> list[KeyOverLimit]:
-        return await self._reader.run(reads.keys_over)
-
-    async def unpaired(self) -> list[UnpairedArtifact]:
-        return await self._reader.run(reads.unpaired)
-
     async def inspect(self) -> list[Finding]:
-        return await self._reader.run(lambda tx: schema.inspect(tx, self._target))
+        return await self.reader.run(lambda tx: schema.inspect(tx, self._target))

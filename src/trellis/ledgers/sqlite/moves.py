@@ -61,10 +61,21 @@ class _MoveQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/moves.sql"
     requeueable: LiteralString
 
 
-def move(tx: Transaction, actor: Actor, request: Move) -> Moved | NotMoved:
-    """Make one declared, unfenced step."""
-    if request.key is not None:
-        request_keys.take(tx, request.key)
+def move(tx: Transaction, actor: Actor, move: Move) -> Moved | NotMoved:
+    """Make one declared, unfenced step, and store the request's key with it."""
+    if move.key is None:
+        return _move(tx, actor, move)
+    before = request_keys.take(tx, move.key)
+    if before is not None and before.answer is not None:
+        row = find_job_row(tx, move.job_id)
+        return _not_moved(row, move.job_id, move.target, refusals.REQUEST_IS_ANSWERED)
+    answer = _move(tx, actor, move)
+    if move.key.answer is not None and isinstance(answer, Moved):
+        request_keys.store_answer(tx, move.key, move.key.answer)
+    return answer
+
+
+def _move(tx: Transaction, actor: Actor, request: Move) -> Moved | NotMoved:
     row = find_job_row(tx, request.job_id)
     before = _made_before(tx, row, request.job_id, request.request_id)
     if before is not None:

@@ -32,6 +32,7 @@ from trellis.engine.records import (
 from trellis.engine.restoration import may_have_letter
 from trellis.ledgers.children import ChildMark, children_after
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.refusals import check_children, check_expiring, check_ids, check_peek_limit
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import (
@@ -135,6 +136,7 @@ def oldest_jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | 
 
 
 def children(tx: Transaction, parent_id: JobId, *, since: str | None, limit: int) -> ChildPage:
+    check_children(limit)
     before = ChildMark.read(since)
     anew = not before.stands(*tx.db.execute(_ReadQueries.children_below, (parent_id, before.last)).fetchall()[0])
     found = tx.db.execute(_ReadQueries.children_above, (parent_id, 0 if anew else before.last, limit)).fetchall()
@@ -142,16 +144,19 @@ def children(tx: Transaction, parent_id: JobId, *, since: str | None, limit: int
 
 
 def peek_ready(tx: Transaction, lifecycle: str, *, each: int) -> list[Job]:
+    check_peek_limit(each)
     values = {"lifecycle": lifecycle_code(lifecycle), "each": each, "limit": HEADS_MAX}
     return [rows.job(row) for row in tx.db.execute(_ReadQueries.heads, values)]
 
 
 def holds(tx: Transaction, job_ids: Sequence[JobId]) -> list[HeldLease]:
+    check_ids(job_ids)
     wanted = json.dumps(sorted(set(job_ids)))
     return [rows.hold(row, tx.now) for row in tx.db.execute(_ReadQueries.holds, (wanted,))]
 
 
 def expiring(tx: Transaction, lifecycle: str, *, within_s: float, limit: int) -> list[HeldLease]:
+    check_expiring(within_s, limit)
     values = (lifecycle_code(lifecycle), tx.now + int(within_s * US), limit)
     return [rows.hold(row, tx.now) for row in tx.db.execute(_ReadQueries.expiring, values)]
 
@@ -173,7 +178,9 @@ def payloads(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
     return dict(tx.db.execute(_ReadQueries.payloads, (json.dumps(job_ids),)).fetchall())
 
 
-def feed(tx: Transaction, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None) -> FeedPage:
+def feed(
+    tx: Transaction, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None = None
+) -> FeedPage:
     """A page of the feed.
 
     With a filter its position is after all events it examined, so that rare lifecycles advance.
@@ -251,7 +258,7 @@ def read_journal(tx: Transaction, job_id: JobId) -> dict[str, bytes]:
     return {} if key is None else dict(tx.db.execute(_ReadQueries.journal, (key,)).fetchall())
 
 
-def dead_letters(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -> list[DeadLetter]:
+def dead_letters(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
     before = LAST if cursor is None else _key_of(tx, JobId(cursor))
     if before is None:
         raise OptionInvalid(option="cursor", value=cursor, expected="the id of a job of this ledger")

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import LiteralString
 
 from trellis.engine.errors import OptionInvalid
-from trellis.engine.jobs import RESTORE_MAX, JobId
+from trellis.engine.jobs import RESTORE_MAX, Actor, JobId
 from trellis.engine.records import JobPlace, JobToRestore, RecordedEvent, Submission
 from trellis.engine.restoration import RestoredPlace, check_restorable, restored_place
 from trellis.ledgers.queries import NamedQueries
@@ -46,7 +46,7 @@ class _RestoreQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/restore
     set_limit_of_key: LiteralString
 
 
-def restore(tx: Transaction, jobs: Sequence[JobToRestore]) -> list[bool]:
+def restore(tx: Transaction, actor: Actor, jobs: Sequence[JobToRestore]) -> list[bool]:  # noqa: ARG001 - events name theirs
     """True for each restored job, False for one that exists. If one job cannot be restored, nothing is written."""
     if len(jobs) > RESTORE_MAX:
         raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {RESTORE_MAX} in one call")

@@ -28,6 +28,7 @@ from trellis.engine.jobs import (
     resolve_options,
 )
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.refusals import check_declared
 from trellis.ledgers.sqlite import control
 from trellis.ledgers.sqlite.connection import Database, refuse_old_library
 from trellis.ledgers.sqlite.lanes import Transaction
@@ -55,8 +56,9 @@ class _TypeOptionQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/type
     declare: LiteralString
 
 
-def declare(tx: Transaction, actor: Actor, types: Sequence[TypeOptions], *, only_new: bool) -> None:
+def declare(tx: Transaction, actor: Actor, types: Sequence[TypeOptions], *, only_new: bool = False) -> None:
     """Store the options of types. Each change is one administrative act. Unchanged options are not written again."""
+    check_declared(types)
     by = tx.names.actor_id(actor.name)
     for one in types:
         row = _row(one)
@@ -73,7 +75,7 @@ def declared(tx: Transaction, lifecycle: int, type_: str) -> TypeOptions | None:
     return _options(rows[0]) if rows else None
 
 
-def every_declared(tx: Transaction, type_: str | None) -> list[TypeOptions]:
+def every_declared(tx: Transaction, type_: str | None = None) -> list[TypeOptions]:
     rows = tx.db.execute(_TypeOptionQueries.every_declared, {"type": type_, "limit": DECLARED_MAX}).fetchall()
     return [_options(row) for row in rows]
 

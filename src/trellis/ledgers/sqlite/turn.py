@@ -23,7 +23,7 @@ from trellis.engine.jobs import (
     TurnResult,
 )
 from trellis.ledgers.queries import NamedQueries
-from trellis.ledgers.refusals import advance_refusal, check_death, check_signals
+from trellis.ledgers.refusals import advance_refusal, check_annotation, check_death, check_signals
 from trellis.ledgers.sqlite.claims import claim
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.moves import STOP, cancel_request_data, ended_otherwise
@@ -61,7 +61,11 @@ class _HolderQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/holder.s
     put_remark: LiteralString
 
 
-def renew(tx: Transaction, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
+def renew(
+    tx: Transaction,
+    actor: Actor,  # noqa: ARG001 - the epoch decides, not the name
+    leases: Sequence[Lease],
+) -> list[Renewed | LeaseLost]:
     """Lease renewal: each lease lasts its own length from now. An expired one that was not revoked is renewed, too."""
     answers: list[Renewed | LeaseLost] = []
     for lease in leases:
@@ -101,7 +105,8 @@ def signal(tx: Transaction, lease: Lease, signals: Sequence[tuple[str, bytes | N
     return StepApplied(version)
 
 
-def annotate(tx: Transaction, job_id: JobId, type_: str, body: bytes) -> bool:
+def annotate(tx: Transaction, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:  # noqa: ARG001 - not recorded
+    check_annotation(type_, body)
     values = {"type": type_, "now": tx.now, "data": body, "job_id": job_id, "most": REMARKS_MAX}
     return bool(tx.db.execute(_HolderQueries.put_remark, values).fetchall())
 

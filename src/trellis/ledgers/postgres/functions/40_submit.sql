@@ -206,11 +206,14 @@ begin
   outcome := 'created';
 end $$;
 
+-- Jobs one by one. With p_key (see 72_request_keys.sql) the key of the request is stored with them; the only outcome is
+-- 'answered', and nothing is submitted, when an answer is stored with that key.
 create or replace function submit_keyed(
   p_actor int, p_lifecycles smallint[], p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
   p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
   p_correlations text[], p_traces text[], p_parents text[], p_compensates text[], p_ckeys text[], p_caps int[], p_scopes text[],
-  p_keys text[], p_fingerprints bytea[], p_repeat boolean, p_given boolean[], p_waiting_max int[], p_chosen smallint[])
+  p_keys text[], p_fingerprints bytea[], p_repeat boolean, p_given boolean[], p_waiting_max int[], p_chosen smallint[],
+  p_key text[] default null)
 returns table (outcome text, job_id text)
 language plpgsql security definer set search_path from current as $$
 declare
@@ -219,6 +222,10 @@ declare
   no bigint;
   i int;
 begin
+  if p_key is not null and _take_request_key(p_key) is not null then
+    return query select 'answered', null::text;
+    return;
+  end if;
   perform lock_waiting(array(select u.name from unnest(p_ckeys, p_waiting_max) u(name, most) where u.most is not null));
   perform _check_lifecycle(a.role, p_lifecycles), _check_links(a.role, p_parents || p_compensates);
   if exists (select from unnest(p_scopes, p_keys, p_job_ids) u(scope, key, job_id) where u.scope = 'job_id' and u.key is distinct from u.job_id) then

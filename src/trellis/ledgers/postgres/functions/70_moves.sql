@@ -1,5 +1,6 @@
 -- Steps by roles that hold no lease: move, cancel, requeue. The request id is stored with the event, so that a repeated
--- request gets its first answer.
+-- request gets its first answer. With p_key (see 72_request_keys.sql) a verb stores the key of the request; its outcome is
+-- 'answered', and nothing changes, when an answer is stored with that key.
 
 -- Takes a free slot for a job that moves into a held state; false if its key is full.
 create or replace function _seat(p_id bigint, p_key bigint) returns boolean language plpgsql set search_path from current as $$
@@ -82,7 +83,7 @@ $$;
 -- cannot deadlock; moves of one job keep their order of arrival.
 create or replace function moves(
   p_actors int[], p_job_ids text[], p_targets text[], p_requests text[], p_versions int[], p_delays float8[], p_lease_ms int[],
-  p_beat_ms int[], p_causes text[], p_datas bytea[], p_reasons text[], p_stages text[], p_errors text[])
+  p_beat_ms int[], p_causes text[], p_datas bytea[], p_reasons text[], p_stages text[], p_errors text[], p_key text[] default null)
 returns table (
   n bigint, outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
 language plpgsql security definer set search_path from current
@@ -103,6 +104,8 @@ begin
     a := _actor(u.actor);
     if u.id is null or not _within_reach(a.role, u.id) then
       return query select u.n, 'missing', null::bigint, null::smallint, null::smallint, null::smallint, null::int, null::int;
+    elsif p_key is not null and _take_request_key(p_key) is not null then
+      return query select u.n, 'answered', u.id, u.lifecycle, (k.t).state, null::smallint, (k.t).version, (k.t).epoch from _find(u.id) k;
     elsif u.target_state is null then
       return query select u.n, 'unknown', u.id, u.lifecycle, (k.t).state, null::smallint, (k.t).version, (k.t).epoch from _find(u.id) k;
     else
@@ -117,7 +120,7 @@ end $$;
 -- no user code runs (a start, the end of the attempt, a lost lease) or when its grace is over. The first requester and
 -- reason are stored for the event of the cancel. A hard cancel, and any cancel of a waiting job, takes effect now.
 create or replace function cancel(
-  p_actor int, p_job_id text, p_soft boolean, p_request text, p_grace_s float8, p_cause text)
+  p_actor int, p_job_id text, p_soft boolean, p_request text, p_grace_s float8, p_cause text, p_key text[] default null)
 returns table (outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
 language plpgsql security definer set search_path from current as $$
 #variable_conflict use_column
@@ -130,6 +133,10 @@ declare
 begin
   select b.* into j from job b where b.job_id = p_job_id;
   if not found or not _within_reach(a.role, j.id) then return; end if;
+  if p_key is not null and _take_request_key(p_key) is not null then
+    return query select 'answered', j.id, j.lifecycle, null::smallint, null::smallint, null::int, null::int;
+    return;
+  end if;
   k := _find(j.id);
   if p_soft and k.place = 'held' and not exists (select from event e where e.id = j.id and e.request = p_request) then
     d := _declared_step(j.lifecycle, (k.t).state, null, 'cancel', a.role);
@@ -148,7 +155,8 @@ begin
                    null, null) m;
 end $$;
 
-create or replace function requeue(p_actor int, p_job_ids text[], p_request text, p_cause text)
+-- With a key, jobs that do not exist are refused: a key is stored with a change or not at all.
+create or replace function requeue(p_actor int, p_job_ids text[], p_request text, p_cause text, p_key text[] default null)
 returns table (job_id text, outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
 language plpgsql security definer set search_path from current as $$
 #variable_conflict use_column
@@ -157,7 +165,18 @@ declare
   now_at timestamptz := trellis.now();
   batch_no bigint := _open_batch();
   j record;
+  missing text;
 begin
+  if p_key is not null and _take_request_key(p_key) is not null then
+    return query select null::text, 'answered', null::bigint, null::smallint, null::smallint, null::smallint, null::int, null::int;
+    return;
+  elsif p_key is not null then
+    select u.job_id into missing from unnest(p_job_ids) u(job_id)
+     where not exists (select from job b where b.job_id = u.job_id and _within_reach(a.role, b.id)) limit 1;
+    if found then
+      raise exception 'there is no job %', missing using errcode = 'TR011', detail = missing;
+    end if;
+  end if;
   for j in select b.id, b.job_id, b.lifecycle from unnest(p_job_ids) with ordinality u(job_id, n) join job b on b.job_id = u.job_id
             where _within_reach(a.role, b.id) order by b.id loop
     return query select j.job_id, m.outcome, j.id, j.lifecycle, m.source, m.target, m.version, m.epoch
