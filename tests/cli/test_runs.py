@@ -3,8 +3,9 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,17 @@ def test_agents_are_listed_with_their_status(planted: Terminal):
     found = {record["slug"]: record["status"] for record in planted("agents", "--json").records}
     assert found == {"architect-guardian": "active", VIOLIN: "active"}
     assert planted("agents", "--limit", "1").out.count("active") == 1
+
+
+def test_an_agent_whose_file_looks_wrong_runs_and_is_listed_with_a_warning(planted: Terminal):
+    file = folder_of(planted) / "agents" / VIOLIN / "_agent.md"
+    file.write_text(re.sub(r"updated_at: .*", "updated_at: 2001-01-01T00:00:00Z", file.read_text()))
+    found = {record["slug"]: record for record in planted("agents", "--json").records}
+    assert (found[VIOLIN]["status"], found[VIOLIN]["problems"]) == ("active", [])
+    (warning,) = found[VIOLIN]["warnings"]
+    assert "it lies before created_at" in warning
+    assert f"; warning: {warning}" in planted("agents").out
+    assert found["architect-guardian"]["warnings"] == []
 
 
 def test_a_malformed_agent_says_what_to_correct_and_stops_only_itself(planted: Terminal):
@@ -332,7 +344,7 @@ def test_schedules_are_listed_with_their_next_and_their_last_time(planted: Termi
     run_id = asyncio.run(register())
     guardian, violin = planted("schedules", "--json").records
     assert (violin["agent"], violin["cron"], violin["last_run"]) == (VIOLIN, "0 6 * * *", run_id)
-    assert violin["next_at"].endswith("T06:00:00+00:00")
+    assert violin["next_at"].endswith("T06:00:00.000Z")
     assert (guardian["last_run"], guardian["skipped"]) == (None, "it is paused")
     for_people = planted("schedules").out
     assert run_id in for_people
@@ -366,7 +378,7 @@ def test_a_watched_run_is_left_to_a_process_that_executes_runs_until_it_ends(pla
     assert (answer.code, answer.err.count(said)) == (1, 1), answer.err
     assert f":{os.getpid()}, which executes the run" in answer.out, "it says whose settings are missing"
     (begun,) = planted("events", "--type", "run.started", "--json").records
-    assert datetime.fromisoformat(begun["ts"]) >= until
+    assert datetime.fromisoformat(begun["ts"]) > until - timedelta(milliseconds=1), "documents tell milliseconds"
 
 
 def test_a_watched_run_is_the_only_one_that_the_command_executes(planted: Terminal):
