@@ -151,7 +151,7 @@ async def test_two_doors_go_over_the_number_by_what_they_let_in_between_two_coun
         for name, door in (("one", one), ("two", two)):
             await door.submit(job(f"{name}-{n}"))
         rig.clock.advance(COUNT_FRESH_S / steps)
-    (waiting,) = (depth.resting for depth in await rig.ledger.queues() if depth.type == "job.a")
+    (waiting,) = (depth.scheduled for depth in await rig.ledger.queues() if depth.type == "job.a")
     assert 10 <= waiting <= 10 + steps
 
 

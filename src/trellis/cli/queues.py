@@ -27,7 +27,7 @@ def add_to(program: typer.Typer) -> None:
 
 
 async def list_queues(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
-    """How many jobs of each type wait, rest, are parked and are held."""
+    """How many jobs of each type are ready, scheduled (wait for a time, a person or a role), blocked (by their key) and held."""
     wanted = values.limit(limit, LIMIT_MAX)
     async with cli.api() as api:
         found = (await api.system.queues()).items
@@ -81,8 +81,8 @@ COLUMNS = (
     ListingColumn[QueueShape](title="TYPE", cell=lambda queue: queue.type, gives_way=True),
     ListingColumn[QueueShape](title="READY", cell=lambda queue: _count(queue.ready), right=True),
     ListingColumn[QueueShape](title="OLDEST", cell=_oldest, right=True),
-    ListingColumn[QueueShape](title="RESTING", cell=lambda queue: _count(queue.resting), right=True),
-    ListingColumn[QueueShape](title="PARKED", cell=lambda queue: _count(queue.parked), right=True),
+    ListingColumn[QueueShape](title="SCHEDULED", cell=lambda queue: _count(queue.scheduled), right=True),
+    ListingColumn[QueueShape](title="BLOCKED", cell=lambda queue: _count(queue.blocked), right=True),
     ListingColumn[QueueShape](title="HELD", cell=lambda queue: _count(queue.held), right=True),
     ListingColumn[QueueShape](title="STATUS", cell=_status),
     ListingColumn[QueueShape](title="RATE LIMIT", cell=_rate),
